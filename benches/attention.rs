@@ -1,33 +1,34 @@
-//! Attention inside a plan against matmuls of the same number of operations by the same library, two threads each: the
-//! share of the matmul rate that is left after softmax and masks. Gated units and rotary
-//! embedding against copies of the same number of bytes.
+//! Benchmarks of attention inside a plan against matmuls with the same number of operations by the same library, with two threads
+//! each: the result is the fraction of the matmul rate that remains after softmax and masks. Gated units and rotary embedding are
+//! compared with copies of the same number of bytes.
 //!
-//! The line after each case has the rate and, in parentheses, its ratio to the reference: 1 is as fast.
+//! The line after each case contains the rate and, in parentheses, its ratio to the reference: 1 is equally fast.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Candidate, Race, THREADS, copy, cpu, inference, is_wanted, noise, product};
+use common::{Candidate, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::ops::AttentionOptions;
 use meganeura::{Graph, Session};
+use meganeura_bench::is_selected;
 
 const HEAD_DIM: u32 = 64;
 
-/// What attends.
+/// Sizes of an attention call.
 #[derive(Clone, Copy)]
 struct Case {
     batch: usize,
-    /// Queries and keys.
+    /// Number of queries, and of keys.
     rows: usize,
     heads: u32,
     head_dim: u32,
 }
 
-/// Short and long rows of a language model, and narrow heads of a small vision model.
+/// Attention of a language model with short and with long sequences, and narrow heads of a small vision model.
 const CASES: &[Case] = &[
     Case {
         batch: 1,
@@ -105,7 +106,7 @@ fn attention_rates(criterion: &mut Criterion) {
                 "attention/cpu/{mask} {} of {rows}, {} heads of {}",
                 case.batch, case.heads, case.head_dim
             );
-            if !is_wanted(&name) {
+            if !is_selected(&name) {
                 continue;
             }
             let mut race = Race::new(candidates, 3);
@@ -126,7 +127,7 @@ fn attention_rates(criterion: &mut Criterion) {
     }
 }
 
-/// A graph of one call on inputs of one shape, which reads and writes so many bytes.
+/// Builds a graph of one call on inputs of one shape; returns the session and the bytes that the call reads and writes.
 fn streaming(name: &str, rows: usize, width: usize) -> (Session, usize) {
     let mut g = Graph::new();
     let input = |g: &mut Graph, name: &str, width: usize| g.input(name, &[rows, width]);

@@ -1,20 +1,21 @@
-//! Starts from a plan in a file: how long making a plan takes, how long reading it does, and how large its files are.
+//! Benchmarks of cached plans: the time to build a plan, the time to read it from a file, and the sizes of its files.
 //!
-//! `read` is all of it: the hash of the graph, the checksum, parsing, constants, verification.
+//! `read` includes everything: the hash of the graph, the checksum, parsing, constants, verification.
 
 mod common;
 
 use std::path::Path;
 use std::time::Duration;
 
-use common::{cpu, is_wanted};
+use common::cpu;
 use criterion::{Criterion, criterion_group, criterion_main};
 use meganeura::Graph;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::nn::models::preset;
+use meganeura_bench::is_selected;
 
-/// A table of 256 MB, of which a step adds rows up.
+/// Builds a graph with a table of 256 MB; a step adds up some of its rows.
 fn large_constant() -> Graph {
     const ROWS: usize = 1 << 16;
     const COLUMNS: usize = 1 << 10;
@@ -47,7 +48,7 @@ fn starts(criterion: &mut Criterion) {
     ];
     let mut group = criterion.benchmark_group("cache/cpu training step");
     group.sample_size(10).warm_up_time(Duration::from_millis(300));
-    for (name, build) in graphs.iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, build) in graphs.iter().filter(|(name, _)| is_selected(name)) {
         let graph = build();
         let make = || match Builder::on(cpu()).plan(&graph) {
             Ok((plan, _)) => plan,

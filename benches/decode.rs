@@ -1,30 +1,32 @@
-//! SmolLM2-135M with random weights in every storage: a token of decoding against the time in which the same two threads
-//! read as many bytes, and a prompt of 128 tokens against a product by the crate `gemm` with as many operations.
+//! Benchmarks of SmolLM2-135M with random weights in every storage type. Decoding of a token is compared with the time in which
+//! the same two threads read the same number of bytes. The prefill of 128 tokens is compared with a product of the same number of
+//! operations by the crate `gemm`.
 //!
-//! The line after each has the roofline's share of the time: 1 is as fast as reading, or multiplying, allows.
+//! The line after each case contains the roofline's share of the time: 1 is the limit of reading or multiplying.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Candidate, Race, THREADS, inference, is_wanted, noise};
+use common::{Candidate, Race, THREADS, inference, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS};
 use meganeura::{DType, Session};
+use meganeura_bench::is_selected;
 
 const CAPACITY: usize = 512;
-/// Tokens that are cached when one is decoded.
+/// Number of cached tokens when one is decoded.
 const CACHED: u32 = 127;
 const PROMPT: usize = 128;
-/// Tokens between which nothing else is read.
+/// Number of consecutive decode steps in a turn.
 const TOKENS_IN_A_ROW: u32 = 8;
-/// A product of the model's sizes: rows, summed dimension, columns.
+/// Sizes of a matmul in the model: rows, summed dimension, columns.
 const PRODUCT: [usize; 3] = [PROMPT, 576, 1536];
 
-/// A session with weights, caches and inputs, and the bytes that a token needs: those of matrices, and of keys and values of the
-/// tokens before.
+/// Creates a session with weights, caches and inputs. Also returns the number of bytes that a decode step must read:
+/// the matrices, and the keys and values of the cached tokens.
 fn model(weights: WeightStorage, rows: usize) -> (Session, usize) {
     let config = LlamaConfig {
         weights: weights.into(),
@@ -40,7 +42,7 @@ fn model(weights: WeightStorage, rows: usize) -> (Session, usize) {
         }
         let bytes: Vec<u8> = match view.ty.dtype {
             DType::F32 => noise(count).iter().flat_map(|x| (x * 0.05).to_le_bytes()).collect(),
-            // Some numbers near 0.01, whose bits are those of many small ones.
+            // Numbers near 0.01.
             DType::F16 => (0..count)
                 .flat_map(|i| (0x2000 + (i % 512) as u16).to_le_bytes())
                 .collect(),
@@ -60,7 +62,7 @@ fn model(weights: WeightStorage, rows: usize) -> (Session, usize) {
     (session, bytes_needed)
 }
 
-/// Reads everything on all threads of the pool.
+/// Reads an array with all threads of the pool.
 fn read(pool: &ThreadPool, words: &[u64]) -> u64 {
     const PARTS: usize = 32;
     const LANES: usize = 32;
@@ -94,7 +96,7 @@ fn decode(criterion: &mut Criterion) {
     let pool = ThreadPool::new(THREADS);
     for weights in WeightStorage::ALL {
         let name = format!("decode/cpu/{}", weights.name());
-        if !is_wanted(&name) {
+        if !is_selected(&name) {
             continue;
         }
         let (mut session, bytes) = model(weights, 1);
@@ -118,7 +120,7 @@ fn decode(criterion: &mut Criterion) {
     }
 }
 
-/// Operations of the products of a prompt; logits are those of one row.
+/// Returns the number of operations in the matmuls of a prompt, with the logits of one row.
 fn operations() -> f64 {
     let config = LlamaConfig::smollm2_135m();
     let (dim, own) = (config.dim, config.heads * config.head_dim());
@@ -131,7 +133,7 @@ fn prefill(criterion: &mut Criterion) {
     let (a, b, mut c) = (noise(m * k), noise(k * n), vec![0.0f32; m * n]);
     for weights in WeightStorage::ALL {
         let name = format!("prefill/cpu/{}", weights.name());
-        if !is_wanted(&name) {
+        if !is_selected(&name) {
             continue;
         }
         let (mut session, _) = model(weights, PROMPT);

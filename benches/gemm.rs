@@ -1,5 +1,5 @@
-//! Matrix products inside a plan against the crates `gemm` and `matrixmultiply` called directly, two threads
-//! each, and matrix-vector products against copying the matrix.
+//! Benchmarks of matrix products inside a plan against direct calls of the crates `gemm` and `matrixmultiply`, with two threads
+//! each, and of matrix-vector products against copying the matrix.
 //!
 //! The line after each shape has GFLOP/s and, in parentheses, the median of time(crate) / time(plan): above 1
 //! the plan is faster.
@@ -14,55 +14,55 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use meganeura::Graph;
 use meganeura::cpu::pool::ThreadPool;
 
-/// Which operand is stored transposed.
+/// Operand that is stored transposed.
 #[derive(Clone, Copy, PartialEq)]
-enum Form {
+enum TransposedOperand {
     Plain,
     A,
     B,
 }
 
-type Shape = (usize, usize, usize, Form);
+type Shape = (usize, usize, usize, TransposedOperand);
 
-/// m, k, n and the form.
+/// Sizes m, k and n of each product, and which operand is transposed.
 const SHAPES: &[Shape] = &[
-    (1024, 1024, 1024, Form::Plain),
-    (128, 576, 1536, Form::Plain),
-    (32, 784, 128, Form::Plain),
-    (784, 32, 128, Form::A),
-    (32, 128, 784, Form::B),
-    (64, 576, 3136, Form::Plain),
-    // Products of a vector with matrices of 4, 17 and 113 MB: the first may stay in a cache.
-    (1, 1024, 1024, Form::Plain),
-    (1, 2048, 2048, Form::Plain),
-    (1, 2048, 2048, Form::B),
-    (1, 576, 49152, Form::Plain),
-    (1, 576, 49152, Form::B),
+    (1024, 1024, 1024, TransposedOperand::Plain),
+    (128, 576, 1536, TransposedOperand::Plain),
+    (32, 784, 128, TransposedOperand::Plain),
+    (784, 32, 128, TransposedOperand::A),
+    (32, 128, 784, TransposedOperand::B),
+    (64, 576, 3136, TransposedOperand::Plain),
+    // Products of a vector with matrices of 4, 17 and 113 MB: the first matrix may stay in a cache.
+    (1, 1024, 1024, TransposedOperand::Plain),
+    (1, 2048, 2048, TransposedOperand::Plain),
+    (1, 2048, 2048, TransposedOperand::B),
+    (1, 576, 49152, TransposedOperand::Plain),
+    (1, 576, 49152, TransposedOperand::B),
 ];
 
 fn name((m, k, n, form): Shape) -> String {
     let form = match form {
-        Form::Plain => "",
-        Form::A => " A^T",
-        Form::B => " B^T",
+        TransposedOperand::Plain => "",
+        TransposedOperand::A => " A^T",
+        TransposedOperand::B => " B^T",
     };
     format!("{m}x{k}x{n}{form}")
 }
 
 fn graph((m, k, n, form): Shape) -> Graph {
     let mut g = Graph::new();
-    let a = g.input("a", &if form == Form::A { [k, m] } else { [m, k] });
-    let b = g.input("b", &if form == Form::B { [n, k] } else { [k, n] });
+    let a = g.input("a", &if form == TransposedOperand::A { [k, m] } else { [m, k] });
+    let b = g.input("b", &if form == TransposedOperand::B { [n, k] } else { [k, n] });
     let c = match form {
-        Form::Plain => g.matmul(a, b),
-        Form::A => g.matmul_at(a, b),
-        Form::B => g.matmul_bt(a, b),
+        TransposedOperand::Plain => g.matmul(a, b),
+        TransposedOperand::A => g.matmul_at(a, b),
+        TransposedOperand::B => g.matmul_bt(a, b),
     };
     g.set_outputs(vec![c]);
     g
 }
 
-/// Row and column stride of an operand.
+/// Returns the row stride and column stride of an operand.
 fn strides(columns: usize, rows: usize, transposed: bool) -> (isize, isize) {
     if transposed {
         (1, rows as isize)
@@ -72,8 +72,8 @@ fn strides(columns: usize, rows: usize, transposed: bool) -> (isize, isize) {
 }
 
 fn crates<'a>((m, k, n, form): Shape, a: &'a [f32], b: &'a [f32], c: &'a RefCell<Vec<f32>>) -> Vec<Candidate<'a>> {
-    let (ar, ac) = strides(k, m, form == Form::A);
-    let (br, bc) = strides(n, k, form == Form::B);
+    let (ar, ac) = strides(k, m, form == TransposedOperand::A);
+    let (br, bc) = strides(n, k, form == TransposedOperand::B);
     let by_gemm = move || {
         let c = c.borrow_mut().as_mut_ptr();
         let parallelism = gemm::Parallelism::Rayon(THREADS);
@@ -166,7 +166,7 @@ fn bench(criterion: &mut Criterion) {
         });
         println!("{} GFLOP/s: {}", name(shape), rates.collect::<Vec<_>>().join("  "));
         if m == 1 {
-            // The matrix is read once; a copy writes as much again, which is not counted.
+            // The matrix is read once; the bytes that a copy writes are not counted.
             let bandwidth = |i| 4e-9 * (k * n) as f64 / race.seconds(i);
             println!(
                 "matrix read at {:.1} GB/s, copied at {:.1} GB/s",

@@ -1,14 +1,14 @@
-//! Instructions of what happens before a step and around its kernels, counted by valgrind: no timing, so a busy machine
-//! changes nothing. They are compared with `benches/instructions.toml`; a phase that takes over 5 % more than it did fails
-//! (over 5 % less is told, so that the file is written anew).
+//! Instruction counts of the work before a step and around its kernels, measured by valgrind: they do not depend on the load of
+//! the machine. They are compared with `benches/instructions.toml`; a phase with an increase of over 5 % fails (a decrease of
+//! over 5 % is reported, so that the file can be updated).
 //!
 //! ```text
 //! cargo bench --workspace --bench instructions               # compares
-//! cargo bench --workspace --bench instructions -- --write    # writes the file anew
+//! cargo bench --workspace --bench instructions -- --write    # rewrites the file
 //! ```
 //!
-//! The program starts itself under callgrind once for each phase, with one thread; only what happens within [`counted`] is
-//! counted. Where there is no valgrind it says so and ends well, unless `MEGANEURA_REQUIRE_VALGRIND=1`.
+//! The program starts itself under callgrind once for each phase, with one thread; only the work within [`counted`] is counted.
+//! Without valgrind it prints a note and succeeds, unless `MEGANEURA_REQUIRE_VALGRIND=1`.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,20 +18,20 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::prepare;
+use meganeura::builder::prepare;
 use meganeura::compile::compile_at;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{LlamaConfig, language_model};
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, Graph, Mode, Session, build::Builder};
+use meganeura::{Adam, Graph, Mode, Session, builder::Builder};
 
-/// How much more is accepted: compilers and hash functions with seeds move it a little.
+/// Accepted increase: compilers and seeded hash functions change the count slightly.
 const TOLERANCE: f64 = 0.05;
-/// Asks this program to run one phase.
+/// Option that makes this program run one phase.
 const PHASE: &str = "--phase";
 
-/// What is counted, by name: each gets ready, and hands [`counted`] what it is about.
+/// Measured phases by name. Each function prepares its data, and passes the counted work to [`counted`].
 const PHASES: &[(&str, fn())] = &[
     ("graph", graph_phase),
     ("rewriting", rewriting_phase),
@@ -40,13 +40,13 @@ const PHASES: &[(&str, fn())] = &[
     ("replay", replay_phase),
 ];
 
-/// Callgrind counts while this runs; it knows it by its name.
+/// Runs the work to be counted. Callgrind finds this function by its name.
 #[inline(never)]
 fn counted<T>(workload: impl FnOnce() -> T) -> T {
     black_box(workload())
 }
 
-/// A language model of four blocks.
+/// Builds a language model of four blocks.
 fn model() -> Graph {
     let config = LlamaConfig::small(1000);
     language_model(1, 32, |g, tokens| config.build(g, "").forward(g, tokens))
@@ -67,7 +67,8 @@ fn graph_phase() {
     counted(model);
 }
 
-/// Rewriting without a budget of time: it is slower by far while it is counted, and would be cut off somewhere.
+/// Returns settings of rewriting without a time limit. Under valgrind rewriting is so slow that a limit would stop it
+/// early.
 fn unhurried() -> RewriteConfig {
     RewriteConfig {
         time_ms: u64::from(u32::MAX),
@@ -75,7 +76,7 @@ fn unhurried() -> RewriteConfig {
     }
 }
 
-/// Both passes, with the derivatives between them. The rules have been read before.
+/// Counts both rewriting passes and the differentiation between them. The rules are parsed before.
 fn rewriting_phase() {
     let (graph, device) = (model(), device());
     let rewrite = || must(prepare(&graph, Mode::Training, &device, &unhurried(), None));
@@ -106,7 +107,7 @@ fn opening_phase() {
     counted(|| session = Some(must(Session::on(device, plan))));
 }
 
-/// Steps of dispatches that compute next to nothing.
+/// Counts steps of dispatches with almost no computation.
 fn replay_phase() {
     const CALLS: usize = 200;
     const STEPS: usize = 20;
@@ -124,7 +125,7 @@ fn replay_phase() {
     counted(|| (0..STEPS).for_each(|_| session.step()));
 }
 
-/// Instructions of a phase.
+/// Returns the number of instructions of a phase.
 fn instructions(phase: &str) -> Result<u64, Box<dyn Error>> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -141,7 +142,7 @@ fn instructions(phase: &str) -> Result<u64, Box<dyn Error>> {
     }
 }
 
-/// Whether every phase is within the tolerance.
+/// Returns true if every phase is within the tolerance.
 fn compare(found: &BTreeMap<&str, u64>, golden: &BTreeMap<String, u64>) -> bool {
     let mut fine = true;
     for (phase, count) in found {

@@ -1,7 +1,7 @@
-//! A kernel of every family against its roofline: the time in which the same processors copy as many bytes as the
-//! kernel must read and write, or do as many operations in a large matmul, whichever is longer.
+//! Benchmarks of one kernel of every family against its roofline: the time in which the same CPU copies the bytes that the kernel
+//! must read and write, or computes the same number of operations in a large matmul, whichever is longer.
 //!
-//! The line after each case has the roofline's share of the kernel's time: 1 is as fast as the hardware allows.
+//! The line after each case contains the roofline's share of the kernel's time: 1 is the limit of the hardware.
 //! `cargo bench -p meganeura-bench --bench kernels -- norm` runs the cases whose names contain `norm`.
 
 mod common;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{Candidate, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::attrs::Attrs;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::graph::{NodeKind, Value};
 use meganeura::ops::Call;
@@ -23,7 +23,7 @@ struct Case {
     op: &'static str,
     attrs: Attrs,
     inputs: Vec<Vec<usize>>,
-    /// Entries of integer operands are below this.
+    /// Exclusive upper bound of the entries of integer operands.
     bound: u32,
 }
 
@@ -49,7 +49,7 @@ impl Case {
     }
 }
 
-/// Elements of a streaming case: 32 MiB, more than the last-level cache.
+/// Sizes of a streaming case: 32 MiB, more than the last-level cache.
 const LONG: &[usize] = &[8192, 1024];
 
 fn pointwise() -> Vec<Case> {
@@ -176,10 +176,10 @@ fn windows() -> Vec<Case> {
     ]
 }
 
-/// The call as a session with its inputs set, and its cost.
+/// Creates a session of the call with its inputs set. Also returns the cost of the call.
 fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
     let op = registry::op(case.op).unwrap_or_else(|| panic!("no operator {}", case.op));
-    // Which operands are integers is known from the samples.
+    // The samples contain the types of the operands.
     let samples = op.samples(&mut meganeura::ops::sample::Sizes::new(0));
     let sample = samples.first().unwrap_or_else(|| panic!("{} has no samples", case.op));
     let mut g = Graph::new();
@@ -211,7 +211,7 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
                 .collect();
             session.set_input_u32(name, &ids);
         } else {
-            // Positive: variances are among them.
+            // Positive, because some are variances.
             let values: Vec<f32> = noise(len).iter().map(|v| v.abs() + 0.1).collect();
             session.set_input(name, &values);
         }
@@ -219,7 +219,7 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
     (session, cost)
 }
 
-/// Size of the square matmul whose rate is the reference.
+/// Number of rows of the square matmul whose rate is the reference.
 const SIDE: usize = 768;
 
 fn run(criterion: &mut Criterion, cases: Vec<Case>) {
@@ -261,7 +261,7 @@ fn families(criterion: &mut Criterion) {
     }
 }
 
-/// The cases that the command line asks for: sessions of the others need not be built.
+/// Returns the selected cases, so that sessions of other cases are not built.
 fn wanted(mut cases: Vec<Case>) -> Vec<Case> {
     let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     cases.retain(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(f.as_str())));

@@ -1,19 +1,20 @@
-//! Memory of training steps, and what it costs to take less of it.
+//! Benchmarks of the memory of training steps, and of the cost of reducing it.
 //!
-//! For each model a line with what the plan takes, and for each budget one with what it takes then, the estimated
-//! slow-down, and the measured one: the median over turns of a step with the budget by one without. Updates are left
-//! out. The models of known sizes are too large for that; their lines have estimates only.
+//! For each model, a line contains the memory of the plan. For each budget, a line contains the memory, the estimated slow-down,
+//! and the measured one: the median over turns of the time of a step with the budget divided by that of a step without. Updates
+//! are not included. Well-known models are too large to be measured; their lines contain only estimates.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
+use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::nn::models::{ResNetConfig, classifier, preset};
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Graph, Session};
+use meganeura_bench::is_selected;
 
 const BUDGETS: [&str; 4] = ["75%:step", "50%:step", "40%:step", "50%"];
 
@@ -25,10 +26,10 @@ fn config(budget: Option<&str>) -> RewriteConfig {
     }
 }
 
-/// What plans of large models take.
+/// Prints the memory forecasts of plans of large models.
 fn forecasts() {
     for (name, rows) in [("smollm2-135m", 512), ("resnet50", 8)] {
-        let Some(preset) = preset(name).filter(|_| is_wanted(name)) else {
+        let Some(preset) = preset(name).filter(|_| is_selected(name)) else {
             continue;
         };
         let graph = preset.graph(rows);
@@ -83,7 +84,7 @@ fn recomputation(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("memory/cpu training step");
     group.sample_size(10).warm_up_time(Duration::from_millis(300));
     group.measurement_time(Duration::from_secs(20));
-    for &(name, build, classes) in MODELS.iter().filter(|m| is_wanted(m.0)) {
+    for &(name, build, classes) in MODELS.iter().filter(|m| is_selected(m.0)) {
         let graph = build();
         let Some(mut plain) = session(&graph, classes, None) else {
             continue;

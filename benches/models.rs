@@ -1,20 +1,20 @@
-//! Whole models on the CPU: inference of ResNet-50, and a training step of each model.
+//! Benchmarks of whole models on the CPU: inference of ResNet-50, and a training step of each model.
 //!
-//! The line after each model has its share of the rate of a large matmul, counting the operations that
-//! its operators declare.
+//! The line after each model contains its share of the rate of a large matmul, by the operations that its operators declare.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Candidate, Race, cpu, feed, flops, inference, is_wanted, product};
+use common::{Candidate, Race, cpu, feed, flops, inference, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::nn::models::{
     LlamaConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier,
     segmentation,
 };
 use meganeura::{Adam, Graph, Session};
+use meganeura_bench::is_selected;
 
 fn training(graph: &Graph, classes: u32) -> Session {
     let mut session = match Builder::on(cpu()).optimizer(Adam::adamw(1e-3, 0.05)).build(graph) {
@@ -25,7 +25,7 @@ fn training(graph: &Graph, classes: u32) -> Session {
     session
 }
 
-/// Size of the square matmul whose rate is the reference.
+/// Number of rows of the square matmul whose rate is the reference.
 const SIDE: usize = 768;
 
 fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
@@ -62,7 +62,7 @@ fn resnet50() -> Session {
     session
 }
 
-/// A model by name, built only if it is asked for.
+/// Name of a model, and function that builds its session on demand.
 type Entry = (&'static str, fn() -> Session);
 
 const MODELS: &[Entry] = &[
@@ -100,7 +100,7 @@ const MODELS: &[Entry] = &[
 
 fn models(criterion: &mut Criterion) {
     for (name, build) in MODELS {
-        if is_wanted(name) {
+        if is_selected(name) {
             bench(criterion, name, build());
         }
     }

@@ -1,21 +1,22 @@
-//! Rewriting: how long it takes on training graphs of a language model, and what it gains on the CPU.
+//! Benchmarks of rewriting: its time for training graphs of a language model, and its gain on the CPU.
 //!
-//! The line after each model has the ratio of a training step without rewriting and clustering to one with them, and
-//! to one with clustering alone: medians over turns in one run. With `MEGANEURA_BENCH_REPORT` set, the report of the
-//! passes and the times of the steps' stages come first.
+//! The line after each model contains the ratio of a training step without rewriting and clustering to one with both, and to one
+//! with only clustering: medians over turns in one run. With `MEGANEURA_BENCH_REPORT` set, the report of the passes and the times
+//! of the steps' stages come first.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
+use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::{Builder, prepare};
+use meganeura::builder::{Builder, prepare};
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, mlp_classifier};
-use meganeura::rewrite::{RewriteConfig, Simulated};
+use meganeura::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura::{Adam, Graph, Mode, Session};
+use meganeura_bench::is_selected;
 
-/// SmolLM2-135M with so many blocks, on one sequence of 128 tokens.
+/// Builds SmolLM2-135M with `layers` blocks, for one sequence of 128 tokens.
 fn language_graph(layers: usize) -> Graph {
     let config = LlamaConfig {
         layers,
@@ -33,9 +34,9 @@ fn language_graph(layers: usize) -> Graph {
 fn rewriting(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("rewrite/smollm2-135m training");
     group.sample_size(10);
-    let target = Simulated::discrete_gpu();
+    let target = SimulatedDevice::discrete_gpu();
     let config = RewriteConfig::default();
-    for layers in [4, 30, 60].into_iter().filter(|l| is_wanted(&format!("layers/{l}"))) {
+    for layers in [4, 30, 60].into_iter().filter(|l| is_selected(&format!("layers/{l}"))) {
         let graph = language_graph(layers);
         let run = || prepare(&graph, Mode::Training, &target, &config, None);
         group.bench_function(BenchmarkId::new("layers", layers), |b| b.iter(run));
@@ -54,7 +55,7 @@ fn rewriting(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A session that trains a graph with AdamW, and a report of the passes.
+/// Creates a session that trains a graph with AdamW; returns it with a report of the passes.
 fn session(graph: &Graph, classes: u32, config: &RewriteConfig) -> (Session, String) {
     let optimizer = Some(Adam::adamw(1e-3, 0.05).into());
     let (mut session, report) = match Builder::on(cpu())
@@ -78,7 +79,7 @@ const MODELS: &[Entry] = &[
     VIT,
 ];
 
-/// Steps of a turn: as many as take some milliseconds.
+/// Returns the number of steps in a turn of about 5 ms.
 fn calls(session: &mut Session) -> u32 {
     session.step();
     let start = std::time::Instant::now();
@@ -87,7 +88,7 @@ fn calls(session: &mut Session) -> u32 {
     (Duration::from_millis(5).as_nanos() / step.as_nanos()).clamp(1, 50) as u32
 }
 
-/// Prints how long the stages of a step take.
+/// Prints the time of each stage of a step.
 fn print_stages(session: &mut Session) {
     (0..5).for_each(|_| session.step());
     session.set_profiling(true);
@@ -104,7 +105,7 @@ fn gains(criterion: &mut Criterion) {
         cluster: true,
         ..RewriteConfig::off()
     };
-    for &(name, build, classes) in MODELS.iter().filter(|m| is_wanted(m.0)) {
+    for &(name, build, classes) in MODELS.iter().filter(|m| is_selected(m.0)) {
         let graph = build();
         let configs = [RewriteConfig::default(), clustering.clone(), RewriteConfig::off()];
         let mut sessions = configs.map(|config| session(&graph, classes, &config));

@@ -1,5 +1,5 @@
-//! Costs of a session beyond its kernels: replay of a dispatch, and a training step of a small network
-//! against the sum of its kernels run one at a time.
+//! Benchmarks of the overhead of a session: replay of a dispatch, and a training step of a small network compared with the sum of
+//! its kernels run separately.
 
 mod common;
 
@@ -8,11 +8,11 @@ use std::time::Duration;
 use common::{Candidate, Race, cpu, inference, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::backend::{Executable, StepArgs};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::plan::{ExecutionPlan, Segment};
 use meganeura::{Adam, Graph, Session, Sgd};
 
-/// A chain of dispatches of one element each: nothing but overhead.
+/// Creates a session with a chain of dispatches of one element each, so that only the overhead is measured.
 fn chain(dispatches: usize) -> Session {
     let mut g = Graph::new();
     let x = g.input("x", &[1]);
@@ -47,7 +47,7 @@ fn replay(criterion: &mut Criterion) {
     );
 }
 
-/// 784-128-10 with ReLU and cross-entropy, batch 32, plain SGD.
+/// Creates a 784-128-10 network with ReLU and cross-entropy, batch 32, plain SGD.
 fn mlp() -> Session {
     let mut g = Graph::new();
     let x = g.input("x", &[32, 784]);
@@ -80,7 +80,7 @@ fn mlp() -> Session {
     session
 }
 
-/// The plan with one dispatch left.
+/// Returns the plan with only one dispatch.
 fn only(plan: &ExecutionPlan, dispatch: usize) -> ExecutionPlan {
     let mut dispatch = plan.dispatches[dispatch].clone();
     dispatch.level = 0;
@@ -104,7 +104,7 @@ fn executable(plan: &ExecutionPlan) -> Box<dyn Executable> {
     }
 }
 
-/// The convolutional network for the digits, batch 32, AdamW.
+/// Creates the convolutional network for the digits, batch 32, AdamW.
 fn cnn() -> Session {
     let graph = meganeura::nn::models::cnn_classifier(32, [1, 8, 8], 10);
     let optimizer = Adam::adamw(1e-3, 0.05);
@@ -119,7 +119,7 @@ fn cnn() -> Session {
     session
 }
 
-/// Times a whole step in turns with each of its kernels alone.
+/// Measures, in turns, a whole step and each of its kernels separately.
 fn step_and_kernels(criterion: &mut Criterion, name: &str, mut session: Session) {
     let plan = session.plan().clone();
     let mut candidates: Vec<Candidate> = vec![("whole step", Box::new(move || session.step()))];

@@ -1,9 +1,9 @@
-//! A fusion rule of one's own: a new operator, the rule that introduces it, and a CPU kernel for it.
+//! A custom fusion rule: a new operator, the rule that introduces it, and a CPU kernel for it.
 //!
 //! `cargo run --release --example custom_fusion_rule`
 //!
-//! Everything above `main` is what a crate of yours would hold; being linked is enough for it to take part in every
-//! build. `docs/rules.md` describes the language of rules.
+//! Your crate would contain everything above `main`; linking it is enough to apply it in every build. `docs/rules.md` describes
+//! the language of rules.
 
 use meganeura::cpu::{CpuKernel, register_kernel};
 use meganeura::ops::{Composite, OpRef};
@@ -16,7 +16,7 @@ static SQUARED_RELU: Composite = Composite::new("mine.squared_relu", 1, "max(x, 
     Ok(vec![g.square(positive).into()])
 });
 
-// The rule says where it may stand; whether it does, is decided by what a step costs on the device.
+// The rule allows the replacement; the estimated cost of a step on the device decides whether it is used.
 register_rule_set!(|| RuleSet::new(
     "mine",
     1,
@@ -25,14 +25,14 @@ register_rule_set!(|| RuleSet::new(
 .with_ops(const { &[OpRef::new(&SQUARED_RELU)] })
 .with_kernels(&[("cpu", "mine.squared_relu")]));
 
-// One pass over memory. It is called with pieces of the operand and of the result, on several threads.
+// One pass over memory. It is called with parts of the operand and of the result, on several threads.
 register_kernel!(CpuKernel::elementwise("mine.squared_relu", 1, |_, x, out| {
     for (out, x) in out.iter_mut().zip(x[0]) {
         *out = x.max(0.0) * x.max(0.0);
     }
 }));
 
-/// A network of somebody who has never heard of the operator.
+/// Builds a network that does not use the operator.
 fn network() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[64, 256]);
@@ -47,12 +47,12 @@ fn network() -> Graph {
     g
 }
 
-/// Result of the network, and what was made of it, without these rule sets.
+/// Returns the result of the network and the report of its rewriting, with these rule sets disabled.
 fn run(disable: &[&str]) -> Result<(Vec<f32>, OptimizeReport)> {
     let config = SessionConfig {
         device: Some("cpu".into()),
         mode: Mode::Inference,
-        // Clustering would join the two calls as well; off, the difference is the rule's alone.
+        // Clustering would also join the two calls; without it, the difference is only due to the rule.
         rewrite: Some(RewriteConfig {
             disable: disable.iter().map(ToString::to_string).collect(),
             cluster: false,

@@ -1,4 +1,4 @@
-//! A plugin without native code in use: a router of a memory layer, with the plugin's rule set and without.
+//! A plugin without native code in use: the router of a memory layer, with and without the plugin's rule set.
 //!
 //! `cargo run --release --example data_plugin`, with `MEGANEURA_DEVICE_ID=blade` on a GPU.
 //!
@@ -11,12 +11,13 @@ use meganeura::config::Config;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Graph, Mode, Result, Session, SessionConfig, build, plugins, profiler};
 
-/// Rows that are routed at once, and experts to choose from.
+/// Number of tokens that are routed at once, and number of experts.
 const TOKENS: usize = 32_768;
 const EXPERTS: usize = 64;
 const WIDTH: usize = 32;
 
-/// Each token is given the mean of two of the memory's rows, by how much the router prefers them.
+/// Builds a network in which each token gets the mean of two rows of the memory, weighted by the router's
+/// probabilities.
 fn network() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[TOKENS, WIDTH]);
@@ -32,7 +33,7 @@ fn network() -> Graph {
     g
 }
 
-/// A session, and what it has to do in a step.
+/// Creates a session with the parameters and inputs of a step.
 fn session(disable: &[&str]) -> Result<Session> {
     let config = SessionConfig {
         mode: Mode::Inference,
@@ -70,7 +71,7 @@ fn session(disable: &[&str]) -> Result<Session> {
     Ok(session)
 }
 
-/// Microseconds of a step when many follow each other: the least of several rounds.
+/// Returns the time of a step in microseconds: the mean of many consecutive steps, and the minimum of several rounds.
 fn time(session: &mut Session) -> Result<f64> {
     const STEPS: usize = 20;
     let mut least = f64::INFINITY;
@@ -87,7 +88,7 @@ fn time(session: &mut Session) -> Result<f64> {
 
 pub(crate) fn main() -> Result<()> {
     let _trace = profiler::from_environment()?;
-    // What MEGANEURA_PLUGINS or the configuration would name.
+    // The plugin that MEGANEURA_PLUGINS or the configuration would name.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/examples/router");
     let mut config = Config::default();
     config.plugins.load.push(folder);

@@ -1,4 +1,4 @@
-//! A U-Net that learns to find squares and discs in noise: a class for every pixel, a training loop of one's own.
+//! A U-Net that learns to find squares and discs in noise: a class for every pixel, with a custom training loop.
 //!
 //! `cargo run --release --example segmentation`
 
@@ -11,7 +11,7 @@ const SIZE: usize = 24;
 const CLASSES: usize = 3;
 const STEPS: usize = 120;
 
-/// Images with a square (class 1) or a disc (class 2) each, and the class of every pixel.
+/// Draws images with a square (class 1) or a disc (class 2) each, and the class of every pixel.
 fn draw(rng: &mut SplitMix64, images: &mut Vec<f32>, classes: &mut Vec<u32>) {
     images.clear();
     classes.clear();

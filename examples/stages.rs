@@ -1,4 +1,4 @@
-//! Every stage of the pipeline by itself, printed: graph, gradients, plan.
+//! Prints every stage of the pipeline separately: graph, gradients, plan.
 //!
 //! `cargo run --example stages`
 

@@ -1,4 +1,4 @@
-//! A language model of the Llama family that learns a few lines of text letter by letter, and then writes.
+//! A language model of the Llama family that learns a few lines of text character by character, and then generates text.
 //!
 //! `cargo run --release --example transformer`
 
@@ -17,7 +17,7 @@ const STEPS: usize = 200;
 
 fn main() -> meganeura::Result<()> {
     let _trace = profiler::from_environment()?;
-    // Every character that occurs is a token.
+    // Every character in the text is a token.
     let mut letters: Vec<char> = TEXT.chars().collect();
     letters.sort_unstable();
     letters.dedup();
@@ -48,7 +48,7 @@ fn main() -> meganeura::Result<()> {
         tokens.clear();
         targets.clear();
         for row in 0..BATCH {
-            // Windows from all over the text; a step of 37 goes well with no period of it.
+            // Windows from the whole text; a step of 37 does not match any period of it.
             let start = (step * BATCH + row) * 37 % (text.len() - ROWS);
             tokens.extend_from_slice(&text[start..start + ROWS]);
             targets.extend_from_slice(&text[start + 1..start + ROWS + 1]);
@@ -71,7 +71,7 @@ fn main() -> meganeura::Result<()> {
     let mut written: Vec<u32> = "the ".chars().filter_map(id).collect();
     let mut logits = vec![0.0; ROWS * letters.len()];
     while written.len() < 60 {
-        // Positions after the last letter are not seen by it, so anything may stand there.
+        // The last letter does not see later positions, so their values do not matter.
         let seen = &written[written.len().saturating_sub(ROWS)..];
         let mut window = seen.to_vec();
         window.resize(ROWS, 0);

@@ -1,7 +1,7 @@
-//! Text from a language model with two graphs: one reads the prompt as a whole, the other adds token after token.
+//! Text generation by a language model with two graphs: one reads the whole prompt, the other appends token after token.
 //!
-//! The weights are random, so the text is, too; what it shows is how keys and values get from one graph to the other.
-//! `meganeura generate` and `meganeura::llm::Generator` do all this for checkpoints.
+//! The weights are random, and so is the text; the example shows how keys and values get from one graph to the other. `meganeura
+//! generate` and `meganeura::llm::Generator` do all this for checkpoints.
 //!
 //! `cargo run --release --example two_graphs`
 
@@ -31,7 +31,7 @@ pub(crate) fn main() -> meganeura::Result<()> {
     let mut token = most_likely(&prefill.read_output(VOCAB));
     let written = PROMPT.len() * model.kv_width();
     for (output, name) in (1..).zip((0..model.layers).flat_map(kv_cache_names)) {
-        // Rows that nothing has written yet are never read, whatever they hold.
+        // Unwritten rows are never read, whatever they contain.
         let mut rows = vec![f32::NAN; CAPACITY * model.kv_width()];
         prefill.try_read_output_by_index(output, &mut rows[..written])?;
         decode.upload_param(&name, &rows);
@@ -47,7 +47,7 @@ pub(crate) fn main() -> meganeura::Result<()> {
     }
     println!("{text:?}");
 
-    // The same, by reading everything anew for each token.
+    // The same by reading the whole text again for each token.
     let mut again = PROMPT.to_vec();
     while again.len() < text.len() {
         let mut session = build_inference_session(&model.prefill_graph(again.len()));

@@ -1,4 +1,4 @@
-//! Finds speech in a recording, with a model from elsewhere: silero-vad, as an ONNX file.
+//! Speech detection in a recording, with a third-party model: silero-vad, as an ONNX file.
 //!
 //! ```sh
 //! pip download --no-deps silero-vad==6.2.3 && unzip silero_vad-*.whl 'silero_vad/data/silero_vad_openvino_16k.onnx'
@@ -20,14 +20,14 @@ use std::process::ExitCode;
 use meganeura::Builder;
 use meganeura::onnx::{Dims, Model, Runner, Tensor};
 
-/// Samples a second.
+/// Sampling rate of the recording, in samples per second.
 const RATE: usize = 16_000;
 
-/// Samples that the model looks at in a step, and those of the step before that it sees again.
+/// Number of new samples in a step, and number of samples of the previous step that the model sees again.
 const STEP: usize = 512;
 const CONTEXT: usize = 64;
 
-/// Speech is where the model's probability is above this.
+/// Probability above which a step counts as speech.
 const THRESHOLD: f32 = 0.5;
 
 fn main() -> ExitCode {
@@ -87,7 +87,7 @@ fn find_speech() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Samples from -1 to 1.
+/// Reads the samples of a recording as numbers from -1 to 1.
 fn read_wav(path: &str) -> Result<Vec<f32>, Box<dyn Error>> {
     let mut reader = hound::WavReader::open(path)?;
     let spec = reader.spec();

@@ -1,10 +1,10 @@
 //! Neural-network training and inference on any hardware, as a framework of plugins.
 //!
-//! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`],
-//! which a backend replays. This crate is the facade: it re-exports the core, links the CPU backend, and
-//! carries the layers, models, data sets and the trainer of [`nn`] and the language models of [`llm`]. `docs/tutorial.md` in the repository goes from a
-//! new project to a model of your own, `docs/write-a-backend.md` from an empty folder to a backend, `docs/operators.md` lists all operators, `docs/rules.md` is about rewriting and
-//! fusion rules of your own.
+//! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`], which a backend replays.
+//! This crate is the facade: it re-exports the core, links the CPU backend, and contains the layers, models, data sets and the
+//! trainer of [`nn`] and the language models of [`llm`]. In the repository, `docs/tutorial.md` leads from a new project to a
+//! custom model, `docs/write-a-backend.md` from an empty folder to a backend, `docs/operators.md` lists all operators, and
+//! `docs/rules.md` describes rewriting and custom fusion rules.
 //!
 //! # A network from scratch
 //!
@@ -46,31 +46,49 @@
 //!
 //! # Errors
 //!
-//! Builder methods never panic: a wrong call is reported by [`build()`] with the place in your source. The
-//! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
-//! that returns [`Result`].
+//! Builder methods never panic: [`build()`] reports a wrong call with its location in your source. The short forms such as
+//! [`build_session`] and [`Session::step`] panic with the full report; each has a form that returns [`Result`].
+//!
+//! # Features
+//!
+//! All but `hub` are on by default. Without them the crate has graphs, differentiation, rewriting, plans and the CPU backend.
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `blade` | GPUs through Vulkan and Metal |
+//! | `cuda` | NVIDIA GPUs through CUDA; its libraries are loaded at run time |
+//! | `nn` | [`nn`]: layers, models, data sets and the trainer |
+//! | `llm` | [`llm`]: language models and embeddings; includes `nn` |
+//! | `onnx` | [`onnx`]: import and export of ONNX models |
+//! | `plugins` | [`plugins`]: plugins in shared objects and in folders of data |
+//! | `hub` | downloads of models from the Hugging Face Hub; includes `llm` |
 
 #[cfg(feature = "blade")]
 pub use meganeura_blade as blade;
-/// Kernels of GPUs, and how cooperative matrices are used.
+/// GPU kernels, and how they use cooperative matrices.
 #[cfg(feature = "blade")]
 pub use meganeura_blade as codegen;
-/// From an optimized graph to a plan.
+/// Compilation of an optimized graph to a plan.
 pub use meganeura_compiler::compile;
 pub use meganeura_compiler::*;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
 #[cfg(feature = "cuda")]
 pub use meganeura_cuda as cuda;
+#[cfg(feature = "llm")]
 pub use meganeura_llm as llm;
+#[cfg(feature = "nn")]
 pub use meganeura_nn as nn;
+#[cfg(feature = "nn")]
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
-/// ONNX models: import, preflight, runners.
+/// ONNX models: import, check before import, runners.
+#[cfg(feature = "onnx")]
 pub use meganeura_onnx as onnx;
+#[cfg(feature = "plugins")]
 pub use meganeura_plugin_host as plugins;
 pub use meganeura_rules as fusion_rules;
 
-/// Backends, operators and rule sets that are linked into the program.
+/// Registry of the backends, operators and rule sets that are linked into the program.
 pub mod registry {
     pub use meganeura_compiler::rewrite::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
     pub use meganeura_core::registry::*;
@@ -79,41 +97,43 @@ pub mod registry {
 /// Checks that the plugins linked into this crate are registered (they are, unless a linker drops them).
 ///
 /// # Errors
-/// [`Error::Plugin`] naming what is absent.
+/// [`Error::Plugin`] with the missing plugins.
 pub fn verify_plugins() -> Result<()> {
     #[cfg(feature = "blade")]
     link_plugins!(blade)?;
     #[cfg(feature = "cuda")]
     link_plugins!(cuda)?;
-    link_plugins!(cpu, fusion_rules, plugins)
+    #[cfg(feature = "plugins")]
+    link_plugins!(plugins)?;
+    link_plugins!(cpu, fusion_rules)
 }
 
-/// The README's programs are compiled and run.
+/// Compiles and runs the programs of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// So are those of the tutorial.
+/// Compiles and runs the programs of the tutorial.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tutorial.md")]
 struct Tutorial;
 
-/// And the one of the page about rules.
+/// Compiles and runs the program of the page about rules.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/rules.md")]
 struct Rules;
 
-/// And the backend of the page about those.
+/// Compiles and runs the backend of the page about backends.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/write-a-backend.md")]
 struct Backends;
 
-/// And those of the pages about rules and plugins.
+/// Compiles and runs the programs of the page about fusion rules.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/write-a-fusion-rule.md")]
 struct FusionRules;
 
-/// See above.
+/// Compiles and runs the programs of the page about data plugins.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/write-a-data-plugin.md")]
 struct DataPlugins;

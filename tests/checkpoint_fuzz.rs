@@ -1,5 +1,5 @@
-//! Checkpoints that were changed at random: never a crash, never more memory than they could be worth.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! Test of randomly changed checkpoints: no crash, and no more memory than their size justifies.
+// A separate binary: its allocator measures the memory of the whole process.
 
 mod common;
 #[path = "common/fuzz.rs"]
@@ -9,7 +9,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use fuzz::{Largest, mutate, runs};
+use fuzz::{PeakAllocator, mutate, runs};
 use meganeura::nn::data::Dataset;
 use meganeura::nn::models::{MlpConfig, classifier};
 use meganeura::nn::trainer::{Checkpoints, Observer, StepInfo, TrainBegin, TrainError};
@@ -17,9 +17,9 @@ use meganeura::random::SplitMix64;
 use meganeura::{TrainConfig, Trainer};
 
 #[global_allocator]
-static GLOBAL: Largest = Largest;
+static GLOBAL: PeakAllocator = PeakAllocator;
 
-/// Ends a run before its first step, or after so many.
+/// Observer that ends a run before its first step, or after this many steps.
 struct EndAfter(usize);
 
 impl Observer for EndAfter {
@@ -60,7 +60,7 @@ fn trainer(folder: &Path) -> Trainer {
     Trainer::new(model, config).expect("builds")
 }
 
-/// Writes tensors with a manifest that belongs to them.
+/// Writes tensors with a manifest that matches them.
 fn sign(folder: &Path, bytes: &[u8]) -> Vec<u8> {
     fs::write(folder.join("step-1.safetensors"), bytes).expect("writes");
     let manifest = serde_json::json!({
@@ -74,7 +74,7 @@ fn sign(folder: &Path, bytes: &[u8]) -> Vec<u8> {
     manifest
 }
 
-// One test, so that no other one allocates meanwhile.
+// A single test, because other tests would allocate at the same time.
 #[test]
 fn changed_checkpoints_are_refused_or_harmless() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -90,14 +90,14 @@ fn changed_checkpoints_are_refused_or_harmless() {
     let mut rng = SplitMix64::new(1);
     let (mut taken, mut refused) = (0, 0);
     for i in 0..runs(800) {
-        // The head, with shapes, names and the state of the run, is the most worth to be changed.
+        // The header, with shapes, names and the state of the run, is the best target for changes.
         let mut head = good[..header].to_vec();
         for _ in 0..1 + rng.below(3) {
             if !head.is_empty() {
                 mutate(&mut head, &mut rng);
             }
         }
-        // Half of them say how long the head has become.
+        // Half of the changed files contain the new length of the header.
         if rng.below(2) == 0 && head.len() > 8 {
             let length = head.len() as u64 - 8;
             head[..8].copy_from_slice(&length.to_le_bytes());
@@ -108,16 +108,16 @@ fn changed_checkpoints_are_refused_or_harmless() {
             mutate(&mut manifest, &mut rng);
             fs::write(folder.join("checkpoint.json"), &manifest).expect("writes");
         }
-        Largest::forget();
+        PeakAllocator::forget();
         let result = trainer.fit(&data, None, &mut EndAfter(if i % 16 == 1 { 2 } else { 0 }));
-        let largest = Largest::seen();
+        let largest = PeakAllocator::seen();
         assert!(largest < 8 * bytes.len() + (1 << 16), "change {i}: {largest} bytes");
         match result {
             Ok(_) => taken += 1,
             Err(error) => {
                 refused += 1;
                 let is_refusal = error.to_string().contains("help: ");
-                // What was taken may hold weights of which no loss is finite.
+                // Accepted weights may give a loss that is not finite.
                 let is_harmless = matches!(error, TrainError::NonFiniteLoss { .. });
                 assert!(is_refusal || is_harmless, "change {i}: {error}");
             }

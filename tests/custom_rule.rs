@@ -1,5 +1,5 @@
-//! The example of a custom fusion rule, with what it registers, as a test.
-// A binary of its own: its rule, operator and kernel are registered for the whole process.
+//! Test of the example of a custom fusion rule, with everything that it registers.
+// A separate binary: its rule, operator and kernel are registered for the whole process.
 
 #[path = "../examples/custom_fusion_rule.rs"]
 mod example;

@@ -1,5 +1,5 @@
-//! Files of language models that were changed at random: never a crash, never more memory than they could be worth.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! Test of randomly changed files of language models: no crash, and no more memory than their size justifies.
+// A separate binary: its allocator measures the memory of the whole process.
 
 #[path = "common/fuzz.rs"]
 mod fuzz;
@@ -9,14 +9,14 @@ mod one_token;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use fuzz::{Largest, mutate, runs};
+use fuzz::{PeakAllocator, mutate, runs};
 use meganeura::llm::{Adapters, ChatTemplate, Checkpoint, ModelConfig, Tokenizer};
 use meganeura::random::SplitMix64;
 use meganeura::{Error, Result};
 use one_token::generate;
 
 #[global_allocator]
-static GLOBAL: Largest = Largest;
+static GLOBAL: PeakAllocator = PeakAllocator;
 
 fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -26,21 +26,21 @@ fn read(path: &str) -> Vec<u8> {
     fs::read(fixtures().join(path)).expect("a fixture")
 }
 
-/// A real file, which is changed, in a folder with what belongs to it.
+/// Valid file that is changed randomly, in a folder with its related files.
 struct Subject {
-    /// Folder of the checkpoint that it is, or could be, a part of.
+    /// Folder of the checkpoint that the file belongs to, or could belong to.
     base: &'static str,
-    /// Of the file in the folder of a case.
+    /// Name of the file in the folder of a case.
     name: &'static str,
     whole: Vec<u8>,
-    /// Changes fall on its beginning, where everything is that is not just numbers.
+    /// Length of the part at the start that is changed. It contains everything except plain numbers.
     head: usize,
-    /// Whether numbers are words of bytes, not digits.
+    /// True if numbers are binary words, not digits.
     binary: bool,
     open: fn(&Path) -> Result<()>,
 }
 
-/// What configuration and weights have to agree on before memory is taken for a model.
+/// Checks that configuration and weights match, without allocating memory for a model.
 fn check(path: &Path) -> Result<()> {
     let config = ModelConfig::open(path)?;
     Checkpoint::open(path)?.check_model(&config.network)
@@ -98,7 +98,7 @@ fn subjects() -> Vec<Subject> {
         tensors("model.safetensors", "transformers/llama/model.safetensors", check),
         gguf("gguf/llama_q4_0.gguf", "output_norm.weight"),
         gguf("gguf/llama3_q8_0.gguf", "output_norm.weight"),
-        // A vocabulary alone, which is no model.
+        // Only a vocabulary, without a model.
         gguf("sentencepiece/vocab.gguf", "tokenizer.ggml.token_type"),
     ]
 }
@@ -113,7 +113,7 @@ fn adapters(path: &Path) -> Result<()> {
     Adapters::open(path.parent().unwrap_or(path)).map(drop)
 }
 
-/// A file of this kind has everything.
+/// Reads configuration, weights, tokenizer and chat template from a GGUF file, which contains all of them.
 fn gguf(path: &Path) -> Result<()> {
     let outcomes = [
         check(path),
@@ -123,7 +123,7 @@ fn gguf(path: &Path) -> Result<()> {
     outcomes.into_iter().collect()
 }
 
-/// Numbers of all sizes at places of all kinds.
+/// Overwrites random positions with binary numbers of all sizes.
 fn mutate_words(bytes: &mut [u8], rng: &mut SplitMix64) {
     const WORDS: [u64; 9] = [0, 1, 7, 255, 1 << 31, u32::MAX as u64, 1 << 40, 1 << 63, u64::MAX];
     let size = [1, 2, 4, 8][rng.below(4)];
@@ -141,18 +141,19 @@ impl Subject {
     fn changed(&self, rng: &mut SplitMix64) -> Vec<u8> {
         let mut head = self.whole[..self.head.min(self.whole.len())].to_vec();
         let is_tensors = self.name.ends_with(".safetensors");
-        // Most changes of a list of tensors make it none.
+        // Most changes of a list of tensors make it invalid.
         let changes = if is_tensors { 1 } else { 1 + rng.below(3) };
         for _ in 0..changes {
             if head.is_empty() {
                 break;
             }
-            match self.binary && rng.below(3) > 0 {
-                true => mutate_words(&mut head, rng),
-                false => mutate(&mut head, rng),
+            if self.binary && rng.below(3) > 0 {
+                mutate_words(&mut head, rng)
+            } else {
+                mutate(&mut head, rng)
             }
         }
-        // Most of those that say how long they are tell the truth.
+        // Most of the files that contain their header length get the right one.
         if is_tensors && rng.below(8) > 0 && head.len() > 8 {
             let length = head.len() as u64 - 8;
             head[..8].copy_from_slice(&length.to_le_bytes());
@@ -161,7 +162,7 @@ impl Subject {
     }
 }
 
-// One test, so that no other one allocates meanwhile.
+// A single test, because other tests would allocate at the same time.
 #[test]
 fn changed_files_are_refused_or_harmless() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -192,18 +193,18 @@ fn changed_files_are_refused_or_harmless() {
         } else {
             &own
         };
-        // Weights are part of what a configuration is compared with.
+        // A configuration is also compared with the weights.
         let size = bytes.len() + (1 << 16);
-        Largest::forget();
+        PeakAllocator::forget();
         let outcome = (subject.open)(path);
-        let (largest, most) = (Largest::seen(), Largest::most());
+        let (largest, most) = (PeakAllocator::seen(), PeakAllocator::most());
         assert!(largest < 8 * size, "change {i} of {}: {largest} bytes", subject.name);
         assert!(most < 16 * size, "change {i} of {}: {most} bytes in all", subject.name);
         ratios[number] = f64::max(ratios[number], most as f64 / size as f64);
         match outcome {
             Ok(()) => {
                 taken[number] += 1;
-                // What could be a model has to be one.
+                // A file that is accepted as a model must be one.
                 if taken[number] % 16 == 1 && !subject.name.starts_with("adapter") {
                     let _ = generate(path);
                 }

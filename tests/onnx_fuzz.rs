@@ -1,5 +1,5 @@
-//! ONNX files that were changed at random: time and memory stay near the size of the file.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! Test of randomly changed ONNX files: the time and memory to read them stay proportional to the size of the file.
+// A separate binary: its allocator measures the memory of the whole process.
 
 #[path = "common/fuzz.rs"]
 #[allow(dead_code, reason = "changes here are of bytes, not of digits")]
@@ -8,14 +8,14 @@ mod fuzz;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fuzz::{Largest, runs};
+use fuzz::{PeakAllocator, runs};
 use meganeura::onnx::{Dims, Model};
 use meganeura::random::SplitMix64;
 
 #[global_allocator]
-static GLOBAL: Largest = Largest;
+static GLOBAL: PeakAllocator = PeakAllocator;
 
-/// Beyond 16 times the file.
+/// Allowed bytes in addition to 16 times the size of the file.
 const MAX_EXTRA: usize = 64 << 20;
 
 #[test]
@@ -32,12 +32,12 @@ fn changed_files_take_little_memory_and_time() {
                 let at = rng.below(bytes.len());
                 bytes[at] = if rng.below(2) == 0 { 0xff } else { rng.next_u64() as u8 };
             }
-            Largest::forget();
+            PeakAllocator::forget();
             let begin = Instant::now();
             if let Ok(model) = Model::from_bytes(bytes) {
                 let _ = model.preflight(&dims);
             }
-            let taken = Largest::most();
+            let taken = PeakAllocator::most();
             assert!(taken <= 16 * seed.len() + MAX_EXTRA, "{name}: {taken} bytes");
             assert!(
                 begin.elapsed() < Duration::from_secs(20),

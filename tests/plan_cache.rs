@@ -1,5 +1,5 @@
-//! Plans in files: made once, read later, and never trusted.
-// A binary of its own: it sets the logger of the process.
+//! Tests of plan cache files: a plan is built once and read later, and its contents are always verified.
+// A separate binary: it sets the logger of the process.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::files;
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier, preset};
@@ -21,12 +21,12 @@ use meganeura::{
     build_session_cached,
 };
 
-/// Keeps what this thread logs: tests run at the same time.
-struct Lines;
+/// Logger that stores the lines of each thread, because tests run at the same time.
+struct LogLines;
 
 static LINES: Mutex<Vec<(std::thread::ThreadId, String)>> = Mutex::new(Vec::new());
 
-impl log::Log for Lines {
+impl log::Log for LogLines {
     fn enabled(&self, _: &log::Metadata) -> bool {
         true
     }
@@ -37,11 +37,11 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// What this thread has logged since the last call.
+/// Returns the lines that this thread has logged since the last call.
 fn logged() -> String {
     static START: std::sync::Once = std::sync::Once::new();
     START.call_once(|| {
-        log::set_logger(&Lines).expect("the first one");
+        log::set_logger(&LogLines).expect("the first one");
         log::set_max_level(log::LevelFilter::Info);
     });
     let me = std::thread::current().id();
@@ -64,7 +64,7 @@ fn cached(graph: &Graph, path: &Path) -> (Session, bool) {
     (session, report.from_cache)
 }
 
-/// A model with packed parameters, fused programs, states, a large constant, and one that holds a NaN.
+/// Builds a model with packed parameters, fused programs, states, a large constant, and a constant that contains a NaN.
 fn rich_graph(rows: usize) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[rows, 32]);
@@ -154,7 +154,7 @@ fn a_plan_is_the_same_after_the_round_trip() {
         let plan = plan_of(graph);
         save_plan(&plan, graph, &path).expect("saves");
         let loaded = load_plan(graph, &path).expect("reads").expect("it is there");
-        // By bits: NaN is not equal to itself.
+        // Compared by bits: NaN is not equal to itself.
         assert!(loaded.constants().eq(plan.constants()), "{i}");
         let without = |plan: &ExecutionPlan| ExecutionPlan {
             constant_buffers: Vec::new(),
@@ -226,7 +226,7 @@ fn everything_that_changes_a_plan_invalidates_it() {
         );
         assert!(start(change).0, "{what}");
     }
-    // Numbers of the optimizer are not part of the plan, and are checked all the same.
+    // Values of the optimizer are not part of the plan, but are also validated.
     let adam = |lr| {
         (
             2,
@@ -288,10 +288,10 @@ fn damaged_files_are_errors_of_loading_and_replaced_by_building() {
         assert!(!cached(&graph, &path).1, "{i}");
         assert!(cached(&graph, &path).1, "{i}: it was replaced");
     }
-    // Version control may change the ends of lines, and nothing else.
+    // Version control may change only line ends.
     fs::write(&path, text.replace('\n', "\r\n")).expect("writes");
     assert!(load_plan(&graph, &path).expect("reads").is_some());
-    // What another version wrote is not looked into.
+    // Files of other versions are not parsed.
     let version = format!("format {},", meganeura::compile::PLAN_VERSION);
     let other = text.replacen(&version, "format 99,", 1);
     fs::write(&path, other).expect("writes");
@@ -352,18 +352,18 @@ fn files_of_others_are_not_overwritten() {
         .expect_err("it is a folder")
         .to_string();
     assert!(error.contains("could not be read"), "{error}");
-    // A folder that does not exist costs the file, not the session.
+    // With a missing folder, no file is written, but the session works.
     logged();
     let missing = folder.path().join("missing/plan.ron");
     assert!(!build(&graph, config(&missing)).expect("builds").1.from_cache);
     let log = logged();
     assert!(
-        log.contains("the plan is not kept") && log.contains("make the folder first"),
+        log.contains("the plan was not saved") && log.contains("create the folder first"),
         "{log}"
     );
 }
 
-/// Where the test below plays one of several processes.
+/// Environment variable that makes the test below run as one of several processes.
 const CHILD: &str = "MEGANEURA_TEST_PLAN_CACHE";
 
 #[test]
@@ -389,7 +389,7 @@ fn processes_share_a_file() {
     let children: Vec<_> = (0..3).map(|_| start()).collect();
     let mut seen = 0;
     for mut child in children {
-        // Whatever is there meanwhile is a whole plan of one of the graphs.
+        // At any time, the file is a complete plan of one of the graphs.
         while child.try_wait().expect("a child").is_none() {
             for rows in [2, 3] {
                 seen += usize::from(load_plan(&graph(rows), &path).expect("never damaged").is_some());

@@ -1,5 +1,5 @@
-//! Files of plans that were changed at random: never a crash, never more memory than they could be worth.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! Test of randomly changed plan files: no crash, and no more memory than their size justifies.
+// A separate binary: its allocator measures the memory of the whole process.
 
 #[path = "common/fuzz.rs"]
 mod fuzz;
@@ -7,9 +7,9 @@ mod fuzz;
 use std::fs;
 use std::sync::Arc;
 
-use fuzz::{Largest, mutate, runs};
+use fuzz::{PeakAllocator, mutate, runs};
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, language_model, mlp_classifier};
@@ -19,9 +19,9 @@ use meganeura::{Adam, ExecutionPlan, Graph, Session};
 use sha2::{Digest, Sha256};
 
 #[global_allocator]
-static GLOBAL: Largest = Largest;
+static GLOBAL: PeakAllocator = PeakAllocator;
 
-/// Plans with larger memory are verified, but not run.
+/// Maximum memory in bytes of plans that are run. Larger ones are only verified.
 const RUN_BYTES: usize = 1 << 24;
 
 fn models() -> Vec<Graph> {
@@ -38,7 +38,7 @@ fn models() -> Vec<Graph> {
     ]
 }
 
-/// The file with the checksum that belongs to what follows the first line.
+/// Returns a plan file with a valid checksum in the first line.
 fn signed(body: &[u8]) -> Vec<u8> {
     let digest: String = Sha256::digest(body).iter().map(|b| format!("{b:02x}")).collect();
     let version = meganeura::compile::PLAN_VERSION;
@@ -47,7 +47,7 @@ fn signed(body: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Runs a step; what it computes is nobody's business, and errors are welcome.
+/// Runs a step; its results are ignored, and errors are allowed.
 fn run(plan: ExecutionPlan, device: &Arc<dyn Device>) {
     let inputs: Vec<(String, usize)> = plan
         .input_buffers
@@ -65,7 +65,7 @@ fn run(plan: ExecutionPlan, device: &Arc<dyn Device>) {
     let _ = session.try_read_loss();
 }
 
-// One test, so that no other one allocates meanwhile.
+// A single test, because other tests would allocate at the same time.
 #[test]
 fn changed_files_are_refused_or_harmless() {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(1));
@@ -93,16 +93,16 @@ fn changed_files_are_refused_or_harmless() {
                     mutate(&mut body, &mut rng);
                 }
             }
-            // Without a new checksum nothing gets through.
+            // Without a new checksum, every change is rejected.
             if i % 8 == 0 && body != good[line..] {
                 fs::write(&path, [&good[..line], &body[..]].concat()).expect("writes");
                 assert!(load_plan(graph, &path).is_err(), "model {m}, change {i}");
             }
             let file = signed(&body);
             fs::write(&path, &file).expect("writes");
-            Largest::forget();
+            PeakAllocator::forget();
             let result = load_plan(graph, &path);
-            let largest = Largest::seen();
+            let largest = PeakAllocator::seen();
             assert!(
                 largest < 8 * file.len() + (1 << 16),
                 "model {m}, change {i}: {largest} bytes"

@@ -1,23 +1,23 @@
-//! Replaying a plan allocates nothing, and its results do not depend on the number of threads.
-// A binary of its own: its allocator counts the allocations of the whole process.
+//! Test that replaying a plan allocates nothing, and that its results do not depend on the number of threads.
+// A separate binary: its allocator counts the allocations of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier};
 use meganeura::{Adam, GradientClip, Graph, ParameterGroup, Session, Update};
 
-/// Counts the allocations of the whole process.
-struct Counting;
+/// Allocator that counts the allocations of the whole process.
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: forwards to the system's allocator; counting has no other effect.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: forwarded.
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static GLOBAL: Counting = Counting;
+static GLOBAL: CountingAllocator = CountingAllocator;
 
 fn session(graph: &Graph, threads: usize) -> Session {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(threads));
@@ -55,7 +55,7 @@ fn feed(session: &mut Session, images: usize, labels: usize) {
     session.set_input_u32("labels", &ids);
 }
 
-// One test, so that no other one allocates meanwhile.
+// A single test, because other tests would allocate at the same time.
 #[test]
 fn steps_allocate_nothing_and_agree_for_every_number_of_threads() {
     let mlp = mlp_classifier(32, 64, 10);

@@ -1,5 +1,5 @@
-//! Traces, decoded as Perfetto would.
-// A binary of its own: it sets the subscriber of the process, which keeps all of its spans.
+//! Tests of traces, decoded in the same way as Perfetto does it.
+// A separate binary: it sets the subscriber of the process, which stores all of its spans.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,7 +36,8 @@ fn train(device: &str) -> Session {
     session
 }
 
-/// The steps of a device's track: each holds its passes, and lies between its submission and the end of the wait for it.
+/// Checks the steps of a device's track: each contains its passes, and is between its submission and the end of the
+/// wait for it.
 fn check_device(steps: &[Slice], host: &[&Slice], within_call: bool) {
     assert_eq!(steps.len(), STEPS);
     let wait = host.iter().filter(|s| s.name == "wait").map(|s| s.end).max();
@@ -71,7 +72,7 @@ fn check_device(steps: &[Slice], host: &[&Slice], within_call: bool) {
     assert!(busy.sum::<u64>() > 0, "the passes take time");
 }
 
-// One test, since a process has one trace.
+// A single test, because a process has one trace.
 #[test]
 fn a_trace_has_host_and_devices_in_tracks_of_nested_slices() {
     let before = train("cpu");
@@ -119,7 +120,7 @@ fn a_trace_has_host_and_devices_in_tracks_of_nested_slices() {
     }
     assert_eq!(tracks.len(), if blade { 4 } else { 3 }, "{:?}", tracks.keys());
 
-    // Sessions that were there before are recorded from now on; so are steps that are only submitted.
+    // Existing sessions are recorded from now on, and so are steps that are only submitted.
     let mut before = before;
     before.step();
     drop(before);
@@ -131,7 +132,8 @@ fn a_trace_has_host_and_devices_in_tracks_of_nested_slices() {
     assert!(error.to_string().contains("no/such/folder"), "{error}");
 }
 
-/// `scripts/verify-external/perfetto_opens.py` wrote what Perfetto's software finds in the trace beside it.
+/// Our decoder finds the same contents in a trace as Perfetto. `scripts/verify-external/perfetto_opens.py` recorded the
+/// latter.
 #[test]
 fn a_trace_is_read_here_as_perfetto_reads_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/perfetto");

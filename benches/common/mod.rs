@@ -1,4 +1,4 @@
-//! What the benchmarks share.
+//! Shared code of the benchmarks.
 
 #![allow(unreachable_pub, dead_code, reason = "a module of several benchmark programs")]
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
@@ -14,15 +14,15 @@ use meganeura::{Graph, Session};
 use meganeura_bench::WorkloadCost;
 pub use meganeura_bench::noise;
 
-/// Threads of every candidate.
+/// Number of threads of every candidate.
 pub const THREADS: usize = 2;
 
-/// The CPU device with [`THREADS`] threads.
+/// Returns the CPU device with [`THREADS`] threads.
 pub fn cpu() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(THREADS))
 }
 
-/// A forward-only session.
+/// Creates a forward-only session.
 pub fn inference(graph: &Graph) -> Session {
     match Builder::on(cpu()).inference().build(graph) {
         Ok((session, _)) => session,
@@ -30,25 +30,19 @@ pub fn inference(graph: &Graph) -> Session {
     }
 }
 
-/// Feeds random inputs to a session; integers are below `classes`.
+/// Sets random inputs of a session; integers are below `classes`.
 pub fn feed(session: &mut Session, classes: u32) {
     if let Err(e) = meganeura_bench::feed(session, classes, &[]) {
         panic!("{e}");
     }
 }
 
-/// Operations of a step, as the operators declare them.
+/// Returns the number of operations of a step, as the operators declare them.
 pub fn flops(session: &Session) -> f64 {
     WorkloadCost::of(session.plan(), &**session.device()).flops as f64
 }
 
-/// Whether the command line asks for a case of this name: parts of names are listed there, or nothing.
-pub fn is_wanted(name: &str) -> bool {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
-}
-
-/// Copies on all threads of the pool.
+/// Copies an array with all threads of the pool.
 pub fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
     const PARTS: usize = 32;
     let len = from.len().div_ceil(PARTS).max(1);
@@ -65,7 +59,7 @@ pub fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
     });
 }
 
-/// A square matmul of this number of rows: its rate is the reference.
+/// Creates a session of a square matmul with this number of rows. Its rate is the reference.
 pub fn product(size: usize) -> Session {
     let mut g = Graph::new();
     let [a, b] = ["a", "b"].map(|name| g.input(name, &[size, size]));
@@ -77,27 +71,27 @@ pub fn product(size: usize) -> Session {
     session
 }
 
-/// Middle value.
+/// Returns the median.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A candidate: a name and what it does.
+/// Candidate of a race: a name, and a function that runs the workload.
 pub type Candidate<'a> = (&'a str, Box<dyn FnMut() + 'a>);
 
-/// Candidates that take turns within every sample, so that whatever else the machine does slows all of
-/// them alike; on a machine that is not quiet the ratios are the figures to go by.
+/// Candidates that run in turns within every sample, so that other load on the machine slows all of them equally. On a
+/// busy machine, only the ratios are meaningful.
 pub struct Race<'a> {
     candidates: Vec<Candidate<'a>>,
-    /// Calls in a row in each turn, after one that warms the caches up again.
+    /// Number of consecutive calls in each turn, after one call that warms up the caches.
     calls: u32,
-    /// Seconds of a call of each candidate, turn by turn.
+    /// Seconds per call of each candidate, for each turn.
     times: Vec<Vec<f64>>,
 }
 
 impl<'a> Race<'a> {
-    /// A race with that many calls in a turn.
+    /// Creates a race with this number of calls in each turn.
     pub fn new(candidates: Vec<Candidate<'a>>, calls: u32) -> Self {
         Race {
             times: vec![Vec::new(); candidates.len()],
@@ -106,17 +100,17 @@ impl<'a> Race<'a> {
         }
     }
 
-    /// Names in order.
+    /// Returns the names in order.
     pub fn names(&self) -> Vec<String> {
         self.candidates.iter().map(|c| c.0.to_owned()).collect()
     }
 
-    /// Takes `turns` turns and gives the time of one candidate.
+    /// Runs `turns` turns, and returns the total time of the candidate `timed`.
     pub fn run(&mut self, timed: usize, turns: u64) -> Duration {
         let count = self.candidates.len();
         let mut total = 0.0;
         for _ in 0..turns {
-            // The order changes: the predecessor leaves its cache behind.
+            // The order alternates, because each candidate leaves its data in the caches.
             let turn = self.times[0].len();
             for place in 0..count {
                 let at = if turn.is_multiple_of(2) {
@@ -140,19 +134,19 @@ impl<'a> Race<'a> {
         Duration::from_secs_f64(total)
     }
 
-    /// Median seconds of a candidate.
+    /// Returns the median time of a candidate, in seconds.
     pub fn seconds(&self, candidate: usize) -> f64 {
         median(self.times[candidate].clone())
     }
 
-    /// Median over the turns of time(candidate) / time(first).
+    /// Returns the median over the turns of time(candidate) / time(first).
     pub fn ratio(&self, candidate: usize) -> f64 {
         let pairs = self.times[candidate].iter().zip(&self.times[0]);
         median(pairs.map(|(other, first)| other / first).collect())
     }
 }
 
-/// A model by name, how its graph is made, and its number of classes.
+/// Name of a model, function that builds its graph, and number of classes.
 pub type Entry = (&'static str, fn() -> Graph, u32);
 
 /// A small language model.

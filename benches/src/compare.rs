@@ -1,49 +1,50 @@
-//! Comparison of two records.
+//! Comparison of two records of measurements.
 
 use super::{Measurement, Record, Suite};
 use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
-/// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
+/// Minimum relative change that counts, even if samples scatter less, because machines vary by this much between two
+/// runs.
 const MIN_CHANGE: f64 = 0.05;
 
-/// Whether a workload changed by more than the scatter of its samples.
+/// Change of a workload, compared with the scatter of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nine of ten samples are below nine of ten of the earlier ones.
+    /// Nine of ten samples are faster than nine of ten of the earlier ones.
     Faster,
-    /// Above them.
+    /// Nine of ten samples are slower than nine of ten of the earlier ones.
     Slower,
-    /// Neither.
+    /// Neither faster nor slower.
     Same,
 }
 
-/// A workload that both records have.
+/// Change of a workload that both records contain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// Suite.
+    /// Suite of the workload.
     pub suite: Suite,
     /// Name of the workload.
     pub workload: String,
     /// Selector of the device.
     pub device: String,
-    /// Precision.
+    /// Precision of the plan.
     pub precision: Precision,
-    /// Median seconds then.
+    /// Median seconds of the earlier record.
     pub before: f64,
-    /// Median seconds now.
+    /// Median seconds of the later record.
     pub after: f64,
-    /// Verdict.
+    /// Verdict about the change.
     pub verdict: Verdict,
 }
 
 impl Change {
-    /// `after / before`: below 1 it is faster now.
+    /// Returns `after / before`: below 1, the later record is faster.
     pub fn ratio(&self) -> f64 {
         self.after / self.before
     }
 
-    /// `drift` is the change of the device's peak rates between the records, as a part of them.
+    /// Compares two measurements; `drift` is the relative change of the device's peak rates between the records.
     fn of(before: &Measurement, after: &Measurement, drift: f64) -> Self {
         let (old, new) = (before.seconds, after.seconds);
         // Both medians scatter, and the speed of the machine may have changed.
@@ -67,18 +68,18 @@ impl Change {
     }
 }
 
-/// Peak rates of a device now, relative to those then: if they changed, all times change with them.
+/// Change of a device's peak rates, from the earlier to the later record. All times change with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeakRateChange {
-    /// Selector.
+    /// Selector of the device.
     pub device: String,
-    /// Name and driver then and now, if they differ.
+    /// Earlier and later name and driver of the device, if they differ.
     pub replaced: Option<[String; 2]>,
-    /// Copy rate, now / then.
+    /// Ratio of the copy rates, later / earlier.
     pub copies: f64,
-    /// Matmul rate in `f32`, now / then.
+    /// Ratio of the matmul rates in `f32`, later / earlier.
     pub matmuls: f64,
-    /// Launch cost, now / then.
+    /// Ratio of the launch costs, later / earlier.
     pub launches: f64,
 }
 
@@ -99,16 +100,16 @@ fn drift(before: &Record, after: &Record, device: &str) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Two records of the same workloads.
+/// Comparison of two records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordComparison {
-    /// Devices that both have.
+    /// Changes of the devices in both records.
     pub peak_rates: Vec<PeakRateChange>,
-    /// Workloads that both have, in the order of the later record.
+    /// Changes of the workloads in both records, in the order of the later record.
     pub changes: Vec<Change>,
-    /// Results that only the earlier record has.
+    /// Number of results that only the earlier record contains.
     pub only_before: usize,
-    /// Results that only the later record has.
+    /// Number of results that only the later record contains.
     pub only_after: usize,
 }
 
@@ -116,7 +117,7 @@ impl RecordComparison {
     /// Compares a record with an earlier one.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] where they have nothing in common.
+    /// [`Error::InvalidUse`] if the records have nothing in common.
     pub fn new(before: &Record, after: &Record) -> Result<Self> {
         let same = |a: &Measurement, b: &Measurement| {
             (a.suite, &a.workload, &a.device, a.precision) == (b.suite, &b.workload, &b.device, b.precision)
@@ -162,14 +163,14 @@ impl RecordComparison {
         })
     }
 
-    /// The change of a result, if the earlier record has it.
+    /// Returns the change of a result, if the earlier record contains it.
     pub fn change(&self, of: &Measurement) -> Option<&Change> {
         let wanted = (of.suite, &of.workload, &of.device, of.precision);
         let mut changes = self.changes.iter();
         changes.find(|c| (c.suite, &c.workload, &c.device, c.precision) == wanted)
     }
 
-    /// How many workloads have a verdict.
+    /// Returns the number of workloads with a verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.changes.iter().filter(|c| c.verdict == verdict).count()
     }
@@ -178,7 +179,7 @@ impl RecordComparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Sizes, Spread, WorkloadCost};
+    use crate::{Distribution, Sizes, WorkloadCost};
 
     fn record(times: &[(&str, [f64; 3])]) -> Record {
         let mut record = Record::new(&[], Sizes::Small);
@@ -190,7 +191,7 @@ mod tests {
                 series: None,
                 device: "cpu".into(),
                 precision: Precision::F32,
-                seconds: Spread {
+                seconds: Distribution {
                     low: *low,
                     median: *median,
                     high: *high,

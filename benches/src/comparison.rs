@@ -1,4 +1,4 @@
-//! Devices that run the same workload in turns.
+//! Comparison of devices that run the same workload in turns.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -7,31 +7,33 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchDevice, Measurement, Prepared, Record, Roofline, Sizes, Spread, Suite, Task, Workload, workloads};
+use super::{
+    BenchDevice, Distribution, Measurement, PreparedWorkload, Record, Roofline, Sizes, Suite, Task, Workload, workloads,
+};
 use meganeura::calibration::warm_up;
 use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
-/// Seconds that a sample takes at least, where a turn is shorter.
+/// Minimum duration of a sample, in seconds.
 const SAMPLE: f64 = 0.02;
-/// Seconds for the samples of one device and workload, but for the least number of samples.
+/// Maximum total time of the samples of one device and workload, in seconds, and the minimum number of samples.
 const MAX_SECONDS: f64 = 1.0;
 const MIN_SAMPLES: usize = 3;
-/// Pause after which a device may have lowered its clock.
+/// Minimum pause that lets a device lower its clock.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What [`run`] measures.
+/// Options of [`run`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Suites; all of them if the list is empty.
+    /// Suites to run; all if the list is empty.
     pub suites: Vec<Suite>,
-    /// Only workloads whose names contain this.
+    /// Text that the names of workloads must contain.
     pub only: Option<String>,
-    /// Size of the workloads, instead of the one for the slowest class among the devices.
+    /// Size of the workloads; the default is the one for the slowest class among the devices.
     pub sizes: Option<Sizes>,
-    /// Precision, instead of that of the configuration or the device.
+    /// Precision; the default is that of the configuration or the device.
     pub precision: Option<Precision>,
-    /// Samples of each device and workload; fewer where they are long, but three at least.
+    /// Number of samples for each device and workload; fewer for long workloads, but at least three.
     pub samples: usize,
 }
 
@@ -48,16 +50,16 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Size of the workloads for devices that are compared.
+    /// Returns the size of the workloads that suits all compared devices.
     pub fn sizes(&self, devices: &[BenchDevice]) -> Sizes {
         let least = devices.iter().map(|d| Sizes::of(d.info.kind)).min();
         self.sizes.or(least).unwrap_or(Sizes::Medium)
     }
 
-    /// The workloads that are asked for.
+    /// Returns the selected workloads.
     ///
     /// # Errors
-    /// There is none of such a name.
+    /// No workload has such a name.
     pub fn workloads(&self, devices: &[BenchDevice]) -> Result<Vec<Workload>> {
         let suites = if self.suites.is_empty() {
             &Suite::ALL[..]
@@ -69,19 +71,20 @@ impl Options {
         let Some(only) = &self.only else { return Ok(found) };
         let names: Vec<String> = found.iter().map(|workload| workload.name.clone()).collect();
         found.retain(|workload| workload.name.contains(only.as_str()));
-        match found.is_empty() {
-            true => Err(Error::misuse(
+        if found.is_empty() {
+            Err(Error::misuse(
                 format!("no workload has '{only}' in its name"),
                 format!("the workloads of these suites are: {}", names.join("; ")),
-            )),
-            false => Ok(found),
+            ))
+        } else {
+            Ok(found)
         }
     }
 }
 
-/// A device that failed a workload.
+/// Device that failed in a workload, or whose result was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
+pub struct SkippedDevice {
     /// Suite of the workload.
     pub suite: Suite,
     /// Its name.
@@ -94,31 +97,32 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// A device that runs a workload in a precision.
+/// Device with a workload in a precision, which takes part in a comparison.
 pub struct Candidate<'a> {
-    /// The device.
+    /// Device of the candidate.
     pub on: &'a BenchDevice,
-    /// The workload, ready.
-    pub prepared: Prepared,
-    /// Max. difference of its result from the reference's, relative to the largest number; `None` for the reference itself.
+    /// Prepared workload on the device.
+    pub prepared: PreparedWorkload,
+    /// Maximum difference of its result from the reference, relative to the largest number; `None` for the reference
+    /// itself.
     pub difference: Option<f64>,
     /// Roofline bound, if the workload has one.
     pub roofline: Option<Roofline>,
-    /// Runs per sample.
+    /// Number of runs per sample.
     pub times: u32,
     /// Samples, in seconds.
     pub samples: Vec<f64>,
-    /// When its device was last known to be at its full clock.
+    /// Time when the device last had its full clock rate.
     warm: Option<Instant>,
 }
 
 impl Candidate<'_> {
-    /// Its id: device, precision, plugin and driver.
+    /// Returns the candidate's id: device, precision, plugin and driver.
     pub fn label(&self) -> String {
         self.on.label_in(self.prepared.precision)
     }
 
-    /// Takes a sample: seconds per run. A GPU that has paused, for others or for the host, is warmed up first.
+    /// Takes a sample, and returns the seconds per run. After a pause, a GPU is warmed up first.
     fn sample(&mut self) -> Result<f64> {
         let is_paused = self.warm.is_none_or(|warm| warm.elapsed() > PAUSE);
         // Workloads without a roofline bound run on the host.
@@ -127,7 +131,7 @@ impl Candidate<'_> {
                 let seconds = self.prepared.time(self.times)? * f64::from(self.times);
                 Ok(Duration::from_secs_f64(seconds))
             })?;
-            // Before, it took longer.
+            // The first estimate was too long.
             self.times = times_of_a_sample(self.prepared.time(self.times)?);
         }
         let seconds = self.prepared.time(self.times);
@@ -136,29 +140,29 @@ impl Candidate<'_> {
     }
 }
 
-/// A result to compare with.
+/// Result that the other results are compared with.
 struct Reference {
-    /// Device, precision, plugin and driver.
+    /// Id of its candidate: device, precision, plugin and driver.
     label: String,
     precision: Precision,
     result: Vec<f32>,
 }
 
-/// A workload, and the devices that run it with the same result.
+/// Workload with the devices that run it and have the same result.
 pub struct Comparison<'a> {
     workload: &'a Workload,
-    /// The result to compare with: the first candidate's, or, if that is in mixed precision, one in `f32` that its device
-    /// computes only for this.
+    /// Result that the results of all candidates are compared with: the result of the first candidate. If that one is in
+    /// mixed precision, its device computes the result again in `f32`, for the comparison only.
     reference: Option<Reference>,
     /// Devices that take part.
     pub candidates: Vec<Candidate<'a>>,
-    /// Devices that do not.
-    pub skipped: Vec<Skipped>,
+    /// Devices that were skipped.
+    pub skipped: Vec<SkippedDevice>,
 }
 
 impl<'a> Comparison<'a> {
     /// Prepares the workload on every device, and compares each result with that of the first device, in `f32`. A device that
-    /// fails, or differs, is left out.
+    /// fails or differs is skipped.
     pub fn new(workload: &'a Workload, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
         let mut comparison = Comparison {
             workload,
@@ -197,7 +201,7 @@ impl<'a> Comparison<'a> {
         comparison
     }
 
-    /// Adds a sample of every candidate, in alternating order: each affects the caches for the next.
+    /// Takes a sample of every candidate. The order alternates, because each candidate affects the caches for the next.
     pub fn turn(&mut self) {
         let turn = self.candidates.first().map_or(0, |c| c.samples.len());
         let count = self.candidates.len();
@@ -231,16 +235,22 @@ impl<'a> Comparison<'a> {
         let affordable = (MAX_SECONDS * self.candidates.len() as f64 / of_a_turn.max(1e-9)) as usize;
         let turns = affordable.max(MIN_SAMPLES).min(samples.max(1));
         (0..turns).for_each(|_| self.turn());
+        self.measurements()
+    }
+
+    /// Returns the measurements of all candidates that have samples, and measures their synchronized times.
+    pub fn measurements(&mut self) -> Vec<Measurement> {
         let synchronized: Vec<Option<f64>> = self.candidates.iter_mut().map(synchronized_seconds).collect();
         let measured = self.candidates.iter().zip(synchronized);
         measured
+            .filter(|(c, _)| !c.samples.is_empty())
             .map(|(c, synchronized_seconds)| Measurement {
                 suite: self.workload.suite,
                 workload: self.workload.name.clone(),
                 series: self.workload.series.clone(),
                 device: c.on.selector.clone(),
                 precision: c.prepared.precision,
-                seconds: Spread::of(&c.samples),
+                seconds: Distribution::of(&c.samples),
                 synchronized_seconds,
                 cost: c.prepared.cost,
                 difference: c.difference,
@@ -250,7 +260,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn leave_out(&mut self, on: &BenchDevice, precision: Precision, reason: String) {
-        self.skipped.push(Skipped {
+        self.skipped.push(SkippedDevice {
             suite: self.workload.suite,
             workload: self.workload.name.clone(),
             device: on.selector.clone(),
@@ -259,8 +269,8 @@ impl<'a> Comparison<'a> {
         });
     }
 
-    /// The difference of a result from the reference's, if it is accepted; `None` for the result that becomes the reference.
-    fn compare(&mut self, on: &BenchDevice, prepared: &Prepared) -> Result<Option<f64>, String> {
+    /// Returns the difference from the reference's result, if it is accepted; `None` for the result that becomes the reference.
+    fn compare(&mut self, on: &BenchDevice, prepared: &PreparedWorkload) -> Result<Option<f64>, String> {
         if prepared.result.iter().any(|x| !x.is_finite()) {
             return Err("its result is not finite".into());
         }
@@ -286,18 +296,19 @@ impl<'a> Comparison<'a> {
             (_, false) => 1e-4,
             (_, true) => 2e-2,
         };
-        match off <= accepted {
-            true => Ok(Some(f64::from(off))),
-            false => Err(format!(
+        if off <= accepted {
+            Ok(Some(f64::from(off)))
+        } else {
+            Err(format!(
                 "its result has a max. relative error of {off:.1e} against {}; {accepted:.0e} is accepted",
                 reference.label
-            )),
+            ))
         }
     }
 }
 
 impl Reference {
-    fn of(on: &BenchDevice, prepared: &Prepared) -> Self {
+    fn of(on: &BenchDevice, prepared: &PreparedWorkload) -> Self {
         Reference {
             label: on.label_in(prepared.precision),
             precision: prepared.precision,
@@ -306,14 +317,17 @@ impl Reference {
     }
 }
 
-/// Runs per sample of a workload that takes this number of seconds.
+/// Returns the number of runs per sample for a workload that takes this number of seconds.
 fn times_of_a_sample(seconds: f64) -> u32 {
     (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32
 }
 
-/// Mean seconds of a synchronized run; less than a tenth of a second is spent on it.
+/// Returns the mean time of a synchronized run, in seconds. The measurement takes less than a tenth of a second.
 fn synchronized_seconds(candidate: &mut Candidate) -> Option<f64> {
-    let one = Spread::of(&candidate.samples).median;
+    if candidate.samples.is_empty() {
+        return None;
+    }
+    let one = Distribution::of(&candidate.samples).median;
     let times = (0.05 / one.max(1e-9)).ceil().clamp(1.0, 200.0) as u32;
     contained(|| {
         let mut total = 0.0;
@@ -325,7 +339,7 @@ fn synchronized_seconds(candidate: &mut Candidate) -> Option<f64> {
     .ok()
 }
 
-/// The largest difference of results, relative to the largest number; infinite where lengths differ.
+/// Returns the largest difference of results, relative to the largest number; infinite if the lengths differ.
 fn distance(found: &[f32], wanted: &[f32]) -> f32 {
     if found.len() != wanted.len() {
         return f32::INFINITY;
@@ -335,7 +349,7 @@ fn distance(found: &[f32], wanted: &[f32]) -> f32 {
     pairs.fold(0.0, |m, (f, w)| m.max((f - w).abs() / size))
 }
 
-/// Errors and panics as text: a broken device must not end the run.
+/// Converts errors and panics to text: a broken device must not end the run.
 pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
     let text = |panic: Box<dyn Any + Send>| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
@@ -348,23 +362,23 @@ pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String
     }
 }
 
-/// Progress of [`run`].
+/// Progress of [`run`], passed to the callback.
 pub enum Progress<'a> {
     /// A workload is about to be prepared.
     Begins(&'a Workload),
-    /// It was measured on a device.
+    /// The workload was measured on a device.
     Measured(&'a Measurement),
-    /// A device was left out of it.
-    Skipped(&'a Skipped),
+    /// A device was skipped for the workload.
+    Skipped(&'a SkippedDevice),
 }
 
-/// Receives progress, and decides whether to continue.
+/// Callback that receives progress, and decides whether to continue.
 pub type ProgressCallback<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// Measures workloads on devices, which take turns, until all are done or `tell` breaks; the record holds the results so far.
+/// Measures workloads on devices in turns, until all are done or `tell` breaks; the record contains the results so far.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] where no workload has the name that is asked for. Devices that fail are no error; they are in the record.
+/// [`Error::InvalidUse`] if no workload has the requested name. Devices that fail are not an error; the record contains them.
 pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut ProgressCallback) -> Result<Record> {
     let workloads = options.workloads(devices)?;
     let mut record = Record::new(devices, options.sizes(devices));

@@ -10,16 +10,17 @@ use meganeura::{ExecutionPlan, registry};
 pub struct WorkloadCost {
     /// FLOPs; a multiplication and an addition are two.
     pub flops: u64,
-    /// Bytes that each dispatch reads and writes, counted once per dispatch.
+    /// Number of bytes that dispatches read and write.
     pub bytes: u64,
-    /// Launches on the longest chain of dependent launches.
+    /// Number of launches on the longest chain of dependent launches.
     pub launches: u64,
-    /// Dispatches of the plan.
+    /// Number of dispatches of the plan.
     pub dispatches: u64,
 }
 
 impl WorkloadCost {
-    /// The cost of a step of a plan on a device, its update included; what is computed once for many steps is not.
+    /// Returns the cost of a step of a plan on a device, including the update, but not prepared values (they are
+    /// computed once for many steps).
     pub fn of(plan: &ExecutionPlan, device: &dyn Device) -> Self {
         let mut cost = WorkloadCost::default();
         for segment in plan.segments.iter().filter(|s| !s.once) {
@@ -42,7 +43,7 @@ impl WorkloadCost {
         cost
     }
 
-    /// Arithmetic intensity: FLOPs per byte.
+    /// Returns the arithmetic intensity: FLOPs per byte.
     pub fn intensity(&self) -> f64 {
         self.flops as f64 / self.bytes.max(1) as f64
     }

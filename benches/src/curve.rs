@@ -3,32 +3,32 @@
 use serde::{Deserialize, Serialize};
 
 use super::comparison::contained;
-use super::{BenchDevice, Skipped, Workload};
+use super::{BenchDevice, SkippedDevice, Workload};
 use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
-/// How far losses of a curve in `f32` may be from the reference's, as a part of the first one: sums are added up in another
-/// order, and every step starts from what the last one made of it.
+/// Maximum deviation of a loss curve in `f32` from the reference, relative to the first loss. Sums are computed in
+/// another order, and errors accumulate over the steps.
 const ACCEPTED: f64 = 1e-3;
-/// The same in mixed precision. Rounding to `f16` changes each of about ten consecutive matmuls by 2^-10 at most.
+/// Maximum deviation in mixed precision. Rounding to `f16` changes each of about ten consecutive matmuls by at most 2^-10.
 const ACCEPTED_MIXED: f64 = 2e-2;
 
-/// Losses of a training on a device.
+/// Losses of a training run on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossCurve {
     /// Selector of the device.
     pub device: String,
     /// Precision of the plan.
     pub precision: Precision,
-    /// Dispatches of the plan, and how many of them use cooperative matrices.
+    /// Number of dispatches of the plan, and how many of them use cooperative matrices.
     pub dispatches: [usize; 2],
-    /// The loss of each step, before its update.
+    /// Loss of each step, before its update.
     pub losses: Vec<f32>,
 }
 
 impl LossCurve {
-    /// The step, from 0 on, with the largest deviation from another curve, and that deviation relative to the other curve's
-    /// first loss; infinite for NaN and for missing steps.
+    /// Returns the index of the step with the largest deviation from another curve, and this deviation relative to the other
+    /// curve's first loss; infinite for NaN and for missing steps.
     pub fn farthest(&self, reference: &LossCurve) -> (usize, f64) {
         let first = reference.losses.first().map_or(0.0, |&loss| f64::from(loss.abs()));
         let off = |step: usize| match (self.losses.get(step), reference.losses.get(step)) {
@@ -44,7 +44,7 @@ impl LossCurve {
             .fold((0, 0.0), |worst, one| if one.1 > worst.1 { one } else { worst })
     }
 
-    /// Accepted deviation from a reference in `f32`.
+    /// Returns the accepted deviation from a reference in `f32`.
     pub fn accepted(&self) -> f64 {
         match self.precision {
             Precision::Mixed => ACCEPTED_MIXED,
@@ -53,24 +53,24 @@ impl LossCurve {
     }
 }
 
-/// Curves of one training.
+/// Loss curves of one workload on several devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossCurves {
     /// Name of the workload.
     pub workload: String,
-    /// The reference first, which is in `f32`.
+    /// Curves, with the reference in `f32` first.
     pub curves: Vec<LossCurve>,
     /// Devices that failed, or whose losses differ from the reference's.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedDevice>,
 }
 
-/// Trains for a number of steps, on one batch, on every device: in `f32`, and in mixed precision where the device has it, or
-/// only in the precision that is given. The first curve, in `f32` on the first device, is the reference. Curves that deviate
-/// from it by more than [`LossCurve::accepted`] are among the curves, and in [`LossCurves::skipped`] with the reason.
+/// Trains for a number of steps, on one batch, on every device: in `f32` and, if supported, in mixed precision, or only in the
+/// given precision. The first curve, in `f32` on the first device, is the reference. Curves that deviate from it by more than
+/// [`LossCurve::accepted`] are among the curves, and in [`LossCurves::skipped`] with the reason.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] for a workload that does not train, and for no steps; what the reference fails with. Other devices that
-/// fail are no error.
+/// [`Error::InvalidUse`] for a workload that does not train, and for zero steps; errors of the reference. Other devices that fail
+/// are not an error.
 pub fn loss_curves(
     workload: &Workload,
     devices: &[BenchDevice],
@@ -117,7 +117,7 @@ pub fn loss_curves(
                     })
                 }
             };
-            found.skipped.extend(reason.map(|reason| Skipped {
+            found.skipped.extend(reason.map(|reason| SkippedDevice {
                 suite: workload.suite,
                 workload: workload.name.clone(),
                 device: on.selector.clone(),

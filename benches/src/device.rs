@@ -7,37 +7,37 @@ use meganeura::backend::{Device, DeviceInfo, DeviceKind};
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::select::{self, Selected};
+use meganeura::select::{self, SelectedDevice};
 use meganeura::{Error, Result, plugins};
 
 /// An open device with its description and its measured peak rates.
 pub struct BenchDevice {
-    /// Selector that names it.
+    /// Selector of the device.
     pub selector: String,
-    /// Its backend's name.
+    /// Name of its backend.
     pub backend: String,
-    /// Its entry in the listing.
+    /// Description of the device.
     pub info: DeviceInfo,
-    /// Hash of the plugin file that the backend is from, in hexadecimal; `None` if it is linked.
+    /// Hash of the plugin file of its backend, in hexadecimal; `None` if the backend is linked.
     pub plugin_sha256: Option<String>,
     /// Measured peak rates.
     pub peak_rates: PeakRates,
-    /// The device.
+    /// Open device.
     pub device: Arc<dyn Device>,
-    /// Settings of rewriting, those of the configuration.
+    /// Rewriting settings from the configuration.
     pub rewrite: RewriteConfig,
 }
 
-/// Devices that were found.
-pub struct Found {
+/// Devices that were found, and reasons for the skipped ones.
+pub struct FoundDevices {
     /// Devices that can be measured; at least one.
     pub opened: Vec<BenchDevice>,
-    /// Selectors of the others, each with the reason.
+    /// Selectors of skipped devices, with the reasons.
     pub skipped: Vec<(String, String)>,
 }
 
 impl BenchDevice {
-    /// Opens and measures the device that a selector names, or the one in force if there is none; some seconds.
+    /// Opens and measures the selected device, or the default one if there is no selector; takes some seconds.
     ///
     /// # Errors
     /// [`Error::DeviceSelection`] with the listing; errors of opening or measuring the device.
@@ -48,11 +48,11 @@ impl BenchDevice {
         Ok(Self::with(&selected, device, peak_rates, config))
     }
 
-    /// All devices, except those emulated in software.
+    /// Opens all devices that are not emulated in software.
     ///
     /// # Errors
-    /// None is left.
-    pub fn open_all(config: &Config) -> Result<Found> {
+    /// No device can be measured.
+    pub fn open_all(config: &Config) -> Result<FoundDevices> {
         let (mut opened, mut skipped) = (Vec::new(), Vec::new());
         for entry in &select::list(config) {
             for info in entry.devices.as_deref().unwrap_or_default() {
@@ -73,16 +73,17 @@ impl BenchDevice {
                 skipped.push((selector, reason));
             }
         }
-        match opened.is_empty() {
-            true => Err(Error::misuse(
+        if opened.is_empty() {
+            Err(Error::misuse(
                 "no device that was found can be measured",
                 "`meganeura doctor` says what is wrong with each",
-            )),
-            false => Ok(Found { opened, skipped }),
+            ))
+        } else {
+            Ok(FoundDevices { opened, skipped })
         }
     }
 
-    fn with(selected: &Selected, device: Arc<dyn Device>, peak_rates: PeakRates, config: &Config) -> Self {
+    fn with(selected: &SelectedDevice, device: Arc<dyn Device>, peak_rates: PeakRates, config: &Config) -> Self {
         let backend = selected.backend.info().name;
         let plugin = plugins::loaded()
             .into_iter()
@@ -98,12 +99,12 @@ impl BenchDevice {
         }
     }
 
-    /// Its identity: selector, the beginning of its plugin's hash, name, driver.
+    /// Returns its identity: selector, prefix of its plugin's hash, name, driver.
     pub fn label(&self) -> String {
         [vec![self.selector.clone()], self.identity()].concat().join(", ")
     }
 
-    /// [`BenchDevice::label`] with a precision. What differs comes first, because criterion cuts long names.
+    /// Returns [`BenchDevice::label`] with a precision. Distinctive parts come first, because criterion truncates long names.
     pub fn label_in(&self, precision: Precision) -> String {
         let first = vec![self.selector.clone(), precision.to_string()];
         [first, self.identity()].concat().join(", ")

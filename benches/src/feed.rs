@@ -1,14 +1,14 @@
-//! Data for sessions that are measured.
+//! Input data for measured sessions.
 
 use meganeura::plan::BufferRef;
 use meganeura::{DType, Result, Session, TensorType};
 
-/// Fills parameters and inputs of a session: parameters by their initializers, quantized ones with arbitrary words, inputs
-/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, except those of `fixed`, which
-/// get one value each. Memory that was never written would be read faster than other memory.
+/// Fills parameters and inputs of a session: parameters by their initializers, quantized ones with arbitrary words, inputs with
+/// [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, except the inputs in `fixed`, which
+/// get one value each. Unwritten memory would be read faster than other memory.
 ///
 /// # Errors
-/// What the session fails with.
+/// Errors of the session.
 pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Result<()> {
     session.try_initialize_parameters(0)?;
     let parameters = session.plan().parameters();
@@ -35,7 +35,7 @@ pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Resul
     Ok(())
 }
 
-/// Pseudo-random numbers between -1 and 1, the same each time.
+/// Returns pseudo-random numbers between -1 and 1, the same each time.
 pub fn noise(len: usize) -> Vec<f32> {
     let mut state = 1u32;
     let next = || {
@@ -45,7 +45,7 @@ pub fn noise(len: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Data of a tensor that is not `f32`: `f16` numbers near 0.01, and arbitrary words.
+/// Returns data of a tensor that is not `f32`: `f16` numbers near 0.01, or arbitrary words for other types.
 fn packed(ty: &TensorType) -> Vec<u8> {
     match ty.dtype {
         dtype if dtype.is_half() => (0..ty.numel())

@@ -1,4 +1,4 @@
-//! Measured peak rates of a device, and the roofline bound that they give for a workload.
+//! Measured peak rates of a device, and the roofline bound of a workload.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::WorkloadCost;
-use meganeura::Result;
 use meganeura::backend::Device;
 use meganeura::calibration::Rates;
 use meganeura::measure_rates;
 use meganeura::precision::Precision;
+use meganeura::{Error, Result};
 
-/// Measured peak rates of a device: [`Rates`] in a form that can be saved.
+/// Measured peak rates of a device, from [`Rates`], in a form that can be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeakRates {
-    /// Seconds of a step of one small call, from submission to the end of the wait for it.
+    /// Time of a step with one small call, in seconds, from the submission until the host has waited for it.
     pub step_seconds: f64,
-    /// Seconds that one more dependent launch adds to a step.
+    /// Time that one more dependent launch adds to a step, in seconds.
     pub launch_seconds: f64,
-    /// Bytes per second, read and written, of copies of 64 MB.
+    /// Bytes that copies of 64 MB read and write per second.
     pub bytes_per_second: f64,
     /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
-    /// The same in mixed precision, where the device has it.
+    /// FLOP/s of a large matmul in mixed precision, if supported.
     pub mixed_flops_per_second: Option<f64>,
 }
 
@@ -40,15 +40,32 @@ impl From<Rates> for PeakRates {
 }
 
 impl PeakRates {
-    /// Measures a device that nothing else uses, as `meganeura doctor` does; some seconds.
+    /// Measures an idle device, as `meganeura doctor` does; takes some seconds. If the device lacks a kernel of the measurement,
+    /// returns the rates that its backend declares: such a backend is not complete yet.
     ///
     /// # Errors
-    /// What a session on it fails with.
+    /// Errors of a session on the device.
     pub fn of(device: &Arc<dyn Device>) -> Result<Self> {
-        measure_rates(device).map(PeakRates::from)
+        match measure_rates(device) {
+            Ok(rates) => Ok(rates.into()),
+            Err(Error::MissingKernels { .. }) => Ok(PeakRates::declared(&**device)),
+            Err(error) => Err(error),
+        }
     }
 
-    /// FLOP/s of matmuls in a precision. A device whose matmuls are no faster in mixed precision has the rate of `f32`.
+    fn declared(device: &dyn Device) -> Self {
+        let cost = &device.capabilities().cost;
+        let launch = cost.launch.as_secs_f64();
+        PeakRates {
+            step_seconds: launch,
+            launch_seconds: launch,
+            bytes_per_second: cost.bytes_per_second,
+            flops_per_second: cost.flops_per_second,
+            mixed_flops_per_second: device.has_mixed_precision().then_some(cost.half_flops_per_second),
+        }
+    }
+
+    /// Returns the FLOP/s of matmuls in a precision. If mixed precision is not faster, its rate is that of `f32`.
     pub fn product_rate(&self, precision: Precision) -> f64 {
         match (precision, self.mixed_flops_per_second) {
             (Precision::Mixed, Some(mixed)) => mixed.max(self.flops_per_second),
@@ -56,7 +73,7 @@ impl PeakRates {
         }
     }
 
-    /// The roofline bound of a step with this cost; see [`super`] for the formula.
+    /// Returns the roofline bound of a step with this cost; see [`super`] for the formula.
     pub fn floor(&self, cost: &WorkloadCost, precision: Precision) -> Roofline {
         let arithmetic = cost.flops as f64 / self.product_rate(precision);
         let memory = cost.bytes as f64 / self.bytes_per_second;
@@ -93,24 +110,24 @@ impl fmt::Display for PeakRates {
     }
 }
 
-/// The roofline bound of a workload: its least time, and what limits it.
+/// Roofline bound of a workload: its minimum time, and the resource that limits it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Roofline {
-    /// Seconds.
+    /// Minimum time in seconds.
     pub seconds: f64,
-    /// The largest term.
+    /// Resource with the longest time.
     pub bound: Bound,
 }
 
-/// The resource that limits a workload.
+/// Resource that limits a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
-    /// Memory traffic.
+    /// Memory bandwidth.
     Memory,
-    /// FLOPs.
+    /// Rate of arithmetic operations.
     Arithmetic,
-    /// Dependent launches.
+    /// Cost of dependent launches.
     Launches,
 }
 
@@ -155,7 +172,7 @@ mod tests {
                 1.0002e-2,
                 Bound::Arithmetic,
             ),
-            // Ten times the rate, and no longer than memory.
+            // Ten times the rate, and no longer than the memory traffic.
             (
                 floor(100_000_000, 1_000_001, 2, Precision::Mixed),
                 1.002001e-3,

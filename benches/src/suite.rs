@@ -1,4 +1,4 @@
-//! Suites by name, and how large their workloads are.
+//! Names of suites, and sizes of their workloads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 use meganeura::Error;
 use meganeura::backend::DeviceKind;
 
-/// A group of workloads.
+/// Group of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Suite {
     /// Matmuls: sizes, layouts, few rows, both precisions.
     Matmul,
-    /// Attention forwards and backwards, and of one token to a cache.
+    /// Attention forward and backward, and of one token with a KV cache.
     Attention,
-    /// Elementwise calls, reductions and movement.
+    /// Elementwise calls, reductions, and calls that move elements.
     Pointwise,
     /// Normalisations, softmax and cross-entropy.
     Norm,
-    /// Convolutions forwards and backwards, and pooling.
+    /// Convolutions forward and backward, and pooling.
     Conv,
-    /// Updates of parameters.
+    /// Updates of parameters by optimizers.
     Optimizer,
     /// Steps of whole models.
     Models,
@@ -32,7 +32,7 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// All suites, in the order in which they run.
+    /// All suites, in the order of execution.
     pub const ALL: [Suite; 8] = [
         Suite::Matmul,
         Suite::Attention,
@@ -44,7 +44,7 @@ impl Suite {
         Suite::Session,
     ];
 
-    /// Its name, as commands and files have it.
+    /// Returns the name of the suite in commands and files.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Matmul => "matmul",
@@ -80,20 +80,21 @@ impl FromStr for Suite {
     }
 }
 
-/// Size of the workloads. Devices that are compared run the same workloads: those of the slowest class among them.
+/// Size of the workloads. All compared devices run workloads of the same size, which suits the slowest class of device
+/// among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sizes {
-    /// For devices emulated in software, and for tests: a suite takes a minute at most there.
+    /// Size for devices emulated in software, and for tests: a suite takes at most a minute.
     Small,
-    /// For processors.
+    /// Size for CPUs.
     Medium,
-    /// For GPUs and other accelerators.
+    /// Size for GPUs and other accelerators.
     Large,
 }
 
 impl Sizes {
-    /// What a device of a class is given.
+    /// Returns the size for a class of devices.
     pub fn of(kind: DeviceKind) -> Self {
         match kind {
             DeviceKind::Software => Sizes::Small,
@@ -102,7 +103,7 @@ impl Sizes {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the size.
     pub fn name(self) -> &'static str {
         match self {
             Sizes::Small => "small",
@@ -111,7 +112,7 @@ impl Sizes {
         }
     }
 
-    /// One of three.
+    /// Returns the argument for this size.
     pub(super) fn pick<T>(self, small: T, medium: T, large: T) -> T {
         match self {
             Sizes::Small => small,

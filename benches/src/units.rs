@@ -1,6 +1,6 @@
-//! Numbers with metric prefixes.
+//! Formatting of numbers with metric prefixes.
 
-/// A number with three digits and a prefix: `12.3 G`.
+/// Formats a number with three digits and a prefix: `12.3 G`.
 pub fn metric(value: f64) -> String {
     const PREFIXES: [(f64, &str); 8] = [
         (1e15, "P"),
@@ -12,7 +12,7 @@ pub fn metric(value: f64) -> String {
         (1e-3, "m"),
         (1e-6, "µ"),
     ];
-    // What is rounded up to the next prefix has that.
+    // A number that is rounded up to the next prefix uses that prefix.
     let found = PREFIXES.iter().find(|(size, _)| value >= 0.9995 * size);
     let (size, prefix) = found.copied().unwrap_or((1e-9, "n"));
     let scaled = value / size;

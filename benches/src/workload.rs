@@ -1,71 +1,71 @@
-//! A workload: a graph, its inputs, and the task that is timed.
+//! Workloads: a graph, its inputs, and the measured task.
 
 use std::time::Instant;
 
 use super::{BenchDevice, Suite, WorkloadCost, feed, noise};
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::plan::optimizer::Update;
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{DType, Graph, Mode, NodeId, Result, Session};
 
-/// Numbers of a result, from its beginning, that are compared between devices.
+/// Maximum number of leading values of a result that are compared between devices.
 const COMPARED: usize = 1 << 20;
 
-/// The task of a workload that is timed.
+/// Measured task of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// A step.
+    /// Running a step.
     Step,
     /// Building the plan of the graph.
     Build,
-    /// Reading the plan from its file.
+    /// Reading the plan from its cache file.
     CachedBuild,
     /// Opening a session for the plan: kernels are compiled, memory is allocated.
     Open,
-    /// Setting the input `x`, and a step that reads a little of it.
+    /// Setting the input `x`, and running a step that reads a small part of it.
     Upload,
-    /// A step that writes the first output, which is as large as the input `x`, and reading all of it.
+    /// Running a step that writes the first output, as large as the input `x`, and reading all of the output.
     ReadBack,
 }
 
-/// Workloads that differ only in their size.
+/// Series of workloads that differ only in their size, and the position of a workload in it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Series {
-    /// What they have in common.
+    /// Name of the series.
     pub name: String,
-    /// What the size counts.
+    /// Unit of the size, for charts.
     pub unit: String,
-    /// Size.
+    /// Size of the workload.
     pub size: u64,
 }
 
-/// A graph with a name, a mode and a task.
+/// Graph with a name, a mode and a measured task.
 pub struct Workload {
-    /// The suite that it belongs to.
+    /// Suite that the workload belongs to.
     pub suite: Suite,
     /// Name, with all sizes; unique within the suite.
     pub name: String,
-    /// The series that it belongs to, if there is one.
+    /// Series that the workload belongs to, if any.
     pub series: Option<Series>,
-    /// The task that is timed.
+    /// Measured task.
     pub task: Task,
-    /// Whether it trains.
+    /// Mode of the graph: training or inference.
     pub mode: Mode,
-    /// The update of parameters, if steps have one.
+    /// Update of parameters, if steps have one.
     pub update: Option<Update>,
-    /// Whether it is measured in both precisions on devices that have two; else only in the device's default.
+    /// True to measure both precisions on devices that support both; otherwise, only the device's default is measured.
     pub both_precisions: bool,
-    /// Ids that are fed are below this.
+    /// Exclusive upper bound of ids in inputs.
     classes: u32,
-    /// Integer inputs that all have one value, by name.
+    /// Integer inputs, by name, whose elements all have one value.
     fixed: Vec<(&'static str, u32)>,
     graph: Box<dyn Fn() -> Graph>,
 }
 
 impl Workload {
-    /// Runs forward: `build` gives the result.
+    /// Creates a workload of a forward pass. `build` returns the result.
     pub fn inference(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
         Workload::of(suite, name, Mode::Inference, move || {
             let mut graph = Graph::new();
@@ -75,7 +75,8 @@ impl Workload {
         })
     }
 
-    /// Runs forward and backward: the gradient of the sum of what `build` gives by every parameter.
+    /// Creates a workload of a forward and backward pass: the gradients of the sum of `build`'s result by every
+    /// parameter.
     pub fn gradient(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
         Workload::of(suite, name, Mode::Training, move || {
             let mut graph = Graph::new();
@@ -86,7 +87,7 @@ impl Workload {
         })
     }
 
-    /// Any graph, in any mode.
+    /// Creates a workload from any graph, in any mode.
     pub fn of(suite: Suite, name: impl Into<String>, mode: Mode, graph: impl Fn() -> Graph + 'static) -> Self {
         Workload {
             suite,
@@ -102,7 +103,7 @@ impl Workload {
         }
     }
 
-    /// Adds it to a series.
+    /// Adds the workload to a series.
     pub fn in_series(mut self, name: &str, unit: &str, size: usize) -> Self {
         self.series = Some(Series {
             name: name.to_owned(),
@@ -112,43 +113,43 @@ impl Workload {
         self
     }
 
-    /// Sets the task that is timed; the default is a step.
+    /// Sets the measured task; the default is a step.
     pub fn timing(mut self, task: Task) -> Self {
         self.task = task;
         self
     }
 
-    /// Updates parameters with every step.
+    /// Adds an update of the parameters to every step.
     pub fn updating(mut self, update: impl Into<Update>) -> Self {
         self.update = Some(update.into());
         self
     }
 
-    /// Measures both precisions.
+    /// Measures the workload in both precisions.
     pub fn in_both_precisions(mut self) -> Self {
         self.both_precisions = true;
         self
     }
 
-    /// Feeds ids below `classes`, instead of 0 and 1.
+    /// Sets the exclusive upper bound of ids in inputs; the default is 2.
     pub fn with_classes(mut self, classes: u32) -> Self {
         self.classes = classes;
         self
     }
 
-    /// Feeds one value to every element of an integer input.
+    /// Sets all elements of an integer input to one value.
     pub fn with_fixed(mut self, input: &'static str, value: u32) -> Self {
         self.fixed.push((input, value));
         self
     }
 
-    /// Builds its graph.
+    /// Builds the graph.
     pub fn graph(&self) -> Graph {
         (self.graph)()
     }
 
-    /// The precisions in which a device is measured: the one asked for, else both where the workload says so and the device has
-    /// two.
+    /// Returns the precisions in which a device is measured: the requested one, or both if the workload and the device support
+    /// them.
     pub fn precisions(&self, wanted: Option<Precision>, device: &dyn Device) -> Vec<Precision> {
         if wanted.is_none() && self.both_precisions && device.has_mixed_precision() {
             return vec![Precision::F32, Precision::Mixed];
@@ -156,7 +157,7 @@ impl Workload {
         vec![Precision::resolve(wanted, self.mode, device)]
     }
 
-    /// A session of its graph with data in all inputs and parameters, before its first step.
+    /// Creates a session of the graph, before its first step, and fills all inputs and parameters.
     ///
     /// # Errors
     /// Errors of the build.
@@ -178,11 +179,11 @@ impl Workload {
         Ok(session)
     }
 
-    /// Prepares it to be timed on a device, and runs it once.
+    /// Prepares the workload for measurements on a device, and runs it once.
     ///
     /// # Errors
     /// Errors of the build and of the step.
-    pub fn prepare(&self, on: &BenchDevice, precision: Precision) -> Result<Prepared> {
+    pub fn prepare(&self, on: &BenchDevice, precision: Precision) -> Result<PreparedWorkload> {
         let graph = self.graph();
         let rewrite = rewriting(on, precision);
         let mut session = self.open(&graph, on, &rewrite)?;
@@ -223,7 +224,7 @@ impl Workload {
                     .cache(&path)
                     .plan(&graph)?;
                 Box::new(move |times| {
-                    // Kept as long as it is read from.
+                    // Keeps the folder as long as files are read from it.
                     let _folder = &folder;
                     (0..times).try_for_each(|_| {
                         Builder::on(device.clone())
@@ -270,7 +271,7 @@ impl Workload {
             },
             _ => WorkloadCost::default(),
         };
-        Ok(Prepared {
+        Ok(PreparedWorkload {
             precision,
             cost,
             has_roofline,
@@ -280,21 +281,21 @@ impl Workload {
     }
 }
 
-/// A workload on a device, ready to be timed.
-pub struct Prepared {
-    /// Precision of its plan.
+/// Workload that is ready to be measured on a device.
+pub struct PreparedWorkload {
+    /// Precision of the plan.
     pub precision: Precision,
     /// Cost of a run.
     pub cost: WorkloadCost,
-    /// Whether the cost gives a roofline bound; transfers and builds have none.
+    /// True if the workload has a roofline bound; transfers and builds have none.
     pub has_roofline: bool,
     /// The first output of the first step; only its beginning if it is large.
     pub result: Vec<f32>,
     run: Box<dyn FnMut(u32) -> Result<()>>,
 }
 
-impl Prepared {
-    /// Runs it a number of times back to back, and synchronizes after the last.
+impl PreparedWorkload {
+    /// Runs the workload `times` times in a row, and synchronizes after the last run.
     ///
     /// # Errors
     /// Errors of the steps.
@@ -302,10 +303,10 @@ impl Prepared {
         (self.run)(times)
     }
 
-    /// Mean seconds of a run, of a number of runs back to back.
+    /// Runs the workload `times` times in a row, and returns the mean time of a run in seconds.
     ///
     /// # Errors
-    /// See [`Prepared::run`].
+    /// See [`PreparedWorkload::run`].
     pub fn time(&mut self, times: u32) -> Result<f64> {
         let start = Instant::now();
         self.run(times)?;
@@ -313,7 +314,7 @@ impl Prepared {
     }
 }
 
-/// The settings of a device's plans in a precision.
+/// Returns the settings of a device's plans in a precision.
 fn rewriting(on: &BenchDevice, precision: Precision) -> RewriteConfig {
     RewriteConfig {
         precision: Some(precision),
@@ -321,7 +322,7 @@ fn rewriting(on: &BenchDevice, precision: Precision) -> RewriteConfig {
     }
 }
 
-/// The beginning of the first output.
+/// Returns the first values of the first output.
 fn beginning(session: &mut Session) -> Result<Vec<f32>> {
     let Some(ty) = session.plan().output_types.first().cloned() else {
         return Ok(Vec::new());
@@ -334,7 +335,7 @@ fn beginning(session: &mut Session) -> Result<Vec<f32>> {
     Ok(data)
 }
 
-/// Elements of the largest input.
+/// Returns the number of elements of the largest input.
 fn longest_input(session: &Session) -> usize {
     let plan = session.plan();
     let sizes = plan.input_buffers.iter();

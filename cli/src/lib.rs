@@ -1,3 +1,3 @@
-//! What the command `meganeura` offers as a library: the page of `meganeura explain --html`, for graphs of your own.
+//! Library of the command `meganeura`: the page of `meganeura explain --html`, for any graph.
 
 pub mod report;

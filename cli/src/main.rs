@@ -1,6 +1,7 @@
 //! The `meganeura` command.
 
 mod commands;
+mod memory;
 mod output;
 mod signals;
 
@@ -25,12 +26,12 @@ use commands::{
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, after_help = AFTER_HELP, max_term_width = 80)]
 struct Cli {
-    /// Log more (device choice, timings); give it twice for debug messages. MEGANEURA_LOG sets levels by module.
+    /// Print more log messages (device choice, timings); -vv adds debug messages. MEGANEURA_LOG sets levels per module.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// End with an error if a plugin of MEGANEURA_PLUGINS or of the configuration file is refused. By default the command goes
-    /// on without it.
+    /// Exit with an error if a plugin of MEGANEURA_PLUGINS or of the configuration file cannot be loaded. By default
+    /// the command continues without it.
     #[arg(long, global = true)]
     strict_plugins: bool,
 
@@ -50,50 +51,52 @@ share memory, and writes generated kernels to a folder.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a classifier on handwritten digits or your own data and report its accuracy on held-out examples.
+    /// Train a network on handwritten digits or your own data, and report its quality on held-out examples.
     Train(Box<train::Args>),
-    /// Predict the classes of new examples with a model that `train --out` saved.
+    /// Predict classes or numbers for new examples with a model saved by `train --out`.
     Predict(predict::PredictArgs),
-    /// Measure a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix.
+    /// Evaluate a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix, or error
+    /// metrics of regression.
     Evaluate(predict::EvaluateArgs),
-    /// Say whether an ONNX model can be run: its inputs, what is not supported, and what a run takes.
+    /// Check whether an ONNX model can run: list its inputs, unsupported operators and the cost of a run.
     Check(onnx::CheckArgs),
-    /// Run an ONNX model on arrays of NumPy.
+    /// Run an ONNX model on NumPy arrays.
     Run(onnx::RunArgs),
-    /// Write a trained model as an ONNX file.
+    /// Export a trained model to an ONNX file.
     Export(onnx::ExportArgs),
     /// Continue a text with a language model.
     Generate(Box<generate::Args>),
-    /// Talk to a language model that was made for it.
+    /// Chat with an instruction-tuned language model.
     Chat(Box<chat::Args>),
-    /// Print embeddings of texts, or how similar they are, by an encoder of the BERT family.
+    /// Print embeddings of texts, or their pairwise similarity, with an encoder of the BERT family.
     Embed(embed::Args),
-    /// Serve a language model, or an encoder for embeddings, over HTTP, with the paths of OpenAI's API.
+    /// Serve a language model, or an encoder for embeddings, over HTTP with an OpenAI-compatible API.
     #[cfg(feature = "serve")]
     Serve(Box<serve::Args>),
-    /// List the language models and encoders on this machine, and the devices that each fits.
+    /// List the language models and encoders on this machine, and the devices with enough memory for each.
     Models(models::Args),
     /// Download a model from the Hugging Face Hub.
     Pull(pull::Args),
-    /// List the devices and the strings that select them.
+    /// List the devices and their selectors.
     Devices(devices::Args),
-    /// List drivers and devices, test and measure each device, and show which one would be used.
+    /// List drivers and devices, test and measure each device, and show the one that is used by default.
     Doctor(doctor::Args),
-    /// List backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
+    /// List backends, operators and rule sets with their origin. `plugins verify` tests rules, `plugins check` a
+    /// plugin.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),
-    /// Show how a model is rewritten for a device: which rules fire, where, and how much time each saves.
+    /// Show how a model is rewritten for a device: the rules that apply, where, and the time that each saves.
     Explain(explain::Args),
-    /// Measure steps of models and matmuls on a device.
+    /// Benchmark model steps and matmuls on a device.
     Bench(bench::Args),
-    /// Measure schedules of matmuls, reductions and attention on a device, and use the fastest from then on.
+    /// Measure schedules of matmuls, reductions and attention on a device, and save the fastest for later runs.
     Tune(tune::Args),
-    /// Check a device against the reference implementation of every operator.
+    /// Test a device against the reference implementation of every operator.
     Conformance(conformance::Args),
-    /// Print a script that completes the command's words in a shell, or its manual page.
+    /// Print a shell completion script, or the manual page.
     Completions(completions::Args),
-    /// Replay a plan on two devices with the same data, and name the first dispatch on which they differ.
+    /// Replay a plan on two devices with the same data, and report the first dispatch with different results.
     Diff(diff::Args),
 }
 
@@ -117,11 +120,11 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     meganeura::select::name_api_selectors("--device");
-    // This program tries plugins in a child process; `plugins check` is that process.
+    // This program tests plugins in a child process; `plugins check` is this process.
     if let (false, Ok(program)) = (cli.command.checks_a_plugin(), std::env::current_exe()) {
         meganeura::plugins::try_plugins_with(program);
     }
-    // Also where the command makes no session, so that a mistake is no silence.
+    // Also checked if the command creates no session, so that mistakes are reported.
     let debugging = DebugOptions::from_environment().and_then(|options| options.make_folder());
     let traced = debugging.and_then(|()| profiler::from_environment()).and_then(|trace| {
         let code = run(&cli);
@@ -134,14 +137,14 @@ fn main() -> ExitCode {
     })
 }
 
-/// The command line, with what a file adds to it. Mistakes in it end the program as clap does.
+/// Parses the command line, including the options of a config file. Mistakes end the program in the same way as in clap.
 fn parse() -> Result<Cli, Box<dyn Error>> {
     let command = Cli::command();
     let (args, file) = train::with_file(&command, std::env::args_os().collect())?;
     let matches = command.clone().try_get_matches_from(args).unwrap_or_else(|error| {
         let Some(file) = file else { error.exit() };
         let notes = file.notes(&error.to_string());
-        // Nobody is left to tell if this fails.
+        // Output errors are ignored, because standard error is the only place to report them.
         let _ = error.print();
         for note in notes {
             let _ = output::notice(note);
@@ -157,14 +160,15 @@ fn parse() -> Result<Cli, Box<dyn Error>> {
 }
 
 fn run(cli: &Cli) -> ExitCode {
-    let refused = match cli.strict_plugins {
-        true => plugins::refuse_if_any_is_refused(),
-        false => Ok(()),
+    let refused = if cli.strict_plugins {
+        plugins::refuse_if_any_is_refused()
+    } else {
+        Ok(())
     };
     let outcome = refused.and_then(|()| run_command(cli));
     match outcome {
         Ok(code) => code,
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(error) if output::is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             output::report(&*error);
@@ -203,9 +207,9 @@ fn run_command(cli: &Cli) -> commands::Outcome {
 
 fn start_logging(verbose: u8) -> Result<(), Box<dyn Error>> {
     let default = match verbose {
-        // A missing driver is no error of the program: `devices` and `doctor` say why a backend has no devices.
+        // A missing driver is not an error of the program: `devices` and `doctor` report why a backend has no devices.
         0 => "warn,blade_graphics=off",
-        // What the e-graph declares is for those who debug rules.
+        // Messages of the e-graph are only useful for debugging rules.
         1 => "info,blade_graphics=warn,egglog=warn",
         _ => "debug",
     };
@@ -216,7 +220,7 @@ fn start_logging(verbose: u8) -> Result<(), Box<dyn Error>> {
     env_logger::Builder::from_env(environment)
         .format(|out, record| {
             let (level, style) = (record.level(), out.default_level_style(record.level()));
-            // Messages have names from files.
+            // Messages contain names from files.
             let text = record.args().to_string();
             writeln!(out, "[{style}{level:<5}{style:#}] {}", output::printable(&text))
         })
@@ -226,12 +230,12 @@ fn start_logging(verbose: u8) -> Result<(), Box<dyn Error>> {
 
 const LOG_VARIABLE: &str = "MEGANEURA_LOG";
 
-/// Refuses filters that would let nothing through because they are none.
+/// Returns an error for invalid filters, which would suppress all messages.
 fn check_filter(filter: &str) -> Result<(), String> {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     let is_level = |word: &str| levels.contains(&word.to_lowercase().as_str());
     let is_module = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_:-".contains(c));
-    // What follows a slash is a pattern of messages.
+    // The text after a slash is a pattern of messages.
     let words = filter.split('/').next().unwrap_or_default().split(',').map(str::trim);
     for word in words.filter(|word| !word.is_empty()) {
         let good = match word.split_once('=') {
@@ -240,7 +244,7 @@ fn check_filter(filter: &str) -> Result<(), String> {
         };
         if !good {
             return Err(format!(
-                "{LOG_VARIABLE}: '{word}' is no filter; give a level ({}), or MODULE=LEVEL, with commas between",
+                "{LOG_VARIABLE}: '{word}' is not a filter; give levels ({}) or MODULE=LEVEL, separated by commas",
                 levels.join(", ")
             ));
         }
@@ -265,7 +269,7 @@ mod tests {
             assert_eq!(check_filter(good), Ok(()), "{good}");
         }
         for bad in ["!!!", "warn,meganeura=loud", "=debug", "a b"] {
-            assert!(check_filter(bad).is_err_and(|e| e.contains("is no filter")), "{bad}");
+            assert!(check_filter(bad).is_err_and(|e| e.contains("is not a filter")), "{bad}");
         }
     }
 }

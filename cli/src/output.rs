@@ -1,5 +1,5 @@
-//! What commands print. A closed pipe (`| head`) is an error like others, so that commands save what they have and end;
-//! the program ends quietly with it. Commands that make files go on without a reader ([`outlast_reader`]).
+//! Output of commands. A closed pipe (`| head`) is an error like others, so that commands save their results and end; the program
+//! then ends without a message. Commands that write files continue without a reader ([`outlast_reader`]).
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -9,77 +9,76 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use console::Term;
 
-/// Whether nothing is printed but errors.
+/// True if only errors are printed.
 static SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Whether the command goes on when nobody reads standard output any more.
+/// True if the command continues after standard output is closed.
 static OUTLASTS: AtomicBool = AtomicBool::new(false);
-/// Whether that was so.
+/// True after standard output was closed in this case.
 static UNREAD: AtomicBool = AtomicBool::new(false);
 
-/// From now on a closed pipe ends the output alone: the command makes files, which are worth more than what it prints.
+/// Makes a closed pipe end only the output, for commands whose files are more important than their output.
 pub(crate) fn outlast_reader() {
     OUTLASTS.store(true, Ordering::Relaxed);
 }
 
-/// From now on prints errors alone: another process of the same run prints the rest.
+/// Suppresses all output except errors, because another process of the same run prints.
 pub(crate) fn silence() {
     SILENT.store(true, Ordering::Relaxed);
 }
 
-/// Prints to standard output and ends the line.
+/// Prints a line to standard output.
 pub(crate) fn line(text: impl Display) -> io::Result<()> {
     self::text(format_args!("{text}\n"))
 }
 
-/// Prints to standard output; on a terminal without what would steer it, for texts have names from files, or are what a
-/// model wrote.
+/// Prints to standard output. Control characters are replaced on a terminal, because texts contain names from files or the output
+/// of a model.
 pub(crate) fn text(text: impl Display) -> io::Result<()> {
     if SILENT.load(Ordering::Relaxed) || UNREAD.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let written = match io::stdout().is_terminal() {
-        true => write!(io::stdout(), "{}", printable(&text.to_string())),
-        false => write!(io::stdout(), "{text}"),
+    let written = if io::stdout().is_terminal() {
+        write!(io::stdout(), "{}", printable(&text.to_string()))
+    } else {
+        write!(io::stdout(), "{text}")
     };
     match written {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe && OUTLASTS.load(Ordering::Relaxed) => {
             UNREAD.store(true, Ordering::Relaxed);
-            // Who closed that may read no errors, either.
-            let _ = notice("standard output was closed; the command goes on without it");
+            // Standard error may be closed as well.
+            let _ = notice("standard output was closed; the command continues without it");
             Ok(())
         }
         written => written,
     }
 }
 
-/// A text whose control characters, but ends of lines and tabs, are shown as such and steer no terminal.
+/// Returns a text whose control characters, except newlines and tabs, are replaced, so that they cannot control the terminal.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    match text.contains(steers) {
-        false => Cow::Borrowed(text),
-        true => text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect(),
+    if !text.contains(steers) {
+        Cow::Borrowed(text)
+    } else {
+        text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect()
     }
 }
 
-/// Characters of a line of standard output, or of standard error: COLUMNS, otherwise those of the terminal; none where a
-/// file or a program reads.
+/// Returns the line width of standard output or standard error: COLUMNS, otherwise the width of the terminal; `None` if it is not
+/// a terminal.
 pub(crate) fn columns(of_errors: bool) -> Option<usize> {
     let wanted = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-    let terminal = match of_errors {
-        true => Term::stderr(),
-        false => Term::stdout(),
-    };
+    let terminal = if of_errors { Term::stderr() } else { Term::stdout() };
     let measured = || terminal.size_checked().map(|(_, columns)| usize::from(columns));
     wanted.filter(|&columns| columns > 0).or_else(measured)
 }
 
-/// Prints lines to standard output, broken at spaces where the terminal ends; what follows is indented.
+/// Prints lines to standard output, wrapped at spaces to the width of the terminal; continuation lines are indented.
 pub(crate) fn lines(text: impl Display, indent: usize) -> io::Result<()> {
     line(wrapped(&text.to_string(), columns(false), indent))
 }
 
-/// Lines of at most so many characters where spaces allow it.
+/// Wraps lines at spaces to the given width, if possible.
 pub(crate) fn wrapped(text: &str, columns: Option<usize>, indent: usize) -> String {
     let Some(columns) = columns else {
         return text.to_owned();
@@ -105,15 +104,16 @@ fn broken(line: &str, columns: usize, indent: usize) -> String {
     text + rest
 }
 
-/// A text of at most so many characters, with an ellipsis where it is cut.
+/// Truncates a text to the given number of characters, with an ellipsis.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
-    match text.chars().count() <= most {
-        true => text.to_owned(),
-        false => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+    if text.chars().count() <= most {
+        text.to_owned()
+    } else {
+        text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
     }
 }
 
-/// Rows of a table whose columns are as wide as their widest cell, two spaces apart.
+/// Returns rows of a table whose columns are as wide as their widest cell, two spaces apart.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -129,24 +129,25 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// Whether an error is that nobody reads what is printed any more.
+/// Returns true if the error is caused by a closed pipe.
 pub(crate) fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
     let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(closed)
 }
 
-/// Prints to standard error what is about the run and not its result.
+/// Prints a message about the run to standard error.
 pub(crate) fn notice(text: impl Display) -> io::Result<()> {
-    match SILENT.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false => writeln!(io::stderr(), "{}", printable(&text.to_string())),
+    if SILENT.load(Ordering::Relaxed) {
+        Ok(())
+    } else {
+        writeln!(io::stderr(), "{}", printable(&text.to_string()))
     }
 }
 
-/// A text whose lines end early: values of files are in errors, and may be of any length.
+/// Truncates long lines of a text, because errors can contain values from files of any length.
 fn with_short_lines(text: &str) -> String {
-    const LONGEST: usize = 2000;
-    let lines: Vec<String> = text.split('\n').map(|line| shortened(line, LONGEST)).collect();
+    const MAX_LINE: usize = 2000;
+    let lines: Vec<String> = text.split('\n').map(|line| shortened(line, MAX_LINE)).collect();
     lines.join("\n")
 }
 
@@ -158,7 +159,7 @@ pub(crate) fn report(error: &dyn Error) {
         text += &format!("  caused by: {}\n", with_short_lines(&inner.to_string()));
         cause = inner.source();
     }
-    // At once, as other ranks of a distributed run may print theirs. Nobody is left to tell if this fails.
+    // Written in one call, because other ranks of a distributed run may print as well. Output errors are ignored.
     let _ = io::stderr().write_all(printable(&text).as_bytes());
 }
 
@@ -180,7 +181,7 @@ mod tests {
         let text = "name   first second third\n  short";
         assert_eq!(wrapped(text, None, 7), text);
         assert_eq!(wrapped(text, Some(20), 7), "name   first second\n       third\n  short");
-        // Neither words nor lines without spaces are broken, and an indent leaves room.
+        // Words and lines without spaces are not broken, and an indent leaves room.
         assert_eq!(
             wrapped("/a/very/long/path and", Some(8), 30),
             "/a/very/long/path\n    and"

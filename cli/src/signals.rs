@@ -1,37 +1,37 @@
-//! Ctrl-C, SIGTERM and SIGHUP: what is at work ends after its present step, and keeps what it has.
+//! Handling of Ctrl-C, SIGTERM and SIGHUP: the current work ends after its current step and saves its results.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::output::notice;
 
-/// What the program ends with after Ctrl-C, as shells have it for the signal.
+/// Exit code after Ctrl-C, as set by shells.
 const INTERRUPTED: i32 = 130;
-/// To the number of another signal.
+/// Offset of exit codes for other signals; the number of the signal is added.
 #[cfg(unix)]
 const SIGNALLED: i32 = 128;
 
-/// What the program is to end with; 0 as long as there was no signal.
+/// Exit code of the program; 0 if there was no signal.
 static CODE: AtomicI32 = AtomicI32::new(0);
 
-/// From now on the first Ctrl-C ends what is at work after the present step, and the second one the program at once; `what`
-/// it is, the user is told.
+/// Makes the first Ctrl-C end the current work after the current step, and the second one end the program at once. `what`
+/// describes the work in messages.
 pub(crate) fn watch(what: &'static str) {
     let handler = move || {
         if CODE.swap(INTERRUPTED, Ordering::Relaxed) != 0 {
             std::process::exit(INTERRUPTED);
         }
-        // Nobody is left to tell if this fails.
+        // Output errors are ignored, because standard error is the only place to report them.
         let _ = notice(format_args!(
-            "\ninterrupted: {what} ends after this step; Ctrl-C again ends the program at once"
+            "\ninterrupted: {what} stops after this step; press Ctrl-C again to exit at once"
         ));
     };
-    // It fails where the signal is ignored, as in the background of a script; it stays ignored then.
+    // Setting the handler fails if the signal is ignored, as in background jobs of scripts; it then stays ignored.
     if let Err(error) = ctrlc::try_set_handler(handler) {
         log::debug!("Ctrl-C is left as it is: {error}");
     }
 }
 
-/// From now on SIGTERM, as `kill` and schedulers of jobs send it, does the same, and SIGHUP, as a terminal does that is closed.
+/// Makes SIGTERM (from `kill` and job schedulers) and SIGHUP (from a closed terminal) have the same effect as Ctrl-C.
 pub(crate) fn watch_termination() {
     static WATCHES: AtomicBool = AtomicBool::new(false);
     if !WATCHES.swap(true, Ordering::Relaxed) {
@@ -39,7 +39,7 @@ pub(crate) fn watch_termination() {
     }
 }
 
-/// From now on a file that exceeds the limit of the shell (`ulimit -f`) is an error of its write, and does not end the process.
+/// Makes writes beyond the file size limit of the shell (`ulimit -f`) return an error instead of ending the process.
 pub(crate) fn report_large_files() {
     // SAFETY: ignoring a signal runs no handler.
     #[cfg(unix)]
@@ -48,18 +48,18 @@ pub(crate) fn report_large_files() {
     }
 }
 
-/// Notes a Ctrl-C that another process of the same run had.
+/// Records a Ctrl-C that another process of the same run received.
 pub(crate) fn note() {
-    // The first signal counts.
+    // Only the first signal is recorded.
     let _ = CODE.compare_exchange(0, INTERRUPTED, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Whether there was a signal.
+/// Returns true if there was a signal.
 pub(crate) fn happened() -> bool {
     CODE.load(Ordering::Relaxed) != 0
 }
 
-/// What the program ends with after one.
+/// Returns the exit code after a signal.
 pub(crate) fn exit_code() -> u8 {
     u8::try_from(CODE.load(Ordering::Relaxed)).unwrap_or(1)
 }
@@ -71,7 +71,7 @@ mod terminate {
     extern "C" fn note(signal: libc::c_int) {
         let code = SIGNALLED + signal;
         if CODE.swap(code, Ordering::Relaxed) != 0 {
-            // SAFETY: it ends the process, and may be called in a handler of a signal.
+            // SAFETY: it ends the process, and is async-signal-safe.
             unsafe { libc::_exit(code) }
         }
     }
@@ -83,11 +83,11 @@ mod terminate {
     }
 
     fn handle(signal: libc::c_int) {
-        // SAFETY: the structures are there and whole; the handler only touches an atomic number, or ends the process.
+        // SAFETY: the structures are valid and initialised; the handler only accesses an atomic number, or ends the process.
         unsafe {
             let mut old: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(signal, std::ptr::null(), &raw mut old) != 0 || old.sa_sigaction != libc::SIG_DFL {
-                // Whoever ignores it, or handles it, has a reason.
+                // An ignored or handled signal is left unchanged.
                 return;
             }
             let mut new: libc::sigaction = std::mem::zeroed();

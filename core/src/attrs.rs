@@ -1,7 +1,7 @@
 //! Named, typed attributes of an operator call (stride, axis, epsilon …).
 //!
-//! Attributes are plain data: they are compared and hashed for common-subexpression elimination,
-//! printed, and serialised into plans. Nothing is addressed by position.
+//! Attributes are plain data: they are compared and hashed for common-subexpression elimination, printed, and
+//! serialised into plans. They are addressed by name, never by position.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,15 +20,15 @@ pub enum Attr {
     Int(i64),
     /// A list of integers.
     Ints(Vec<i64>),
-    /// A real number.
+    /// A floating-point number.
     Float(f64),
-    /// A flag.
+    /// A Boolean value.
     Bool(bool),
-    /// A word.
+    /// A string.
     Str(String),
     /// An element type.
     DType(DType),
-    /// Calls that become one: what a fused operator computes.
+    /// Several calls fused into one: the computation of a fused operator.
     Program(Arc<Program>),
 }
 
@@ -52,7 +52,7 @@ pub enum AttrKind {
 }
 
 impl Attr {
-    /// Its kind.
+    /// Returns the kind of the attribute.
     pub fn kind(&self) -> AttrKind {
         match self {
             Attr::Int(_) => AttrKind::Int,
@@ -113,12 +113,12 @@ impl fmt::Display for Attr {
     }
 }
 
-/// The attributes of one call, in the order of their declaration.
+/// The attributes of one call, ordered as the operator declares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attrs(Arc<Vec<(Cow<'static, str>, Attr)>>);
 
 impl Attrs {
-    /// No attributes.
+    /// Creates an empty list of attributes.
     pub fn new() -> Self {
         Attrs::default()
     }
@@ -135,25 +135,25 @@ impl Attrs {
         self
     }
 
-    /// The attribute of that name.
+    /// Returns the attribute with this name.
     pub fn get(&self, name: &str) -> Option<&Attr> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 
-    /// Names and values in order.
+    /// Iterates over names and values in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
         self.0.iter().map(|(n, v)| (n.as_ref(), v))
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no attributes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// An integer attribute.
+    /// Returns an integer attribute.
     ///
     /// # Errors
-    /// A message when it is absent or of another kind, as for every typed getter here.
+    /// A message if the attribute is absent or of another kind. This holds for every typed getter here.
     pub fn int(&self, name: &str) -> Result<i64, String> {
         match self.get(name) {
             Some(Attr::Int(v)) => Ok(*v),
@@ -161,7 +161,7 @@ impl Attrs {
         }
     }
 
-    /// A list of integers.
+    /// Returns a list of integers as an attribute.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -172,7 +172,7 @@ impl Attrs {
         }
     }
 
-    /// A list of non-negative integers of a fixed length.
+    /// Returns a list of non-negative integers of a fixed length.
     ///
     /// # Errors
     /// See [`Attrs::int`]; also when the length differs or an entry is negative.
@@ -188,7 +188,7 @@ impl Attrs {
         Ok(out)
     }
 
-    /// A list of any number of non-negative integers: a shape.
+    /// Returns a list of any number of non-negative integers: a shape.
     ///
     /// # Errors
     /// See [`Attrs::int`]; also when an entry is negative.
@@ -197,7 +197,7 @@ impl Attrs {
         self.ints(name)?.iter().map(entry).collect()
     }
 
-    /// A non-negative integer.
+    /// Returns a non-negative integer.
     ///
     /// # Errors
     /// See [`Attrs::int`]; also when negative.
@@ -206,7 +206,7 @@ impl Attrs {
         usize::try_from(v).map_err(|_| format!("attribute '{name}' is negative: {v}"))
     }
 
-    /// A real number.
+    /// Returns a floating-point attribute.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -217,7 +217,7 @@ impl Attrs {
         }
     }
 
-    /// A flag.
+    /// Returns a Boolean attribute.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -228,7 +228,7 @@ impl Attrs {
         }
     }
 
-    /// An element type.
+    /// Returns an element type as an attribute.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -239,7 +239,7 @@ impl Attrs {
         }
     }
 
-    /// A program.
+    /// Returns a program as an attribute.
     ///
     /// # Errors
     /// See [`Attrs::int`].

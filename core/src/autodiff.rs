@@ -1,6 +1,6 @@
 //! Reverse-mode automatic differentiation of a graph.
 //!
-//! No operator is named here: each brings its own rule ([`Gradient`]).
+//! This module refers to no operator: each operator implements its own gradient rule ([`Gradient`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,37 +13,38 @@ use crate::ops::gradient::{GradCall, GradCx};
 use crate::ops::{Gradient, OpRef};
 use crate::reference::expand_into;
 
-/// Ends the names of calls that compute gradients: those of `fc1` are named `fc1.grad`.
+/// Suffix for names of calls that compute gradients: gradients of `fc1` are named `fc1.grad`.
 pub const GRADIENT_SUFFIX: &str = ".grad";
 
 /// Adds to a forward graph the gradients of its first output with respect to every trainable
 /// parameter and every input marked by `require_grad`.
 ///
-/// The result has the same outputs; [`Graph::gradients`] lists leaf and gradient.
+/// The result has the same outputs; [`Graph::gradients`] lists each of these leaves with its gradient.
 ///
 /// # Panics
-/// With the report of [`try_differentiate`]'s error.
+/// Panics with the text of the error if [`try_differentiate`] fails.
 #[must_use]
 #[track_caller]
 pub fn differentiate(graph: &Graph) -> Graph {
     unwrap_report(try_differentiate(graph))
 }
 
-/// [`differentiate`] with errors as values.
+/// Differentiates like [`differentiate`], but returns errors instead of panicking.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; [`Error::NonScalarLoss`] unless the first output has one float
-/// element; [`Error::NotDifferentiable`] where a gradient that is needed cannot flow.
+/// All errors of [`Graph::verify`]; [`Error::NonScalarLoss`] unless the first output has one float
+/// element; [`Error::NotDifferentiable`] if a required gradient cannot be computed.
 pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
     differentiate_from(graph, None)
 }
 
-/// [`try_differentiate`] for training in mixed precision: gradients are multiplied by the loss scale during backpropagation, and
-/// divided by it in the end ([`crate::loss_scaling`]). The scale and its inverse are states of the result.
+/// Differentiates like [`try_differentiate`], for training in mixed precision: multiplies gradients by the loss scale
+/// during backpropagation, and divides them by it at the end ([`crate::loss_scaling`]). The scale and its inverse are
+/// states of the result.
 ///
 /// # Errors
-/// As there; a scale that is no power of two; a loss, or a leaf with a gradient, that is not `f32`; a state of the graph
-/// whose name belongs to loss scaling.
+/// As [`try_differentiate`]; a scale that is not a power of two; a loss, or a leaf with a gradient,
+/// that is not `f32`; a state of the graph whose name is reserved for loss scaling.
 pub fn try_differentiate_scaled(graph: &Graph, scaling: LossScaling) -> Result<Graph> {
     scaling.checked()?;
     differentiate_from(graph, Some(scaling))
@@ -65,7 +66,7 @@ fn differentiate_from(graph: &Graph, scaling: Option<LossScaling>) -> Result<Gra
     }
     for id in &order {
         let node = &graph.nodes()[id.index()];
-        // Integers carry no gradient, so what is behind an integer operand does not need one.
+        // Integers carry no gradient, so an integer operand and its producers need none.
         needs[id.index()] |= node
             .inputs
             .iter()
@@ -116,7 +117,7 @@ fn check_loss(graph: &Graph, loss: Value) -> Result<()> {
     Ok(())
 }
 
-/// The scale is `f32`, and what it is multiplied with must have room for the product; its states have names.
+/// Checks that the loss and all scaled leaves are `f32`, and that no state uses a reserved name.
 fn check_scalable(graph: &Graph, loss: Value, wanted: &[NodeId]) -> Result<()> {
     let leaves = wanted.iter().map(|&leaf| leaf.into());
     if let Some(value) = std::iter::once(loss)
@@ -166,7 +167,8 @@ impl Adjoints {
         self.0.insert(value, sum);
     }
 
-    /// The gradient of a leaf, multiplied by a factor if there is one; zeros if the loss does not depend on it.
+    /// Returns the gradient of a leaf, multiplied by `factor` if given; zeros if the loss does not
+    /// depend on it.
     fn gradient_of_leaf(&self, out: &mut Graph, leaf: NodeId, factor: Option<NodeId>) -> Value {
         let (dtype, shape) = (out.dtype(leaf), out.shape(leaf).to_vec());
         out.with_provenance(gradient_provenance(out, leaf), |out| {
@@ -188,8 +190,8 @@ fn gradient_provenance(graph: &Graph, id: NodeId) -> Provenance {
     }
 }
 
-/// Adds to `adjoints` what flows from the results of one call to its operands. `out` holds the forward
-/// nodes under their own ids, and receives the new ones.
+/// Propagates gradients from the results of one call to its operands, and adds them to `adjoints`.
+/// `out` contains the forward nodes under their own ids, and receives the new ones.
 fn backpropagate(out: &mut Graph, id: NodeId, needs: &[bool], adjoints: &mut Adjoints) -> Result<()> {
     let node = out.nodes()[id.index()].clone();
     let Some((op, attrs)) = node.op() else {
@@ -231,8 +233,8 @@ fn backpropagate(out: &mut Graph, id: NodeId, needs: &[bool], adjoints: &mut Adj
     Ok(())
 }
 
-// A rule that returns a gradient of another shape is a bug in the operator; say so by name instead of
-// letting `add` broadcast it.
+// A rule that returns a gradient of another shape is a bug in the operator. Report it by name
+// instead of letting `add` broadcast the gradient.
 fn check_gradient_type(graph: &Graph, op: OpRef, value: Value, gradient: Value) -> Result<()> {
     match (graph.ty(value), graph.ty(gradient)) {
         (Some(v), Some(g)) if v == g => Ok(()),
@@ -258,8 +260,8 @@ fn vector_jacobian_product(graph: &mut Graph, op: OpRef, call: &GradCall) -> Res
     }
 }
 
-/// Differentiates the decomposition of a call, built anew on the graph. What the rules do not use of
-/// it is removed later as dead code, and what equals the forward pass is shared with it.
+/// Differentiates the decomposition of a call, after building it on the graph. Later passes remove nodes that stay
+/// unused, and merge nodes that equal nodes of the forward pass.
 fn decomposed_gradient(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<Vec<Option<Value>>, String> {
     let start = graph.nodes().len();
     let outputs: Vec<_> = call.outputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect();
@@ -281,7 +283,7 @@ fn decomposed_gradient(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<
             backpropagate(graph, id, &needs, &mut adjoints).map_err(|e| e.to_string())?;
         }
     }
-    // One operand may stand in several places: its gradient is counted once, for the first.
+    // The same value may be several operands: its gradient is counted once, for the first of them.
     let mut seen = Vec::new();
     Ok(call
         .inputs

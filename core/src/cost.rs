@@ -1,7 +1,8 @@
 //! Estimated cost of calls, in picoseconds, on a target: a device's rates and kernels.
 //!
-//! A call takes a launch, and the longer of moving its bytes and doing its arithmetic (the roofline model of
-//! Williams, Waterman and Patterson, 2009). A call without a kernel costs what its decomposition costs.
+//! A call costs a launch plus the longer of moving its bytes and doing its arithmetic (the roofline
+//! model of Williams, Waterman and Patterson, 2009). A call without a kernel costs as much as its
+//! decomposition.
 
 use std::time::Duration;
 
@@ -14,11 +15,12 @@ use crate::shape::TensorType;
 
 /// Rates and kernels of a device.
 pub trait Target {
-    /// Rates.
+    /// Returns the rates.
     fn cost_model(&self) -> CostModel;
-    /// Launches that wait for each other of the kernel for a call; `None` if there is no kernel.
+    /// Returns the number of dependent launches of the kernel for a call; `None` if there is no
+    /// kernel.
     fn launches(&self, kernel: &KernelDesc) -> Option<u32>;
-    /// The share of its rates that the kernel for a call reaches, beside other kernels: see
+    /// Returns the fraction of the device's rates that the kernel for a call reaches: see
     /// [`Device::efficiency`](crate::backend::Device::efficiency).
     fn efficiency(&self, kernel: &KernelDesc) -> f64 {
         let _ = kernel;
@@ -26,15 +28,15 @@ pub trait Target {
     }
 }
 
-/// A device known by its rates alone, with a kernel for every operator: for reports about hardware that is not
-/// here, and for stages used without a device.
+/// A device that is described only by its rates and has a kernel for every operator. It is for reports about hardware
+/// that is not available, and for compilation without a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Simulated(pub CostModel);
+pub struct SimulatedDevice(pub CostModel);
 
-impl Simulated {
-    /// A discrete GPU: 5 us a launch, 500 GB/s, 20 TFLOP/s in `f32`.
+impl SimulatedDevice {
+    /// Returns the costs of a discrete GPU: 5 us a launch, 500 GB/s, 20 TFLOP/s in `f32`.
     pub fn discrete_gpu() -> Self {
-        Simulated(CostModel {
+        SimulatedDevice(CostModel {
             launch: Duration::from_micros(5),
             bytes_per_second: 500e9,
             flops_per_second: 20e12,
@@ -44,7 +46,7 @@ impl Simulated {
     }
 }
 
-impl Target for Simulated {
+impl Target for SimulatedDevice {
     fn cost_model(&self) -> CostModel {
         self.0
     }
@@ -54,17 +56,17 @@ impl Target for Simulated {
     }
 }
 
-/// Price of what cannot be computed: more than any graph, and small enough to be summed.
+/// Cost of a call that cannot be computed: more than that of any graph, and small enough that sums do not overflow.
 pub const IMPOSSIBLE: u64 = u64::MAX >> 16;
 
-/// What decomposing costs beside the parts, so that of two equal ways the whole call is taken.
+/// Additional cost of decomposing a call, so that a tie goes to the call itself.
 const DECOMPOSING: u64 = 1;
 
 fn is_half(ty: &TensorType) -> bool {
     ty.dtype.is_half()
 }
 
-/// Time of so many launches doing that work together, with this share of the device's rates.
+/// Returns the time of `launches` launches that do this work in total, at this fraction of the device's rates.
 fn time(model: &CostModel, cost: Cost, half: bool, launches: u32, efficiency: f64) -> u64 {
     let flops = if half {
         model.half_flops_per_second
@@ -77,7 +79,8 @@ fn time(model: &CostModel, cost: Cost, half: bool, launches: u32, efficiency: f6
     (picoseconds as u64).min(IMPOSSIBLE)
 }
 
-/// Price of a call on a device, in picoseconds: of its kernel, or of its decomposition where there is none.
+/// Returns the cost of a call on a device, in picoseconds: that of its kernel, or of its
+/// decomposition if it has none.
 pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     let model = target.cost_model();
     if op.alias().is_some() || (model.free_views && op.entries(call).is_some()) {
@@ -94,7 +97,8 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     if let Some(launches) = target.launches(&desc) {
         return time(&model, op.cost(call), half, launches, target.efficiency(&desc));
     }
-    // The planner casts, computes in f32 and casts back; for what has no kernel then either, that may be much.
+    // The planner casts, computes in f32 and casts back. If the f32 call has no kernel either, the
+    // cost may be high.
     if let Ok(Some((widened, _))) = widen(op, &desc) {
         return graph_cost(&widened, target)
             .unwrap_or(IMPOSSIBLE)
@@ -116,10 +120,11 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     }
 }
 
-/// Price of a call that is made once for many steps: of two equal ones, the one with fewer such calls is taken.
+/// Cost of a call that is computed once for many steps: of two equal graphs, the one with fewer
+/// such calls wins.
 pub const INVARIANT_COST: u64 = 1;
 
-/// Price of a graph: of every call that its results need.
+/// Returns the cost of a graph: the sum over all calls that its results need.
 ///
 /// # Errors
 /// A cycle.
@@ -127,7 +132,8 @@ pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
     priced(graph, target, &vec![false; graph.nodes().len()])
 }
 
-/// Price of a step of a graph for inference, in which [invariant calls](Graph::invariant_calls) cost next to nothing.
+/// Returns the cost of an inference step, in which [invariant calls](Graph::invariant_calls) cost
+/// almost nothing.
 ///
 /// # Errors
 /// A cycle.
@@ -153,9 +159,10 @@ fn priced(graph: &Graph, target: &dyn Target, invariant: &[bool]) -> Result<u64>
                 inputs: &inputs,
                 outputs: &node.outputs,
             };
-            let price = match invariant[id.index()] {
-                true => INVARIANT_COST,
-                false => call_cost(target, op, &call),
+            let price = if invariant[id.index()] {
+                INVARIANT_COST
+            } else {
+                call_cost(target, op, &call)
             };
             total = total.saturating_add(price);
         }

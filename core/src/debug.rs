@@ -6,10 +6,9 @@
 //! MEGANEURA_DEBUG=serial,no-aliasing,dump=kernels
 //! ```
 //!
-//! They change a session's copy of its plan, never the plan itself, so what is cached or shown is as always, and they work
-//! on every backend. What they are for: results that `serial` makes right point to a hazard between dispatches, results
-//! that `no-aliasing` makes right to memory that is shared too early. [`Session::step_debug`](crate::Session::step_debug)
-//! finds the first NaN.
+//! They change a session's copy of its plan, never the plan itself, so cached or printed plans do not change. They work
+//! on every backend. If `serial` makes results right, the cause may be a hazard between dispatches; if `no-aliasing`
+//! does, buffers may share memory too early. [`Session::step_debug`](crate::Session::step_debug) finds the first NaN.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -26,23 +25,24 @@ use crate::plan::memory::MemoryLayout;
 /// Variable that sets the options, as a list with commas.
 pub const DEBUG_VARIABLE: &str = "MEGANEURA_DEBUG";
 
-/// What to do otherwise than fast.
+/// Options that trade speed for diagnosis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DebugOptions {
     /// Every dispatch waits for the one before (`serial`).
     pub serial: bool,
     /// No buffer shares memory with another (`no-aliasing`).
     pub no_aliasing: bool,
-    /// Folder for the sources of generated kernels (`dump=FOLDER`), which is made if it is absent. Each plan that is
-    /// prepared gets a folder `plan-N` in it, with a file for each kernel, named by its dispatch, and the plan as text.
+    /// Folder for the sources of generated kernels (`dump=FOLDER`); created if absent. Each plan
+    /// gets a subfolder `plan-N` with a file for each kernel, named after its dispatch, and the
+    /// plan as text.
     pub dump: Option<PathBuf>,
 }
 
 impl DebugOptions {
-    /// The options that [`DEBUG_VARIABLE`] sets; none if it is not set, or empty.
+    /// Returns the options that [`DEBUG_VARIABLE`] sets; none if it is not set, or empty.
     ///
     /// # Errors
-    /// [`Error::Config`] for a word that is none of them.
+    /// [`Error::Config`] for an unknown word.
     pub fn from_environment() -> Result<Self> {
         match std::env::var_os(DEBUG_VARIABLE) {
             Some(value) => DebugOptions::parse(&value.to_string_lossy()),
@@ -50,10 +50,10 @@ impl DebugOptions {
         }
     }
 
-    /// Reads options as the environment variable has them.
+    /// Parses options in the syntax of the environment variable.
     ///
     /// # Errors
-    /// [`Error::Config`] for a word that is none of them.
+    /// [`Error::Config`] for an unknown word.
     pub fn parse(text: &str) -> Result<Self> {
         let mut options = DebugOptions::default();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
@@ -64,7 +64,7 @@ impl DebugOptions {
                 _ => {
                     return Err(Error::Config {
                         origin: DEBUG_VARIABLE.into(),
-                        message: format!("'{word}' is none of serial, no-aliasing and dump=FOLDER"),
+                        message: format!("expected serial, no-aliasing or dump=FOLDER, found '{word}'"),
                     });
                 }
             }
@@ -72,7 +72,8 @@ impl DebugOptions {
         Ok(options)
     }
 
-    /// Makes the folder for kernels, if there is to be one, so that one that cannot be written is an error at once.
+    /// Creates the folder for kernels, if requested, so that a folder that cannot be written is
+    /// reported early.
     ///
     /// # Errors
     /// [`Error::File`] with the folder.
@@ -83,13 +84,14 @@ impl DebugOptions {
         }
     }
 
-    /// The plan as a session with these options runs it.
+    /// Returns the plan with these options applied.
     pub(crate) fn applied<'a>(&self, plan: &'a ExecutionPlan) -> Cow<'a, ExecutionPlan> {
         let mut plan = Cow::Borrowed(plan);
         if self.serial {
             let plan = plan.to_mut();
             for segment in &plan.segments {
-                // Dispatches are sorted by level, so a level each keeps the order of all that depend on each other.
+                // Dispatches are sorted by level, so one level per dispatch preserves the order of
+                // dependent ones.
                 for (level, dispatch) in (0..).zip(&mut plan.dispatches[segment.range()]) {
                     dispatch.level = level;
                 }
@@ -101,10 +103,10 @@ impl DebugOptions {
         plan
     }
 
-    /// Writes the plan and its kernels, if that is asked for.
+    /// Writes the plan and its kernels, if requested.
     ///
     /// # Errors
-    /// A kernel that cannot be made; a folder that cannot be written.
+    /// A kernel that cannot be generated; a folder that cannot be written.
     pub(crate) fn dump_kernels(&self, device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let Some(folder) = &self.dump else { return Ok(()) };
@@ -133,8 +135,8 @@ fn make(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| {
         Error::file(
             folder,
-            format!("could not be made: {error}"),
-            format!("name a folder that can be written in {DEBUG_VARIABLE}"),
+            format!("could not be created: {error}"),
+            format!("set dump in {DEBUG_VARIABLE} to a writable folder"),
         )
     })
 }

@@ -25,13 +25,13 @@ pub enum DType {
 
 /// Storage granule of a dtype: `elements` consecutive elements take `bytes` bytes.
 ///
-/// Plain types have one element a block; a block-quantised weight format has many (for example 32
-/// elements in 34 bytes), which is why sizes are always asked of [`DType::storage_bytes`].
+/// Plain types have one element per block; a block-quantised weight format has many (for example 32
+/// elements in 34 bytes), so sizes must be computed with [`DType::storage_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Elements a block.
+    /// Elements per block.
     pub elements: usize,
-    /// Bytes a block.
+    /// Bytes per block.
     pub bytes: usize,
 }
 
@@ -39,13 +39,13 @@ impl DType {
     /// All dtypes, in declaration order.
     pub const ALL: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
 
-    /// The type of that [`name`](DType::name).
+    /// Returns the type with this [`name`](DType::name).
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
         all.into_iter().find(|t| t.name() == name)
     }
 
-    /// Lower-case name, as printed in graphs and errors.
+    /// Returns the lower-case name, as printed in graphs and errors.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -56,7 +56,7 @@ impl DType {
         }
     }
 
-    /// Storage granule.
+    /// Returns the storage granule.
     pub fn block(self) -> Block {
         let bytes = match self {
             DType::F32 | DType::U32 | DType::I32 => 4,
@@ -65,23 +65,23 @@ impl DType {
         Block { elements: 1, bytes }
     }
 
-    /// Bytes that `elements` elements take, or `None` if that overflows `usize`.
+    /// Returns the bytes that `elements` elements take, or `None` if that overflows `usize`.
     pub fn storage_bytes(self, elements: usize) -> Option<usize> {
         let block = self.block();
         elements.div_ceil(block.elements).checked_mul(block.bytes)
     }
 
-    /// Whether this is a floating-point type, so that gradients can flow through it.
+    /// Returns `true` for floating-point types, through which gradients can flow.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// Whether it is one of the floats of two bytes, which are for storage.
+    /// Returns `true` for the two-byte floats, which are storage types.
     pub fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// Whether this is an integer type.
+    /// Returns `true` for integer types.
     pub fn is_integer(self) -> bool {
         !self.is_float()
     }

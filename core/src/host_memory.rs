@@ -1,8 +1,9 @@
-//! Memory of the host that grows with models, batches and files. Where there is none, that is an error, and no end of the process.
+//! Fallible allocation of host memory whose size depends on models, batches and files: running out of it is an error,
+//! not an abort.
 
 use crate::error::{Error, Result};
 
-/// Room for so many values; `what` tells what they are.
+/// Allocates an empty vector with the capacity `len`; `what` describes the values in the error.
 ///
 /// # Errors
 /// [`Error::HostMemory`].
@@ -17,7 +18,7 @@ pub fn room<T>(what: &str, len: usize) -> Result<Vec<T>> {
     }
 }
 
-/// So many copies of a value.
+/// Returns `len` copies of a value.
 ///
 /// # Errors
 /// As [`room`].
@@ -27,7 +28,7 @@ pub fn filled<T: Clone>(what: &str, len: usize, value: T) -> Result<Vec<T>> {
     Ok(values)
 }
 
-/// Values, of which there are as many as they say.
+/// Collects an iterator into a vector that is allocated first.
 ///
 /// # Errors
 /// As [`room`].

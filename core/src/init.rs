@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::host_memory;
 use crate::random::SplitMix64;
 
-/// How `Session::initialize_parameters` fills a parameter.
+/// Initializer of a parameter in `Session::initialize_parameters`.
 ///
-/// `fan_in` is the number of inputs that each output sums over, `fan_out` the number of outputs that
-/// each input feeds; layers know both.
+/// `fan_in` is the number of inputs that each output sums over, `fan_out` the number of outputs
+/// that each input feeds; layers provide both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Init {
@@ -21,7 +21,7 @@ pub enum Init {
     Constant(f32),
     /// Uniform in `[-bound, bound)`.
     Uniform {
-        /// Half the width.
+        /// Upper bound of the magnitude.
         bound: f32,
     },
     /// Normal with mean 0.
@@ -32,7 +32,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// Xavier (Glorot) uniform: bound `sqrt(6 / (fan_in + fan_out))`.
+    /// Returns the uniform distribution of Xavier (Glorot): bound `sqrt(6 / (fan_in + fan_out))`.
     /// Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
     /// networks", 2010, equation 16.
     pub fn xavier_uniform(fan_in: usize, fan_out: usize) -> Self {
@@ -41,37 +41,39 @@ impl Init {
         }
     }
 
-    /// Xavier (Glorot) normal: standard deviation `sqrt(2 / (fan_in + fan_out))`.
+    /// Returns the normal distribution of Xavier (Glorot): standard deviation
+    /// `sqrt(2 / (fan_in + fan_out))`.
     pub fn xavier_normal(fan_in: usize, fan_out: usize) -> Self {
         Init::Normal {
             std: (2.0 / fan_in.saturating_add(fan_out).max(1) as f32).sqrt(),
         }
     }
 
-    /// Kaiming (He) uniform for ReLU networks: bound `sqrt(6 / fan_in)`.
-    /// He et al., "Delving deep into rectifiers", 2015, equation 10.
+    /// Returns the uniform distribution of Kaiming (He) for ReLU networks: bound
+    /// `sqrt(6 / fan_in)`. He et al., "Delving deep into rectifiers", 2015, equation 10.
     pub fn kaiming_uniform(fan_in: usize) -> Self {
         Init::Uniform {
             bound: (6.0 / fan_in.max(1) as f32).sqrt(),
         }
     }
 
-    /// Kaiming (He) normal for ReLU networks: standard deviation `sqrt(2 / fan_in)`.
+    /// Returns the normal distribution of Kaiming (He) for ReLU networks: standard deviation
+    /// `sqrt(2 / fan_in)`.
     pub fn kaiming_normal(fan_in: usize) -> Self {
         Init::Normal {
             std: (2.0 / fan_in.max(1) as f32).sqrt(),
         }
     }
 
-    /// `len` values. The stream depends on the seed and the parameter's name alone, so that adding a
-    /// parameter to a model does not change the values of the others.
+    /// Returns `len` values. The random stream depends only on the seed and the parameter's name,
+    /// so adding a parameter to a model does not change the values of others.
     pub fn values(self, name: &str, len: usize, seed: u64) -> Vec<f32> {
         let mut values = Vec::with_capacity(len);
         self.append(name, len, seed, &mut values);
         values
     }
 
-    /// [`Init::values`], where it is an error that there is no memory for them.
+    /// Returns the same as [`Init::values`], but returns an error if there is not enough memory.
     pub(crate) fn try_values(self, name: &str, len: usize, seed: u64) -> Result<Vec<f32>> {
         let mut values = host_memory::room(&format!("the first values of '{name}'"), len)?;
         self.append(name, len, seed, &mut values);
@@ -92,7 +94,7 @@ impl Init {
     }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): a fixed hash, unlike the standard library's.
+/// Computes FNV-1a with 64 bits (Fowler, Noll, Vo): a fixed hash, unlike the standard library's.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| {
         (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)

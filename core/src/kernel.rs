@@ -1,4 +1,4 @@
-//! The call of a kernel, as a device is asked for it, and what a device says of itself.
+//! Descriptions of kernels and devices: queries for kernels, capabilities of devices and cost models.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,8 @@ pub struct CostModel {
     pub flops_per_second: f64,
     /// FLOP/s of a large matmul with half-precision operands.
     pub half_flops_per_second: f64,
-    /// Whether kernels read and write slices of wider rows in place, so that slicing columns of a matrix costs nothing.
+    /// `true` if kernels read and write slices of wider rows in place, so that slicing columns of a
+    /// matrix is free.
     pub free_views: bool,
 }
 
@@ -35,9 +36,9 @@ pub struct Capabilities {
     pub dtypes: Vec<DType>,
     /// Largest buffer in bytes, if limited: the lesser of the largest allocation and the largest binding of a kernel.
     pub max_buffer_bytes: Option<u64>,
-    /// Memory in bytes, if known.
+    /// Memory in bytes, if the device reports it.
     pub memory_bytes: Option<u64>,
-    /// Whether device and host share memory.
+    /// `true` if device and host share memory.
     pub unified_memory: bool,
     /// Rates.
     pub cost: CostModel,
@@ -59,7 +60,7 @@ pub struct KernelDesc<'a> {
 }
 
 impl KernelDesc<'_> {
-    /// The call as shape rules see it.
+    /// Returns the call in the form that shape rules use.
     pub fn call(&self) -> Call<'_> {
         Call {
             attrs: self.attrs,
@@ -76,23 +77,23 @@ impl fmt::Display for KernelDesc<'_> {
     }
 }
 
-/// Answer to whether a device has a kernel.
+/// Answer of a device to the question of whether it has a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It has.
+    /// The device has one.
     Yes,
-    /// It has not, for this reason.
+    /// The device has none, for this reason.
     No(String),
 }
 
-/// Whether a call for which a device has no kernel becomes one in `f32` between casts.
+/// Returns `true` if a call without a kernel is replaced by the same call in `f32` between casts.
 pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
     matches!(widen(op, desc), Ok(Some(_)))
 }
 
-/// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
-/// no kernel for; `None` if there are none, the call is such a cast itself, or it writes such an operand in place,
-/// which a cast cannot be.
+/// Returns the same call in `f32` between casts, for half-precision operands that the device has no
+/// kernel for. Returns `None` if there are no such operands, if the call is such a cast itself, or
+/// if it writes such an operand in place, which a cast cannot do.
 pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
     let is_half = |ty: &TensorType| ty.dtype.is_half();
     let writes_half = op
@@ -109,9 +110,10 @@ pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<V
         .enumerate()
         .map(|(i, ty)| {
             let operand = graph.input_typed(&operand_name(i), &ty.shape, ty.dtype);
-            match is_half(ty) {
-                true => graph.cast(operand, DType::F32).into(),
-                false => operand.into(),
+            if is_half(ty) {
+                graph.cast(operand, DType::F32).into()
+            } else {
+                operand.into()
             }
         })
         .collect();
@@ -137,7 +139,8 @@ pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<V
         return Ok(None);
     }
     graph.set_outputs(results.clone());
-    // A program that converts some operands itself is not one of `f32` alone; its calls are, each for itself.
+    // A decomposition that converts some operands itself may not be valid in `f32`; its calls are
+    // widened one by one.
     match graph.verify() {
         Err(_) if op.semantics().decomposition().is_some() => Ok(None),
         verified => verified.map(|()| Some((graph, results))),

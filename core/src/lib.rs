@@ -6,8 +6,8 @@
 //! Graph --verify--> optimize --> autodiff --> optimize --> plan --> Device::compile --> Session::step
 //! ```
 //!
-//! Each arrow takes a value and returns a value; nothing downstream is known upstream, and no GPU is known
-//! here at all. See `ARCHITECTURE.md` in the repository.
+//! Each arrow takes a value and returns a value. No stage depends on later ones, and no module here
+//! depends on a GPU. See `ARCHITECTURE.md` in the repository.
 
 pub mod attrs;
 pub mod autodiff;

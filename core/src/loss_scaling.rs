@@ -1,9 +1,9 @@
 //! Loss scaling: it prevents underflow of small gradients in mixed precision.
 //!
 //! Gradients are often far smaller than the smallest `f16`. So the backward pass begins with a factor, the loss scale,
-//! instead of 1; gradients are divided by it before they are used. Where a scaled gradient overflows, the update is skipped
-//! and the scale is halved; after a number of updates in a row without overflow, it is doubled (Micikevicius et al., 2018,
-//! section 3.2). The scale is a power of two, so that both factors are exact.
+//! instead of 1; gradients are divided by it before they are used. Where a scaled gradient overflows, the update is
+//! skipped and the scale is halved; after a number of updates in a row without overflow, it is doubled (Micikevicius et
+//! al., 2018, section 3.2). The scale is a power of two, so that both factors are exact.
 //!
 //! All of it is part of the plan: the scale and its counters are states on the device, and no step waits for the host.
 
@@ -14,20 +14,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Prefix of the names of states that belong to loss scaling.
+/// Prefix of state names that are reserved for loss scaling.
 pub const RESERVED: &str = "loss_scale.";
 /// State `f32 []`: the scale.
 pub const SCALE_STATE: &str = "loss_scale.scale";
 /// State `f32 []`: one over the scale.
 pub const INVERSE_STATE: &str = "loss_scale.inverse";
-/// State `f32 []` of the optimizer: updates in a row that were made since the scale has changed.
+/// State `f32 []` of the optimizer: updates in a row since the scale last changed.
 pub const GOOD_STATE: &str = "optimizer.good_updates";
 /// State `f32 []` of the optimizer: updates that were skipped because a gradient was not finite.
 pub const SKIPPED_STATE: &str = "optimizer.skipped_updates";
 /// State `f32 []` of the optimizer: elements of the last update's gradients that were not finite.
 pub const FOUND_STATE: &str = "optimizer.non_finite";
 
-/// Largest scale; one over it is the smallest.
+/// Maximum scale; its reciprocal is the minimum.
 pub const MAX_SCALE: f32 = 16_777_216.0;
 
 /// The factor of the gradients during the backward pass of training in mixed precision.
@@ -44,19 +44,19 @@ pub const MAX_SCALE: f32 = 16_777_216.0;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum LossScaling {
-    /// Halved with each update that is skipped, doubled after a number of updates in a row that were not.
+    /// A scale that is halved with each skipped update, and doubled after a number of updates in a row without a skip.
     Dynamic {
         /// The first scale: a power of two from 2^-24 to 2^24.
         initial: f32,
         /// Updates from one doubling to the next, from 1 to 2^24.
         interval: u32,
     },
-    /// Always the same: a power of two from 2^-24 to 2^24. Updates whose gradients are not finite are skipped, too.
+    /// A constant scale: a power of two from 2^-24 to 2^24. Updates whose gradients are not finite are skipped, too.
     Fixed(f32),
 }
 
 impl Default for LossScaling {
-    /// As PyTorch's `GradScaler`: 65536 at first, doubled after 2000 updates.
+    /// Returns the settings of PyTorch's `GradScaler`: 65536 at first, doubled after 2000 updates.
     fn default() -> Self {
         LossScaling::Dynamic {
             initial: 65_536.0,
@@ -66,7 +66,7 @@ impl Default for LossScaling {
 }
 
 impl LossScaling {
-    /// The scale of the first step.
+    /// Returns the scale of the first step.
     pub fn initial(self) -> f32 {
         match self {
             LossScaling::Dynamic { initial, .. } => initial,
@@ -74,7 +74,7 @@ impl LossScaling {
         }
     }
 
-    /// Updates from one doubling to the next, 0 where the scale never changes.
+    /// Returns the number of updates from one doubling to the next; 0 if the scale never changes.
     pub(crate) fn interval(self) -> u32 {
         match self {
             LossScaling::Dynamic { interval, .. } => interval,
@@ -82,10 +82,10 @@ impl LossScaling {
         }
     }
 
-    /// Checks the numbers.
+    /// Checks the scale and the interval.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Description of the invalid number.
     pub fn check(self) -> Result<(), String> {
         // Counted in f32.
         const MAX: u32 = 1 << 24;
@@ -104,7 +104,7 @@ impl LossScaling {
         }
     }
 
-    /// [`LossScaling::check`] as an error of the library.
+    /// Calls [`LossScaling::check`] and returns its message as an error of the library.
     pub(crate) fn checked(self) -> Result<()> {
         self.check().map_err(|message| Error::Config {
             origin: "loss_scale".into(),
@@ -127,7 +127,10 @@ impl FromStr for LossScaling {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("'{text}' is no loss scale; give dynamic, dynamic:START, dynamic:START:INTERVAL or a power of two")
+            format!(
+                "'{text}' is not a loss scale; use dynamic, dynamic:START, dynamic:START:INTERVAL or a power of \
+                two"
+            )
         };
         let scaling = match text.strip_prefix("dynamic") {
             None => LossScaling::Fixed(text.parse().map_err(|_| wrong())?),
@@ -202,7 +205,7 @@ mod tests {
         }
         for text in ["", "dynamics", "dynamic:", "dynamic:1:x", "fast"] {
             let message = text.parse::<LossScaling>().expect_err(text);
-            assert!(message.contains("is no loss scale"), "{text}: {message}");
+            assert!(message.contains("is not a loss scale"), "{text}: {message}");
         }
         for text in ["dynamic:1:0", "dynamic:1:16777217"] {
             let message = text.parse::<LossScaling>().expect_err(text);

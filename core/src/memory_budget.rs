@@ -1,4 +1,4 @@
-//! How much memory a plan may take.
+//! Memory limit of a plan.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub enum MemoryBudget {
     Bytes(u64),
     /// A share of the plan's memory without recomputation.
     OfPeak(f64),
-    /// All of the memory of parameters, gradients and the optimizer's state, and a share of the memory that is needed only
+    /// All memory of parameters, gradients and the optimizer's state, plus a share of the memory that is needed only
     /// within a step ([`MemoryForecast::transient`](crate::plan::MemoryForecast::transient)).
     OfStep(f64),
     /// A share of the device's memory.
@@ -42,15 +42,15 @@ impl FromStr for MemoryBudget {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "'{text}' is no memory budget; give bytes such as 4GB or 800MiB, 50% of the plan's memory, 50%:step of \
-                 activation memory, or 80%:device of the device's memory"
+                "'{text}' is not a memory budget; use bytes such as 4GB or 800MiB, 50% of the plan's memory, 50%:step \
+                 of activation memory, or 80%:device of the device's memory"
             )
         };
         let lower = text.trim().to_ascii_lowercase();
         if let Some((number, of)) = lower.split_once('%') {
             let share = number.trim().parse::<f64>().map_err(|_| wrong())? / 100.0;
             if !(share > 0.0 && share <= 1.0) {
-                return Err(format!("'{text}': a share is above 0 %, and at most 100 %"));
+                return Err(format!("'{text}': expected a share above 0 % and at most 100 %"));
             }
             return match of {
                 "" => Ok(MemoryBudget::OfPeak(share)),
@@ -63,9 +63,10 @@ impl FromStr for MemoryBudget {
         let (number, unit) = lower.split_at(digits);
         let &(_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
         let bytes = number.trim().parse::<f64>().map_err(|_| wrong())? * factor;
-        match bytes >= 1.0 && bytes < u64::MAX as f64 {
-            true => Ok(MemoryBudget::Bytes(bytes as u64)),
-            false => Err(wrong()),
+        if bytes >= 1.0 && bytes < u64::MAX as f64 {
+            Ok(MemoryBudget::Bytes(bytes as u64))
+        } else {
+            Err(wrong())
         }
     }
 }

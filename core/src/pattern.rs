@@ -1,6 +1,6 @@
-//! Patterns of names, as options take them for groups of parameters.
+//! Name patterns in options for groups of parameters.
 
-/// Whether a name fits a pattern in which `*` stands for any characters.
+/// Returns `true` if a name matches a pattern in which `*` matches any characters.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == name;

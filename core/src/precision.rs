@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Precision of matmuls and convolutions; everything else, and everything that is stored, is as its type says.
+/// Precision of matmuls and convolutions. All other operators, and storage, use the tensor's own type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Operands of `f32` are never rounded.
     #[default]
     F32,
-    /// Operands of matmuls and convolutions may be rounded to `f16` (relative error 2^-11; infinite beyond
-    /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`. Parameters, their updates and everything
-    /// else stay what they are, and training scales its loss ([`LossScaling`](crate::LossScaling)).
+    /// Operands of matmuls and convolutions may be rounded to `f16` if that is faster on the device. The relative error
+    /// is 2^-11 for magnitudes from 6e-5 to 65,504; greater ones become infinite, and the smallest nonzero one is 6e-8.
+    /// Sums are in `f32`. Nothing else changes, including parameters and their updates; training scales its loss
+    /// ([`LossScaling`](crate::LossScaling)).
     Mixed,
 }
 

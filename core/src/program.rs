@@ -1,9 +1,9 @@
-//! Programs: several calls as one, the attribute of the fused operator.
+//! Programs: several calls fused into one; a program is an attribute of the fused operator.
 //!
-//! A program is a list of calls, each on operands of the whole or on results of earlier calls, and a list of what
-//! it yields. It is data: compared, hashed, printed and serialised as any attribute. What is read from elsewhere
-//! is checked as it is read, so a program that exists is well formed: slots exist, operators are registered, no step
-//! writes data, and none has a program of its own.
+//! A program is a list of calls, each on operands of the program or on results of earlier calls, and a list of results.
+//! It is data: compared, hashed, printed and serialised like any attribute. A program is checked when it is created or
+//! read from a file. So every program is well formed: slots exist, operators are registered, no step writes data, and
+//! no step contains a program.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -16,31 +16,31 @@ use crate::ops::registered;
 use crate::ops::{Call, OpRef};
 use crate::shape::TensorType;
 
-/// Most operands of a program.
+/// Maximum operands of a program.
 pub const MAX_OPERANDS: usize = 64;
-/// Most steps of a program.
+/// Maximum steps of a program.
 pub const MAX_STEPS: usize = 256;
-/// Most results of a program.
+/// Maximum results of a program.
 pub const MAX_RESULTS: usize = 64;
 
 /// A value within a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Slot {
-    /// An operand of the whole.
+    /// An operand of the program.
     Operand(u32),
-    /// The result of a step, or the first of them.
+    /// The first result of a step.
     Step(u32),
     /// A further result of a step; `port` is 1 or more.
     Port {
         /// The step.
         step: u32,
-        /// Which of its results.
+        /// Index of the result.
         port: u32,
     },
 }
 
 impl Slot {
-    /// A result of a step.
+    /// Returns a result of a step.
     pub fn result(step: u32, port: u32) -> Self {
         match port {
             0 => Slot::Step(step),
@@ -76,27 +76,27 @@ impl Hash for Step {
     }
 }
 
-/// Calls that become one; see the [module documentation](self).
+/// Several calls fused into one; see the [module documentation](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "Stored")]
+#[serde(try_from = "StoredProgram", into = "StoredProgram")]
 pub struct Program {
     operands: usize,
     steps: Vec<Step>,
     results: Vec<Slot>,
 }
 
-/// A program in storage: operators by name.
+/// Serialized form of a program, with operators by name.
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct StoredProgram {
     operands: usize,
     steps: Vec<(String, Attrs, Vec<Slot>)>,
     results: Vec<Slot>,
 }
 
-impl From<Program> for Stored {
+impl From<Program> for StoredProgram {
     fn from(program: Program) -> Self {
         let steps = program.steps.into_iter();
-        Stored {
+        StoredProgram {
             operands: program.operands,
             steps: steps.map(|s| (s.op.name().to_owned(), s.attrs, s.inputs)).collect(),
             results: program.results,
@@ -104,10 +104,10 @@ impl From<Program> for Stored {
     }
 }
 
-impl TryFrom<Stored> for Program {
+impl TryFrom<StoredProgram> for Program {
     type Error = String;
 
-    fn try_from(stored: Stored) -> Result<Self, String> {
+    fn try_from(stored: StoredProgram) -> Result<Self, String> {
         let steps = stored.steps.into_iter().map(|(name, attrs, inputs)| {
             let op = registered::op(&name).ok_or_else(|| format!("a program calls '{name}', which does not exist"))?;
             Ok(Step { op, attrs, inputs })
@@ -117,11 +117,11 @@ impl TryFrom<Stored> for Program {
 }
 
 impl Program {
-    /// A program on so many operands.
+    /// Creates a program with this number of operands.
     ///
     /// # Errors
-    /// A message when a slot does not exist yet where it is used, an operator writes data, a step has a program of
-    /// its own, or there are too many or none of anything.
+    /// A message if a slot is used before it exists, an operator writes data, a step contains a
+    /// program, or the number of operands, steps or results is zero or too large.
     pub fn new(operands: usize, steps: Vec<Step>, results: Vec<Slot>) -> Result<Self, String> {
         let counts = [
             ("operands", operands, MAX_OPERANDS),
@@ -137,7 +137,7 @@ impl Program {
             Slot::Operand(i) if (i as usize) < operands => Ok(()),
             Slot::Step(i) if (i as usize) < before => Ok(()),
             Slot::Port { step, port } if (step as usize) < before && has_port(&steps[step as usize], port) => Ok(()),
-            _ => Err(format!("there is no value {slot} in this place of a program")),
+            _ => Err(format!("value {slot} is not defined at this point of the program")),
         };
         for (at, step) in steps.iter().enumerate() {
             let fail = |message: String| format!("step {at} of a program, {}: {message}", step.op.name());
@@ -146,7 +146,7 @@ impl Program {
                 exists(slot, at).map_err(fail)?;
             }
             if !step.op.writes().is_empty() {
-                return Err(fail("it must write nothing".into()));
+                return Err(fail("it must not write operands".into()));
             }
             if step.attrs.iter().any(|(_, attr)| matches!(attr, Attr::Program(_))) {
                 return Err(fail("a program must not contain another".into()));
@@ -168,25 +168,26 @@ impl Program {
         })
     }
 
-    /// Number of operands.
+    /// Returns the number of operands.
     pub fn operands(&self) -> usize {
         self.operands
     }
 
-    /// The calls in order.
+    /// Returns the calls in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// What it yields: results of steps.
+    /// Returns the slots of the results.
     pub fn results(&self) -> &[Slot] {
         &self.results
     }
 
-    /// Types of the results of each step for operands of these types.
+    /// Infers the types of the results of each step for operands of these types.
     ///
     /// # Errors
-    /// The number of operands, what a step's shape rule finds, or a result that a step does not have.
+    /// A wrong number of operands, an error of a step's shape rule, or a result that a step does
+    /// not have.
     pub fn infer(&self, operands: &[TensorType]) -> Result<Vec<Vec<TensorType>>, String> {
         if operands.len() != self.operands {
             return Err(format!(
@@ -213,7 +214,7 @@ impl Program {
         Ok(types)
     }
 
-    /// The last result of a step that anything uses.
+    /// Returns the index of the last used result of a step.
     fn last_port(&self, at: usize) -> usize {
         let used = self.steps.iter().flat_map(|step| &step.inputs).chain(&self.results);
         let ports = used.filter_map(|&slot| match slot {
@@ -223,13 +224,14 @@ impl Program {
         ports.max().unwrap_or(0)
     }
 
-    /// Operand types of a step, given those of the whole and of the results of the steps before.
+    /// Returns the operand types of a step, from the operands of the program and the results of
+    /// earlier steps.
     pub fn inputs_of(&self, step: &Step, operands: &[TensorType], steps: &[Vec<TensorType>]) -> Vec<TensorType> {
         let types = step.inputs.iter().map(|&slot| self.type_of(slot, operands, steps));
         types.cloned().collect()
     }
 
-    /// The type of a slot.
+    /// Returns the type of a slot.
     pub fn type_of<'a>(&self, slot: Slot, operands: &'a [TensorType], steps: &'a [Vec<TensorType>]) -> &'a TensorType {
         match slot {
             Slot::Operand(i) => &operands[i as usize],
@@ -238,7 +240,7 @@ impl Program {
         }
     }
 
-    /// Makes the calls on a graph and returns the results.
+    /// Adds the calls to a graph, and returns the program's results.
     pub fn build(&self, graph: &mut Graph, operands: &[Value]) -> Vec<Value> {
         let mut steps: Vec<NodeId> = Vec::with_capacity(self.steps.len());
         let value = |slot: &Slot, steps: &[NodeId]| match *slot {
@@ -258,8 +260,8 @@ impl Program {
 }
 
 impl Program {
-    /// The names of the calls in order, for labels: `matmul, add, relu`; of a long program, the first and how many
-    /// more there are.
+    /// Returns the names of the calls in order, for labels: `matmul, add, relu`; for a long
+    /// program, the first names and the number of the rest.
     pub fn title(&self) -> String {
         const SHOWN: usize = 6;
         let names = self.steps.iter().map(|step| short_name(step.op));
@@ -271,12 +273,12 @@ impl Program {
     }
 }
 
-/// Whether a step can have such a further result, before its types are known.
+/// Returns `true` if a step may have a further result with this index; types are not inferred here.
 fn has_port(step: &Step, port: u32) -> bool {
     port > 0 && (port as usize) < MAX_RESULTS && step.op.get().ports().len() != 1
 }
 
-/// An operator's name without its namespace.
+/// Returns an operator's name without its namespace.
 fn short_name(op: OpRef) -> &'static str {
     let name = op.get().name();
     name.split_once('.').map_or(name, |(_, short)| short)

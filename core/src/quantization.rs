@@ -1,39 +1,42 @@
-//! Weights in blocks of small integers with common scales, in the formats that GGUF files call Q8_0, Q5_1, Q5_0, Q4_1 and
-//! Q4_0, and in one that takes the numbers of Q6_K.
+//! Weights that are stored as blocks of small integers with common scales: the formats Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0
+//! of GGUF files, and one for the numbers of Q6_K.
 //!
-//! A block is 32 neighbours along the last axis. On a device a matrix in such a format is two tensors: the integers in
-//! `u32` words, `[rows, blocks * words]`, and the scales in `f16`, `[rows, blocks * scales]`; a format is known by how many
-//! words there are for a scale. Words are little-endian. Those of Q8_0 and of all formats of four bits are the bytes of the
-//! file formats, so that files are loaded without being quantised again.
+//! A block is 32 neighbours along the last axis. On a device, a matrix in such a format is two
+//! tensors: the integers in `u32` words, `[rows, blocks * words]`, and the scales in `f16`,
+//! `[rows, blocks * scales]`; the ratio of words to scales determines the format. Words are
+//! little-endian. Words of Q8_0 and of the four-bit formats have the same bytes as in files, so
+//! that files are loaded without requantization.
 //!
-//! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is Q4_1,
-//! Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits a number for 4.5, 6 for 5.5 and 7 for 6.56; integers stay as they are, and
-//! scales, which are products of two numbers in files, are rounded to `f16` (by 2^-11 of them at most, if they are not below
-//! 2^-14). Q3_K also becomes Q6: each of its 16 scales covers 16 numbers.
+//! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is
+//! Q4_1, Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits per number instead of 4.5, 6 instead of 5.5, and 7 instead of
+//! 6.56. Integers do not change. Scales are products of two numbers in files; they are rounded to `f16` (relative error
+//! at most 2^-11, unless they are below 2^-14). Q3_K also becomes Q6: each of its 16 scales covers 16 numbers.
 
 use half::f16;
 
 /// Elements of a block.
 pub const BLOCK: usize = 32;
 
-/// How the integers of a block are stored, and what becomes of them.
+/// Storage format of the integers of a block, and their conversion to numbers.
 ///
-/// Formats of less than 8 bits have the lower four in half bytes: elements 0 to 15 in the lower halves of the block's first
-/// 16 bytes, the others in the upper halves. Bits above these follow in words of their own.
+/// Formats of less than 8 bits store the lower four bits in nibbles: elements 0 to 15 in the low
+/// nibbles of the block's first 16 bytes, elements 16 to 31 in the high nibbles. The remaining bits
+/// follow in separate words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFormat {
-    /// 8 words and a scale: bytes in two's complement, of which element `i` is byte `i`.
+    /// 8 words and a scale: bytes in two's complement; byte `i` is element `i`.
     Q8_0,
-    /// 6 words and two scales, one for elements 0 to 15, one for the others: integers of six bits, from which 32 is
-    /// subtracted. Byte `r` of the last two words has the upper two bits of elements `r`, `8 + r`, `16 + r` and `24 + r`,
-    /// those of the first lowest.
+    /// 6 words and two scales, one for elements 0 to 15 and one for elements 16 to 31: integers of
+    /// six bits, from which 32 is subtracted. Byte `r` of the last two words contains the upper two
+    /// bits of elements `r`, `8 + r`, `16 + r` and `24 + r`, beginning at the lowest bits.
     Q6,
-    /// 5 words, a scale and a minimum: integers of five bits, to which the minimum is added after they are multiplied. Byte
-    /// `r` of the last word has the highest bits of elements `r`, `4 + r` ... `28 + r`, that of the first lowest.
+    /// 5 words, a scale and a minimum: integers of five bits; the minimum is added after scaling.
+    /// Byte `r` of the last word contains the highest bits of elements `r`, `4 + r` ... `28 + r`,
+    /// beginning at the lowest bit.
     Q5_1,
-    /// 5 words, as Q5_1 has them, and a scale: integers of five bits, from which 16 is subtracted.
+    /// 5 words, as for Q5_1, and a scale: integers of five bits, from which 16 is subtracted.
     Q5_0,
-    /// 4 words, a scale and a minimum: integers of four bits, to which the minimum is added after they are multiplied.
+    /// 4 words, a scale and a minimum: integers of four bits; the minimum is added after scaling.
     Q4_1,
     /// 4 words and a scale: integers of four bits, from which 8 is subtracted.
     Q4_0,
@@ -50,7 +53,8 @@ impl BlockFormat {
         BlockFormat::Q4_0,
     ];
 
-    /// The format of rows with so many words and scales, which are some of both and whole blocks.
+    /// Returns the format of rows with these numbers of words and scales, which must form at least
+    /// one block and only whole blocks.
     pub fn of(words: usize, scales: usize) -> Option<Self> {
         let blocks = |format: &BlockFormat| scales / format.scales();
         let mut formats = BlockFormat::ALL.into_iter().filter(|format| {
@@ -61,7 +65,7 @@ impl BlockFormat {
         formats.next()
     }
 
-    /// `u32` words of a block.
+    /// Returns the `u32` words per block.
     pub const fn words(self) -> usize {
         match self {
             BlockFormat::Q8_0 => 8,
@@ -71,7 +75,7 @@ impl BlockFormat {
         }
     }
 
-    /// Scales of a block, the minimum among them.
+    /// Returns the scales per block, including the minimum.
     pub const fn scales(self) -> usize {
         match self {
             BlockFormat::Q8_0 | BlockFormat::Q5_0 | BlockFormat::Q4_0 => 1,
@@ -79,17 +83,17 @@ impl BlockFormat {
         }
     }
 
-    /// Bytes of a block's integers.
+    /// Returns the bytes that the integers of a block take.
     pub const fn bytes(self) -> usize {
         4 * self.words()
     }
 
-    /// Whether the second scale of a block is a minimum.
+    /// Returns `true` if the second scale of a block is a minimum.
     pub const fn has_minimum(self) -> bool {
         matches!(self, BlockFormat::Q5_1 | BlockFormat::Q4_1)
     }
 
-    /// What is subtracted from integers as they are stored.
+    /// Returns the number that is subtracted from stored integers to get signed ones.
     pub const fn offset(self) -> u8 {
         match self {
             BlockFormat::Q8_0 | BlockFormat::Q5_1 | BlockFormat::Q4_1 => 0,
@@ -99,7 +103,7 @@ impl BlockFormat {
         }
     }
 
-    /// The integers of a block in its bytes, of which there are [`BlockFormat::bytes`].
+    /// Unpacks the integers of a block from its bytes; there are [`BlockFormat::bytes`] bytes.
     pub fn integers(self, bytes: &[u8]) -> [i8; BLOCK] {
         std::array::from_fn(|i| {
             if self == BlockFormat::Q8_0 {
@@ -116,7 +120,8 @@ impl BlockFormat {
         })
     }
 
-    /// The numbers of a block: its integers times their scales, and the minimum where there is one.
+    /// Returns the numbers of a block: its integers times their scales, plus the minimum if there
+    /// is one.
     pub fn numbers(self, bytes: &[u8], scales: &[f64]) -> [f64; BLOCK] {
         let integers = self.integers(bytes).map(f64::from);
         std::array::from_fn(|i| match self {
@@ -126,7 +131,7 @@ impl BlockFormat {
         })
     }
 
-    /// The numbers of whole blocks, in `f32`.
+    /// Dequantizes whole blocks to `f32`.
     pub fn dequantize(self, bytes: &[u8], scales: &[f16]) -> Vec<f32> {
         let blocks = bytes.chunks_exact(self.bytes()).zip(scales.chunks_exact(self.scales()));
         let numbers = blocks.flat_map(|(bytes, scales)| {
@@ -137,7 +142,7 @@ impl BlockFormat {
         numbers.map(|x| x as f32).collect()
     }
 
-    /// Writes the integers of a block, as they are before anything is subtracted from them, behind what `bytes` holds.
+    /// Appends the integers of a block, before any subtraction, to `bytes`.
     pub fn pack(self, integers: &[u8; BLOCK], bytes: &mut Vec<u8>) {
         if self == BlockFormat::Q8_0 {
             return bytes.extend_from_slice(integers);
@@ -160,11 +165,12 @@ impl BlockFormat {
         bytes.extend_from_slice(&upper[..count]);
     }
 
-    /// Rounds numbers, whole blocks of them, to this format, behind what `bytes` and `scales` hold. Of the largest
-    /// magnitude that shares a scale this is 1/127 (Q8_0), or with the sign of that number -1/32 (Q6), -1/16 (Q5_0) or -1/8
-    /// (Q4_0); with a minimum it is 1/31 (Q5_1) or 1/15 (Q4_1) of the distance from there to the largest number. It is
-    /// rounded to `f16` after the integers were found. Numbers that are not finite, or too large for the scale, make a scale
-    /// so, too.
+    /// Quantizes whole blocks of numbers to this format, and appends the result to `bytes` and
+    /// `scales`. The scale is the largest magnitude among the numbers that share it times 1/127
+    /// (Q8_0), or that number with its sign times -1/32 (Q6), -1/16 (Q5_0) or -1/8 (Q4_0); with a
+    /// minimum, it is 1/31 (Q5_1) or 1/15 (Q4_1) of the distance from the minimum to the largest
+    /// number. It is rounded to `f16` after the integers were computed. Numbers that are not
+    /// finite, or too large for the scale, make the scale non-finite, too.
     pub fn quantize(self, values: &[f32], bytes: &mut Vec<u8>, scales: &mut Vec<f16>) {
         let (blocks, _) = values.as_chunks::<BLOCK>();
         bytes.reserve(blocks.len() * self.bytes());
@@ -197,7 +203,7 @@ impl BlockFormat {
 /// Half of a block's elements.
 const HALF: usize = BLOCK / 2;
 
-/// 0 where there is no inverse.
+/// Returns the reciprocal of a scale, or 0 if the scale is 0 or not finite.
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 || !scale.is_finite() {
         0.0
@@ -206,7 +212,7 @@ fn inverse(scale: f32) -> f32 {
     }
 }
 
-/// Integers around a middle, and their scale.
+/// Quantizes numbers to integers around `MIDDLE`, and appends their scale to `scales`.
 fn around_zero<const N: usize, const MIDDLE: u8>(numbers: &[f32; N], scales: &mut Vec<f16>) -> [u8; N] {
     let middle = f32::from(MIDDLE);
     let scale = with_sign(largest_magnitude(numbers), numbers) / -middle;
@@ -215,48 +221,50 @@ fn around_zero<const N: usize, const MIDDLE: u8>(numbers: &[f32; N], scales: &mu
     numbers.map(|x| truncate(x * inverse + (middle + 0.5), 0.0, 2.0 * middle - 1.0) as u8)
 }
 
-/// Integers up from a minimum, their scale and the minimum.
-fn from_minimum<const MOST: u8>(numbers: &[f32; BLOCK], scales: &mut Vec<f16>) -> [u8; BLOCK] {
+/// Quantizes numbers to integers from 0 (the minimum) to `MAX_CODE`, and appends the scale and the minimum to `scales`.
+fn from_minimum<const MAX_CODE: u8>(numbers: &[f32; BLOCK], scales: &mut Vec<f16>) -> [u8; BLOCK] {
     let least = numbers.iter().copied().fold(f32::INFINITY, f32::min);
     let most = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    // Comparisons pass over NaN.
+    // Comparisons skip NaN.
     let magnitude = largest_magnitude(numbers);
-    let scale = match magnitude.is_finite() {
-        true => (most - least) / f32::from(MOST),
-        false => magnitude,
+    let scale = if magnitude.is_finite() {
+        (most - least) / f32::from(MAX_CODE)
+    } else {
+        magnitude
     };
     let inverse = inverse(scale);
     scales.extend([scale, least].map(f16::from_f32));
-    numbers.map(|x| truncate((x - least) * inverse + 0.5, 0.0, f32::from(MOST)) as u8)
+    numbers.map(|x| truncate((x - least) * inverse + 0.5, 0.0, f32::from(MAX_CODE)) as u8)
 }
 
-/// The largest magnitude of some numbers. Something that is not finite is larger than all numbers: bits of magnitudes are in
-/// order, and compared as integers the compiler does it for several at once.
+/// Returns the largest magnitude. A NaN or infinity exceeds all finite numbers: magnitudes are
+/// compared by their bits, which are in order, because the compiler vectorizes integer comparisons.
 fn largest_magnitude<const N: usize>(numbers: &[f32; N]) -> f32 {
     let bits = numbers.map(|x| x.abs().to_bits().cast_signed());
     f32::from_bits(bits.into_iter().fold(0, i32::max).cast_unsigned())
 }
 
-/// The first of some numbers with this magnitude.
+/// Returns the first number that has this magnitude, with its sign.
 fn with_sign<const N: usize>(magnitude: f32, numbers: &[f32; N]) -> f32 {
     let mut numbers = numbers.iter().copied();
     let number = numbers.find(|x| x.abs().to_bits() == magnitude.to_bits());
     number.unwrap_or(magnitude)
 }
 
-/// The nearest integer between -127 and 127 as a byte, halves away from zero; something for NaN. [`f32::round`] is a call for
-/// each number where the instruction set has no such rounding.
+/// Rounds to the nearest integer between -127 and 127, halves away from zero, as a byte; any value
+/// for NaN. [`f32::round`] would be a function call per number on instruction sets without such
+/// rounding.
 fn round(x: f32) -> u8 {
-    /// The number before 1/2: with it, nothing below 1/2 is rounded up.
+    /// The largest number below 1/2: adding it instead of 1/2 rounds nothing below 1/2 up.
     const HALF: f32 = 0.5_f32.next_down();
     truncate(x + HALF.copysign(x), -127.0, 127.0) as u8
 }
 
-/// The integer part of a number between bounds that are integers, of which the lower one stands for NaN.
+/// Returns the integer part of a number, clamped to integer bounds; the lower bound for NaN.
 fn truncate(x: f32, least: f32, most: f32) -> i32 {
     debug_assert!(-128.0 <= least && least <= most && most <= 127.0);
-    // SAFETY: the bounds are numbers that are far within the range of the integer, and these functions give a number if one
-    // operand is NaN. A conversion that looks at that again takes as long as everything else.
+    // SAFETY: the bounds are well within the range of the integer, and `max` and `min` return a
+    // number if one operand is NaN. A checked conversion would take as long as everything else.
     unsafe { x.max(least).min(most).to_int_unchecked() }
 }
 
@@ -279,8 +287,9 @@ mod tests {
             let stored = bytes.chunks(format.bytes()).zip(scales.chunks(format.scales()));
             for (block, (bytes, scales)) in values.chunks(BLOCK).zip(stored) {
                 let scales: Vec<f64> = scales.iter().map(|scale| scale.to_f64()).collect();
-                // A number at the end of few bits that has no opposite is cut off by one step. Scales and the integers that
-                // they are multiplied with are rounded, too.
+                // Formats of few bits have one end of their range without an opposite: such a
+                // number is off by one step. Scales and the integers that multiply them are also
+                // rounded.
                 let steps = match format {
                     BlockFormat::Q8_0 => 0.57,
                     _ if format.has_minimum() => 0.52,

@@ -1,6 +1,6 @@
-//! The oracle: evaluates a graph in `f64` by each operator's own definition.
+//! The oracle, to which tests compare backends: it evaluates a graph in `f64` with each operator's own definition.
 //!
-//! Slow and obviously right. It shares no code with any backend.
+//! It is slow and simple, and shares no code with any backend.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::graph::{Graph, NodeId, NodeKind, Value};
 use crate::ops::{Call, Expansion, OpRef};
 use crate::shape::TensorType;
 
-/// A tensor in row-major `f64`, whatever its dtype (`u32` and `i32` are exact in it).
+/// A tensor in row-major `f64`, for any dtype (`u32` and `i32` are exact).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefTensor {
     /// Dtype and shape.
@@ -21,13 +21,13 @@ pub struct RefTensor {
 }
 
 impl RefTensor {
-    /// Dimensions.
+    /// Returns the dimensions.
     pub fn shape(&self) -> &[usize] {
         self.ty.shape.dims()
     }
 }
 
-/// What a reference loop works with.
+/// Context of a reference loop: the call of an operator, with its operands' values.
 pub struct RefCall<'a> {
     /// Attributes.
     pub attrs: &'a Attrs,
@@ -38,30 +38,31 @@ pub struct RefCall<'a> {
 }
 
 impl RefCall<'_> {
-    /// An integer attribute.
+    /// Returns an integer attribute.
     ///
     /// # Panics
-    /// As all getters here: when it is absent, which the operator's own `infer` rules out.
+    /// If the attribute is absent, which the operator's own `infer` rules out; this holds for all
+    /// getters here.
     pub fn int(&self, name: &str) -> i64 {
         checked(self.attrs.int(name))
     }
 
-    /// A list of integers; panics like [`RefCall::int`].
+    /// Returns a list of integers; panics like [`RefCall::int`].
     pub fn ints(&self, name: &str) -> &[i64] {
         checked(self.attrs.ints(name))
     }
 
-    /// A fixed number of sizes; panics like [`RefCall::int`].
+    /// Returns a fixed number of sizes; panics like [`RefCall::int`].
     pub fn sizes<const N: usize>(&self, name: &str) -> [usize; N] {
         checked(self.attrs.sizes(name))
     }
 
-    /// A real number; panics like [`RefCall::int`].
+    /// Returns a real number; panics like [`RefCall::int`].
     pub fn float(&self, name: &str) -> f64 {
         checked(self.attrs.float(name))
     }
 
-    /// A flag; panics like [`RefCall::int`].
+    /// Returns a flag; panics like [`RefCall::int`].
     pub fn bool(&self, name: &str) -> bool {
         checked(self.attrs.bool(name))
     }
@@ -75,7 +76,7 @@ fn checked<T>(attr: Result<T, String>) -> T {
     }
 }
 
-/// Values of a graph, and of its persistent leaves after the step.
+/// The values of all nodes of a graph, and of its persistent leaves after the step.
 #[derive(Clone, Debug, Default)]
 pub struct Evaluation {
     values: HashMap<Value, RefTensor>,
@@ -84,17 +85,18 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// A value.
+    /// Returns a value of the graph; `None` if it does not exist.
     pub fn get(&self, value: impl Into<Value>) -> Option<&RefTensor> {
         self.values.get(&value.into())
     }
 }
 
-/// Evaluates every node. `feeds` holds inputs, parameters, states and scalars by name; parameters and
-/// states that are absent take their fill (zero for parameters), packed ones are fed by their sources.
+/// Evaluates every node. `feeds` contains inputs, parameters, states and scalars by name. Absent
+/// parameters and states have their fill value (zero for parameters); packed parameters are fed by
+/// their sources.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; a missing or wrongly sized input.
+/// All errors of [`Graph::verify`]; a missing or wrongly sized input.
 pub fn evaluate(graph: &Graph, feeds: &HashMap<String, Vec<f64>>) -> Result<Evaluation> {
     graph.verify()?;
     let mut evaluation = Evaluation::default();
@@ -152,13 +154,13 @@ fn evaluate_node(
     if data.len() != ty.numel() {
         return Err(Error::graph(
             format!("{} got {} elements", graph.label(id), data.len()),
-            "give as many elements as the shape has",
+            "pass the number of elements of the shape",
         ));
     }
     Ok(vec![RefTensor { ty, data }])
 }
 
-/// Contents of a packed parameter from those of its sources.
+/// Returns the contents of a packed parameter, from its sources.
 fn packed_values(graph: &Graph, id: NodeId, feeds: &HashMap<String, Vec<f64>>, fill: f64) -> Result<Vec<f64>> {
     let node = &graph.nodes()[id.index()];
     let (Some(packing), Some(ty)) = (node.packing(), node.outputs.first()) else {
@@ -174,7 +176,7 @@ fn packed_values(graph: &Graph, id: NodeId, feeds: &HashMap<String, Vec<f64>>, f
             if values.len() != outer * run {
                 return Err(Error::graph(
                     format!("parameter '{}' got {} elements", source.name, values.len()),
-                    "give as many elements as the shape has",
+                    "pass the number of elements of the shape",
                 ));
             }
             for row in 0..outer {
@@ -190,7 +192,7 @@ fn packed_values(graph: &Graph, id: NodeId, feeds: &HashMap<String, Vec<f64>>, f
 /// Evaluates one call by the operator's loop, or by its decomposition if it has no loop.
 ///
 /// # Errors
-/// When the decomposition does not build.
+/// A decomposition that cannot be built.
 pub fn evaluate_call(
     op: OpRef,
     attrs: &Attrs,
@@ -209,7 +211,7 @@ pub fn evaluate_call(
 /// Evaluates one call by the operator's decomposition.
 ///
 /// # Errors
-/// When it has none, or it does not build.
+/// There is no decomposition, or it cannot be built.
 pub fn evaluate_decomposed(
     op: OpRef,
     attrs: &Attrs,
@@ -227,17 +229,18 @@ pub fn evaluate_decomposed(
     Ok(results.iter().filter_map(|&v| evaluation.get(v).cloned()).collect())
 }
 
-/// Name of the input that stands for operand `i` in [`expand_call`]'s graph.
+/// Returns the name of the input for operand `i` in the graph of [`expand_call`].
 pub fn operand_name(i: usize) -> String {
     format!("operand{i}")
 }
 
-/// What evaluating a graph takes.
+/// Cost of evaluating a graph with the oracle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Elements of all values, with those of decompositions that are computed on the way; each is an `f64`.
+    /// Number of elements of all values, including intermediate values of decompositions; each is
+    /// an `f64`.
     pub elements: u64,
-    /// Operations, with one for each element that is read or written.
+    /// Number of operations, counting each read or written element as one.
     pub work: u64,
 }
 
@@ -247,17 +250,17 @@ impl Extent {
         self.work = self.work.saturating_add(work);
     }
 
-    /// Whether neither number is larger than the other's.
+    /// Returns `true` if neither number exceeds that of `most`.
     fn is_within(&self, most: &Extent) -> bool {
         self.elements <= most.elements && self.work <= most.work
     }
 }
 
-/// What [`evaluate`] would take for a graph, found without evaluating anything. Nothing is built of a decomposition whose
-/// own values or operations are already too many.
+/// Returns the cost of [`evaluate`] for a graph, without evaluating it. A decomposition is not
+/// built if its own values or operations already exceed the limit.
 ///
 /// # Errors
-/// The call with which it takes more than `most`; a decomposition that does not build.
+/// The call at which the cost exceeds `most`; a decomposition that cannot be built.
 pub fn extent(graph: &Graph, most: Extent) -> Result<Extent> {
     let mut sum = Extent::default();
     add_extent(graph, &most, &mut sum)?;
@@ -267,7 +270,7 @@ pub fn extent(graph: &Graph, most: Extent) -> Result<Extent> {
 fn add_extent(graph: &Graph, most: &Extent, sum: &mut Extent) -> Result<()> {
     let elements = |types: &[TensorType]| types.iter().fold(0u64, |n, ty| n.saturating_add(ty.numel() as u64));
     let mut composites = Vec::new();
-    // All values of a graph before any decomposition.
+    // Count all values of a graph before any decomposition.
     for id in graph.node_ids() {
         let node = &graph.nodes()[id.index()];
         let own = elements(&node.outputs);
@@ -283,7 +286,7 @@ fn add_extent(graph: &Graph, most: &Extent, sum: &mut Extent) -> Result<()> {
             all.add(0, elements(&inputs).saturating_add(op.cost(&call).flops));
             match op.semantics().reference() {
                 Some(_) => *sum = all,
-                // Its arithmetic is that of its parts, which are counted in their turn.
+                // The arithmetic of a composite is that of its parts, which are counted later.
                 None => composites.push((*op, attrs, inputs, &node.outputs)),
             }
         }
@@ -307,7 +310,8 @@ fn add_extent(graph: &Graph, most: &Extent, sum: &mut Extent) -> Result<()> {
     Ok(())
 }
 
-/// A graph of nothing but inputs for the operands of a call, named by [`operand_name`], and these.
+/// Returns a graph with only inputs for the operands of a call, named by [`operand_name`], and
+/// these inputs.
 pub fn call_operands(types: &[TensorType]) -> (Graph, Vec<Value>) {
     let mut graph = Graph::new();
     let operands = types
@@ -318,10 +322,11 @@ pub fn call_operands(types: &[TensorType]) -> (Graph, Vec<Value>) {
     (graph, operands)
 }
 
-/// The decomposition of a call as a graph of its own, whose inputs are named by [`operand_name`].
+/// Returns the decomposition of a call as a separate graph, whose inputs are named by
+/// [`operand_name`].
 ///
 /// # Errors
-/// When the operator has no decomposition, or it does not build or gives other types than `outputs`.
+/// There is no decomposition, it cannot be built, or it gives other types than `outputs`.
 pub fn expand_call(
     op: OpRef,
     attrs: &Attrs,
@@ -338,7 +343,7 @@ pub fn expand_call(
 /// Builds the decomposition of a call on `graph` and checks the types of the results.
 ///
 /// # Errors
-/// When the operator has no decomposition, or it does not build or gives other types than `outputs`.
+/// There is no decomposition, it cannot be built, or it gives other types than `outputs`.
 pub fn expand_into(
     graph: &mut Graph,
     op: OpRef,
@@ -368,7 +373,7 @@ pub fn expand_into(
     Ok(values)
 }
 
-/// Row-major index arithmetic for reference loops: calls `visit` with every multi-index of `shape`.
+/// Calls `visit` with every multi-index of `shape`, in row-major order.
 pub fn for_each_index(shape: &[usize], mut visit: impl FnMut(&[usize])) {
     if shape.contains(&0) {
         return;
@@ -391,12 +396,12 @@ pub fn for_each_index(shape: &[usize], mut visit: impl FnMut(&[usize])) {
     }
 }
 
-/// Row-major offset of a multi-index.
+/// Returns the row-major offset of a multi-index in elements.
 pub fn offset(shape: &[usize], index: &[usize]) -> usize {
     shape.iter().zip(index).fold(0, |o, (&d, &i)| o * d + i)
 }
 
-/// Offset into a tensor that is broadcast to the index's shape.
+/// Returns the offset of an element of a tensor that is broadcast to the shape of the index.
 pub fn broadcast_offset(shape: &[usize], index: &[usize]) -> usize {
     let skip = index.len() - shape.len();
     shape
@@ -405,8 +410,8 @@ pub fn broadcast_offset(shape: &[usize], index: &[usize]) -> usize {
         .fold(0, |o, (&d, &i)| o * d + if d == 1 { 0 } else { i })
 }
 
-/// Rounds or wraps a number to what the dtype can hold, as integer arithmetic needs it. Floats pass:
-/// the oracle does not round.
+/// Wraps an integer to the range of the dtype, like integer arithmetic on devices. Floats are not
+/// changed: the oracle does not round.
 pub fn wrap(dtype: DType, value: i128) -> f64 {
     match dtype {
         DType::U32 => f64::from(value as u32),

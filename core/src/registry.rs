@@ -1,7 +1,7 @@
 //! Backends, operators and rule sets that are linked into the program.
 //!
-//! Crates announce themselves through `inventory`; `link_plugins!` of the crate `meganeura-compiler` names the crates so
-//! that the linker keeps them, and checks that each is really there. Order never depends on the linker:
+//! Crates register themselves through `inventory`; `link_plugins!` of the crate `meganeura-compiler` names the crates
+//! so that the linker keeps them, and checks that each is linked. Nothing depends on the linker's order, because
 //! everything is sorted by name.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 pub use crate::ops::registered::{OpEntry, linked_set_of, op, op_problems, ops, register_ops};
 pub use crate::rule_set::{RuleSetEntry, linked_rule_sets};
 
-/// A linked crate that brings backends, operators or rule sets. Announce it with
+/// A linked crate with backends, operators or rule sets. Register it with
 /// [`register_plugin!`](crate::register_plugin).
 #[derive(Debug)]
 pub struct PluginManifest {
@@ -32,8 +32,8 @@ pub struct PluginManifest {
 pub struct PluginEntry(pub &'static PluginManifest);
 /// Entry of the registry of backends.
 pub struct BackendEntry(pub fn() -> Arc<dyn Backend>);
-/// Entry of the registry of what finds further backends at run time, by the configuration. It is called whenever
-/// devices are listed, and registers what is new.
+/// Entry of the registry of loaders, which find further backends at run time according to the configuration. A loader
+/// is called whenever devices are listed, and registers the new backends that it finds.
 pub struct LoaderEntry(pub fn(&Config));
 
 inventory::collect!(LoaderEntry);
@@ -43,18 +43,19 @@ inventory::collect!(BackendEntry);
 #[doc(hidden)]
 pub use inventory;
 
-/// Announces a plugin crate: `register_plugin!(static PLUGIN = PluginManifest { .. });`. The static must be
+/// Registers a plugin crate: `register_plugin!(static PLUGIN = PluginManifest { .. });`. The static
+/// must be
 /// public and named `PLUGIN` for `link_plugins!` to find it.
 #[macro_export]
 macro_rules! register_plugin {
     ($manifest:expr) => {
-        /// What this crate brings.
+        /// Manifest of this crate.
         pub static PLUGIN: $crate::registry::PluginManifest = $manifest;
         $crate::registry::inventory::submit! { $crate::registry::PluginEntry(&PLUGIN) }
     };
 }
 
-/// Announces a backend: `register_backend!(|| Arc::new(MyBackend::default()));`
+/// Registers a backend: `register_backend!(|| Arc::new(MyBackend::default()));`
 #[macro_export]
 macro_rules! register_backend {
     ($make:expr) => {
@@ -62,7 +63,8 @@ macro_rules! register_backend {
     };
 }
 
-/// Announces an operator: `register_op!(MyOp);` where `MyOp` is a unit struct that implements `Operator`.
+/// Registers an operator: `register_op!(MyOp);` where `MyOp` is a unit struct that implements
+/// `Operator`.
 #[macro_export]
 macro_rules! register_op {
     ($op:expr) => {
@@ -72,7 +74,7 @@ macro_rules! register_op {
     };
 }
 
-/// Announces a rule set with the operators that it brings:
+/// Registers a rule set with its operators:
 /// `register_rule_set!(|| RuleSet::new("mine", 1, include_str!("mine.egg")).with_ops(&[..]));`
 #[macro_export]
 macro_rules! register_rule_set {
@@ -81,15 +83,15 @@ macro_rules! register_rule_set {
     };
 }
 
-/// A backend that this release knows of, whether or not it is linked.
+/// A backend of this release, linked or not.
 pub struct KnownBackend {
     /// Name as selectors use it.
     pub name: &'static str,
-    /// How to get it.
+    /// Instructions for getting it.
     pub how: &'static str,
 }
 
-/// Backends that users may ask for by name.
+/// Backends that users may request by name, linked or not.
 pub const KNOWN_BACKENDS: &[KnownBackend] = &[
     KnownBackend {
         name: "cpu",
@@ -97,11 +99,11 @@ pub const KNOWN_BACKENDS: &[KnownBackend] = &[
     },
     KnownBackend {
         name: "blade",
-        how: "the Vulkan and Metal backend is not part of this build",
+        how: "this build has no Vulkan and Metal backend",
     },
     KnownBackend {
         name: "cuda",
-        how: "the backend for NVIDIA's GPUs is not part of this build",
+        how: "this build has no backend for NVIDIA GPUs",
     },
 ];
 
@@ -154,7 +156,7 @@ impl Registry {
     }
 }
 
-/// All registered backends, by name.
+/// Returns all registered backends, sorted by name.
 pub fn backends() -> Vec<Arc<dyn Backend>> {
     global()
         .read()
@@ -174,28 +176,27 @@ pub fn register_backend(backend: Arc<dyn Backend>) -> Result<()> {
         .add(backend)
 }
 
-/// Has everything loaded that the configuration names and that is not loaded yet.
+/// Calls all loaders, which load the backends and plugins that the configuration names, unless they are loaded already.
 pub fn load_backends(config: &Config) {
     for loader in inventory::iter::<LoaderEntry> {
         (loader.0)(config);
     }
 }
 
-/// Keeps a problem for [`problems`], such as a plugin that was refused.
+/// Stores a problem, such as a rejected plugin, for [`problems`].
 pub fn report_problem(problem: Error) {
     let mut registry = global().write().unwrap_or_else(PoisonError::into_inner);
     registry.problems.push(problem);
 }
 
-/// Takes back what was reported, such as a plugin that was refused and could be loaded later.
+/// Removes a reported problem, such as a rejected plugin that was loaded later.
 pub fn forget_problem(problem: &Error) {
     let mut registry = global().write().unwrap_or_else(PoisonError::into_inner);
     let text = problem.to_string();
     registry.problems.retain(|known| known.to_string() != text);
 }
 
-/// What went wrong when backends, and the kernels that other crates bring to them, were registered, and what was
-/// refused.
+/// Returns errors of registering backends and third-party kernels, and of rejected plugins.
 pub fn problems() -> Vec<Error> {
     let mut problems = {
         let registry = global().read().unwrap_or_else(PoisonError::into_inner);
@@ -205,7 +206,7 @@ pub fn problems() -> Vec<Error> {
     problems
 }
 
-/// Manifests of all linked plugins, by name.
+/// Returns the manifests of all linked plugins, by name.
 pub fn plugins() -> Vec<&'static PluginManifest> {
     let mut plugins: Vec<_> = inventory::iter::<PluginEntry>.into_iter().map(|p| p.0).collect();
     plugins.sort_by_key(|p| p.name);

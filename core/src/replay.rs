@@ -1,4 +1,5 @@
-//! Runs the same plan on two devices with the same data, and finds the first dispatch on which they differ.
+//! Replay of a plan on two devices with the same data, to find the first dispatch on which they
+//! differ.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use crate::random::SplitMix64;
 use crate::session::check_kernels;
 use crate::storage::decode;
 
-/// Choices of [`replay_on_two`].
+/// Options of [`replay_on_two`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplayOptions {
-    /// Largest difference of floats that is accepted, as a part of the largest magnitude in a result (at least 0.01),
-    /// times `sqrt(1 + w / 64)`, where `w` is the number of operations for one element. It is no less than what storing
-    /// results in 16 bits rounds, or operands, on the cooperative matrices of a plan in mixed precision.
+    /// Maximum accepted difference of floats, relative to the largest magnitude in a result (at
+    /// least 0.01), times `sqrt(1 + w / 64)`, where `w` is the number of operations per element.
+    /// The limit is never below the rounding error of storing results in 16 bits, or of rounding
+    /// operands for the cooperative matrices of a plan in mixed precision.
     pub tolerance: f64,
     /// Seed of random inputs and parameters.
     pub seed: u64,
@@ -33,20 +35,20 @@ impl Default for ReplayOptions {
     }
 }
 
-/// Where two devices differ.
+/// A difference between two devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Divergence {
-    /// Number of the dispatch in the plan.
+    /// Index of the dispatch in the plan.
     pub dispatch: usize,
-    /// What it runs.
+    /// Title of the kernel.
     pub title: String,
-    /// Where it comes from.
+    /// Provenance label.
     pub label: String,
-    /// The line of source that it comes from, if the plan knows it.
+    /// Source line of the call, if the plan contains it.
     pub source: Option<String>,
-    /// Which of its results.
+    /// Index of the result.
     pub result: usize,
-    /// Number of the element that differs most.
+    /// Index of the element that differs most.
     pub element: usize,
     /// The values of both devices.
     pub values: [f64; 2],
@@ -64,25 +66,26 @@ impl fmt::Display for Divergence {
         let (result, element) = (self.result, self.element);
         write!(
             f,
-            ": element {element} of result {result} is {a} and {b}, which may differ by {:.3e}",
+            ": element {element} of result {result} is {a} and {b}; the tolerance is {:.3e}",
             self.limit
         )
     }
 }
 
-/// Result of a replay.
+/// Result of a replay without errors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replay {
     /// Dispatches that were compared.
     pub compared: usize,
-    /// The largest difference that was accepted, as a part of what is, and its dispatch.
+    /// The largest accepted difference as a fraction of its limit, and the index of its dispatch.
     pub worst: Option<(f64, usize)>,
-    /// The first dispatch that differs by more; nothing behind its level was run.
+    /// The first dispatch whose difference exceeds the limit; later levels were not run.
     pub divergence: Option<Divergence>,
 }
 
-/// Replays a step of a plan on two devices, level by level, with the same random inputs and parameters, and compares the
-/// results of each dispatch. What the first found is what both go on with, so differences do not add up.
+/// Replays a step of a plan on two devices, level by level, with the same random inputs and parameters, and compares
+/// the results of each dispatch. Both devices continue with the results of the first device, so differences do not
+/// accumulate.
 ///
 /// # Errors
 /// Kernels or memory that a device lacks; a step that fails.
@@ -96,16 +99,17 @@ pub fn replay_on_two(plan: &ExecutionPlan, devices: [&Arc<dyn Device>; 2], optio
         executables.push(device.compile(&plan)?);
     }
     let [a, b] = &mut executables[..] else {
-        return Err(Error::plan("there are not two devices"));
+        return Err(Error::plan("expected two devices"));
     };
     fill(&plan, [&mut **a, &mut **b], options.seed)?;
     replay_on_executables(&plan, [&mut **a, &mut **b], options)
 }
 
-/// Makes a step of a plan on two executables of it, which have the same inputs and parameters already, and compares the
-/// results of each dispatch, segment by segment. What the first found is what both go on with.
+/// Replays a step of a plan on two executables that already have the same inputs and parameters, and compares the
+/// results of each dispatch, segment by segment. Both continue with the results of the first executable.
 ///
-/// Results that other dispatches of their segment overwrite cannot be compared, so buffers share no memory there.
+/// Results that later dispatches of their segment overwrite cannot be compared, so buffers of the
+/// plan must not share memory.
 ///
 /// # Errors
 /// A step that fails.
@@ -167,7 +171,7 @@ fn read(executable: &mut dyn Executable, operand: &Operand) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Gives both devices the same parameters and inputs. States begin as they do in any session.
+/// Writes the same parameters and inputs to both devices. States have their initial values.
 fn fill(plan: &ExecutionPlan, mut executables: [&mut dyn Executable; 2], seed: u64) -> Result<()> {
     let mut rng = SplitMix64::new(seed);
     let mut both = |buffer: BufferRef, bytes: &[u8]| executables.iter_mut().try_for_each(|e| e.write(buffer, 0, bytes));
@@ -189,7 +193,7 @@ fn fill(plan: &ExecutionPlan, mut executables: [&mut dyn Executable; 2], seed: u
     Ok(())
 }
 
-/// What integers in each buffer have to be below, where they are indices; 2 elsewhere.
+/// Returns the exclusive upper bound of the random integers for each buffer: the bound of indices, or 2.
 fn index_bounds(plan: &ExecutionPlan) -> Vec<usize> {
     let mut bounds = vec![usize::MAX; plan.buffers.len()];
     for dispatch in &plan.dispatches {
@@ -204,7 +208,7 @@ fn index_bounds(plan: &ExecutionPlan) -> Vec<usize> {
         .collect()
 }
 
-/// Scalars as of a first step with a small learning rate.
+/// Returns the value of each scalar: 0.01 for floats, such as the learning rate, and 1 for integers.
 fn scalars(plan: &ExecutionPlan) -> Vec<(BufferRef, [u8; 4])> {
     let value = |dtype: DType| if dtype.is_float() { 0.01 } else { 1.0 };
     let scalar = |buffer: &BufferRef| {
@@ -214,11 +218,11 @@ fn scalars(plan: &ExecutionPlan) -> Vec<(BufferRef, [u8; 4])> {
     plan.scalar_buffers.iter().map(|(_, buffer)| scalar(buffer)).collect()
 }
 
-/// What sums of products whose operands are rounded to `f16`, by 2^-11 each, may be off by: for few terms that nearly
-/// cancel in all results it is more than for most.
+/// Maximum relative error of sums of products whose operands are rounded to `f16`, each by 2^-11. It is larger than
+/// typical errors, because a sum of a few terms may almost cancel.
 const OPERANDS_IN_HALVES: f64 = 1.0 / 256.0;
 
-/// What a result may be off by, as a part of its largest magnitude.
+/// Returns the accepted error of a result, relative to its largest magnitude.
 fn limit(plan: &ExecutionPlan, dispatch: &Dispatch, operand: &Operand, options: &ReplayOptions) -> f64 {
     let inputs: usize = dispatch.inputs.iter().map(|o| o.ty.numel()).max().unwrap_or(0);
     let per_element = inputs as f64 / operand.ty.numel().max(1) as f64;
@@ -241,7 +245,7 @@ struct Worst {
     limit: f64,
 }
 
-/// The element that differs most; `None` for a result without elements.
+/// Returns the element that differs most; `None` for a result without elements.
 fn compare([a, b]: &[Vec<f64>; 2], dtype: DType, limit: f64) -> Option<Worst> {
     let scale = a
         .iter()

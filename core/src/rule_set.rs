@@ -1,4 +1,4 @@
-//! Rule sets: fusion rules as plugins.
+//! Rule sets: plugins that contain fusion rules.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -12,7 +12,8 @@ pub struct RuleSetEntry(pub fn() -> RuleSet);
 inventory::collect!(RuleSetEntry);
 inventory::submit! { OpGroups(|| linked_rule_sets().iter().map(|set| set.ops.to_vec()).collect()) }
 
-/// The rule sets of linked crates as they announce them, by name and version; their rules are not parsed here.
+/// Returns the registered rule sets of linked crates, by name and version; their rules are not
+/// parsed here.
 pub fn linked_rule_sets() -> &'static [RuleSet] {
     static LINKED: OnceLock<Vec<RuleSet>> = OnceLock::new();
     LINKED.get_or_init(|| {
@@ -22,9 +23,9 @@ pub fn linked_rule_sets() -> &'static [RuleSet] {
     })
 }
 
-/// When the rules of a set are used.
+/// Kind of builds that use the rules of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Applies {
+pub enum BuildKind {
     /// In every build.
     #[default]
     Always,
@@ -34,39 +35,39 @@ pub enum Applies {
     Inference,
 }
 
-impl Applies {
-    /// Word for listings.
+impl BuildKind {
+    /// Returns the name of the kind, for listings.
     pub fn name(self) -> &'static str {
         match self {
-            Applies::Always => "always",
-            Applies::Training => "training",
-            Applies::Inference => "inference",
+            BuildKind::Always => "always",
+            BuildKind::Training => "training",
+            BuildKind::Inference => "inference",
         }
     }
 }
 
-/// A set of rewrite rules with the operators that they introduce. Announce it with
+/// A set of rewrite rules with the operators that they introduce. Register it with
 /// [`register_rule_set!`](crate::register_rule_set) or
 /// `register_rule_set` of the crate `meganeura-compiler`.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
-    /// Name: lower case, digits, `-` and `_`. It prefixes the names of the rules and switches the set off in
-    /// `rewrite.disable`.
+    /// Name: lower case, digits, `-` and `_`. It is the prefix of the names of the rules; listing
+    /// it in `rewrite.disable` disables the set.
     pub namespace: Cow<'static, str>,
-    /// Raised with every change of the rules.
+    /// Version; increase it with every change of the rules.
     pub version: u32,
     /// The rules as egglog text; see the language of rules in `docs/rules.md`.
     pub rules: Cow<'static, str>,
     /// Operators that the rules introduce, with their decompositions.
     pub ops: Cow<'static, [OpRef]>,
-    /// Kernels that come with the set, as backend and operator.
+    /// Kernels for operators of the set: names of the backend and of the operator.
     pub kernels: Cow<'static, [(&'static str, &'static str)]>,
-    /// When the rules are used.
-    pub applies: Applies,
+    /// Kind of builds that use the rules.
+    pub applies: BuildKind,
 }
 
 impl RuleSet {
-    /// A set with rules only, used in every build.
+    /// Creates a set with rules only, used in every build.
     pub const fn new(namespace: &'static str, version: u32, rules: &'static str) -> Self {
         RuleSet {
             namespace: Cow::Borrowed(namespace),
@@ -74,27 +75,27 @@ impl RuleSet {
             rules: Cow::Borrowed(rules),
             ops: Cow::Borrowed(&[]),
             kernels: Cow::Borrowed(&[]),
-            applies: Applies::Always,
+            applies: BuildKind::Always,
         }
     }
 
-    /// The same with operators that the rules introduce.
+    /// Adds operators that the rules introduce.
     #[must_use]
     pub fn with_ops(mut self, ops: &'static [OpRef]) -> Self {
         self.ops = Cow::Borrowed(ops);
         self
     }
 
-    /// The same with kernels, as backend and operator.
+    /// Adds kernels, each named by backend and operator.
     #[must_use]
     pub fn with_kernels(mut self, kernels: &'static [(&'static str, &'static str)]) -> Self {
         self.kernels = Cow::Borrowed(kernels);
         self
     }
 
-    /// The same, used in some builds only.
+    /// Restricts the rules to one kind of builds.
     #[must_use]
-    pub fn applying(mut self, applies: Applies) -> Self {
+    pub fn applying(mut self, applies: BuildKind) -> Self {
         self.applies = applies;
         self
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 
-/// Dimensions of a tensor, outermost first; rank 0 is a scalar.
+/// The dimensions of a tensor, outermost first; a scalar has rank 0.
 ///
 /// The product of the dimensions times 4 bytes fits in `isize`, which [`Shape::new`] checks, so
 /// [`Shape::numel`] cannot overflow.
@@ -16,18 +16,18 @@ use crate::dtype::DType;
 #[serde(try_from = "Vec<usize>", into = "Vec<usize>")]
 pub struct Shape(Arc<[usize]>);
 
-/// The largest number of elements that a tensor can have: its bytes must fit in `isize`.
+/// Maximum number of elements of a tensor: 4 times it must fit in `isize`.
 pub const MAX_ELEMENTS: usize = isize::MAX as usize / 4;
 
 impl Shape {
-    /// Checks that the number of elements is representable.
+    /// Creates a shape, if the number of elements is representable.
     ///
     /// # Errors
     /// A message naming the dimensions when their product overflows.
     pub fn new(dims: &[usize]) -> Result<Self, String> {
         let mut product = 1usize;
         for &d in dims {
-            // A zero dimension must not hide an overflow in the others: strides use them.
+            // A zero dimension must not hide an overflow of the other dimensions: strides use them.
             product = product
                 .checked_mul(d.max(1))
                 .filter(|&p| p <= MAX_ELEMENTS)
@@ -36,27 +36,27 @@ impl Shape {
         Ok(Shape(dims.into()))
     }
 
-    /// Shape of a scalar, `[]`.
+    /// Returns the shape `[]` of a scalar.
     pub fn scalar() -> Self {
         Shape(Arc::new([]))
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.0.iter().product()
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// Dimensions as a slice.
+    /// Returns the dimensions as a slice.
     pub fn dims(&self) -> &[usize] {
         &self.0
     }
 
-    /// Row-major strides in elements.
+    /// Returns the row-major strides in elements.
     pub fn strides(&self) -> Vec<usize> {
         let mut strides = vec![1; self.0.len()];
         for i in (1..self.0.len()).rev() {
@@ -98,7 +98,7 @@ impl Shape {
         Ok(resolved)
     }
 
-    /// NumPy broadcasting of two shapes: aligned at the last axis, 1 stretches.
+    /// Applies NumPy's broadcasting to two shapes: they are aligned at the last axis, and size 1 is expanded.
     ///
     /// # Errors
     /// A message naming both shapes when they do not broadcast.
@@ -168,22 +168,22 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A tensor type.
+    /// Creates a tensor type.
     pub fn new(dtype: DType, shape: Shape) -> Self {
         TensorType { dtype, shape }
     }
 
-    /// An `f32` tensor type.
+    /// Returns an `f32` tensor type.
     pub fn f32(shape: Shape) -> Self {
         TensorType::new(DType::F32, shape)
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// Bytes of the tensor in row-major storage.
+    /// Returns the bytes of the tensor in row-major storage.
     pub fn bytes(&self) -> usize {
         // Cannot overflow: `Shape::new` bounds the elements so that four bytes each still fit.
         self.dtype.storage_bytes(self.numel()).unwrap_or(usize::MAX)

@@ -8,11 +8,11 @@ use crate::storage::decode;
 
 /// Bins of a histogram.
 const BINS: usize = 32;
-/// Elements that are decoded at once.
+/// Number of elements that are decoded at a time.
 const CHUNK: usize = 4096;
 
-/// What the elements of a tensor are like: how many there are of each kind, the range and the mean of the finite ones,
-/// and how they spread.
+/// Statistics of the elements of a tensor: the number of NaNs, infinities and zeros, and range, mean and distribution
+/// of the finite elements.
 ///
 /// ```
 /// use meganeura_core::TensorStatistics;
@@ -39,7 +39,7 @@ pub struct TensorStatistics {
     pub finite: Option<FiniteStatistics>,
 }
 
-/// Statistics of finite numbers, of which there is at least one.
+/// Statistics of at least one finite number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FiniteStatistics {
     /// The smallest.
@@ -48,20 +48,21 @@ pub struct FiniteStatistics {
     pub max: f64,
     /// Their mean.
     pub mean: f64,
-    /// Their standard deviation: the root of the mean squared distance from the mean.
+    /// Their standard deviation, computed with division by the number of elements.
     pub deviation: f64,
-    /// How many lie in each of equally wide bins from the smallest to the largest; one bin if all are equal. The sum is
-    /// the number of finite elements.
+    /// Number of elements in each of equally wide bins from the smallest to the largest; one bin if
+    /// all are equal. The sum is the number of finite elements.
     pub histogram: Vec<u64>,
 }
 
 impl FiniteStatistics {
-    /// How many there are.
+    /// Returns the number of finite elements.
     pub fn count(&self) -> u64 {
         self.histogram.iter().sum()
     }
 
-    /// Right edge of a bin of the histogram. That of the last one is the largest element.
+    /// Returns the right edge of a bin of the histogram. That of the last one is the largest
+    /// element.
     pub fn right_edge(&self, bin: usize) -> f64 {
         match (bin + 1).cmp(&self.histogram.len()) {
             std::cmp::Ordering::Less => {
@@ -74,12 +75,12 @@ impl FiniteStatistics {
 }
 
 impl TensorStatistics {
-    /// Statistics of some numbers.
+    /// Computes the statistics of some numbers.
     pub fn of(values: &[f32]) -> Self {
         Self::gathered(|visit| values.iter().for_each(|v| visit(f64::from(*v))))
     }
 
-    /// Statistics of a tensor of any dtype in its storage bytes, little-endian.
+    /// Computes the statistics of a tensor of any dtype in its storage bytes, little-endian.
     pub fn of_bytes(dtype: DType, bytes: &[u8]) -> Self {
         let block = dtype.block().bytes;
         Self::gathered(|visit| {
@@ -88,12 +89,12 @@ impl TensorStatistics {
         })
     }
 
-    /// Elements that are not finite.
+    /// Returns the number of elements that are not finite.
     pub fn not_finite(&self) -> usize {
         self.nan + self.positive_infinities + self.negative_infinities
     }
 
-    /// Statistics of numbers that can be gone through several times.
+    /// Computes the statistics of numbers that `each` passes to its argument, in the same order at each call.
     fn gathered(each: impl Fn(&mut dyn FnMut(f64))) -> Self {
         let mut all = TensorStatistics::default();
         let (mut min, mut max, mut sum) = (f64::INFINITY, f64::NEG_INFINITY, 0.0);
@@ -114,7 +115,7 @@ impl TensorStatistics {
         if count == 0 {
             return all;
         }
-        // Rounding must not bring it out of the range, as it does for many equal numbers.
+        // Rounding must not move the mean out of the range, as happens for many equal numbers.
         let mean = (sum / count as f64).clamp(min, max);
         let mut histogram = vec![0; if min == max { 1 } else { BINS }];
         let scale = BINS as f64 / (max - min);
@@ -123,7 +124,7 @@ impl TensorStatistics {
         each(&mut |v| {
             if v.is_finite() {
                 squares += (v - mean) * (v - mean);
-                // The cast takes what is not a number, 0 times infinity, to 0.
+                // The cast maps NaN (0 times infinity) to 0.
                 histogram[(((v - min) * scale) as usize).min(last)] += 1;
             }
         });
@@ -138,14 +139,14 @@ impl TensorStatistics {
     }
 }
 
-/// Statistics of a tensor that a session knows by name.
+/// Statistics of a named tensor of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamedStatistics {
     /// Parameter, gradient or state.
     pub kind: TensorKind,
     /// Its name.
     pub name: String,
-    /// What is in it.
+    /// Its statistics.
     pub statistics: TensorStatistics,
 }
 
@@ -222,7 +223,7 @@ mod tests {
         let found = finite(&[f32::MAX, -f32::MAX, f32::MAX]);
         assert!(found.mean.is_finite() && found.deviation.is_finite(), "{found:?}");
         assert_eq!((found.histogram[0], found.histogram[31]), (1, 2));
-        // The smallest difference that there is.
+        // The smallest possible difference.
         let found = finite(&[0.0, f32::from_bits(1)]);
         assert_eq!((found.histogram[0], found.histogram[31]), (1, 1));
     }
@@ -240,7 +241,7 @@ mod tests {
                 "{dtype}"
             );
         }
-        // More than are decoded at once.
+        // More elements than are decoded at a time.
         let many: Vec<f32> = (0..3 * CHUNK + 5).map(|i| (i as f32 * 0.7).sin()).collect();
         let bytes: Vec<u8> = many.iter().flat_map(|v| v.to_le_bytes()).collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Numbers as bytes of a dtype, and back.
+//! Conversion of numbers to the storage bytes of a dtype, and back.
 
 use half::{bf16, f16};
 

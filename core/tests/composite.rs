@@ -1,5 +1,5 @@
-//! Operators made of a decomposition and nothing else.
-// A binary of its own: its operators are registered for the whole process.
+//! Tests of operators that are defined only by a decomposition.
+// A separate binary: its operators are registered for the whole process.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ static SQUARED_RELU: Composite = Composite::new("test.squared_relu", 1, "max(x, 
 });
 register_op!(SQUARED_RELU);
 
-/// Sum and difference of `a` and a multiple of `b`, which broadcasts.
+/// Operator with two results: the sum and the difference of `a` and `k b`, where `b` broadcasts.
 static PAIR: Composite = Composite::new("test.pair", 2, "a + k b and a - k b", |g, x, attrs| {
     let k = attrs.float("k")? as f32;
     let k = g.scalar(k);
@@ -67,7 +67,7 @@ fn types_and_work_follow_from_the_decomposition() {
     assert_eq!(types, [f32s(&[5, 3]), f32s(&[5, 3])]);
 }
 
-/// A graph of both operators, or of what they stand for, with a scalar loss.
+/// Builds a graph with a scalar loss, from composite operators or from the operators of their decompositions.
 fn network(composite: bool, m: usize, n: usize) -> Graph {
     let mut g = Graph::new();
     let (x, w) = (g.input("x", &[m, n]), g.parameter("w", &[n]));
@@ -107,7 +107,7 @@ fn values_and_gradients_are_those_of_the_decomposition() {
             wanted.iter().flat_map(value).collect::<Vec<f64>>()
         });
         assert_eq!(values[0].len(), 1 + n);
-        // One element alone may well be cut off.
+        // A single element may well be clipped.
         assert!(m * n == 1 || values[0].iter().any(|v| *v != 0.0));
         for (got, want) in values[0].iter().zip(&values[1]) {
             assert!(
@@ -160,7 +160,7 @@ fn wrong_calls_and_decompositions_are_errors() {
     ] {
         let error = infer(op, attrs, &inputs).unwrap_err();
         assert!(error.contains(expected), "{}: {error}", op.name());
-        // The work of a wrong call is that of its bytes, and asking for it is harmless.
+        // The reported work of an invalid call is that of its bytes, and the query is harmless.
         let outputs = [x.clone()];
         let cost = op.cost(&Call {
             attrs,
@@ -168,7 +168,7 @@ fn wrong_calls_and_decompositions_are_errors() {
             outputs: &outputs,
         });
         assert_eq!(cost.flops, 0, "{}", op.name());
-        // The user meets it as an error of the graph, with the operator's name.
+        // Users see it as an error of the graph, with the operator's name.
         let mut g = Graph::new();
         let operands = inputs.iter().enumerate().map(|(i, ty)| {
             let name = format!("x{i}");

@@ -1,14 +1,14 @@
-//! The rule sets that ship: a file of egglog text each in `rules/`, with the reason of every rule above it.
+//! The built-in rule sets: an egglog file for each in `rules/`, with a comment above every rule that gives the reason.
 //!
-//! `docs/rules.md` describes the language. Every rule is sound for all types that its pattern admits; the rewriter
-//! checks that, and the tests of this crate compare values.
+//! `docs/rules.md` describes the language. Every rule is sound for all types that its pattern admits; the rewriter checks this,
+//! and the tests of this crate compare values.
 
 use meganeura_core::registry::PluginManifest;
 use meganeura_core::rule_set::RuleSet;
 
 macro_rules! rule_sets {
     ($($name:literal $version:literal,)*) => {
-        /// The sets, sorted by name.
+        /// Returns the sets, sorted by name.
         pub fn rule_sets() -> Vec<RuleSet> {
             vec![$(RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))),*]
         }

@@ -1,10 +1,10 @@
-//! Changes of binary files: words of all sizes, in all places.
+//! Mutations of binary files, which replace numbers of all sizes at any offset.
 
 use crate::{SplitMix64, number, text};
 
-/// A word becomes another one, or bytes are removed, repeated or cut off.
+/// Applies one mutation: replaces a number, or removes, repeats or truncates bytes.
 pub fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
-    // Heads of files are short, and have everything in them.
+    // Headers are short, and describe the whole file.
     let within = if rng.below(2) == 0 {
         bytes.len().min(512)
     } else {
@@ -27,7 +27,7 @@ pub fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
         }
         _ => {
             let size = [1, 2, 4, 8][rng.below(4)];
-            // Most words are at multiples of their sizes.
+            // Most words are aligned to their sizes.
             let at = if rng.below(2) == 0 { at / size * size } else { at };
             let word = number(rng).to_le_bytes();
             if let Some(place) = bytes.get_mut(at..at + size) {
@@ -37,7 +37,7 @@ pub fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     }
 }
 
-/// Of a text where a file begins with one, as those of NumPy do, or of words.
+/// Mutates the text at the beginning of a file (such as a NumPy header), or the binary numbers.
 pub fn with_text(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     match rng.below(2) {
         0 => change(bytes, seeds, rng),
@@ -45,7 +45,7 @@ pub fn with_text(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     }
 }
 
-/// The head of a safetensors file, which mostly says how long it has become.
+/// Mutates the header of a safetensors file, and usually updates its length.
 pub fn safetensors(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return;

@@ -1,8 +1,9 @@
-//! What the targets share: their macro, seeds, changes of texts and of binary files, and limits.
+//! Code that all fuzz targets share: a macro that defines them, seeds, mutations of texts and binary files, and limits.
 //!
-//! A target starts from seeds, which are fixtures of the repository, so that there is no corpus to be kept up to date.
-//! libFuzzer keeps what reaches new code; half of what it tries next are its own changes of bytes, and half are changes
-//! that know the format ([`text`], [`protobuf`], [`binary`]).
+//! A target starts from seeds, which are fixtures of the repository, so that no corpus has to be
+//! maintained. libFuzzer keeps inputs that reach new code. Half of its next inputs are its own
+//! mutations of bytes, and half are mutations that use the format ([`text`], [`protobuf`],
+//! [`binary`]).
 
 pub mod binary;
 mod limits;
@@ -16,10 +17,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use meganeura_core::random::SplitMix64;
 
-/// A change of a file, which may take parts of the seeds.
+/// Function that mutates a file. It may copy parts of the seeds.
 pub type Change = fn(&mut Vec<u8>, &[Vec<u8>], &mut SplitMix64);
 
-/// Defines a target: its seeds, how they are changed, and what reads them.
+/// Defines a target: its seeds, their mutation, and the function that reads them.
 #[macro_export]
 macro_rules! target {
     (seeds: $seeds:expr, change: $change:expr, |$data:ident| $body:block) => {
@@ -36,7 +37,7 @@ macro_rules! target {
     };
 }
 
-/// Bytes of a file of the repository.
+/// Returns the bytes of a file of the repository.
 #[macro_export]
 macro_rules! seed {
     ($path:literal) => {
@@ -44,11 +45,11 @@ macro_rules! seed {
     };
 }
 
-/// What the last panic said.
+/// Message of the most recent panic.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// Takes the place of libFuzzer's hook, for which every panic is an end: those of libraries that our code contains become
-/// errors. Panics of our own code are findings even where they are contained.
+/// Replaces libFuzzer's panic hook, which aborts on every panic. Afterwards, caught panics of libraries count as
+/// errors. Panics of our own code count as findings even if they are caught.
 pub fn begin() {
     std::panic::set_hook(Box::new(|panic| {
         let file = panic.location().map_or("", |at| at.file());
@@ -62,7 +63,7 @@ pub fn begin() {
     }));
 }
 
-/// Runs a reader. A panic that comes out of it is a finding.
+/// Runs a reader. A panic that it does not catch is a finding.
 pub fn guarded(read: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(read)).is_err() {
         eprintln!("{}", LAST.lock().unwrap_or_else(PoisonError::into_inner));
@@ -70,9 +71,9 @@ pub fn guarded(read: impl FnOnce()) {
     }
 }
 
-/// A change for libFuzzer: of what it gives, or of a seed.
+/// Mutates an input for libFuzzer: the given input, or one of the seeds.
 pub fn change(data: &mut [u8], size: usize, max_size: usize, seed: u32, seeds: &[Vec<u8>], change: Change) -> usize {
-    // Smaller inputs are what it begins with, or nothing's form.
+    // Smaller inputs are libFuzzer's initial ones, which have no format.
     const SMALLEST: usize = 8;
     let mut rng = SplitMix64::new(seed.into());
     let is_new = size < SMALLEST || rng.below(64) == 0;
@@ -83,7 +84,7 @@ pub fn change(data: &mut [u8], size: usize, max_size: usize, seed: u32, seeds: &
         true => seeds[rng.below(seeds.len())].clone(),
         false => data[..size].to_vec(),
     };
-    // A seed as it stands is worth to be known as well.
+    // An unchanged seed is a useful input as well.
     let changes = if is_new { rng.below(3) } else { 1 + rng.below(4) };
     for _ in 0..changes {
         if !bytes.is_empty() {
@@ -95,7 +96,7 @@ pub fn change(data: &mut [u8], size: usize, max_size: usize, seed: u32, seeds: &
     size
 }
 
-/// Numbers at which readers count wrongly.
+/// Numbers at which readers often fail.
 pub const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -113,7 +114,7 @@ pub const NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 
-/// A number, mostly one of [`NUMBERS`].
+/// Returns a number, usually one of [`NUMBERS`].
 pub fn number(rng: &mut SplitMix64) -> u64 {
     match rng.below(3) {
         0 => rng.below(64) as u64,
@@ -122,7 +123,8 @@ pub fn number(rng: &mut SplitMix64) -> u64 {
     }
 }
 
-/// Writes a file of this name in a folder of the process, which has no other files but those that were given so.
+/// Writes a file with this name to a folder of the process that contains no other files, and calls `read` with its
+/// path.
 pub fn in_file<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> T) -> T {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {

@@ -1,18 +1,19 @@
-//! Memory: an allocation that no file of this size is worth is refused, as on a machine that has no more.
+//! Allocator that refuses very large allocations, as a machine without enough memory does.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 
-/// More at a time is refused: code that asks for it without being ready for a refusal ends the process, a finding.
+/// Maximum bytes of one allocation. Larger ones are refused; code that does not handle the refusal ends the process:
+/// a finding.
 const LARGEST: usize = 256 << 20;
 
-struct Limited;
+struct LimitedAllocator;
 
 #[global_allocator]
-static GLOBAL: Limited = Limited;
+static GLOBAL: LimitedAllocator = LimitedAllocator;
 
 // SAFETY: forwards to the system's allocator, or gives null, which an allocator may at any time.
-unsafe impl GlobalAlloc for Limited {
+unsafe impl GlobalAlloc for LimitedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match layout.size() > LARGEST {
             true => null_mut(),

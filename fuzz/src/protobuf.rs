@@ -1,15 +1,15 @@
-//! Changes of Protocol Buffers: fields are removed, repeated, exchanged and given other numbers, and all that is around them
-//! has the right length again.
+//! Mutations of Protocol Buffers: fields are removed, repeated, exchanged and renumbered, and all
+//! enclosing lengths are updated.
 
 use crate::{SplitMix64, binary, number};
 
-/// Deeper messages are taken for bytes.
+/// Maximum nesting depth of messages. Deeper ones are treated as bytes.
 const MAX_DEPTH: usize = 12;
 
 #[derive(Clone)]
 enum Value {
     Varint(u64),
-    /// Of four or eight bytes.
+    /// Number of four or eight bytes.
     Fixed(Vec<u8>),
     Bytes(Vec<u8>),
     Message(Vec<Field>),
@@ -40,7 +40,7 @@ fn take<'a>(bytes: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// A message; `None` for what is none.
+/// Parses a message; returns `None` for anything else.
 fn read(mut bytes: &[u8], depth: usize) -> Option<Vec<Field>> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {
@@ -55,7 +55,7 @@ fn read(mut bytes: &[u8], depth: usize) -> Option<Vec<Field>> {
             2 => {
                 let len = usize::try_from(read_varint(&mut bytes)?).ok()?;
                 let inner = take(&mut bytes, len)?;
-                // Names are letters, which hardly ever are a message.
+                // Names consist of letters, which are hardly ever a valid message.
                 let message = match depth < MAX_DEPTH && !inner.is_empty() {
                     true => read(inner, depth + 1),
                     false => None,
@@ -107,7 +107,7 @@ fn write(fields: &[Field]) -> Vec<u8> {
     out
 }
 
-/// A list of fields at random, deep ones as likely as those above them.
+/// Selects a list of fields at random, among the message and its nested messages.
 fn descend<'a>(fields: &'a mut Vec<Field>, rng: &mut SplitMix64) -> &'a mut Vec<Field> {
     let messages: Vec<usize> = (0..fields.len())
         .filter(|i| matches!(&fields[*i].value, Value::Message(inner) if !inner.is_empty()))
@@ -121,12 +121,12 @@ fn descend<'a>(fields: &'a mut Vec<Field>, rng: &mut SplitMix64) -> &'a mut Vec<
     }
 }
 
-/// One change of a message; of bytes, where it is none.
+/// Applies one random mutation to bytes, which need not be a valid message.
 pub fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     let Some(mut fields) = read(bytes, 0).filter(|fields| !fields.is_empty()) else {
         return binary::change(bytes, seeds, rng);
     };
-    // Something of elsewhere, to put in.
+    // Fields from elsewhere, for insertion.
     let mut from = match rng.below(2) {
         0 => fields.clone(),
         _ => read(&seeds[rng.below(seeds.len())], 0).unwrap_or_else(|| fields.clone()),
@@ -142,7 +142,8 @@ pub fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
             let same = rng.below(place.len());
             place.swap(at, same);
         }
-        // Names of values make the graph: one for another of the same field is another graph.
+        // Names of values define the graph: replacing one by another of the same field changes the
+        // graph.
         3 | 4 => {
             let number = place[at].number;
             let same: Vec<Value> = from

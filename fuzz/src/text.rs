@@ -1,5 +1,5 @@
-//! Changes of texts by their words and brackets, which all formats of text here have: RON, JSON, TOML, templates, rules,
-//! WGSL.
+//! Mutations of texts by their words and brackets, for all text formats of the targets: RON, JSON, TOML, templates,
+//! rules, WGSL.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::{SplitMix64, number};
 
 const SIGNS: &[u8] = b" \n\"'\\(){}[]<>,.:;=#%-+*/|&^~!?0aZ_\x00\x7f\xc3";
 
-/// Words, runs of space, and single signs.
+/// Splits a text into words, runs of space, and single symbols.
 fn tokens(text: &[u8]) -> Vec<Range<usize>> {
     let kind = |byte: u8| match byte {
         _ if byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 128 => 0,
@@ -24,7 +24,7 @@ fn tokens(text: &[u8]) -> Vec<Range<usize>> {
     tokens
 }
 
-/// A piece of a text that belongs together: from a bracket to the one that closes it, a line, or a word.
+/// Selects a coherent part of a text: from a bracket to its closing one, a line, or a word.
 fn piece(text: &[u8], rng: &mut SplitMix64) -> Range<usize> {
     let at = rng.below(text.len());
     match rng.below(4) {
@@ -41,15 +41,15 @@ fn piece(text: &[u8], rng: &mut SplitMix64) -> Range<usize> {
     }
 }
 
-/// The token at a place.
+/// Returns the token at this offset.
 fn token(text: &[u8], at: usize) -> Range<usize> {
-    // Long texts are not taken apart as a whole.
+    // Only the neighbourhood of the offset is split, because texts may be long.
     let (begin, end) = (at.saturating_sub(64), (at + 64).min(text.len()));
     let found = tokens(&text[begin..end]).into_iter().find(|t| t.end > at - begin);
     found.map_or(at..at + 1, |t| begin + t.start..begin + t.end)
 }
 
-/// The next group in brackets.
+/// Returns the next group in brackets.
 fn group(text: &[u8], at: usize) -> Option<Range<usize>> {
     let begin = at + text[at..].iter().position(|b| b"([{<".contains(b))?;
     let mut depth = 0usize;
@@ -66,14 +66,14 @@ fn group(text: &[u8], at: usize) -> Option<Range<usize>> {
     None
 }
 
-/// The next number from a place.
+/// Returns the next number after this offset.
 fn digits(text: &[u8], at: usize) -> Option<Range<usize>> {
     let begin = at + text[at..].iter().position(u8::is_ascii_digit)?;
     let len = text[begin..].iter().take_while(|b| b.is_ascii_digit()).count();
     Some(begin..begin + len)
 }
 
-/// One change of a text.
+/// Applies one mutation to a text.
 pub fn change(text: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
     let at = rng.below(text.len());
     match rng.below(9) {
@@ -92,7 +92,7 @@ pub fn change(text: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
             text.splice(again.end..again.end, more.into_iter().take(1 << 15));
         }
         4 | 5 => {
-            // A piece of the same text or of a seed, in the place of another one or before it.
+            // Replaces a piece by one of the same text or of a seed, or inserts it.
             let from = match rng.below(2) {
                 0 => text.clone(),
                 _ => seeds[rng.below(seeds.len())].clone(),
@@ -105,7 +105,7 @@ pub fn change(text: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SplitMix64) {
             text.splice(place, new);
         }
         6 => {
-            // A word of the text for another one.
+            // Replaces a word by another one of the text.
             let new = text[token(text, rng.below(text.len()))].to_vec();
             text.splice(token(text, at), new);
         }

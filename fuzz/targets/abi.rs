@@ -1,4 +1,4 @@
-//! Plans and calls as they are handed to plugins in shared objects.
+//! Target: plans and calls, encoded as plugins in shared objects receive them.
 #![no_main]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use meganeura_nn::models::mlp_classifier;
 use meganeura_plugin_abi::NONE;
 use meganeura_plugin_abi::view::PlanView;
 
-/// A plan of all kinds of parts, and a small one, of which more can be tried.
+/// Returns an encoded plan with all kinds of parts, and a small one, of which more mutations can be tried.
 fn seeds() -> Vec<Vec<u8>> {
     let device = Arc::new(CpuDevice::new(1));
     let built = Builder::on(device.clone())
@@ -34,7 +34,7 @@ target!(seeds: seeds, change: binary::change, |data| {
     let Ok(plan) = PlanView::read(data) else {
         return;
     };
-    // What is accepted names nothing that is not there.
+    // An accepted plan only refers to objects that exist.
     for buffer in &plan.buffers {
         assert!(buffer.offset + buffer.bytes as u64 <= plan.arena_bytes);
         assert!(buffer.data.is_empty() || buffer.data.len() == buffer.bytes);

@@ -1,4 +1,4 @@
-//! Arrays of data sets: NPY, NPZ, IDX. What is no archive is put into one as well.
+//! Target: arrays of data sets in the formats NPY, NPZ and IDX. Inputs that are not an archive are also wrapped in one.
 #![no_main]
 
 use std::io::Write as _;

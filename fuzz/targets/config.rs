@@ -1,4 +1,5 @@
-//! Files and variables of settings: of the library, of `train --config`, of rates of devices, of language models.
+//! Target: settings in files and variables, of the library, of `train --config`, of device rates and of language
+//! models.
 #![no_main]
 
 use std::path::Path;
@@ -12,7 +13,7 @@ use meganeura_core::select::Selector;
 use meganeura_fuzz::{in_file, seed, target, text};
 use meganeura_llm::{EncoderConfig, ModelConfig};
 
-// The command is no library; its files of settings are read by this module alone.
+// The command is not a library, so this module includes its reader of settings files.
 #[allow(dead_code, reason = "the command uses all of it")]
 #[path = "../../cli/src/commands/train/config_file.rs"]
 mod config_file;
@@ -39,7 +40,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Options of all kinds that `train` has.
+/// Returns a command with options of all kinds that `train` has.
 fn command() -> Command {
     let option = |name: &'static str| Arg::new(name).long(name).action(ArgAction::Set);
     let train = Command::new("train")

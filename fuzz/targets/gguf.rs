@@ -1,4 +1,5 @@
-//! GGUF files: metadata, model, weights, tokenizer, chat template. Behind what is changed, weights are its bytes once more.
+//! Target: GGUF files, with metadata, model, weights, tokenizer and chat template. After the mutated part, the weights
+//! repeat its bytes.
 #![no_main]
 
 use std::cell::RefCell;
@@ -14,7 +15,7 @@ use meganeura_nn::models::{LogitsOf, StorageMap};
 
 const WEIGHTS: usize = 176 << 10;
 
-/// All up to the weights.
+/// Returns everything before the weights.
 fn head(mut file: Vec<u8>) -> Vec<u8> {
     let last = b"output_norm.weight";
     let at = file.windows(last.len()).rposition(|w| w == last).expect("a model");
@@ -35,7 +36,8 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Sessions that weights are loaded into: of models with rows of one block and of a super-block, in all storages.
+/// Returns sessions that weights are loaded into. Their models have rows of one block and of a super-block, in all
+/// storage types.
 fn sessions() -> Vec<Session> {
     let mut sessions = Vec::new();
     for name in ["llama_q5_0", "llama_q4_k"] {
@@ -67,7 +69,8 @@ target!(seeds: seeds, change: binary::with_text, |data| {
             }
             let _ = (checkpoint.usual_storage(), checkpoint.parameters());
             SESSIONS.with_borrow_mut(|sessions| {
-                // Any of them, but the same one for the same file; mostly none, as it takes longer than all else.
+                // One of them, always the same for the same file; usually none, because loading
+                // takes longer than everything else.
                 let sum = data.iter().fold(0, |sum: u64, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
                 let chosen = SplitMix64::new(sum).below(4 * sessions.len());
                 if let Some(session) = sessions.get_mut(chosen) {

@@ -1,4 +1,4 @@
-//! Manifests of plugins without native code, beside the rules and the kernel of the example.
+//! Target: manifests of plugins without native code, together with the rules and the kernel of the example.
 #![no_main]
 
 use meganeura_fuzz::{target, text};
@@ -17,7 +17,7 @@ target!(seeds: seeds, change: text::change, |data| {
     if let Ok(manifest) = Manifest::parse(text)
         && manifest.files().is_ok()
     {
-        // Rules are tried for seconds: they are another target's.
+        // Rules may run for seconds: another target covers them.
         let files = [
             ("router.egg", ""),
             ("choose.wgsl", include_str!("../../plugins/examples/router/choose.wgsl")),

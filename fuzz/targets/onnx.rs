@@ -1,4 +1,4 @@
-//! ONNX models: what the file says, and what importing it would meet.
+//! Target: ONNX files, and the report of importing them.
 #![no_main]
 
 use meganeura_fuzz::{protobuf, seed, target};

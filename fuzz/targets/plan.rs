@@ -1,4 +1,4 @@
-//! Plans in files, with the checksum that belongs to them; those that are let through and are small run a step.
+//! Target: plan files with a valid checksum. Small plans that are accepted run a step.
 #![no_main]
 
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ fn device() -> Arc<dyn Device> {
     DEVICE.get_or_init(|| Arc::new(CpuDevice::new(1))).clone()
 }
 
-/// Bodies of plans, without the first line.
+/// Returns the seeds: plan files without the first line.
 fn seeds() -> Vec<Vec<u8>> {
     let graphs = [mlp_classifier(2, 5, 3), cnn_classifier(2, [1, 4, 4], 3)];
     let plan = |graph| {
@@ -36,7 +36,7 @@ fn seeds() -> Vec<Vec<u8>> {
     graphs.iter().map(plan).collect()
 }
 
-/// Runs a step; what it computes is nobody's business, and errors are welcome.
+/// Runs a step; results are ignored, and errors are allowed.
 fn run(plan: ExecutionPlan) {
     let Ok(mut session) = Session::on(device(), plan) else {
         return;

@@ -1,4 +1,4 @@
-//! Texts of rule sets.
+//! Target: texts of rule sets.
 #![no_main]
 
 use std::borrow::Cow;

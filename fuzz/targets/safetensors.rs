@@ -1,4 +1,4 @@
-//! Weights, checkpoints of language models, and what these are compared with.
+//! Target: safetensors files, and their comparison with the configuration of a language model.
 #![no_main]
 
 use std::path::Path;

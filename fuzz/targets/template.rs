@@ -1,11 +1,11 @@
-//! Chat templates, and a conversation through them.
+//! Target: chat templates, and the rendering of a conversation with them.
 #![no_main]
 
 use meganeura_fuzz::{in_file, seed, target, text};
 use meganeura_llm::{ChatInput, ChatTemplate, SpecialTokens};
 use serde_json::json;
 
-/// What published templates use.
+/// Template with constructs of published templates.
 const TOOLS: &str = r#"{%- if messages[0]['role'] == 'system' %}{{- messages[0].content|trim + '\n' }}{%- endif %}
 {%- set ns = namespace(last=messages|length - 1, found=false) %}
 {%- macro show(value, depth=0) -%}{%- if value is mapping %}{%- for k, v in value|items %}{{ k ~ ':' }}{{ show(v, depth + 1) }}

@@ -1,10 +1,10 @@
-//! `tokenizer.json`, and a text through what it describes.
+//! Target: `tokenizer.json` files, and the encoding of a text with them.
 #![no_main]
 
 use meganeura_fuzz::{in_file, seed, target, text};
 use meganeura_llm::Tokenizer;
 
-/// What models of other families have and the fixture lacks.
+/// Tokenizer with features of other model families that the fixture does not have.
 const OTHERS: &str = r#"{"version":"1.0","truncation":{"direction":"Right","max_length":8,"strategy":"LongestFirst","stride":1},
 "padding":{"strategy":"BatchLongest","direction":"Left","pad_to_multiple_of":4,"pad_id":0,"pad_type_id":0,"pad_token":"p"},
 "added_tokens":[{"id":5,"content":"<s>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true}],

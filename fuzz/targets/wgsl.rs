@@ -1,4 +1,4 @@
-//! Kernels of plugins without native code.
+//! Target: WGSL kernels of plugins without native code.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! Low-rank adapters in the layout of Hugging Face's PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! Beside a weight `W [outputs, inputs]` there are `A [rank, inputs]` and `B [outputs, rank]`; merged, the weight is
-//! `W + (alpha / rank) B A` (LoRA; Hu et al., 2021).
+//! Each adapted weight `W [outputs, inputs]` has two matrices `A [rank, inputs]` and `B [outputs, rank]`. Merging them
+//! results in the weight `W + (alpha / rank) B A` (LoRA; Hu et al., 2021).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,16 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::files::{damaged, read_text};
+use crate::files::{ADAPTER_CONFIG, NO_ADAPTERS, damaged, read_text};
 use crate::tensors::convert;
 use crate::tensors::element::Element;
 use crate::tensors::shard::Tensor;
 
-/// The settings.
-pub(crate) const CONFIG: &str = "adapter_config.json";
-/// The matrices.
+/// File name of the matrices.
 pub(crate) const MATRICES: &str = "adapter_model.safetensors";
-/// Begins the names of tensors.
+/// Prefix of the names of tensors.
 pub(crate) const PREFIX: &str = "base_model.model.";
-/// In the names of adapters, which are not part of a checkpoint.
+/// Part of the names of adapter parameters. A checkpoint does not contain these parameters.
 pub(crate) const ADAPTERS: &str = ".lora_";
 
 /// Adapters of a model.
@@ -32,11 +30,11 @@ pub(crate) const ADAPTERS: &str = ".lora_";
 pub struct Adapters {
     path: PathBuf,
     config: LoraConfig,
-    /// By the names of the weights that they belong to.
+    /// Matrices of the adapters, by the names of their weights.
     pairs: BTreeMap<String, Pair>,
 }
 
-/// The two matrices beside a weight, as graphs have them: transposes of what is stored.
+/// The two matrices of an adapter in the layout of graphs: transposes of the stored matrices.
 #[derive(Debug, Default)]
 struct Pair {
     /// `[inputs, rank]`.
@@ -51,7 +49,8 @@ struct Matrix {
     values: Vec<f32>,
 }
 
-/// Fields of `adapter_config.json`; those that change what adapters mean are only accepted where they do not.
+/// Fields of `adapter_config.json`. Options that change the meaning of adapters are only accepted
+/// if they have no effect.
 #[derive(Deserialize)]
 struct Raw {
     peft_type: String,
@@ -78,20 +77,21 @@ struct Raw {
     others: Map<String, Value>,
 }
 
-/// Options that make adapters something else wherever they are set.
+/// Unsupported options, which change the meaning of adapters if they are set, with their descriptions for errors.
 const CHANGING: [(&str, &str); 8] = [
     ("layer_replication", "layers that are used more than once"),
     ("alora_invocation_tokens", "adapters that begin to act at some tokens"),
     ("use_qalora", "the groups of QA-LoRA"),
     ("lora_bias", "biases of adapters"),
-    ("target_parameters", "adapters of parameters that are no layers"),
+    ("target_parameters", "adapters of parameters that are not layers"),
     ("use_bdlora", "the blocks of BD-LoRA"),
     ("arrow_config", "the routing of Arrow"),
     ("kasa_config", "KaSA"),
 ];
 
-/// Ways to begin that leave the weights of the model as they are. Others take something from them at first, so that what
-/// was trained belongs to weights that are in no file, or mean another kind of adapter.
+/// Supported initializations, which leave the weights of the model unchanged. Others either subtract a part from the
+/// weights before training, so that the adapter belongs to weights that no file contains, or define another kind of
+/// adapter.
 const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 impl Raw {
@@ -117,7 +117,7 @@ impl Raw {
             (is_set(&self.alpha_pattern), "scales by layer (alpha_pattern)"),
             (
                 is_set(&self.modules_to_save),
-                "trained layers beside adapters (modules_to_save)",
+                "trained layers in addition to adapters (modules_to_save)",
             ),
             (
                 self.bias.as_deref().is_some_and(|b| b != "none"),
@@ -140,7 +140,7 @@ impl Raw {
         };
         if !is_plain {
             return Err(unsupported(format!(
-                "adapters that began as {} (init_lora_weights)",
+                "adapters initialized with {} (init_lora_weights)",
                 self.init_lora_weights
             )));
         }
@@ -151,7 +151,7 @@ impl Raw {
             Value::String(all) if all == "all-linear" => Ok(LoraTargets::ALL),
             Value::String(one) => LoraTargets::named([one.as_str()]),
             Value::Array(list) => LoraTargets::named(list.iter().map(|name| name.as_str().unwrap_or_default())),
-            _ => Err("no layers are named".into()),
+            _ => Err("it names no layers".into()),
         };
         Ok(LoraConfig {
             rank: self.r,
@@ -167,14 +167,12 @@ impl Adapters {
     /// # Errors
     /// [`Error::File`]: files that cannot be read, options that are not supported, matrices that do not belong together.
     pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join(CONFIG);
+        let path = folder.join(ADAPTER_CONFIG);
         let raw: Raw = serde_json::from_str(&read_text(&path)?).map_err(|e| damaged(&path, e))?;
         let config = raw.config(&path)?;
         let path = folder.join(MATRICES);
-        let bytes = read_within_memory(&path).map_err(|e| {
-            let remedy = "give the folder of adapters: adapter_config.json and adapter_model.safetensors";
-            Error::file(&path, format!("cannot be read: {e}"), remedy)
-        })?;
+        let bytes =
+            read_within_memory(&path).map_err(|e| Error::file(&path, format!("cannot be read: {e}"), NO_ADAPTERS))?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&path, e))?;
         let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
         for (name, tensor) in tensors.tensors() {
@@ -183,7 +181,7 @@ impl Adapters {
             let (Some((layer, which @ ("A" | "B"))), &[rows, columns]) = (split, tensor.shape()) else {
                 return Err(damaged(
                     &path,
-                    format!("'{name}' {:?} is no part of an adapter", tensor.shape()),
+                    format!("'{name}' {:?} is not part of an adapter", tensor.shape()),
                 ));
             };
             let Some(element) = Element::of_safetensors(tensor.dtype()) else {
@@ -224,19 +222,19 @@ impl Adapters {
         Ok(Adapters { path, config, pairs })
     }
 
-    /// Rank, scale and layers.
+    /// Returns rank, scale and layers.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// Checks that every adapter has its weight; `shape` gives that of a weight, `[outputs, inputs]`.
+    /// Checks that the weight of every adapter exists; `shape` returns the shape of a weight, `[outputs, inputs]`.
     pub(crate) fn check(&self, shape: impl Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
         for (name, pair) in &self.pairs {
             let own = [pair.b.shape[1], pair.a.shape[0]];
             let message = match shape(name) {
                 Some(found) if found == own => continue,
-                Some(found) => format!("is for weights '{name}' of shape {own:?}, but the model's are {found:?}"),
-                None => format!("is for weights '{name}', which the model has not"),
+                Some(found) => format!("expects weights '{name}' of shape {own:?}, but the model has {found:?}"),
+                None => format!("expects weights '{name}', which the model does not have"),
             };
             return Err(Error::file(
                 &self.path,
@@ -247,26 +245,29 @@ impl Adapters {
         Ok(())
     }
 
-    /// Checks that every adapter can be added to its weight: those that stay packed are only copied or rounded.
+    /// Checks that every adapter can be added to its weight: weights that stay packed are only
+    /// copied or rounded.
     pub(crate) fn check_forms(&self, is_f32: impl Fn(&str) -> bool) -> Result<()> {
         match self.pairs.keys().find(|name| !is_f32(name)) {
             None => Ok(()),
             Some(name) => Err(Error::file(
                 &self.path,
-                format!("has an adapter of '{name}', which is no matrix in f32"),
-                "store the weights in f32 (`--weights f32`); tables of embeddings take no adapters",
+                format!("has an adapter of '{name}', which is not an f32 matrix"),
+                "store the weights in f32 (`--weights f32`); embedding tables do not support adapters",
             )),
         }
     }
 
-    /// Adds an adapter to its weight, which is transposed already: `[inputs, outputs]`. Other tensors stay as they are.
+    /// Adds an adapter to its weight, which is already transposed: `[inputs, outputs]`. Does
+    /// nothing for other tensors.
     pub(crate) fn merge_into(&self, name: &str, weight: &mut [f32]) {
         if let Some(Pair { a, b }) = self.pairs.get(name) {
             add_product(weight, &a.values, &b.values, &self.config);
         }
     }
 
-    /// The matrix of a parameter of a graph, such as `{layer}.lora_A.weight`, if there is one.
+    /// Returns the matrix of a parameter of a graph, such as `{layer}.lora_A.weight`, if there is
+    /// one.
     fn parameter(&self, name: &str) -> Option<&Matrix> {
         let (layer, which) = name.strip_suffix(".weight")?.rsplit_once(ADAPTERS)?;
         let pair = self.pairs.get(&format!("{layer}.weight"))?;
@@ -276,7 +277,7 @@ impl Adapters {
     /// Sets the adapters of a session whose model was built with them.
     ///
     /// # Errors
-    /// [`Error::File`]: the model has an adapter that is not here, or of another shape; errors of the session.
+    /// [`Error::File`]: an adapter of the model is missing here, or has another shape; errors of the session.
     pub fn load_into(&self, session: &mut Session) -> Result<()> {
         let views = session.plan().parameters().into_iter();
         for view in views.filter(|view| view.name.contains(ADAPTERS)) {
@@ -297,14 +298,14 @@ impl Adapters {
 #[derive(Debug, Default)]
 pub(crate) struct PackedAdapters {
     all: Vec<Adapters>,
-    /// Factors of all columns, for each adapter.
+    /// Factors of all columns of the concatenated ranks, for each adapter.
     scales: Vec<Vec<f32>>,
     /// Factors of rows that select no adapter.
     default: Vec<f32>,
 }
 
 impl PackedAdapters {
-    /// Adapters that rows select by their index.
+    /// Packs adapters that rows select by their index.
     pub(crate) fn select(all: Vec<Adapters>) -> Self {
         let rank = all.iter().map(|adapters| adapters.config.rank).sum();
         let mut first = 0;
@@ -323,14 +324,14 @@ impl PackedAdapters {
         }
     }
 
-    /// One adapter, which all rows use.
+    /// Packs one adapter, which all rows use.
     pub(crate) fn for_all(adapters: Adapters) -> Self {
         let mut packed = PackedAdapters::select(vec![adapters]);
         packed.default = packed.scales.remove(0);
         packed
     }
 
-    /// Rank and layers of the concatenated adapters; `None` without adapters.
+    /// Returns rank and layers of the concatenated adapters; `None` without adapters.
     pub(crate) fn config(&self) -> Option<LoraConfig> {
         let names = self.all.iter().flat_map(|adapters| adapters.config.targets.names());
         let targets = LoraTargets::named(names).ok()?;
@@ -342,7 +343,7 @@ impl PackedAdapters {
         })
     }
 
-    /// Factors of the columns for rows that select an adapter, `[rank]`.
+    /// Returns the factors of the columns for rows that select an adapter, `[rank]`.
     pub(crate) fn scales(&self, adapter: Option<usize>) -> &[f32] {
         adapter
             .and_then(|adapter| self.scales.get(adapter))
@@ -353,7 +354,7 @@ impl PackedAdapters {
     /// zeros.
     ///
     /// # Errors
-    /// Those of the session.
+    /// The errors of the session.
     pub(crate) fn load_into(&self, session: &mut Session) -> Result<()> {
         let views = session.plan().parameters().into_iter();
         for view in views.filter(|view| view.name.contains(ADAPTERS)) {

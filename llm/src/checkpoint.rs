@@ -1,7 +1,8 @@
 //! Weights in safetensors files, mapped into memory and streamed into sessions.
 //!
-//! A file is never read as a whole: each tensor is converted into memory of its own size, which the next one reuses,
-//! and goes to the session from there. What is stored as the session has it goes there directly.
+//! A file is never read as a whole: each tensor is converted into memory of its own size, which the
+//! next one reuses, and copied to the session from there. Tensors that are stored in the session's
+//! format are copied directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,34 +20,37 @@ use crate::files::{damaged, read_text};
 use crate::gguf;
 use crate::tensors::convert;
 use crate::tensors::element::Element;
-use crate::tensors::layout::{self, Place};
+use crate::tensors::layout::{self, TensorLocation};
 use crate::tensors::shard::{Shard, Tensor};
 
-/// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
+/// Prefix of the names of caches: parameters of a graph, but not of a checkpoint.
 const CACHES: &str = "kv_cache.";
-/// The projection to logits, which some checkpoints hold though it is the table of embeddings.
+/// The projection to logits, which some checkpoints contain although it equals the table of
+/// embeddings.
 const HEAD: &str = "lm_head.weight";
-/// Ends the names of tables that older programs stored, and that follow from the configuration.
+/// Suffix of the names of tables that older programs stored. They are ignored, because the configuration determines
+/// them.
 const TABLES: &str = ".rotary_emb.inv_freq";
-/// Ends the names of tables whose rows are looked up: they are stored as graphs have them, other matrices as `[outputs, inputs]`.
+/// Suffixes of the names of tables whose rows are looked up: they are stored as in graphs, other
+/// matrices as `[outputs, inputs]`.
 const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "_embeddings.weight"];
-/// Ends the names of parameters that have the scales of blocks.
+/// Suffix of the names of parameters with the scales of blocks.
 const SCALES: &str = "_scales";
 
-/// What helps where weights and configuration do not belong together.
+/// Remedy for weights and a configuration that do not belong together.
 const OF_ANOTHER: &str = "use the config.json that belongs to the weights";
 
 /// The weights of a model.
 #[derive(Debug)]
 pub struct Checkpoint {
     shards: Vec<Shard>,
-    /// Where each tensor is.
-    places: BTreeMap<String, Place>,
-    /// What is added to weights as they are read.
+    /// Location of each tensor.
+    places: BTreeMap<String, TensorLocation>,
+    /// Adapters that are added to weights as they are read.
     adapters: Option<Adapters>,
 }
 
-/// What a checkpoint and a model do not agree on.
+/// The differences between a checkpoint and a model.
 #[derive(Default)]
 struct Differences {
     missing: Vec<String>,
@@ -55,15 +59,16 @@ struct Differences {
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file. Of a
-    /// model with several kinds of input, only the text part is kept. Projections that are stored as one (`qkv_proj`,
-    /// `gate_up_proj` of Phi-3) become those that parameters are named after, and the matrices of experts one that has those of
-    /// all.
+    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file.
+    /// For a multimodal model, only the text part is kept. Fused projections (`qkv_proj`, `gate_up_proj` of Phi-3) are
+    /// split into the separate projections of a model's parameters, and the matrices of experts are combined into one
+    /// for all experts.
     ///
     /// The files must not change while the checkpoint is open.
     ///
     /// # Errors
-    /// [`Error::File`]: no such files, a header that is damaged or lies, tensors that the index promises in vain.
+    /// [`Error::File`]: missing files, a damaged or inconsistent header, tensors of the index that
+    /// the files do not contain.
     pub fn open(path: &Path) -> Result<Self> {
         if gguf::is_one(path) {
             return Checkpoint::of_gguf(gguf::Gguf::open(path)?);
@@ -82,7 +87,7 @@ impl Checkpoint {
         let names: BTreeSet<&String> = listed.weight_map.values().collect();
         let mut shards = Vec::new();
         for name in names {
-            // A list of files is no reason to open any file of the machine.
+            // Names in the list must not lead to files outside of the folder.
             if Path::new(name).file_name() != Some(name.as_ref()) {
                 return Err(damaged(
                     &index,
@@ -106,7 +111,7 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint of a GGUF file.
+    /// Opens the checkpoint in a GGUF file.
     pub(crate) fn of_gguf(file: gguf::Gguf) -> Result<Self> {
         Checkpoint::of(file.shards()?)
     }
@@ -124,10 +129,11 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint with adapters, which are merged into its weights as these are read.
+    /// Adds adapters and merges them into the weights as these are read.
     ///
     /// # Errors
-    /// [`Error::File`]: adapters of weights that the checkpoint has not, or has in another shape.
+    /// [`Error::File`]: adapters of weights that the checkpoint does not have, or has in another
+    /// shape.
     pub fn with_adapters(mut self, adapters: Adapters) -> Result<Self> {
         self.check_adapters(&adapters)?;
         self.adapters = Some(adapters);
@@ -145,7 +151,7 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint with other names of tensors, without those that have none.
+    /// Renames the tensors, and drops those without a new name.
     ///
     /// # Errors
     /// [`Error::File`]: two tensors get the same name.
@@ -155,33 +161,36 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Whether the tensors are those of a model. Sizes of a `config.json` may be any numbers: before memory is taken for
-    /// a model, they are compared with what is there.
+    /// Checks that the tensors are those of a model. Sizes in a `config.json` may be any numbers:
+    /// they are compared with the files before memory is allocated for a model.
     ///
     /// # Errors
-    /// [`Error::File`] as of [`Checkpoint::load_into`]; [`Error::InvalidUse`] for a model that cannot be.
+    /// [`Error::File`] as of [`Checkpoint::load_into`]; [`Error::InvalidUse`] for an impossible
+    /// model.
     pub fn check_model(&self, model: &LlamaConfig) -> Result<()> {
         self.check_layers(model.layers)?;
         self.check_graph(&model.decode_graph(&[], 1, 1, LogitsOf::AllRows))
     }
 
-    /// Whether there can be so many layers: a graph grows with them, and each has tensors.
+    /// Checks that there can be this number of layers: the size of a graph grows with them, and
+    /// each has tensors.
     ///
     /// # Errors
     /// [`Error::File`] with both numbers.
     pub(crate) fn check_layers(&self, layers: usize) -> Result<()> {
         let count = self.places.len();
-        match layers <= count {
-            true => Ok(()),
-            false => Err(Error::file(
+        if layers <= count {
+            Ok(())
+        } else {
+            Err(Error::file(
                 &self.shards[0].path,
                 format!("has {count} tensors, too few for the {layers} layers of the model"),
                 OF_ANOTHER,
-            )),
+            ))
         }
     }
 
-    /// Whether the tensors are the parameters of a graph.
+    /// Checks that the tensors are the parameters of a graph.
     ///
     /// # Errors
     /// As [`Checkpoint::check_model`].
@@ -196,45 +205,45 @@ impl Checkpoint {
         self.check(&wanted(&parameters))
     }
 
-    /// Names of the tensors.
+    /// Returns the names of the tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         match self.places.get(name)? {
-            Place::File(file) => self.shards[*file].tensor(name),
-            Place::Experts(_) => None,
+            TensorLocation::File(file) => self.shards[*file].tensor(name),
+            TensorLocation::Experts(_) => None,
         }
     }
 
-    /// The tensors that follow each other in a parameter: one, or that of each expert.
+    /// Returns the tensors of a parameter in order: a single one, or one for each expert.
     fn parts(&self, name: &str) -> Vec<(&Shard, &str)> {
         match self.places.get(name) {
             None => Vec::new(),
-            Some(Place::File(file)) => {
+            Some(TensorLocation::File(file)) => {
                 let stored = self.shards[*file].tensors.get_key_value(name);
                 stored
                     .map(|(name, _)| (&self.shards[*file], name.as_str()))
                     .into_iter()
                     .collect()
             }
-            Some(Place::Experts(parts)) => parts
+            Some(TensorLocation::Experts(parts)) => parts
                 .iter()
                 .map(|(file, name)| (&self.shards[*file], name.as_str()))
                 .collect(),
         }
     }
 
-    /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
-    /// table of embeddings are transposed: checkpoints have `[outputs, inputs]`, graphs `[inputs, outputs]`. Parameters in
-    /// fewer bits have the rows of the checkpoint; they keep their integers where the file stores them so, and in
-    /// [`WeightStorage::Q8`] also where it has Q5_0, Q4_0, IQ4_NL or MXFP4; else they are rounded row by row.
-    /// Nothing is set unless everything fits.
+    /// Sets all parameters of a session except for caches and adapters, which keep their values. Matrices in `f32`,
+    /// except for the table of embeddings, are transposed: checkpoints have `[outputs, inputs]`, graphs
+    /// `[inputs, outputs]`. Parameters in fewer bits keep the row order of the checkpoint. They keep their integers if
+    /// the file stores them in the same format, and in [`WeightStorage::Q8`] also if the file has Q5_0, Q4_0, IQ4_NL or
+    /// MXFP4; else they are rounded row by row. Nothing is set unless everything fits.
     ///
     /// # Errors
-    /// [`Error::File`] with all tensors that are missing, that the model does not have, and whose shape or element type
-    /// is not the model's; numbers that are not finite in a matrix that is quantised; errors of the session.
+    /// [`Error::File`] with all tensors that are missing, that the model does not have, or that have the wrong shape or
+    /// element type; numbers that are not finite in a matrix to quantise; errors of the session.
     pub fn load_into(&self, session: &mut Session) -> Result<()> {
         let mut parameters: Vec<(String, TensorType)> = session
             .plan()
@@ -250,8 +259,8 @@ impl Checkpoint {
             adapters.check_forms(|name| {
                 matches!(
                     wanted.get(name),
-                    Some(Wanted {
-                        form: Form::F32 { transposed: true },
+                    Some(TensorRequirements {
+                        form: ParameterForm::F32 { transposed: true },
                         ..
                     })
                 )
@@ -264,12 +273,12 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn load(&self, session: &mut Session, name: &str, form: Form, memory: &mut Memory) -> Result<()> {
+    fn load(&self, session: &mut Session, name: &str, form: ParameterForm, memory: &mut Memory) -> Result<()> {
         let parts = self.parts(name);
-        // Adapters change matrices that are transposed.
+        // Adapters are added to transposed matrices.
         let element = match form {
-            Form::F32 { transposed: false } => Some(Element::F32),
-            Form::F16 => Some(Element::F16),
+            ParameterForm::F32 { transposed: false } => Some(Element::F32),
+            ParameterForm::F16 => Some(Element::F16),
             _ => None,
         };
         if let (&[(shard, part)], Some(element)) = (parts.as_slice(), element)
@@ -281,7 +290,7 @@ impl Checkpoint {
         whole.clear();
         for &(shard, part) in &parts {
             let Some(tensor) = shard.tensor(part) else { continue };
-            // A tensor that is all is converted where it stays.
+            // A parameter of a single tensor is converted in place.
             let to = if parts.len() == 1 { &mut *whole } else { &mut *one };
             to.reserve(part, &tensor, form)?;
             to.convert(&tensor, form).map_err(|row| {
@@ -293,23 +302,23 @@ impl Checkpoint {
                 whole.extend(one);
             }
         }
-        let Converted { numbers, bytes, scales } = whole;
+        let ConvertedTensor { numbers, bytes, scales } = whole;
         match form {
-            Form::F32 { .. } => {
+            ParameterForm::F32 { .. } => {
                 if let Some(adapters) = &self.adapters {
                     adapters.merge_into(name, numbers);
                 }
                 session.try_set_parameter(name, numbers)
             }
-            Form::F16 => session.try_set_parameter_bytes(name, bytes),
-            Form::Blocks(_) => {
+            ParameterForm::F16 => session.try_set_parameter_bytes(name, bytes),
+            ParameterForm::Blocks(_) => {
                 session.try_set_parameter_bytes(name, bytes)?;
                 session.try_set_parameter_bytes(&format!("{name}{SCALES}"), scales)
             }
         }
     }
 
-    fn check(&self, wanted: &BTreeMap<&str, Wanted>) -> Result<()> {
+    fn check(&self, wanted: &BTreeMap<&str, TensorRequirements>) -> Result<()> {
         let mut differences = Differences::default();
         for (&name, wanted) in wanted {
             let Some(place) = self.places.get(name) else {
@@ -317,14 +326,14 @@ impl Checkpoint {
                 continue;
             };
             let parts = self.parts(name);
-            // Each expert has what the parameter has beside its first axis.
+            // The shape of each expert is that of the parameter without its first axis.
             let shape = match (place, wanted.stored.split_first()) {
-                (Place::Experts(_), Some((experts, shape))) if *experts != parts.len() => {
+                (TensorLocation::Experts(_), Some((experts, shape))) if *experts != parts.len() => {
                     let wrong = format!("{name} ({} experts, not {experts} of {shape:?})", parts.len());
                     differences.wrong.push(wrong);
                     continue;
                 }
-                (Place::Experts(_), Some((_, shape))) => shape,
+                (TensorLocation::Experts(_), Some((_, shape))) => shape,
                 _ => wanted.stored.as_slice(),
             };
             for (shard, part) in parts {
@@ -344,16 +353,17 @@ impl Checkpoint {
         differences.report(&self.shards[0].path)
     }
 
-    /// How matrices are stored if nothing else is asked for. Those of GGUF files keep what they are in: blocks with the same
-    /// integers for all types of less than 16 bits, [`WeightStorage::F16`] for F16. Scales of the K formats are rounded to
-    /// `f16`. Everything else is computed as `f32`, safetensors always.
+    /// Returns the default storage of matrices. For GGUF files it is that of the file: blocks with
+    /// the same integers for all types of less than 16 bits, [`WeightStorage::F16`] for F16. Scales
+    /// of the K formats are rounded to `f16`. Everything else is computed as `f32`, safetensors
+    /// always.
     pub fn usual_storage(&self) -> StorageMap {
         if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
             return StorageMap::default();
         }
         let of = |element: Element| match (element, element.format()) {
             (_, Some(format)) => WeightStorage::from(format),
-            // No format of blocks has the numbers of Q2_K.
+            // No block format represents the numbers of Q2_K.
             (Element::F16 | Element::Q2K, None) => WeightStorage::F16,
             (_, None) => WeightStorage::F32,
         };
@@ -367,13 +377,14 @@ impl Checkpoint {
         map
     }
 
-    /// Numbers of all tensors.
+    /// Returns the number of elements of all tensors.
     pub fn parameters(&self) -> u64 {
         let entries = self.shards.iter().flat_map(|shard| shard.tensors.values());
         entries.fold(0, |sum: u64, entry| sum.saturating_add(entry.count()))
     }
 
-    /// What the files call the type of most numbers of matrices, in lower case; `None` if there are no matrices.
+    /// Returns the most frequent element type of matrices, by its lower-case name in the files;
+    /// `None` without matrices.
     pub(crate) fn stored(&self) -> Option<String> {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
         for entry in self.shards.iter().flat_map(|shard| shard.tensors.values()) {
@@ -386,7 +397,7 @@ impl Checkpoint {
         most.map(|(stored, _)| stored.to_lowercase())
     }
 
-    /// How the files store matrices, and how many numbers are stored so.
+    /// Returns the element types of matrices in the files, with the number of elements of each.
     fn elements(&self) -> Vec<(Element, usize)> {
         let mut sizes: Vec<(Element, usize)> = Vec::new();
         for entry in self.shards.iter().flat_map(|shard| shard.tensors.values()) {
@@ -403,7 +414,7 @@ impl Checkpoint {
     }
 }
 
-/// Rows and columns of a matrix that is stored transposed, as graphs have them.
+/// Returns rows and columns, in the layout of graphs, of a matrix that files store transposed.
 pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     match *shape {
         [inputs, outputs] if !EMBEDDINGS.iter().any(|end| name.ends_with(end)) => Some([inputs, outputs]),
@@ -411,48 +422,48 @@ pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     }
 }
 
-/// Whether a parameter of a graph is part of a checkpoint.
+/// Returns true if a parameter of a graph is part of a checkpoint.
 fn is_stored(name: &str) -> bool {
     !name.starts_with(CACHES) && !name.contains(ADAPTERS)
 }
 
-/// Memory that tensors go through.
+/// Memory for the conversion of tensors.
 #[derive(Default)]
 struct Memory {
-    whole: Converted,
-    /// One of several tensors that make a parameter.
-    part: Converted,
+    whole: ConvertedTensor,
+    /// The current one of several tensors of a parameter.
+    part: ConvertedTensor,
 }
 
-/// A tensor in the form of a parameter.
+/// A tensor that was converted to the storage form of a parameter; buffers that the form does not need are empty.
 #[derive(Default)]
-struct Converted {
+struct ConvertedTensor {
     numbers: Vec<f32>,
     bytes: Vec<u8>,
     scales: Vec<u8>,
 }
 
-impl Converted {
+impl ConvertedTensor {
     fn clear(&mut self) {
         self.numbers.clear();
         self.bytes.clear();
         self.scales.clear();
     }
 
-    fn extend(&mut self, other: &Converted) {
+    fn extend(&mut self, other: &ConvertedTensor) {
         self.numbers.extend_from_slice(&other.numbers);
         self.bytes.extend_from_slice(&other.bytes);
         self.scales.extend_from_slice(&other.scales);
     }
 
-    /// Makes room for a tensor, which takes most of the memory that loading needs.
-    fn reserve(&mut self, name: &str, tensor: &Tensor, form: Form) -> Result<()> {
+    /// Reserves memory for a tensor. These buffers are most of the memory that loading needs.
+    fn reserve(&mut self, name: &str, tensor: &Tensor, form: ParameterForm) -> Result<()> {
         self.clear();
         let [rows, width] = tensor.rows();
         let (numbers, bytes, scales) = match form {
-            Form::F32 { .. } => (rows * width, 0, 0),
-            Form::F16 => (0, rows * width * size_of::<f16>(), 0),
-            Form::Blocks(format) => {
+            ParameterForm::F32 { .. } => (rows * width, 0, 0),
+            ParameterForm::F16 => (0, rows * width * size_of::<f16>(), 0),
+            ParameterForm::Blocks(format) => {
                 let blocks = rows * (width / BLOCK);
                 (0, blocks * format.bytes(), blocks * format.scales() * size_of::<f16>())
             }
@@ -466,37 +477,38 @@ impl Converted {
         })
     }
 
-    /// Becomes a tensor; the error is the number of a row that cannot be stored so.
-    fn convert(&mut self, tensor: &Tensor, form: Form) -> std::result::Result<(), usize> {
+    /// Converts a tensor; the error is the index of a row that cannot be stored in this form.
+    fn convert(&mut self, tensor: &Tensor, form: ParameterForm) -> std::result::Result<(), usize> {
         self.clear();
         match form {
-            Form::F32 { transposed } => {
+            ParameterForm::F32 { transposed } => {
                 convert::to_f32(tensor, transposed, &mut self.numbers);
                 Ok(())
             }
-            Form::F16 => convert::to_f16(tensor, &mut self.bytes),
-            Form::Blocks(format) => convert::to_blocks(tensor, format, &mut self.bytes, &mut self.scales),
+            ParameterForm::F16 => convert::to_f16(tensor, &mut self.bytes),
+            ParameterForm::Blocks(format) => convert::to_blocks(tensor, format, &mut self.bytes, &mut self.scales),
         }
     }
 }
 
-/// The form of a parameter.
+/// Storage form of a parameter on the device.
 #[derive(Clone, Copy)]
-enum Form {
+enum ParameterForm {
     F32 { transposed: bool },
     F16,
     Blocks(BlockFormat),
 }
 
-/// What a session needs of a tensor.
-struct Wanted {
-    form: Form,
-    /// Its shape in a file.
+/// The requirements of a session for a tensor.
+struct TensorRequirements {
+    form: ParameterForm,
+    /// Shape of the tensor in a file.
     stored: Vec<usize>,
 }
 
-/// Tensors for these parameters, of which those with scales are of two.
-fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, Wanted> {
+/// Returns the tensors for these parameters; a parameter in blocks consists of two, integers and
+/// scales.
+fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, TensorRequirements> {
     let mut all = BTreeMap::new();
     let scales_of = |name: &str| {
         let scales = format!("{name}{SCALES}");
@@ -506,25 +518,25 @@ fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, Wanted> {
         let shape = ty.shape.to_vec();
         let (form, stored) = match (ty.dtype, shape.as_slice()) {
             (DType::F16, _) if name.ends_with(SCALES) => continue,
-            (DType::F16, _) => (Form::F16, shape),
+            (DType::F16, _) => (ParameterForm::F16, shape),
             (DType::U32, [rows @ .., words]) => {
                 let scales = scales_of(name).and_then(|ty| ty.shape.last().copied()).unwrap_or(0);
                 let format = BlockFormat::of(*words, scales).unwrap_or(BlockFormat::Q8_0);
                 let columns = scales / format.scales() * BLOCK;
-                (Form::Blocks(format), [rows, &[columns]].concat())
+                (ParameterForm::Blocks(format), [rows, &[columns]].concat())
             }
             _ => match transposed(name, &shape) {
-                Some([inputs, outputs]) => (Form::F32 { transposed: true }, vec![outputs, inputs]),
-                None => (Form::F32 { transposed: false }, shape),
+                Some([inputs, outputs]) => (ParameterForm::F32 { transposed: true }, vec![outputs, inputs]),
+                None => (ParameterForm::F32 { transposed: false }, shape),
             },
         };
-        all.insert(name.as_str(), Wanted { form, stored });
+        all.insert(name.as_str(), TensorRequirements { form, stored });
     }
     all
 }
 
 impl Differences {
-    /// One error with everything.
+    /// Returns one error with all differences.
     fn report(self, path: &Path) -> Result<()> {
         let lists = [
             ("missing", self.missing),
@@ -543,7 +555,7 @@ impl Differences {
     }
 }
 
-/// Some names of a list, and how many there are.
+/// Returns some names of a list, and their total number.
 fn line(what: &str, names: &[String]) -> Option<String> {
     const SHOWN: usize = 8;
     let more = match names.len().saturating_sub(SHOWN) {

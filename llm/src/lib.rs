@@ -1,6 +1,6 @@
 //! Language models: checkpoints, tokenizers, generation.
 //!
-//! | Module | What it has |
+//! | Module | Contents |
 //! |---|---|
 //! | [`config`] | `config.json` of a checkpoint in Hugging Face's layout, or the metadata of a GGUF file, as a model of `meganeura-nn` |
 //! | [`checkpoint`] | safetensors in one file or several, or a GGUF file, mapped into memory and streamed into a session |
@@ -9,7 +9,7 @@
 //! | [`tokenizer`] | `tokenizer.json`, text piece by piece |
 //! | [`chat`] | the template that makes a conversation one text |
 //! | [`hub`] | checkpoints by their names on the Hugging Face Hub, with the feature `hub` |
-//! | [`library`] | the models on this machine: what there is, and how it is found by a name |
+//! | [`library`] | the models on this machine: their list, and the search by name |
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
 //! | [`embedder`] | embeddings of texts by encoders of the BERT family |

@@ -1,32 +1,46 @@
-//! Plans of sessions that make steps of several shapes, made once each.
+//! Plans for sessions with steps of several shapes, compiled once each.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
 use meganeura_core::{Error, ExecutionPlan, Graph, Result, Session};
 use meganeura_nn::models::{CacheType, LlamaConfig};
 
-/// What a step computes: a plan of its own.
+/// Default number of rows of a prefill chunk.
+pub(crate) const PREFILL_ROWS: usize = 64;
+
+/// Returns the maximum number of rows of a prefill chunk on a device, unless it is set. A device with its own memory is a GPU, which
+/// computes 512 rows nearly as fast as 64.
+pub(crate) fn max_prefill_rows(device: &dyn Device) -> usize {
+    const OWN_MEMORY: usize = 512;
+    if device.capabilities().unified_memory {
+        PREFILL_ROWS
+    } else {
+        OWN_MEMORY
+    }
+}
+
+/// Shape of a step; each shape has a separate plan.
 pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
     /// The network whose steps have such shapes.
     type Network;
 
-    /// Name of the segment of a joined plan.
+    /// Returns the name of the segment in a joined plan.
     fn name(&self) -> String;
 
-    /// Name of the file of a plan that is kept, without its ending.
+    /// Returns the name of the file of a cached plan, without its extension.
     fn file(&self, network: &Self::Network) -> String;
 
-    /// What the step computes.
+    /// Returns the graph of the step.
     fn graph(&self, network: &Self::Network) -> Graph;
 }
 
-/// Name of the file of a step of decoding.
+/// Returns the name of the plan file of a decode step.
 pub(crate) fn decoding_file(step: &str, network: &LlamaConfig) -> String {
     let mut file = format!("decode-{step}-{}", network.weights.name());
     if network.cache_type != CacheType::F32 {
@@ -39,24 +53,24 @@ pub(crate) fn decoding_file(step: &str, network: &LlamaConfig) -> String {
     file
 }
 
-/// A session that makes steps of some shapes, which share weights and caches.
-pub(crate) struct Joined<S> {
+/// A session that runs steps of several shapes, which share weights and caches.
+pub(crate) struct SharedSession<S> {
     pub(crate) session: Session,
     pub(crate) steps: Vec<Step<S>>,
 }
 
-/// How a session makes the steps of a shape.
+/// A segment of a session that runs the steps of one shape.
 #[derive(Clone, Debug)]
 pub(crate) struct Step<S> {
     pub(crate) shape: S,
-    /// Segment of a plan that was joined to the first one's.
+    /// Name of the segment in the joined plan; `None` for the first plan.
     segment: Option<String>,
-    /// Number of its first output.
+    /// Index of the segment's first output.
     output: usize,
 }
 
 impl<S> Step<S> {
-    /// Name of an input.
+    /// Returns the name of an input in the joined plan.
     pub(crate) fn input(&self, name: &str) -> String {
         match &self.segment {
             None => name.to_owned(),
@@ -71,7 +85,7 @@ impl<S> Step<S> {
         }
     }
 
-    /// The first numbers of an output.
+    /// Reads the first `len` numbers of an output.
     pub(crate) fn read(&self, session: &mut Session, output: usize, len: usize) -> Result<Vec<f32>> {
         let mut numbers = vec![0.0; len];
         session.try_read_output_start(self.output + output, &mut numbers)?;
@@ -79,7 +93,7 @@ impl<S> Step<S> {
     }
 }
 
-/// A device with plans for it.
+/// A device, and the plans that were compiled for it.
 pub(crate) struct Plans<S> {
     device: Arc<dyn Device>,
     pub(crate) rewrite: RewriteConfig,
@@ -87,7 +101,7 @@ pub(crate) struct Plans<S> {
     made: HashMap<S, ExecutionPlan>,
 }
 
-/// The rule set that stores parameters joined.
+/// Name of the rule set that concatenates parameters.
 const PACKING: &str = "packing";
 
 impl<S: StepShape> Plans<S> {
@@ -111,11 +125,11 @@ impl<S: StepShape> Plans<S> {
         &*self.device
     }
 
-    /// A session for these shapes, at least one.
+    /// Builds a session for these shapes, at least one.
     ///
-    /// Where rewriting packs other weights for one shape than for another, they could not share them; then none are
-    /// packed.
-    pub(crate) fn session(&mut self, network: &S::Network, shapes: &[S]) -> Result<Joined<S>> {
+    /// If rewriting packs different weights for different shapes, the shapes could not share them;
+    /// in this case none are packed.
+    pub(crate) fn session(&mut self, network: &S::Network, shapes: &[S]) -> Result<SharedSession<S>> {
         let (plan, steps) = match self.joined(network, shapes) {
             Err(Error::ParametersDiffer { differences }) if !self.rewrite.disable.iter().any(|d| d == PACKING) => {
                 log::info!("weights are not packed: {}", differences.join("; "));
@@ -126,10 +140,10 @@ impl<S: StepShape> Plans<S> {
             other => other?,
         };
         let session = Session::on(self.device.clone(), plan)?;
-        Ok(Joined { session, steps })
+        Ok(SharedSession { session, steps })
     }
 
-    /// One plan for several shapes.
+    /// Joins the plans of several shapes.
     fn joined(&mut self, network: &S::Network, shapes: &[S]) -> Result<(ExecutionPlan, Vec<Step<S>>)> {
         let limit = self.device.capabilities().max_buffer_bytes;
         let mut joined: Option<ExecutionPlan> = None;
@@ -150,7 +164,7 @@ impl<S: StepShape> Plans<S> {
         Ok((plan, steps))
     }
 
-    /// The plan of a shape.
+    /// Returns the plan of a shape.
     fn plan(&mut self, network: &S::Network, shape: S) -> Result<&ExecutionPlan> {
         if !self.made.contains_key(&shape) {
             let graph = shape.graph(network);

@@ -1,4 +1,4 @@
-//! Trained models and adapters, in the layouts that they are opened in.
+//! Writing of trained models and adapters, in the layouts that are read.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::LlamaConfig;
 use serde_json::{Value, json};
 
-use crate::adapters::{ADAPTERS, CONFIG, MATRICES, PREFIX, add_product};
+use crate::adapters::{ADAPTERS, MATRICES, PREFIX, add_product};
 use crate::checkpoint::transposed;
 use crate::config::{Projections, text_part};
-use crate::files::damaged;
+use crate::files::{ADAPTER_CONFIG, damaged};
 use crate::tensors::layout::{FUSED, expert_name, to_mixtral};
 
-/// Files that describe a checkpoint beside its weights.
+/// Files that describe a checkpoint, in addition to its weights.
 const DESCRIPTIONS: [&str; 7] = [
     "config.json",
     "generation_config.json",
@@ -29,7 +29,7 @@ const DESCRIPTIONS: [&str; 7] = [
 const CONFIG_FILE: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
-/// A folder with a model, as [`NewFolder`](meganeura_core::files::NewFolder) replaces it as a whole.
+/// Kind of folders with a model, which [`NewFolder`](meganeura_core::files::NewFolder) replaces as a whole.
 pub const MODEL_FOLDER: FolderKind = FolderKind {
     names: &[
         WEIGHTS,
@@ -45,10 +45,10 @@ pub const MODEL_FOLDER: FolderKind = FolderKind {
     is_own: |text| has_field(text, "model_type"),
 };
 
-/// A folder with adapters, likewise.
+/// Kind of folders with adapters, replaced in the same way.
 pub const ADAPTERS_FOLDER: FolderKind = FolderKind {
-    names: &[CONFIG, MATRICES],
-    marker: CONFIG,
+    names: &[ADAPTER_CONFIG, MATRICES],
+    marker: ADAPTER_CONFIG,
     is_own: |text| has_field(text, "peft_type"),
 };
 
@@ -57,25 +57,24 @@ fn has_field(text: &[u8], field: &str) -> bool {
     fields.is_some_and(|fields| fields.get(field).is_some())
 }
 
-/// What describes a model beside its weights: names of files, and their contents.
+/// The description of a model without its weights: names of files, and their contents.
 #[derive(Clone, Debug, Default)]
 pub struct Descriptions(Vec<(&'static str, Vec<u8>)>);
 
 impl Descriptions {
-    /// Those of a checkpoint; files that it has not are not missed. Of a model with several kinds of input, the
-    /// `config.json` of its text part, as weights are of that alone.
+    /// Reads the descriptions of a checkpoint; missing files are no error. For a multimodal model, the `config.json` of
+    /// its text part is used, because only the weights of this part are loaded and saved.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, or is no configuration.
+    /// [`Error::File`] if a file cannot be read, or is not a configuration.
     pub fn of_checkpoint(folder: &Path) -> Result<Self> {
         let mut all = Descriptions::default();
         for name in DESCRIPTIONS {
             let path = folder.join(name);
             if path.exists() {
                 let bytes = read_within_memory(&path);
-                let bytes = bytes.map_err(|e| {
-                    Error::file(&path, format!("cannot be read: {e}"), "look at the file's permissions")
-                })?;
+                let bytes = bytes
+                    .map_err(|e| Error::file(&path, format!("cannot be read: {e}"), "check the file's permissions"))?;
                 all.set(name, bytes);
             }
         }
@@ -98,7 +97,8 @@ impl Descriptions {
         Ok(())
     }
 
-    /// The `config.json` of a model of the type `llama`; `stop` is the token that ends a text, if there is one.
+    /// Creates the `config.json` of a model of the type `llama`; `stop` is the token that ends a
+    /// text, if there is one.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] for options that the type has not.
@@ -110,7 +110,7 @@ impl Descriptions {
         )]))
     }
 
-    /// Sets the `tokenizer.json`, in place of the one that there may be.
+    /// Sets the `tokenizer.json`, replacing an existing one.
     pub fn set_tokenizer(&mut self, text: String) {
         self.set("tokenizer.json", text.into_bytes());
     }
@@ -120,7 +120,7 @@ impl Descriptions {
         self.0.push((name, bytes));
     }
 
-    /// Writes them into a folder.
+    /// Writes the files into a folder.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be written.
@@ -137,17 +137,19 @@ impl Descriptions {
 /// [`Error::File`] if it cannot be made.
 pub fn make_folder(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| {
-        let remedy = "name a folder that you can write to";
-        Error::file(folder, format!("could not be made: {e}"), remedy)
+        let remedy = "name a writable folder";
+        Error::file(folder, format!("could not be created: {e}"), remedy)
     })
 }
 
-/// Writes the weights of a session as `model.safetensors`, in `f32`, with projections as `projections` says
-/// ([`ModelConfig::projections`](crate::ModelConfig::projections) of the checkpoint that the configuration is of). Adapters
-/// of its model are merged into the weights, if their settings are given; without, the model must have none.
+/// Writes the weights of a session as `model.safetensors`, in `f32`, with projections in the layout
+/// of `projections` ([`ModelConfig::projections`](crate::ModelConfig::projections) of the
+/// checkpoint that the configuration belongs to). Adapters of its model are merged into the
+/// weights, if their settings are given; without settings, the model must have none.
 ///
 /// # Errors
-/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for weights that are not finite; errors of the session.
+/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for weights that are not
+/// finite; errors of the session.
 pub fn save_weights(
     folder: &Path,
     session: &mut Session,
@@ -167,7 +169,7 @@ pub fn save_weights(
                 weights.insert(named(name.clone()), stored(name, shape, &values)?);
                 continue;
             };
-            // A matrix for each expert.
+            // One matrix per expert.
             for (expert, values) in values.chunks_exact((rows * columns).max(1)).enumerate() {
                 let name = expert_name(name, expert).unwrap_or_else(|| name.clone());
                 weights.insert(named(name), Weight::f32(&[rows, columns], values)?);
@@ -175,7 +177,7 @@ pub fn save_weights(
             continue;
         };
         if parts.first() != Some(name) {
-            // It was written with the first one.
+            // It was written together with the first part.
             continue;
         }
         let mut joined = Vec::new();
@@ -194,22 +196,23 @@ pub fn save_weights(
     weights.write(folder.join(WEIGHTS))
 }
 
-/// The numbers of a parameter, as they are saved.
+/// Reads the numbers of a parameter in their saved form.
 ///
 /// # Errors
-/// Some are not finite: a model of them would compute nothing.
+/// Some numbers are not finite: a model with them would compute only NaN.
 fn read(session: &mut Session, name: &str) -> Result<Vec<f32>> {
     let values = session.try_read_parameter(name)?;
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(values),
-        false => Err(Error::misuse(
+    if values.iter().all(|value| value.is_finite()) {
+        Ok(values)
+    } else {
+        Err(Error::misuse(
             format!("'{name}' has numbers that are not finite, as training diverged; nothing was saved"),
             "train again with a lower learning rate",
-        )),
+        ))
     }
 }
 
-/// A parameter with its adapter.
+/// Returns a parameter with its adapter merged.
 fn merged(session: &mut Session, name: &str, shape: &[usize], lora: Option<&LoraConfig>) -> Result<Vec<f32>> {
     let mut values = read(session, name)?;
     if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
@@ -222,7 +225,8 @@ fn merged(session: &mut Session, name: &str, shape: &[usize], lora: Option<&Lora
     Ok(values)
 }
 
-/// The tensor that a parameter is a part of where projections are stored as one, and the names of all its parts.
+/// Returns the fused tensor that contains a parameter, if there is one, and the names of all its
+/// parts.
 fn fused(name: &str) -> Option<(String, Vec<String>)> {
     let (layer, kind) = name.rsplit_once('.')?;
     let (block, module) = layer.rsplit_once('.')?;
@@ -231,7 +235,8 @@ fn fused(name: &str) -> Option<(String, Vec<String>)> {
     Some((named(fused), parts.iter().map(|part| named(part)).collect()))
 }
 
-/// Matrices `[inputs, outputs]` of the same inputs beside each other, or biases `[outputs]` behind each other.
+/// Concatenates the columns of matrices `[inputs, outputs]` with equal inputs, or biases
+/// `[outputs]`.
 fn join_columns(parts: &[(&[usize], Vec<f32>)]) -> (Vec<usize>, Vec<f32>) {
     let width = |shape: &[usize]| shape.last().copied().unwrap_or(0);
     let rows = parts
@@ -251,7 +256,7 @@ fn join_columns(parts: &[(&[usize], Vec<f32>)]) -> (Vec<usize>, Vec<f32>) {
     (shape, values)
 }
 
-/// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
+/// Writes the adapters of a session in PEFT's layout; `base` is the model's name in the settings.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be written; [`Error::InvalidUse`] for weights that are not finite; errors of the session.
@@ -275,7 +280,7 @@ pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, ba
         "inference_mode": true,
         "target_modules": lora.targets.names().collect::<Vec<_>>(),
     });
-    write_json(&folder.join(CONFIG), &config)
+    write_json(&folder.join(ADAPTER_CONFIG), &config)
 }
 
 /// Writes the `config.json` of a model of the type `llama`, as [`Descriptions::of_llama`] has it.
@@ -287,7 +292,7 @@ pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Opt
 }
 
 fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<Value> {
-    // All that the type can say.
+    // Only options that the type contains.
     let plain = LlamaConfig {
         dim: model.dim,
         layers: model.layers,
@@ -308,8 +313,8 @@ fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<V
     };
     if *model != plain {
         return Err(Error::misuse(
-            "a model with scaled positions, a window, norms, factors, experts, an activation or biases that llama has not is not of \
-             the type llama",
+            "cannot save as type llama: the model has scaled positions, a window, norms, factors, experts, an \
+             activation or biases that llama lacks",
             "copy the config.json that it came from",
         ));
     }
@@ -335,7 +340,7 @@ fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<V
     }))
 }
 
-/// Copies what describes a checkpoint beside its weights; files that it has not are not missed.
+/// Copies the files that describe a checkpoint, without its weights; missing files are no error.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be copied.
@@ -351,7 +356,7 @@ pub fn save_text(folder: &Path, name: &str, contents: &[u8]) -> Result<()> {
     write_atomically(&folder.join(name), |w| w.write_all(contents))
 }
 
-/// Parameters without caches, by name, with their shapes.
+/// Returns the names and shapes of the parameters whose names fulfil a condition, without caches.
 fn parameters(session: &Session, wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<usize>)> {
     let views = session.plan().parameters().into_iter();
     let views = views.filter(|view| wanted(&view.name));
@@ -360,7 +365,7 @@ fn parameters(session: &Session, wanted: impl Fn(&str) -> bool) -> Vec<(String, 
     all
 }
 
-/// A tensor as checkpoints have it.
+/// Converts a tensor to its form in checkpoints.
 fn stored(name: &str, shape: &[usize], values: &[f32]) -> Result<Weight> {
     let weight = Weight::f32(shape, values)?;
     Ok(match transposed(name, shape) {

@@ -1,10 +1,10 @@
-//! Probabilities of logits on the host, written so that compilers use vectors: a vocabulary has 50,000 to 250,000 tokens, and a step of a
-//! small model takes less than half a millisecond.
+//! Probabilities of logits on the host, written for vectorization by the compiler: a vocabulary has
+//! 50,000 to 250,000 tokens, and a step of a small model takes less than half a millisecond.
 
-/// Numbers that are computed side by side.
+/// Number of parallel lanes.
 const LANES: usize = 16;
 
-/// The largest of some logits; `None` if one is not a number, or none is finite.
+/// Returns the largest logit; `None` if one is NaN, or if none is finite.
 pub(crate) fn largest_finite(logits: &[f32]) -> Option<f32> {
     let (chunks, rest) = logits.as_chunks::<LANES>();
     let mut most = [f32::NEG_INFINITY; LANES];
@@ -25,26 +25,27 @@ pub(crate) fn largest_finite(logits: &[f32]) -> Option<f32> {
     (most.is_finite() && !bad.contains(&true)).then_some(most)
 }
 
-/// Makes each logit `x` what it weighs: `exp((x - most) / temperature)`, at most 1.
+/// Replaces each logit `x` by its weight: `exp((x - most) / temperature)`, at most 1.
 ///
-/// Of the difference, which stays finite or is minus infinity however low the temperature is.
+/// The difference is computed first: it stays finite or is minus infinity for any temperature.
 pub(crate) fn weigh(logits: &mut [f32], most: f32, temperature: f32) {
     for x in logits {
         *x = exp_of_negative((*x - most) / temperature);
     }
 }
 
-/// The sum of some weights.
+/// Returns the sum of some weights.
 pub(crate) fn sum(weights: &[f32]) -> f64 {
     weights.chunks(CHUNK).map(sum_of_chunk).sum()
 }
 
-/// The natural logarithm of the sum of `exp(x)`; not a number where [`largest_finite`] finds none, as no token is chosen then.
+/// Returns the natural logarithm of the sum of `exp(x)`; NaN if [`largest_finite`] returns `None`,
+/// because no token is then chosen.
 pub(crate) fn log_sum_of_exponentials(logits: &[f32]) -> f32 {
     largest_finite(logits).map_or(f32::NAN, |most| most + sum_of_exponentials(logits, most).ln() as f32)
 }
 
-/// The sum of `exp(x - most)`.
+/// Returns the sum of `exp(x - most)`.
 fn sum_of_exponentials(logits: &[f32], most: f32) -> f64 {
     let chunks = logits.chunks(CHUNK);
     chunks
@@ -57,8 +58,8 @@ fn sum_of_exponentials(logits: &[f32], most: f32) -> f64 {
         .sum()
 }
 
-/// The first place up to which weights sum up to more than `limit`; the last one that weighs anything if none does, as rounding
-/// may leave a rest.
+/// Returns the first index up to which the weights sum up to more than `limit`. If none does
+/// because of rounding, returns the last index with a weight above 0.
 pub(crate) fn place_of(weights: &[f32], limit: f64) -> usize {
     let mut rest = limit;
     let mut last = 0;
@@ -81,10 +82,11 @@ pub(crate) fn place_of(weights: &[f32], limit: f64) -> usize {
         .map_or(0, |chunk| first + place_in(chunk, f64::INFINITY))
 }
 
-/// Weights that are summed up in `f32`.
+/// Number of weights that are summed up in `f32`; the sums of chunks are added in `f64`.
 const CHUNK: usize = 256;
 
-/// As [`place_of`], one by one.
+/// Returns the same index as [`place_of`] for the weights of a chunk, with the limit `rest`, by adding weights one by
+/// one.
 fn place_in(chunk: &[f32], mut rest: f64) -> usize {
     let mut last = 0;
     for (place, &weight) in chunk.iter().enumerate() {
@@ -110,18 +112,20 @@ fn sum_of_chunk(chunk: &[f32]) -> f64 {
     f64::from(sums.iter().sum::<f32>() + rest.iter().sum::<f32>())
 }
 
-/// `exp(x)` for `x <= 0`, within 2e-7 of itself; 0 below -87, where `f32` has no normal number.
+/// Computes `exp(x)` for `x <= 0`, with a relative error within 2e-7; 0 below -87, where `f32` has
+/// no normal number.
 ///
-/// As in Moshier's Cephes library (`expf`): a power of two by the bits of the exponent, and a polynomial for the rest.
+/// As in Moshier's Cephes library (`expf`): a power of two by the bits of the exponent, and a
+/// polynomial for the rest.
 #[inline(always)]
 fn exp_of_negative(x: f32) -> f32 {
-    // Adding it leaves the nearest whole number in the lowest bits.
+    // Adding this number rounds to the nearest integer and puts it into the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     const LEAST: f32 = -87.0;
     let inside = if x < LEAST { LEAST } else { x };
     let rounded = inside * std::f32::consts::LOG2_E + ROUND;
     let power = rounded - ROUND;
-    // The logarithm of 2 in two parts, of which the first one has few digits.
+    // The logarithm of 2 in two parts; the first one has few digits.
     let r = inside - power * 0.693_359_4 + power * 2.121_944_4e-4;
     let mut p = 1.987_569_1e-4;
     for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {

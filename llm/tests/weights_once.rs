@@ -1,5 +1,6 @@
-//! A generator has its weights and caches in memory once, and little beside them: by the forecast, and measured.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! Test that a generator stores its weights and caches in memory only once, with little overhead, by its forecast and
+//! by a measurement.
+// A separate binary: its allocator measures the memory of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::HashMap;
@@ -13,14 +14,14 @@ use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::LlamaConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// Counts the bytes that the process has, and the most that it had.
-struct Counting;
+/// Allocator that counts the current and maximum bytes of the process.
+struct CountingAllocator;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MAX: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: forwards to the system's allocator; counting has no other effect.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MAX.fetch_max(now, Ordering::Relaxed);
@@ -35,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static GLOBAL: Counting = Counting;
+static GLOBAL: CountingAllocator = CountingAllocator;
 
 const ROWS: usize = 512;
 const MODEL: LlamaConfig = LlamaConfig {
@@ -47,7 +48,7 @@ const MODEL: LlamaConfig = LlamaConfig {
     ..LlamaConfig::small(2000)
 };
 
-/// Writes a checkpoint with random weights; returns how many of them are in matrices, and how many are not.
+/// Writes a checkpoint with random weights; returns the number of weights in matrices, and of others.
 fn write(folder: &std::path::Path) -> [usize; 2] {
     let graph = MODEL.decode_graph(&[], 1, ROWS, meganeura_nn::models::LogitsOf::AllRows);
     let mut rng = SplitMix64::new(1);
@@ -77,7 +78,7 @@ fn write(folder: &std::path::Path) -> [usize; 2] {
     })
 }
 
-/// Bytes of such weights: blocks of 32 numbers have one of 16 bits beside them.
+/// Returns the bytes of such weights: blocks of 32 numbers have a 16-bit scale.
 fn bytes([in_matrices, others]: [usize; 2], storage: WeightStorage) -> usize {
     let matrices = match storage {
         WeightStorage::Q8 => in_matrices / 32 * 34,
@@ -86,7 +87,7 @@ fn bytes([in_matrices, others]: [usize; 2], storage: WeightStorage) -> usize {
     matrices + others * size_of::<f32>()
 }
 
-// One test, so that no other one allocates meanwhile.
+// A single test, because other tests would allocate at the same time.
 #[test]
 fn memory_is_that_of_weights_and_caches() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -96,7 +97,7 @@ fn memory_is_that_of_weights_and_caches() {
     }
 }
 
-/// Generates with weights that take so many bytes, and looks at the memory.
+/// Generates with weights of this size, and checks the memory.
 fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
     let caches = 2 * MODEL.layers * ROWS * MODEL.kv_width() * size_of::<f32>();
     let config = ModelConfig {
@@ -106,7 +107,7 @@ fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
         sampling: Default::default(),
         projections: Projections::Separate,
     };
-    // What a user of the command has: plans from the last time.
+    // Like a user of the command: with plans from an earlier run.
     let options = GeneratorOptions {
         plans: Some(folder.to_owned()),
         weights: Some(storage),

@@ -1,6 +1,6 @@
 //! Layers, models, data sets and the trainer of Meganeura.
 //!
-//! | Module | What it has |
+//! | Module | Contents |
 //! |---|---|
 //! | [`data`] | data sets that ship with the crate or are read from CSV, NumPy and IDX files, augmentation, mini-batches |
 //! | [`layers`] | linear, convolution, embedding, self-attention, norms, dropout, activations |
@@ -8,8 +8,8 @@
 //! | [`model`] | trained models in folders, and predictions |
 //! | [`trainer`] | the training loop with evaluation, learning-rate schedules, early stopping, observers and a log |
 //!
-//! Everything here builds on the public interface of `meganeura-core` alone: a layer is a few calls of
-//! graph builders, the trainer drives an ordinary session.
+//! Everything here only uses the public interface of `meganeura-core`: a layer is a few calls of
+//! graph builders, and the trainer runs an ordinary session.
 
 pub mod data;
 pub mod layers;

@@ -1,8 +1,8 @@
-//! Hostile headers of IDX and NumPy files must not cost memory: counts the bytes that parsing
-//! asks the allocator for.
+//! Test that invalid headers of IDX and NumPy files do not cost memory: it counts the bytes that parsing requests from
+//! the allocator.
 //!
-//! One test only: the count is of the whole process.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! A single test, because the counter covers the whole process.
+// A separate binary: its allocator measures the memory of the whole process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,18 +15,18 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use meganeura_nn::data::{parse_idx, parse_npy};
 
-struct Counting;
+struct CountingAllocator;
 
 /// Bytes in use now, and the most since the last reset.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK.fetch_max(live, Relaxed);
-        // SAFETY: the caller's obligations are those of `System.alloc`.
+        // SAFETY: the caller fulfils the contract of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -38,9 +38,9 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The most bytes that parsing `bytes` held at once, beyond those in use before.
+/// Returns the maximum bytes that parsing `bytes` needs at a time, in addition to earlier ones.
 fn peak(bytes: &[u8]) -> usize {
     peak_of(|| drop(parse_idx(bytes, "file")))
 }
@@ -58,7 +58,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A `u8` array of shape `[declared]` that really holds `present` elements.
+/// Returns a `u8` array of shape `[declared]` that actually contains `present` elements.
 fn idx(declared: u32, present: usize) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, 1];
     bytes.extend(declared.to_be_bytes());
@@ -74,10 +74,10 @@ fn memory_follows_the_data_not_the_header() {
         assert!(peak(&bytes) < SMALL, "{declared}: {}", peak(&bytes));
         assert!(peak(&gzip(&bytes)) < SMALL, "{declared}: {}", peak(&gzip(&bytes)));
     }
-    // 32 MiB behind a header that declares ten bytes are not unpacked.
+    // 32 MiB after a header that declares ten bytes are not unpacked.
     let bomb = gzip(&idx(10, 32 << 20));
     assert!(peak(&bomb) < SMALL, "{}", peak(&bomb));
-    // A cut megabyte behind a header that declares a gigabyte costs megabytes.
+    // A truncated megabyte after a header that declares a gigabyte costs only megabytes.
     let cut = gzip(&idx(1 << 30, 1 << 20));
     assert!(peak(&cut) < 6 << 20, "{}", peak(&cut));
 

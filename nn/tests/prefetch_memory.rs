@@ -1,8 +1,8 @@
-//! Steps must not cost memory: counts the bytes in use at every step of a run with prefetched, augmented
+//! Test that steps do not cost memory: it counts the bytes in use at every step of a run with prefetched, augmented
 //! batches.
 //!
-//! One test only: the count is of the whole process.
-// A binary of its own: its allocator notes the memory of the whole process.
+//! A single test, because the counter covers the whole process.
+// A separate binary: its allocator measures the memory of the whole process.
 
 mod common;
 
@@ -14,16 +14,16 @@ use common::{config, flat_digits, head, linear_model};
 use meganeura_nn::data::Augmentation;
 use meganeura_nn::trainer::{Observer, StepInfo, TrainConfig, Trainer};
 
-struct Counting;
+struct CountingAllocator;
 
 /// Bytes in use.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Relaxed);
-        // SAFETY: the caller's obligations are those of `System.alloc`.
+        // SAFETY: the caller fulfils the contract of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -35,9 +35,9 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Bytes in use after each step, in memory that was there before.
+/// Bytes in use after each step, stored in preallocated memory.
 struct Meter(Vec<usize>);
 
 impl Observer for Meter {

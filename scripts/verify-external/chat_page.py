@@ -330,7 +330,7 @@ def keys_and_queues(browser, server):
     busy.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     response = busy.getresponse()
     assert response.status == 200 and response.read(1)
-    assert "the queue has no room" in page.refused("And now?")
+    assert "the queue has no space" in page.refused("And now?")
     response.close()
     busy.close()
     page.failures("429")

@@ -1,10 +1,10 @@
-//! Loads a running server as clients do, and says how fast it answers.
+//! Load test of a running server, which measures response times.
 //!
 //! `cargo run --release -p meganeura-serve --example load -- ADDRESS [REQUESTS] [RATE | CLIENTS clients] [MAX_TOKENS]`
 //!
-//! Requests of prompts of different lengths arrive by a Poisson process of RATE a second, or from so many clients of which each
-//! sends its next request when the one before is complete. Printed are tokens a second of all requests together, the time to
-//! the first token and the time between tokens (median and 99th percentile, in milliseconds).
+//! Requests with prompts of different lengths arrive by a Poisson process of RATE per second, or from a number of clients that
+//! each send the next request when the previous one is complete. The output contains tokens per second of all requests together,
+//! the time to the first token and the time between tokens (median and 99th percentile, in milliseconds).
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use meganeura_core::random::SplitMix64;
 use serde_json::{Value, json};
 
-/// Words of the shortest and of the longest prompt.
+/// Number of words of the shortest and of the longest prompt.
 const WORDS: [usize; 2] = [8, 120];
 
-/// What a request took.
+/// Measured times of requests.
 #[derive(Default)]
-struct Measured {
+struct RequestTimes {
     first: Vec<f64>,
     between: Vec<f64>,
     tokens: usize,
@@ -36,7 +36,7 @@ fn main() {
     let by_clients = args.get(3).is_some_and(|word| word == "clients");
     let (requests, pace) = (number(1, 50.0) as usize, number(2, 2.0));
     let max_tokens = number(if by_clients { 4 } else { 3 }, 64.0) as usize;
-    let all = Mutex::new(Measured::default());
+    let all = Mutex::new(RequestTimes::default());
     let start = Instant::now();
     let one = |number: usize| {
         let measured = ask(address, number, max_tokens);
@@ -50,15 +50,14 @@ fn main() {
             Err(message) => all.failed.push(message),
         }
     };
-    std::thread::scope(|scope| match by_clients {
-        true => {
+    std::thread::scope(|scope| {
+        if by_clients {
             let clients = pace as usize;
             for client in 0..clients {
                 let one = &one;
                 scope.spawn(move || (client..requests).step_by(clients).for_each(one));
             }
-        }
-        false => {
+        } else {
             let mut rng = SplitMix64::new(1);
             let mut due = 0.0;
             for number in 0..requests {
@@ -96,10 +95,11 @@ fn main() {
     }
 }
 
-/// What an answer took, in seconds.
+/// Times of an answer, in seconds.
 struct Answer {
     first: f64,
-    /// Between tokens. Those that come together share the time since the ones before.
+    /// Times between consecutive tokens, in seconds. Tokens that arrive together share the time since the previous
+    /// ones.
     between: Vec<f64>,
     tokens: usize,
 }

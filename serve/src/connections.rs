@@ -1,4 +1,4 @@
-//! Connections: their number, how slow they may be, and how they end.
+//! Connections of clients: their limits, timeouts and shutdown.
 //!
 //! When all connection slots are in use, a new connection replaces one that waits for data from its client. Slow and silent
 //! clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
@@ -20,8 +20,9 @@ use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::half_closed::HalfClosed;
@@ -38,10 +39,44 @@ pub(crate) struct Limits {
     pub(crate) shutdown_timeout: Duration,
 }
 
-/// Number of further slots, for paths that monitor the server.
+/// Number of slots in addition to the maximum number of connections, for the monitoring paths `/health` and `/metrics`.
 const RESERVED: usize = 16;
 
-/// Phases of a connection, as [`Activity`] holds them.
+/// Number of open files reserved for purposes other than connections. At most half of the process's limit is reserved.
+const OTHER_FILES: u64 = 128;
+
+/// Raises the process's limit of open files as far as the system allows. Returns the number of connections that fit, at
+/// most `wanted`.
+fn connections_within_files(wanted: usize) -> usize {
+    let files = match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(files) => files,
+        Err(error) => {
+            log::debug!("the limit of open files is unknown: {error}");
+            return wanted;
+        }
+    };
+    let left = files - OTHER_FILES.min(files / 2);
+    let fitting = usize::try_from(left)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(RESERVED)
+        .max(1);
+    if fitting < wanted {
+        log::warn!(
+            "at most {fitting} of {wanted} connections are accepted, because the process may open only {files} files; \
+             raise the limit with `ulimit -n`"
+        );
+    }
+    fitting.min(wanted)
+}
+
+/// Pause before the first keep-alive probe of TCP on an idle connection, and between two probes.
+const KEEP_ALIVE_TIME: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Time that clients get to send the rest of their bodies when the server stops.
+const READ_ON: Duration = Duration::from_secs(2);
+
+/// Phases of a connection, stored in [`Activity`].
 const IDLE: u8 = 0;
 const RECEIVING: u8 = 1;
 const WORKING: u8 = 2;
@@ -51,24 +86,36 @@ const ANSWERING: u8 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct Activity {
     phase: Arc<AtomicU8>,
-    /// Set if the client understands interim responses, which HTTP/1.0 lacks.
+    /// True if the client supports interim responses such as `100 Continue`. HTTP/1.0 has none.
     takes_interim: Arc<AtomicBool>,
-    /// Set if the connection uses a reserved slot.
+    /// True from the start of a response until all of its bytes are passed to the operating system.
+    has_unsent: Arc<AtomicBool>,
+    /// Value that becomes true when the server stops.
+    stopping: watch::Receiver<bool>,
+    /// True if the connection uses a reserved slot.
     pub(crate) is_reserved: bool,
 }
 
 impl Activity {
-    pub(crate) fn new(is_reserved: bool) -> Self {
+    pub(crate) fn new(is_reserved: bool, stopping: watch::Receiver<bool>) -> Self {
         Activity {
+            stopping,
             phase: Arc::new(AtomicU8::new(IDLE)),
             takes_interim: Arc::new(AtomicBool::new(false)),
+            has_unsent: Arc::new(AtomicBool::new(false)),
             is_reserved,
         }
     }
 
-    /// Marks the request as complete: the connection keeps its slot until the response is sent.
+    /// Marks the request as fully received. The connection keeps its slot until the response is sent.
     pub(crate) fn start_work(&self) {
         self.phase.store(WORKING, Ordering::Relaxed);
+    }
+
+    /// Waits until the server stops.
+    pub(crate) async fn server_stops(mut self) {
+        // An error means that the server is gone.
+        let _ = self.stopping.wait_for(|stops| *stops).await;
     }
 
     /// Returns true while the connection waits for data from its client.
@@ -76,7 +123,20 @@ impl Activity {
         matches!(self.phase.load(Ordering::Relaxed), IDLE | RECEIVING)
     }
 
-    /// Returns true from the head of a request to the end of its response.
+    /// Returns true if a new connection may replace this one: it waits for its client, and has no response left to
+    /// send.
+    fn may_be_closed(&self) -> bool {
+        self.is_reading() && !self.has_unsent.load(Ordering::Relaxed)
+    }
+
+    /// Records that all bytes written so far are passed to the operating system.
+    pub(crate) fn flushed(&self) {
+        if self.phase.load(Ordering::Relaxed) != ANSWERING {
+            self.has_unsent.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true from the arrival of a request's head to the end of its response.
     pub(crate) fn has_request(&self) -> bool {
         self.phase.load(Ordering::Relaxed) != IDLE
     }
@@ -102,7 +162,7 @@ struct Registry {
     open: HashMap<u64, Entry>,
 }
 
-/// Decision about a new connection.
+/// Decision whether a new connection is accepted.
 #[derive(Debug, PartialEq, Eq)]
 enum Admission {
     Admitted,
@@ -112,11 +172,13 @@ enum Admission {
 }
 
 impl Registry {
-    /// Decides about a new connection, and closes another one for it if necessary: of the address with the most connections
-    /// that wait for bytes, the oldest.
+    /// Decides whether to accept a new connection. If a limit is reached, closes the oldest connection that waits for
+    /// data: of the same address if its own limit is reached, otherwise of the address with the most such connections.
     fn admit(&mut self, address: IpAddr, limits: &Limits) -> Admission {
+        // A limit that is not below the one of all connections must not keep an address out of the reserved slots.
+        let has_own_limit = limits.connections_per_address < limits.connections;
         let of_address = self.open.values().filter(|entry| entry.address == address).count();
-        if of_address >= limits.connections_per_address && !self.close_oldest(Some(address), false) {
+        if has_own_limit && of_address >= limits.connections_per_address && !self.close_oldest(Some(address), false) {
             return Admission::Refused;
         }
         let used = self.open.values().filter(|entry| !entry.activity.is_reserved).count();
@@ -129,13 +191,23 @@ impl Registry {
         Admission::Refused
     }
 
-    /// Closes the oldest connection that waits for data, of an address or of the one with most of them, in the reserved slots or
-    /// in the ordinary ones. Returns true if there was one.
+    /// Closes the connections in a phase that have no response left to send.
+    fn close_all(&mut self, phase: u8) {
+        for entry in self.open.values() {
+            let activity = &entry.activity;
+            if activity.may_be_closed() && activity.phase.load(Ordering::Relaxed) == phase {
+                entry.close.notify_one();
+            }
+        }
+    }
+
+    /// Closes the oldest connection that waits for data, among the reserved or the ordinary slots. If `address` is
+    /// `None`, considers the address with the most such connections. Returns true if a connection was closed.
     fn close_oldest(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
-        let reading = |entry: &&Entry| entry.activity.is_reading() && entry.activity.is_reserved == is_reserved;
+        let closable = |entry: &&Entry| entry.activity.may_be_closed() && entry.activity.is_reserved == is_reserved;
         let address = address.or_else(|| {
             let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-            for entry in self.open.values().filter(reading) {
+            for entry in self.open.values().filter(closable) {
                 *counts.entry(entry.address).or_default() += 1;
             }
             counts
@@ -146,7 +218,7 @@ impl Registry {
         let of_address = self
             .open
             .iter()
-            .filter(|(_, entry)| Some(entry.address) == address && reading(entry));
+            .filter(|(_, entry)| Some(entry.address) == address && closable(entry));
         let oldest = of_address.min_by_key(|(_, entry)| entry.since).map(|(id, _)| *id);
         let Some(entry) = oldest.and_then(|id| self.open.remove(&id)) else {
             return false;
@@ -160,29 +232,31 @@ fn lock(registry: &Mutex<Registry>) -> std::sync::MutexGuard<'_, Registry> {
     registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Entry of a connection, removed on drop.
-struct Registered {
+/// Guard that removes a connection from the registry on drop.
+struct ConnectionEntry {
     registry: Arc<Mutex<Registry>>,
     id: u64,
 }
 
-impl Drop for Registered {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         lock(&self.registry).open.remove(&self.id);
     }
 }
 
-/// Accepts connections until `stop` is done. Then requests may be completed until `kill` is done or the time is over. Returns
-/// whether all requests were completed.
+/// Accepts connections until `stop` completes. Running requests may then finish until `kill` completes or the shutdown
+/// timeout is over. Returns true if all requests were completed.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: Limits,
+    mut limits: Limits,
     stop: impl Future<Output = ()>,
     kill: impl Future<Output = ()>,
 ) -> bool {
+    limits.connections = connections_within_files(limits.connections);
     let graceful = GracefulShutdown::new();
     let registry = Arc::new(Mutex::new(Registry::default()));
+    let (stops, stopping) = watch::channel(false);
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
@@ -192,8 +266,9 @@ pub(crate) async fn serve(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Too many open files, for example: this passes.
                 log::warn!("a connection cannot be accepted: {error}");
+                // Often there are too many open files: a silent connection gives its file to the new one.
+                lock(&registry).close_oldest(None, false);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
@@ -203,7 +278,7 @@ pub(crate) async fn serve(
             let mut open = lock(&registry);
             let activity = match open.admit(peer.ip(), &limits) {
                 Admission::Refused => continue,
-                admission => Activity::new(admission == Admission::Reserved),
+                admission => Activity::new(admission == Admission::Reserved, stopping.clone()),
             };
             let id = open.next;
             open.next += 1;
@@ -215,10 +290,17 @@ pub(crate) async fn serve(
             };
             open.open.insert(id, entry);
             let registry = registry.clone();
-            (activity, Registered { registry, id })
+            (activity, ConnectionEntry { registry, id })
         };
         // Tokens are small, and are sent at once.
         let _ = stream.set_nodelay(true);
+        // Notices clients whose machine or connection is gone, and clients of HTTP/1.0 that have left.
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEP_ALIVE_TIME)
+            .with_interval(KEEP_ALIVE_INTERVAL);
+        if let Err(error) = SockRef::from(&stream).set_tcp_keepalive(&keepalive) {
+            log::debug!("a connection has no keep-alive probes: {error}");
+        }
         let mut stream = TimeoutStream::new(HalfClosed::new(stream, activity.clone()));
         stream.set_write_timeout(Some(limits.write_timeout));
         let router = router.clone();
@@ -252,8 +334,17 @@ pub(crate) async fn serve(
         });
     }
     drop(listener);
+    let _ = stops.send(true);
+    // A head or a body that is incomplete now may stay so.
+    lock(&registry).close_all(IDLE);
+    let reading = async {
+        tokio::time::sleep(READ_ON).await;
+        lock(&registry).close_all(RECEIVING);
+        std::future::pending::<()>().await
+    };
     tokio::select! {
         ended = tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown()) => ended.is_ok(),
+        () = reading => false,
         () = kill => false,
     }
 }
@@ -269,11 +360,12 @@ async fn call(router: &mut Router, request: axum::extract::Request) -> axum::res
 
 /// Wraps a response so that the connection counts as busy until its body ends.
 fn answering(response: axum::response::Response, activity: Activity) -> Response<Body> {
+    activity.has_unsent.store(true, Ordering::Relaxed);
     activity.phase.store(ANSWERING, Ordering::Relaxed);
     response.map(|body| Body::new(Answer { body, activity }))
 }
 
-/// Body of a response that notes its end.
+/// Response body that ends the phase `ANSWERING` on drop. Its bytes may still be in buffers then.
 struct Answer {
     body: Body,
     activity: Activity,
@@ -342,7 +434,7 @@ mod tests {
     fn add(registry: &mut Registry, address: [u8; 4], phase: u8, limits: &Limits) -> Admission {
         let admission = registry.admit(address.into(), limits);
         if admission != Admission::Refused {
-            let activity = Activity::new(admission == Admission::Reserved);
+            let activity = Activity::new(admission == Admission::Reserved, watch::channel(false).1);
             activity.phase.store(phase, Ordering::Relaxed);
             let entry = Entry {
                 address: address.into(),
@@ -384,6 +476,32 @@ mod tests {
         activity.phase.store(IDLE, Ordering::Relaxed);
         assert_eq!(add(&mut registry, [5; 4], WORKING, &limits), Admission::Reserved);
         assert_eq!(registry.open.len(), 3 + RESERVED);
+    }
+
+    #[test]
+    fn busy_connections_of_one_address_leave_the_reserved_slots() {
+        let mut registry = Registry::default();
+        for _ in 0..LIMITS.connections {
+            assert_eq!(add(&mut registry, [1; 4], WORKING, &LIMITS), Admission::Admitted);
+        }
+        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Reserved);
+    }
+
+    #[test]
+    fn connections_with_unsent_bytes_keep_their_places() {
+        let mut registry = Registry::default();
+        for _ in 0..3 {
+            assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
+        }
+        let activity = registry.open[&0].activity.clone();
+        drop(answering(axum::response::Response::default(), activity.clone()));
+        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
+        let mut open: Vec<u64> = registry.open.keys().copied().collect();
+        open.sort_unstable();
+        assert_eq!(open, [0, 2, 3]);
+        activity.flushed();
+        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
+        assert!(!registry.open.contains_key(&0));
     }
 
     #[test]

@@ -12,12 +12,12 @@ use meganeura_llm::Embedder;
 use meganeura_llm::engine::EngineCounts;
 use tokio::sync::oneshot;
 
-use crate::api::Steps;
-use crate::worker::Busy;
+use crate::steps::Steps;
+use crate::worker::QueueFull;
 
-/// Maximum number of texts per step. Texts of several requests alternate, so that a long request does not delay the rest.
+/// Maximum number of texts per step. Requests share the steps in turn, so that long requests do not delay short ones.
 const STEP_TEXTS: usize = 32;
-/// Time after a failed step during which the server reports it, unless a later step succeeds.
+/// Duration of the state "failing" that the server reports after a failed step, unless a later step succeeds.
 const FAILURE_REPORTED: Duration = Duration::from_secs(30);
 
 /// Vectors of a request, or the error message.
@@ -30,17 +30,17 @@ struct Job {
     done: Vec<Vec<f32>>,
     answer: oneshot::Sender<Answer>,
     /// Slot in the queue, freed on drop.
-    _place: Place,
+    _place: QueueSlot,
 }
 
 /// State that the thread reports.
 #[derive(Default)]
-struct Shared {
+struct WorkerState {
     /// Number of queued and running requests.
     pending: AtomicUsize,
     steps: AtomicU64,
     tokens: AtomicU64,
-    /// Time of the last failed step, unless a later one succeeded.
+    /// Time of the last failed step; `None` if a later step succeeded.
     failed: Mutex<Option<Instant>>,
 }
 
@@ -48,14 +48,14 @@ struct Shared {
 #[derive(Clone)]
 pub(crate) struct EmbeddingWorker {
     jobs: Sender<Job>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     limit: usize,
 }
 
-/// Slot in the queue.
-pub(crate) struct Place(Arc<Shared>);
+/// Slot in the queue, freed on drop.
+pub(crate) struct QueueSlot(Arc<WorkerState>);
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.0.pending.fetch_sub(1, Ordering::Relaxed);
     }
@@ -68,7 +68,7 @@ impl EmbeddingWorker {
     /// A thread that cannot be started.
     pub(crate) fn start(embedder: Embedder, limit: usize) -> Result<(Self, JoinHandle<()>)> {
         let (jobs, inbox) = channel();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WorkerState::default());
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("encoder".into())
@@ -80,18 +80,18 @@ impl EmbeddingWorker {
     /// Reserves a slot in the queue.
     ///
     /// # Errors
-    /// [`Busy`] if the queue is full.
-    pub(crate) fn reserve(&self) -> std::result::Result<Place, Busy> {
+    /// [`QueueFull`] if the queue is full.
+    pub(crate) fn reserve(&self) -> std::result::Result<QueueSlot, QueueFull> {
         let fits = |pending: usize| (pending < self.limit).then_some(pending + 1);
         let pending = &self.shared.pending;
         match pending.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Place(self.shared.clone())),
-            Err(_) => Err(Busy),
+            Ok(_) => Ok(QueueSlot(self.shared.clone())),
+            Err(_) => Err(QueueFull),
         }
     }
 
     /// Submits a request. Dropping the receiver cancels it.
-    pub(crate) fn submit(&self, place: Place, texts: Vec<Vec<u32>>) -> oneshot::Receiver<Answer> {
+    pub(crate) fn submit(&self, place: QueueSlot, texts: Vec<Vec<u32>>) -> oneshot::Receiver<Answer> {
         let (answer, waiting) = oneshot::channel();
         let job = Job {
             done: Vec::with_capacity(texts.len()),
@@ -126,7 +126,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &Shared) {
+fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &WorkerState) {
     let mut jobs: Vec<Job> = Vec::new();
     loop {
         if jobs.is_empty() {
@@ -139,8 +139,8 @@ fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &Shared) {
     }
 }
 
-/// Embeds some texts of all jobs, and answers complete jobs.
-fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
+/// Runs one step with texts of all jobs, and answers the jobs that are complete.
+fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &WorkerState) {
     let chosen = choose(jobs.iter().map(|job| job.texts.len() - job.done.len()), STEP_TEXTS);
     let mut texts = Vec::new();
     for (job, &count) in jobs.iter_mut().zip(&chosen) {
@@ -156,13 +156,17 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
             shared.steps.fetch_add(1, Ordering::Relaxed);
             shared.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
             let mut vectors = vectors.into_iter();
-            for (job, &count) in jobs.iter_mut().zip(&chosen) {
+            let mut left = Vec::new();
+            for (mut job, count) in std::mem::take(jobs).into_iter().zip(chosen) {
                 job.done.extend(vectors.by_ref().take(count));
+                if job.done.len() == job.texts.len() {
+                    // A closed channel means that the client has left.
+                    let _ = job.answer.send(Ok(job.done));
+                } else {
+                    left.push((job, count));
+                }
             }
-            for job in jobs.extract_if(.., |job| job.done.len() == job.texts.len()) {
-                // A closed channel means that the client has left.
-                let _ = job.answer.send(Ok(job.done));
-            }
+            *jobs = unserved_first(left);
         }
         Err(error) => {
             *lock(&shared.failed) = Some(Instant::now());
@@ -174,7 +178,8 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
     }
 }
 
-/// Distributes at most `most` texts over the jobs, one of each in turn; `left` are the remaining texts of each job.
+/// Distributes at most `most` texts of a step over the jobs, in turn. `left` contains the remaining texts of each job.
+/// Returns the number of texts of each job.
 fn choose(left: impl Iterator<Item = usize>, most: usize) -> Vec<usize> {
     let left: Vec<usize> = left.collect();
     let mut chosen = vec![0; left.len()];
@@ -190,9 +195,31 @@ fn choose(left: impl Iterator<Item = usize>, most: usize) -> Vec<usize> {
     chosen
 }
 
+/// Moves jobs that had texts in this step (a count above 0) to the end, so that the next step begins with the rest.
+fn unserved_first<T>(jobs: Vec<(T, usize)>) -> Vec<T> {
+    let (served, unserved): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|(_, count)| *count > 0);
+    unserved.into_iter().chain(served).map(|(job, _)| job).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::choose;
+    use super::{choose, unserved_first};
+
+    #[test]
+    fn a_short_request_is_not_behind_all_texts_of_long_ones() {
+        const SHORT: usize = 100;
+        // Number and remaining texts of each request.
+        let mut jobs: Vec<(usize, usize)> = (0..SHORT).map(|job| (job, 50)).collect();
+        jobs.push((SHORT, 1));
+        let steps = (1..).find(|_| {
+            let chosen = choose(jobs.iter().map(|(_, left)| *left), 32);
+            let served = std::mem::take(&mut jobs).into_iter().zip(chosen);
+            let served = served.map(|((job, left), count)| ((job, left - count), count));
+            jobs = unserved_first(served.filter(|((_, left), _)| *left > 0).collect());
+            !jobs.iter().any(|(job, _)| *job == SHORT)
+        });
+        assert_eq!(steps, Some(4)); // 101 requests in steps of 32
+    }
 
     #[test]
     fn requests_take_turns() {

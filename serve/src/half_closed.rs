@@ -1,7 +1,9 @@
-//! Clients that close their sending side while they wait for the answer.
+//! Detection of clients that close their sending side while they wait for the answer (half-closed connections).
 //!
 //! TCP reports the same end of input for a client that has left and for one that only sends no more. A client that has left
-//! refuses what it is sent, so that an interim response (`100 Continue`, RFC 9110, section 15.2.1) tells them apart.
+//! refuses the data that it receives. An interim response (`100 Continue`, RFC 9110, section 15.2.1) before each check
+//! therefore tells them apart. HTTP/1.0 has no interim responses: there, the keep-alive probes of TCP detect a client that has
+//! left, within about a minute.
 
 use std::future::Future;
 use std::io;
@@ -16,17 +18,18 @@ use tokio::time::{Sleep, sleep};
 use crate::connections::Activity;
 
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-/// First and last pause between two checks; each pause is twice the one before.
+/// First and maximum pause between two checks; each pause is twice the previous one.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// Pause after which a body that is not complete counts as cut off. All pauses up to it are about twice as long.
+/// Length of the pause after which an incomplete body counts as cut off. All pauses up to it add up to about twice its
+/// length.
 const LONGEST_BODY_LOOK: Duration = Duration::from_millis(400);
 
-/// A stream whose end of input is hidden while its request is answered and the client is there.
+/// TCP stream that hides the end of its input while a request is answered and the client is still connected.
 pub(crate) struct HalfClosed {
     stream: TcpStream,
     activity: Activity,
-    /// Time of the next check for a disconnect, once the input has ended.
+    /// Timer of the next check for a disconnect and its pause, set once the input has ended.
     look: Option<(Pin<Box<Sleep>>, Duration)>,
 }
 
@@ -56,23 +59,20 @@ impl AsyncRead for HalfClosed {
             if !has_ended || !is_waiting {
                 return Poll::Ready(Ok(()));
             }
-            let pause = match &this.look {
-                None => {
-                    if this.activity.may_probe() {
-                        // A full send buffer means that the client is there, but reads nothing.
-                        if let Err(error) = this.stream.try_write(PROBE)
-                            && error.kind() != io::ErrorKind::WouldBlock
-                        {
-                            return Poll::Ready(Err(error));
-                        }
-                    }
-                    FIRST_LOOK
-                }
-                Some((_, pause)) => (*pause * 2).min(LAST_LOOK),
-            };
             if let Some(error) = this.stream.take_error()? {
                 return Poll::Ready(Err(error));
             }
+            if this.activity.may_probe()
+                // A full send buffer means that the client is there, but reads nothing.
+                && let Err(error) = this.stream.try_write(PROBE)
+                && error.kind() != io::ErrorKind::WouldBlock
+            {
+                return Poll::Ready(Err(error));
+            }
+            let pause = match &this.look {
+                None => FIRST_LOOK,
+                Some((_, pause)) => (*pause * 2).min(LAST_LOOK),
+            };
             this.look = Some((Box::pin(sleep(pause)), pause));
         }
     }
@@ -84,7 +84,10 @@ impl AsyncWrite for HalfClosed {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        // Called when the HTTP layer holds no more bytes.
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.activity.flushed();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -23,6 +23,7 @@ mod half_closed;
 mod metrics;
 mod page;
 mod preparation;
+mod steps;
 mod text;
 mod unsent;
 mod worker;
@@ -41,12 +42,13 @@ use meganeura_llm::{
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use api::{App, Bounds, EmbeddingApp, Site, Steps};
+use api::{App, Bounds, EmbeddingApp, Site};
 use axum::Router;
 use embeddings::EmbeddingWorker;
 use grammar::{Grammars, MaskPool};
 use metrics::Metrics;
 use preparation::Preparation;
+use steps::Steps;
 use unsent::UnsentBytes;
 use worker::Worker;
 
@@ -57,36 +59,37 @@ pub struct ServerOptions {
     pub model: PathBuf,
     /// Name of the model in requests; the name of the folder or file if `None`.
     pub name: Option<String>,
-    /// Refuses requests that name another model with HTTP 404. Otherwise the model answers to any name.
+    /// True to refuse requests that name another model, with HTTP 404. Otherwise the model name of a request is
+    /// ignored.
     pub strict_model: bool,
-    /// Adapters that requests select by the model `NAME:ADAPTER`: their names and folders.
+    /// Names and folders of LoRA adapters. Requests select one by the model name `NAME:ADAPTER`.
     pub adapters: Vec<(String, PathBuf)>,
-    /// Lets text of messages such as `<|im_end|>` become special tokens.
+    /// True to parse the text of special tokens such as `<|im_end|>` in messages as special tokens.
     pub special_tokens_in_messages: bool,
-    /// Ignores the sampling values of `generation_config.json`.
+    /// True to ignore the sampling values of `generation_config.json`.
     pub ignore_generation_config: bool,
     /// Address to listen on.
     pub address: IpAddr,
     /// Port to listen on; 0 for a free one.
     pub port: u16,
-    /// Key that requests have to send.
+    /// API key that requests have to send; `None` requires no key.
     pub api_key: Option<String>,
-    /// Allows an address that other machines reach without a key.
+    /// True to allow requests from other machines without a key.
     pub no_auth: bool,
-    /// Maximum number of waiting sequences, of an encoder waiting requests; further ones get HTTP 429.
+    /// Maximum number of texts that wait to be generated, or of requests to an encoder; further ones get HTTP 429.
     pub queue: usize,
     /// Maximum time of a request.
     pub request_timeout: Duration,
-    /// Maximum time for the head of a request, and for each part of its body; a whole body may take twice as long.
+    /// Maximum time to receive the head of a request, and each part of its body. A whole body may take twice as long.
     pub read_timeout: Duration,
-    /// Maximum number of bytes of a body.
+    /// Maximum number of bytes of a request body.
     pub max_body_bytes: usize,
-    /// Maximum number of bytes of generated text that one request keeps in memory until they are sent: a complete answer, or a
-    /// stream that the client does not read.
+    /// Maximum number of bytes of generated text that one request keeps in memory until they are sent: of a complete
+    /// answer, or of a stream that the client does not read.
     pub max_unsent_bytes: usize,
-    /// Maximum number of connections. A new one replaces the oldest connection that waits for bytes of its client.
+    /// Maximum number of connections. A new connection replaces the oldest one that waits for data from its client.
     pub max_connections: usize,
-    /// Maximum number of connections of one address.
+    /// Maximum number of connections per client address.
     pub max_connections_per_address: usize,
     /// Maximum time to complete running requests after the server is stopped.
     pub shutdown_timeout: Duration,
@@ -97,7 +100,7 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Default options for a model: port 8080 of the loopback address.
+    /// Returns the default options for a model. The address is port 8080 of localhost.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         ServerOptions {
             model: model.into(),
@@ -127,7 +130,7 @@ impl ServerOptions {
         if !self.address.is_loopback() && self.api_key.is_none() && !self.no_auth {
             return Err(Error::misuse(
                 format!(
-                    "other machines can reach the address {}, and no API key is set",
+                    "other machines can reach the address {}, but no API key is set",
                     self.address
                 ),
                 "set a key with --api-key, or allow everybody to use the model with --no-auth",
@@ -154,7 +157,7 @@ impl ServerOptions {
                         "expected adapters with different names, found '{name}' {}",
                         if is_used { "twice" } else { "" }
                     ),
-                    "give each a name of its own, as in --lora NAME=DIR",
+                    "give each adapter a unique name, as in --lora NAME=DIR",
                 ));
             }
         }
@@ -190,7 +193,7 @@ impl ServerOptions {
         }
     }
 
-    /// State that requests to all models share.
+    /// Creates the state that requests to all kinds of models share.
     fn site(&self, steps: Box<dyn Steps>, context: usize) -> Arc<Site> {
         Arc::new(Site {
             steps,
@@ -209,7 +212,15 @@ impl ServerOptions {
     }
 
     /// Opens a model that generates text.
-    fn open_engine(&self) -> Result<Opened> {
+    fn open_engine(&self) -> Result<OpenModel> {
+        let own = &self.embedder;
+        if own.pooling.is_some() || own.normalize.is_some() || own.truncate {
+            return Err(Error::misuse(
+                "models that generate text do not support the options of encoders: pooling, normalization and \
+                 truncation",
+                "leave these options out, or serve an encoder of the BERT family",
+            ));
+        }
         let tokenizer = Arc::new(Tokenizer::open(&self.model)?);
         let mut options = self.engine.clone();
         options
@@ -229,7 +240,7 @@ impl ServerOptions {
         let (context, device) = (engine.context(), engine.device().to_owned());
         let limit = self.engine.sequences.saturating_add(self.queue);
         let (worker, steps) = Worker::start(engine, limit)?;
-        let masks = MaskPool::start(worker.waker())?;
+        let masks = MaskPool::start(self.engine.sequences, worker.waker())?;
         let app = App {
             site: self.site(Box::new(worker.clone()), context),
             grammars: Grammars::new(tokenizer.clone(), vocab, &stop, masks),
@@ -243,7 +254,7 @@ impl ServerOptions {
             template,
             stop,
         };
-        Ok(Opened {
+        Ok(OpenModel {
             router: api::text_router(Arc::new(app), self.bounds()),
             steps,
             device,
@@ -251,17 +262,22 @@ impl ServerOptions {
         })
     }
 
-    /// Opens a model that embeds texts. Its plans are compiled now, so that no request waits for them.
-    fn open_encoder(&self) -> Result<Opened> {
+    /// Opens an encoder. Its plans are compiled now, so that no request waits for them.
+    fn open_encoder(&self) -> Result<OpenModel> {
         let (usual, own) = (EngineOptions::default(), &self.engine);
         if own.adapters.is_some()
             || !self.adapters.is_empty()
             || own.weights.is_some()
             || own.cache_type != usual.cache_type
+            || own.draft_model.is_some()
+            || own.draft_tokens > 0
+            || own.context.is_some()
+            || own.cache_tokens.is_some()
+            || !own.prefix_cache
         {
             return Err(Error::misuse(
-                "encoders take no adapters, and no weights or caches in fewer bits",
-                "leave these options out: the weights of encoders are f32, and they have no cache",
+                "encoders take no adapters, no draft tokens, no options of caches and contexts, and no weights in fewer bits",
+                "leave these options out: encoders read whole texts without a cache, and their weights are f32",
             ));
         }
         let mut embedder = Embedder::open(&self.model, self.embedder.clone())?;
@@ -277,7 +293,7 @@ impl ServerOptions {
             vocab: config.network.vocab,
             normalized: config.normalize,
         };
-        Ok(Opened {
+        Ok(OpenModel {
             router: api::embedding_router(Arc::new(app), self.bounds()),
             steps,
             device,
@@ -288,9 +304,9 @@ impl ServerOptions {
 
 /// Maximum time without progress while a response is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time that the end of the server waits for the engine's thread.
+/// Maximum time to wait for the engine's thread at shutdown.
 const ENGINE_WAIT: Duration = Duration::from_secs(5);
-/// Bytes of the stack of a thread of the runtime.
+/// Stack size of the runtime's threads, in bytes.
 const STACK: usize = 16 << 20;
 
 /// A server that listens on its port.
@@ -298,7 +314,7 @@ pub struct Server {
     runtime: Runtime,
     listener: TcpListener,
     router: Router,
-    /// The thread that runs steps.
+    /// Thread that runs the model's steps.
     steps: JoinHandle<()>,
     options: ServerOptions,
     model: String,
@@ -307,17 +323,17 @@ pub struct Server {
     chats: bool,
 }
 
-/// An open model.
-struct Opened {
+/// Opened model.
+struct OpenModel {
     router: Router,
     steps: JoinHandle<()>,
     device: String,
-    /// Set if the model has a chat template.
+    /// True if the model has a chat template.
     chats: bool,
 }
 
 impl Server {
-    /// Opens a model and a port.
+    /// Opens the model and listens on the port.
     ///
     /// # Errors
     /// An address that other machines can reach without a key; a port that is in use; errors of [`Engine::open`],
@@ -334,11 +350,11 @@ impl Server {
         // The port first: opening a model takes longer.
         let address = SocketAddr::new(options.address, options.port);
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
-            let remedy = "end the program that listens there, or choose another port with --port (0 for a free one)";
+            let remedy = "stop the program that uses the port, or select another port with --port (0 for a free one)";
             Error::misuse(format!("cannot listen on {address}: {e}"), remedy)
         })?;
         let embeds = EncoderConfig::is_one(&options.model);
-        let Opened {
+        let OpenModel {
             router,
             steps,
             device,
@@ -361,7 +377,7 @@ impl Server {
         })
     }
 
-    /// The address that the server listens on.
+    /// Returns the address that the server listens on.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -370,7 +386,7 @@ impl Server {
         address.map_err(|e| Error::misuse(format!("the server's address is unknown: {e}"), ""))
     }
 
-    /// The name of the model.
+    /// Returns the name of the model.
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -380,18 +396,19 @@ impl Server {
         self.embeds
     }
 
-    /// Returns true if the model has a chat template. Without one, the server has only completions.
+    /// Returns true if the model has a chat template. Without one, `/v1/chat/completions` and `/v1/responses` return
+    /// errors.
     pub fn chats(&self) -> bool {
         self.chats
     }
 
-    /// The string that selects the device.
+    /// Returns the string that selects the model's device, as in `--device`.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Answers requests until `stop` is done. Then the server accepts no connection any more, and requests have
-    /// [`shutdown_timeout`](ServerOptions::shutdown_timeout) to be completed.
+    /// Answers requests until `stop` completes. Then accepts no new connections, and gives running requests the time
+    /// [`shutdown_timeout`](ServerOptions::shutdown_timeout) to finish.
     ///
     /// # Errors
     /// Requests that were not completed in that time.
@@ -399,7 +416,7 @@ impl Server {
         self.run_or_kill(stop, std::future::pending())
     }
 
-    /// [`Server::run`], which drops the remaining requests when `kill` is done.
+    /// Runs the server like [`Server::run`], but drops the remaining requests when `kill` completes.
     fn run_or_kill(self, stop: impl Future<Output = ()>, kill: impl Future<Output = ()>) -> Result<()> {
         let limits = connections::Limits {
             connections: self.options.max_connections,
@@ -412,10 +429,16 @@ impl Server {
             .runtime
             .block_on(connections::serve(self.listener, self.router, limits, stop, kill));
         // The runtime drops the tasks of connections, and with them the last handles of the engine.
-        self.runtime.shutdown_timeout(Duration::from_secs(1));
-        // A grammar that is still being compiled holds a handle of the engine: the shutdown does not wait for it.
+        // A grammar that is still being compiled holds a handle of the engine: the shutdown does not wait for it. If time is over,
+        // it waits for nothing.
+        let (of_tasks, of_engine) = if all_done {
+            (Duration::from_secs(1), ENGINE_WAIT)
+        } else {
+            (Duration::ZERO, Duration::from_millis(100))
+        };
+        self.runtime.shutdown_timeout(of_tasks);
         let waited = Instant::now();
-        while !self.steps.is_finished() && waited.elapsed() < ENGINE_WAIT {
+        while !self.steps.is_finished() && waited.elapsed() < of_engine {
             std::thread::sleep(Duration::from_millis(10));
         }
         if self.steps.is_finished() && self.steps.join().is_err() {
@@ -426,7 +449,7 @@ impl Server {
         } else {
             Err(Error::misuse(
                 format!(
-                    "requests were not completed: the shutdown ended after at most {} s, or by a second signal",
+                    "requests were not completed: the shutdown timed out after {} s, or a second signal ended it",
                     self.options.shutdown_timeout.as_secs()
                 ),
                 "set a longer time with --shutdown-timeout",
@@ -434,7 +457,8 @@ impl Server {
         }
     }
 
-    /// [`Server::run`] until the process gets SIGINT (Ctrl-C) or SIGTERM. A second signal ends the shutdown at once.
+    /// Runs the server until the process receives SIGINT (Ctrl-C) or SIGTERM. A second signal ends the shutdown at
+    /// once.
     ///
     /// # Errors
     /// Those of [`Server::run`].
@@ -447,7 +471,7 @@ impl Server {
     }
 }
 
-/// The name of a folder or file without its ending.
+/// Returns the name of the model's folder or GGUF file, without the extension `.gguf`.
 fn name_of(model: &Path) -> String {
     let whole = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     let name = if whole.extension().is_some_and(|e| e == "gguf") {

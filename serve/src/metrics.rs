@@ -1,4 +1,4 @@
-//! Counts and times in the format of Prometheus.
+//! Metrics of the server in the format of Prometheus.
 
 use std::sync::atomic::Ordering;
 
@@ -10,10 +10,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// What the server measures itself; what the engine counts is added when the text is made.
+/// Metrics of the server. Counters of the engine are added when the metrics are read.
 pub(crate) struct Metrics {
     registry: Registry,
-    /// Responses by path and status.
+    /// Number of responses by path and status.
     pub(crate) responses: Family<Vec<(String, String)>, Counter>,
     pub(crate) refused: Counter,
     pub(crate) prompt_tokens: Counter,
@@ -37,7 +37,7 @@ struct OfEngine {
     preemptions: Counter,
 }
 
-/// Seconds, from 1 ms to 100 s.
+/// Bucket bounds of histograms in seconds, from 1 ms to 100 s.
 const SECONDS: [f64; 16] = [
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
 ];
@@ -60,7 +60,7 @@ impl Metrics {
         registry.register("responses", "Responses by path and status", metrics.responses.clone());
         registry.register(
             "refused",
-            "Requests for which the queue had no room",
+            "Requests rejected because the queue was full",
             metrics.refused.clone(),
         );
         registry.register("prompt_tokens", "Tokens of prompts", metrics.prompt_tokens.clone());
@@ -129,7 +129,7 @@ impl Metrics {
         Metrics { registry, ..metrics }
     }
 
-    /// The text that Prometheus reads.
+    /// Returns the metrics as text for Prometheus.
     pub(crate) fn text(&self, counts: &EngineCounts) -> String {
         let engine = &self.engine;
         for (gauge, value) in [

@@ -1,15 +1,16 @@
-//! The chat page, which loads nothing from elsewhere.
+//! The built-in chat page. It loads nothing from other servers.
 
 use axum::Router;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-/// Only files of this server are loaded, and only it is asked: text of a model that came to be read as HTML could do nothing.
+/// Content security policy: the page loads files from this server only, and sends requests only to it. Output of a
+/// model that is interpreted as HTML can therefore do nothing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page at `/`, with its style and its script.
+/// Returns the routes of the page at `/`, its style sheet and its script.
 pub(crate) fn router() -> Router {
     let html = || async { file("text/html; charset=utf-8", include_str!("page/page.html")) };
     let css = || async { file("text/css; charset=utf-8", include_str!("page/page.css")) };

@@ -1,91 +1,167 @@
-//! Preparation of requests on threads of their own: parsing, templates, tokens, grammars.
+//! Threads that prepare requests: they parse bodies, render templates, tokenize, and compile grammars.
 //!
 //! Work that waits belongs to the request, and is dropped with it when the client leaves. Grammars have threads apart from
 //! everything else, so that slow ones delay only each other.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Maximum number of requests that are parsed and tokenized at the same time.
-const TEXTS: usize = 4;
+/// Maximum number of requests of each size that are parsed and tokenized at the same time.
+const TEXTS: usize = 2;
+/// Maximum number of bytes of a small body, which is parsed within milliseconds. Small bodies never wait for large ones.
+const SMALL_BODY: usize = 64 << 10;
+/// Maximum costs of small and of medium schemas and grammars, in bytes of a usual schema. Small ones never wait for larger ones,
+/// which may take seconds to compile.
+const GRAMMARS: [usize; 2] = [4 << 10, 64 << 10];
 
-/// Reason why work was not done.
+/// Reason why a request was not prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPrepared {
     /// The queue is full.
     QueueFull,
-    /// The time of the request was over.
+    /// The request reached its deadline.
     TimedOut,
-    /// The work panicked.
+    /// The thread panicked.
     Panicked,
 }
 
-/// Threads of one kind of work.
+/// Threads for one kind of work. A free thread takes the smallest waiting work, and every few turns the oldest.
 struct Pool {
-    threads: Arc<Semaphore>,
-    waiting: AtomicUsize,
+    queue: Arc<Mutex<Queue>>,
     limit: usize,
 }
 
-/// Both kinds of work.
-pub(crate) struct Preparation {
-    texts: Pool,
-    grammars: Pool,
+/// Number of free threads of a pool, and the waiting work.
+struct Queue {
+    free: usize,
+    /// Waiting work, by its size in bytes or its cost, and its arrival number.
+    waiting: BTreeMap<(usize, u64), oneshot::Sender<Permit>>,
+    arrivals: u64,
+    turns: u64,
 }
 
-/// Counts a request that waits, until it is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
+/// Period of the turns that take the oldest waiting work instead of the smallest.
+const OLDEST: u64 = 4;
+
+/// Permission to use a thread, until it is dropped.
+struct Permit(Arc<Mutex<Queue>>);
+
+/// Threads for all kinds of work.
+pub(crate) struct Preparation {
+    small_texts: Pool,
+    large_texts: Pool,
+    /// Pools for small, medium and large grammars.
+    grammars: [Pool; GRAMMARS.len() + 1],
+}
+
+/// Entry of a request in a queue, removed on drop.
+struct Waiting<'a> {
+    queue: &'a Mutex<Queue>,
+    place: (usize, u64),
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        lock(self.queue).waiting.remove(&self.place);
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.0);
+        queue.free += 1;
+        let next = queue.next();
+        drop(queue);
+        if let Some(next) = next {
+            // A request that has left drops the permit, which passes it on.
+            let _ = next.send(Permit(self.0.clone()));
+        }
+    }
+}
+
+/// Locks the queue. A poisoned lock is ignored, as a panic cannot leave the queue in an inconsistent state.
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queue {
+    /// Removes and returns the next waiting work, and reserves a free thread for it.
+    fn next(&mut self) -> Option<oneshot::Sender<Permit>> {
+        if self.free == 0 {
+            return None;
+        }
+        self.turns += 1;
+        let oldest = || self.waiting.keys().copied().min_by_key(|&(_, arrival)| arrival);
+        let smallest = || self.waiting.keys().next().copied();
+        let place = if self.turns.is_multiple_of(OLDEST) {
+            oldest()
+        } else {
+            smallest()
+        }?;
+        self.free -= 1;
+        self.waiting.remove(&place)
     }
 }
 
 impl Preparation {
-    /// Number of threads that all work together needs.
+    /// Returns the number of threads that all kinds of work need together.
     pub(crate) fn threads() -> usize {
         // One more for the runtime itself.
-        TEXTS + grammar_threads() + 1
+        2 * TEXTS + (GRAMMARS.len() + 1) * grammar_threads() + 1
     }
 
-    /// At most `limit` requests wait for each kind of work.
+    /// Creates the pools. In each of them, at most `limit` requests wait.
     pub(crate) fn new(limit: usize) -> Self {
         let pool = |threads| Pool {
-            threads: Arc::new(Semaphore::new(threads)),
-            waiting: AtomicUsize::new(0),
+            queue: Arc::new(Mutex::new(Queue {
+                free: threads,
+                waiting: BTreeMap::new(),
+                arrivals: 0,
+                turns: 0,
+            })),
             limit,
         };
         Preparation {
-            texts: pool(TEXTS),
-            grammars: pool(grammar_threads()),
+            small_texts: pool(TEXTS),
+            large_texts: pool(TEXTS),
+            grammars: std::array::from_fn(|_| pool(grammar_threads())),
         }
     }
 
-    /// Parses and tokenizes.
+    /// Runs `work`, which parses and tokenizes a body of `bytes` bytes.
     pub(crate) async fn text<T: Send + 'static>(
         &self,
         deadline: Instant,
+        bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotPrepared> {
-        self.texts.run(deadline, work).await
+        let pool = if bytes <= SMALL_BODY {
+            &self.small_texts
+        } else {
+            &self.large_texts
+        };
+        pool.run(deadline, bytes, work).await
     }
 
-    /// Compiles a grammar. A compilation that is running at the deadline continues, but its result is dropped.
+    /// Runs `work`, which compiles a schema or grammar of this cost. If it is running at the deadline, it
+    /// continues, but its result is dropped.
     pub(crate) async fn grammar<T: Send + 'static>(
         &self,
         deadline: Instant,
+        cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotPrepared> {
-        self.grammars.run(deadline, work).await
+        let size = GRAMMARS.partition_point(|&largest| largest < cost);
+        self.grammars[size].run(deadline, cost, work).await
     }
 }
 
-/// A quarter of the cores, so that the engine keeps most of them.
+/// Returns the number of threads of a pool for grammars: a quarter of the cores (1 to 4), so that the engine keeps most
+/// of them.
 fn grammar_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 4).clamp(1, 4)
@@ -95,18 +171,10 @@ impl Pool {
     async fn run<T: Send + 'static>(
         &self,
         deadline: Instant,
+        bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotPrepared> {
-        let fits = |waiting: usize| (waiting < self.limit).then_some(waiting + 1);
-        self.waiting
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
-            .map_err(|_| NotPrepared::QueueFull)?;
-        let waiting = Waiting(&self.waiting);
-        let permit = tokio::time::timeout_at(deadline, self.threads.clone().acquire_owned());
-        let Ok(Ok(permit)) = permit.await else {
-            return Err(NotPrepared::TimedOut);
-        };
-        drop(waiting);
+        let permit = self.permit(deadline, bytes).await?;
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             work()
@@ -117,14 +185,106 @@ impl Pool {
             Err(_) => Err(NotPrepared::TimedOut),
         }
     }
+
+    /// Waits for a free thread.
+    async fn permit(&self, deadline: Instant, bytes: usize) -> Result<Permit, NotPrepared> {
+        let (receiver, _waiting) = {
+            let mut queue = lock(&self.queue);
+            if queue.free > 0 {
+                queue.free -= 1;
+                return Ok(Permit(self.queue.clone()));
+            }
+            if queue.waiting.len() >= self.limit {
+                return Err(NotPrepared::QueueFull);
+            }
+            let place = (bytes, queue.arrivals);
+            queue.arrivals += 1;
+            let (sender, receiver) = oneshot::channel();
+            queue.waiting.insert(place, sender);
+            let waiting = Waiting {
+                queue: &self.queue,
+                place,
+            };
+            (receiver, waiting)
+        };
+        match tokio::time::timeout_at(deadline, receiver).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(NotPrepared::TimedOut),
+        }
+    }
 }
 
-/// Maximum time that the compilation of a grammar may take, besides the time of its request.
+/// Maximum time to compile a grammar. The deadline of the request applies in addition.
 pub(crate) const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn small_bodies_do_not_wait_for_large_ones() {
+        let preparation = Arc::new(Preparation::new(100));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let (release, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(std::sync::Mutex::new(gate));
+        let busy: Vec<_> = (0..3 * TEXTS)
+            .map(|_| {
+                let (preparation, gate) = (preparation.clone(), gate.clone());
+                tokio::spawn(async move {
+                    let wait = move || gate.lock().map(|gate| gate.recv()).is_ok();
+                    preparation.text(deadline, SMALL_BODY + 1, wait).await
+                })
+            })
+            .collect();
+        while lock(&preparation.large_texts.queue).waiting.len() < 2 * TEXTS {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(preparation.text(deadline, SMALL_BODY, || 1).await, Ok(1));
+        for _ in &busy {
+            let _ = release.send(());
+        }
+        for task in busy {
+            assert_eq!(task.await.expect("no panic"), Ok(true));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_smallest_work_is_next_and_the_oldest_now_and_then() {
+        let preparation = Arc::new(Preparation::new(100));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let pool = &preparation.grammars[2];
+        let mut held = Vec::new();
+        for _ in 0..grammar_threads() {
+            held.push(pool.permit(deadline, 1).await.expect("a free thread"));
+        }
+        let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
+        let sizes = [900_000, 800_000, 100_000, 200_000, 300_000, 400_000];
+        let mut tasks = Vec::new();
+        for (number, bytes) in sizes.into_iter().enumerate() {
+            let (preparation, done) = (preparation.clone(), done.clone());
+            tasks.push(tokio::spawn(async move {
+                let permit = preparation.grammars[2].permit(deadline, bytes).await.expect("a turn");
+                done.send(bytes).expect("the test waits");
+                drop(permit);
+            }));
+            while lock(&pool.queue).waiting.len() <= number {
+                tokio::task::yield_now().await;
+            }
+        }
+        // One thread does all.
+        drop(held.pop());
+        let mut found = Vec::new();
+        for _ in sizes {
+            found.extend(order.recv().await);
+        }
+        assert_eq!(found, [100_000, 200_000, 300_000, 900_000, 400_000, 800_000]);
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        drop(held);
+        let queue = lock(&pool.queue);
+        assert!(queue.free == grammar_threads() && queue.waiting.is_empty());
+    }
 
     #[tokio::test]
     async fn work_beyond_the_queue_is_refused_and_left_work_is_dropped() {
@@ -138,31 +298,37 @@ mod tests {
                 let (preparation, gate) = (preparation.clone(), gate.clone());
                 tokio::spawn(async move {
                     let wait = move || gate.lock().map(|gate| gate.recv()).is_ok();
-                    preparation.grammar(deadline, wait).await
+                    preparation.grammar(deadline, 10, wait).await
                 })
             })
             .collect();
-        let is_idle = |p: &Preparation| p.grammars.threads.available_permits() > 0;
+        let is_idle = |p: &Preparation| lock(&p.grammars[0].queue).free > 0;
         while is_idle(&preparation) {
             tokio::task::yield_now().await;
         }
         let waits = |deadline| {
             let preparation = preparation.clone();
-            tokio::spawn(async move { preparation.grammar(deadline, || 1).await })
+            tokio::spawn(async move { preparation.grammar(deadline, 10, || 1).await })
         };
         let soon = Instant::now() + Duration::from_millis(50);
         let left = waits(deadline);
         let late = waits(soon);
-        while preparation.grammars.waiting.load(Ordering::Relaxed) < 2 {
+        while lock(&preparation.grammars[0].queue).waiting.len() < 2 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(preparation.grammar(deadline, || 1).await, Err(NotPrepared::QueueFull));
-        // Texts have threads of their own.
-        assert_eq!(preparation.text(deadline, || 2).await, Ok(2));
+        assert_eq!(
+            preparation.grammar(deadline, 10, || 1).await,
+            Err(NotPrepared::QueueFull)
+        );
+        // Texts and larger grammars have threads of their own.
+        for bytes in GRAMMARS {
+            assert_eq!(preparation.grammar(deadline, bytes + 1, || 4).await, Ok(4));
+        }
+        assert_eq!(preparation.text(deadline, 10, || 2).await, Ok(2));
         assert_eq!(late.await.expect("no panic"), Err(NotPrepared::TimedOut));
         left.abort();
         assert!(left.await.is_err());
-        assert_eq!(preparation.grammars.waiting.load(Ordering::Relaxed), 0);
+        assert!(lock(&preparation.grammars[0].queue).waiting.is_empty());
         for _ in &busy {
             let _ = release.send(());
         }
@@ -170,9 +336,9 @@ mod tests {
             assert_eq!(task.await.expect("no panic"), Ok(true));
         }
         assert_eq!(
-            preparation.grammar(deadline, || panic!("as it should")).await,
+            preparation.grammar(deadline, 10, || panic!("as it should")).await,
             Err::<(), _>(NotPrepared::Panicked)
         );
-        assert_eq!(preparation.grammar(deadline, || 3).await, Ok(3));
+        assert_eq!(preparation.grammar(deadline, 10, || 3).await, Ok(3));
     }
 }

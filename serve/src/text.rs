@@ -1,28 +1,28 @@
-//! Text of the tokens of a choice, up to the first of its stop strings.
+//! Decoding of a choice's tokens to text, up to the first stop string.
 
 use std::sync::Arc;
 
 use meganeura_core::Result;
 use meganeura_llm::{TextStream, Tokenizer};
 
-/// Text that a token adds.
+/// Text that a new token completes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Added {
-    /// Text that no stop string can change any more.
+pub(crate) struct AddedText {
+    /// Text that cannot be part of a stop string any more.
     pub(crate) text: String,
-    /// Set if a stop string ends the text here.
+    /// True if a stop string ends the text here.
     pub(crate) ends: bool,
 }
 
-/// Stop strings, searched in text that arrives in pieces (Knuth, Morris and Pratt, 1977): each byte costs the same, however
-/// long the strings are.
+/// Stop strings, searched in text that arrives in pieces (Knuth, Morris and Pratt, 1977). The time per byte does not
+/// depend on the lengths of the strings.
 #[derive(Debug)]
 pub(crate) struct StopStrings(Vec<StopString>);
 
 #[derive(Debug)]
 struct StopString {
     bytes: Vec<u8>,
-    /// For each prefix, the length of its longest proper suffix that is a prefix of the string, too.
+    /// For each prefix, the length of its longest proper suffix that is also a prefix of the string.
     borders: Vec<usize>,
 }
 
@@ -54,7 +54,7 @@ impl StopString {
         }
     }
 
-    /// The number of matched bytes after another byte.
+    /// Returns the number of matched bytes after the next byte.
     fn step(&self, mut matched: usize, byte: u8) -> usize {
         while matched > 0 && self.bytes.get(matched) != Some(&byte) {
             matched = self.borders[matched - 1];
@@ -63,19 +63,19 @@ impl StopString {
     }
 }
 
-/// Text that grows. The possible beginning of a stop string is kept back.
+/// Text that grows token by token. Its end is withheld while it may be the beginning of a stop string.
 pub(crate) struct Text {
     stream: TextStream<Arc<Tokenizer>>,
     stops: Arc<StopStrings>,
-    /// Matched bytes of each stop string.
+    /// Number of matched bytes of each stop string.
     matched: Vec<usize>,
     kept: String,
-    /// Tokens that are pushed before stop strings count.
+    /// Number of further tokens during which stop strings are ignored.
     min_tokens: usize,
 }
 
 impl Text {
-    /// Creates a text that continues the text of `behind`. Stop strings are ignored within the first `min_tokens` tokens.
+    /// Creates a text that follows the tokens `behind`. Stop strings are ignored within the first `min_tokens` tokens.
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, behind: &[u32], stops: Arc<StopStrings>, min_tokens: usize) -> Self {
         Text {
             stream: TextStream::behind(tokenizer, behind),
@@ -86,15 +86,15 @@ impl Text {
         }
     }
 
-    /// Returns the text that a token adds.
+    /// Adds a token and returns the text that it completes.
     ///
     /// # Errors
     /// Those of the tokenizer.
-    pub(crate) fn push(&mut self, token: u32) -> Result<Added> {
+    pub(crate) fn push(&mut self, token: u32) -> Result<AddedText> {
         let piece = self.stream.push(token)?;
         if self.min_tokens > 0 {
             self.min_tokens -= 1;
-            return Ok(Added {
+            return Ok(AddedText {
                 text: piece,
                 ends: false,
             });
@@ -102,7 +102,7 @@ impl Text {
         Ok(self.release(&piece))
     }
 
-    /// Returns the rest of the text, when no token follows.
+    /// Returns the withheld rest of the text, after the last token.
     ///
     /// # Errors
     /// Those of the tokenizer.
@@ -118,8 +118,8 @@ impl Text {
         })
     }
 
-    /// Adds a piece, and takes the text up to the first stop string, or up to the possible beginning of one.
-    fn release(&mut self, piece: &str) -> Added {
+    /// Adds a piece of text. Returns the text up to the first stop string, or up to the possible beginning of one.
+    fn release(&mut self, piece: &str) -> AddedText {
         let before = self.kept.len();
         self.kept += piece;
         for (at, byte) in piece.bytes().enumerate() {
@@ -134,7 +134,7 @@ impl Text {
             if found > 0 {
                 // The string may have begun before the text that was kept back, if another one ended there.
                 self.kept.truncate((before + at + 1).saturating_sub(found));
-                return Added {
+                return AddedText {
                     text: std::mem::take(&mut self.kept),
                     ends: true,
                 };
@@ -142,7 +142,7 @@ impl Text {
         }
         let longest = self.matched.iter().copied().max().unwrap_or(0);
         let rest = self.kept.split_off(self.kept.len().saturating_sub(longest));
-        Added {
+        AddedText {
             text: std::mem::replace(&mut self.kept, rest),
             ends: false,
         }
@@ -153,7 +153,7 @@ impl Text {
 mod tests {
     use super::*;
 
-    /// The released pieces, the text that is kept back, and whether a stop string was found.
+    /// Returns the released pieces, the withheld text, and true if a stop string was found.
     fn pieces(pieces: &[&str], stops: &[&str]) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
         let tokenizer = Arc::new(Tokenizer::train("a", 257).expect("trains"));
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("aab", "", true));
     }
 
-    /// Every way of cutting a text gives the same result as the whole.
+    /// The result does not depend on how a text is split into pieces.
     #[test]
     fn pieces_of_any_length_give_the_same_text() {
         for (text, stops) in [

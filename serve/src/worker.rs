@@ -9,31 +9,31 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use meganeura_core::{Error, Result};
-use meganeura_llm::engine::{Chosen, Engine, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
+use meganeura_llm::engine::{ChosenToken, Engine, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::api::Steps;
-use crate::unsent::{Full, Unsent};
+use crate::steps::Steps;
+use crate::unsent::{LimitReached, RequestBytes};
 
 /// Message to the thread.
 enum Message {
     Job(Box<Job>),
-    /// A constraint is ready.
+    /// Notice that the mask of a grammar is ready.
     Wake,
 }
 
-/// A sequence of a request.
+/// Sequence to generate for a request.
 pub(crate) struct Job {
     pub(crate) request: SequenceRequest,
-    /// Its index among the sequences of the request.
+    /// Index of the sequence among the choices of the request.
     pub(crate) choice: usize,
-    /// Receives its tokens. The sequence ends when the receiver is dropped.
+    /// Channel for the sequence's tokens. The sequence is cancelled when the receiver is dropped.
     pub(crate) updates: UnboundedSender<Update>,
-    /// Counts the updates that are not received yet.
-    pub(crate) unsent: Arc<Unsent>,
-    /// Ends this sequence of the request.
+    /// Counter of the bytes of updates that are not received yet.
+    pub(crate) unsent: Arc<RequestBytes>,
+    /// Flag that cancels only this sequence of the request.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Set if a grammar constrains the sequence.
+    /// True if a grammar constrains the sequence.
     pub(crate) has_constraint: bool,
 }
 
@@ -43,26 +43,26 @@ impl Job {
     }
 }
 
-/// Progress of a choice.
+/// Progress of a choice, sent from the engine's thread to the request.
 #[derive(Debug)]
 pub(crate) struct Update {
     pub(crate) choice: usize,
     pub(crate) progress: Progress,
 }
 
-/// See [`Update`].
+/// Kind of an [`Update`].
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// The prompt is computed; see [`Event::Prompt`].
+    /// The prefill of the prompt is complete; see [`Event::Prompt`].
     Prompt {
         cached: usize,
-        scored: Vec<Chosen>,
+        scored: Vec<ChosenToken>,
     },
-    Token(Chosen),
+    Token(ChosenToken),
     Finished(Finish),
-    /// Too many updates were not received.
-    Full(Full),
-    /// The request itself was wrong, or the device failed.
+    /// The client does not read fast enough: a limit of unsent bytes is reached.
+    Full(LimitReached),
+    /// The request is invalid (`by_request`), or the device failed.
     Failed {
         message: String,
         by_request: bool,
@@ -70,16 +70,16 @@ pub(crate) enum Progress {
 }
 
 impl Update {
-    /// Returns the size in memory.
+    /// Returns the size of the update in memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let scored = match &self.progress {
             Progress::Prompt { scored, .. } => scored.as_slice(),
             Progress::Token(chosen) => std::slice::from_ref(chosen),
             Progress::Finished(_) | Progress::Full(_) | Progress::Failed { .. } => &[],
         };
-        let bytes = |chosen: &Chosen| {
+        let bytes = |chosen: &ChosenToken| {
             let top = chosen.logprobs.as_ref().map_or(0, |(_, top)| top.len());
-            size_of::<Chosen>() + top * size_of::<(u32, f32)>()
+            size_of::<ChosenToken>() + top * size_of::<(u32, f32)>()
         };
         size_of::<Self>() + scored.iter().map(bytes).sum::<usize>()
     }
@@ -87,11 +87,11 @@ impl Update {
 
 /// State that the thread reports.
 #[derive(Debug, Default)]
-struct Shared {
-    /// Sequences that run or wait.
+struct WorkerState {
+    /// Number of running and waiting sequences.
     pending: AtomicUsize,
     counts: Mutex<EngineCounts>,
-    /// Time of the last failed step, if none succeeded after it.
+    /// Time of the last failed step; `None` if a later step succeeded.
     failed: Mutex<Option<Instant>>,
 }
 
@@ -99,13 +99,13 @@ struct Shared {
 #[derive(Clone)]
 pub(crate) struct Worker {
     messages: Arc<Sender<Message>>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     limit: usize,
 }
 
-/// Error: the queue is full.
+/// Error if the queue is full.
 #[derive(Debug)]
-pub(crate) struct Busy;
+pub(crate) struct QueueFull;
 
 impl Worker {
     /// Starts the thread. At most `limit` sequences run or wait.
@@ -114,7 +114,7 @@ impl Worker {
     /// A thread that cannot be started.
     pub(crate) fn start(engine: Engine, limit: usize) -> Result<(Self, JoinHandle<()>)> {
         let (messages, inbox) = channel();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WorkerState::default());
         *lock(&shared.counts) = engine.counts();
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
@@ -129,7 +129,8 @@ impl Worker {
         Ok((worker, thread))
     }
 
-    /// Returns a function that wakes the thread when a constraint is ready. It does not keep the thread alive.
+    /// Returns a function that wakes the thread when a grammar's mask is ready. The function does not keep the thread
+    /// alive.
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + 'static {
         let messages = Arc::downgrade(&self.messages);
         move || {
@@ -139,28 +140,28 @@ impl Worker {
         }
     }
 
-    /// Reserves slots for the sequences of one request.
+    /// Reserves slots for all sequences of one request.
     ///
     /// # Errors
-    /// [`Busy`] if not all of them fit.
-    pub(crate) fn reserve(&self, count: usize) -> std::result::Result<Places, Busy> {
+    /// [`QueueFull`] if not all of them fit.
+    pub(crate) fn reserve(&self, count: usize) -> std::result::Result<ReservedSlots, QueueFull> {
         let fits = |pending: usize| pending.checked_add(count).filter(|&all| all <= self.limit);
         let pending = &self.shared.pending;
         match pending.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Places {
+            Ok(_) => Ok(ReservedSlots {
                 worker: self.clone(),
                 left: count,
             }),
-            Err(_) => Err(Busy),
+            Err(_) => Err(QueueFull),
         }
     }
 
-    /// Maximum number of sequences that run or wait.
+    /// Returns the maximum number of running and waiting sequences.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Number of sequences that run or wait.
+    /// Returns the number of running and waiting sequences.
     pub(crate) fn pending(&self) -> usize {
         self.shared.pending.load(Ordering::Relaxed)
     }
@@ -178,14 +179,14 @@ impl Steps for Worker {
     }
 }
 
-/// Reserved slots. Unused slots are freed on drop.
-pub(crate) struct Places {
+/// Slots reserved for a request. Unused slots are freed on drop.
+pub(crate) struct ReservedSlots {
     worker: Worker,
     left: usize,
 }
 
-impl Places {
-    /// Submits a sequence.
+impl ReservedSlots {
+    /// Submits a sequence to the engine, in one of the reserved slots.
     pub(crate) fn submit(&mut self, job: Job) {
         debug_assert!(self.left > 0);
         // If the thread has ended, the dropped job closes its channel of updates.
@@ -195,7 +196,7 @@ impl Places {
     }
 }
 
-impl Drop for Places {
+impl Drop for ReservedSlots {
     fn drop(&mut self) {
         self.worker.shared.pending.fetch_sub(self.left, Ordering::Relaxed);
     }
@@ -205,17 +206,17 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An engine and the jobs of its sequences.
+/// Engine, and the jobs of its sequences.
 struct Work<'a> {
     engine: Engine,
     jobs: HashMap<SequenceId, Job>,
-    shared: &'a Shared,
+    shared: &'a WorkerState,
 }
 
-/// Maximum time that the idle thread waits for constraints or new jobs. Disconnects are noticed after that time.
+/// Maximum time that the idle thread waits for masks or new jobs. Disconnects are therefore noticed within this time.
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 
-fn run(engine: Engine, inbox: &Receiver<Message>, shared: &Shared) {
+fn run(engine: Engine, inbox: &Receiver<Message>, shared: &WorkerState) {
     let mut work = Work {
         engine,
         jobs: HashMap::new(),
@@ -269,8 +270,8 @@ impl Work<'_> {
         let _ = self.try_report(job, progress);
     }
 
-    /// Reports progress, except to a client that has left too much unread.
-    fn try_report(&self, job: &Job, progress: Progress) -> std::result::Result<(), Full> {
+    /// Sends progress to the request, unless its client has too many unread bytes.
+    fn try_report(&self, job: &Job, progress: Progress) -> std::result::Result<(), LimitReached> {
         let update = Update {
             choice: job.choice,
             progress,
@@ -285,7 +286,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Reports progress, and ends the sequence if its client has left too much unread.
+    /// Sends progress to the request, and cancels the sequence if its client has too many unread bytes.
     fn advance(&mut self, id: SequenceId, progress: Progress) {
         let Some(job) = self.jobs.get(&id) else { return };
         if let Err(full) = self.try_report(job, progress) {
@@ -296,7 +297,7 @@ impl Work<'_> {
         }
     }
 
-    /// Ends the sequences of clients that have left.
+    /// Cancels the sequences of clients that have left.
     fn cancel_abandoned(&mut self) {
         let left: Vec<SequenceId> = self
             .jobs
@@ -319,7 +320,7 @@ impl Work<'_> {
     fn step(&mut self) {
         let engine = &mut self.engine;
         let outcome = catch_unwind(AssertUnwindSafe(|| engine.step()));
-        let outcome = outcome.unwrap_or_else(|_| Err(Error::misuse("a step panicked; the log says where", "")));
+        let outcome = outcome.unwrap_or_else(|_| Err(Error::misuse("a step panicked; see the log", "")));
         match outcome {
             // A step without events proves nothing.
             Ok(events) if events.is_empty() => {}

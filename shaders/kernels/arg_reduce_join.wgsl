@@ -1,4 +1,5 @@
-// Of the locations that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
+// Joins the results of arg_reduce.wgsl for the parts of each row: one thread per row selects the index whose element
+// comes first.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 
@@ -21,7 +22,7 @@ fn store(row: u32, best: u32) {
     out[row] = best;
 }
 
-// Whether a comes before b.
+// Returns true if a precedes b in the order.
 fn comes_before(a: Value, b: Value) -> bool {
     return a > b;
 }

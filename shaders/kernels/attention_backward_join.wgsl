@@ -1,5 +1,5 @@
-// Gradients of attention, last launch where heads share keys: a thread for each element of the gradients of keys and values adds
-// up what the GROUP heads give that share these, in their order, which lies side by side.
+// Gradients of attention, last launch if heads share keys: one thread per element of the gradients of keys and values
+// adds up the contributions of the GROUP heads that share it. These are adjacent in memory and are added in order.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 

@@ -1,11 +1,12 @@
-// Gradients of attention by single threads, second of two launches: those of keys and values. Scores are made anew, from the
-// saved logarithms (Dao et al., 2022): with p = e^(scale s - lse) and ds = scale p (t - delta), where s are the products of
-// keys and queries, and t those of values and the result's gradients, the sums are those of ds q and p dout. Nothing is added
-// atomically: heads that share keys give a part each, which attention_backward_join.wgsl adds up.
+// Gradients of attention without cooperative matrices, second of two launches: gradients of keys and values. Scores are
+// recomputed from the saved log-sum-exps (Dao et al., 2022). With s the products of keys and queries, t the products of
+// values and output gradients, p = e^(scale s - lse) and ds = scale p (t - delta), the results are the sums of ds q and
+// of p dout. There are no atomic additions: heads that share keys write separate contributions, which
+// attention_backward_join.wgsl adds up.
 //
-// Tiles and steps are those of attention_forward.wgsl: a workgroup has a tile of ROWS keys for one head, and goes over tiles of
-// COLUMNS queries. A thread has four keys and, of the products, four queries; of both sums it has a vector of each slab of
-// the head, for a part of the queries. A step has two barriers, and what the next one needs is prefetched.
+// Tiles and steps match attention_forward.wgsl: a workgroup has a tile of ROWS keys of one head and iterates over tiles
+// of COLUMNS queries. A thread has four keys and, in the products, four queries. In both sums it has one vector of each
+// slab of the head, for a part of the queries. A step has two barriers; the operands of the next step are prefetched.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 
@@ -15,7 +16,7 @@ const HEADS: u32 = 9u;
 const ALL_HEADS: u32 = 9u; // of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether a query sees no keys behind it, and how many it sees then, or 0.
+// Whether attention is causal, and its window in keys; 0 for none.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 // Keys of a tile, and vectors of a slab: a power of two, up to 16.
@@ -23,29 +24,29 @@ const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 
 const VECTORS: u32 = (HEAD_DIM + 3u) / 4u;
-// Keys before that of the first query.
+// Number of keys before the one at the position of the first query.
 const SHIFT: u32 = ROWS_K - min(ROWS_Q, ROWS_K);
 // Keys of a thread, threads of a row and of a column, and queries of a tile.
-const EACH: u32 = 4u;
-const ACROSS: u32 = 32u;
-const DOWN: u32 = ROWS / EACH;
-const THREADS: u32 = DOWN * ACROSS;
-const COLUMNS: u32 = EACH * ACROSS;
-// Vectors of a step of the products, and of a row with one that keeps rows apart in the banks of shared memory.
+const THREAD_TILE: u32 = 4u;
+const COLUMN_THREADS: u32 = 32u;
+const ROW_THREADS: u32 = ROWS / THREAD_TILE;
+const THREADS: u32 = ROW_THREADS * COLUMN_THREADS;
+const COLUMNS: u32 = THREAD_TILE * COLUMN_THREADS;
+// Vectors of a row per step of the products; the stride adds one vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = DEPTH + 1u;
 const STEPS: u32 = (VECTORS + DEPTH - 1u) / DEPTH;
 const SLABS: u32 = (VECTORS + SLAB - 1u) / SLAB;
-// Parts of the sums, and halvings of these.
-const PARTS: u32 = ACROSS / SLAB;
-const MERGES: u32 = min(1u, PARTS / 2u) + min(1u, PARTS / 4u) + min(1u, PARTS / 8u) + min(1u, PARTS / 16u) + PARTS / 32u;
+// Groups of threads that accumulate parts of the same sums, and rounds that merge these parts pairwise.
+const SLAB_GROUPS: u32 = COLUMN_THREADS / SLAB;
+const MERGES: u32 = min(1u, SLAB_GROUPS / 2u) + min(1u, SLAB_GROUPS / 4u) + min(1u, SLAB_GROUPS / 8u) + min(1u, SLAB_GROUPS / 16u) + SLAB_GROUPS / 32u;
 // Vectors that a thread copies for a step of the products, and of the sums.
 const PIECES: u32 = COLUMNS * DEPTH / THREADS;
-const TERMS: u32 = ACROSS * SLAB;
+const TERMS: u32 = COLUMN_THREADS * SLAB;
 const TERM_PIECES: u32 = (TERMS + THREADS - 1u) / THREADS;
-// Shared memory: columns and rows, then terms of sums and weights, then sums.
+// Shared memory contains in turn: columns and rows; terms of sums, and weights; sums.
 const ROWS_AT: u32 = COLUMNS * STRIDE;
-const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, TERMS + ACROSS * (DOWN + 1u) + DOWN * 8u), ROWS * ACROSS / 2u);
+const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, TERMS + COLUMN_THREADS * (ROW_THREADS + 1u) + ROW_THREADS * 8u), ROWS * COLUMN_THREADS / 2u);
 const i: u32 = 0u; // indices of repeats
 const j: u32 = 0u;
 const p: u32 = 0u;
@@ -63,27 +64,27 @@ var<storage, read_write> dk: array<vec4<f32>>;
 var<storage, read_write> dv: array<vec4<f32>>;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
 
-// A vector of the row that begins at an element; the logarithm and the delta of a query.
+// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
 fn load_dout(start: u32, vector: u32) -> vec4<f32> { return dout[start / 4u + vector]; }
 fn load_lse(index: u32) -> f32 { return lse[index]; }
 fn load_delta(index: u32) -> f32 { return delta[index]; }
-// Gradients of a head's keys and values; heads that share these give a part each, which lie side by side.
+// Store gradients of a head's keys and values. Heads that share keys write separate contributions, adjacent in memory.
 fn store_dk(start: u32, vector: u32, value: vec4<f32>) { dk[start / 4u + vector] = value; }
 fn store_dv(start: u32, vector: u32, value: vec4<f32>) { dv[start / 4u + vector] = value; }
 fn scale() -> f32 { return 0.125; }
 // lib/math.wgsl
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 
-// The number of a query among those of all heads, the last one for those behind it.
+// Index of a query among the queries of all heads, clamped to the last one.
 fn query_number(batch: u32, head: u32, query: u32) -> u32 {
     return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u);
 }
 
-// A vector of the first or the second operand of queries, or of keys: that of the last row for those behind it, and zeros
-// beyond the head.
+// A vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one; vectors
+// past the end of the head are zeros.
 fn fetch_query(second: bool, batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
     let start = ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
     let known = min(vector, VECTORS - 1u);
@@ -106,7 +107,7 @@ fn fetch_key(second: bool, batch: u32, row: u32, kv_head: u32, vector: u32) -> v
     return value;
 }
 
-// Whether queries, which there are before the end, see keys.
+// Returns true for each pair of a key and a query before `end` that attends to it.
 fn seen(keys: vec4<u32>, queries: vec4<u32>, end: u32) -> vec4<bool> {
     var known = queries < vec4<u32>(end);
     // @if CAUSAL
@@ -127,15 +128,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let kv_head = head / (HEADS / KV_HEADS);
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_K) - 1u;
-    let down = local / ACROSS;
-    let across = local % ACROSS;
+    let down = local / COLUMN_THREADS;
+    let across = local % COLUMN_THREADS;
     let part = across / SLAB;
     let piece = across % SLAB;
-    let row = first + down * EACH;
-    // @repeat which < 2, slab < SLABS, i < EACH
+    let row = first + down * THREAD_TILE;
+    // @repeat which < 2, slab < SLABS, i < THREAD_TILE
     var sum_which_slab_i = vec4<f32>();
     // @end
-    // Queries that see some of the keys, and those that see all of them.
+    // Ranges of queries that attend to some of the keys, and to all of them.
     var begin = 0u;
     var end = ROWS_Q;
     var all_from = 0u;
@@ -153,13 +154,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     var own = fetch_key(false, batch, first + local / DEPTH, kv_head, local % DEPTH);
     for (var column = begin; column < end; column += COLUMNS) {
-        // @repeat j < EACH
-        let number_j = column + across + j * ACROSS;
+        // @repeat j < THREAD_TILE
+        let number_j = column + across + j * COLUMN_THREADS;
         let lse_j = load_lse(query_number(batch, head, number_j));
         let delta_j = load_delta(query_number(batch, head, number_j));
         // @end
         // The scores, then the gradients of the probabilities.
-        var s: array<vec4<f32>, 2u * EACH>;
+        var s: array<vec4<f32>, 2u * THREAD_TILE>;
         // @repeat which < 2
         for (var step = 0u; step < STEPS; step += 1u) {
             // @repeat p < PIECES
@@ -185,53 +186,53 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             // @end
             for (var d = 0u; d < DEPTH; d += 1u) {
-                let at = ROWS_AT + down * EACH * STRIDE + d;
+                let at = ROWS_AT + down * THREAD_TILE * STRIDE + d;
                 let a = pool[at];
                 let b = pool[at + STRIDE];
                 let c = pool[at + 2u * STRIDE];
                 let e = pool[at + 3u * STRIDE];
-                // @repeat j < EACH
-                let column_j = pool[(across + j * ACROSS) * STRIDE + d];
-                var sum_j = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[which * EACH + j]);
+                // @repeat j < THREAD_TILE
+                let column_j = pool[(across + j * COLUMN_THREADS) * STRIDE + d];
+                var sum_j = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[which * THREAD_TILE + j]);
                 sum_j = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_j.y), sum_j);
                 sum_j = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_j.z), sum_j);
-                s[which * EACH + j] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_j.w), sum_j);
+                s[which * THREAD_TILE + j] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_j.w), sum_j);
                 // @end
             }
             workgroupBarrier();
         }
         // @end
-        // What the sums need first is prefetched while products become weights.
+        // The first operands of the sums are prefetched while weights are computed from the products.
         // @repeat p < TERM_PIECES
         var term_p = fetch_query(false, batch, column + (local + p * THREADS) / SLAB, head, (local + p * THREADS) % SLAB);
         // @end
-        // @repeat j < EACH
+        // @repeat j < THREAD_TILE
         s[j] = numerators(s[j] * scale() - vec4<f32>(lse_j));
-        s[EACH + j] = s[j] * (s[EACH + j] - vec4<f32>(delta_j)) * scale();
+        s[THREAD_TILE + j] = s[j] * (s[THREAD_TILE + j] - vec4<f32>(delta_j)) * scale();
         // @end
         if (column < all_from || column + COLUMNS > all_to) {
-            // @repeat j < EACH
+            // @repeat j < THREAD_TILE
             let seen_j = seen(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(number_j), end);
             s[j] = select(vec4<f32>(), s[j], seen_j);
-            s[EACH + j] = select(vec4<f32>(), s[EACH + j], seen_j);
+            s[THREAD_TILE + j] = select(vec4<f32>(), s[THREAD_TILE + j], seen_j);
             // @end
         }
-        // @repeat chunk < EACH
+        // @repeat chunk < THREAD_TILE
         // @if chunk > 0
-        if (column + chunk * ACROSS >= end) { break; }
+        if (column + chunk * COLUMN_THREADS >= end) { break; }
         // @end
         // @repeat which < 2, slab < SLABS
         // @repeat p < TERM_PIECES
         if (TERMS % THREADS == 0u || local + p * THREADS < TERMS) { pool[local + p * THREADS] = term_p; }
         // @end
         // @if slab == 0
-        pool[TERMS + across * (DOWN + 1u) + down] = s[(1u - which) * EACH + chunk];
+        pool[TERMS + across * (ROW_THREADS + 1u) + down] = s[(1u - which) * THREAD_TILE + chunk];
         // @end
         workgroupBarrier();
-        // @if which == 0 || slab + 1 < SLABS || chunk + 1 < EACH
+        // @if which == 0 || slab + 1 < SLABS || chunk + 1 < THREAD_TILE
         // @repeat p < TERM_PIECES
         term_p = fetch_query((which + (slab + 1u) / SLABS) % 2u == 1u, batch,
-            column + (chunk + (which * SLABS + slab + 1u) / (2u * SLABS)) * ACROSS + (local + p * THREADS) / SLAB,
+            column + (chunk + (which * SLABS + slab + 1u) / (2u * SLABS)) * COLUMN_THREADS + (local + p * THREADS) / SLAB,
             head, (slab + 1u) % SLABS * SLAB + (local + p * THREADS) % SLAB);
         // @end
         // @else
@@ -243,10 +244,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             own = fetch_key(false, batch, first + local / DEPTH, kv_head, local % DEPTH);
         }
         // @end
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let term = pool[n * SLAB + piece];
-            let weights = pool[TERMS + n * (DOWN + 1u) + down];
-            // @repeat i < EACH
+            let weights = pool[TERMS + n * (ROW_THREADS + 1u) + down];
+            // @repeat i < THREAD_TILE
             sum_which_slab_i = fma(vec4<f32>(weights[i]), term, sum_which_slab_i);
             // @end
         }
@@ -255,21 +256,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @end
     }
     // @repeat j < MERGES, which < 2, slab < SLABS
-    if (part >= (PARTS >> (j + 1u)) && part < (PARTS >> j)) {
-        // @repeat i < EACH
-        pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))] = sum_which_slab_i;
+    if (part >= (SLAB_GROUPS >> (j + 1u)) && part < (SLAB_GROUPS >> j)) {
+        // @repeat i < THREAD_TILE
+        pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))] = sum_which_slab_i;
         // @end
     }
     workgroupBarrier();
-    if (part < (PARTS >> (j + 1u))) {
-        // @repeat i < EACH
-        sum_which_slab_i += pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))];
+    if (part < (SLAB_GROUPS >> (j + 1u))) {
+        // @repeat i < THREAD_TILE
+        sum_which_slab_i += pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))];
         // @end
     }
     workgroupBarrier();
     // @end
     if (part == 0u) {
-        // @repeat which < 2, slab < SLABS, i < EACH
+        // @repeat which < 2, slab < SLABS, i < THREAD_TILE
         if (row + i < ROWS_K) {
             let start = ((batch * ROWS_K + (row + i)) * HEADS + head) * HEAD_DIM;
             // @if which == 0

@@ -1,14 +1,15 @@
-// Gradients of attention on cooperative matrices, second of two launches: those of keys and values, as the sums of ds q and
-// p dout, where p = e^(scale s - lse), ds = scale p (t - delta), s = k q^T, t = v dout^T (Dao et al., 2022). Heads that share
-// keys give a part each, which attention_backward_join.wgsl adds up.
+// Gradients of attention on cooperative matrices, second of two launches: gradients of keys and values, as the sums of
+// ds q and of p dout, where p = e^(scale s - lse), ds = scale p (t - delta), s = k q^T, t = v dout^T (Dao et al.,
+// 2022). Heads that share keys write separate contributions, which attention_backward_join.wgsl adds up.
 //
-// A workgroup has two rows of tiles of keys for one head, and goes over COLUMN_TILES rows of tiles of queries at a time. Half
-// of its subgroups make the product s, half t; a subgroup keeps the tiles of its rows. Products go through shared memory as
-// f32 to become weights, which are rounded like operands. Then half of the subgroups make either sum, which stays in
-// registers. A step has four barriers, and the queries of the next one are prefetched.
+// A workgroup has two rows of key tiles of one head and iterates over COLUMN_TILES rows of query tiles per step. Half
+// of its subgroups compute the product s, the other half t; a subgroup keeps the tiles of its rows in registers.
+// Products pass through shared memory as f32 and become weights, which are rounded like operands. Then each half of the
+// subgroups accumulates one of the two sums in registers. A step has four barriers; the queries of the next step are
+// prefetched.
 //
-// Range: as in attention_backward_queries_coop.wgsl, which has left the largest number of each tile of queries; there is one
-// factor, that of all queries that see a workgroup's keys, as the sums go over queries.
+// Range: as in attention_backward_queries_coop.wgsl, which has stored the largest magnitude of each tile of queries.
+// There is only one factor, for all queries that attend to a workgroup's keys, because the sums run over queries.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 
@@ -25,42 +26,42 @@ const HEADS: u32 = 9u;
 const ALL_HEADS: u32 = 9u; // of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether a query sees no keys behind it, and how many it sees then, or 0.
+// Whether attention is causal, and its window in keys; 0 for none.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 // Rows of a tile, and threads of a subgroup.
 const TILE: u32 = 16u; const SUBGROUP: u32 = 32u;
-// Subgroups along the columns of a product, and rows of tiles of columns of a step.
-const BESIDE: u32 = 2u;
+// Subgroups side by side along the columns of a product, and tiles along the columns of a step.
+const COLUMN_SUBGROUPS: u32 = 2u;
 const COLUMN_TILES: u32 = 2u;
-// Vectors that keep rows of operands apart in the banks of shared memory.
+// Padding of rows of operands in vectors, which avoids bank conflicts in shared memory.
 const PADDING: u32 = 2u;
-// Keys before that of the first query.
+// Number of keys before the one at the position of the first query.
 const SHIFT: u32 = ROWS_K - min(ROWS_Q, ROWS_K);
-// Rows of tiles of a workgroup, and threads of a row.
-const DOWN: u32 = 2u;
-const THREADS: u32 = DOWN * 2u * BESIDE * SUBGROUP;
-const ROWS: u32 = DOWN * TILE;
+// Tiles along the rows of a workgroup, and sizes that follow from it.
+const ROW_TILES: u32 = 2u;
+const THREADS: u32 = ROW_TILES * 2u * COLUMN_SUBGROUPS * SUBGROUP;
+const ROWS: u32 = ROW_TILES * TILE;
 const COLUMNS: u32 = COLUMN_TILES * TILE;
-const ACROSS: u32 = THREADS / ROWS;
+const ROW_THREADS: u32 = THREADS / ROWS;
 const QUERY_TILES: u32 = (ROWS_Q + ROWS - 1u) / ROWS;
 const LAST_VECTOR: u32 = (HEAD_DIM + 3u) / 4u - 1u;
-// Vectors of a head, up to a multiple of the tiles of a sum's subgroups, and tiles of it.
-const VECTORS: u32 = (HEAD_DIM + BESIDE * TILE - 1u) / (BESIDE * TILE) * (BESIDE * TILE / 4u);
+// Vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and tiles of a head.
+const VECTORS: u32 = (HEAD_DIM + COLUMN_SUBGROUPS * TILE - 1u) / (COLUMN_SUBGROUPS * TILE) * (COLUMN_SUBGROUPS * TILE / 4u);
 const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
 // Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
-const PRODUCT_TILES: u32 = COLUMN_TILES / BESIDE;
-const SUM_TILES: u32 = VECTORS * 4u / TILE / BESIDE;
-const EACH: u32 = COLUMNS / 4u / ACROSS;
+const PRODUCT_TILES: u32 = COLUMN_TILES / COLUMN_SUBGROUPS;
+const SUM_TILES: u32 = VECTORS * 4u / TILE / COLUMN_SUBGROUPS;
+const THREAD_VECTORS: u32 = COLUMNS / 4u / ROW_THREADS;
 const QUARTER: u32 = TILE / 4u;
 // Vectors that a thread copies of columns, of rows, and of results.
 const COLUMN_PIECES: u32 = (COLUMNS * VECTORS + THREADS - 1u) / THREADS;
 const ROW_PIECES: u32 = (ROWS * VECTORS + THREADS - 1u) / THREADS;
-const RESULT_PIECES: u32 = (ROWS * BESIDE * QUARTER + THREADS - 1u) / THREADS;
-// Vectors between rows of operands, of weights and of products; those of an operand, of weights and of a product.
+const RESULT_PIECES: u32 = (ROWS * COLUMN_SUBGROUPS * QUARTER + THREADS - 1u) / THREADS;
+// Row strides in vectors: operands, weights and products. Sizes in vectors: an operand, the weights and a product.
 const STRIDE: u32 = VECTORS + PADDING;
 const WEIGHTS_STRIDE: u32 = COLUMNS / 4u + PADDING;
-const SUMS_STRIDE: u32 = max(COLUMNS / 4u, BESIDE * QUARTER) + 1u;
+const SUMS_STRIDE: u32 = max(COLUMNS / 4u, COLUMN_SUBGROUPS * QUARTER) + 1u;
 const WEIGHTS: u32 = ROWS * WEIGHTS_STRIDE;
 const OPERAND: u32 = max(max(COLUMNS, ROWS) * STRIDE, WEIGHTS);
 const PRODUCT: u32 = ROWS * SUMS_STRIDE;
@@ -73,32 +74,32 @@ var<storage, read> v: array<vec4<f32>>;
 var<storage, read> dout: array<vec4<f32>>;
 var<storage, read> lse: array<f32>;
 var<storage, read> delta: array<f32>;
-// The largest number of each tile of queries, as bits.
+// Largest magnitude in dout and delta of each tile of queries, as bits.
 var<storage, read> left: array<u32>;
 var<storage, read_write> dk: array<vec4<f32>>;
 var<storage, read_write> dv: array<vec4<f32>>;
 var<workgroup> pool: array<Vector, 2u * OPERAND + 2u * WEIGHTS>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
-// Logarithms and deltas of the queries of a step, and the largest number of all queries that see a key.
+// Log-sum-exps and deltas of the queries of a step, and the largest magnitude of all queries that attend to the keys.
 var<workgroup> marks: array<vec4<f32>, 2u * COLUMNS / 4u>;
 var<workgroup> largest: atomic<u32>;
 
-// A vector of the row that begins at an element; the logarithm and the delta of a query.
+// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
 fn load_dout(start: u32, vector: u32) -> vec4<f32> { return dout[start / 4u + vector]; }
 fn load_lse(index: u32) -> f32 { return lse[index]; }
 fn load_delta(index: u32) -> f32 { return delta[index]; }
-// Gradients of a head's keys and values; heads that share these give a part each, which lie side by side.
+// Store gradients of a head's keys and values. Heads that share keys write separate contributions, adjacent in memory.
 fn store_dk(start: u32, vector: u32, value: vec4<f32>) { dk[start / 4u + vector] = value; }
 fn store_dv(start: u32, vector: u32, value: vec4<f32>) { dv[start / 4u + vector] = value; }
 fn scale() -> f32 { return 0.125; }
 // lib/math.wgsl
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 
-// Bits of the largest of four numbers: bits of numbers that are not negative are in the order of the numbers. The factor is
-// 2^-n for a number from 2^n to 2^(n + 1), as far as it and its inverse are normal, and 1 for what is infinite or none.
+// Bits of the largest magnitude of four numbers: bits of non-negative numbers have the same order as the numbers. The
+// factor is 2^-n for a number from 2^n to 2^(n + 1) if it and its inverse are normal, and 1 for infinity and NaN.
 fn size_of(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
@@ -109,7 +110,7 @@ fn factor_of(size: u32) -> f32 {
 }
 fn inverse_of(factor: f32) -> f32 { return bitcast<f32>((254u << 23u) - bitcast<u32>(factor)); }
 
-// The number of a query among those of all heads, the last one for those behind it, and the first element of a row.
+// Index of a query among the queries of all heads, clamped to the last one, and index of the first element of its row.
 fn query_number(batch: u32, head: u32, query: u32) -> u32 { return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u); }
 fn query_start(batch: u32, row: u32, head: u32) -> u32 {
     return ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
@@ -118,7 +119,7 @@ fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
 
-// A vector as it is fetched: zeros beyond the head, as far as products are made from it.
+// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
 }
@@ -135,12 +136,12 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
 }
 
-// The row of a vector that a thread copies, the last one for those behind it.
+// Row of a vector that a thread copies, clamped to the last row.
 fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
     return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
 }
 
-// Whether queries, which there are before the end, see a key.
+// Returns true for each pair of a key and a query before `end` that attends to it.
 fn seen(keys: vec4<u32>, queries: vec4<u32>, end: u32) -> vec4<bool> {
     var known = queries < vec4<u32>(end);
     // @if CAUSAL
@@ -162,12 +163,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_K) - 1u;
     let subgroup = local / SUBGROUP;
-    let sub_row = subgroup / (2u * BESIDE) * TILE;
-    let which = subgroup / BESIDE % 2u;
-    let sub_column = subgroup % BESIDE;
+    let sub_row = subgroup / (2u * COLUMN_SUBGROUPS) * TILE;
+    let which = subgroup / COLUMN_SUBGROUPS % 2u;
+    let sub_column = subgroup % COLUMN_SUBGROUPS;
     let own_row = local % ROWS;
     let part = local / ROWS;
-    // Queries that see some of the keys, and those that see all of them.
+    // Ranges of queries that attend to some of the keys, and to all of them.
     var begin = 0u;
     var end = ROWS_Q;
     var all_from = 0u;
@@ -245,22 +246,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         coopStoreT(product_j, &sums[to_product_j], SUMS_STRIDE);
         // @end
         workgroupBarrier();
-        // @repeat j < EACH
-        let vector_j = j * ACROSS + part;
+        // @repeat j < THREAD_VECTORS
+        let vector_j = j * ROW_THREADS + part;
         let s_j = sums[own_row * SUMS_STRIDE + vector_j];
         let t_j = sums[PRODUCT + own_row * SUMS_STRIDE + vector_j];
         var p_j = numerators(s_j * scale() - marks[vector_j]);
         var ds_j = p_j * (t_j - marks[COLUMNS / 4u + vector_j]) * scale();
         // @end
         if (column < all_from || column + COLUMNS > all_to) {
-            // @repeat j < EACH
+            // @repeat j < THREAD_VECTORS
             let number_j = vec4<u32>(column + vector_j * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
             let seen_j = seen(vec4<u32>(first + own_row), number_j, end);
             p_j = select(vec4<f32>(), p_j, seen_j);
             ds_j = select(vec4<f32>(), ds_j, seen_j);
             // @end
         }
-        // @repeat j < EACH
+        // @repeat j < THREAD_VECTORS
         pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Vector(ds_j);
         pool[WEIGHTS_AT + WEIGHTS + own_row * WEIGHTS_STRIDE + vector_j] = Vector(p_j);
         // @end
@@ -283,8 +284,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     // @repeat p < RESULT_PIECES
     {
-        let own = row_of(local + p * THREADS, ROWS, BESIDE * QUARTER);
-        let across = (local + p * THREADS) % (BESIDE * QUARTER);
+        let own = row_of(local + p * THREADS, ROWS, COLUMN_SUBGROUPS * QUARTER);
+        let across = (local + p * THREADS) % (COLUMN_SUBGROUPS * QUARTER);
         let vector = (across / QUARTER * SUM_TILES + j) * QUARTER + across % QUARTER;
         let at = own * SUMS_STRIDE + across;
         if (first + own < ROWS_K) {

@@ -1,10 +1,12 @@
-// Gradients of attention by single threads, first of two launches: those of the queries. Scores are made anew, from the saved
-// logarithms (Dao et al., 2022): weights of keys are ds = scale p (t - delta), where p = e^(scale s - lse), s are the products
-// of queries and keys, and t those of the result's gradients and values, which are the gradients of the probabilities.
+// Gradients of attention without cooperative matrices, first of two launches: gradients of queries. Scores are
+// recomputed from the saved log-sum-exps (Dao et al., 2022). With s the products of queries and keys, and t the
+// products of output gradients and values (the gradients of the probabilities), the result is the sum of ds k, where p
+// = e^(scale s - lse) and ds = scale p (t - delta).
 //
-// Tiles and steps are those of attention_forward.wgsl: a workgroup has a tile of ROWS queries of one head, and goes over tiles
-// of COLUMNS keys. A thread has four queries and, of the products, four keys; of the sums of ds k it has a vector of each slab
-// of the head, for a part of the keys. A step has two barriers, and what the next one needs is prefetched.
+// Tiles and steps match attention_forward.wgsl: a workgroup has a tile of ROWS queries of one head and iterates over
+// tiles of COLUMNS keys. A thread has four queries and, in the products, four keys. In the sums of ds k it has one
+// vector of each slab of the head, for a part of the keys. A step has two barriers; the operands of the next step are
+// prefetched.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 
@@ -14,7 +16,7 @@ const HEADS: u32 = 9u;
 const ALL_HEADS: u32 = 9u; // of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether a query sees no keys behind it, and how many it sees then, or 0.
+// Whether attention is causal, and its window in keys; 0 for none.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 // Queries of a tile, and vectors of a slab: a power of two, up to 16.
@@ -22,29 +24,29 @@ const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 
 const VECTORS: u32 = (HEAD_DIM + 3u) / 4u;
-// Keys that the first query sees.
+// Number of keys that the first query attends to, without a window.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
 // Queries of a thread, threads of a row and of a column, and keys of a tile.
-const EACH: u32 = 4u;
-const ACROSS: u32 = 32u;
-const DOWN: u32 = ROWS / EACH;
-const THREADS: u32 = DOWN * ACROSS;
-const COLUMNS: u32 = EACH * ACROSS;
-// Vectors of a step of the products, and of a row with one that keeps rows apart in the banks of shared memory.
+const THREAD_TILE: u32 = 4u;
+const COLUMN_THREADS: u32 = 32u;
+const ROW_THREADS: u32 = ROWS / THREAD_TILE;
+const THREADS: u32 = ROW_THREADS * COLUMN_THREADS;
+const COLUMNS: u32 = THREAD_TILE * COLUMN_THREADS;
+// Vectors of a row per step of the products; the stride adds one vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = DEPTH + 1u;
 const STEPS: u32 = (VECTORS + DEPTH - 1u) / DEPTH;
 const SLABS: u32 = (VECTORS + SLAB - 1u) / SLAB;
-// Parts of the sums, and halvings of these.
-const PARTS: u32 = ACROSS / SLAB;
-const MERGES: u32 = min(1u, PARTS / 2u) + min(1u, PARTS / 4u) + min(1u, PARTS / 8u) + min(1u, PARTS / 16u) + PARTS / 32u;
+// Groups of threads that accumulate parts of the same sums, and rounds that merge these parts pairwise.
+const SLAB_GROUPS: u32 = COLUMN_THREADS / SLAB;
+const MERGES: u32 = min(1u, SLAB_GROUPS / 2u) + min(1u, SLAB_GROUPS / 4u) + min(1u, SLAB_GROUPS / 8u) + min(1u, SLAB_GROUPS / 16u) + SLAB_GROUPS / 32u;
 // Vectors that a thread copies for a step of the products, and of the sums.
 const PIECES: u32 = COLUMNS * DEPTH / THREADS;
-const TERMS: u32 = ACROSS * SLAB;
+const TERMS: u32 = COLUMN_THREADS * SLAB;
 const TERM_PIECES: u32 = (TERMS + THREADS - 1u) / THREADS;
-// Shared memory: columns and rows, then terms of sums and weights, then sums.
+// Shared memory contains in turn: columns and rows; terms of sums, and weights; sums.
 const ROWS_AT: u32 = COLUMNS * STRIDE;
-const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, TERMS + ACROSS * (DOWN + 1u) + DOWN * 8u), ROWS * ACROSS / 2u);
+const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, TERMS + COLUMN_THREADS * (ROW_THREADS + 1u) + ROW_THREADS * 8u), ROWS * COLUMN_THREADS / 2u);
 const i: u32 = 0u; // indices of repeats
 const j: u32 = 0u;
 const p: u32 = 0u;
@@ -61,7 +63,7 @@ var<storage, read> delta: array<f32>;
 var<storage, read_write> dq: array<vec4<f32>>;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
 
-// A vector of the row that begins at an element; the logarithm and the delta of a query.
+// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
@@ -73,13 +75,13 @@ fn scale() -> f32 { return 0.125; }
 // lib/math.wgsl
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 
-// The number of a query among those of all heads, the last one for those behind it.
+// Index of a query among the queries of all heads, clamped to the last one.
 fn query_number(batch: u32, head: u32, query: u32) -> u32 {
     return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u);
 }
 
-// A vector of the first or the second operand of queries, or of keys: that of the last row for those behind it, and zeros
-// beyond the head.
+// A vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one; vectors
+// past the end of the head are zeros.
 fn fetch_query(second: bool, batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
     let start = ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
     let known = min(vector, VECTORS - 1u);
@@ -111,15 +113,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let kv_head = head / (HEADS / KV_HEADS);
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_Q) - 1u;
-    let down = local / ACROSS;
-    let across = local % ACROSS;
+    let down = local / COLUMN_THREADS;
+    let across = local % COLUMN_THREADS;
     let part = across / SLAB;
     let piece = across % SLAB;
-    let row = first + down * EACH;
-    // @repeat slab < SLABS, i < EACH
+    let row = first + down * THREAD_TILE;
+    // @repeat slab < SLABS, i < THREAD_TILE
     var dq_slab_i = vec4<f32>();
     // @end
-    // Keys that some of the queries see, those that all of them see, and those that each of the thread's queries does.
+    // Ranges of keys that some of the queries attend to, that all of them do, and that each of the thread's queries
+    // does.
     var begin = 0u;
     var end = ROWS_K;
     var all_from = 0u;
@@ -129,7 +132,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @if CAUSAL
     end = last + SHIFT;
     all_to = first + SHIFT;
-    // Rows without a query see what the last query does.
+    // Rows without a query behave like the last query.
     seen_to = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(ROWS_Q - 1u)) + vec4<u32>(SHIFT);
     // @if WINDOW > 0
     begin = max(first + SHIFT, WINDOW) - WINDOW;
@@ -149,7 +152,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var own = fetch_query(false, batch, first + local / DEPTH, head, local % DEPTH);
     for (var column = begin; column < end; column += COLUMNS) {
         // The scores, then the gradients of the probabilities.
-        var s: array<vec4<f32>, 2u * EACH>;
+        var s: array<vec4<f32>, 2u * THREAD_TILE>;
         // @repeat which < 2
         for (var step = 0u; step < STEPS; step += 1u) {
             // @repeat p < PIECES
@@ -175,51 +178,51 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             // @end
             for (var d = 0u; d < DEPTH; d += 1u) {
-                let at = ROWS_AT + down * EACH * STRIDE + d;
+                let at = ROWS_AT + down * THREAD_TILE * STRIDE + d;
                 let a = pool[at];
                 let b = pool[at + STRIDE];
                 let c = pool[at + 2u * STRIDE];
                 let e = pool[at + 3u * STRIDE];
-                // @repeat j < EACH
-                let column_j = pool[(across + j * ACROSS) * STRIDE + d];
-                var sum_j = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[which * EACH + j]);
+                // @repeat j < THREAD_TILE
+                let column_j = pool[(across + j * COLUMN_THREADS) * STRIDE + d];
+                var sum_j = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[which * THREAD_TILE + j]);
                 sum_j = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_j.y), sum_j);
                 sum_j = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_j.z), sum_j);
-                s[which * EACH + j] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_j.w), sum_j);
+                s[which * THREAD_TILE + j] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_j.w), sum_j);
                 // @end
             }
             workgroupBarrier();
         }
         // @end
-        // What the sums need first is prefetched while products become weights.
+        // The first operands of the sums are prefetched while weights are computed from the products.
         // @repeat p < TERM_PIECES
         var term_p = fetch_key(false, batch, column + (local + p * THREADS) / SLAB, kv_head, (local + p * THREADS) % SLAB);
         // @end
-        // @repeat j < EACH
-        s[EACH + j] = numerators(s[j] * scale() - own_lse) * (s[EACH + j] - own_delta) * scale();
+        // @repeat j < THREAD_TILE
+        s[THREAD_TILE + j] = numerators(s[j] * scale() - own_lse) * (s[THREAD_TILE + j] - own_delta) * scale();
         // @end
         if (column < all_from || column + COLUMNS > all_to) {
-            // @repeat j < EACH
-            let number_j = vec4<u32>(column + across + j * ACROSS);
-            s[EACH + j] = select(vec4<f32>(), s[EACH + j], (number_j >= seen_from) & (number_j < seen_to));
+            // @repeat j < THREAD_TILE
+            let number_j = vec4<u32>(column + across + j * COLUMN_THREADS);
+            s[THREAD_TILE + j] = select(vec4<f32>(), s[THREAD_TILE + j], (number_j >= seen_from) & (number_j < seen_to));
             // @end
         }
-        // @repeat chunk < EACH
+        // @repeat chunk < THREAD_TILE
         // @if chunk > 0
-        if (column + chunk * ACROSS >= end) { break; }
+        if (column + chunk * COLUMN_THREADS >= end) { break; }
         // @end
         // @repeat slab < SLABS
         // @repeat p < TERM_PIECES
         if (TERMS % THREADS == 0u || local + p * THREADS < TERMS) { pool[local + p * THREADS] = term_p; }
         // @end
         // @if slab == 0
-        pool[TERMS + across * (DOWN + 1u) + down] = s[EACH + chunk];
+        pool[TERMS + across * (ROW_THREADS + 1u) + down] = s[THREAD_TILE + chunk];
         // @end
         workgroupBarrier();
-        // @if slab + 1 < SLABS || chunk + 1 < EACH
+        // @if slab + 1 < SLABS || chunk + 1 < THREAD_TILE
         // @repeat p < TERM_PIECES
         term_p = fetch_key(false, batch,
-            column + (chunk + (slab + 1u) / SLABS) * ACROSS + (local + p * THREADS) / SLAB,
+            column + (chunk + (slab + 1u) / SLABS) * COLUMN_THREADS + (local + p * THREADS) / SLAB,
             kv_head, (slab + 1u) % SLABS * SLAB + (local + p * THREADS) % SLAB);
         // @end
         // @else
@@ -231,10 +234,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             own = fetch_query(false, batch, first + local / DEPTH, head, local % DEPTH);
         }
         // @end
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let term = pool[n * SLAB + piece];
-            let weights = pool[TERMS + n * (DOWN + 1u) + down];
-            // @repeat i < EACH
+            let weights = pool[TERMS + n * (ROW_THREADS + 1u) + down];
+            // @repeat i < THREAD_TILE
             dq_slab_i = fma(vec4<f32>(weights[i]), term, dq_slab_i);
             // @end
         }
@@ -243,21 +246,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @end
     }
     // @repeat j < MERGES, slab < SLABS
-    if (part >= (PARTS >> (j + 1u)) && part < (PARTS >> j)) {
-        // @repeat i < EACH
-        pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))] = dq_slab_i;
+    if (part >= (SLAB_GROUPS >> (j + 1u)) && part < (SLAB_GROUPS >> j)) {
+        // @repeat i < THREAD_TILE
+        pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))] = dq_slab_i;
         // @end
     }
     workgroupBarrier();
-    if (part < (PARTS >> (j + 1u))) {
-        // @repeat i < EACH
-        dq_slab_i += pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))];
+    if (part < (SLAB_GROUPS >> (j + 1u))) {
+        // @repeat i < THREAD_TILE
+        dq_slab_i += pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))];
         // @end
     }
     workgroupBarrier();
     // @end
     if (part == 0u) {
-        // @repeat slab < SLABS, i < EACH
+        // @repeat slab < SLABS, i < THREAD_TILE
         if (row + i < ROWS_Q) {
             store(((batch * ROWS_Q + (row + i)) * HEADS + head) * HEAD_DIM, slab * SLAB + piece, dq_slab_i);
         }

@@ -1,13 +1,13 @@
-// Attention of few queries over a cache: a workgroup has a query of one head, and goes over the keys that it sees in tiles of
-// KEYS, with the greatest score and the sum of exponentials so far (Milakov and Gimelshein, 2018). Where WORKGROUPS share the
-// keys of a query, each has a range of whole tiles and stores what it found; attention_cached_join.wgsl brings that
-// together ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
+// Attention of few queries over a cache: a workgroup has a query of one head and iterates over its keys in tiles of
+// KEYS, with the running maximum score and sum of exponentials (Milakov and Gimelshein, 2018). If WORKGROUPS share the
+// keys of a query, each has a range of whole tiles and stores its partial result; attention_cached_join.wgsl combines
+// them ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 //
-// Of a tile, SHARING threads beside each other read a key, every one of them each SHARING-th vector, and leave the part of the
-// score that comes of these in shared memory. A barrier later the parts are added up. The greatest score takes two barriers
-// more: FEW threads bring together what all have, then all threads what these have. Behind another one, every
-// thread has a vector of the head, and adds up the values of each PARTS-th key. The first keys and values of a tile are
-// prefetched before the number of its keys is known: those behind the last one are read, but not used.
+// KEY_THREADS adjacent threads read a key of a tile, each every KEY_THREADS-th vector, and store their part of the score in
+// shared memory. After a barrier the parts are added up. The maximum score takes two more barriers: FINAL_THREADS threads reduce
+// the values of all threads, then all threads reduce their results. After another barrier each thread has a vector of
+// the head and accumulates the values of every VALUE_GROUPS-th key. The first keys and values of a tile are prefetched before
+// the number of keys is known; those beyond the last key are read but not used.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
 
@@ -18,36 +18,39 @@ const ROWS_K: u32 = 512u;
 const HEADS: u32 = 9u;
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Most keys that a query sees, or 0.
+// Window: maximum number of keys that a query attends to; 0 for no limit.
 const WINDOW: u32 = 0u;
-// Whether the cache is in blocks, of which the table of each sequence names TABLE_LEN of the BLOCKS that there are.
+// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u;
 const BLOCK_ROWS: u32 = 16u;
 const BLOCKS: u32 = 64u;
+// Whether attention_forward_coop.wgsl computes the tiles of TILE_ROWS queries whose queries belong to one sequence.
+const TILED: bool = false;
+const TILE_ROWS: u32 = 32u;
 // Keys of a tile, threads that share a key, and workgroups that share the keys of a query.
 const KEYS: u32 = 512u;
-const SHARING: u32 = 4u;
+const KEY_THREADS: u32 = 4u;
 const WORKGROUPS: u32 = 1u;
-// Threads side by side in the sum of values: vectors of a head, up to a power of two.
-const ACROSS: u32 = 16u;
+// Threads that accumulate the vectors of a value: the vectors of a head, rounded up to a power of two.
+const VECTOR_THREADS: u32 = 16u;
 
 const GROUP: u32 = HEADS / KV_HEADS;
 const VECTORS: u32 = HEAD_DIM / 4u;
 const ROW_VECTORS: u32 = KV_HEADS * VECTORS;
-// Cached keys that there may be before the queries are one less.
+// Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = ROWS_K + 1u - ROWS_Q;
 const THREADS: u32 = 256u;
-// Threads that bring together what all have, and numbers that each of them reads.
-const FEW: u32 = 16u;
-const EACH: u32 = THREADS / FEW;
+// Threads that reduce the values of all threads, and the number of values that each of them reads.
+const FINAL_THREADS: u32 = 16u;
+const FINAL_VALUES: u32 = THREADS / FINAL_THREADS;
 // Threads that have the same vector of values, and loads of these prefetched at a time.
-const PARTS: u32 = THREADS / ACROSS;
-const VALUES_TOGETHER: u32 = 8u;
-// Vectors of a key that a thread reads, keys whose vectors it prefetches at a time, and keys from one to the next.
-const PIECES: u32 = (VECTORS + SHARING - 1u) / SHARING;
-const KEYS_TOGETHER: u32 = max(1u, min(2u, 16u / PIECES));
-const KEY_STEP: u32 = THREADS / SHARING;
+const VALUE_GROUPS: u32 = THREADS / VECTOR_THREADS;
+const VALUES_UNROLL: u32 = 8u;
+// Vectors of a key that a thread reads, keys whose vectors it prefetches at a time, and distance of a thread's keys.
+const PIECES: u32 = (VECTORS + KEY_THREADS - 1u) / KEY_THREADS;
+const KEYS_UNROLL: u32 = max(1u, min(2u, 16u / PIECES));
+const KEY_STEP: u32 = THREADS / KEY_THREADS;
 const MIN_F32: f32 = -3.4028234e38;
 const i: u32 = 0u; // indices of repeats
 const p: u32 = 0u;
@@ -57,14 +60,16 @@ var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
 var<storage, read> block_table: array<u32>;
+var<storage, read> tiles: array<vec4<u32>>; // the first number is 1 if a tile is of one sequence
 var<storage, read_write> out: array<vec4<f32>>;
-// What workgroups found that share keys: sums of values; the greatest score, and the sum of exponentials.
+// Partial results of the workgroups that share the keys of a query: sums of values; maximum score and sum of
+// exponentials.
 var<storage, read_write> found_sums: array<vec4<f32>>;
 var<storage, read_write> found_numbers: array<f32>;
 
-var<workgroup> partial: array<f32, SHARING * KEYS>;
+var<workgroup> partial: array<f32, KEY_THREADS * KEYS>;
 var<workgroup> folded: array<vec4<f32>, THREADS>;
-var<workgroup> few: array<f32, FEW>;
+var<workgroup> few: array<f32, FINAL_THREADS>;
 
 fn load_q(index: u32) -> vec4<f32> { return q[index]; }
 fn load_k(index: u32) -> vec4<f32> { return k[index]; }
@@ -93,7 +98,7 @@ fn checked_index(index: u32, rows: u32) -> u32 { return min(index, rows - 1u); }
 // lib/math.wgsl
 fn exp_f32(x: f32) -> f32 { return exp(x); }
 
-// A vector of a key or a value: that of the last row for those behind it.
+// Index of a vector of a key or a value; rows are clamped to the last one.
 fn index_of(sequence: u32, row: u32, shared_head: u32, vector: u32) -> u32 {
     let within = min(row, ROWS_K - 1u);
     var cached = sequence * ROWS_K + within;
@@ -104,21 +109,21 @@ fn index_of(sequence: u32, row: u32, shared_head: u32, vector: u32) -> u32 {
     return cached * ROW_VECTORS + shared_head / 4u + vector;
 }
 
-// The vector that a thread reads of a key or the query: the last one for those behind it.
+// Index of the vector that a thread reads of a key or the query, clamped to the last one.
 fn piece_of_key(slot: u32, piece: u32) -> u32 {
-    return min(slot + piece * SHARING, VECTORS - 1u);
+    return min(slot + piece * KEY_THREADS, VECTORS - 1u);
 }
 
-// A vector of a key with that of the query: nothing behind the last one.
+// Adds the product of a key's vector and the query's one to a sum, except past the last vector.
 fn add_product(sum: vec4<f32>, query: vec4<f32>, key: vec4<f32>, vector: u32) -> vec4<f32> {
     var added = fma(query, key, sum);
-    // @if VECTORS % SHARING > 0
+    // @if VECTORS % KEY_THREADS > 0
     added = select(sum, added, vector < VECTORS);
     // @end
     return added;
 }
 
-// Leaves what a thread has of the score of a key.
+// Stores a thread's part of the score of a key.
 fn store_score(slot: u32, key: u32, count: u32, product: vec4<f32>) {
     if (key < count) {
         let pair = product.xy + product.zw;
@@ -126,7 +131,7 @@ fn store_score(slot: u32, key: u32, count: u32, product: vec4<f32>) {
     }
 }
 
-// A value with the weight of its key.
+// Adds a value with the weight of its key to a sum.
 fn add_value(sum: vec4<f32>, value: vec4<f32>, key: u32, count: u32) -> vec4<f32> {
     let weight = vec4<f32>(partial[min(key, KEYS - 1u)]);
     return select(sum, fma(weight, value, sum), key < count);
@@ -135,15 +140,15 @@ fn add_value(sum: vec4<f32>, value: vec4<f32>, key: u32, count: u32) -> vec4<f32
 // lib/workgroup.wgsl
 fn join_all(value: f32, local: u32, greatest: bool) -> f32 { return value; }
 
-// Sums of the parts of a vector of values, of neighbours first; the last function stands for that of all parts.
-fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + ACROSS]; }
-fn sum_4(at: u32) -> vec4<f32> { return sum_2(at) + sum_2(at + 2u * ACROSS); }
-fn sum_8(at: u32) -> vec4<f32> { return sum_4(at) + sum_4(at + 4u * ACROSS); }
-fn sum_16(at: u32) -> vec4<f32> { return sum_8(at) + sum_8(at + 8u * ACROSS); }
-fn sum_32(at: u32) -> vec4<f32> { return sum_16(at) + sum_16(at + 16u * ACROSS); }
-fn sum_64(at: u32) -> vec4<f32> { return sum_32(at) + sum_32(at + 32u * ACROSS); }
-fn sum_128(at: u32) -> vec4<f32> { return sum_64(at) + sum_64(at + 64u * ACROSS); }
-fn sum_256(at: u32) -> vec4<f32> { return sum_128(at) + sum_128(at + 128u * ACROSS); }
+// Sums of the parts of a vector of values, neighbours first; the last function returns the sum of all parts.
+fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + VECTOR_THREADS]; }
+fn sum_4(at: u32) -> vec4<f32> { return sum_2(at) + sum_2(at + 2u * VECTOR_THREADS); }
+fn sum_8(at: u32) -> vec4<f32> { return sum_4(at) + sum_4(at + 4u * VECTOR_THREADS); }
+fn sum_16(at: u32) -> vec4<f32> { return sum_8(at) + sum_8(at + 8u * VECTOR_THREADS); }
+fn sum_32(at: u32) -> vec4<f32> { return sum_16(at) + sum_16(at + 16u * VECTOR_THREADS); }
+fn sum_64(at: u32) -> vec4<f32> { return sum_32(at) + sum_32(at + 32u * VECTOR_THREADS); }
+fn sum_128(at: u32) -> vec4<f32> { return sum_64(at) + sum_64(at + 64u * VECTOR_THREADS); }
+fn sum_256(at: u32) -> vec4<f32> { return sum_128(at) + sum_128(at + 128u * VECTOR_THREADS); }
 fn sum_i(at: u32) -> vec4<f32> { return sum_16(at); }
 
 @compute @workgroup_size(THREADS)
@@ -158,6 +163,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let sequence = own_query / (HEADS * ROWS_Q);
     let own = ((sequence * ROWS_Q + row) * HEADS + head) * HEAD_DIM;
     let shared_head = head / GROUP * HEAD_DIM;
+    // @if TILED
+    if (tiles[sequence / TILE_ROWS].x == 1u) { return; }
+    // @end
     let given = load_position(sequence);
     // @if PAGED
     for (var b = local; b < TABLE_LEN; b += THREADS) {
@@ -187,48 +195,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     // @end
-    let slot = local % SHARING;
-    let piece = min(local % ACROSS, VECTORS - 1u);
-    let part = local / ACROSS;
-    let first_key = local / SHARING;
+    let slot = local % KEY_THREADS;
+    let piece = min(local % VECTOR_THREADS, VECTORS - 1u);
+    let part = local / VECTOR_THREADS;
+    let first_key = local / KEY_THREADS;
     var greatest = MIN_F32;
     var total = 0.0;
     var sum = vec4<f32>();
     var tile = start;
     loop {
-        // @repeat i < VALUES_TOGETHER
-        let value_i = load_v(index_of(sequence, tile + part + i * PARTS, shared_head, piece));
+        // @repeat i < VALUES_UNROLL
+        let value_i = load_v(index_of(sequence, tile + part + i * VALUE_GROUPS, shared_head, piece));
         // @end
-        // @repeat i < KEYS_TOGETHER, p < PIECES
+        // @repeat i < KEYS_UNROLL, p < PIECES
         let key_i_p = load_k(index_of(sequence, tile + first_key + i * KEY_STEP, shared_head, piece_of_key(slot, p)));
         // @end
         let count = min(end - tile, KEYS);
-        // @repeat i < KEYS_TOGETHER
+        // @repeat i < KEYS_UNROLL
         var product_i = vec4<f32>();
         // @end
         // @repeat p < PIECES
         let query_p = load_q(own / 4u + piece_of_key(slot, p));
-        // @repeat i < KEYS_TOGETHER
-        product_i = add_product(product_i, query_p, key_i_p, slot + p * SHARING);
+        // @repeat i < KEYS_UNROLL
+        product_i = add_product(product_i, query_p, key_i_p, slot + p * KEY_THREADS);
         // @end
         // @end
-        // @repeat i < KEYS_TOGETHER
+        // @repeat i < KEYS_UNROLL
         store_score(slot, first_key + i * KEY_STEP, count, product_i);
         // @end
-        for (var j = first_key + KEYS_TOGETHER * KEY_STEP; j < count; j += KEYS_TOGETHER * KEY_STEP) {
-            // @repeat i < KEYS_TOGETHER, p < PIECES
+        for (var j = first_key + KEYS_UNROLL * KEY_STEP; j < count; j += KEYS_UNROLL * KEY_STEP) {
+            // @repeat i < KEYS_UNROLL, p < PIECES
             let key_i_p = load_k(index_of(sequence, tile + j + i * KEY_STEP, shared_head, piece_of_key(slot, p)));
             // @end
-            // @repeat i < KEYS_TOGETHER
+            // @repeat i < KEYS_UNROLL
             var product_i = vec4<f32>();
             // @end
             // @repeat p < PIECES
             let query_p = load_q(own / 4u + piece_of_key(slot, p));
-            // @repeat i < KEYS_TOGETHER
-            product_i = add_product(product_i, query_p, key_i_p, slot + p * SHARING);
+            // @repeat i < KEYS_UNROLL
+            product_i = add_product(product_i, query_p, key_i_p, slot + p * KEY_THREADS);
             // @end
             // @end
-            // @repeat i < KEYS_TOGETHER
+            // @repeat i < KEYS_UNROLL
             store_score(slot, j + i * KEY_STEP, count, product_i);
             // @end
         }
@@ -236,7 +244,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var most = greatest;
         for (var j = local; j < count; j += THREADS) {
             var score = partial[j];
-            for (var other = 1u; other < SHARING; other += 1u) {
+            for (var other = 1u; other < KEY_THREADS; other += 1u) {
                 score += partial[other * KEYS + j];
             }
             partial[j] = score;
@@ -253,15 +261,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             total += weight;
         }
         workgroupBarrier();
-        // @repeat i < VALUES_TOGETHER
-        sum = add_value(sum, value_i, part + i * PARTS, count);
+        // @repeat i < VALUES_UNROLL
+        sum = add_value(sum, value_i, part + i * VALUE_GROUPS, count);
         // @end
-        for (var first = part + VALUES_TOGETHER * PARTS; first < count; first += VALUES_TOGETHER * PARTS) {
-            // @repeat i < VALUES_TOGETHER
-            let value_i = load_v(index_of(sequence, tile + first + i * PARTS, shared_head, piece));
+        for (var first = part + VALUES_UNROLL * VALUE_GROUPS; first < count; first += VALUES_UNROLL * VALUE_GROUPS) {
+            // @repeat i < VALUES_UNROLL
+            let value_i = load_v(index_of(sequence, tile + first + i * VALUE_GROUPS, shared_head, piece));
             // @end
-            // @repeat i < VALUES_TOGETHER
-            sum = add_value(sum, value_i, first + i * PARTS, count);
+            // @repeat i < VALUES_UNROLL
+            sum = add_value(sum, value_i, first + i * VALUE_GROUPS, count);
             // @end
         }
         tile += KEYS;
@@ -275,8 +283,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     folded[local] = sum;
     workgroupBarrier();
     if (local < VECTORS) {
-        // @repeat i < PARTS + 1
-        // @if i == PARTS
+        // @repeat i < VALUE_GROUPS + 1
+        // @if i == VALUE_GROUPS
         sum = sum_i(local);
         // @end
         // @end

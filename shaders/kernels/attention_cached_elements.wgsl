@@ -1,7 +1,8 @@
-// Attention of few queries over a cache, for heads without vectors of four elements: a workgroup has a query of one head, and
-// goes over the keys that it sees in tiles of THREADS, with the greatest score and the sum of exponentials so far (Milakov
-// and Gimelshein, 2018). A thread has one key of a tile and leaves its score, then its weight, in shared memory; every
-// thread looks at all of them, and adds up the values of each THREADS-th element of the result. A tile has four barriers.
+// Attention of few queries over a cache, for heads without vectors of four elements: a workgroup has a query of one
+// head, and iterates over its keys in tiles of THREADS, with the running maximum score and sum of exponentials (Milakov
+// and Gimelshein, 2018). A thread has one key of a tile and stores its score, then its weight, in shared memory. Every
+// thread reads all of them, and accumulates the values for every THREADS-th element of the result. A tile has four
+// barriers.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
 
@@ -11,20 +12,20 @@ const ROWS_K: u32 = 512u;
 const HEADS: u32 = 9u;
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 62u;
-// Most keys that a query sees, or 0.
+// Window: maximum number of keys that a query attends to; 0 for no limit.
 const WINDOW: u32 = 0u;
-// Whether the cache is in blocks, of which the table of each sequence names TABLE_LEN of the BLOCKS that there are.
+// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u;
 const BLOCK_ROWS: u32 = 16u;
 const BLOCKS: u32 = 64u;
 const GROUP: u32 = HEADS / KV_HEADS;
 const ROW: u32 = KV_HEADS * HEAD_DIM;
-// Cached keys that there may be before the queries are one less.
+// Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = ROWS_K + 1u - ROWS_Q;
 const THREADS: u32 = 64u;
-// Elements of a thread, the last one perhaps behind the head.
-const PARTS: u32 = (HEAD_DIM + THREADS - 1u) / THREADS;
+// Elements of a thread; the last one may be beyond the head.
+const THREAD_ELEMENTS: u32 = (HEAD_DIM + THREADS - 1u) / THREADS;
 const MIN_F32: f32 = -3.4028234e38;
 
 var<storage, read> q: array<f32>;
@@ -77,7 +78,7 @@ fn exp_f32(x: f32) -> f32 {
     return exp(x);
 }
 
-// The row of the cache that holds a row of a sequence.
+// Row of the cache that contains a row of a sequence.
 fn cached_row(sequence: u32, row: u32) -> u32 {
     var cached = sequence * ROWS_K + row;
     // @if PAGED
@@ -113,7 +114,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var e = local; e < HEAD_DIM; e += THREADS) {
         query[e] = load_q(own + e);
     }
-    var sums: array<f32, PARTS>;
+    var sums: array<f32, THREAD_ELEMENTS>;
     var greatest = MIN_F32;
     var total = 0.0;
     workgroupBarrier();
@@ -145,7 +146,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < count; j += 1u) {
             total += scores[j];
         }
-        for (var part = 0u; part < PARTS; part += 1u) {
+        for (var part = 0u; part < THREAD_ELEMENTS; part += 1u) {
             let element = part * THREADS + local;
             if (element < HEAD_DIM) {
                 var sum = sums[part] * kept;
@@ -157,7 +158,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    for (var part = 0u; part < PARTS; part += 1u) {
+    for (var part = 0u; part < THREAD_ELEMENTS; part += 1u) {
         let element = part * THREADS + local;
         if (element < HEAD_DIM) {
             store(own + element, sums[part] / total);

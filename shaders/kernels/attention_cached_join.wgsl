@@ -1,5 +1,6 @@
-// Attention of few queries over a cache, second of two launches: a thread for each vector of the result brings together what
-// the workgroups found that share the keys of its query, with weights relative to the greatest score of all.
+// Attention of few queries over a cache, second of two launches: one thread per vector of the result combines the
+// partial results of the workgroups that share the keys of its query, with weights relative to the overall maximum
+// score.
 //
 // Source: "Flash-Decoding", Dao, Haziza, Massa and Sizov, 2023. Twin in the oracle: core/src/ops/attention/cached.rs.
 
@@ -14,7 +15,7 @@ const WORKGROUPS: u32 = 2u;
 const VECTORS: u32 = HEAD_DIM / 4u;
 const THREADS: u32 = 256u;
 
-// Sums of values; the greatest score, and the sum of exponentials.
+// Partial results of workgroups: sums of values; maximum score and sum of exponentials.
 var<storage, read> found_sums: array<vec4<f32>>;
 var<storage, read> found_numbers: array<f32>;
 var<storage, read_write> out: array<vec4<f32>>;

@@ -1,11 +1,15 @@
-// Attention by single threads: softmax over tiles of keys, whose greatest score and sum are kept up to date (Milakov and
-// Gimelshein, 2018; Dao et al., 2022). A workgroup has a tile of ROWS queries of one head, and goes over tiles of COLUMNS keys.
-// A thread has four queries; of the scores four keys that are ACROSS apart, of the results a vector of the head. Products go
-// in steps through shared memory, with what the next one needs prefetched, and a barrier before and behind each:
-// - scores: DEPTH vectors of the queries and of all keys of the tile at a time;
-// - softmax: what threads have of a row is brought together, by two barriers;
-// - results: ACROSS values at a time, whose weights go through shared memory, and a slab of SLAB vectors of each. Threads of
-//   a row share out the values in PARTS, of which one half is added to the other in the end.
+// Attention without cooperative matrices: softmax over tiles of keys with a running maximum score and sum (Milakov and
+// Gimelshein, 2018; Dao et al., 2022).
+//
+// A workgroup has a tile of ROWS queries of one head and iterates over tiles of COLUMNS keys. A thread has four
+// queries: in the scores, four keys at a distance of COLUMN_THREADS; in the results, one vector of the head. Products pass
+// through shared memory in steps. The operands of the next step are prefetched, with a barrier before and after each
+// step:
+// - scores: DEPTH vectors of the queries and of all keys of the tile per step;
+// - softmax: the values of the threads of a row are reduced, with two barriers;
+// - results: COLUMN_THREADS values per step, whose weights pass through shared memory, and a slab of SLAB vectors of
+//   each. The threads of a row form SLAB_GROUPS groups, each of which accumulates a part of the values; at the end, the
+//   parts are added pairwise.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
 
@@ -15,7 +19,7 @@ const HEADS: u32 = 9u;
 const ALL_HEADS: u32 = 9u; // of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether a query sees no keys behind it, how many it sees then, or 0, and whether keys are in a cache.
+// Whether attention is causal, its window in keys (0 for none), and whether keys are in a cache.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
@@ -24,31 +28,31 @@ const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 
 const VECTORS: u32 = (HEAD_DIM + 3u) / 4u;
-// Keys that the first query sees, at most where they are in a cache.
+// Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
 // Queries of a thread, threads of a row and of a column, and keys of a tile.
-const EACH: u32 = 4u;
-const ACROSS: u32 = 32u;
-const DOWN: u32 = ROWS / EACH;
-const THREADS: u32 = DOWN * ACROSS;
-const COLUMNS: u32 = EACH * ACROSS;
-// Vectors of a step of the scores, and of a row with one that keeps rows apart in the banks of shared memory.
+const THREAD_TILE: u32 = 4u;
+const COLUMN_THREADS: u32 = 32u;
+const ROW_THREADS: u32 = ROWS / THREAD_TILE;
+const THREADS: u32 = ROW_THREADS * COLUMN_THREADS;
+const COLUMNS: u32 = THREAD_TILE * COLUMN_THREADS;
+// Vectors of a row per step of the scores; the stride adds one vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = DEPTH + 1u;
 const STEPS: u32 = (VECTORS + DEPTH - 1u) / DEPTH;
 const SLABS: u32 = (VECTORS + SLAB - 1u) / SLAB;
-// Parts of the results, and halvings of these.
-const PARTS: u32 = ACROSS / SLAB;
-const MERGES: u32 = min(1u, PARTS / 2u) + min(1u, PARTS / 4u) + min(1u, PARTS / 8u) + min(1u, PARTS / 16u) + PARTS / 32u;
+// Groups of threads that accumulate parts of the same results, and rounds that merge these parts pairwise.
+const SLAB_GROUPS: u32 = COLUMN_THREADS / SLAB;
+const MERGES: u32 = min(1u, SLAB_GROUPS / 2u) + min(1u, SLAB_GROUPS / 4u) + min(1u, SLAB_GROUPS / 8u) + min(1u, SLAB_GROUPS / 16u) + SLAB_GROUPS / 32u;
 // Vectors that a thread copies for a step of the scores, and of the results.
 const PIECES: u32 = COLUMNS * DEPTH / THREADS;
-const VALUES: u32 = ACROSS * SLAB;
+const VALUES: u32 = COLUMN_THREADS * SLAB;
 const VALUE_PIECES: u32 = (VALUES + THREADS - 1u) / THREADS;
 const SOME: u32 = 8u; // threads of a row that bring together what all of it have
-// Shared memory: keys and queries, then values, weights and what comes of rows, then results.
+// Shared memory contains in turn: keys and queries; values, weights and maxima or sums of rows; results.
 const QUERIES_AT: u32 = COLUMNS * STRIDE;
-const REDUCED_AT: u32 = VALUES + ACROSS * (DOWN + 1u);
-const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, REDUCED_AT + DOWN * SOME), ROWS * ACROSS / 2u);
+const REDUCED_AT: u32 = VALUES + COLUMN_THREADS * (ROW_THREADS + 1u);
+const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, REDUCED_AT + ROW_THREADS * SOME), ROWS * COLUMN_THREADS / 2u);
 const i: u32 = 0u; // indices of repeats
 const j: u32 = 0u;
 const p: u32 = 0u;
@@ -62,15 +66,15 @@ var<storage, read> positions: array<u32>;
 var<storage, read_write> out: array<vec4<f32>>;
 var<storage, read_write> lse: array<f32>;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// The last key; in a cache rows behind it may hold anything, NaN too.
+// Last key. Cache rows after it may contain anything, including NaN.
 var<private> last_key: u32;
 
-// A vector of the row that begins at an element; the number of cached keys of a sequence.
+// Load a vector of the row that begins at element `start`; the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
 fn load_position(batch: u32) -> u32 { return positions[batch]; }
-// A vector of a result, and the logarithm of the sum of exponentials of a query.
+// Store a vector of a result; the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 fn store_lse(index: u32, value: f32) { lse[index] = value; }
 fn scale() -> f32 { return 0.125; }
@@ -79,12 +83,12 @@ fn checked_index(index: u32, rows: u32) -> u32 { return min(index, rows - 1u); }
 fn from_bits(bits: u32) -> f32 { return bitcast<f32>(bits); }
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 fn log_f32(x: f32) -> f32 { return log(x); }
-// The first element of a head in a row of queries, and of keys: in the last row for those behind it.
+// Index of the first element of a head in a row of queries and of keys; rows are clamped to the last one.
 fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A vector as it is fetched: zeros beyond the head.
+// A loaded vector, or zeros past the end of the head.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     var known = value;
     // @if VECTORS % DEPTH > 0
@@ -103,18 +107,18 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
 }
 
 fn join(a: vec4<f32>, b: vec4<f32>, greatest: bool) -> vec4<f32> { return select(a + b, max(a, b), greatest); }
-// The greatest numbers, or the sums, of what the threads of a row have.
+// Maxima, or sums, of the values of the threads of a row.
 fn join_row(value: vec4<f32>, greatest: bool, local: u32) -> vec4<f32> {
     pool[local] = value;
     workgroupBarrier();
-    let reduced = REDUCED_AT + local / ACROSS * SOME;
-    if (local % ACROSS < SOME) {
-        let at = local / ACROSS * ACROSS + local % ACROSS * (ACROSS / SOME);
+    let reduced = REDUCED_AT + local / COLUMN_THREADS * SOME;
+    if (local % COLUMN_THREADS < SOME) {
+        let at = local / COLUMN_THREADS * COLUMN_THREADS + local % COLUMN_THREADS * (COLUMN_THREADS / SOME);
         var some = pool[at];
-        // @repeat i < ACROSS / SOME - 1
+        // @repeat i < COLUMN_THREADS / SOME - 1
         some = join(some, pool[at + (i + 1u)], greatest);
         // @end
-        pool[reduced + local % ACROSS] = some;
+        pool[reduced + local % COLUMN_THREADS] = some;
     }
     workgroupBarrier();
     var all = pool[reduced];
@@ -134,13 +138,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let kv_head = head / (HEADS / KV_HEADS);
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_Q) - 1u;
-    let down = local / ACROSS;
-    let across = local % ACROSS;
+    let down = local / COLUMN_THREADS;
+    let across = local % COLUMN_THREADS;
     let part = across / SLAB;
     let piece = across % SLAB;
-    let row = first + down * EACH;
+    let row = first + down * THREAD_TILE;
     last_key = ROWS_K - 1u;
-    // Keys that some of the queries see, those that all of them see, and those that each of the thread's queries does.
+    // Ranges of keys that some of the queries attend to, that all of them do, and that each of the thread's queries
+    // does.
     var begin = 0u;
     var end = ROWS_K;
     var all_from = 0u;
@@ -157,7 +162,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     end = last + shift;
     all_to = first + shift;
-    // Rows without a query see what the last query does.
+    // Rows without a query behave like the last query.
     seen_to = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(ROWS_Q - 1u)) + vec4<u32>(shift);
     // @if WINDOW > 0
     begin = max(first + shift, WINDOW) - WINDOW;
@@ -168,7 +173,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let hidden = vec4<f32>(from_bits(0xff800000u));
     var greatest = vec4<f32>(-3.4028234e38);
     var sums = vec4<f32>();
-    // @repeat slab < SLABS, i < EACH
+    // @repeat slab < SLABS, i < THREAD_TILE
     var out_slab_i = vec4<f32>();
     // @end
     // @repeat p < PIECES
@@ -176,7 +181,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     var query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
     for (var column = begin; column < end; column += COLUMNS) {
-        var s: array<vec4<f32>, EACH>;
+        var s: array<vec4<f32>, THREAD_TILE>;
         for (var step = 0u; step < STEPS; step += 1u) {
             // @repeat p < PIECES
             pool[(local + p * THREADS) / DEPTH * STRIDE + (local + p * THREADS) % DEPTH] = key_p;
@@ -191,13 +196,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 query = fetch_q(batch, first + local / DEPTH, head, depth + local % DEPTH);
             }
             for (var d = 0u; d < DEPTH; d += 1u) {
-                let at = QUERIES_AT + down * EACH * STRIDE + d;
+                let at = QUERIES_AT + down * THREAD_TILE * STRIDE + d;
                 let a = pool[at];
                 let b = pool[at + STRIDE];
                 let c = pool[at + 2u * STRIDE];
                 let e = pool[at + 3u * STRIDE];
-                // @repeat j < EACH
-                let column_j = pool[(across + j * ACROSS) * STRIDE + d];
+                // @repeat j < THREAD_TILE
+                let column_j = pool[(across + j * COLUMN_THREADS) * STRIDE + d];
                 s[j] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[j]);
                 s[j] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_j.y), s[j]);
                 s[j] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_j.z), s[j]);
@@ -206,43 +211,43 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             workgroupBarrier();
         }
-        // What the results need first is prefetched while scores become weights.
+        // The first operands of the results are prefetched while weights are computed from the scores.
         // @repeat p < VALUE_PIECES
         var value_p = fetch_v(batch, column + (local + p * THREADS) / SLAB, kv_head, (local + p * THREADS) % SLAB);
         // @end
-        // @repeat j < EACH
+        // @repeat j < THREAD_TILE
         s[j] *= scale();
         // @end
         if (column < all_from || column + COLUMNS > all_to) {
-            // @repeat j < EACH
-            let number_j = vec4<u32>(column + across + j * ACROSS);
+            // @repeat j < THREAD_TILE
+            let number_j = vec4<u32>(column + across + j * COLUMN_THREADS);
             s[j] = select(hidden, s[j], (number_j >= seen_from) & (number_j < seen_to));
             // @end
         }
         let most = max(greatest, join_row(max(max(s[0], s[1]), max(s[2], s[3])), true, local));
         let change = numerators(greatest - most);
         greatest = most;
-        // @repeat j < EACH
+        // @repeat j < THREAD_TILE
         s[j] = numerators(s[j] - most);
         // @end
         sums = sums * change + ((s[0] + s[1]) + (s[2] + s[3]));
-        // @repeat slab < SLABS, i < EACH
+        // @repeat slab < SLABS, i < THREAD_TILE
         out_slab_i *= change[i];
         // @end
-        // @repeat chunk < EACH
+        // @repeat chunk < THREAD_TILE
         // @if chunk > 0
-        if (column + chunk * ACROSS >= end) { break; }
+        if (column + chunk * COLUMN_THREADS >= end) { break; }
         // @end
         // @repeat slab < SLABS
         // @repeat p < VALUE_PIECES
         if (VALUES % THREADS == 0u || local + p * THREADS < VALUES) { pool[local + p * THREADS] = value_p; }
         // @end
         // @if slab == 0
-        pool[VALUES + across * (DOWN + 1u) + down] = s[chunk];
+        pool[VALUES + across * (ROW_THREADS + 1u) + down] = s[chunk];
         // @end
         workgroupBarrier();
-        // @if slab + 1 < SLABS || chunk + 1 < EACH
-        let ahead_chunk_slab = column + (chunk + (slab + 1u) / SLABS) * ACROSS;
+        // @if slab + 1 < SLABS || chunk + 1 < THREAD_TILE
+        let ahead_chunk_slab = column + (chunk + (slab + 1u) / SLABS) * COLUMN_THREADS;
         // @repeat p < VALUE_PIECES
         value_p = fetch_v(batch, ahead_chunk_slab + (local + p * THREADS) / SLAB, kv_head,
             (slab + 1u) % SLABS * SLAB + (local + p * THREADS) % SLAB);
@@ -255,10 +260,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
         }
         // @end
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let value = pool[n * SLAB + piece];
-            let weights = pool[VALUES + n * (DOWN + 1u) + down];
-            // @repeat i < EACH
+            let weights = pool[VALUES + n * (ROW_THREADS + 1u) + down];
+            // @repeat i < THREAD_TILE
             out_slab_i = fma(vec4<f32>(weights[i]), value, out_slab_i);
             // @end
         }
@@ -266,32 +271,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @end
         // @end
     }
-    // Scores that are all minus infinity have no numerators.
+    // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
     let sum = join_row(sums, false, local);
     let total = select(sum, vec4<f32>(from_bits(0x7fc00000u)), sum == vec4<f32>());
     workgroupBarrier();
     // @repeat j < MERGES, slab < SLABS
-    if (part >= (PARTS >> (j + 1u)) && part < (PARTS >> j)) {
-        // @repeat i < EACH
-        pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))] = out_slab_i;
+    if (part >= (SLAB_GROUPS >> (j + 1u)) && part < (SLAB_GROUPS >> j)) {
+        // @repeat i < THREAD_TILE
+        pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))] = out_slab_i;
         // @end
     }
     workgroupBarrier();
-    if (part < (PARTS >> (j + 1u))) {
-        // @repeat i < EACH
-        out_slab_i += pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))];
+    if (part < (SLAB_GROUPS >> (j + 1u))) {
+        // @repeat i < THREAD_TILE
+        out_slab_i += pool[(down * THREAD_TILE + i) * (COLUMN_THREADS >> (j + 1u)) + across % (COLUMN_THREADS >> (j + 1u))];
         // @end
     }
     workgroupBarrier();
     // @end
     if (part == 0u) {
-        // @repeat slab < SLABS, i < EACH
+        // @repeat slab < SLABS, i < THREAD_TILE
         if (row + i < ROWS_Q) { store(query_start(batch, row + i, head), slab * SLAB + piece, out_slab_i / total[i]); }
         // @end
     }
     // @if !CACHED
     if (across == 0u) {
-        for (var n = 0u; n < EACH && row + n < ROWS_Q; n++) {
+        for (var n = 0u; n < THREAD_TILE && row + n < ROWS_Q; n++) {
             store_lse((batch * HEADS + head) * ROWS_Q + row + n, greatest[n] + log_f32(total[n]));
         }
     }

@@ -1,13 +1,14 @@
 // Attention on cooperative matrices: both products of operands that are rounded to the matrices' input type, with sums in f32;
 // the softmax between them (Milakov and Gimelshein, 2018; Dao et al., 2022) in f32 by single threads.
 //
-// A workgroup of four subgroups has two rows of tiles of queries of one head, and goes over KEY_TILES rows of tiles of keys at a
-// time. A subgroup has one row of tiles, and half of the columns: of the keys for the scores, of the results for the values.
-// Matrices cannot be scaled row by row, so scores and products with values go through shared memory as f32; a thread has the
-// same row of both, and keeps the row's greatest score, its part of the sum and of the results in registers. Keys and values
-// are rounded when they go to shared memory; those of the next step are prefetched. A step has five barriers.
-// For heads of 64 and tiles of 16, 32 keys are 16 KiB from memory for 32 multiplications of tiles, 8 a subgroup, and take 18 KiB
-// of shared memory. Steps of 64 keys have fewer barriers, but leave room for fewer workgroups, which hide the waiting.
+// A workgroup of four subgroups has two rows of query tiles of one head and iterates over KEY_TILES rows of key tiles
+// per step. A subgroup has one row of tiles and half of the columns: of the keys in the scores, of the results in the
+// products with values. Matrices cannot be scaled row by row, so scores and products with values pass through shared
+// memory as f32. A thread has the same row of both, and keeps the maximum score of the row, its part of the sum and of
+// the results in registers. Keys and values are rounded when they are written to shared memory; those of the next step
+// are prefetched. A step has five barriers. For heads of 64 elements and tiles of 16, a step of 32 keys loads 16 KiB
+// for 32 tile multiplications (8 per subgroup) and uses 18 KiB of shared memory. Steps of 64 keys need fewer barriers,
+// but fewer workgroups fit on a multiprocessor to hide latency.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
 
@@ -19,9 +20,7 @@ alias MatrixA = coop_mat16x16<f16, A>;
 alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
 // Vectors of operands, as they are in memory if these are the input type.
-alias Q = vec4<f32>;
-alias K = vec4<f32>;
-alias V = vec4<f32>;
+alias Q = vec4<f32>; alias K = vec4<f32>; alias V = vec4<f32>;
 
 const ROWS_Q: u32 = 128u;
 const ROWS_K: u32 = 128u;
@@ -29,66 +28,73 @@ const HEADS: u32 = 9u;
 const ALL_HEADS: u32 = 9u; // of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether a query sees no keys behind it, how many it sees then, or 0, and whether keys are in a cache.
+// Whether attention is causal, its window in keys (0 for none), and whether keys are in a cache.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
-// Rows of a tile, threads of a subgroup, and rows of tiles of keys of a step.
+// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
+const PAGED: bool = false;
+const TABLE_LEN: u32 = 32u; const BLOCK_ROWS: u32 = 16u; const BLOCKS: u32 = 64u;
+// Rows of a tile, threads of a subgroup, and tiles along the keys of a step.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
 const KEY_TILES: u32 = 2u;
-// Vectors that keep rows of operands apart in the banks of shared memory.
+// Padding of rows of operands in vectors, which avoids bank conflicts in shared memory.
 const PADDING: u32 = 2u;
 
 const LAST_VECTOR: u32 = (HEAD_DIM + 3u) / 4u - 1u;
-// Keys that the first query sees, at most where they are in a cache.
+const WHOLE_TILES: bool = LAST_VECTOR % 4u == 3u;
+// Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
-// Rows of tiles of a workgroup, and subgroups beside each other.
-const DOWN: u32 = 2u;
-const BESIDE: u32 = 2u;
-const THREADS: u32 = DOWN * BESIDE * SUBGROUP;
-const ROWS: u32 = DOWN * TILE;
+// Tiles along the rows of a workgroup, and subgroups side by side along the columns.
+const ROW_TILES: u32 = 2u;
+const COLUMN_SUBGROUPS: u32 = 2u;
+const THREADS: u32 = ROW_TILES * COLUMN_SUBGROUPS * SUBGROUP;
+const ROWS: u32 = ROW_TILES * TILE;
 const KEYS: u32 = KEY_TILES * TILE;
-const ACROSS: u32 = THREADS / ROWS; // threads of a row
-// Vectors of a head, up to a multiple of the tiles of the subgroups beside each other, and tiles of it.
-const VECTORS: u32 = (HEAD_DIM + BESIDE * TILE - 1u) / (BESIDE * TILE) * (BESIDE * TILE / 4u);
+const ROW_THREADS: u32 = THREADS / ROWS; // threads of a row
+// Vectors of a head, padded so that the subgroups side by side have equal numbers of tiles, and tiles of a head.
+const VECTORS: u32 = (HEAD_DIM + COLUMN_SUBGROUPS * TILE - 1u) / (COLUMN_SUBGROUPS * TILE) * (COLUMN_SUBGROUPS * TILE / 4u);
 const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
 // Tiles of scores and of results that a subgroup has, and vectors of both that a thread has.
-const SCORE_TILES: u32 = KEY_TILES / BESIDE;
-const RESULT_TILES: u32 = VECTORS * 4u / TILE / BESIDE;
-const SCORES: u32 = KEYS / 4u / ACROSS;
-const RESULTS: u32 = (VECTORS + ACROSS - 1u) / ACROSS;
+const SCORE_TILES: u32 = KEY_TILES / COLUMN_SUBGROUPS;
+const RESULT_TILES: u32 = VECTORS * 4u / TILE / COLUMN_SUBGROUPS;
+const SCORES: u32 = KEYS / 4u / ROW_THREADS;
+const RESULTS: u32 = (VECTORS + ROW_THREADS - 1u) / ROW_THREADS;
 // Vectors that a thread copies of keys, and of queries.
 const KEY_PIECES: u32 = (KEYS * VECTORS + THREADS - 1u) / THREADS;
 const ROW_PIECES: u32 = (ROWS * VECTORS + THREADS - 1u) / THREADS;
-// Vectors between rows of operands, of weights and of sums; those of keys, queries or weights before the values begin.
+// Row strides in vectors: operands, weights and sums. Offset of the values, after keys, queries or weights.
 const STRIDE: u32 = VECTORS + PADDING;
 const WEIGHTS_STRIDE: u32 = KEYS / 4u + PADDING;
 const SUMS_STRIDE: u32 = max(KEYS / 4u, VECTORS) + 1u;
 const VALUES_AT: u32 = max(KEYS * STRIDE, ROWS * WEIGHTS_STRIDE);
-const d: u32 = 0u; // indices of repeats
-const i: u32 = 0u;
-const j: u32 = 0u;
-const p: u32 = 0u;
+const d: u32 = 0u; const i: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; // indices of repeats
 
 var<storage, read> q: array<vec4<f32>>;
 var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
+var<storage, read> block_table: array<u32>;
+// For each tile: 1 if its queries belong to one sequence, the smallest and the largest position, and the query with the
+// largest one.
+var<storage, read> tiles: array<vec4<u32>>;
 var<storage, read_write> out: array<vec4<f32>>;
 var<storage, read_write> lse: array<f32>;
 var<workgroup> pool: array<Vector, 2u * VALUES_AT>;
 var<workgroup> sums: array<vec4<f32>, ROWS * SUMS_STRIDE>;
-var<workgroup> partial: array<f32, ROWS * ACROSS>;
-// The last key; in a cache rows behind it may hold anything, NaN too.
+var<workgroup> partial: array<f32, ROWS * ROW_THREADS>;
+// Last key. Cache rows after it may contain anything, including NaN.
 var<private> last_key: u32;
+var<private> table_row: u32; // the query whose row of the block table all queries of the tile share
 
-// A vector of the row that begins at an element; the number of cached keys of a sequence.
+// Load a vector of the row that begins at element `start`; the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> Q { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> K { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> V { return v[start / 4u + vector]; }
 fn load_position(batch: u32) -> u32 { return positions[batch]; }
-// A vector of a result, and the logarithm of the sum of exponentials of a query.
+fn load_block(index: u32) -> u32 { return block_table[index]; }
+// Store a vector of a result; the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 fn store_lse(index: u32, value: f32) { lse[index] = value; }
 fn scale() -> f32 { return 0.125; }
@@ -98,36 +104,33 @@ fn from_bits(bits: u32) -> f32 { return bitcast<f32>(bits); }
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 fn log_f32(x: f32) -> f32 { return log(x); }
 
-// The first element of a head in a row of queries, and of keys: in the last row for those behind it.
+// Index of the first element of a head in a row of queries and of keys; rows are clamped to the last one.
 fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
-    return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
+    let within = min(row, last_key);
+    var cached = batch * ROWS_K + within;
+    // @if PAGED
+    let block = min(load_block(table_row * TABLE_LEN + within / BLOCK_ROWS), BLOCKS - 1u);
+    cached = block * BLOCK_ROWS + within % BLOCK_ROWS;
+    // @end
+    return (cached * KV_HEADS + kv_head) * HEAD_DIM;
 }
 
-// A vector to make scores from: zeros beyond the head, as far as tiles are multiplied.
+// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
 fn fetch_q(batch: u32, row: u32, head: u32, vector: u32) -> Q {
-    var value = load_q(query_start(batch, min(row, ROWS_Q - 1u), head), min(vector, LAST_VECTOR));
-    // @if LAST_VECTOR % 4 != 3
-    value = select(Q(), value, vector <= LAST_VECTOR);
-    // @end
-    return value;
+    let value = load_q(query_start(batch, min(row, ROWS_Q - 1u), head), min(vector, LAST_VECTOR));
+    return select(Q(), value, WHOLE_TILES || vector <= LAST_VECTOR);
 }
 fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> K {
-    var value = load_k(key_start(batch, row, kv_head), min(vector, LAST_VECTOR));
-    // @if LAST_VECTOR % 4 != 3
-    value = select(K(), value, vector <= LAST_VECTOR);
-    // @end
-    return value;
+    let value = load_k(key_start(batch, row, kv_head), min(vector, LAST_VECTOR));
+    return select(K(), value, WHOLE_TILES || vector <= LAST_VECTOR);
 }
 fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> V {
-    var value = load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR));
-    // @if LAST_VECTOR % 4 != 3
-    value = select(V(), value, vector <= LAST_VECTOR);
-    // @end
-    return value;
+    let value = load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR));
+    return select(V(), value, WHOLE_TILES || vector <= LAST_VECTOR);
 }
 
-// The row of a vector that a thread copies.
+// Row of a vector that a thread copies, clamped to the last row.
 fn key_of(at: u32) -> u32 { return select(min(at / VECTORS, KEYS - 1u), at / VECTORS, KEYS * VECTORS % THREADS == 0u); }
 fn row_of(at: u32) -> u32 { return select(min(at / VECTORS, ROWS - 1u), at / VECTORS, ROWS * VECTORS % THREADS == 0u); }
 
@@ -140,18 +143,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let kv_head = head / (HEADS / KV_HEADS);
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_Q) - 1u;
-    let sub_row = local / SUBGROUP / BESIDE * TILE;
-    let sub_column = local / SUBGROUP % BESIDE;
+    let sub_row = local / SUBGROUP / COLUMN_SUBGROUPS * TILE;
+    let sub_column = local / SUBGROUP % COLUMN_SUBGROUPS;
     let own_row = local % ROWS;
     let part = local / ROWS;
     last_key = ROWS_K - 1u;
-    // Keys that some of the queries see, those that all of them see, and those that the thread's query does.
+    // Ranges of keys that some of the queries attend to, that all of them do, and that the thread's query does.
     var begin = 0u;
     var end = ROWS_K;
     var all_from = 0u;
     var all_to = ROWS_K;
     var seen_from = 0u;
     var seen_to = ROWS_K;
+    // @if PAGED
+    let facts = tiles[tile];
+    if (facts.x == 0u) { return; }
+    last_key = facts.z;
+    table_row = facts.w;
+    end = facts.z + 1u;
+    all_to = facts.y + 1u;
+    seen_to = min(load_position(min(first + own_row, last)), ROWS_K - 1u) + 1u;
+    // @else
     // @if CAUSAL
     var shift = SHIFT;
     // @if CACHED
@@ -163,11 +175,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     end = last + shift;
     all_to = first + shift;
     seen_to = min(first + own_row, last) + shift;
-    // @if WINDOW > 0
-    begin = max(first + shift, WINDOW) - WINDOW;
-    all_from = max(last + shift, WINDOW) - WINDOW;
-    seen_from = max(seen_to, WINDOW) - WINDOW;
     // @end
+    // @end
+    // @if WINDOW > 0
+    begin = max(all_to, WINDOW) - WINDOW;
+    all_from = max(end, WINDOW) - WINDOW;
+    seen_from = max(seen_to, WINDOW) - WINDOW;
     // @end
     let hidden = from_bits(0xff800000u);
     var greatest = -3.4028234e38;
@@ -208,21 +221,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var score_j = MatrixC();
         // @end
         // @repeat d < DEPTH, j < SCORE_TILES
-        let at_k_d_j = (sub_column * (KEYS / BESIDE) + j * TILE) * STRIDE + d * TILE / 4u;
+        let at_k_d_j = (sub_column * (KEYS / COLUMN_SUBGROUPS) + j * TILE) * STRIDE + d * TILE / 4u;
         let k_d_j = coopLoad<MatrixB>(&pool[at_k_d_j], STRIDE);
         score_j = coopMultiplyAdd(q_d, k_d_j, score_j);
         // @end
         // @repeat j < SCORE_TILES
-        let to_score_j = sub_row * SUMS_STRIDE + sub_column * (KEYS / BESIDE / 4u) + j * TILE / 4u;
+        let to_score_j = sub_row * SUMS_STRIDE + sub_column * (KEYS / COLUMN_SUBGROUPS / 4u) + j * TILE / 4u;
         coopStoreT(score_j, &sums[to_score_j], SUMS_STRIDE);
         // @end
         workgroupBarrier();
         // @repeat j < SCORES
-        var s_j = sums[own_row * SUMS_STRIDE + j * ACROSS + part] * scale();
+        var s_j = sums[own_row * SUMS_STRIDE + j * ROW_THREADS + part] * scale();
         // @end
         if (key < all_from || key + KEYS > all_to) {
             // @repeat j < SCORES
-            let number_j = vec4<u32>(key + (j * ACROSS + part) * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+            let number_j = vec4<u32>(key + (j * ROW_THREADS + part) * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
             let seen_j = (number_j >= vec4<u32>(seen_from)) & (number_j < vec4<u32>(seen_to));
             s_j = select(vec4<f32>(hidden), s_j, seen_j);
             // @end
@@ -234,7 +247,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         partial[part * ROWS + own_row] = max(max(all.x, all.y), max(all.z, all.w));
         workgroupBarrier();
         var most = greatest;
-        // @repeat i < ACROSS
+        // @repeat i < ROW_THREADS
         most = max(most, partial[i * ROWS + own_row]);
         // @end
         let change = numerators(vec4<f32>(greatest - most)).x;
@@ -243,7 +256,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @repeat j < SCORES
         s_j = numerators(s_j - vec4<f32>(most));
         total += (s_j.x + s_j.y) + (s_j.z + s_j.w);
-        pool[own_row * WEIGHTS_STRIDE + j * ACROSS + part] = Vector(s_j);
+        pool[own_row * WEIGHTS_STRIDE + j * ROW_THREADS + part] = Vector(s_j);
         // @end
         workgroupBarrier();
         // @repeat j < RESULT_TILES
@@ -253,18 +266,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let at_weight_d = sub_row * WEIGHTS_STRIDE + d * TILE / 4u;
         let weight_d = coopLoadT<MatrixA>(&pool[at_weight_d], WEIGHTS_STRIDE);
         // @repeat j < RESULT_TILES
-        let at_v_d_j = VALUES_AT + d * TILE * STRIDE + sub_column * (VECTORS / BESIDE) + j * TILE / 4u;
+        let at_v_d_j = VALUES_AT + d * TILE * STRIDE + sub_column * (VECTORS / COLUMN_SUBGROUPS) + j * TILE / 4u;
         let v_d_j = coopLoadT<MatrixB>(&pool[at_v_d_j], STRIDE);
         product_j = coopMultiplyAdd(weight_d, v_d_j, product_j);
         // @end
         // @end
         // @repeat j < RESULT_TILES
-        let to_product_j = sub_row * SUMS_STRIDE + sub_column * (VECTORS / BESIDE) + j * TILE / 4u;
+        let to_product_j = sub_row * SUMS_STRIDE + sub_column * (VECTORS / COLUMN_SUBGROUPS) + j * TILE / 4u;
         coopStoreT(product_j, &sums[to_product_j], SUMS_STRIDE);
         // @end
         workgroupBarrier();
         // @repeat i < RESULTS
-        out_i = out_i * change + sums[own_row * SUMS_STRIDE + min(i * ACROSS + part, VECTORS - 1u)];
+        out_i = out_i * change + sums[own_row * SUMS_STRIDE + min(i * ROW_THREADS + part, VECTORS - 1u)];
         // @end
         key += KEYS;
         if (key >= end) { break; }
@@ -272,14 +285,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     partial[part * ROWS + own_row] = total;
     workgroupBarrier();
     var sum = 0.0;
-    // @repeat i < ACROSS
+    // @repeat i < ROW_THREADS
     sum += partial[i * ROWS + own_row];
     // @end
-    // Scores that are all minus infinity have no numerators. Threads beside each other store what lies side by side.
+    // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
     sum = select(sum, from_bits(0x7fc00000u), sum == 0.0);
     // @repeat i < RESULTS
-    if ((i + 1u) * ACROSS <= VECTORS || i * ACROSS + part < VECTORS) {
-        sums[own_row * SUMS_STRIDE + i * ACROSS + part] = out_i / sum;
+    if ((i + 1u) * ROW_THREADS <= VECTORS || i * ROW_THREADS + part < VECTORS) {
+        sums[own_row * SUMS_STRIDE + i * ROW_THREADS + part] = out_i / sum;
     }
     // @end
     // @if !CACHED

@@ -1,5 +1,6 @@
-// Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
-// names. A thread for each element of the new rows, or for two of a cache of half precision. A position beyond the cache is reported, and nothing is written.
+// Writes new rows into a key-value cache [SEQUENCES, CAPACITY, WIDTH] in place, from the row at the position of each
+// sequence on. One thread per element of the new rows, or per two elements if the cache is f16. A position past the end
+// of the cache is reported as a fault, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
 
@@ -19,7 +20,7 @@ fn load_position(sequence: u32) -> u32 {
     return positions[sequence];
 }
 
-// An element of the new rows, or what it becomes before it is written, such as rotated by its position.
+// Element of the new rows, or the inserted computation, such as a rotation by the position.
 fn new_element(i: u32) -> f32 {
     return rows[i];
 }
@@ -28,7 +29,7 @@ fn store(at: u32, value: f32) {
     cache[at] = value;
 }
 
-// Two neighbours, of which the first has an even number.
+// Two adjacent elements, the first with an even index.
 fn store_pair(at: u32, first: f32, second: f32) {
     cache[at] = first;
     cache[at + 1u] = second;

@@ -1,6 +1,6 @@
-// Running sums along rows. In each round every thread sums up EACH neighbours, and the LANES threads of a row the sums of those
-// before them, in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by the thread that has read it, so the
-// operand may be overwritten.
+// Cumulative sums along rows. In each round every thread sums up THREAD_ELEMENTS adjacent elements, and the LANES threads of a row
+// compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by
+// the thread that has read it, so the operand may be overwritten.
 //
 // Twin in the oracle: core/src/ops/cumsum.rs.
 
@@ -10,7 +10,7 @@ const LENGTH: u32 = 1000u; // elements of a row
 const INNER: u32 = 1u; // distance of neighbours in a row
 const REVERSE: bool = false; // from the last element on
 const EXCLUSIVE: bool = false; // without the element itself
-const EACH: u32 = 8u;
+const THREAD_ELEMENTS: u32 = 8u;
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 1u; const LANES: u32 = 256u; const ROWS_FIRST: bool = false;
 const THREADS: u32 = 256u;
@@ -46,17 +46,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
     // @end
-    // Threads without a row do the work of the last one, and store nothing.
+    // Threads without a row compute the last row, and store nothing.
     let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;
     var carry = Value();
-    for (var first = 0u; first < LENGTH; first += LANES * EACH) {
-        var values: array<Value, EACH>;
+    for (var first = 0u; first < LENGTH; first += LANES * THREAD_ELEMENTS) {
+        var values: array<Value, THREAD_ELEMENTS>;
         var sum = Value();
-        for (var j = 0u; j < EACH; j += 1u) {
-            let k = first + lane * EACH + j;
+        for (var j = 0u; j < THREAD_ELEMENTS; j += 1u) {
+            let k = first + lane * THREAD_ELEMENTS + j;
             if (k < LENGTH) {
                 values[j] = load(location(start, k));
                 sum += values[j];
@@ -79,8 +79,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         carry += sums[(LANES - 1u) * WIDTH + row_here];
         if (exists) {
-            for (var j = 0u; j < EACH; j += 1u) {
-                let k = first + lane * EACH + j;
+            for (var j = 0u; j < THREAD_ELEMENTS; j += 1u) {
+                let k = first + lane * THREAD_ELEMENTS + j;
                 if (k < LENGTH) {
                     // @if EXCLUSIVE
                     //# store(location(start, k), sum);

@@ -1,22 +1,22 @@
-// Rows by the matrix of their expert, each row by itself: for few rows, as of a language model that makes one token after the
-// other. Reading the matrices is all that takes time, and few rows share one.
+// Product of each row with the matrix of its expert, for few rows, as in the decode phase of a language model. The
+// memory bandwidth for reading the matrices limits the speed, and few rows share a matrix.
 //
-// A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K; neighbouring threads
-// read neighbours in memory, four terms at a time where these lie together (VECTORS).
+// A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K. Adjacent
+// threads read adjacent memory, four terms at a time if these are contiguous (VECTORS).
 //
 // Twin in the oracle: core/src/ops/expert_matmul.rs.
 
 const EXPERTS: u32 = 8u;
 const N: u32 = 64u;
 const K: u32 = 64u;
-// Whether neighbours in a matrix's memory are neighbours along K, rather than along N.
-const B_ALONG_K: bool = true;
+// B_K_MAJOR: elements of a matrix that are adjacent in memory are adjacent along K, rather than along N.
+const B_K_MAJOR: bool = true;
 const VECTORS: bool = true;
 const LANES: u32 = 32u;
 const THREADS: u32 = 256u;
 
 const COLUMNS: u32 = THREADS / LANES;
-const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
+const COLUMN_BLOCKS: u32 = (N + COLUMNS - 1u) / COLUMNS;
 
 var<storage, read> a: array<f32>;
 var<storage, read> b: array<f32>;
@@ -37,7 +37,7 @@ fn load_b(at: u32) -> f32 {
     return b[at];
 }
 
-// Four elements from one on whose number is a multiple of four.
+// Four adjacent elements; the index of the first one is a multiple of four.
 fn load_a_vector(at: u32) -> vec4<f32> {
     return vec4<f32>(a[at], a[at + 1u], a[at + 2u], a[at + 3u]);
 }
@@ -58,11 +58,11 @@ fn checked_index(index: u32, rows: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * COLUMNS;
-    let row = group_number / ACROSS;
+    let first_column = group_number % COLUMN_BLOCKS * COLUMNS;
+    let row = group_number / COLUMN_BLOCKS;
     let expert = checked_index(load_index(row), EXPERTS);
     var sum = 0.0;
-    // @if B_ALONG_K
+    // @if B_K_MAJOR
     let slot = local % LANES;
     let column = min(first_column + local / LANES, N - 1u);
     let line = (expert * N + column) * K;
@@ -92,7 +92,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (own_column < N) {
             var total = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-                // @if B_ALONG_K
+                // @if B_K_MAJOR
                 total += sums[local * LANES + lane];
                 // @else
                 //# total += sums[lane * COLUMNS + local];

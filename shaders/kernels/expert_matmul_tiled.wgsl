@@ -1,5 +1,6 @@
-// Rows by the matrix of their expert, by tiles in shared memory: rows in the order of experts (expert_sort.wgsl) are cut into
-// tiles of one expert each. There are more workgroups than tiles, as nobody knows how many tiles there are before.
+// Product of rows with the matrix of their expert, by tiles in shared memory. Rows in the order of experts
+// (expert_sort.wgsl) are split into tiles of one expert each. The number of tiles is unknown before the launch, so
+// there are more workgroups than tiles.
 //
 // A workgroup computes TILE_ROWS rows of 64 columns, each thread two rows of four columns.
 //
@@ -8,15 +9,15 @@
 const EXPERTS: u32 = 8u;
 const N: u32 = 64u;
 const K: u32 = 64u;
-// Whether neighbours in a matrix's memory are neighbours along K, rather than along N.
-const B_ALONG_K: bool = true;
+// B_K_MAJOR: elements of a matrix that are adjacent in memory are adjacent along K, rather than along N.
+const B_K_MAJOR: bool = true;
 const VECTORS: bool = true;
 const THREADS: u32 = 256u;
 
 const TILE_ROWS: u32 = 32u;
 const TILE_COLUMNS: u32 = 64u;
 const STEP: u32 = 16u;
-const ACROSS: u32 = (N + TILE_COLUMNS - 1u) / TILE_COLUMNS;
+const COLUMN_BLOCKS: u32 = (N + TILE_COLUMNS - 1u) / TILE_COLUMNS;
 
 // Indices of repeats.
 const q: u32 = 0u;
@@ -38,7 +39,7 @@ fn load_b(at: u32) -> f32 {
     return b[at];
 }
 
-// Four elements from one on whose number is a multiple of four.
+// Four adjacent elements; the index of the first one is a multiple of four.
 fn load_b_vector(at: u32) -> vec4<f32> {
     return vec4<f32>(b[at], b[at + 1u], b[at + 2u], b[at + 3u]);
 }
@@ -50,9 +51,9 @@ fn store(i: u32, value: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * TILE_COLUMNS;
-    // The expert with this tile, and the places of its rows.
-    var tile = group_number / ACROSS;
+    let first_column = group_number % COLUMN_BLOCKS * TILE_COLUMNS;
+    // The expert of this tile, and the indices of its rows.
+    var tile = group_number / COLUMN_BLOCKS;
     var expert = 0u;
     var place = 0u;
     var end = 0u;
@@ -101,7 +102,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         // @else
         //# for (var at = local; at < TILE_COLUMNS * STEP; at += THREADS) {
-        // @if B_ALONG_K
+        // @if B_K_MAJOR
         //#     let line = at / STEP;
         //#     let part = at % STEP;
         //#     let source = (expert * N + first_column + line) * K + first + part;

@@ -1,14 +1,14 @@
-// The order of rows by their experts, in which rows of one expert stay in order: a thread for each expert looks at all indices
-// twice, first to find where its rows begin, then to write them down. What is out of range is reported, and is in no list.
+// Stable sort of rows by their experts. One thread per expert reads the expert indices of all rows twice: first to find
+// the position of its first row, then to write its rows. Rows with an index out of range are reported and left out.
 //
-// Twin in the oracle: none; core/src/ops/expert_matmul.rs goes from row to row.
+// Twin in the oracle: none; core/src/ops/expert_matmul.rs iterates over the rows without sorting them.
 
 const COUNT: u32 = 9u; // experts, and one for where the rows of the last one end
 const ROWS: u32 = 64u;
 const THREADS: u32 = 256u;
 
 var<storage, read> indices: array<u32>;
-// Where the rows of each expert begin, and which rows they are.
+// Position of each expert's first row in `order`, and the rows in the order of experts.
 var<storage, read_write> starts: array<u32>;
 var<storage, read_write> order: array<u32>;
 
@@ -37,7 +37,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     starts[expert] = place;
-    // Nothing has the number behind the last expert but what is out of range.
+    // Indices from COUNT - 1 on are out of range; their rows are left out.
     if (expert < COUNT - 1u) {
         for (var row = 0u; row < ROWS; row += 1u) {
             if (load_index(row) == expert) {

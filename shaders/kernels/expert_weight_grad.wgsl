@@ -1,6 +1,6 @@
-// Sums of the products of two rows over the rows of each expert: out[expert, N, K], by tiles in shared memory, of rows in the
-// order of experts (expert_sort.wgsl). A workgroup computes 32 rows of 64 columns of a matrix, each thread two rows of four
-// columns.
+// Gradients of the experts' matrices: out[expert, N, K], the sum of the outer products of two rows over the rows of
+// each expert, by tiles in shared memory. Rows are in the order of experts (expert_sort.wgsl). A workgroup computes 32
+// rows of 64 columns of a matrix, each thread two rows of four columns.
 //
 // Twin in the oracle: core/src/ops/expert_matmul.rs.
 
@@ -11,8 +11,8 @@ const THREADS: u32 = 256u;
 const TILE_ROWS: u32 = 32u;
 const TILE_COLUMNS: u32 = 64u;
 const STEP: u32 = 16u;
-const ACROSS: u32 = (K + TILE_COLUMNS - 1u) / TILE_COLUMNS;
-const DOWN: u32 = (N + TILE_ROWS - 1u) / TILE_ROWS;
+const COLUMN_BLOCKS: u32 = (K + TILE_COLUMNS - 1u) / TILE_COLUMNS;
+const ROW_BLOCKS: u32 = (N + TILE_ROWS - 1u) / TILE_ROWS;
 
 // Index of repeats.
 const q: u32 = 0u;
@@ -41,9 +41,9 @@ fn store(i: u32, value: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * TILE_COLUMNS;
-    let first_row = group_number / ACROSS % DOWN * TILE_ROWS;
-    let expert = group_number / (ACROSS * DOWN);
+    let first_column = group_number % COLUMN_BLOCKS * TILE_COLUMNS;
+    let first_row = group_number / COLUMN_BLOCKS % ROW_BLOCKS * TILE_ROWS;
+    let expert = group_number / (COLUMN_BLOCKS * ROW_BLOCKS);
     let end = starts[expert + 1u];
     let own_row = local / 16u * 2u;
     let own_column = local % 16u * 4u;

@@ -21,7 +21,7 @@ fn load_b(batch: u32, line: u32, k: u32) -> f32 {
     return b[(batch * K + k) * N + line];
 }
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }

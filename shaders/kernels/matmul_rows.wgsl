@@ -1,35 +1,35 @@
-// Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
-// read once, so that reading it is all that takes time.
+// Matrix product of few rows, as in the decode phase of a language model: every element of the matrix B is read once,
+// so the memory bandwidth limits the speed.
 //
-// A workgroup has TILE columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
-// all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
-// computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+// A workgroup has TILE columns. The LANES threads of a column share its sum over K, UNROLL terms at a time, so that all
+// their loads are in flight together; adjacent threads read adjacent memory. If elements of rows have to be computed,
+// this is done once for all columns (STAGED). If there are few columns, K is split into SPLIT_K parts (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
 
-// The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
+// Sizes of the product. B_K_MAJOR: elements of B that are adjacent in memory are adjacent along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
 const N: u32 = 576u;
 const K: u32 = 576u;
-const B_ALONG_K: bool = true;
+const B_K_MAJOR: bool = true;
 // The schedule.
 const LANES: u32 = 32u;
-const PARTS: u32 = 1u;
+const SPLIT_K: u32 = 1u;
 const STAGED: bool = false;
-const MAX_TOGETHER: u32 = 16u; // terms of all rows, unless a row alone has MIN_TOGETHER
-const MIN_TOGETHER: u32 = 4u;
+const MAX_UNROLL: u32 = 16u; // terms of all rows, unless a row alone has MIN_UNROLL
+const MIN_UNROLL: u32 = 4u;
 const SHARED_SUMS: bool = false; // whether what becomes of a sum reads others of the workgroup, which are kept in `products`
 const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const THREADS: u32 = 256u;
 
 const TILE: u32 = THREADS / LANES; // columns of a workgroup
-const ACROSS: u32 = (N + TILE - 1u) / TILE;
-const LENGTH: u32 = (K + PARTS - 1u) / PARTS; // terms of a part
-// In as many rounds as are needed, of about the same length.
+const COLUMN_BLOCKS: u32 = (N + TILE - 1u) / TILE;
+const LENGTH: u32 = (K + SPLIT_K - 1u) / SPLIT_K; // terms of a part
+// Terms are split into the minimum number of rounds, with about the same length.
 const TERMS: u32 = max(LENGTH / LANES, 1u);
-const MAX: u32 = max(MAX_TOGETHER / M, MIN_TOGETHER);
-const TOGETHER: u32 = TERMS / ((TERMS + MAX - 1u) / MAX);
+const MAX: u32 = max(MAX_UNROLL / M, MIN_UNROLL);
+const UNROLL: u32 = TERMS / ((TERMS + MAX - 1u) / MAX);
 
 // Indices of repeats.
 const r: u32 = 0u; const q: u32 = 0u;
@@ -50,7 +50,7 @@ fn load_b(batch: u32, line: u32, k: u32) -> f32 {
     return b[(batch * N + line) * K + k];
 }
 
-// An element of a row, from shared memory where rows are staged.
+// Element of a row, from shared memory if rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
     if (STAGED) {
         return staged[row * LENGTH + k - part * LENGTH];
@@ -61,12 +61,12 @@ fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
 // lib/tile.wgsl
 fn column_of(tile: u32, number: u32) -> u32 { return tile * TILE + number; }
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
 
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
@@ -75,10 +75,10 @@ fn finish(part: u32, i: u32, product: f32) {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
     // @insert before
-    let tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
-    // @if B_ALONG_K
+    let tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
+    // @if B_K_MAJOR
     let slot = local % LANES;
     let column = min(column_of(tile, local / LANES), N - 1u);
     // @else
@@ -96,14 +96,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_r = 0.0;
     // @end
     var k = part * LENGTH + slot;
-    for (; k + (TOGETHER - 1u) * LANES < end; k += TOGETHER * LANES) {
-        // @repeat q < TOGETHER
+    for (; k + (UNROLL - 1u) * LANES < end; k += UNROLL * LANES) {
+        // @repeat q < UNROLL
         let b_q = load_b(batch, column, k + q * LANES);
         // @repeat r < M
         let a_q_r = row_element(batch, r, k + q * LANES, part);
         // @end
         // @end
-        // @repeat q < TOGETHER, r < M
+        // @repeat q < UNROLL, r < M
         sum_r = fma(a_q_r, b_q, sum_r);
         // @end
     }
@@ -122,7 +122,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (local < TILE) {
         var sum = 0.0;
         for (var lane = 0u; lane < LANES; lane += 1u) {
-            // @if B_ALONG_K
+            // @if B_K_MAJOR
             sum += sums[local * LANES + lane];
             // @else
             //# sum += sums[lane * TILE + local];

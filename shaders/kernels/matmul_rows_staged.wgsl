@@ -1,14 +1,16 @@
-// Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
+// Matrix product of few rows with a large matrix that is contiguous along K, as in the decode phase of a model with
+// billions of parameters.
 //
-// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
-// while rows are stored, and while earlier units are added. A unit is UNIT vectors
-// of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
-// COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the
+// other. Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight while rows are stored,
+// and while earlier units are added. A unit is UNIT vectors of four terms: a block of packed weights, or one vector of
+// a plain matrix. An element of a row is read from shared memory once for COLUMNS columns. If there are few columns, K
+// is split into SPLIT_K parts (split-K).
 //
-// Packed integers q become floats by bits of a mantissa: BIAS + q takes a shift, an "and" and an "or". The bias is subtracted once
-// for each block: sum(q x) = sum((BIAS + q) x) - BIAS sum(x), and sum(x) is computed once for all columns (SUMMED). The vector with
-// that sum keeps neighbouring lanes in different banks.
+// A packed integer q is converted to the float BIAS + q by setting bits of its mantissa: this takes a shift, an "and"
+// and an "or". The bias is subtracted once for each block: sum(q x) = sum((BIAS + q) x) - BIAS sum(x), and sum(x) is
+// computed once for all columns (SUMMED). The vector with this sum also keeps adjacent lanes in different banks of
+// shared memory.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 
@@ -19,7 +21,7 @@ const K: u32 = 4096u;
 // The schedule.
 const COLUMNS: u32 = 2u; // columns of a thread
 const TILES: u32 = 1u; // tiles of a workgroup, which computes them one after the other
-const PARTS: u32 = 1u;
+const SPLIT_K: u32 = 1u;
 const LENGTH: u32 = 4096u; // terms of a part, a multiple of those of a unit
 const CHUNK: u32 = 128u; // units of a row in shared memory
 const UNIT: u32 = 1u;
@@ -38,7 +40,7 @@ const LANES: u32 = 32u;
 const GROUPS: u32 = THREADS / LANES;
 const TILE: u32 = COLUMNS * GROUPS; // columns of a tile
 const ALL_TILES: u32 = (N + TILE - 1u) / TILE;
-const ACROSS: u32 = (ALL_TILES + TILES - 1u) / TILES; // workgroups of a row of the result
+const COLUMN_BLOCKS: u32 = (ALL_TILES + TILES - 1u) / TILES; // workgroups of a row of the result
 const UNITS: u32 = LENGTH / (4u * UNIT); // of a part
 const ALL_UNITS: u32 = K / (4u * UNIT);
 const CHUNKS: u32 = (UNITS + CHUNK - 1u) / CHUNK;
@@ -60,7 +62,7 @@ var<workgroup> products: array<f32, M * TILE>;
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> { return a[((batch * M + line) * K + k * 4u) / 4u]; }
 
-// An element of a row that is computed.
+// Element `k` of a row, if elements have to be computed (COMPUTED).
 fn compute_a(batch: u32, line: u32, k: u32) -> f32 { return load_a(batch, line, k / 4u)[k % 4u]; }
 
 // The vector `k` of a column.
@@ -77,29 +79,30 @@ fn expand(low: vec4<u32>, high: vec4<u32>, number: u32) -> vec4<f32> { return bi
 // The sum of a block: its scales, the sums of both halves with the bias, and the sums of the row's terms of both halves.
 fn scaled(scales: vec2<f32>, halves: vec2<f32>, terms: vec2<f32>) -> f32 { return scales.x * (halves.x + halves.y); }
 
-// A sum and four terms more.
+// Adds four products to a sum.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
 
 // lib/tile.wgsl
 fn column_of(tile: u32, number: u32) -> u32 { return tile * TILE + number; }
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
 
-// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+// Backends that start a launch before the previous one has finished wait for it here: no launch writes the data that is
+// read before this point.
 fn await_earlier_launches() {}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
+    let first_tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
     let slot = local % LANES;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, ALL_UNITS);
@@ -109,7 +112,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @repeat n < TILES
     {
-        let tile = first_tile + n * ACROSS;
+        let tile = first_tile + n * COLUMN_BLOCKS;
         // @repeat c < COLUMNS
         let column_c = min(column_of(tile, c * GROUPS + local / LANES), N - 1u);
         // @end
@@ -123,7 +126,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         {
         // @end
             let chunk_end = min(chunk + CHUNK, end);
-            // What comes before needs none of the matrix, which is loaded meanwhile.
+            // The code before this point does not use the matrix, which is loaded meanwhile.
             // @repeat u < COUNT
             let first_u = min(chunk + slot + u * LANES, chunk_end - 1u);
             // @repeat c < COLUMNS
@@ -172,7 +175,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 // @repeat u < COUNT
                 let k_u = min(k + u * LANES, chunk_end - 1u);
-                // The units of the next round are loaded while those of this one are added.
+                // The units of the next round are loaded while the units of this round are added.
                 let next_u = min(k + (COUNT + u) * LANES, chunk_end - 1u);
                 // @repeat c < COLUMNS
                 // @if PACKED

@@ -1,10 +1,11 @@
-// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
-// it needs of the matrix B, if that is not too much, before it waits for anything else.
+// Matrix product of few rows whose operands are contiguous along K: a thread loads units of one or more vectors of four
+// terms. If its part of the matrix B is small enough, a thread loads all of it before it waits for other data.
 //
-// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
-// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
-// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
-// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
+// A workgroup has TILE columns. LANES threads share the sums of a column, and each thread has COLUMNS columns for all M
+// rows, with sums in registers. If the LANES threads are a subgroup, it adds up their sums; otherwise the sums pass
+// through shared memory, STORED_SUMS sums of a thread at a time. If elements of rows have to be computed, this is done
+// once (STAGED). If there are few columns, K is split into SPLIT_K parts (split-K). Packed weights stay packed in
+// registers, and the sum of a unit is multiplied with its scale.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 
@@ -14,34 +15,34 @@ const N: u32 = 576u;
 const K: u32 = 576u;
 // The schedule.
 const COLUMNS: u32 = 1u; // of a thread
-const PARTS: u32 = 1u;
+const SPLIT_K: u32 = 1u;
 const LENGTH: u32 = 576u; // terms of a part, a multiple of those of a unit
 const UNIT: u32 = 1u; // vectors of a unit, which is what a thread loads of a column at once
 const SCALED: bool = false; // whether each unit has a scale
 const SUBGROUPS: bool = false; // whether the LANES threads of a column are a subgroup
 const STAGED: bool = false;
 const ROUNDS: u32 = 1u; // loads of a thread come in so many rounds, of about the same length
-const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
+const STORED_SUMS: u32 = 1u; // sums of a thread that are in shared memory together
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
 const SHARED_SUMS: bool = false; // whether what becomes of a sum reads others of the workgroup, which are kept in `products`
 const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const SOME_ROWS: u32 = 4u; // rows from which on vectors beyond the end are left out by branches, behind which loads wait
-const ADDERS: u32 = 8u; // threads that add up the sums of a column
-const LAST_ADDERS: u32 = 8u; // those of the last LAST sums
+const REDUCE_THREADS: u32 = 8u; // threads that add up the sums of a column
+const LAST_REDUCE_THREADS: u32 = 8u; // those of the last LAST_SUMS sums
 
 const GROUPS: u32 = THREADS / LANES;
 const TILE: u32 = COLUMNS * GROUPS; // columns of a workgroup
-const ACROSS: u32 = (N + TILE - 1u) / TILE;
+const COLUMN_BLOCKS: u32 = (N + TILE - 1u) / TILE;
 const WIDTH: u32 = LENGTH / 4u; // vectors of a part
 const UNITS: u32 = WIDTH / UNIT; // of a part
 const OWN_UNITS: u32 = (UNITS + LANES - 1u) / LANES; // of a thread in a line
 const COUNT: u32 = (OWN_UNITS + ROUNDS - 1u) / ROUNDS; // of a thread in a round
 const SUMS: u32 = M * COLUMNS;
-const LAST: u32 = SUMS - (SUMS - 1u) / TOGETHER * TOGETHER;
+const LAST_SUMS: u32 = SUMS - (SUMS - 1u) / STORED_SUMS * STORED_SUMS;
 const STRIDE: u32 = LANES + 1u; // keeps columns apart in the banks of shared memory
 const STAGED_VECTORS: u32 = M * WIDTH;
-// Whether units beyond the end are zero, which for few rows takes no branch.
+// Units past the end become zeros if there are few rows (SELECTS); with more rows, a branch skips them.
 const SELECTS: bool = M < SOME_ROWS;
 const CHUNKS: u32 = (STAGED_VECTORS + THREADS - 1u) / THREADS;
 
@@ -55,29 +56,29 @@ var<storage, read> b: array<vec4<f32>>;
 var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
-var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+var<workgroup> sums: array<f32, STORED_SUMS * GROUPS * STRIDE>;
 var<workgroup> products: array<f32, M * TILE>;
-var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
+var<workgroup> few: array<f32, GROUPS * max(STORED_SUMS * REDUCE_THREADS, LAST_SUMS * LAST_REDUCE_THREADS)>;
 
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> { return a[((batch * M + line) * K + k * 4u) / 4u]; }
 
-// The unit `k` of a column.
+// Unit `k` of a column.
 fn load_b(batch: u32, line: u32, k: u32) -> Unit { return b[((batch * N + line) * K + k * UNIT * 4u) / 4u]; }
 
-// Its scale.
+// Scale of unit `k` of a column.
 fn load_scale(batch: u32, line: u32, k: u32) -> f32 { return 1.0; }
 
-// A vector of a unit.
+// Vector `number` of a unit, expanded to floats.
 fn expand_b(unit: Unit, number: u32) -> vec4<f32> { return unit; }
 
-// The number in its line of a vector of the unit `k`.
+// Index in its row or column of the vector `number` of unit `k`.
 fn vector_of(k: u32, number: u32) -> u32 { return k * UNIT + number; }
 
-// A sum and four terms more.
+// Adds four products to a sum.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
 
-// An element of a row that is computed.
+// Element `k` of a row, if elements have to be computed (STAGED).
 fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
     return load_a(batch, line, k / 4u)[k % 4u];
 }
@@ -85,34 +86,35 @@ fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
 // lib/tile.wgsl
 fn column_of(tile: u32, number: u32) -> u32 { return tile * TILE + number; }
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
 
-// Of the sums of a column's threads, every ADDERS-th from a location on, as pairs of pairs.
-fn add_lanes(at: u32) -> f32 { return sums[at] + sums[at + ADDERS]; }
+// Adds up the sums of every REDUCE_THREADS-th lane of a column, from index `at` on, pairwise.
+fn add_lanes(at: u32) -> f32 { return sums[at] + sums[at + REDUCE_THREADS]; }
 
-// What the ADDERS threads of a column found, as pairs of pairs.
-fn add_few(own: u32) -> f32 { return few[own * ADDERS] + few[own * ADDERS + 1u]; }
+// Adds up the results of the REDUCE_THREADS threads of a column, pairwise.
+fn add_few(own: u32) -> f32 { return few[own * REDUCE_THREADS] + few[own * REDUCE_THREADS + 1u]; }
 
-// The same by the LAST_ADDERS of the last sums.
-fn add_last_lanes(at: u32) -> f32 { return sums[at] + sums[at + LAST_ADDERS]; }
+// Do the same for the last LAST_SUMS sums, with LAST_REDUCE_THREADS threads.
+fn add_last_lanes(at: u32) -> f32 { return sums[at] + sums[at + LAST_REDUCE_THREADS]; }
 
-fn add_last_few(own: u32) -> f32 { return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u]; }
+fn add_last_few(own: u32) -> f32 { return few[own * LAST_REDUCE_THREADS] + few[own * LAST_REDUCE_THREADS + 1u]; }
 
-// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+// Backends that start a launch before the previous one has finished wait for it here: no launch writes the data that is
+// read before this point.
 fn await_earlier_launches() {}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
+    let tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
     let first_unit = part * UNITS;
@@ -124,12 +126,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_t = 0.0;
     // @end
     // @if ROUNDS == 1
-    // What comes before needs none of the matrix, which is loaded meanwhile.
+    // The code before this point does not use the matrix, which is loaded meanwhile.
     let k = first_unit + slot;
     // @repeat n < COUNT
     let k_n = min(k + n * LANES, end - 1u);
     // @repeat c < COLUMNS
-    // @if SELECTS && !SCALED && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    // @if SELECTS && !SCALED && !(SPLIT_K == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
     let b_n_c = select(Unit(), load_b(batch, column_c, k_n), k + n * LANES < end);
     // @else
     //# let b_n_c = load_b(batch, column_c, k_n);
@@ -195,7 +197,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @else
     let row_n_v_r = load_a(batch, r, vector_of(k_n, v));
     // @end
-    // @if SELECTS && !SCALED && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    // @if SELECTS && !SCALED && !(SPLIT_K == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
     let x_n_v_r = select(vec4<f32>(), row_n_v_r, k + n * LANES < end);
     // @else
     //# let x_n_v_r = row_n_v_r;
@@ -211,7 +213,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @if SCALED
     // @repeat r < M, c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
-    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    // @if SELECTS && !(SPLIT_K == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
     //# sum_t += select(0.0, unit_n_t * scale_n_c, k + n * LANES < end);
     // @else
     //# sum_t = fma(unit_n_t, scale_n_c, sum_t);
@@ -245,30 +247,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     //# }
     // @end
     // @else
-    // @repeat s < (SUMS + TOGETHER - 1) / TOGETHER
+    // @repeat s < (SUMS + STORED_SUMS - 1) / STORED_SUMS
     {
-        let first = s * TOGETHER;
+        let first = s * STORED_SUMS;
         // @if s > 0
         workgroupBarrier();
         // @end
-        // @repeat t in s * TOGETHER..min((s + 1) * TOGETHER, SUMS)
-        sums[((t - s * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_t;
+        // @repeat t in s * STORED_SUMS..min((s + 1) * STORED_SUMS, SUMS)
+        sums[((t - s * STORED_SUMS) * GROUPS + local / LANES) * STRIDE + slot] = sum_t;
         // @end
         workgroupBarrier();
-        // @if (s + 1) * TOGETHER < SUMS
-        //# if (local < TOGETHER * GROUPS * ADDERS) {
-        //#     few[local] = add_lanes(local / ADDERS * STRIDE + local % ADDERS);
+        // @if (s + 1) * STORED_SUMS < SUMS
+        //# if (local < STORED_SUMS * GROUPS * REDUCE_THREADS) {
+        //#     few[local] = add_lanes(local / REDUCE_THREADS * STRIDE + local % REDUCE_THREADS);
         //# }
         // @else
-        if (local < LAST * GROUPS * LAST_ADDERS) {
-            few[local] = add_last_lanes(local / LAST_ADDERS * STRIDE + local % LAST_ADDERS);
+        if (local < LAST_SUMS * GROUPS * LAST_REDUCE_THREADS) {
+            few[local] = add_last_lanes(local / LAST_REDUCE_THREADS * STRIDE + local % LAST_REDUCE_THREADS);
         }
         // @end
         workgroupBarrier();
-        if (local < min(TOGETHER, SUMS - s * TOGETHER) * GROUPS) {
-            let own = s * TOGETHER + local / GROUPS;
+        if (local < min(STORED_SUMS, SUMS - s * STORED_SUMS) * GROUPS) {
+            let own = s * STORED_SUMS + local / GROUPS;
             let own_number = own % COLUMNS * GROUPS + local % GROUPS;
-            // @if (s + 1) * TOGETHER < SUMS
+            // @if (s + 1) * STORED_SUMS < SUMS
             //# let sum = add_few(local);
             // @else
             let sum = add_last_few(local);

@@ -1,36 +1,37 @@
 // Matrix product in f32, by tiles in shared memory: out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
 //
-// A workgroup of SIDE by SIDE threads computes a block of SIDE * EACH rows and columns, every thread EACH by EACH elements of it
-// in registers. It goes over K in steps: a piece of both operands is copied to shared memory, from where each thread reads
-// vectors of WIDTH lines, the next piece being loaded into registers meanwhile. Two barriers a step. Where there are few blocks,
-// K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
+// A workgroup of BLOCK_THREADS by BLOCK_THREADS threads computes a block of BLOCK by BLOCK results. Each thread has a
+// tile of THREAD_TILE by THREAD_TILE of them in registers. The kernel iterates over K in steps: it copies the operands'
+// parts of the step to shared memory, loads the parts of the next step into registers, and each thread reads vectors of
+// WIDTH lines (rows of A, columns of B) from shared memory. A step has two barriers. If there are few blocks, K is
+// split into SPLIT_K parts (split-K), whose sums split_k_join.wgsl adds up.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
 
-// Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
+// Elements of WIDTH adjacent lines of an operand: f32, vec2<f32> or vec4<f32>.
 alias Vector = vec4<f32>;
 
-// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+// Sizes of the product. K_MAJOR: elements that are adjacent in memory are adjacent along K, rather than along M or N.
 const BATCH: u32 = 1u;
 const M: u32 = 256u;
 const N: u32 = 256u;
 const K: u32 = 256u;
-const A_ALONG_K: bool = false;
-const B_ALONG_K: bool = false;
+const A_K_MAJOR: bool = false;
+const B_K_MAJOR: bool = false;
 // The schedule.
-const EACH: u32 = 4u; // rows, and columns, of a thread
-const SIDE: u32 = 16u; // threads along a side of the block
+const THREAD_TILE: u32 = 4u; // rows, and columns, of a thread
+const BLOCK_THREADS: u32 = 16u; // threads along a side of the block
 const STEP: u32 = 16u;
-const PARTS: u32 = 1u;
-const PART_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const SPLIT_K: u32 = 1u;
+const SPLIT_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
 const LAST_IS_SHORT: bool = false;
 
-const THREADS: u32 = SIDE * SIDE;
-const BLOCK: u32 = SIDE * EACH;
-const WIDTH: u32 = min(EACH, 4u);
-const VECTORS: u32 = EACH / WIDTH; // vectors of a thread, and those that it copies for each operand
-const ACROSS: u32 = (N + BLOCK - 1u) / BLOCK;
-const DOWN: u32 = (M + BLOCK - 1u) / BLOCK;
+const THREADS: u32 = BLOCK_THREADS * BLOCK_THREADS;
+const BLOCK: u32 = BLOCK_THREADS * THREAD_TILE;
+const WIDTH: u32 = min(THREAD_TILE, 4u);
+const VECTORS: u32 = THREAD_TILE / WIDTH; // vectors of a thread, and those that it copies for each operand
+const COLUMN_BLOCKS: u32 = (N + BLOCK - 1u) / BLOCK;
+const ROW_BLOCKS: u32 = (M + BLOCK - 1u) / BLOCK;
 const WHOLE: bool = M % BLOCK == 0u && N % BLOCK == 0u; // no block goes beyond the result
 
 // Indices of repeats.
@@ -43,23 +44,23 @@ var<storage, read_write> out: array<f32>;
 var<workgroup> shared_a: array<Vector, BLOCK / WIDTH * STEP>;
 var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 
-// WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
-// even NaN.
+// WIDTH elements of A that are adjacent in memory, the first one in row `line` at term `k`. Terms from K on are zero,
+// even if the memory contains NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
     return a[((batch * K + k) * M + line) / 4u];
 }
 
-// The same of B, from column `line` on.
+// The same for B, whose first element is in column `line`.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
     return b[((batch * K + k) * N + line) / 4u];
 }
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
 
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
@@ -74,7 +75,7 @@ fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
     // @end
 }
 
-// The first line, and the first term, of a thread's vector `number` within a piece.
+// First line and first term of the vector `number` within an operand's part of a step.
 fn line_of(number: u32, along_k: bool) -> u32 {
     return select(number % (BLOCK / WIDTH) * WIDTH, number / (STEP / WIDTH), along_k);
 }
@@ -83,52 +84,52 @@ fn depth_of(number: u32, along_k: bool) -> u32 {
     return select(number / (BLOCK / WIDTH), number % (STEP / WIDTH) * WIDTH, along_k);
 }
 
-// Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
-// several depths do not wait for the same bank.
+// Index in shared memory of a line at a depth (a term of the step). The order of lines differs from depth to depth, so
+// that threads that store one line at several depths do not wait for the same bank.
 fn location_of(depth: u32, line: u32) -> u32 {
     return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
 }
 
-// Line `number` of a thread within the block: its lines lie together in vectors.
+// Line `number` of a thread within the block; the thread's lines are contiguous in vectors.
 fn own_line(thread: u32, number: u32) -> u32 {
-    return thread * WIDTH + (number / WIDTH * SIDE * WIDTH + number % WIDTH);
+    return thread * WIDTH + (number / WIDTH * BLOCK_THREADS * WIDTH + number % WIDTH);
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * BLOCK;
-    let first_row = group_number / ACROSS % DOWN * BLOCK;
-    let batch = group_number / (ACROSS * DOWN) % BATCH;
-    let part = group_number / (ACROSS * DOWN * BATCH);
-    let y = local / SIDE;
-    let x = local % SIDE;
-    // @repeat i < EACH, j < EACH
+    let first_column = group_number % COLUMN_BLOCKS * BLOCK;
+    let first_row = group_number / COLUMN_BLOCKS % ROW_BLOCKS * BLOCK;
+    let batch = group_number / (COLUMN_BLOCKS * ROW_BLOCKS) % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * ROW_BLOCKS * BATCH);
+    let y = local / BLOCK_THREADS;
+    let x = local % BLOCK_THREADS;
+    // @repeat i < THREAD_TILE, j < THREAD_TILE
     var sum_i_j = 0.0;
     // @end
     var begin = 0u;
     var terms = K;
-    // @if PARTS > 1
-    begin = part * PART_LENGTH;
-    terms = PART_LENGTH;
+    // @if SPLIT_K > 1
+    begin = part * SPLIT_LENGTH;
+    terms = SPLIT_LENGTH;
     // @if LAST_IS_SHORT
-    terms = min(PART_LENGTH, K - part * PART_LENGTH);
+    terms = min(SPLIT_LENGTH, K - part * SPLIT_LENGTH);
     // @end
     // @end
 
     // @repeat u < VECTORS
-    var a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_ALONG_K), begin + depth_of(local + u * THREADS, A_ALONG_K));
+    var a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_K_MAJOR), begin + depth_of(local + u * THREADS, A_K_MAJOR));
     // @end
     // @repeat u < VECTORS
-    var b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_ALONG_K), begin + depth_of(local + u * THREADS, B_ALONG_K));
+    var b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_K_MAJOR), begin + depth_of(local + u * THREADS, B_K_MAJOR));
     // @end
     var done = 0u;
     loop {
         // @repeat u < VECTORS
         {
-            let line = line_of(local + u * THREADS, A_ALONG_K);
-            let depth = depth_of(local + u * THREADS, A_ALONG_K);
-            // @if A_ALONG_K && WIDTH > 1
+            let line = line_of(local + u * THREADS, A_K_MAJOR);
+            let depth = depth_of(local + u * THREADS, A_K_MAJOR);
+            // @if A_K_MAJOR && WIDTH > 1
             // @repeat q < WIDTH
             shared_a[location_of(depth + q, line)][line % WIDTH] = a_u[q];
             // @end
@@ -139,9 +140,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @end
         // @repeat u < VECTORS
         {
-            let line = line_of(local + u * THREADS, B_ALONG_K);
-            let depth = depth_of(local + u * THREADS, B_ALONG_K);
-            // @if B_ALONG_K && WIDTH > 1
+            let line = line_of(local + u * THREADS, B_K_MAJOR);
+            let depth = depth_of(local + u * THREADS, B_K_MAJOR);
+            // @if B_K_MAJOR && WIDTH > 1
             // @repeat q < WIDTH
             shared_b[location_of(depth + q, line)][line % WIDTH] = b_u[q];
             // @end
@@ -155,10 +156,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (next < terms) {
             let next_k = begin + next;
             // @repeat u < VECTORS
-            a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_ALONG_K), next_k + depth_of(local + u * THREADS, A_ALONG_K));
+            a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_K_MAJOR), next_k + depth_of(local + u * THREADS, A_K_MAJOR));
             // @end
             // @repeat u < VECTORS
-            b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_ALONG_K), next_k + depth_of(local + u * THREADS, B_ALONG_K));
+            b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_K_MAJOR), next_k + depth_of(local + u * THREADS, B_K_MAJOR));
             // @end
         }
         for (var d = 0u; d < STEP; d += 1u) {
@@ -182,7 +183,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             break;
         }
     }
-    // @repeat i < EACH, j < EACH
+    // @repeat i < THREAD_TILE, j < THREAD_TILE
     finish_within(part, batch, first_row + own_line(y, i), first_column + own_line(x, j), sum_i_j);
     // @end
 }

@@ -1,6 +1,6 @@
-// Writes new rows into the blocks of a paged key-value cache in place: [SLOTS, WIDTH], each row to the slot that is given for it.
-// A workgroup for each new row, whose threads look for a later row with its slot: of rows with one slot the last is written. The
-// slot SLOTS writes nothing, one above is reported.
+// Writes new rows into the blocks of a paged key-value cache [SLOTS, WIDTH] in place, each row to its given slot. One
+// workgroup per new row checks first if a later row has the same slot: only the last of these rows is written. A row
+// with the slot SLOTS is not written; larger slots are reported as faults.
 //
 // Twin in the oracle: core/src/ops/paged_cache_write.rs.
 
@@ -26,7 +26,7 @@ fn store(at: u32, value: f32) {
     cache[at] = value;
 }
 
-// Two neighbours, of which the first has an even number.
+// Two adjacent elements, the first with an even index.
 fn store_pair(at: u32, first: f32, second: f32) {
     cache[at] = first;
     cache[at + 1u] = second;
@@ -37,7 +37,7 @@ fn checked_index(i: u32, rows: u32) -> u32 {
     return min(i, rows - 1u);
 }
 
-// Whether a later row has the slot.
+// 1 if a later row has the same slot.
 var<workgroup> is_replaced: atomic<u32>;
 
 @compute @workgroup_size(THREADS)

@@ -1,4 +1,4 @@
-// Average pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result adds up the elements of its window. Padding
+// Average pooling of images [planes, H, W, CHANNELS]: one thread per element of the result adds up its window. Padding
 // counts as zeros.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
@@ -38,7 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
         for (var q = 0u; q < KERNEL_W; q += 1u) {
-            // Numbers before the first wrap to large ones.
+            // Negative indices wrap around to large ones.
             let row = y * STRIDE_H + p - PADDING_H;
             let column = x_out * STRIDE_W + q - PADDING_W;
             if (row < H && column < W) {

@@ -1,5 +1,5 @@
-// Gradient of average pooling of images [planes, H, W, CHANNELS]: a thread for each element of the image adds up the gradients of the windows that it is in, found by
-// the tap of the window that meets it.
+// Gradient of average pooling of images [planes, H, W, CHANNELS]: one thread per element of the image adds up the
+// gradients of the windows that contain it, by iterating over the taps of a window.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
 
@@ -38,7 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
         for (var q = 0u; q < KERNEL_W; q += 1u) {
-            // Numbers before the first wrap to large ones.
+            // Negative indices wrap around to large ones.
             let down = y + PADDING_H - p;
             let across = x + PADDING_W - q;
             let row = down / STRIDE_H;

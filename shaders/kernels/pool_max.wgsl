@@ -1,5 +1,5 @@
-// Maximum pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result looks at the elements of its window. Results
-// are the maximum and the number of the element that has it: the first of several, and NaN before all numbers.
+// Maximum pooling of images [planes, H, W, CHANNELS]: one thread per element of the result scans its window. Results
+// are the maximum and its index: the first one if several are equal, and NaN before all numbers.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
 
@@ -47,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var most = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
         for (var q = 0u; q < KERNEL_W; q += 1u) {
-            // Numbers before the first wrap to large ones.
+            // Negative indices wrap around to large ones.
             let row = y * STRIDE_H + p - PADDING_H;
             let column = x_out * STRIDE_W + q - PADDING_W;
             if (row < H && column < W) {

@@ -1,16 +1,17 @@
-// Reductions over some axes, with what is computed for each element before them, and for each row or element after them: sums,
-// norms, softmaxes, losses.
+// Reductions over some axes, with fused elementwise programs before them, and programs per row or per element after
+// them: sums, norms, softmaxes, losses.
 //
-// The axes that are kept number ROWS, those that are reduced COLUMNS. A row has LANES threads of a workgroup, each of which
-// reduces every LANES-th column in registers; then what the lanes have is joined in shared memory, in pairs of pairs. Reductions
-// that depend on others are of a later level (in a softmax the sum is behind the maximum): columns are gone over once for each
-// level, and once more where results have an element for each column.
+// ROWS is the number of kept elements, COLUMNS the number of reduced ones. A row has LANES threads of a workgroup. Each
+// reduces every LANES-th column in registers; then the lanes are joined in shared memory, pairwise. A reduction that
+// depends on others has a later level (in a softmax the sum comes after the maximum). The kernel iterates over the
+// columns once per level, and once more if results have an element per column.
 //
-// Loops have UNROLL columns of a thread in flight. If a thread has few columns (WRITTEN) there is no loop: what is loaded for
-// them once stays in registers for later levels. Long rows of which there are few are cut into PARTS (split reduction), which
-// reduce_join.wgsl puts together. PROLOGUE: every workgroup of a matmul kernel computes the one row for itself.
+// Loops have UNROLL columns of a thread in flight. If a thread has few columns (WRITTEN) there is no loop: columns are
+// loaded once and stay in registers for later levels. If there are few long rows, they are split into PARTS (split
+// reduction), which reduce_join.wgsl combines. PROLOGUE: every workgroup of a matmul kernel computes the single row for
+// itself.
 //
-// What is computed for elements and rows is inserted; as it stands, the kernel adds up the elements of each row.
+// The programs for elements and rows are inserted; without insertion the kernel adds up the elements of each row.
 //
 // Twin in the oracle: core/src/ops/reduce.rs.
 
@@ -18,11 +19,11 @@ const ROWS: u32 = 64u;
 const COLUMNS: u32 = 4096u;
 const REDUCTIONS: u32 = 1u;
 const LEVELS: u32 = 1u;
-// Whether there are results with an element for each row, and for each element.
+// BY_ROW, BY_ELEMENT: some results have one element per row, or one per reduced element.
 const BY_ROW: bool = true;
 const BY_ELEMENT: bool = false;
 const PROLOGUE: bool = false;
-// The schedule. Neighbouring threads have neighbouring rows where ROWS_FIRST, as those are neighbours in memory then.
+// Schedule. With ROWS_FIRST adjacent threads have adjacent rows, because these are then adjacent in memory.
 const LANES: u32 = 256u; // a power of two
 const ROWS_FIRST: bool = false;
 const WRITTEN: u32 = 0u;
@@ -32,8 +33,8 @@ const PART_LENGTH: u32 = COLUMNS; // columns of a part, but for the last
 const THREADS: u32 = 256u;
 
 const WIDTH: u32 = THREADS / LANES; // rows of a workgroup
-const JOINERS: u32 = 16u; // lanes that join what all of them have
-const JOINED: u32 = min(LANES, JOINERS);
+const JOIN_LANES: u32 = 16u; // lanes that join what all of them have
+const JOINED: u32 = min(LANES, JOIN_LANES);
 const r: u32 = 0u; const l: u32 = 0u; const u: u32 = 0u; const c: u32 = 0u; // indices of repeats
 
 var<storage, read> x: array<f32>;
@@ -47,16 +48,16 @@ fn combine_r(a: Value_r, b: Value_r) -> Value_r {
     return a + b;
 }
 
-// Joins what every JOINERS-th lane has.
+// Joins the values of every JOIN_LANES-th lane.
 fn join_some_r(lane: u32, row_here: u32) {
     var joined = shared_r[lane * WIDTH + row_here];
-    for (var other = lane + JOINERS; other < LANES; other += JOINERS) {
+    for (var other = lane + JOIN_LANES; other < LANES; other += JOIN_LANES) {
         joined = combine_r(joined, shared_r[other * WIDTH + row_here]);
     }
     shared_r[lane * WIDTH + row_here] = joined;
 }
 
-// What the first JOINED lanes have, in pairs of pairs.
+// Joins the values of the first JOINED lanes, pairwise.
 fn joined_r(row_here: u32) -> Value_r {
     var joined = shared_r[row_here];
     for (var lane = 1u; lane < JOINED; lane += 1u) {
@@ -76,7 +77,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
     // @end
-    // Threads without a row do the work of the last one, and store nothing.
+    // Threads without a row compute the last row, and store nothing.
     // @if PROLOGUE
     //# let exists = group_number == 0u;
     //# let row = 0u;
@@ -143,8 +144,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     shared_r[lane * WIDTH + row_here] = sum_l;
     // @end
     workgroupBarrier();
-    // @if LANES > JOINERS
-    if (lane < JOINERS) {
+    // @if LANES > JOIN_LANES
+    if (lane < JOIN_LANES) {
         // @replace join_l
         join_some_r(lane, row_here);
         // @end

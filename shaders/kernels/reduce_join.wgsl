@@ -1,6 +1,7 @@
-// Puts together the parts of rows that reduce.wgsl has cut, and computes what depends on them: a thread for each row.
+// Combines the parts of rows that reduce.wgsl has split, and computes the program that depends on them: one thread per
+// row.
 //
-// What is reduced and computed is inserted; as it stands, the kernel adds up the parts of each row.
+// The reduction and its program are inserted; without insertion the kernel adds up the parts of each row.
 //
 // Twin in the oracle: core/src/ops/reduce.rs.
 

@@ -3,7 +3,7 @@
 const COUNT: u32 = 32u; // rows
 const THREADS: u32 = 256u;
 
-// The first update in the list of each row, END where there is none.
+// First update in the list of each row; END for an empty list.
 var<storage, read_write> first: array<u32>;
 const END: u32 = 0xffffffffu;
 

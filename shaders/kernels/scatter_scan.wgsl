@@ -1,5 +1,5 @@
-// Scatter of few updates: a thread for each element of the result looks at all indices and takes the updates of its row, in
-// their order, so that sums are the same at every run. O(elements * updates) reads.
+// Scatter of few updates: one thread per element of the result scans all indices and applies the updates of its row in
+// order, so that sums are the same in every run. O(elements * updates) reads.
 //
 // Twin in the oracle: core/src/ops/scatter.rs.
 
@@ -11,8 +11,8 @@ const INDICES: u32 = 16u;
 const UPDATES: u32 = 16u;
 const ROWS: u32 = 32u;
 const INNER: u32 = 32u;
-// Whether every element of the updates has an index of its own; else one holds for the elements of a row.
-const EACH: bool = false;
+// Whether every element of the updates has its own index; otherwise all elements of a row share one.
+const PER_ROW: bool = false;
 // Whether the result has elements.
 const STORES: bool = true;
 const THREADS: u32 = 256u;
@@ -29,12 +29,12 @@ fn load_update(number: u32) -> Value {
     return updates[number];
 }
 
-// What an element is before the first update.
+// Value of an element before the first update.
 fn load_base(i: u32) -> Value {
     return Value();
 }
 
-// What an update makes of an element: a sum, or the update.
+// Value of an element after an update: the sum, or the update.
 fn join(value: Value, update: Value) -> Value {
     return value + update;
 }
@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    // Together the threads look at every index, also where there is no result.
+    // The threads together check every index, even without a result.
     for (var number = i; number < INDICES; number += COUNT) {
         let found = checked_index(load_index(number), ROWS);
     }
@@ -66,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var value = load_base(i);
     for (var k = 0u; k < UPDATES; k += 1u) {
         let number = (outer * UPDATES + k) * INNER + column;
-        if (load_index(select(k, number, EACH)) == row) {
+        if (load_index(select(k, number, PER_ROW)) == row) {
             value = join(value, load_update(number));
         }
     }

@@ -1,26 +1,26 @@
-// Adds up the parts of sums that are cut along K (split-K), in their order, and computes the epilogue: a thread for each sum.
-// With TAIL only the blocks behind the last whole wave of a product are cut, so sums are numbered within these.
+// Adds up the parts of sums that are split along K (split-K), in order, and computes the epilogue: one thread per sum.
+// With TAIL only the blocks after the last whole wave of a product are split, so sums are numbered within these blocks.
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
 
 const COUNT: u32 = 1048576u; // sums
-const PARTS: u32 = 4u;
+const SPLIT_K: u32 = 4u;
 const THREADS: u32 = 256u;
-// The product, and its blocks.
+// Sizes of the product, of its blocks, and of the tail.
 const TAIL: bool = false;
 const M: u32 = 1024u;
 const N: u32 = 1024u;
 const ROWS: u32 = 128u;
 const COLUMNS: u32 = 128u;
 const TAIL_FIRST: u32 = 0u;
-const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
-const DOWN: u32 = (M + ROWS - 1u) / ROWS;
+const COLUMN_BLOCKS: u32 = (N + COLUMNS - 1u) / COLUMNS;
+const ROW_BLOCKS: u32 = (M + ROWS - 1u) / ROWS;
 const WHOLE: bool = M % ROWS == 0u && N % COLUMNS == 0u;
 
 var<storage, read> partial: array<f32>;
 var<storage, read_write> out: array<f32>;
 
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
@@ -37,15 +37,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     var sum = 0.0;
-    for (var part = 0u; part < PARTS; part += 1u) {
+    for (var part = 0u; part < SPLIT_K; part += 1u) {
         sum += partial[part * COUNT + i];
     }
     // @if TAIL
     let block = TAIL_FIRST + i / (ROWS * COLUMNS);
     let within = i % (ROWS * COLUMNS);
-    let batch = block / (ACROSS * DOWN);
-    let row = block / ACROSS % DOWN * ROWS + within / COLUMNS;
-    let column = block % ACROSS * COLUMNS + within % COLUMNS;
+    let batch = block / (COLUMN_BLOCKS * ROW_BLOCKS);
+    let row = block / COLUMN_BLOCKS % ROW_BLOCKS * ROWS + within / COLUMNS;
+    let column = block % COLUMN_BLOCKS * COLUMNS + within % COLUMNS;
     if (WHOLE) {
         finish(0u, element_number(batch, row, column), sum);
     } else if (row < M && column < N) {

@@ -1,5 +1,5 @@
-// The K largest elements along an axis, with their locations, in descending order, NaN first: a thread for each element counts those
-// that come before it, and so knows its own rank. Of equal elements the first comes first.
+// The K largest elements along an axis with their indices, in descending order, NaN first: one thread per element
+// counts the elements that precede it, which gives its rank. Equal elements keep their order.
 //
 // Twin in the oracle: core/src/ops/top_k.rs.
 
@@ -23,7 +23,7 @@ fn store(at: u32, value: Value, location: u32) {
     locations[at] = location;
 }
 
-// Whether a comes before b.
+// Returns true if a precedes b in the order.
 fn comes_before(a: Value, b: Value) -> bool {
     return a > b;
 }

@@ -1,8 +1,8 @@
-// Where convolutions find their elements, as matrix products (implicit im2col: Chetlur et al., 2014):
+// Indices of the elements of convolutions as matrix products (implicit im2col: Chetlur et al., 2014):
 //   y[n, o, oh, ow] = sum over c, kh, kw of x[n, c, ih, iw] w[o, c, kh, kw],
-//   ih = oh * STRIDE_H + kh * DILATION_H - PADDING_H, and iw alike,
-// and the gradients of x and of w. Channels are those of a group: `batch` is the number of the group. A *tap* numbers channel,
-// kh and kw; a *position* numbers image, row and column.
+//   ih = oh * STRIDE_H + kh * DILATION_H - PADDING_H, and iw in the same way,
+// and of the gradients of x and of w. Channels are those of a group; `batch` is the index of the group. A *tap* is an
+// index of channel, kh and kw; a *position* is an index of image, row and column.
 //
 // The statements of these functions become part of `load_a`, `load_b` and `element_number` of a matmul kernel: there they cost
 // nothing, whereas functions called by them made convolutions a seventh slower with NVIDIA's driver.
@@ -51,7 +51,7 @@ fn input(batch: u32, channel: u32, position: u32) -> u32 {
     return (position / INPUT * INPUTS + batch * GROUP_INPUTS + channel) * INPUT + position % INPUT;
 }
 
-// The image, row and column of a position of the input or output, whose planes have so many elements and columns.
+// Image, row and column of a position of the input or output, whose planes have `plane` elements and `width` columns.
 fn place(position: u32, plane: u32, width: u32) -> u32 {
     let image = position / plane;
     let row = position % plane / width;
@@ -59,8 +59,8 @@ fn place(position: u32, plane: u32, width: u32) -> u32 {
     return position;
 }
 
-// Those of the next position, or of another one behind the last. Positions that are computed together begin at a multiple of
-// four, so that rows of whole fours end with the last of them.
+// Image, row and column of the next position, clamped to the last image. Positions that are computed together begin at
+// a multiple of four, so only the last of them can be at the end of a row whose width is a multiple of four.
 fn next_place(image: u32, row: u32, column: u32, height: u32, width: u32) -> u32 {
     let wraps = width % 4u != 0u && column + 1u == width;
     let leaves = wraps && row + 1u == height;
@@ -70,10 +70,11 @@ fn next_place(image: u32, row: u32, column: u32, height: u32, width: u32) -> u32
     return next_image;
 }
 
-// The element of the input that a tap reads for a place of the output; in padding another one, and `inside` is false.
+// Index of the input element that a tap reads for a position of the output; in the padding, an arbitrary valid index,
+// and `inside` is false.
 fn input_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 {
     let kernel = tap % KERNEL;
-    // Indices before the first wrap around to large ones.
+    // Negative indices wrap around to large ones.
     let ih = row * STRIDE_H + kernel / KERNEL_W * DILATION_H - PADDING_H;
     let iw = column * STRIDE_W + kernel % KERNEL_W * DILATION_W - PADDING_W;
     let inside = ih < INPUT_H && iw < INPUT_W;
@@ -81,7 +82,8 @@ fn input_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 
     return (channel * INPUT_H + min(ih, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw, max(INPUT_W, 1u) - 1u);
 }
 
-// The element of the output that reads a place of the input by a tap; another one where there is none, and `inside` is false.
+// Index of the output element that reads a position of the input through a tap; if there is none, an arbitrary valid
+// index, and `inside` is false.
 fn output_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 {
     let kernel = tap % KERNEL;
     let distance_h = row + PADDING_H - kernel / KERNEL_W * DILATION_H;

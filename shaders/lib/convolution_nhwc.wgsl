@@ -1,9 +1,10 @@
-// Where convolutions of images with channels last find their elements, as products of matrices (implicit im2col: Chetlur et al.,
+// Indices of the elements of convolutions with channels last, as matrix products (implicit im2col: Chetlur et al.,
 // 2014):
 //   y[n, oh, ow, o] = sum over kh, kw, c of x[n, ih, iw, c] w[kh, kw, c, o],
-//   ih = oh * STRIDE_H + kh * DILATION_H - PADDING_H, and iw alike,
-// and the gradients of x and of w. A *tap* numbers kh, kw and a channel; a *position* numbers image, row and column. Neighbouring
-// channels are neighbours in memory, and what is found is that of the first of several.
+//   ih = oh * STRIDE_H + kh * DILATION_H - PADDING_H, and iw in the same way,
+// and of the gradients of x and of w. A *tap* is an index of kh, kw and a channel; a *position* is an index of image,
+// row and column. Adjacent channels are adjacent in memory; the functions return the index of the first of several
+// channels.
 //
 // The statements of these functions become part of `load_a` and `load_b` of a matmul kernel.
 //
@@ -40,13 +41,14 @@ fn output(channel: u32, position: u32) -> u32 {
     return position * OUTPUTS + channel;
 }
 
-// The element of the input that a tap reads for a position of the output; in padding another one, and `inside` is false.
+// Index of the input element that a tap reads for a position of the output; in the padding, an arbitrary valid index,
+// and `inside` is false.
 fn input_of_tap(tap: u32, position: u32) -> u32 {
     let kernel = tap / INPUTS;
     let image = position / (OUTPUT_H * OUTPUT_W);
     let row = position / OUTPUT_W % OUTPUT_H;
     let column = position % OUTPUT_W;
-    // Indices before the first wrap around to large ones.
+    // Negative indices wrap around to large ones.
     let ih = row * STRIDE_H + kernel / KERNEL_W * DILATION_H - PADDING_H;
     let iw = column * STRIDE_W + kernel % KERNEL_W * DILATION_W - PADDING_W;
     let inside = ih < INPUT_H && iw < INPUT_W;
@@ -54,7 +56,8 @@ fn input_of_tap(tap: u32, position: u32) -> u32 {
     return place * INPUTS + tap % INPUTS;
 }
 
-// The element of the output that reads a position of the input by a tap; another one where there is none, and `inside` is false.
+// Index of the output element that reads a position of the input through a tap; if there is none, an arbitrary valid
+// index, and `inside` is false.
 fn output_of_tap(tap: u32, position: u32) -> u32 {
     let kernel = tap / OUTPUTS;
     let image = position / (INPUT_H * INPUT_W);

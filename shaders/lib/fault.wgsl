@@ -1,5 +1,5 @@
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

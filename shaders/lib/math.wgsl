@@ -1,7 +1,7 @@
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
-// say what happens. A kernel gets the functions that it uses, and those that they use.
+// functions define them. A kernel contains only the functions that it uses, with their dependencies.
 
-// Not a constant, so that no compiler evaluates what comes out of these bits.
+// Not a constant, so that no compiler evaluates expressions of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;
     return bitcast<f32>(word);
@@ -58,8 +58,8 @@ fn exp_f32(x: f32) -> f32 {
     return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
 }
 
-// e^x of scores relative to the greatest one. The built-in function's error grows with |x|, but e^x shrinks faster: beside
-// the 1 of the greatest score nothing of it is seen. Minus infinity gives 0, NaN stays.
+// e^x of scores relative to the maximum. The error of the built-in function grows with |x|, but e^x shrinks faster, so
+// the error is negligible relative to e^0 = 1 of the maximum score. Minus infinity gives 0; NaN stays NaN.
 fn numerators(x: vec4<f32>) -> vec4<f32> {
     let nan = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
     let small = x < vec4<f32>(-87.0);
@@ -93,7 +93,7 @@ fn split_number(x: f32) -> vec2<f32> {
     return vec2<f32>(f32(exponent), mantissa - 1.0);
 }
 
-// What a logarithm is where it is no number; else 0.
+// Result of a logarithm for NaN, infinities, zero and negative numbers; else 0.
 fn log_special(x: f32) -> f32 {
     if (is_nan(x) || x < 0.0) {
         return from_bits(0x7fc00000u);
@@ -104,7 +104,7 @@ fn log_special(x: f32) -> f32 {
     return select(0.0, x, is_inf(x));
 }
 
-// A whole number of binary orders, and the natural logarithm of the rest; subnormal numbers are scaled first.
+// Binary exponent, and natural logarithm of the mantissa; subnormal numbers are scaled first.
 fn log_parts(x: f32) -> vec2<f32> {
     let small = x < 1.17549435e-38;
     let parts = split_number(select(x, x * 8388608.0, small));
@@ -205,55 +205,11 @@ fn gelu_erf_f32(x: f32) -> f32 {
     return 0.5 * x * (1.0 + erf_f32(x * 0.707106781));
 }
 
-// Remainder of x by pi / 2, and the number of the quadrant. Cody and Waite: pi / 2 in three parts, whose products
-// with k are exact also where `fma` rounds twice.
-fn quadrant(x: f32) -> vec2<f32> {
-    let k = round(x * 0.636619772);
-    let r = fma(k, -7.54978995e-8, fma(k, -4.83751297e-4, fma(k, -1.5703125, x)));
-    return vec2<f32>(r, k);
-}
-
-fn sin_core(r: f32) -> f32 {
-    let z = r * r;
-    var p = 2.75573192e-6;
-    p = fma(p, z, -1.98412698e-4);
-    p = fma(p, z, 8.33333333e-3);
-    p = fma(p, z, -1.66666667e-1);
-    return fma(p * z, r, r);
-}
-
-fn cos_core(r: f32) -> f32 {
-    let z = r * r;
-    var p = 2.48015873e-5;
-    p = fma(p, z, -1.38888889e-3);
-    p = fma(p, z, 4.16666667e-2);
-    p = fma(p, z, -0.5);
-    return fma(p, z, 1.0);
-}
-
-fn sin_of_quadrants(x: f32, offset: u32) -> f32 {
-    if (is_nan(x) || is_inf(x)) {
-        return from_bits(0x7fc00000u);
-    }
-    let q = quadrant(x);
-    let number = (bitcast<u32>(i32(q.y)) + offset) & 3u;
-    let y = select(sin_core(q.x), cos_core(q.x), (number & 1u) == 1u);
-    return select(y, -y, number >= 2u);
-}
-
-fn sin_f32(x: f32) -> f32 {
-    return sin_of_quadrants(x, 0u);
-}
-
-fn cos_f32(x: f32) -> f32 {
-    return sin_of_quadrants(x, 1u);
-}
-
 fn sign_f32(x: f32) -> f32 {
     return select(select(x, 1.0, x > 0.0), -1.0, x < 0.0);
 }
 
-// Drivers make a minimum and a maximum of the comparisons, which lose NaN.
+// Drivers turn these comparisons into a minimum and a maximum, which lose NaN.
 fn clamp_f32(x: f32, low: f32, high: f32) -> f32 {
     let limited = select(select(x, low, x < low), high, x > high);
     return select(limited, x, is_nan(x));
@@ -388,7 +344,7 @@ fn f32_to_i32(x: f32) -> i32 {
 
 // Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
 fn f16_to_f32(half: u32) -> f32 {
-    // Without branches, behind which loads would wait for each other.
+    // Without branches, because loads after them would wait for each other.
     let magnitude = half & 0x7fffu;
     let tiny = bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
     let finite = select((magnitude << 13u) + 0x38000000u, tiny, magnitude < 0x400u);
@@ -396,7 +352,7 @@ fn f16_to_f32(half: u32) -> f32 {
     return from_bits(word | ((half & 0x8000u) << 16u));
 }
 
-// Four halves in two words.
+// Four f16 values in two words.
 fn f16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     let halves = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
     let magnitudes = halves & vec4<u32>(0x7fffu);
@@ -412,8 +368,9 @@ fn bf16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(words);
 }
 
-// Integers in the mantissas of floats: 2^23 + i has the bits of i where it is below 2^8, and 2^15 + i / 2^8 those 8 bits higher.
-// An integer is found by an "and", an "or" and a subtraction, which on many devices takes less time than a conversion.
+// Conversion of integers through the mantissas of floats: 2^23 + i contains the bits of i for i < 2^8, and 2^15 + i /
+// 2^8 contains them 8 bits higher. The conversion is an "and", an "or" and a subtraction, which on many devices is
+// faster than a conversion instruction.
 
 // Four integers of Q8_0 in a word, in two's complement.
 fn q8_0_to_f32x4(word: u32) -> vec4<f32> {
@@ -432,7 +389,7 @@ fn q4_0_low_to_f32x4(word: u32) -> vec4<f32> {
     return floats - vec4<f32>(8388616.0, 32776.0, 8388616.0, 32776.0);
 }
 
-// Of the second half of a block in the upper halves of bytes: 2^19 + i / 2^4, and 2^11 + i / 2^12.
+// The same for the second half of a block, in the upper halves of bytes: 2^19 + i / 2^4, and 2^11 + i / 2^12.
 fn q4_0_high_to_f32x4(word: u32) -> vec4<f32> {
     let high = word >> 16u;
     let bits = vec4<u32>(word & 0xf0u, word & 0xf000u, high & 0xf0u, high & 0xf000u);
@@ -440,13 +397,14 @@ fn q4_0_high_to_f32x4(word: u32) -> vec4<f32> {
     return floats - vec4<f32>(524296.0, 2056.0, 524296.0, 2056.0);
 }
 
-// Four integers of four bits in the lower halves of the bytes of a word, each plus 16: the bits of i are behind the leading bit of 16.
+// Four integers of four bits in the lower halves of the bytes of a word, each plus 16: the bits of i follow the leading
+// bit of 16.
 fn four_bits_plus_16(word: u32) -> vec4<f32> {
     let bits = vec4<u32>(word << 19u, word << 11u, word << 3u, word >> 5u);
     return bitcast<vec4<f32>>((bits & vec4<u32>(0x00780000u)) | vec4<u32>(0x41800000u));
 }
 
-// Four integers of Q8_0 in a word, in two's complement, each plus 384: those of 0 to 255 plus 256.
+// Four integers of Q8_0 in a word, in two's complement, each plus 384: the unsigned integers 0 to 255, plus 256.
 fn q8_0_plus_384(word: u32) -> vec4<f32> {
     let bytes = word ^ 0x80808080u;
     let bits = vec4<u32>(bytes << 15u, bytes << 7u, bytes >> 1u, bytes >> 9u);
@@ -466,13 +424,14 @@ fn four_bits_to_f32x4(word: u32, half: u32) -> vec4<f32> {
     return bytes_to_f32x4((word >> (4u * half)) & 0x0f0f0f0fu, 0.0);
 }
 
-// The same with a bit above each, those of the first half in the lowest bits of bytes and those of the second four bits higher.
+// The same with a fifth bit for each integer: `above` contains those of the first half in the lowest bits of bytes, and
+// those of the second half four bits higher.
 fn five_bits_to_f32x4(word: u32, above: u32, half: u32, offset: f32) -> vec4<f32> {
     let low = (word >> (4u * half)) & 0x0f0f0f0fu;
     return bytes_to_f32x4(low | (((above >> (4u * half)) & 0x01010101u) << 4u), offset);
 }
 
-// With two bits above each.
+// The same with two more bits for each integer, in `above`.
 fn six_bits_to_f32x4(word: u32, above: u32, half: u32) -> vec4<f32> {
     let low = (word >> (4u * half)) & 0x0f0f0f0fu;
     return bytes_to_f32x4(low | (((above >> (4u * half)) & 0x03030303u) << 4u), 32.0);

@@ -1,8 +1,9 @@
-// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
-// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
-// `products` in memory of the workgroup: all its sums, row by row.
+// Columns of a workgroup, for matmuls of few rows whose epilogues read several sums of the workgroup. A kernel that
+// calls these functions declares N; TILE, the number of columns of a workgroup; HALF, the distance in columns of the
+// two elements of a rotated pair, or 0; and in workgroup memory `products`, all sums of the workgroup, row by row.
 
-// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+// Column of the result, by its number in the workgroup. If pairs are rotated, the first columns of all pairs come
+// before the second ones.
 fn column_of(tile: u32, number: u32) -> u32 {
     const PAIRS: u32 = TILE / 2u;
     const SOME_HALF: u32 = max(HALF, 1u);
@@ -11,14 +12,14 @@ fn column_of(tile: u32, number: u32) -> u32 {
     return select(tile * TILE + number, rotated, HALF > 0u);
 }
 
-// The number of a column in its workgroup.
+// Number of a column in its workgroup: the inverse of `column_of`.
 fn number_of(column: u32) -> u32 {
     const PAIRS: u32 = TILE / 2u;
     const SOME_HALF: u32 = max(HALF, 1u);
     return select(column % TILE, column / SOME_HALF % 2u * PAIRS + column % SOME_HALF % PAIRS, HALF > 0u);
 }
 
-// The sum of an element of the result that is in the same workgroup.
+// Sum of the element `i` of the result, which must belong to this workgroup.
 fn product_at(i: u32) -> f32 {
     return products[i / N * TILE + number_of(i % N)];
 }

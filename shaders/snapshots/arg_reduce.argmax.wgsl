@@ -1,8 +1,8 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
-// The location of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
-// every LANES-th element, then halve the candidates in shared memory. A row may have several workgroups (PARTS):
-// arg_reduce_join.wgsl joins what they have found.
+// Index of the first element of each row that precedes all others in the order, such as the largest. Each of the LANES
+// threads of a row compares every LANES-th element; then shared memory halves the candidates in each step. A row may be
+// split into several workgroups (PARTS); arg_reduce_join.wgsl joins their results.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 alias Value = f32;
@@ -23,7 +23,7 @@ fn load(at: u32) -> Value {
 fn store(row: u32, part: u32, best: u32) {
     b1[row] = best;
 }
-// Whether a comes before b.
+// Returns true if a precedes b in the order.
 fn comes_before(a: Value, b: Value) -> bool {
     return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
 }
@@ -32,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let group_number = group.x;
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
-    // Threads without a row do the work of the last one, and store nothing.
+    // Threads without a row compute the last row, and store nothing.
     let exists = group_number / PARTS * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number / PARTS * WIDTH + row_here, ROWS - 1u);
     let part = group_number % PARTS;

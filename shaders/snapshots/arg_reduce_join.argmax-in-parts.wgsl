@@ -1,7 +1,8 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
 var<storage, read> found: array<u32>;
-// Of the locations that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
+// Joins the results of arg_reduce.wgsl for the parts of each row: one thread per row selects the index whose element
+// comes first.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 alias Value = f32;
@@ -16,7 +17,7 @@ fn load(at: u32) -> Value {
 fn store(row: u32, best: u32) {
     b1[row] = best;
 }
-// Whether a comes before b.
+// Returns true if a precedes b in the order.
 fn comes_before(a: Value, b: Value) -> bool {
     return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
 }

@@ -22,35 +22,35 @@ const HEAD_DIM: u32 = 64u;
 // Rows of a tile, and threads of a subgroup.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
-// Subgroups along the columns of a product, and rows of tiles of columns of a step.
-const BESIDE: u32 = 2u;
-// Keys that the first query sees.
+// Subgroups side by side along the columns of a product, and tiles along the columns of a step.
+const COLUMN_SUBGROUPS: u32 = 2u;
+// Number of keys that the first query attends to, without a window.
 const SHIFT: u32 = 11u;
 const THREADS: u32 = 256u;
 const ROWS: u32 = 32u;
 const COLUMNS: u32 = 32u;
-const ACROSS: u32 = 8u;
+const ROW_THREADS: u32 = 8u;
 const QUERY_TILES: u32 = 10u;
 const LAST_VECTOR: u32 = 15u;
-// Vectors of a head, up to a multiple of the tiles of a sum's subgroups, and tiles of it.
+// Vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and tiles of a head.
 const VECTORS: u32 = 16u;
 // Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
 const PRODUCT_TILES: u32 = 1u;
 const SUM_TILES: u32 = 2u;
 const QUARTER: u32 = 4u;
-// Vectors between rows of operands, of weights and of products; those of an operand, of weights and of a product.
+// Row strides in vectors: operands, weights and products. Sizes in vectors: an operand, the weights and a product.
 const STRIDE: u32 = 18u;
 const WEIGHTS_STRIDE: u32 = 10u;
 const SUMS_STRIDE: u32 = 9u;
 const OPERAND: u32 = 576u;
 const PRODUCT: u32 = 288u;
-// Weights are where values were: these are needed for the products only.
+// Weights overwrite the values, which only the products need.
 const WEIGHTS_AT: u32 = 576u;
 var<workgroup> pool: array<Vector, 2u * OPERAND>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
-// The largest numbers of each query, and of all.
+// Largest magnitudes of each query, and of all queries of the workgroup.
 var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
-// A vector of the row that begins at an element; the logarithm and the delta of a query.
+// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b0[start / 4u + vector];
 }
@@ -77,8 +77,8 @@ fn store(start: u32, vector: u32, value: vec4<f32>) {
 fn scale() -> f32 {
     return (1.25e-1f);
 }
-// Bits of the largest of four numbers: bits of numbers that are not negative are in the order of the numbers. The factor is
-// 2^-n for a number from 2^n to 2^(n + 1), as far as it and its inverse are normal, and 1 for what is infinite or none.
+// Bits of the largest magnitude of four numbers: bits of non-negative numbers have the same order as the numbers. The
+// factor is 2^-n for a number from 2^n to 2^(n + 1) if it and its inverse are normal, and 1 for infinity and NaN.
 fn size_of(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
@@ -88,7 +88,7 @@ fn factor_of(size: u32) -> f32 {
     return bitcast<f32>(select(clamp(254u - exponent, 1u, 253u), 127u, exponent == 255u) << 23u);
 }
 fn inverse_of(factor: f32) -> f32 { return bitcast<f32>((254u << 23u) - bitcast<u32>(factor)); }
-// The number of a query among those of all heads, the last one for those behind it, and the first element of a row.
+// Index of a query among the queries of all heads, clamped to the last one, and index of the first element of its row.
 fn query_number(batch: u32, head: u32, query: u32) -> u32 { return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u); }
 fn query_start(batch: u32, row: u32, head: u32) -> u32 {
     return ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
@@ -96,7 +96,7 @@ fn query_start(batch: u32, row: u32, head: u32) -> u32 {
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A vector as it is fetched: zeros beyond the head, as far as products are made from it.
+// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
 }
@@ -112,7 +112,7 @@ fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
 fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
 }
-// The row of a vector that a thread copies, the last one for those behind it.
+// Row of a vector that a thread copies, clamped to the last row.
 fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
     return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
 }
@@ -126,12 +126,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_Q) - 1u;
     let subgroup = local / SUBGROUP;
-    let sub_row = subgroup / (2u * BESIDE) * TILE;
-    let which = subgroup / BESIDE % 2u;
-    let sub_column = subgroup % BESIDE;
+    let sub_row = subgroup / (2u * COLUMN_SUBGROUPS) * TILE;
+    let which = subgroup / COLUMN_SUBGROUPS % 2u;
+    let sub_column = subgroup % COLUMN_SUBGROUPS;
     let own_row = local % ROWS;
     let part = local / ROWS;
-    // Keys that some of the queries see, those that all of them see, and those that the thread's query does.
+    // Ranges of keys that some of the queries attend to, that all of them do, and that the thread's query does.
     var begin = 0u;
     var end = ROWS_K;
     var all_from = 0u;
@@ -216,7 +216,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let to_product_0 = which * PRODUCT + sub_row * SUMS_STRIDE + sub_column * (PRODUCT_TILES * QUARTER) + 0u * QUARTER;
         coopStoreT(product_0, &sums[to_product_0], SUMS_STRIDE);
         workgroupBarrier();
-        let vector_0 = 0u * ACROSS + part;
+        let vector_0 = 0u * ROW_THREADS + part;
         let s_0 = sums[own_row * SUMS_STRIDE + vector_0];
         let t_0 = sums[PRODUCT + own_row * SUMS_STRIDE + vector_0];
         var ds_0 = numerators(s_0 * scale() - vec4<f32>(own_lse)) * (t_0 - vec4<f32>(own_delta)) * scale();
@@ -242,8 +242,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     coopStoreT(sum_0, &sums[to_sum_0], SUMS_STRIDE);
     workgroupBarrier();
     {
-        let own = row_of(local + 0u * THREADS, ROWS, BESIDE * QUARTER);
-        let across = (local + 0u * THREADS) % (BESIDE * QUARTER);
+        let own = row_of(local + 0u * THREADS, ROWS, COLUMN_SUBGROUPS * QUARTER);
+        let across = (local + 0u * THREADS) % (COLUMN_SUBGROUPS * QUARTER);
         let vector = (across / QUARTER * SUM_TILES + 0u) * QUARTER + across % QUARTER;
         let at = own * SUMS_STRIDE + across;
         let result = (sums[at] + sums[PRODUCT + at]) * inverse_of(factor_of(atomicLoad(&largest[own])));
@@ -254,8 +254,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     coopStoreT(sum_1, &sums[to_sum_1], SUMS_STRIDE);
     workgroupBarrier();
     {
-        let own = row_of(local + 0u * THREADS, ROWS, BESIDE * QUARTER);
-        let across = (local + 0u * THREADS) % (BESIDE * QUARTER);
+        let own = row_of(local + 0u * THREADS, ROWS, COLUMN_SUBGROUPS * QUARTER);
+        let across = (local + 0u * THREADS) % (COLUMN_SUBGROUPS * QUARTER);
         let vector = (across / QUARTER * SUM_TILES + 1u) * QUARTER + across % QUARTER;
         let at = own * SUMS_STRIDE + across;
         let result = (sums[at] + sums[PRODUCT + at]) * inverse_of(factor_of(atomicLoad(&largest[own])));
@@ -263,8 +263,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     workgroupBarrier();
 }
-// e^x of scores relative to the greatest one. The built-in function's error grows with |x|, but e^x shrinks faster: beside
-// the 1 of the greatest score nothing of it is seen. Minus infinity gives 0, NaN stays.
+// e^x of scores relative to the maximum. The error of the built-in function grows with |x|, but e^x shrinks faster, so
+// the error is negligible relative to e^0 = 1 of the maximum score. Minus infinity gives 0; NaN stays NaN.
 fn numerators(x: vec4<f32>) -> vec4<f32> {
     let nan = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
     let small = x < vec4<f32>(-87.0);

@@ -11,27 +11,27 @@ const HEADS: u32 = 4u;
 const HEAD_DIM: u32 = 4u;
 // Keys of a tile, threads that share a key, and workgroups that share the keys of a query.
 const KEYS: u32 = 512u;
-const SHARING: u32 = 4u;
-// Threads side by side in the sum of values: vectors of a head, up to a power of two.
-const ACROSS: u32 = 1u;
+const KEY_THREADS: u32 = 4u;
+// Threads that accumulate the vectors of a value: the vectors of a head, rounded up to a power of two.
+const VECTOR_THREADS: u32 = 1u;
 const GROUP: u32 = 2u;
 const VECTORS: u32 = 1u;
 const ROW_VECTORS: u32 = 2u;
-// Cached keys that there may be before the queries are one less.
+// Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = 9u;
 const THREADS: u32 = 256u;
-// Threads that bring together what all have, and numbers that each of them reads.
-const FEW: u32 = 16u;
-const EACH: u32 = 16u;
+// Threads that reduce the values of all threads, and the number of values that each of them reads.
+const FINAL_THREADS: u32 = 16u;
+const FINAL_VALUES: u32 = 16u;
 // Threads that have the same vector of values, and loads of these prefetched at a time.
-const PARTS: u32 = 256u;
-const VALUES_TOGETHER: u32 = 8u;
-const KEYS_TOGETHER: u32 = 2u;
+const VALUE_GROUPS: u32 = 256u;
+const VALUES_UNROLL: u32 = 8u;
+const KEYS_UNROLL: u32 = 2u;
 const KEY_STEP: u32 = 64u;
 const MIN_F32: f32 = -3.4028234e38;
-var<workgroup> partial: array<f32, SHARING * KEYS>;
+var<workgroup> partial: array<f32, KEY_THREADS * KEYS>;
 var<workgroup> folded: array<vec4<f32>, THREADS>;
-var<workgroup> few: array<f32, FEW>;
+var<workgroup> few: array<f32, FINAL_THREADS>;
 fn load_q(index: u32) -> vec4<f32> {
     return b1[index];
 }
@@ -53,43 +53,43 @@ fn store(start: u32, vector: u32, value: vec4<f32>) {
 fn scale() -> f32 {
     return (5e-1f);
 }
-// A vector of a key or a value: that of the last row for those behind it.
+// Index of a vector of a key or a value; rows are clamped to the last one.
 fn index_of(sequence: u32, row: u32, shared_head: u32, vector: u32) -> u32 {
     let within = min(row, ROWS_K - 1u);
     var cached = sequence * ROWS_K + within;
     return cached * ROW_VECTORS + shared_head / 4u + vector;
 }
-// The vector that a thread reads of a key or the query: the last one for those behind it.
+// Index of the vector that a thread reads of a key or the query, clamped to the last one.
 fn piece_of_key(slot: u32, piece: u32) -> u32 {
-    return min(slot + piece * SHARING, VECTORS - 1u);
+    return min(slot + piece * KEY_THREADS, VECTORS - 1u);
 }
-// A vector of a key with that of the query: nothing behind the last one.
+// Adds the product of a key's vector and the query's one to a sum, except past the last vector.
 fn add_product(sum: vec4<f32>, query: vec4<f32>, key: vec4<f32>, vector: u32) -> vec4<f32> {
     var added = fma(query, key, sum);
     added = select(sum, added, vector < VECTORS);
     return added;
 }
-// Leaves what a thread has of the score of a key.
+// Stores a thread's part of the score of a key.
 fn store_score(slot: u32, key: u32, count: u32, product: vec4<f32>) {
     if (key < count) {
         let pair = product.xy + product.zw;
         partial[slot * KEYS + key] = (pair.x + pair.y) * scale();
     }
 }
-// A value with the weight of its key.
+// Adds a value with the weight of its key to a sum.
 fn add_value(sum: vec4<f32>, value: vec4<f32>, key: u32, count: u32) -> vec4<f32> {
     let weight = vec4<f32>(partial[min(key, KEYS - 1u)]);
     return select(sum, fma(weight, value, sum), key < count);
 }
-// Sums of the parts of a vector of values, of neighbours first; the last function stands for that of all parts.
-fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + ACROSS]; }
-fn sum_4(at: u32) -> vec4<f32> { return sum_2(at) + sum_2(at + 2u * ACROSS); }
-fn sum_8(at: u32) -> vec4<f32> { return sum_4(at) + sum_4(at + 4u * ACROSS); }
-fn sum_16(at: u32) -> vec4<f32> { return sum_8(at) + sum_8(at + 8u * ACROSS); }
-fn sum_32(at: u32) -> vec4<f32> { return sum_16(at) + sum_16(at + 16u * ACROSS); }
-fn sum_64(at: u32) -> vec4<f32> { return sum_32(at) + sum_32(at + 32u * ACROSS); }
-fn sum_128(at: u32) -> vec4<f32> { return sum_64(at) + sum_64(at + 64u * ACROSS); }
-fn sum_256(at: u32) -> vec4<f32> { return sum_128(at) + sum_128(at + 128u * ACROSS); }
+// Sums of the parts of a vector of values, neighbours first; the last function returns the sum of all parts.
+fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + VECTOR_THREADS]; }
+fn sum_4(at: u32) -> vec4<f32> { return sum_2(at) + sum_2(at + 2u * VECTOR_THREADS); }
+fn sum_8(at: u32) -> vec4<f32> { return sum_4(at) + sum_4(at + 4u * VECTOR_THREADS); }
+fn sum_16(at: u32) -> vec4<f32> { return sum_8(at) + sum_8(at + 8u * VECTOR_THREADS); }
+fn sum_32(at: u32) -> vec4<f32> { return sum_16(at) + sum_16(at + 16u * VECTOR_THREADS); }
+fn sum_64(at: u32) -> vec4<f32> { return sum_32(at) + sum_32(at + 32u * VECTOR_THREADS); }
+fn sum_128(at: u32) -> vec4<f32> { return sum_64(at) + sum_64(at + 64u * VECTOR_THREADS); }
+fn sum_256(at: u32) -> vec4<f32> { return sum_128(at) + sum_128(at + 128u * VECTOR_THREADS); }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -107,41 +107,41 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var seen_from = 0u;
     var start = seen_from;
     var end = seen_to;
-    let slot = local % SHARING;
-    let piece = min(local % ACROSS, VECTORS - 1u);
-    let part = local / ACROSS;
-    let first_key = local / SHARING;
+    let slot = local % KEY_THREADS;
+    let piece = min(local % VECTOR_THREADS, VECTORS - 1u);
+    let part = local / VECTOR_THREADS;
+    let first_key = local / KEY_THREADS;
     var greatest = MIN_F32;
     var total = 0.0;
     var sum = vec4<f32>();
     var tile = start;
     loop {
-        let value_0 = load_v(index_of(sequence, tile + part + 0u * PARTS, shared_head, piece));
-        let value_1 = load_v(index_of(sequence, tile + part + 1u * PARTS, shared_head, piece));
-        let value_2 = load_v(index_of(sequence, tile + part + 2u * PARTS, shared_head, piece));
-        let value_3 = load_v(index_of(sequence, tile + part + 3u * PARTS, shared_head, piece));
-        let value_4 = load_v(index_of(sequence, tile + part + 4u * PARTS, shared_head, piece));
-        let value_5 = load_v(index_of(sequence, tile + part + 5u * PARTS, shared_head, piece));
-        let value_6 = load_v(index_of(sequence, tile + part + 6u * PARTS, shared_head, piece));
-        let value_7 = load_v(index_of(sequence, tile + part + 7u * PARTS, shared_head, piece));
+        let value_0 = load_v(index_of(sequence, tile + part + 0u * VALUE_GROUPS, shared_head, piece));
+        let value_1 = load_v(index_of(sequence, tile + part + 1u * VALUE_GROUPS, shared_head, piece));
+        let value_2 = load_v(index_of(sequence, tile + part + 2u * VALUE_GROUPS, shared_head, piece));
+        let value_3 = load_v(index_of(sequence, tile + part + 3u * VALUE_GROUPS, shared_head, piece));
+        let value_4 = load_v(index_of(sequence, tile + part + 4u * VALUE_GROUPS, shared_head, piece));
+        let value_5 = load_v(index_of(sequence, tile + part + 5u * VALUE_GROUPS, shared_head, piece));
+        let value_6 = load_v(index_of(sequence, tile + part + 6u * VALUE_GROUPS, shared_head, piece));
+        let value_7 = load_v(index_of(sequence, tile + part + 7u * VALUE_GROUPS, shared_head, piece));
         let key_0_0 = load_k(index_of(sequence, tile + first_key + 0u * KEY_STEP, shared_head, piece_of_key(slot, 0u)));
         let key_1_0 = load_k(index_of(sequence, tile + first_key + 1u * KEY_STEP, shared_head, piece_of_key(slot, 0u)));
         let count = min(end - tile, KEYS);
         var product_0 = vec4<f32>();
         var product_1 = vec4<f32>();
         let query_0 = load_q(own / 4u + piece_of_key(slot, 0u));
-        product_0 = add_product(product_0, query_0, key_0_0, slot + 0u * SHARING);
-        product_1 = add_product(product_1, query_0, key_1_0, slot + 0u * SHARING);
+        product_0 = add_product(product_0, query_0, key_0_0, slot + 0u * KEY_THREADS);
+        product_1 = add_product(product_1, query_0, key_1_0, slot + 0u * KEY_THREADS);
         store_score(slot, first_key + 0u * KEY_STEP, count, product_0);
         store_score(slot, first_key + 1u * KEY_STEP, count, product_1);
-        for (var j = first_key + KEYS_TOGETHER * KEY_STEP; j < count; j += KEYS_TOGETHER * KEY_STEP) {
+        for (var j = first_key + KEYS_UNROLL * KEY_STEP; j < count; j += KEYS_UNROLL * KEY_STEP) {
             let key_0_0 = load_k(index_of(sequence, tile + j + 0u * KEY_STEP, shared_head, piece_of_key(slot, 0u)));
             let key_1_0 = load_k(index_of(sequence, tile + j + 1u * KEY_STEP, shared_head, piece_of_key(slot, 0u)));
             var product_0 = vec4<f32>();
             var product_1 = vec4<f32>();
             let query_0 = load_q(own / 4u + piece_of_key(slot, 0u));
-            product_0 = add_product(product_0, query_0, key_0_0, slot + 0u * SHARING);
-            product_1 = add_product(product_1, query_0, key_1_0, slot + 0u * SHARING);
+            product_0 = add_product(product_0, query_0, key_0_0, slot + 0u * KEY_THREADS);
+            product_1 = add_product(product_1, query_0, key_1_0, slot + 0u * KEY_THREADS);
             store_score(slot, j + 0u * KEY_STEP, count, product_0);
             store_score(slot, j + 1u * KEY_STEP, count, product_1);
         }
@@ -149,7 +149,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var most = greatest;
         for (var j = local; j < count; j += THREADS) {
             var score = partial[j];
-            for (var other = 1u; other < SHARING; other += 1u) {
+            for (var other = 1u; other < KEY_THREADS; other += 1u) {
                 score += partial[other * KEYS + j];
             }
             partial[j] = score;
@@ -166,31 +166,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             total += weight;
         }
         workgroupBarrier();
-        sum = add_value(sum, value_0, part + 0u * PARTS, count);
-        sum = add_value(sum, value_1, part + 1u * PARTS, count);
-        sum = add_value(sum, value_2, part + 2u * PARTS, count);
-        sum = add_value(sum, value_3, part + 3u * PARTS, count);
-        sum = add_value(sum, value_4, part + 4u * PARTS, count);
-        sum = add_value(sum, value_5, part + 5u * PARTS, count);
-        sum = add_value(sum, value_6, part + 6u * PARTS, count);
-        sum = add_value(sum, value_7, part + 7u * PARTS, count);
-        for (var first = part + VALUES_TOGETHER * PARTS; first < count; first += VALUES_TOGETHER * PARTS) {
-            let value_0 = load_v(index_of(sequence, tile + first + 0u * PARTS, shared_head, piece));
-            let value_1 = load_v(index_of(sequence, tile + first + 1u * PARTS, shared_head, piece));
-            let value_2 = load_v(index_of(sequence, tile + first + 2u * PARTS, shared_head, piece));
-            let value_3 = load_v(index_of(sequence, tile + first + 3u * PARTS, shared_head, piece));
-            let value_4 = load_v(index_of(sequence, tile + first + 4u * PARTS, shared_head, piece));
-            let value_5 = load_v(index_of(sequence, tile + first + 5u * PARTS, shared_head, piece));
-            let value_6 = load_v(index_of(sequence, tile + first + 6u * PARTS, shared_head, piece));
-            let value_7 = load_v(index_of(sequence, tile + first + 7u * PARTS, shared_head, piece));
-            sum = add_value(sum, value_0, first + 0u * PARTS, count);
-            sum = add_value(sum, value_1, first + 1u * PARTS, count);
-            sum = add_value(sum, value_2, first + 2u * PARTS, count);
-            sum = add_value(sum, value_3, first + 3u * PARTS, count);
-            sum = add_value(sum, value_4, first + 4u * PARTS, count);
-            sum = add_value(sum, value_5, first + 5u * PARTS, count);
-            sum = add_value(sum, value_6, first + 6u * PARTS, count);
-            sum = add_value(sum, value_7, first + 7u * PARTS, count);
+        sum = add_value(sum, value_0, part + 0u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_1, part + 1u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_2, part + 2u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_3, part + 3u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_4, part + 4u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_5, part + 5u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_6, part + 6u * VALUE_GROUPS, count);
+        sum = add_value(sum, value_7, part + 7u * VALUE_GROUPS, count);
+        for (var first = part + VALUES_UNROLL * VALUE_GROUPS; first < count; first += VALUES_UNROLL * VALUE_GROUPS) {
+            let value_0 = load_v(index_of(sequence, tile + first + 0u * VALUE_GROUPS, shared_head, piece));
+            let value_1 = load_v(index_of(sequence, tile + first + 1u * VALUE_GROUPS, shared_head, piece));
+            let value_2 = load_v(index_of(sequence, tile + first + 2u * VALUE_GROUPS, shared_head, piece));
+            let value_3 = load_v(index_of(sequence, tile + first + 3u * VALUE_GROUPS, shared_head, piece));
+            let value_4 = load_v(index_of(sequence, tile + first + 4u * VALUE_GROUPS, shared_head, piece));
+            let value_5 = load_v(index_of(sequence, tile + first + 5u * VALUE_GROUPS, shared_head, piece));
+            let value_6 = load_v(index_of(sequence, tile + first + 6u * VALUE_GROUPS, shared_head, piece));
+            let value_7 = load_v(index_of(sequence, tile + first + 7u * VALUE_GROUPS, shared_head, piece));
+            sum = add_value(sum, value_0, first + 0u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_1, first + 1u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_2, first + 2u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_3, first + 3u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_4, first + 4u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_5, first + 5u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_6, first + 6u * VALUE_GROUPS, count);
+            sum = add_value(sum, value_7, first + 7u * VALUE_GROUPS, count);
         }
         tile += KEYS;
         if (tile >= end) {
@@ -239,7 +239,7 @@ fn exp_f32(x: f32) -> f32 {
     let whole = i32(select(n, 0.0, is_nan(x)));
     return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
 }
-// Four halves in two words.
+// Four f16 values in two words.
 fn f16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     let halves = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
     let magnitudes = halves & vec4<u32>(0x7fffu);
@@ -249,8 +249,8 @@ fn f16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     let words = select(finite, shifted | vec4<u32>(0x7f800000u), magnitudes >= vec4<u32>(0x7c00u));
     return bitcast<vec4<f32>>(words | ((halves & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;
@@ -260,25 +260,27 @@ fn checked_index(index: u32, rows: u32) -> u32 {
     atomicMax(&fault[2u + 2u * reporter], index);
     return 0u;
 }
-// Reductions over all threads of a workgroup. A kernel that calls `join_all` declares in memory of the workgroup `folded`,
-// a vec4<f32> for each thread, and `few`, an f32 for each of FEW threads, of which each reads EACH numbers; both are 16.
-// Four numbers of threads, from one on, and four of those few that have joined them.
+// Reductions over all threads of a workgroup. A kernel that calls `join_all` declares in workgroup memory `folded`, a
+// vec4<f32> per thread, and `few`, an f32 for each of FINAL_THREADS threads, each of which reads FINAL_VALUES values; both constants are
+// 16.
+// Values of four adjacent threads, and results of four of the FINAL_THREADS threads, each of which combines values of
+// several threads.
 fn folded_at(at: u32) -> vec4<f32> {
     return vec4<f32>(folded[at].x, folded[at + 1u].x, folded[at + 2u].x, folded[at + 3u].x);
 }
 fn few_at(at: u32) -> vec4<f32> {
     return vec4<f32>(few[at], few[at + 1u], few[at + 2u], few[at + 3u]);
 }
-// The greatest number of four, or their sum.
+// Maximum of four numbers, or their sum.
 fn join_four(x: vec4<f32>, greatest: bool) -> f32 {
     return select((x.x + x.y) + (x.z + x.w), max(max(x.x, x.y), max(x.z, x.w)), greatest);
 }
-// The greatest number of all threads, or their sum: neighbours are joined, then what comes of them.
+// Maximum or sum over all threads: adjacent values are combined first, then their results.
 fn join_all(value: f32, local: u32, greatest: bool) -> f32 {
     folded[local].x = value;
     workgroupBarrier();
-    if (local < FEW) {
-        let at = local * EACH;
+    if (local < FINAL_THREADS) {
+        let at = local * FINAL_VALUES;
         few[local] = join_four(vec4<f32>(join_four(folded_at(at), greatest), join_four(folded_at(at + 4u), greatest),
                 join_four(folded_at(at + 8u), greatest), join_four(folded_at(at + 12u), greatest)), greatest);
     }

@@ -5,10 +5,11 @@ var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
 var<storage, read> b3: array<f32>;
 var<storage, read_write> b4: array<f32>;
-// Attention of few queries over a cache, for heads without vectors of four elements: a workgroup has a query of one head, and
-// goes over the keys that it sees in tiles of THREADS, with the greatest score and the sum of exponentials so far (Milakov
-// and Gimelshein, 2018). A thread has one key of a tile and leaves its score, then its weight, in shared memory; every
-// thread looks at all of them, and adds up the values of each THREADS-th element of the result. A tile has four barriers.
+// Attention of few queries over a cache, for heads without vectors of four elements: a workgroup has a query of one
+// head, and iterates over its keys in tiles of THREADS, with the running maximum score and sum of exponentials (Milakov
+// and Gimelshein, 2018). A thread has one key of a tile and stores its score, then its weight, in shared memory. Every
+// thread reads all of them, and accumulates the values for every THREADS-th element of the result. A tile has four
+// barriers.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
 // Rows and heads of a sequence, of queries and of keys.
@@ -18,11 +19,11 @@ const HEADS: u32 = 4u;
 const HEAD_DIM: u32 = 6u;
 const GROUP: u32 = 2u;
 const ROW: u32 = 12u;
-// Cached keys that there may be before the queries are one less.
+// Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = 512u;
 const THREADS: u32 = 64u;
-// Elements of a thread, the last one perhaps behind the head.
-const PARTS: u32 = 1u;
+// Elements of a thread; the last one may be beyond the head.
+const THREAD_ELEMENTS: u32 = 1u;
 const MIN_F32: f32 = -3.4028234e38;
 var<workgroup> query: array<f32, HEAD_DIM>;
 var<workgroup> scores: array<f32, THREADS>;
@@ -45,7 +46,7 @@ fn store(index: u32, value: f32) {
 fn scale() -> f32 {
     return (1.25e-1f);
 }
-// The row of the cache that holds a row of a sequence.
+// Row of the cache that contains a row of a sequence.
 fn cached_row(sequence: u32, row: u32) -> u32 {
     var cached = sequence * ROWS_K + row;
     return cached;
@@ -67,7 +68,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var e = local; e < HEAD_DIM; e += THREADS) {
         query[e] = load_q(own + e);
     }
-    var sums: array<f32, PARTS>;
+    var sums: array<f32, THREAD_ELEMENTS>;
     var greatest = MIN_F32;
     var total = 0.0;
     workgroupBarrier();
@@ -99,7 +100,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < count; j += 1u) {
             total += scores[j];
         }
-        for (var part = 0u; part < PARTS; part += 1u) {
+        for (var part = 0u; part < THREAD_ELEMENTS; part += 1u) {
             let element = part * THREADS + local;
             if (element < HEAD_DIM) {
                 var sum = sums[part] * kept;
@@ -111,7 +112,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    for (var part = 0u; part < PARTS; part += 1u) {
+    for (var part = 0u; part < THREAD_ELEMENTS; part += 1u) {
         let element = part * THREADS + local;
         if (element < HEAD_DIM) {
             store(own + element, sums[part] / total);
@@ -150,8 +151,8 @@ fn exp_f32(x: f32) -> f32 {
     let whole = i32(select(n, 0.0, is_nan(x)));
     return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

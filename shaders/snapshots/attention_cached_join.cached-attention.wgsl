@@ -1,8 +1,9 @@
 var<storage, read_write> b0: array<vec4<f32>>;
 var<storage, read> found_sums: array<vec4<f32>>;
 var<storage, read> found_numbers: array<f32>;
-// Attention of few queries over a cache, second of two launches: a thread for each vector of the result brings together what
-// the workgroups found that share the keys of its query, with weights relative to the greatest score of all.
+// Attention of few queries over a cache, second of two launches: one thread per vector of the result combines the
+// partial results of the workgroups that share the keys of its query, with weights relative to the overall maximum
+// score.
 //
 // Source: "Flash-Decoding", Dao, Haziza, Massa and Sizov, 2023. Twin in the oracle: core/src/ops/attention/cached.rs.
 const COUNT: u32 = 64u;

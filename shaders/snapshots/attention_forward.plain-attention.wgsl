@@ -3,14 +3,18 @@ var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read> b3: array<vec4<f32>>;
 var<storage, read_write> b4: array<f32>;
-// Attention by single threads: softmax over tiles of keys, whose greatest score and sum are kept up to date (Milakov and
-// Gimelshein, 2018; Dao et al., 2022). A workgroup has a tile of ROWS queries of one head, and goes over tiles of COLUMNS keys.
-// A thread has four queries; of the scores four keys that are ACROSS apart, of the results a vector of the head. Products go
-// in steps through shared memory, with what the next one needs prefetched, and a barrier before and behind each:
-// - scores: DEPTH vectors of the queries and of all keys of the tile at a time;
-// - softmax: what threads have of a row is brought together, by two barriers;
-// - results: ACROSS values at a time, whose weights go through shared memory, and a slab of SLAB vectors of each. Threads of
-//   a row share out the values in PARTS, of which one half is added to the other in the end.
+// Attention without cooperative matrices: softmax over tiles of keys with a running maximum score and sum (Milakov and
+// Gimelshein, 2018; Dao et al., 2022).
+//
+// A workgroup has a tile of ROWS queries of one head and iterates over tiles of COLUMNS keys. A thread has four
+// queries: in the scores, four keys at a distance of COLUMN_THREADS; in the results, one vector of the head. Products pass
+// through shared memory in steps. The operands of the next step are prefetched, with a barrier before and after each
+// step:
+// - scores: DEPTH vectors of the queries and of all keys of the tile per step;
+// - softmax: the values of the threads of a row are reduced, with two barriers;
+// - results: COLUMN_THREADS values per step, whose weights pass through shared memory, and a slab of SLAB vectors of
+//   each. The threads of a row form SLAB_GROUPS groups, each of which accumulates a part of the values; at the end, the
+//   parts are added pairwise.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
 const ROWS_Q: u32 = 300u;
@@ -23,31 +27,31 @@ const HEAD_DIM: u32 = 64u;
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 const VECTORS: u32 = 16u;
-// Keys that the first query sees, at most where they are in a cache.
+// Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = 11u;
 // Queries of a thread, threads of a row and of a column, and keys of a tile.
-const EACH: u32 = 4u;
-const ACROSS: u32 = 32u;
-const DOWN: u32 = 4u;
+const THREAD_TILE: u32 = 4u;
+const COLUMN_THREADS: u32 = 32u;
+const ROW_THREADS: u32 = 4u;
 const THREADS: u32 = 128u;
 const COLUMNS: u32 = 128u;
-// Vectors of a step of the scores, and of a row with one that keeps rows apart in the banks of shared memory.
+// Vectors of a row per step of the scores; the stride adds one vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = 5u;
 const STEPS: u32 = 4u;
 const SLABS: u32 = 1u;
-// Parts of the results, and halvings of these.
-const PARTS: u32 = 2u;
+// Groups of threads that accumulate parts of the same results, and rounds that merge these parts pairwise.
+const SLAB_GROUPS: u32 = 2u;
 const VALUES: u32 = 512u;
 const SOME: u32 = 8u;
-// Shared memory: keys and queries, then values, weights and what comes of rows, then results.
+// Shared memory contains in turn: keys and queries; values, weights and maxima or sums of rows; results.
 const QUERIES_AT: u32 = 640u;
 const REDUCED_AT: u32 = 672u;
 const SHARED: u32 = 720u;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// The last key; in a cache rows behind it may hold anything, NaN too.
+// Last key. Cache rows after it may contain anything, including NaN.
 var<private> last_key: u32;
-// A vector of the row that begins at an element; the number of cached keys of a sequence.
+// Load a vector of the row that begins at element `start`; the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b1[start / 4u + vector];
 }
@@ -57,7 +61,7 @@ fn load_k(start: u32, vector: u32) -> vec4<f32> {
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
     return b3[start / 4u + vector];
 }
-// A vector of a result, and the logarithm of the sum of exponentials of a query.
+// Store a vector of a result; the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) {
     if (vector < 16u) {
         b0[start / 4u + vector] = vec4<f32>(value);
@@ -69,12 +73,12 @@ fn store_lse(index: u32, value: f32) {
 fn scale() -> f32 {
     return (1.25e-1f);
 }
-// The first element of a head in a row of queries, and of keys: in the last row for those behind it.
+// Index of the first element of a head in a row of queries and of keys; rows are clamped to the last one.
 fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A vector as it is fetched: zeros beyond the head.
+// A loaded vector, or zeros past the end of the head.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     var known = value;
     return known;
@@ -89,18 +93,18 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, VECTORS - 1u)));
 }
 fn join(a: vec4<f32>, b: vec4<f32>, greatest: bool) -> vec4<f32> { return select(a + b, max(a, b), greatest); }
-// The greatest numbers, or the sums, of what the threads of a row have.
+// Maxima, or sums, of the values of the threads of a row.
 fn join_row(value: vec4<f32>, greatest: bool, local: u32) -> vec4<f32> {
     pool[local] = value;
     workgroupBarrier();
-    let reduced = REDUCED_AT + local / ACROSS * SOME;
-    if (local % ACROSS < SOME) {
-        let at = local / ACROSS * ACROSS + local % ACROSS * (ACROSS / SOME);
+    let reduced = REDUCED_AT + local / COLUMN_THREADS * SOME;
+    if (local % COLUMN_THREADS < SOME) {
+        let at = local / COLUMN_THREADS * COLUMN_THREADS + local % COLUMN_THREADS * (COLUMN_THREADS / SOME);
         var some = pool[at];
         some = join(some, pool[at + (0u + 1u)], greatest);
         some = join(some, pool[at + (1u + 1u)], greatest);
         some = join(some, pool[at + (2u + 1u)], greatest);
-        pool[reduced + local % ACROSS] = some;
+        pool[reduced + local % COLUMN_THREADS] = some;
     }
     workgroupBarrier();
     var all = pool[reduced];
@@ -123,13 +127,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let kv_head = head / (HEADS / KV_HEADS);
     let first = tile * ROWS;
     let last = min(first + ROWS, ROWS_Q) - 1u;
-    let down = local / ACROSS;
-    let across = local % ACROSS;
+    let down = local / COLUMN_THREADS;
+    let across = local % COLUMN_THREADS;
     let part = across / SLAB;
     let piece = across % SLAB;
-    let row = first + down * EACH;
+    let row = first + down * THREAD_TILE;
     last_key = ROWS_K - 1u;
-    // Keys that some of the queries see, those that all of them see, and those that each of the thread's queries does.
+    // Ranges of keys that some of the queries attend to, that all of them do, and that each of the thread's queries
+    // does.
     var begin = 0u;
     var end = ROWS_K;
     var all_from = 0u;
@@ -139,7 +144,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var shift = SHIFT;
     end = last + shift;
     all_to = first + shift;
-    // Rows without a query see what the last query does.
+    // Rows without a query behave like the last query.
     seen_to = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(ROWS_Q - 1u)) + vec4<u32>(shift);
     let hidden = vec4<f32>(from_bits(0xff800000u));
     var greatest = vec4<f32>(-3.4028234e38);
@@ -154,7 +159,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var key_3 = fetch_k(batch, begin + (local + 3u * THREADS) / DEPTH, kv_head, (local + 3u * THREADS) % DEPTH);
     var query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
     for (var column = begin; column < end; column += COLUMNS) {
-        var s: array<vec4<f32>, EACH>;
+        var s: array<vec4<f32>, THREAD_TILE>;
         for (var step = 0u; step < STEPS; step += 1u) {
             pool[(local + 0u * THREADS) / DEPTH * STRIDE + (local + 0u * THREADS) % DEPTH] = key_0;
             pool[(local + 1u * THREADS) / DEPTH * STRIDE + (local + 1u * THREADS) % DEPTH] = key_1;
@@ -171,27 +176,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 query = fetch_q(batch, first + local / DEPTH, head, depth + local % DEPTH);
             }
             for (var d = 0u; d < DEPTH; d += 1u) {
-                let at = QUERIES_AT + down * EACH * STRIDE + d;
+                let at = QUERIES_AT + down * THREAD_TILE * STRIDE + d;
                 let a = pool[at];
                 let b = pool[at + STRIDE];
                 let c = pool[at + 2u * STRIDE];
                 let e = pool[at + 3u * STRIDE];
-                let column_0 = pool[(across + 0u * ACROSS) * STRIDE + d];
+                let column_0 = pool[(across + 0u * COLUMN_THREADS) * STRIDE + d];
                 s[0u] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_0.x), s[0u]);
                 s[0u] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_0.y), s[0u]);
                 s[0u] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_0.z), s[0u]);
                 s[0u] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_0.w), s[0u]);
-                let column_1 = pool[(across + 1u * ACROSS) * STRIDE + d];
+                let column_1 = pool[(across + 1u * COLUMN_THREADS) * STRIDE + d];
                 s[1u] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_1.x), s[1u]);
                 s[1u] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_1.y), s[1u]);
                 s[1u] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_1.z), s[1u]);
                 s[1u] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_1.w), s[1u]);
-                let column_2 = pool[(across + 2u * ACROSS) * STRIDE + d];
+                let column_2 = pool[(across + 2u * COLUMN_THREADS) * STRIDE + d];
                 s[2u] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_2.x), s[2u]);
                 s[2u] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_2.y), s[2u]);
                 s[2u] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_2.z), s[2u]);
                 s[2u] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_2.w), s[2u]);
-                let column_3 = pool[(across + 3u * ACROSS) * STRIDE + d];
+                let column_3 = pool[(across + 3u * COLUMN_THREADS) * STRIDE + d];
                 s[3u] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_3.x), s[3u]);
                 s[3u] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_3.y), s[3u]);
                 s[3u] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_3.z), s[3u]);
@@ -199,7 +204,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             workgroupBarrier();
         }
-        // What the results need first is prefetched while scores become weights.
+        // The first operands of the results are prefetched while weights are computed from the scores.
         var value_0 = fetch_v(batch, column + (local + 0u * THREADS) / SLAB, kv_head, (local + 0u * THREADS) % SLAB);
         var value_1 = fetch_v(batch, column + (local + 1u * THREADS) / SLAB, kv_head, (local + 1u * THREADS) % SLAB);
         var value_2 = fetch_v(batch, column + (local + 2u * THREADS) / SLAB, kv_head, (local + 2u * THREADS) % SLAB);
@@ -209,13 +214,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         s[2u] *= scale();
         s[3u] *= scale();
         if (column < all_from || column + COLUMNS > all_to) {
-            let number_0 = vec4<u32>(column + across + 0u * ACROSS);
+            let number_0 = vec4<u32>(column + across + 0u * COLUMN_THREADS);
             s[0u] = select(hidden, s[0u], (number_0 >= seen_from) & (number_0 < seen_to));
-            let number_1 = vec4<u32>(column + across + 1u * ACROSS);
+            let number_1 = vec4<u32>(column + across + 1u * COLUMN_THREADS);
             s[1u] = select(hidden, s[1u], (number_1 >= seen_from) & (number_1 < seen_to));
-            let number_2 = vec4<u32>(column + across + 2u * ACROSS);
+            let number_2 = vec4<u32>(column + across + 2u * COLUMN_THREADS);
             s[2u] = select(hidden, s[2u], (number_2 >= seen_from) & (number_2 < seen_to));
-            let number_3 = vec4<u32>(column + across + 3u * ACROSS);
+            let number_3 = vec4<u32>(column + across + 3u * COLUMN_THREADS);
             s[3u] = select(hidden, s[3u], (number_3 >= seen_from) & (number_3 < seen_to));
         }
         let most = max(greatest, join_row(max(max(s[0], s[1]), max(s[2], s[3])), true, local));
@@ -234,9 +239,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (VALUES % THREADS == 0u || local + 1u * THREADS < VALUES) { pool[local + 1u * THREADS] = value_1; }
         if (VALUES % THREADS == 0u || local + 2u * THREADS < VALUES) { pool[local + 2u * THREADS] = value_2; }
         if (VALUES % THREADS == 0u || local + 3u * THREADS < VALUES) { pool[local + 3u * THREADS] = value_3; }
-        pool[VALUES + across * (DOWN + 1u) + down] = s[0u];
+        pool[VALUES + across * (ROW_THREADS + 1u) + down] = s[0u];
         workgroupBarrier();
-        let ahead_0_0 = column + (0u + (0u + 1u) / SLABS) * ACROSS;
+        let ahead_0_0 = column + (0u + (0u + 1u) / SLABS) * COLUMN_THREADS;
         value_0 = fetch_v(batch, ahead_0_0 + (local + 0u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 0u * THREADS) % SLAB);
         value_1 = fetch_v(batch, ahead_0_0 + (local + 1u * THREADS) / SLAB, kv_head,
@@ -245,23 +250,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             (0u + 1u) % SLABS * SLAB + (local + 2u * THREADS) % SLAB);
         value_3 = fetch_v(batch, ahead_0_0 + (local + 3u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 3u * THREADS) % SLAB);
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let value = pool[n * SLAB + piece];
-            let weights = pool[VALUES + n * (DOWN + 1u) + down];
+            let weights = pool[VALUES + n * (ROW_THREADS + 1u) + down];
             out_0_0 = fma(vec4<f32>(weights[0u]), value, out_0_0);
             out_0_1 = fma(vec4<f32>(weights[1u]), value, out_0_1);
             out_0_2 = fma(vec4<f32>(weights[2u]), value, out_0_2);
             out_0_3 = fma(vec4<f32>(weights[3u]), value, out_0_3);
         }
         workgroupBarrier();
-        if (column + 1u * ACROSS >= end) { break; }
+        if (column + 1u * COLUMN_THREADS >= end) { break; }
         if (VALUES % THREADS == 0u || local + 0u * THREADS < VALUES) { pool[local + 0u * THREADS] = value_0; }
         if (VALUES % THREADS == 0u || local + 1u * THREADS < VALUES) { pool[local + 1u * THREADS] = value_1; }
         if (VALUES % THREADS == 0u || local + 2u * THREADS < VALUES) { pool[local + 2u * THREADS] = value_2; }
         if (VALUES % THREADS == 0u || local + 3u * THREADS < VALUES) { pool[local + 3u * THREADS] = value_3; }
-        pool[VALUES + across * (DOWN + 1u) + down] = s[1u];
+        pool[VALUES + across * (ROW_THREADS + 1u) + down] = s[1u];
         workgroupBarrier();
-        let ahead_1_0 = column + (1u + (0u + 1u) / SLABS) * ACROSS;
+        let ahead_1_0 = column + (1u + (0u + 1u) / SLABS) * COLUMN_THREADS;
         value_0 = fetch_v(batch, ahead_1_0 + (local + 0u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 0u * THREADS) % SLAB);
         value_1 = fetch_v(batch, ahead_1_0 + (local + 1u * THREADS) / SLAB, kv_head,
@@ -270,23 +275,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             (0u + 1u) % SLABS * SLAB + (local + 2u * THREADS) % SLAB);
         value_3 = fetch_v(batch, ahead_1_0 + (local + 3u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 3u * THREADS) % SLAB);
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let value = pool[n * SLAB + piece];
-            let weights = pool[VALUES + n * (DOWN + 1u) + down];
+            let weights = pool[VALUES + n * (ROW_THREADS + 1u) + down];
             out_0_0 = fma(vec4<f32>(weights[0u]), value, out_0_0);
             out_0_1 = fma(vec4<f32>(weights[1u]), value, out_0_1);
             out_0_2 = fma(vec4<f32>(weights[2u]), value, out_0_2);
             out_0_3 = fma(vec4<f32>(weights[3u]), value, out_0_3);
         }
         workgroupBarrier();
-        if (column + 2u * ACROSS >= end) { break; }
+        if (column + 2u * COLUMN_THREADS >= end) { break; }
         if (VALUES % THREADS == 0u || local + 0u * THREADS < VALUES) { pool[local + 0u * THREADS] = value_0; }
         if (VALUES % THREADS == 0u || local + 1u * THREADS < VALUES) { pool[local + 1u * THREADS] = value_1; }
         if (VALUES % THREADS == 0u || local + 2u * THREADS < VALUES) { pool[local + 2u * THREADS] = value_2; }
         if (VALUES % THREADS == 0u || local + 3u * THREADS < VALUES) { pool[local + 3u * THREADS] = value_3; }
-        pool[VALUES + across * (DOWN + 1u) + down] = s[2u];
+        pool[VALUES + across * (ROW_THREADS + 1u) + down] = s[2u];
         workgroupBarrier();
-        let ahead_2_0 = column + (2u + (0u + 1u) / SLABS) * ACROSS;
+        let ahead_2_0 = column + (2u + (0u + 1u) / SLABS) * COLUMN_THREADS;
         value_0 = fetch_v(batch, ahead_2_0 + (local + 0u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 0u * THREADS) % SLAB);
         value_1 = fetch_v(batch, ahead_2_0 + (local + 1u * THREADS) / SLAB, kv_head,
@@ -295,21 +300,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             (0u + 1u) % SLABS * SLAB + (local + 2u * THREADS) % SLAB);
         value_3 = fetch_v(batch, ahead_2_0 + (local + 3u * THREADS) / SLAB, kv_head,
             (0u + 1u) % SLABS * SLAB + (local + 3u * THREADS) % SLAB);
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let value = pool[n * SLAB + piece];
-            let weights = pool[VALUES + n * (DOWN + 1u) + down];
+            let weights = pool[VALUES + n * (ROW_THREADS + 1u) + down];
             out_0_0 = fma(vec4<f32>(weights[0u]), value, out_0_0);
             out_0_1 = fma(vec4<f32>(weights[1u]), value, out_0_1);
             out_0_2 = fma(vec4<f32>(weights[2u]), value, out_0_2);
             out_0_3 = fma(vec4<f32>(weights[3u]), value, out_0_3);
         }
         workgroupBarrier();
-        if (column + 3u * ACROSS >= end) { break; }
+        if (column + 3u * COLUMN_THREADS >= end) { break; }
         if (VALUES % THREADS == 0u || local + 0u * THREADS < VALUES) { pool[local + 0u * THREADS] = value_0; }
         if (VALUES % THREADS == 0u || local + 1u * THREADS < VALUES) { pool[local + 1u * THREADS] = value_1; }
         if (VALUES % THREADS == 0u || local + 2u * THREADS < VALUES) { pool[local + 2u * THREADS] = value_2; }
         if (VALUES % THREADS == 0u || local + 3u * THREADS < VALUES) { pool[local + 3u * THREADS] = value_3; }
-        pool[VALUES + across * (DOWN + 1u) + down] = s[3u];
+        pool[VALUES + across * (ROW_THREADS + 1u) + down] = s[3u];
         workgroupBarrier();
         if (column + COLUMNS < end) {
             key_0 = fetch_k(batch, column + COLUMNS + (local + 0u * THREADS) / DEPTH, kv_head, (local + 0u * THREADS) % DEPTH);
@@ -318,9 +323,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             key_3 = fetch_k(batch, column + COLUMNS + (local + 3u * THREADS) / DEPTH, kv_head, (local + 3u * THREADS) % DEPTH);
             query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
         }
-        for (var n = part; n < ACROSS; n += PARTS) {
+        for (var n = part; n < COLUMN_THREADS; n += SLAB_GROUPS) {
             let value = pool[n * SLAB + piece];
-            let weights = pool[VALUES + n * (DOWN + 1u) + down];
+            let weights = pool[VALUES + n * (ROW_THREADS + 1u) + down];
             out_0_0 = fma(vec4<f32>(weights[0u]), value, out_0_0);
             out_0_1 = fma(vec4<f32>(weights[1u]), value, out_0_1);
             out_0_2 = fma(vec4<f32>(weights[2u]), value, out_0_2);
@@ -328,22 +333,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    // Scores that are all minus infinity have no numerators.
+    // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
     let sum = join_row(sums, false, local);
     let total = select(sum, vec4<f32>(from_bits(0x7fc00000u)), sum == vec4<f32>());
     workgroupBarrier();
-    if (part >= (PARTS >> (0u + 1u)) && part < (PARTS >> 0u)) {
-        pool[(down * EACH + 0u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))] = out_0_0;
-        pool[(down * EACH + 1u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))] = out_0_1;
-        pool[(down * EACH + 2u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))] = out_0_2;
-        pool[(down * EACH + 3u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))] = out_0_3;
+    if (part >= (SLAB_GROUPS >> (0u + 1u)) && part < (SLAB_GROUPS >> 0u)) {
+        pool[(down * THREAD_TILE + 0u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))] = out_0_0;
+        pool[(down * THREAD_TILE + 1u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))] = out_0_1;
+        pool[(down * THREAD_TILE + 2u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))] = out_0_2;
+        pool[(down * THREAD_TILE + 3u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))] = out_0_3;
     }
     workgroupBarrier();
-    if (part < (PARTS >> (0u + 1u))) {
-        out_0_0 += pool[(down * EACH + 0u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))];
-        out_0_1 += pool[(down * EACH + 1u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))];
-        out_0_2 += pool[(down * EACH + 2u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))];
-        out_0_3 += pool[(down * EACH + 3u) * (ACROSS >> (0u + 1u)) + across % (ACROSS >> (0u + 1u))];
+    if (part < (SLAB_GROUPS >> (0u + 1u))) {
+        out_0_0 += pool[(down * THREAD_TILE + 0u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))];
+        out_0_1 += pool[(down * THREAD_TILE + 1u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))];
+        out_0_2 += pool[(down * THREAD_TILE + 2u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))];
+        out_0_3 += pool[(down * THREAD_TILE + 3u) * (COLUMN_THREADS >> (0u + 1u)) + across % (COLUMN_THREADS >> (0u + 1u))];
     }
     workgroupBarrier();
     if (part == 0u) {
@@ -353,14 +358,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (row + 3u < ROWS_Q) { store(query_start(batch, row + 3u, head), 0u * SLAB + piece, out_0_3 / total[3u]); }
     }
     if (across == 0u) {
-        for (var n = 0u; n < EACH && row + n < ROWS_Q; n++) {
+        for (var n = 0u; n < THREAD_TILE && row + n < ROWS_Q; n++) {
             store_lse((batch * HEADS + head) * ROWS_Q + row + n, greatest[n] + log_f32(total[n]));
         }
     }
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
-// say what happens. A kernel gets the functions that it uses, and those that they use.
-// Not a constant, so that no compiler evaluates what comes out of these bits.
+// functions define them. A kernel contains only the functions that it uses, with their dependencies.
+// Not a constant, so that no compiler evaluates expressions of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;
     return bitcast<f32>(word);
@@ -371,8 +376,8 @@ fn is_nan(x: f32) -> bool {
 fn is_inf(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u;
 }
-// e^x of scores relative to the greatest one. The built-in function's error grows with |x|, but e^x shrinks faster: beside
-// the 1 of the greatest score nothing of it is seen. Minus infinity gives 0, NaN stays.
+// e^x of scores relative to the maximum. The error of the built-in function grows with |x|, but e^x shrinks faster, so
+// the error is negligible relative to e^0 = 1 of the maximum score. Minus infinity gives 0; NaN stays NaN.
 fn numerators(x: vec4<f32>) -> vec4<f32> {
     let nan = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
     let small = x < vec4<f32>(-87.0);
@@ -396,7 +401,7 @@ fn split_number(x: f32) -> vec2<f32> {
     let mantissa = bitcast<f32>((bits & 0x007fffffu) + 0x3f3504f3u);
     return vec2<f32>(f32(exponent), mantissa - 1.0);
 }
-// What a logarithm is where it is no number; else 0.
+// Result of a logarithm for NaN, infinities, zero and negative numbers; else 0.
 fn log_special(x: f32) -> f32 {
     if (is_nan(x) || x < 0.0) {
         return from_bits(0x7fc00000u);
@@ -406,7 +411,7 @@ fn log_special(x: f32) -> f32 {
     }
     return select(0.0, x, is_inf(x));
 }
-// A whole number of binary orders, and the natural logarithm of the rest; subnormal numbers are scaled first.
+// Binary exponent, and natural logarithm of the mantissa; subnormal numbers are scaled first.
 fn log_parts(x: f32) -> vec2<f32> {
     let small = x < 1.17549435e-38;
     let parts = split_number(select(x, x * 8388608.0, small));

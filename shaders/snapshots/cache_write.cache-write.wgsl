@@ -3,8 +3,9 @@ var<storage, read_write> fault: array<atomic<u32>>;
 var<uniform> reporter: u32;
 var<storage, read> b1: array<u32>;
 var<storage, read_write> b2: array<f32>;
-// Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
-// names. A thread for each element of the new rows, or for two of a cache of half precision. A position beyond the cache is reported, and nothing is written.
+// Writes new rows into a key-value cache [SEQUENCES, CAPACITY, WIDTH] in place, from the row at the position of each
+// sequence on. One thread per element of the new rows, or per two elements if the cache is f16. A position past the end
+// of the cache is reported as a fault, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
 const COUNT: u32 = 1u;
@@ -16,7 +17,7 @@ const THREADS: u32 = 256u;
 fn load_position(sequence: u32) -> u32 {
     return b1[sequence];
 }
-// An element of the new rows, or what it becomes before it is written, such as rotated by its position.
+// Element of the new rows, or the inserted computation, such as a rotation by the position.
 fn new_element(i: u32) -> f32 {
     let v1 = b0[0u];
     return v1;
@@ -41,8 +42,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let at = (sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH);
     store(at, new_element(i));
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

@@ -1,8 +1,8 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
-// Running sums along rows. In each round every thread sums up EACH neighbours, and the LANES threads of a row the sums of those
-// before them, in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by the thread that has read it, so the
-// operand may be overwritten.
+// Cumulative sums along rows. In each round every thread sums up THREAD_ELEMENTS adjacent elements, and the LANES threads of a row
+// compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by
+// the thread that has read it, so the operand may be overwritten.
 //
 // Twin in the oracle: core/src/ops/cumsum.rs.
 alias Value = f32;
@@ -10,7 +10,7 @@ const ROWS: u32 = 1u;
 const LENGTH: u32 = 1u;
 const INNER: u32 = 1u;
 const REVERSE: bool = false;
-const EACH: u32 = 8u;
+const THREAD_ELEMENTS: u32 = 8u;
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 256u;
 const LANES: u32 = 1u;
@@ -34,17 +34,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let group_number = group.x;
     let row_here = local;
     let lane = 0u;
-    // Threads without a row do the work of the last one, and store nothing.
+    // Threads without a row compute the last row, and store nothing.
     let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;
     var carry = Value();
-    for (var first = 0u; first < LENGTH; first += LANES * EACH) {
-        var values: array<Value, EACH>;
+    for (var first = 0u; first < LENGTH; first += LANES * THREAD_ELEMENTS) {
+        var values: array<Value, THREAD_ELEMENTS>;
         var sum = Value();
-        for (var j = 0u; j < EACH; j += 1u) {
-            let k = first + lane * EACH + j;
+        for (var j = 0u; j < THREAD_ELEMENTS; j += 1u) {
+            let k = first + lane * THREAD_ELEMENTS + j;
             if (k < LENGTH) {
                 values[j] = load(location(start, k));
                 sum += values[j];
@@ -67,8 +67,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         carry += sums[(LANES - 1u) * WIDTH + row_here];
         if (exists) {
-            for (var j = 0u; j < EACH; j += 1u) {
-                let k = first + lane * EACH + j;
+            for (var j = 0u; j < THREAD_ELEMENTS; j += 1u) {
+                let k = first + lane * THREAD_ELEMENTS + j;
                 if (k < LENGTH) {
                     sum += values[j];
                     store(location(start, k), sum);

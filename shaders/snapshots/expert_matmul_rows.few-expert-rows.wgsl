@@ -4,11 +4,11 @@ var<uniform> reporter: u32;
 var<storage, read> b3: array<vec4<f32>>;
 var<storage, read> b4: array<u32>;
 var<storage, read_write> b5: array<f32>;
-// Rows by the matrix of their expert, each row by itself: for few rows, as of a language model that makes one token after the
-// other. Reading the matrices is all that takes time, and few rows share one.
+// Product of each row with the matrix of its expert, for few rows, as in the decode phase of a language model. The
+// memory bandwidth for reading the matrices limits the speed, and few rows share a matrix.
 //
-// A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K; neighbouring threads
-// read neighbours in memory, four terms at a time where these lie together (VECTORS).
+// A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K. Adjacent
+// threads read adjacent memory, four terms at a time if these are contiguous (VECTORS).
 //
 // Twin in the oracle: core/src/ops/expert_matmul.rs.
 const EXPERTS: u32 = 6u;
@@ -17,12 +17,12 @@ const K: u32 = 36u;
 const LANES: u32 = 32u;
 const THREADS: u32 = 256u;
 const COLUMNS: u32 = 8u;
-const ACROSS: u32 = 3u;
+const COLUMN_BLOCKS: u32 = 3u;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_index(row: u32) -> u32 {
     return b4[row];
 }
-// Four elements from one on whose number is a multiple of four.
+// Four adjacent elements; the index of the first one is a multiple of four.
 fn load_a_vector(at: u32) -> vec4<f32> {
     return b3[at / 4u];
 }
@@ -35,8 +35,8 @@ fn store(i: u32, value: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * COLUMNS;
-    let row = group_number / ACROSS;
+    let first_column = group_number % COLUMN_BLOCKS * COLUMNS;
+    let row = group_number / COLUMN_BLOCKS;
     let expert = checked_index(load_index(row), EXPERTS);
     var sum = 0.0;
     let slot = local % LANES;
@@ -61,8 +61,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

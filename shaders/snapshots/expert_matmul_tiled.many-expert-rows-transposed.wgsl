@@ -3,8 +3,9 @@ var<storage, read> b1: array<f32>;
 var<storage, read_write> b2: array<f32>;
 var<storage, read> starts: array<u32>;
 var<storage, read> order: array<u32>;
-// Rows by the matrix of their expert, by tiles in shared memory: rows in the order of experts (expert_sort.wgsl) are cut into
-// tiles of one expert each. There are more workgroups than tiles, as nobody knows how many tiles there are before.
+// Product of rows with the matrix of their expert, by tiles in shared memory. Rows in the order of experts
+// (expert_sort.wgsl) are split into tiles of one expert each. The number of tiles is unknown before the launch, so
+// there are more workgroups than tiles.
 //
 // A workgroup computes TILE_ROWS rows of 64 columns, each thread two rows of four columns.
 //
@@ -16,7 +17,7 @@ const THREADS: u32 = 256u;
 const TILE_ROWS: u32 = 32u;
 const TILE_COLUMNS: u32 = 64u;
 const STEP: u32 = 16u;
-const ACROSS: u32 = 1u;
+const COLUMN_BLOCKS: u32 = 1u;
 var<workgroup> shared_a: array<f32, TILE_ROWS * STEP>;
 var<workgroup> shared_b: array<f32, TILE_COLUMNS * STEP>;
 fn load_a(at: u32) -> f32 {
@@ -31,9 +32,9 @@ fn store(i: u32, value: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * TILE_COLUMNS;
-    // The expert with this tile, and the places of its rows.
-    var tile = group_number / ACROSS;
+    let first_column = group_number % COLUMN_BLOCKS * TILE_COLUMNS;
+    // The expert of this tile, and the indices of its rows.
+    var tile = group_number / COLUMN_BLOCKS;
     var expert = 0u;
     var place = 0u;
     var end = 0u;

@@ -3,10 +3,10 @@ var<uniform> reporter: u32;
 var<storage, read> b0: array<u32>;
 var<storage, read_write> starts: array<u32>;
 var<storage, read_write> order: array<u32>;
-// The order of rows by their experts, in which rows of one expert stay in order: a thread for each expert looks at all indices
-// twice, first to find where its rows begin, then to write them down. What is out of range is reported, and is in no list.
+// Stable sort of rows by their experts. One thread per expert reads the expert indices of all rows twice: first to find
+// the position of its first row, then to write its rows. Rows with an index out of range are reported and left out.
 //
-// Twin in the oracle: none; core/src/ops/expert_matmul.rs goes from row to row.
+// Twin in the oracle: none; core/src/ops/expert_matmul.rs iterates over the rows without sorting them.
 const COUNT: u32 = 7u;
 const ROWS: u32 = 40u;
 const THREADS: u32 = 256u;
@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     starts[expert] = place;
-    // Nothing has the number behind the last expert but what is out of range.
+    // Indices from COUNT - 1 on are out of range; their rows are left out.
     if (expert < COUNT - 1u) {
         for (var row = 0u; row < ROWS; row += 1u) {
             if (load_index(row) == expert) {
@@ -39,8 +39,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

@@ -8,7 +8,7 @@ alias Vector = vec4<Element>;
 alias MatrixA = coop_mat8x8<f16,A>;
 alias MatrixB = coop_mat8x8<f16,B>;
 alias MatrixC = coop_mat8x8<f32,C>;
-// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+// Sizes of the product. K_MAJOR: elements that are adjacent in memory are adjacent along K, rather than along M or N.
 const BATCH: u32 = 1u;
 const M: u32 = 768u;
 const N: u32 = 512u;
@@ -21,13 +21,13 @@ const COLUMNS: u32 = 32u;
 const STEP: u32 = 16u;
 const SUB_ROWS: u32 = 16u;
 const SUB_COLUMNS: u32 = 16u;
-const DEPTHS: u32 = 1u;
+const K_SUBGROUPS: u32 = 1u;
 const PREFETCH: u32 = 1u;
-const ACROSS: u32 = 16u;
-const DOWN: u32 = 24u;
-const BESIDE: u32 = 2u;
+const COLUMN_BLOCKS: u32 = 16u;
+const ROW_BLOCKS: u32 = 24u;
+const COLUMN_SUBGROUPS: u32 = 2u;
 const THREADS: u32 = 128u;
-// Vectors of a row of each piece in shared memory, and from one row to the next.
+// Vectors of a row of each operand in shared memory. The strides below add padding to them.
 const A_WIDTH: u32 = 4u;
 const B_WIDTH: u32 = 8u;
 const A_STRIDE: u32 = 6u;
@@ -36,19 +36,19 @@ const A_VECTORS: u32 = 128u;
 const B_VECTORS: u32 = 128u;
 var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
-// Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
+// Four elements of A that are adjacent in memory, the first one in row `line` at term `k`; terms from K on are zero.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
     let v1 = line;
     let v2 = k;
     return b1[(v1 * 96u + v2) / 4u];
 }
-// The same of B, from column `line` on.
+// The same for B, whose first element is in column `line`.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
     let v3 = line;
     let v4 = k;
     return b2[(v4 * 512u + v3) / 4u];
 }
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
@@ -56,14 +56,14 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
     let block = group_number;
-    let part = group_number / (ACROSS * DOWN * BATCH);
-    let first_column = block % ACROSS * COLUMNS;
-    let first_row = block / ACROSS % DOWN * ROWS;
-    let batch = block / (ACROSS * DOWN) % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * ROW_BLOCKS * BATCH);
+    let first_column = block % COLUMN_BLOCKS * COLUMNS;
+    let first_row = block / COLUMN_BLOCKS % ROW_BLOCKS * ROWS;
+    let batch = block / (COLUMN_BLOCKS * ROW_BLOCKS) % BATCH;
     let subgroup = local / SUBGROUP;
-    let sub_block = subgroup / DEPTHS;
-    let sub_row = sub_block / BESIDE * SUB_ROWS;
-    let sub_column = sub_block % BESIDE * SUB_COLUMNS;
+    let sub_block = subgroup / K_SUBGROUPS;
+    let sub_row = sub_block / COLUMN_SUBGROUPS * SUB_ROWS;
+    let sub_column = sub_block % COLUMN_SUBGROUPS * SUB_COLUMNS;
     var sum_0_0 = MatrixC();
     var sum_0_1 = MatrixC();
     var sum_1_0 = MatrixC();

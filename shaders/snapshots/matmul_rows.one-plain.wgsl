@@ -1,15 +1,15 @@
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
-// Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
-// read once, so that reading it is all that takes time.
+// Matrix product of few rows, as in the decode phase of a language model: every element of the matrix B is read once,
+// so the memory bandwidth limits the speed.
 //
-// A workgroup has TILE columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
-// all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
-// computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+// A workgroup has TILE columns. The LANES threads of a column share its sum over K, UNROLL terms at a time, so that all
+// their loads are in flight together; adjacent threads read adjacent memory. If elements of rows have to be computed,
+// this is done once for all columns (STAGED). If there are few columns, K is split into SPLIT_K parts (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-// The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
+// Sizes of the product. B_K_MAJOR: elements of B that are adjacent in memory are adjacent along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
 const N: u32 = 960u;
@@ -20,9 +20,9 @@ const STAGED: bool = false;
 const HALF: u32 = 0u;
 const THREADS: u32 = 256u;
 const TILE: u32 = 8u;
-const ACROSS: u32 = 120u;
+const COLUMN_BLOCKS: u32 = 120u;
 const LENGTH: u32 = 576u;
-const TOGETHER: u32 = 9u;
+const UNROLL: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
@@ -33,33 +33,33 @@ fn load_b(batch: u32, line: u32, k: u32) -> f32 {
     let v2 = b2[k * 960u + line];
     return v2;
 }
-// An element of a row, from shared memory where rows are staged.
+// Element of a row, from shared memory if rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
     if (STAGED) {
         return staged[row * LENGTH + k - part * LENGTH];
     }
     return load_a(batch, row, k);
 }
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
+    let tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
     let slot = local / TILE;
     let column = min(column_of(tile, local % TILE), N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     var sum_0 = 0.0;
     var k = part * LENGTH + slot;
-    for (; k + (TOGETHER - 1u) * LANES < end; k += TOGETHER * LANES) {
+    for (; k + (UNROLL - 1u) * LANES < end; k += UNROLL * LANES) {
         let b_0 = load_b(batch, column, k + 0u * LANES);
         let a_0_0 = row_element(batch, 0u, k + 0u * LANES, part);
         let b_1 = load_b(batch, column, k + 1u * LANES);
@@ -104,10 +104,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
 }
-// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
-// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
-// `products` in memory of the workgroup: all its sums, row by row.
-// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+// Columns of a workgroup, for matmuls of few rows whose epilogues read several sums of the workgroup. A kernel that
+// calls these functions declares N; TILE, the number of columns of a workgroup; HALF, the distance in columns of the
+// two elements of a rotated pair, or 0; and in workgroup memory `products`, all sums of the workgroup, row by row.
+// Column of the result, by its number in the workgroup. If pairs are rotated, the first columns of all pairs come
+// before the second ones.
 fn column_of(tile: u32, number: u32) -> u32 {
     const PAIRS: u32 = TILE / 2u;
     const SOME_HALF: u32 = max(HALF, 1u);

@@ -1,17 +1,19 @@
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
-// Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
+// Matrix product of few rows with a large matrix that is contiguous along K, as in the decode phase of a model with
+// billions of parameters.
 //
-// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
-// while rows are stored, and while earlier units are added. A unit is UNIT vectors
-// of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
-// COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the
+// other. Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight while rows are stored,
+// and while earlier units are added. A unit is UNIT vectors of four terms: a block of packed weights, or one vector of
+// a plain matrix. An element of a row is read from shared memory once for COLUMNS columns. If there are few columns, K
+// is split into SPLIT_K parts (split-K).
 //
-// Packed integers q become floats by bits of a mantissa: BIAS + q takes a shift, an "and" and an "or". The bias is subtracted once
-// for each block: sum(q x) = sum((BIAS + q) x) - BIAS sum(x), and sum(x) is computed once for all columns (SUMMED). The vector with
-// that sum keeps neighbouring lanes in different banks.
+// A packed integer q is converted to the float BIAS + q by setting bits of its mantissa: this takes a shift, an "and"
+// and an "or". The bias is subtracted once for each block: sum(q x) = sum((BIAS + q) x) - BIAS sum(x), and sum(x) is
+// computed once for all columns (SUMMED). The vector with this sum also keeps adjacent lanes in different banks of
+// shared memory.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 const BATCH: u32 = 1u;
@@ -29,7 +31,7 @@ const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
 const GROUPS: u32 = 8u;
 const TILE: u32 = 32u;
-const ACROSS: u32 = 896u;
+const COLUMN_BLOCKS: u32 = 896u;
 const UNITS: u32 = 1024u;
 const ALL_UNITS: u32 = 1024u;
 const SUMS: u32 = 4u;
@@ -46,27 +48,28 @@ fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
     let v1 = k * 4u;
     return b1[(line * 4096u + v1) / 4u];
 }
-// A sum and four terms more.
+// Adds four products to a sum.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     b0[i] = product;
 }
-// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+// Backends that start a launch before the previous one has finished wait for it here: no launch writes the data that is
+// read before this point.
 fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
+    let first_tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
     let slot = local % LANES;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, ALL_UNITS);
     {
-        let tile = first_tile + 0u * ACROSS;
+        let tile = first_tile + 0u * COLUMN_BLOCKS;
         let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
         let column_1 = min(column_of(tile, 1u * GROUPS + local / LANES), N - 1u);
         let column_2 = min(column_of(tile, 2u * GROUPS + local / LANES), N - 1u);
@@ -78,7 +81,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let chunk = first_unit;
         {
             let chunk_end = min(chunk + CHUNK, end);
-            // What comes before needs none of the matrix, which is loaded meanwhile.
+            // The code before this point does not use the matrix, which is loaded meanwhile.
             let first_0 = min(chunk + slot + 0u * LANES, chunk_end - 1u);
             var b_0_0 = load_b(batch, column_0, first_0);
             var b_0_1 = load_b(batch, column_1, first_0);
@@ -100,7 +103,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             workgroupBarrier();
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 let k_0 = min(k + 0u * LANES, chunk_end - 1u);
-                // The units of the next round are loaded while those of this one are added.
+                // The units of the next round are loaded while the units of this round are added.
                 let next_0 = min(k + (COUNT + 0u) * LANES, chunk_end - 1u);
                 let own_b_0_0 = b_0_0;
                 b_0_0 = load_b(batch, column_0, next_0);
@@ -111,7 +114,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let own_b_0_3 = b_0_3;
                 b_0_3 = load_b(batch, column_3, next_0);
                 let k_1 = min(k + 1u * LANES, chunk_end - 1u);
-                // The units of the next round are loaded while those of this one are added.
+                // The units of the next round are loaded while the units of this round are added.
                 let next_1 = min(k + (COUNT + 1u) * LANES, chunk_end - 1u);
                 let own_b_1_0 = b_1_0;
                 b_1_0 = load_b(batch, column_0, next_1);
@@ -160,10 +163,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
 }
-// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
-// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
-// `products` in memory of the workgroup: all its sums, row by row.
-// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+// Columns of a workgroup, for matmuls of few rows whose epilogues read several sums of the workgroup. A kernel that
+// calls these functions declares N; TILE, the number of columns of a workgroup; HALF, the distance in columns of the
+// two elements of a rotated pair, or 0; and in workgroup memory `products`, all sums of the workgroup, row by row.
+// Column of the result, by its number in the workgroup. If pairs are rotated, the first columns of all pairs come
+// before the second ones.
 fn column_of(tile: u32, number: u32) -> u32 {
     const PAIRS: u32 = TILE / 2u;
     const SOME_HALF: u32 = max(HALF, 1u);

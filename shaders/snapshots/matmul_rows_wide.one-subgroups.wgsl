@@ -1,13 +1,14 @@
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
-// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
-// it needs of the matrix B, if that is not too much, before it waits for anything else.
+// Matrix product of few rows whose operands are contiguous along K: a thread loads units of one or more vectors of four
+// terms. If its part of the matrix B is small enough, a thread loads all of it before it waits for other data.
 //
-// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
-// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
-// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
-// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
+// A workgroup has TILE columns. LANES threads share the sums of a column, and each thread has COLUMNS columns for all M
+// rows, with sums in registers. If the LANES threads are a subgroup, it adds up their sums; otherwise the sums pass
+// through shared memory, STORED_SUMS sums of a thread at a time. If elements of rows have to be computed, this is done
+// once (STAGED). If there are few columns, K is split into SPLIT_K parts (split-K). Packed weights stay packed in
+// registers, and the sum of a unit is multiplied with its scale.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 const BATCH: u32 = 1u;
@@ -22,7 +23,7 @@ const LANES: u32 = 32u;
 const HALF: u32 = 0u;
 const GROUPS: u32 = 8u;
 const TILE: u32 = 8u;
-const ACROSS: u32 = 120u;
+const COLUMN_BLOCKS: u32 = 120u;
 const WIDTH: u32 = 144u;
 const UNITS: u32 = 144u;
 const SUMS: u32 = 1u;
@@ -32,38 +33,39 @@ fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
     let v2 = k * 4u;
     return b2[(v2) / 4u];
 }
-// The unit `k` of a column.
+// Unit `k` of a column.
 fn load_b(batch: u32, line: u32, k: u32) -> Unit {
     let v1 = k * 4u;
     return b1[(line * 576u + v1) / 4u];
 }
-// A vector of a unit.
+// Vector `number` of a unit, expanded to floats.
 fn expand_b(unit: Unit, number: u32) -> vec4<f32> { return unit; }
-// The number in its line of a vector of the unit `k`.
+// Index in its row or column of the vector `number` of unit `k`.
 fn vector_of(k: u32, number: u32) -> u32 { return k * UNIT + number; }
-// A sum and four terms more.
+// Adds four products to a sum.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
-// The number of an element of the result.
+// Index of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
-// What becomes of a sum, or of a part of one.
+// Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
     b0[i] = product;
 }
-// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+// Backends that start a launch before the previous one has finished wait for it here: no launch writes the data that is
+// read before this point.
 fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let tile = group_number % ACROSS;
-    let batch = group_number / ACROSS % BATCH;
-    let part = group_number / (ACROSS * BATCH);
+    let tile = group_number % COLUMN_BLOCKS;
+    let batch = group_number / COLUMN_BLOCKS % BATCH;
+    let part = group_number / (COLUMN_BLOCKS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, K / (4u * UNIT));
     let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
     var sum_0 = 0.0;
-    // What comes before needs none of the matrix, which is loaded meanwhile.
+    // The code before this point does not use the matrix, which is loaded meanwhile.
     let k = first_unit + slot;
     let k_0 = min(k + 0u * LANES, end - 1u);
     let b_0_0 = load_b(batch, column_0, k_0);
@@ -104,10 +106,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         finish(part, element_number(batch, slot / COLUMNS, column_of(tile, own_number)), own_sum);
     }
 }
-// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
-// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
-// `products` in memory of the workgroup: all its sums, row by row.
-// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+// Columns of a workgroup, for matmuls of few rows whose epilogues read several sums of the workgroup. A kernel that
+// calls these functions declares N; TILE, the number of columns of a workgroup; HALF, the distance in columns of the
+// two elements of a rotated pair, or 0; and in workgroup memory `products`, all sums of the workgroup, row by row.
+// Column of the result, by its number in the workgroup. If pairs are rotated, the first columns of all pairs come
+// before the second ones.
 fn column_of(tile: u32, number: u32) -> u32 {
     const PAIRS: u32 = TILE / 2u;
     const SOME_HALF: u32 = max(HALF, 1u);

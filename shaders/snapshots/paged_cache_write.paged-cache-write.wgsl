@@ -3,9 +3,9 @@ var<uniform> reporter: u32;
 var<storage, read> b0: array<u32>;
 var<storage, read> b1: array<f32>;
 var<storage, read_write> b2: array<f32>;
-// Writes new rows into the blocks of a paged key-value cache in place: [SLOTS, WIDTH], each row to the slot that is given for it.
-// A workgroup for each new row, whose threads look for a later row with its slot: of rows with one slot the last is written. The
-// slot SLOTS writes nothing, one above is reported.
+// Writes new rows into the blocks of a paged key-value cache [SLOTS, WIDTH] in place, each row to its given slot. One
+// workgroup per new row checks first if a later row has the same slot: only the last of these rows is written. A row
+// with the slot SLOTS is not written; larger slots are reported as faults.
 //
 // Twin in the oracle: core/src/ops/paged_cache_write.rs.
 const ROWS: u32 = 1u;
@@ -21,7 +21,7 @@ fn load_new(i: u32) -> f32 {
 fn store(at: u32, value: f32) {
     b2[at] = value;
 }
-// Whether a later row has the slot.
+// 1 if a later row has the same slot.
 var<workgroup> is_replaced: atomic<u32>;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -46,8 +46,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         store(slot * WIDTH + column, load_new(row * WIDTH + column));
     }
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

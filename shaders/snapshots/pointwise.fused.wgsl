@@ -2,10 +2,11 @@ var<storage, read> b0: array<f32>;
 var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
 var<storage, read_write> b3: array<f32>;
-// Elementwise programs: every thread computes one element of each result, or as many as lie COUNT apart, or the two elements of
-// half precision in a word. All operands are read before the first result is written, so that loads are in flight together.
+// Elementwise programs: every thread computes one element of each result, or several elements at a distance of COUNT,
+// or the two f16 elements of a word. All operands are read before the first result is written, so that loads are in
+// flight together.
 //
-// What is computed is inserted; as it stands, the kernel copies.
+// The computation is inserted; without insertion the kernel copies.
 //
 // Twin in the oracle: core/src/ops/elementwise, core/src/ops/fused.rs.
 const COUNT: u32 = 1200u;

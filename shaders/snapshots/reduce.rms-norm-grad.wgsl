@@ -4,24 +4,25 @@ var<storage, read> b2: array<f32>;
 var<storage, read> b3: array<f32>;
 var<storage, read_write> b4: array<f32>;
 var<storage, read_write> b5: array<f32>;
-// Reductions over some axes, with what is computed for each element before them, and for each row or element after them: sums,
-// norms, softmaxes, losses.
+// Reductions over some axes, with fused elementwise programs before them, and programs per row or per element after
+// them: sums, norms, softmaxes, losses.
 //
-// The axes that are kept number ROWS, those that are reduced COLUMNS. A row has LANES threads of a workgroup, each of which
-// reduces every LANES-th column in registers; then what the lanes have is joined in shared memory, in pairs of pairs. Reductions
-// that depend on others are of a later level (in a softmax the sum is behind the maximum): columns are gone over once for each
-// level, and once more where results have an element for each column.
+// ROWS is the number of kept elements, COLUMNS the number of reduced ones. A row has LANES threads of a workgroup. Each
+// reduces every LANES-th column in registers; then the lanes are joined in shared memory, pairwise. A reduction that
+// depends on others has a later level (in a softmax the sum comes after the maximum). The kernel iterates over the
+// columns once per level, and once more if results have an element per column.
 //
-// Loops have UNROLL columns of a thread in flight. If a thread has few columns (WRITTEN) there is no loop: what is loaded for
-// them once stays in registers for later levels. Long rows of which there are few are cut into PARTS (split reduction), which
-// reduce_join.wgsl puts together. PROLOGUE: every workgroup of a matmul kernel computes the one row for itself.
+// Loops have UNROLL columns of a thread in flight. If a thread has few columns (WRITTEN) there is no loop: columns are
+// loaded once and stay in registers for later levels. If there are few long rows, they are split into PARTS (split
+// reduction), which reduce_join.wgsl combines. PROLOGUE: every workgroup of a matmul kernel computes the single row for
+// itself.
 //
-// What is computed for elements and rows is inserted; as it stands, the kernel adds up the elements of each row.
+// The programs for elements and rows are inserted; without insertion the kernel adds up the elements of each row.
 //
 // Twin in the oracle: core/src/ops/reduce.rs.
 const ROWS: u32 = 1u;
 const COLUMNS: u32 = 3u;
-// The schedule. Neighbouring threads have neighbouring rows where ROWS_FIRST, as those are neighbours in memory then.
+// Schedule. With ROWS_FIRST adjacent threads have adjacent rows, because these are then adjacent in memory.
 const LANES: u32 = 1u;
 const PARTS: u32 = 1u;
 const THREADS: u32 = 256u;
@@ -31,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let group_number = group.x;
     let row_here = local;
     let lane = 0u;
-    // Threads without a row do the work of the last one, and store nothing.
+    // Threads without a row compute the last row, and store nothing.
     let exists = group_number / PARTS * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number / PARTS * WIDTH + row_here, ROWS - 1u);
     let begin = 0u;

@@ -3,8 +3,8 @@ var<uniform> reporter: u32;
 var<storage, read> b0: array<u32>;
 var<storage, read_write> first: array<atomic<u32>>;
 var<storage, read_write> next: array<u32>;
-// Scatter of many updates, second of three launches: a thread for each update puts it before those that are in the list of
-// its row. The order within a list depends on the run; the third launch goes through it by numbers.
+// Scatter of many updates, second of three launches: one thread per update inserts it at the head of the list of its
+// row. The order within a list varies between runs; the third launch visits the list in the order of indices.
 const COUNT: u32 = 33u;
 const ROWS: u32 = 50u;
 const THREADS: u32 = 256u;
@@ -20,13 +20,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let index = load_index(i);
     let row = checked_index(index, ROWS);
-    // What is out of range is reported, and in no list.
+    // Out-of-range indices are reported, and are in no list.
     if (row == index) {
         next[i] = atomicExchange(&first[row], i);
     }
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

@@ -3,8 +3,8 @@ var<uniform> reporter: u32;
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<u32>;
 var<storage, read> b2: array<f32>;
-// Scatter of few updates: a thread for each element of the result looks at all indices and takes the updates of its row, in
-// their order, so that sums are the same at every run. O(elements * updates) reads.
+// Scatter of few updates: one thread per element of the result scans all indices and applies the updates of its row in
+// order, so that sums are the same in every run. O(elements * updates) reads.
 //
 // Twin in the oracle: core/src/ops/scatter.rs.
 alias Value = f32;
@@ -15,8 +15,8 @@ const INDICES: u32 = 7u;
 const UPDATES: u32 = 7u;
 const ROWS: u32 = 3u;
 const INNER: u32 = 1u;
-// Whether every element of the updates has an index of its own; else one holds for the elements of a row.
-const EACH: bool = true;
+// Whether every element of the updates has its own index; otherwise all elements of a row share one.
+const PER_ROW: bool = true;
 const THREADS: u32 = 256u;
 fn load_index(number: u32) -> u32 {
     return b1[number];
@@ -24,11 +24,11 @@ fn load_index(number: u32) -> u32 {
 fn load_update(number: u32) -> Value {
     return b2[number];
 }
-// What an element is before the first update.
+// Value of an element before the first update.
 fn load_base(i: u32) -> Value {
     return f32();
 }
-// What an update makes of an element: a sum, or the update.
+// Value of an element after an update: the sum, or the update.
 fn join(value: Value, update: Value) -> Value {
     return value + update;
 }
@@ -42,7 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    // Together the threads look at every index, also where there is no result.
+    // The threads together check every index, even without a result.
     for (var number = i; number < INDICES; number += COUNT) {
         let found = checked_index(load_index(number), ROWS);
     }
@@ -52,14 +52,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var value = load_base(i);
     for (var k = 0u; k < UPDATES; k += 1u) {
         let number = (outer * UPDATES + k) * INNER + column;
-        if (load_index(select(k, number, EACH)) == row) {
+        if (load_index(select(k, number, PER_ROW)) == row) {
             value = join(value, load_update(number));
         }
     }
     store(i, value);
 }
-// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
-// that the report depends on no order.
+// Returns the index if it is below `rows`. Otherwise reports it and returns 0. The largest invalid index is kept, so
+// that the report does not depend on the order.
 fn checked_index(index: u32, rows: u32) -> u32 {
     if (index < rows) {
         return index;

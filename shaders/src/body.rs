@@ -1,5 +1,5 @@
-//! What a dispatch computes, as calls that kernels are generated from: a call, a program, or a decomposition taken
-//! apart until every call is one that a generator knows.
+//! The computation of a dispatch as a list of calls from which kernels are generated: a call, a program, or a decomposition that
+//! is expanded until a generator supports every call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,35 +14,36 @@ use meganeura_core::{DType, TensorType, registry};
 
 use super::roles::{Role, role, stands_for};
 
-/// Most nodes of a body.
+/// Maximum number of nodes of a body.
 const MAX_NODES: usize = 400;
-/// Most elements of a table of constants.
+/// Maximum number of elements of a table of constants.
 const MAX_CONSTANTS: usize = 4 << 20;
-/// Deepest decomposition of decompositions.
+/// Maximum nesting depth of decompositions.
 const MAX_DEPTH: usize = 12;
 
-/// A value of a body, by its number.
+/// Index of a value of a body.
 pub(crate) type Id = usize;
 
-/// A constant, as kernels know it.
+/// A constant, in the forms that kernels support.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
-    /// Every element has these bits.
+    /// A number that all elements have, as bits.
     Same(u32),
-    /// The elements are this number and those that follow it.
+    /// Numbers that count upwards from this one.
     Count(u32),
     /// The elements.
     Table(Arc<[u32]>),
 }
 
-/// How a value comes about.
+/// Definition of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Def {
     /// An operand of the dispatch.
     Operand(usize),
     Constant(Constant),
     Call {
-        /// The operator's name; bodies are keys of tables.
+        /// Name of the operator: a `&str` rather than a reference to the operator, because bodies are keys of hash
+        /// maps.
         op: &'static str,
         attrs: Attrs,
         inputs: Vec<Id>,
@@ -57,7 +58,7 @@ pub(crate) struct Node {
     pub(crate) ty: TensorType,
 }
 
-/// Calls in an order in which operands come before their users.
+/// Calls in topological order: operands come before their users.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Body {
     pub(crate) nodes: Vec<Node>,
@@ -65,10 +66,10 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    /// The body of a kernel.
+    /// Builds the body of a kernel.
     ///
     /// # Errors
-    /// The reason why no kernel is generated for it.
+    /// No kernel can be generated for it; the text contains the reason.
     pub(crate) fn of(kernel: &KernelDesc) -> Result<Self, String> {
         let op = registry::op(kernel.name).ok_or("there is no such operator")?;
         let operand = |(i, ty): (usize, &TensorType)| Node {
@@ -89,12 +90,12 @@ impl Body {
         Ok(body)
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub(crate) fn ty(&self, id: Id) -> &TensorType {
         &self.nodes[id].ty
     }
 
-    /// Operands of a value.
+    /// Returns the operands of a value.
     pub(crate) fn inputs(&self, id: Id) -> &[Id] {
         match &self.nodes[id].def {
             Def::Call { inputs, .. } => inputs,
@@ -102,7 +103,7 @@ impl Body {
         }
     }
 
-    /// The role of a value, if it is a call.
+    /// Returns the role of a value, if it is a call.
     pub(crate) fn role(&self, id: Id) -> Option<Role> {
         match &self.nodes[id].def {
             Def::Call { role, .. } => Some(*role),
@@ -110,21 +111,21 @@ impl Body {
         }
     }
 
-    /// Whether a value is a call of an operator with such a name.
+    /// Returns true if a value is a call of an operator whose name satisfies `named`.
     pub(crate) fn is_call(&self, id: Id, named: fn(&str) -> bool) -> bool {
         matches!(&self.nodes[id].def, Def::Call { op, .. } if named(op))
     }
 
-    /// Calls of a role.
+    /// Returns the calls of a role.
     pub(crate) fn calls(&self, role: Role) -> Vec<Id> {
         (0..self.nodes.len())
             .filter(|&id| self.role(id) == Some(role))
             .collect()
     }
 
-    /// Operands of the dispatch whose elements nothing uses but one call.
+    /// Returns the operands of the dispatch whose elements only `call` uses.
     pub(crate) fn only_used_by(&self, call: Id) -> Vec<usize> {
-        // Those whose elements a value is, at whatever locations.
+        // The operand whose elements a value consists of, in any order.
         let mut operand_of: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
         let mut used = Vec::new();
         for (id, node) in self.nodes.iter().enumerate() {
@@ -148,7 +149,7 @@ impl Body {
         operands.filter(|operand| !used.contains(operand)).collect()
     }
 
-    /// Whether a value is computed from another one, or is it.
+    /// Returns true if a value is `other` or is computed from it.
     pub(crate) fn depends_on(&self, id: Id, other: Id) -> bool {
         let mut depends = vec![false; id + 1];
         for at in other.min(id)..=id {
@@ -157,7 +158,7 @@ impl Body {
         depends[id]
     }
 
-    /// Keeps what the results need, and the operands.
+    /// Removes all values except the operands and the values that the results need.
     fn remove_unused(&mut self) {
         let mut used = vec![false; self.nodes.len()];
         self.results.iter().for_each(|&r| used[r] = true);
@@ -186,7 +187,7 @@ impl Body {
 
 struct Builder {
     nodes: Vec<Node>,
-    /// Equal values are one.
+    /// Map from nodes to their ids: equal values exist only once.
     known: HashMap<Node, Id>,
 }
 
@@ -303,8 +304,9 @@ fn constant_of(dtype: DType, bytes: &[u8]) -> Result<Constant, String> {
     if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == first.wrapping_add(i)) {
         return Ok(Constant::Count(first));
     }
-    match words.len() <= MAX_CONSTANTS {
-        true => Ok(Constant::Table(words.into())),
-        false => Err("its decomposition has a large table of constants".into()),
+    if words.len() <= MAX_CONSTANTS {
+        Ok(Constant::Table(words.into()))
+    } else {
+        Err("its decomposition has a large table of constants".into())
     }
 }

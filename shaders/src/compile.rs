@@ -1,4 +1,4 @@
-//! From a dispatch to its kernels.
+//! Compilation of a dispatch to its kernels.
 
 use meganeura_core::backend::KernelDesc;
 
@@ -10,11 +10,11 @@ use super::{attention, cache, custom, experts, standalone};
 /// Compiles a dispatch.
 ///
 /// # Errors
-/// The reason why there is no kernel for it.
+/// No kernel supports the dispatch; the text contains the reason.
 pub fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     for ty in cx.kernel.inputs.iter().chain(cx.kernel.outputs) {
         if !DTYPES.contains(&ty.dtype) {
-            return Err(format!("there are no kernels of {}", ty.dtype));
+            return Err(format!("kernels do not support {}", ty.dtype));
         }
         check_count(ty)?;
     }
@@ -32,11 +32,11 @@ pub fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     compile_decomposed(cx)
 }
 
-/// The kernel for a call on a device whose buffers have at most so many bytes, and for whose operator a kernel may have been
-/// brought.
+/// Compiles the kernel of a standalone call, for a device whose buffers have at most `most_bytes` bytes. `custom` is the
+/// registered kernel of the operator, if there is one.
 ///
 /// # Errors
-/// The reason why there is none.
+/// No kernel supports the call; the text contains the reason.
 pub fn supports(kernel: &KernelDesc, most_bytes: u64, custom: Option<&dyn CustomKernel>) -> Result<Compiled, String> {
     let compiled = compile(&CompileCx {
         custom,
@@ -45,11 +45,11 @@ pub fn supports(kernel: &KernelDesc, most_bytes: u64, custom: Option<&dyn Custom
     check_scratch(compiled, most_bytes)
 }
 
-/// Refuses kernels whose scratch buffers are too large.
+/// Returns an error if a scratch buffer is too large.
 pub(super) fn check_scratch(compiled: Compiled, most_bytes: u64) -> Result<Compiled, String> {
     match compiled.scratch.iter().max() {
         Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
-            "it takes {bytes} bytes of scratch memory, but the device's largest buffer has {most_bytes}"
+            "it needs {bytes} bytes of scratch memory, but the device's largest buffer has {most_bytes}"
         )),
         _ => Ok(compiled),
     }

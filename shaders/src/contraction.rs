@@ -1,5 +1,5 @@
-//! Contractions, as matmuls and convolutions describe them to the code that computes them: by tiles, by cooperative matrices or
-//! by lanes.
+//! Interface of contractions (matmuls and convolutions) for the modules that generate their kernels: `tiled`, `coop`
+//! and `vectors`.
 
 use super::emit::Emitter;
 use super::packed::Packed;
@@ -11,67 +11,71 @@ pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
-    /// Of the summed dimension.
+    /// Length of the summed dimension.
     pub(super) k: usize,
 }
 
-/// Where an element of an operand is found in memory.
+/// Location of an operand's element in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    /// Its number.
+pub(super) struct ElementLocation {
+    /// Index of the element, as WGSL.
     pub(super) number: String,
-    /// A condition; where it does not hold, the element is zero, and the number that of another one.
+    /// Condition in WGSL, if there is one. If it is false, the element is zero, and the index refers to another
+    /// element.
     pub(super) inside: Option<String>,
 }
 
-impl Found {
-    /// An element that is there in any case.
+impl ElementLocation {
+    /// Creates the location of an element that always exists.
     pub(super) fn always(number: String) -> Self {
-        Found { number, inside: None }
+        ElementLocation { number, inside: None }
     }
 
-    /// The index of the vector of four elements that begins with it, as WGSL.
+    /// Returns the index of the vector of four elements that begins with this element, as WGSL.
     pub(super) fn vector(&self) -> String {
         format!("({}) / 4u", self.number)
     }
 
-    /// Such a vector of a type, or zeros where the element is not inside, or another condition does not hold.
+    /// Returns `vector`, or zeros of the type `ty` if the element is not inside or the condition `also` is false.
     pub(super) fn guarded(&self, ty: &str, vector: String, also: Option<String>) -> String {
         let conditions: Vec<&str> = [&self.inside, &also]
             .into_iter()
             .flatten()
             .map(String::as_str)
             .collect();
-        match conditions.is_empty() {
-            true => vector,
-            false => format!("select({ty}(), {vector}, {})", conditions.join(" && ")),
+        if conditions.is_empty() {
+            vector
+        } else {
+            format!("select({ty}(), {vector}, {})", conditions.join(" && "))
         }
     }
 }
 
-/// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
+/// A product as the kernel generators see it: the code that loads elements of both operands, and the code that computes
+/// the indices of the results. Indices are WGSL variables; `batch` is one of them.
 pub(super) trait Contraction {
     fn sizes(&self) -> Sizes;
 
-    /// What is computed, for the names of classes of products: a word, and what decides how elements are found.
+    /// Returns the kind of product for the name of a schedule class: a word such as `matmul`, and the properties that
+    /// decide how elements are loaded.
     fn kind(&self) -> String;
 
-    /// Whether neighbours along the summed dimension, rather than along `m` or `n`, are neighbours in the memory of
-    /// the first or second operand.
+    /// Returns true if elements of the first or second operand that are adjacent along the summed dimension are adjacent in
+    /// memory. Otherwise elements adjacent along `m` or `n` are.
     fn is_along_k(&self, operand: usize) -> bool;
 
-    /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
+    /// Returns a variable with an element of an operand; `line` is a row of the first operand or a column of the second.
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
 
-    /// Whether neighbours of an operand are found faster [together](Contraction::load_together) than each by itself.
+    /// Returns true if [`Contraction::load_together`] loads adjacent elements of an operand faster than separate loads.
     fn finds_together(&self, operand: usize) -> bool {
         let _ = operand;
         false
     }
 
-    /// Variables with `count` neighbours along the lines or the sum, whichever [`Contraction::is_along_k`] says, from an element
-    /// on that may lie behind the last one, of an operand that [is found so](Contraction::finds_together). `line` and `k` of the
-    /// first are within the operand but for the direction in which neighbours lie.
+    /// Returns variables with `count` adjacent elements, for an operand for which [`Contraction::finds_together`] is
+    /// true. They are adjacent along the lines or along the summed dimension, as [`Contraction::is_along_k`] specifies,
+    /// and even the first one may be past the end in this direction. The other index is valid.
     fn load_together(
         &self,
         e: &mut Emitter,
@@ -84,45 +88,47 @@ pub(super) trait Contraction {
         Err("its elements are found one by one".into())
     }
 
-    /// Gives a kernel file the number of a result's element, unless results lie row by row, as kernel files have it.
+    /// Adds the code that computes the index of a result's element to a kernel file, unless results are stored row by row, which
+    /// is the default of kernel files.
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let _ = e;
         Ok(template)
     }
 
-    /// Whether results lie row by row, so that a tile of them can be stored as it is.
+    /// Returns true if results are stored row by row, so that a tile of them can be stored without conversion.
     fn is_by_rows(&self) -> bool {
         false
     }
 
-    /// The operand of the dispatch that an operand of the product is, element by element.
+    /// Returns the operand of the dispatch that contains the elements of an operand of the product. Returns `None` if
+    /// the elements are computed when they are loaded.
     fn stored(&self, operand: usize) -> Option<usize> {
         let _ = operand;
         None
     }
 
-    /// The packed matrix that an operand of the product is, element by element.
+    /// Returns the packed matrix that an operand of the product is dequantized from, if there is one.
     fn packed(&self, operand: usize) -> Option<Packed> {
         let _ = operand;
         None
     }
 
-    /// Elements from one matrix of an operand that is [stored](Contraction::stored) to the next one of the batch, 0 if all are the
-    /// same; `None` where matrices do not lie so.
+    /// Returns the stride of the batch of an operand that is [stored](Contraction::stored), 0 if all matrices are the same;
+    /// `None` if there is no constant stride.
     fn batch_stride(&self, operand: usize) -> Option<usize> {
         let _ = operand;
         None
     }
 
-    /// Where the element is that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored) or
-    /// [packed](Contraction::packed).
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
+    /// Returns the location of the element that [`Contraction::load`] loads, for an operand that is [stored](Contraction::stored)
+    /// or [packed](Contraction::packed).
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<ElementLocation, String> {
         let _ = (e, operand, line, k);
         Err("it is computed as it is loaded".into())
     }
 }
 
-/// Gives a kernel file its product: sizes, statements and values of both loads, and the order of results.
+/// Adds the product to a kernel file: sizes, statements and values of both loads, and the order of results.
 pub(super) fn contraction_of(
     e: &mut Emitter,
     template: Template,

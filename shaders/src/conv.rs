@@ -1,17 +1,18 @@
-//! Convolutions and their derivatives as contractions: patches of images are found as they are needed.
+//! Convolutions and their derivatives as contractions without an im2col buffer: elements of patches are located when they are
+//! loaded.
 
 use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, Conv2dDims, ImageLayout};
 
 use super::body::{Body, Def, Id};
-use super::contraction::{Contraction, Found, Sizes};
-use super::conv_kinds::{Of, convolution, kind, plane};
+use super::contraction::{Contraction, ElementLocation, Sizes};
+use super::conv_kinds::{ConvTensor, convolution, kind, plane};
 use super::conv_nhwc::ConvolutionNhwc;
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::library;
 use super::location::{self, Base};
-use super::template::{Functions, Inlined, Template};
+use super::template::{Functions, InlinedCall, Template};
 use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
@@ -31,9 +32,9 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     // Each tap reads its element of the image.
     tiled::check_prologue(body, cx, a, None)?;
     let dims = match of {
-        Of::Output => layout.conv2d(&call)?,
-        Of::InputGrad => layout.conv2d_input_grad(&call)?,
-        Of::WeightGrad => layout.conv2d_weight_grad(&call)?,
+        ConvTensor::Output => layout.conv2d(&call)?,
+        ConvTensor::InputGrad => layout.conv2d_input_grad(&call)?,
+        ConvTensor::WeightGrad => layout.conv2d_weight_grad(&call)?,
     };
     let operands = [a, b];
     let stored = operands.map(|id| match body.nodes[id].def {
@@ -57,11 +58,12 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     }
 }
 
-/// Variables of the functions that find places: image, row and column.
+/// Variables of the functions that compute positions: image, row and column.
 const PLACE: [&str; 3] = ["image", "row", "column"];
 const NEXT_PLACE: [&str; 3] = ["next_image", "next_row", "next_column"];
 
-/// Constants with the elements, height and width of the planes whose places a function finds elements by, if it does.
+/// Returns the constants with the elements, height and width of the plane whose positions a function takes, if it takes
+/// positions.
 fn places(function: &str) -> Option<[&'static str; 3]> {
     match function {
         "input_of_tap" => Some(["OUTPUT", "OUTPUT_H", "OUTPUT_W"]),
@@ -70,8 +72,8 @@ fn places(function: &str) -> Option<[&'static str; 3]> {
     }
 }
 
-/// The names that variables of a function have in its statements.
-fn variables(found: &Inlined, names: [&str; 3]) -> Result<[String; 3], String> {
+/// Returns the names of the function's variables in the inlined statements.
+fn variables(found: &InlinedCall, names: [&str; 3]) -> Result<[String; 3], String> {
     let known = names.map(|name| found.variable(name).map(str::to_owned));
     match known {
         [Some(image), Some(row), Some(column)] => Ok([image, row, column]),
@@ -80,22 +82,22 @@ fn variables(found: &Inlined, names: [&str; 3]) -> Result<[String; 3], String> {
 }
 
 struct Convolution {
-    of: Of,
+    of: ConvTensor,
     dims: Conv2dDims,
-    /// `x, w`, or `dy, w`, or `x, dy`.
+    /// Operands of the product: `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
-    /// The operands of the dispatch that they are, where they are.
+    /// Index of each of them among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
-    /// The functions of the library that find elements.
+    /// The library functions that locate elements.
     functions: Functions,
 }
 
-/// Channels of a group on the input's and on the output's side.
+/// Returns the channels of a group on the input and the output side.
 fn channels(dims: &Conv2dDims) -> [usize; 2] {
     [dims.c / dims.groups, dims.o / dims.groups]
 }
 
-/// The functions of the library that find elements, for some sizes.
+/// Returns the library functions that locate elements, for some sizes.
 fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
     let (d, [group_inputs, group_outputs]) = (dims, channels(dims));
     Template::new(library::CONVOLUTION)
@@ -111,8 +113,8 @@ fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
 }
 
 impl Convolution {
-    /// A variable with the element of a tensor that a function of the library finds, or with 0 where it is not inside.
-    fn element(&self, e: &mut Emitter, tensor: usize, found: &Inlined) -> Result<String, String> {
+    /// Returns a variable with the element that a library function locates, or 0 if the element is not inside.
+    fn element(&self, e: &mut Emitter, tensor: usize, found: &InlinedCall) -> Result<String, String> {
         let id = self.operands[tensor];
         let index = e.bind(&found.value)?;
         let shape = &e.body.ty(id).shape;
@@ -123,21 +125,21 @@ impl Convolution {
         }
     }
 
-    /// The tensor that an operand of the product is, the function of the library that finds its elements, and that
-    /// function's channel and place.
+    /// Returns the tensor of an operand of the product, the library function that locates its elements, and the channel and the
+    /// position for this function.
     fn found_by<'a>(&self, operand: usize, line: &'a str, k: &'a str) -> (usize, &'static str, [&'a str; 2]) {
         match (self.of, operand) {
-            (Of::Output, 0) => (1, "weight", [line, k]),
-            (Of::Output, _) => (0, "input_of_tap", [k, line]),
-            (Of::InputGrad, 0) => (1, "weight_of_input", [line, k]),
-            (Of::InputGrad, _) => (0, "output_of_tap", [k, line]),
-            (Of::WeightGrad, 0) => (1, "output", [line, k]),
-            (Of::WeightGrad, _) => (0, "input_of_tap", [line, k]),
+            (ConvTensor::Output, 0) => (1, "weight", [line, k]),
+            (ConvTensor::Output, _) => (0, "input_of_tap", [k, line]),
+            (ConvTensor::InputGrad, 0) => (1, "weight_of_input", [line, k]),
+            (ConvTensor::InputGrad, _) => (0, "output_of_tap", [k, line]),
+            (ConvTensor::WeightGrad, 0) => (1, "output", [line, k]),
+            (ConvTensor::WeightGrad, _) => (0, "input_of_tap", [line, k]),
         }
     }
 
-    /// Adds the statements of the function that finds an element, with the constants that it needs.
-    fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<Inlined, String> {
+    /// Adds the statements of the function that locates an element, with the constants that it needs.
+    fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<InlinedCall, String> {
         match places(function) {
             None => self.statements(e, function, &["batch", channel, at]),
             Some([plane, _, width]) => {
@@ -147,13 +149,13 @@ impl Convolution {
         }
     }
 
-    /// The same at a place that is known.
-    fn find_at(&self, e: &mut Emitter, function: &str, tap: &str, place: &[String; 3]) -> Result<Inlined, String> {
+    /// Adds the statements for a position that is already computed.
+    fn find_at(&self, e: &mut Emitter, function: &str, tap: &str, place: &[String; 3]) -> Result<InlinedCall, String> {
         let [image, row, column] = place;
         self.statements(e, function, &["batch", tap, image, row, column])
     }
 
-    fn statements(&self, e: &mut Emitter, function: &str, arguments: &[&str]) -> Result<Inlined, String> {
+    fn statements(&self, e: &mut Emitter, function: &str, arguments: &[&str]) -> Result<InlinedCall, String> {
         let suffix = e.fresh();
         e.module.declare(self.functions.declarations());
         let found = self.functions.inline(function, arguments, &suffix)?;
@@ -167,9 +169,9 @@ impl Contraction for Convolution {
         let (d, [cg, og]) = (&self.dims, channels(&self.dims));
         let (input, output, taps) = (plane(d.input), plane(d.output), plane(d.kernel));
         let (m, n, k) = match self.of {
-            Of::Output => (og, d.n * output, cg * taps),
-            Of::InputGrad => (cg, d.n * input, og * taps),
-            Of::WeightGrad => (og, cg * taps, d.n * output),
+            ConvTensor::Output => (og, d.n * output, cg * taps),
+            ConvTensor::InputGrad => (cg, d.n * input, og * taps),
+            ConvTensor::WeightGrad => (og, cg * taps, d.n * output),
         };
         Sizes {
             batch: d.groups,
@@ -185,9 +187,9 @@ impl Contraction for Convolution {
 
     fn is_along_k(&self, operand: usize) -> bool {
         match self.of {
-            Of::Output => operand == 0,
-            Of::InputGrad => false,
-            Of::WeightGrad => true,
+            ConvTensor::Output => operand == 0,
+            ConvTensor::InputGrad => false,
+            ConvTensor::WeightGrad => true,
         }
     }
 
@@ -211,10 +213,10 @@ impl Contraction for Convolution {
     ) -> Result<Vec<String>, String> {
         let (tensor, function, [tap, position]) = self.found_by(operand, line, k);
         let [plane, height, width] = places(function).ok_or("elements have no places")?;
-        // Of a division for each element, one is left for all of them.
+        // Only the first element needs divisions; the next positions are computed by increments.
         let first = self.statements(e, "place", &[position, plane, width])?;
         let mut place = variables(&first, PLACE)?;
-        // A first position behind the last one is none of an image that is there.
+        // Clamps a first position past the end to an existing image.
         place[0] = e.bind(&format!("min({}, {}u)", place[0], self.dims.n.saturating_sub(1)))?;
         let mut elements = Vec::with_capacity(count);
         for i in 0..count {
@@ -231,8 +233,9 @@ impl Contraction for Convolution {
 
     fn stored(&self, operand: usize) -> Option<usize> {
         let (tensor, function, _) = self.found_by(operand, "", "");
-        // Four neighbours along the lines or the sum must be four neighbours in memory, from a multiple of four on: weights of
-        // a channel are, and elements of a plane, unless the kernel has taps that move or leave the plane.
+        // Four adjacent elements along the lines or the summed dimension must be adjacent and aligned in memory. This
+        // holds for the weights of a channel, and for the elements of a plane unless taps shift the elements or read
+        // the padding.
         let d = &self.dims;
         let is_pointwise = d.kernel == [1, 1] && d.stride == [1, 1] && d.padding == [0, 0];
         let planes = |size: [usize; 2]| plane(size).is_multiple_of(4);
@@ -245,17 +248,17 @@ impl Contraction for Convolution {
         self.stored[tensor].filter(|_| has_vectors)
     }
 
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<ElementLocation, String> {
         let (_, function, arguments) = self.found_by(operand, line, k);
         let found = self.find(e, function, arguments)?;
-        Ok(Found::always(e.bind(&found.value)?))
+        Ok(ElementLocation::always(e.bind(&found.value)?))
     }
 
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let function = match self.of {
-            Of::Output => "output",
-            Of::InputGrad => "input",
-            Of::WeightGrad => "weight",
+            ConvTensor::Output => "output",
+            ConvTensor::InputGrad => "input",
+            ConvTensor::WeightGrad => "weight",
         };
         e.module.declare(self.functions.declarations());
         let found = self.functions.inline(function, &["batch", "row", "column"], "")?;

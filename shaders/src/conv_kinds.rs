@@ -1,41 +1,45 @@
-//! Which operators are convolutions, and what they compute.
+//! Table of the convolution operators and the tensors that they compute.
 
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
-/// Which of the three tensors `x * w -> y` is computed.
+/// The computed tensor of the three in `x * w -> y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum ConvTensor {
     Output,
     InputGrad,
     WeightGrad,
 }
 
-/// The operators that are convolutions: what they compute, and how images lie in memory.
-const CONVOLUTIONS: [(&str, Of, ImageLayout); 6] = [
-    ("core.conv2d", Of::Output, ImageLayout::Nchw),
-    ("core.conv2d_input_grad", Of::InputGrad, ImageLayout::Nchw),
-    ("core.conv2d_weight_grad", Of::WeightGrad, ImageLayout::Nchw),
-    ("core.conv2d_nhwc", Of::Output, ImageLayout::Nhwc),
-    ("core.conv2d_nhwc_input_grad", Of::InputGrad, ImageLayout::Nhwc),
-    ("core.conv2d_nhwc_weight_grad", Of::WeightGrad, ImageLayout::Nhwc),
+/// The convolution operators: the computed tensor, and the memory layout of images.
+const CONVOLUTIONS: [(&str, ConvTensor, ImageLayout); 6] = [
+    ("core.conv2d", ConvTensor::Output, ImageLayout::Nchw),
+    ("core.conv2d_input_grad", ConvTensor::InputGrad, ImageLayout::Nchw),
+    ("core.conv2d_weight_grad", ConvTensor::WeightGrad, ImageLayout::Nchw),
+    ("core.conv2d_nhwc", ConvTensor::Output, ImageLayout::Nhwc),
+    ("core.conv2d_nhwc_input_grad", ConvTensor::InputGrad, ImageLayout::Nhwc),
+    (
+        "core.conv2d_nhwc_weight_grad",
+        ConvTensor::WeightGrad,
+        ImageLayout::Nhwc,
+    ),
 ];
 
-pub(super) fn convolution(name: &str) -> Option<(Of, ImageLayout)> {
+pub(super) fn convolution(name: &str) -> Option<(ConvTensor, ImageLayout)> {
     let row = CONVOLUTIONS.iter().find(|(known, ..)| *known == name);
     row.map(|&(_, of, layout)| (of, layout))
 }
 
-/// Whether an operator is a convolution or one of its derivatives.
+/// Returns true if an operator is a convolution or one of its derivatives.
 pub(super) fn is_convolution(name: &str) -> bool {
     convolution(name).is_some()
 }
 
-/// What a convolution computes, for the names of classes of products.
-pub(super) fn kind(of: Of, dims: &Conv2dDims) -> String {
+/// Returns the kind of a convolution for the names of classes of products.
+pub(super) fn kind(of: ConvTensor, dims: &Conv2dDims) -> String {
     let of = match of {
-        Of::Output => "convolution",
-        Of::InputGrad => "convolution's input gradient",
-        Of::WeightGrad => "convolution's weight gradient",
+        ConvTensor::Output => "convolution",
+        ConvTensor::InputGrad => "convolution's input gradient",
+        ConvTensor::WeightGrad => "convolution's weight gradient",
     };
     let layout = match dims.layout {
         ImageLayout::Nchw => "",
@@ -45,7 +49,7 @@ pub(super) fn kind(of: Of, dims: &Conv2dDims) -> String {
     format!("{of}{layout} {kh}x{kw}/{sh}x{sw}")
 }
 
-/// Elements of a plane.
+/// Returns the number of elements of a plane.
 pub(super) fn plane(size: [usize; 2]) -> usize {
     size[0] * size[1]
 }

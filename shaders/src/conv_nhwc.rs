@@ -1,30 +1,35 @@
-//! Convolutions of images with channels last, and their derivatives, as contractions: rows of results are places, and what is
-//! summed up are the channels of the places that a kernel covers. So are matmuls by rows, whose kernels these are, with
-//! operands that are found as they are needed, by vectors of channels.
+//! NHWC convolutions and their derivatives as contractions. Rows of results are positions, and the sum runs over the channels of
+//! the positions that the kernel covers. They use the kernels of row-major matmuls, which load vectors of channels and compute
+//! their locations.
 
 use meganeura_core::ops::Conv2dDims;
 
 use super::body::Id;
-use super::contraction::{Contraction, Found, Sizes};
-use super::conv_kinds::{Of, kind, plane};
+use super::contraction::{Contraction, ElementLocation, Sizes};
+use super::conv_kinds::{ConvTensor, kind, plane};
 use super::emit::Emitter;
 use super::library;
 use super::location::{self, Base};
-use super::template::{Functions, Inlined, Template};
+use super::template::{Functions, InlinedCall, Template};
 
 pub(super) struct ConvolutionNhwc {
-    of: Of,
+    of: ConvTensor,
     dims: Conv2dDims,
-    /// `x, w`, or `dy, w`, or `x, dy`.
+    /// Operands of the product: `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
-    /// The operands of the dispatch that they are, where they are.
+    /// Index of each of them among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
-    /// The functions of the library that find elements.
+    /// The library functions that locate elements.
     functions: Functions,
 }
 
 impl ConvolutionNhwc {
-    pub(super) fn new(of: Of, dims: Conv2dDims, operands: [Id; 2], stored: [Option<usize>; 2]) -> Result<Self, String> {
+    pub(super) fn new(
+        of: ConvTensor,
+        dims: Conv2dDims,
+        operands: [Id; 2],
+        stored: [Option<usize>; 2],
+    ) -> Result<Self, String> {
         if dims.groups != 1 {
             return Err("images with channels last have no kernel for groups".into());
         }
@@ -37,28 +42,28 @@ impl ConvolutionNhwc {
         })
     }
 
-    /// The tensor that an operand of the product is, the function of the library that finds its elements, and that
-    /// function's arguments.
+    /// Returns the tensor of an operand of the product, the library function that locates its elements, and the arguments of this
+    /// function.
     fn found_by<'a>(&self, operand: usize, line: &'a str, k: &'a str) -> (usize, &'static str, [&'a str; 2]) {
         match (self.of, operand) {
-            (Of::Output, 0) => (0, "input_of_tap", [k, line]),
-            (Of::Output, _) => (1, "weight", [line, k]),
-            (Of::InputGrad, 0) => (0, "output_of_tap", [k, line]),
-            (Of::InputGrad, _) => (1, "weight_of_input", [line, k]),
-            (Of::WeightGrad, 0) => (0, "input_of_tap", [line, k]),
-            (Of::WeightGrad, _) => (1, "output", [line, k]),
+            (ConvTensor::Output, 0) => (0, "input_of_tap", [k, line]),
+            (ConvTensor::Output, _) => (1, "weight", [line, k]),
+            (ConvTensor::InputGrad, 0) => (0, "output_of_tap", [k, line]),
+            (ConvTensor::InputGrad, _) => (1, "weight_of_input", [line, k]),
+            (ConvTensor::WeightGrad, 0) => (0, "input_of_tap", [line, k]),
+            (ConvTensor::WeightGrad, _) => (1, "output", [line, k]),
         }
     }
 
-    /// The channels that are neighbours in memory, of the tensor that an operand of the product is.
+    /// Returns the number of adjacent channels in memory, of the tensor of an operand of the product.
     fn channels(&self, operand: usize) -> usize {
         match (self.of, operand) {
-            (Of::Output | Of::WeightGrad, 0) => self.dims.c,
+            (ConvTensor::Output | ConvTensor::WeightGrad, 0) => self.dims.c,
             _ => self.dims.o,
         }
     }
 
-    fn find(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Inlined, String> {
+    fn find(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<InlinedCall, String> {
         let (_, function, arguments) = self.found_by(operand, line, k);
         let suffix = e.fresh();
         e.module.declare(self.functions.declarations());
@@ -68,7 +73,7 @@ impl ConvolutionNhwc {
     }
 }
 
-/// The functions of the library that find elements, for some sizes.
+/// Returns the library functions that locate elements, for some sizes.
 fn functions(d: &Conv2dDims) -> Result<Functions, String> {
     Template::new(library::CONVOLUTION_NHWC)
         .sizes([("IMAGES", d.n), ("INPUTS", d.c), ("OUTPUTS", d.o)])
@@ -86,9 +91,9 @@ impl Contraction for ConvolutionNhwc {
         let d = &self.dims;
         let (inputs, outputs, taps) = (d.n * plane(d.input), d.n * plane(d.output), plane(d.kernel));
         let (m, n, k) = match self.of {
-            Of::Output => (outputs, d.o, taps * d.c),
-            Of::InputGrad => (inputs, d.c, taps * d.o),
-            Of::WeightGrad => (taps * d.c, d.o, outputs),
+            ConvTensor::Output => (outputs, d.o, taps * d.c),
+            ConvTensor::InputGrad => (inputs, d.c, taps * d.o),
+            ConvTensor::WeightGrad => (taps * d.c, d.o, outputs),
         };
         Sizes { batch: 1, m, n, k }
     }
@@ -99,9 +104,9 @@ impl Contraction for ConvolutionNhwc {
 
     fn is_along_k(&self, operand: usize) -> bool {
         match self.of {
-            Of::Output => operand == 0,
-            Of::InputGrad => true,
-            Of::WeightGrad => false,
+            ConvTensor::Output => operand == 0,
+            ConvTensor::InputGrad => true,
+            ConvTensor::WeightGrad => false,
         }
     }
 
@@ -127,9 +132,9 @@ impl Contraction for ConvolutionNhwc {
         self.stored[tensor].filter(|_| self.channels(operand).is_multiple_of(4))
     }
 
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<ElementLocation, String> {
         let found = self.find(e, operand, line, k)?;
-        Ok(Found {
+        Ok(ElementLocation {
             number: e.bind(&found.value)?,
             inside: found.variable("inside").map(str::to_owned),
         })

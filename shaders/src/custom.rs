@@ -5,9 +5,10 @@ use meganeura_core::backend::shader::{SHADER_BUFFERS, SHADER_FAULT, SHADER_REPOR
 use super::kernel::{Binding, CompileCx, Compiled, CustomKernel, Launch};
 use super::module::Module;
 
-/// Launches of the custom kernel of an operator; `None` if there is none for this call.
+/// Compiles the launches of the custom kernel of an operator; returns `None` if no custom kernel supports this call.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    // Such a kernel writes in any case. Operators with custom kernels write no persistent data, so it need not look for faults.
+    // A custom kernel has no check that skips its writes. Operators with custom kernels write no persistent data, so faults need
+    // no check.
     let Some(kernel) = cx.custom.filter(|_| cx.skip_if.is_none()) else {
         return Ok(None);
     };
@@ -20,8 +21,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }
 }
 
-/// The shader, and before it a look at indices that the host does not see, and copies of operands that are in no buffer of
-/// their own.
+/// Returns the launch of the shader. Before it, a launch checks indices that the host does not validate, and launches copy
+/// operands that have no buffer.
 fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result<Compiled, String> {
     let mut compiled = Compiled::default();
     if let Some((operand, bound)) = kernel.op().index_bound(&cx.call()).filter(|_| !cx.host_validated) {
@@ -66,11 +67,12 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
         library: None,
         schedule: None,
         chosen: None,
+        replacements: None,
     });
     Ok(compiled)
 }
 
-/// The name that a custom kernel has for a variable.
+/// Returns the name of a variable in a custom kernel.
 fn name(number: usize, binding: &Binding) -> &'static str {
     match binding {
         Binding::Fault => SHADER_FAULT,
@@ -79,7 +81,7 @@ fn name(number: usize, binding: &Binding) -> &'static str {
     }
 }
 
-/// Reports indices out of range, as the kernels that are generated do.
+/// Reports indices out of range in the same way as generated kernels.
 fn check_indices(cx: &CompileCx, operand: usize, bound: usize) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let given = module.load(operand, "i");

@@ -1,4 +1,4 @@
-//! Values of a body as WGSL, element by element: what an element depends on is computed first, each thing once.
+//! WGSL code of the elements of a body's values. The operands of an element are computed before it, and each value only once.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,28 +14,28 @@ use super::roles::Role;
 use super::scalar::{self, literal, wgsl_type};
 use super::{packed, pull, view};
 
-/// Most variables of a kernel.
+/// Maximum number of variables of a kernel.
 const MAX_VARIABLES: usize = 2_000;
 
-/// A location as [`location::terms`] has it.
+/// A location as a sum of indices times strides, as [`location::terms`] returns it.
 pub(crate) type Terms = Vec<(Index, usize)>;
 
-/// Writes the code that computes elements of values.
+/// Generator of the code that computes elements of values.
 pub(crate) struct Emitter<'a> {
     pub(crate) body: &'a Body,
     pub(crate) cx: &'a CompileCx<'a>,
     pub(crate) module: Module<'a>,
     /// Statements so far.
     pub(crate) code: String,
-    /// Values that have a variable.
+    /// WGSL variables that contain elements of values, by value and location.
     known: HashMap<(Id, Location), String>,
-    /// Indices that have a variable.
+    /// WGSL variables that contain indices.
     indices: HashMap<Index, String>,
-    /// Values that have been computed for the row at hand, and where they are looked up then.
+    /// Values that are computed for the current row, with their variables and the locations at which they may be read.
     fixed: HashMap<Id, (String, Vec<Terms>)>,
-    /// A value any of whose elements a function of the kernel has, by its number, and the function's name.
+    /// A value whose elements a function of the kernel returns by index, and the name of this function.
     looked_up: Option<(Id, &'static str)>,
-    /// The base whose elements are written, of which overwritten operands may be read.
+    /// Index of the elements that are being written. Overwritten operands may be read only at these elements.
     writing: Option<Base>,
     variables: usize,
 }
@@ -56,33 +56,34 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Sets what a value is at some locations, the only ones where it is used.
+    /// Sets the WGSL variable that contains the element of a value at some locations. The value may not be read at
+    /// other locations.
     pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, locations: Vec<Terms>) {
         self.fixed.insert(id, (variable.to_owned(), locations));
     }
 
-    /// Sets the function of a kernel that has the elements of a value by their numbers.
+    /// Sets the function of a kernel that returns the elements of a value by index.
     pub(crate) fn look_up(&mut self, id: Id, function: &'static str) {
         self.looked_up = Some((id, function));
     }
 
-    /// The variable of a value for which [`Emitter::fix_terms`] has been called.
+    /// Returns the variable of a value for which [`Emitter::fix_terms`] was called.
     pub(crate) fn fixed(&self, id: Id) -> Option<&str> {
         self.fixed.get(&id).map(|(variable, _)| &**variable)
     }
 
-    /// Gives an index the name of a variable that has it.
+    /// Sets the WGSL variable that contains an index.
     pub(crate) fn name_index(&mut self, index: Index, variable: &str) {
         self.indices.insert(index, variable.to_owned());
     }
 
-    /// Keeps what was computed for the row at hand where functions of the module see it, and forgets variables of the code so
-    /// far, which they do not.
+    /// Copies the values of the current row to variables that functions of the module can access, and closes the scope of the
+    /// local variables so far, which they cannot access.
     pub(crate) fn share_fixed(&mut self) {
         let mut fixed: Vec<(&Id, &mut (String, Vec<Terms>))> = self.fixed.iter_mut().collect();
         fixed.sort_by_key(|(id, _)| **id);
         for (id, (variable, _)) in fixed {
-            // Literals need no variable, and the product has none yet.
+            // Only local variables have to be copied: literals are used directly, and the product has no variable yet.
             if variable.starts_with('v') {
                 let (shared, ty) = (format!("shared_{variable}"), wgsl_type(self.body.ty(*id).dtype));
                 self.module
@@ -91,13 +92,13 @@ impl<'a> Emitter<'a> {
                 *variable = shared;
             }
         }
-        // Names of its variables are its own, whatever the kernel has.
+        // The scope keeps its variable names apart from names of the kernel.
         self.code = ["{\n", &self.code, "}\n"].concat();
         self.known.clear();
         self.indices.clear();
     }
 
-    /// Makes the code of a block: variables of it are not known afterwards.
+    /// Returns the code of a block. Variables of the block are out of scope afterwards.
     pub(crate) fn block<T>(
         &mut self,
         make: impl FnOnce(&mut Self) -> Result<T, String>,
@@ -110,8 +111,8 @@ impl<'a> Emitter<'a> {
         Ok((code, made?))
     }
 
-    /// As [`Emitter::block`], for code at whose end the elements of a base are written: operands that the results
-    /// overwrite may be read there, at those elements.
+    /// Returns the code of a block that ends with writes to the elements of a base. In contrast to [`Emitter::block`],
+    /// the block may read operands that the results overwrite, at these elements.
     pub(crate) fn writing_block<T>(
         &mut self,
         base: &Base,
@@ -123,7 +124,7 @@ impl<'a> Emitter<'a> {
         made
     }
 
-    /// A new variable with a value.
+    /// Adds a WGSL variable with this value, and returns its name.
     pub(crate) fn bind(&mut self, value: &str) -> Result<String, String> {
         if self.variables > MAX_VARIABLES {
             return Err("it is too large for one kernel".into());
@@ -134,18 +135,18 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    /// Variables so far.
+    /// Returns the number of variables so far.
     pub(crate) fn variables(&self) -> usize {
         self.variables
     }
 
-    /// A name that is not in use.
+    /// Returns an unused name.
     pub(crate) fn fresh(&mut self) -> String {
         self.variables += 1;
         format!("v{}", self.variables)
     }
 
-    /// A variable for an index.
+    /// Returns a variable with an index.
     pub(crate) fn index(&mut self, index: &Index) -> Result<String, String> {
         let text = index.wgsl();
         if !text.contains(' ') {
@@ -159,14 +160,14 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    /// The number of the element at a location, with indices in variables.
+    /// Returns the linear index of a location, with indices in variables.
     pub(crate) fn linear(&mut self, location: &[Index], shape: &Shape) -> Result<String, String> {
         let terms = location::terms(location, shape).into_iter();
         let terms = terms.map(|(index, stride)| Ok((self.index(&index)?, stride)));
         Ok(location::sum(terms.collect::<Result<Vec<_>, String>>()?.into_iter()))
     }
 
-    /// The location in `to` of the element at a location of `from`.
+    /// Returns the location in `to` of the element at a location of `from`.
     pub(crate) fn reshape(&mut self, location: &[Index], from: &Shape, to: &Shape) -> Result<Location, String> {
         if let Some(found) = location::reshape(location, from, to) {
             return Ok(found);
@@ -176,13 +177,14 @@ impl<'a> Emitter<'a> {
         Ok(location::split(&Base::new(&name, from.numel()), 1, to))
     }
 
-    /// A variable, or a literal, with the element of a value at a location.
+    /// Returns a variable or a literal with the element of a value at a location.
     pub(crate) fn value(&mut self, id: Id, location: &[Index]) -> Result<String, String> {
         if let Some((variable, locations)) = self.fixed.get(&id) {
             let at = location::terms(location, &self.body.ty(id).shape);
-            return match locations.contains(&at) {
-                true => Ok(variable.clone()),
-                false => Err("a result of a reduction is used elsewhere than in its row".into()),
+            return if locations.contains(&at) {
+                Ok(variable.clone())
+            } else {
+                Err("a result of a reduction is used elsewhere than in its row".into())
             };
         }
         let node = &self.body.nodes[id];
@@ -230,9 +232,10 @@ impl<'a> Emitter<'a> {
                 for (&input, ty) in inputs.iter().zip(call.inputs) {
                     x.push(self.value(input, &location::broadcast(location, &ty.shape))?);
                 }
-                let number = match scalar::counts(op) {
-                    true => self.linear(location, &call.outputs[0].shape)?,
-                    false => String::new(),
+                let number = if scalar::counts(op) {
+                    self.linear(location, &call.outputs[0].shape)?
+                } else {
+                    String::new()
                 };
                 let text = scalar::expression(op, call, &x, &number)?;
                 self.bind(&text.ok_or_else(|| format!("there is no elementwise {op}"))?)
@@ -269,7 +272,7 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// A variable with an element of an operand.
+    /// Returns a variable with an element of an operand.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> Result<String, String> {
         if self.cx.is_overwritten(operand) {
             let element = self.writing.as_ref().is_some_and(|base| *base.name == *index);

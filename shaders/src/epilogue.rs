@@ -1,4 +1,4 @@
-//! Epilogues of contractions: results are stored as parts of sums, or the following calls are computed from them.
+//! Epilogues of contractions: they store partial sums, or compute and store the calls that follow the product.
 
 use std::fmt::Write as _;
 
@@ -11,23 +11,24 @@ use super::kernel::{Launch, Memory};
 use super::location::{self, Base};
 use super::template::Template;
 
-/// Type of partial sums: that of all sums, whatever the products are of.
+/// Type of partial sums: all sums have this type, whatever the type of the operands.
 pub(super) const PARTIAL: DType = DType::F32;
 
-/// Most parts that the sums of so many elements may be cut into: partial sums take memory.
+/// Returns the maximum number of parts for `total` sums, because partial sums need memory.
 pub(super) fn most_parts(total: usize) -> usize {
     const MAX_BYTES: usize = 16 << 20;
     PARTIAL.storage_bytes(total.max(1)).map_or(1, |bytes| MAX_BYTES / bytes)
 }
 
-/// Whether the last of the parts of a sum of `k` terms, which have `length` terms each, has fewer steps than the others. Where all
-/// have as many, `length` is said of the last as well, as terms beyond the end are zero: drivers unroll loops of a known length,
-/// and their steps are faster then, by a sixth on an H200.
+/// Returns true if the last part of a sum of `k` terms has fewer steps than the previous parts of `length` terms each.
+/// Otherwise kernels use `length` for the last part too, since terms past the end are zero: drivers unroll loops of
+/// constant length, whose steps are then faster, by a sixth on an H200.
 pub(super) fn last_is_short(k: usize, step: usize, length: usize, parts: usize) -> bool {
     parts > 1 && parts * length != k.next_multiple_of(step)
 }
 
-/// As many parts of so many steps as are wanted, but `most` at most; or about as many, if these have equal lengths.
+/// Returns the number of parts of `steps` steps: a number near `wanted` that gives parts of equal lengths, or else `wanted`; at
+/// most `most`.
 pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
     let wanted = wanted.min(most).max(1);
     let is_even = |parts: &usize| steps.is_multiple_of(*parts);
@@ -36,16 +37,16 @@ pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
     more.or_else(fewer).unwrap_or(wanted)
 }
 
-/// What is done with the sums, as bodies of the functions `finish` and `finish_together` of kernel files.
-pub(super) enum Sink {
-    /// What follows the product is computed.
+/// Consumer of the sums: the bodies of the functions `finish` and `finish_together` of kernel files.
+pub(super) enum SumConsumer {
+    /// Epilogue that computes the calls after the product.
     Finish(Epilogue),
-    /// They are stored, as parts of sums, in this array.
+    /// Partial sums that are stored in this array.
     Partial { array: String, total: usize },
 }
 
-/// Statements that store what becomes of an element `i` of the product, whose sum is `product`, and such for several
-/// elements, which read all that they need before they store anything: reads would wait for stores that may be to the same memory.
+/// Statements that compute and store the results of element `i` of the product, whose sum is `product`. The statements for
+/// several elements read all their operands before the first store, because reads would wait for stores that may alias.
 pub(super) struct Epilogue {
     one: String,
     several: String,
@@ -53,7 +54,7 @@ pub(super) struct Epilogue {
 }
 
 impl Epilogue {
-    /// Statements for one element at a time.
+    /// Creates an epilogue for one element at a time.
     pub(super) fn of_one(one: String) -> Self {
         Epilogue {
             one,
@@ -63,48 +64,50 @@ impl Epilogue {
     }
 }
 
-impl Sink {
-    /// Elements that are given together, so that what is loaded for them is in flight together.
+impl SumConsumer {
+    /// Returns the number of elements that are passed together, so that their loads are in flight at the same time.
     pub(super) fn together(&self) -> usize {
         match self {
-            Sink::Finish(epilogue) => epilogue.together,
-            Sink::Partial { .. } => 1,
+            SumConsumer::Finish(epilogue) => epilogue.together,
+            SumConsumer::Partial { .. } => 1,
         }
     }
 
-    /// Gives a kernel file its `finish`.
+    /// Adds the body of `finish` to a kernel file.
     pub(super) fn finish(&self, template: Template) -> Template {
         match self {
-            Sink::Finish(epilogue) => template.body("finish", &*epilogue.one),
-            Sink::Partial { array, total } => {
+            SumConsumer::Finish(epilogue) => template.body("finish", &*epilogue.one),
+            SumConsumer::Partial { array, total } => {
                 template.body("finish", format!("{array}[part * {total}u + i] = product;\n"))
             }
         }
     }
 
-    /// The same, and `finish_together`.
+    /// Adds the bodies of `finish` and `finish_together` to a kernel file.
     pub(super) fn finish_together(&self, template: Template) -> Template {
-        let template = self.finish(template).size("TOGETHER", self.together());
+        let template = self.finish(template).size("FINISH_WIDTH", self.together());
         match self {
-            Sink::Finish(epilogue) if epilogue.together > 1 => template.body("finish_together", &*epilogue.several),
+            SumConsumer::Finish(epilogue) if epilogue.together > 1 => {
+                template.body("finish_together", &*epilogue.several)
+            }
             _ => template,
         }
     }
 }
 
-/// A buffer where sums are stored by their numbers, part by part, if nothing else is done with them.
-pub(super) type Plain = Memory;
+/// A buffer for sums that are stored without an epilogue: the sums of each part in order, part by part.
+pub(super) type RawSums = Memory;
 
-/// Results of a dispatch by what they belong to.
+/// Results of a dispatch, grouped by the value that they are computed from.
 #[derive(Default)]
 pub(super) struct Results {
-    /// An element for each of the product's.
+    /// Results with one element for each element of the product.
     pub(super) of_product: Vec<usize>,
-    /// What is reduced before it.
+    /// Reductions before the product.
     pub(super) before: Vec<usize>,
 }
 
-/// What follows the product, for so many elements together.
+/// Creates the epilogue of a product, for `together` elements at a time.
 pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usize) -> Result<Epilogue, String> {
     let (code, stores) = finished(e, id, outputs, "i", "product")?;
     let (mut reads, mut all) = (String::new(), String::new());
@@ -120,13 +123,13 @@ pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usi
     })
 }
 
-/// What follows a product any of whose elements [can be looked up](Emitter::look_up).
+/// Creates the epilogue of a product whose elements [can be looked up](Emitter::look_up).
 pub(super) fn of_looked_up(e: &mut Emitter, id: Id, outputs: &[usize]) -> Result<Epilogue, String> {
     let (code, stores) = stored(e, id, outputs, "i")?;
     Ok(Epilogue::of_one(code + &stores))
 }
 
-/// Code that computes what becomes of the element `i` of the product, and statements that store it.
+/// Returns the code that computes the results of element `i` of the product, and the statements that store them.
 fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) -> Result<(String, String), String> {
     let body = e.body;
     let base = Base::new(i, body.ty(id).numel());
@@ -139,7 +142,8 @@ fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) 
     stored(e, id, outputs, i)
 }
 
-/// The same for a product whose element is known where it is needed.
+/// Returns the same code and statements as `finished`, for a product whose elements the emitter can already read: from
+/// a variable, or by a function.
 fn stored(e: &mut Emitter, id: Id, outputs: &[usize], i: &str) -> Result<(String, String), String> {
     let body = e.body;
     let base = Base::new(i, body.ty(id).numel());
@@ -154,22 +158,22 @@ fn stored(e: &mut Emitter, id: Id, outputs: &[usize], i: &str) -> Result<(String
     })
 }
 
-/// Adds up the parts of each element.
+/// Compiles the launch that adds up the parts of each element.
 pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
     let total = e.body.ty(id).numel();
-    let sink = Sink::Finish(epilogue(&mut e, id, outputs, 1)?);
+    let sink = SumConsumer::Finish(epilogue(&mut e, id, outputs, 1)?);
     add_up(e, &sink, Template::new(files::SPLIT_K_JOIN), [total, parts])
 }
 
-/// Adds up the parts of so many sums in scratch, one set of parts after the other.
+/// Compiles the launch that adds up the parts of `total` sums in scratch, which are stored part by part.
 pub(super) fn add_up(
     mut e: Emitter,
-    sink: &Sink,
+    sink: &SumConsumer,
     template: Template,
     [total, parts]: [usize; 2],
 ) -> Result<Launch, String> {
     e.module.bind("partial", e.cx.scratch(0));
-    let template = sink.finish(template).size("PARTS", parts);
+    let template = sink.finish(template).size("SPLIT_K", parts);
     e.module.finish_template_elements(template, total)
 }
 

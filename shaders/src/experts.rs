@@ -1,4 +1,4 @@
-//! Products with a matrix for each expert, chosen row by row, and their derivative.
+//! Matrix products with a matrix for each expert, which is selected by row, and their derivative.
 
 use meganeura_core::ops::{Call, ExpertDims};
 
@@ -11,11 +11,11 @@ use super::packed::Packed;
 use super::pointwise::is_half;
 use super::template::{KernelFile, Template};
 
-/// Rows up to which each is multiplied by itself.
+/// Maximum number of rows that are multiplied one by one.
 const FEW_ROWS: usize = 32;
-/// Rows for each expert up to which it is the same: tiles would be mostly empty.
+/// Maximum number of rows per expert that are multiplied one by one: tiles would be mostly empty.
 const FEW_EACH: usize = 2;
-/// Threads that share a sum, by whether they read a matrix along the summed dimension.
+/// Threads that share a sum, indexed by whether they read a matrix along the summed dimension.
 const LANES: [usize; 2] = [8, 32];
 const THREADS: usize = 256;
 /// Rows and columns of a tile: constants of the kernel files.
@@ -26,7 +26,7 @@ const X: usize = 0;
 const INDICES: usize = 1;
 const WEIGHT: usize = 2;
 
-/// Launches for an operator of this file.
+/// Compiles the launches of an operator of this module.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let call = Call {
         attrs: cx.kernel.attrs,
@@ -41,9 +41,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
         return Err(format!("it has a result of {}", ty.dtype));
     }
-    let dims = match is_grad {
-        true => ExpertDims::of_weight_grad(&call)?,
-        false => ExpertDims::of(&call)?,
+    let dims = if is_grad {
+        ExpertDims::of_weight_grad(&call)?
+    } else {
+        ExpertDims::of(&call)?
     };
     if dims.n == 0 || dims.experts == 0 || (!is_grad && dims.rows == 0) || (is_grad && dims.k == 0) {
         return Err("it has nothing to compute, or no expert".into());
@@ -52,7 +53,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         .iter()
         .try_fold(dims.experts, |all, &size| all.checked_mul(size));
     if elements.is_none_or(|elements| u32::try_from(elements).is_err()) {
-        // Words of few bits may be few enough, but kernels number elements.
+        // The packed words may be few enough, but kernels index elements.
         return Err("it has more elements than 32 bits can number".into());
     }
     if is_grad {
@@ -64,13 +65,13 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     Ok(Some(sorted(cx, &dims, tiled(cx, &dims)?)?))
 }
 
-/// Binds the order of rows by their experts.
+/// Binds the buffers with the rows in the order of their experts.
 fn bind_order(module: &mut Module) {
     module.bind("starts", module.cx().scratch(0));
     module.bind("order", module.cx().scratch(1));
 }
 
-/// A launch after the one that brings rows into the order of experts.
+/// Returns two launches: the one that sorts the rows by expert, then `launch`.
 fn sorted(cx: &CompileCx, dims: &ExpertDims, launch: Launch) -> Result<Compiled, String> {
     let mut module = Module::new(cx);
     module.uses_faults();
@@ -88,7 +89,8 @@ fn sorted(cx: &CompileCx, dims: &ExpertDims, launch: Launch) -> Result<Compiled,
     })
 }
 
-/// The loads of a matrix, of single elements and, where these lie together, of four. Packed weights are always read by four.
+/// Adds the functions that load elements of the experts' matrices: single elements and, if they are adjacent in memory,
+/// four at a time. Packed weights are always loaded four at a time.
 fn with_matrices<'a>(
     cx: &'a CompileCx<'a>,
     body: &'a Body,
@@ -123,13 +125,13 @@ fn with_matrices<'a>(
     };
     let template = template
         .sizes([("EXPERTS", dims.experts), ("N", dims.n), ("K", dims.k)])
-        .flag("B_ALONG_K", along_k)
+        .flag("B_K_MAJOR", along_k)
         .flag("VECTORS", vectors)
         .returns("load_a", "", &e.module.load(X, "at"));
     Ok((template, e.module))
 }
 
-/// The body that an emitter is of; nothing is looked up in it.
+/// Creates a body for an emitter; its values are not used.
 fn body_of(cx: &CompileCx) -> Body {
     Body {
         nodes: vec![Node {
@@ -140,13 +142,13 @@ fn body_of(cx: &CompileCx) -> Body {
     }
 }
 
-/// Each row by itself.
+/// Compiles the kernel that multiplies each row separately.
 fn rows(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let body = body_of(cx);
     let (template, mut module) = with_matrices(cx, &body, dims, files::EXPERT_MATMUL_ROWS)?;
     module.uses_faults();
     let lanes = LANES[usize::from(dims.transpose_b)];
-    // Rows are multiples of four where matrices are.
+    // If K is a multiple of four, rows are loaded in vectors like matrices.
     let a = match module.load_vector(X, "at / 4u") {
         Some(vector) if dims.k.is_multiple_of(4) => vector,
         _ => {
@@ -162,7 +164,7 @@ fn rows(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     module.finish_template(template, dims.rows * dims.n.div_ceil(THREADS / lanes))
 }
 
-/// Tiles of rows in the order of experts.
+/// Compiles the kernel for tiles of rows in the order of experts.
 fn tiled(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let body = body_of(cx);
     let (template, mut module) = with_matrices(cx, &body, dims, files::EXPERT_MATMUL_TILED)?;
@@ -173,7 +175,7 @@ fn tiled(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     module.finish_template(template, tiles * dims.n.div_ceil(TILE[1]))
 }
 
-/// Sums over the rows of each expert.
+/// Compiles the kernel that sums over the rows of each expert.
 fn weight_grad(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     bind_order(&mut module);

@@ -1,11 +1,11 @@
-//! Which family of kernels computes a body in one launch.
+//! Choice of the kernel family that computes a body in one launch.
 
 use super::body::Body;
 use super::kernel::{CompileCx, Compiled};
 use super::roles::{Role, is_matmul};
 use super::{conv, matmul, pointwise, rows};
 
-/// Compiles a body to one kernel, or to one whose parts a second puts together.
+/// Compiles a body to one kernel, or to one kernel and a second one that combines its parts.
 pub(super) fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let (contraction, reductions) = (body.calls(Role::Contraction), body.calls(Role::Reduction));
     match (&contraction[..], &reductions[..]) {

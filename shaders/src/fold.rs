@@ -1,10 +1,10 @@
-//! What a reduction makes of two elements, and of some that a thread has.
+//! WGSL code of reductions: of two elements, and of the elements of one thread.
 
 use meganeura_core::DType;
 
 use super::scalar::{literal, of_two};
 
-/// How elements are folded.
+/// Operation that combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fold {
     Sum,
@@ -24,7 +24,7 @@ impl Fold {
         }
     }
 
-    /// The value of no elements.
+    /// Returns the result for no elements (the neutral element).
     pub(super) fn start(self, dtype: DType) -> String {
         let bits = match (self, dtype) {
             (Fold::Sum, _) => 0,
@@ -40,7 +40,7 @@ impl Fold {
         literal(dtype, bits)
     }
 
-    /// What becomes of two elements.
+    /// Returns the combination of two elements.
     pub(super) fn join(self, dtype: DType, a: &str, b: &str) -> String {
         let operator = match self {
             Fold::Sum => "core.add",
@@ -51,14 +51,14 @@ impl Fold {
         of_two(operator, dtype, a, b)
     }
 
-    /// What becomes of terms, [in pairs of pairs](pairwise).
+    /// Returns the combination of terms, [by pairwise reduction](pairwise).
     pub(super) fn join_all(self, dtype: DType, terms: impl Iterator<Item = String>) -> String {
         pairwise(terms, |a, b| format!("({})", self.join(dtype, a, b)))
     }
 }
 
-/// What becomes of terms, as WGSL, in pairs of pairs: sums of many are as exact as the shortest order there is, and no
-/// operation waits for more than a few.
+/// Returns the combination of terms as WGSL, by pairwise reduction: rounding errors stay small, and the operations form a tree of
+/// minimum depth.
 pub(super) fn pairwise(terms: impl Iterator<Item = String>, join: impl Fn(&str, &str) -> String) -> String {
     let mut terms: Vec<String> = terms.collect();
     while terms.len() > 1 {
@@ -71,7 +71,7 @@ pub(super) fn pairwise(terms: impl Iterator<Item = String>, join: impl Fn(&str, 
     terms.concat()
 }
 
-/// The sum of two terms, in brackets.
+/// Returns the sum of two terms, in parentheses.
 pub(super) fn sum(a: &str, b: &str) -> String {
     format!("({a} + {b})")
 }

@@ -1,41 +1,41 @@
-//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and how what they are loaded from lies in
-//! shared memory, in one location for matrix products and attention.
+//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and the shared-memory layout from which they
+//! are loaded. Matrix products and attention use the same definitions.
 //!
 //! They are aliases and constants of a kernel file rather than functions: WGSL cannot pass an array in shared memory to a
-//! function, so each file loads from its own.
+//! function, so each file loads from its own array.
 
 use super::limits::CoopConfig;
 use super::module::{COOP, F16, Module};
 use super::template::Template;
 
 impl CoopConfig {
-    /// Rows and columns of a tile.
+    /// Returns the rows and columns of a tile.
     pub(crate) fn tile(&self) -> usize {
         self.tile_size as usize
     }
 
-    /// Threads of a subgroup.
+    /// Returns the threads of a subgroup.
     pub(crate) fn subgroup(&self) -> usize {
         self.subgroup_size as usize
     }
 
-    /// The element type of tiles of the operands.
+    /// Returns the element type of the operands' tiles.
     pub(crate) fn element(&self) -> &'static str {
         if self.use_f16_input { F16 } else { "f32" }
     }
 
-    /// Bytes of a vector of four such elements.
+    /// Returns the bytes of a vector of four such elements.
     pub(crate) fn vector_bytes(&self) -> usize {
         if self.use_f16_input { 8 } else { 16 }
     }
 
-    /// Vectors from one row of so many elements of an operand in shared memory to the next: padding keeps rows apart in its
-    /// banks.
+    /// Returns the stride of rows of `elements` elements in shared memory, in vectors. Padding avoids bank conflicts between
+    /// rows.
     pub(crate) fn stride(&self, elements: usize) -> usize {
         elements / 4 + if self.use_f16_input { 2 } else { 1 }
     }
 
-    /// Gives a kernel file its fragments, and the module the extensions of the language that they take.
+    /// Adds the fragments to a kernel file, and enables the WGSL extensions that they need in the module.
     pub(crate) fn fragments(&self, template: Template, module: &mut Module) -> Template {
         module.enable(COOP);
         if self.use_f16_input {

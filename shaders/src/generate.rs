@@ -1,4 +1,4 @@
-//! Kernels of a call that stands alone: which schedules there are, and the kernels of one.
+//! Kernels of a standalone call: its schedules, and the kernels of one schedule.
 
 use std::cell::{Cell, RefCell};
 
@@ -10,12 +10,13 @@ use super::kernel::{CompileCx, Compiled};
 use super::limits::Limits;
 use super::schedule::{Class, Schedule, ScheduleChooser};
 
-/// The schedules of a call, the default one first; none for a call that has one kernel, or none.
+/// Returns the schedules of a call, the default one first. The list is empty if the call has at most one kernel variant.
 ///
-/// Of a call that is cut into several products or reductions, they are those of the first one that has several.
+/// If a call is split into multiple products or reductions, the list contains the schedules of the first part with
+/// several ones.
 pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     let chooser = Chooser::default();
-    // Whether there is a kernel is another question.
+    // Only the candidates matter here; an error means that no kernel exists.
     let _ = compile(&CompileCx {
         coop: limits.coop,
         features: limits.features,
@@ -25,12 +26,11 @@ pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     chooser.candidates.take()
 }
 
-/// The kernels of a call, by a schedule of its [`candidates`], or by the default one. Every operand and result has a buffer of its
-/// own: of operand `i`, [`BufferRef`](meganeura_core::plan::BufferRef) `i`, and of results those behind.
+/// Generates the kernels of a call, by one of its [`candidates`] or by the default schedule. Every operand and result has its own
+/// buffer: operand `i` has [`BufferRef`](meganeura_core::plan::BufferRef) `i`, and the results follow.
 ///
 /// # Errors
-/// The reason why there are none: an operator without kernels, a schedule that the call does not have, scratch buffers beyond the
-/// limits.
+/// The operator has no kernels, the call does not have the schedule, or the scratch buffers exceed the limits.
 pub fn generate(kernel: &KernelDesc, schedule: Option<&Schedule>, limits: &Limits) -> Result<Compiled, String> {
     let chooser = Chooser {
         wanted: schedule.cloned(),
@@ -48,7 +48,7 @@ pub fn generate(kernel: &KernelDesc, schedule: Option<&Schedule>, limits: &Limit
     }
 }
 
-/// Notes what candidates there are, and asks for one of them.
+/// Chooser that records the candidates and selects one of them.
 #[derive(Default)]
 struct Chooser {
     candidates: RefCell<Vec<Schedule>>,
@@ -99,7 +99,7 @@ mod tests {
         let limits = Limits::default();
         let all = candidates(&kernel, &limits);
         let names: Vec<String> = all.iter().map(Schedule::to_string).collect();
-        // Few rows are cut unless something else is chosen.
+        // The default splits the sums because there are few rows.
         assert_eq!(names, ["arg_reduce.v1 split=4", "arg_reduce.v1 split=1"]);
         let made = |i: usize| generate(&kernel, Some(&all[i]), &limits).expect("kernels");
         assert_eq!([made(0).launches.len(), made(1).launches.len()], [2, 1]);

@@ -1,4 +1,4 @@
-//! What a kernel is made from, and what it is once it is made: all that a host has to know.
+//! Inputs and outputs of kernel generation: the context of a dispatch, and the kernels with everything that a host needs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,28 +11,29 @@ use meganeura_core::plan::BufferRef;
 
 use super::limits::{CoopConfig, Features};
 use super::schedule::{Class, ScheduleChooser};
+use super::template::{Replacements, Template};
 
-/// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
+/// Maximum number of buffers of a kernel, one less than the common limit of sixteen of Vulkan devices.
 pub(crate) const MAX_BINDINGS: usize = 15;
-/// Scalars of the session that are part of a launch; those beyond are in memory.
+/// Maximum number of session scalars that are passed inline in a launch; further ones are in memory.
 pub const INLINE_SCALARS: usize = 16;
-/// Where data are.
+/// Location of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// A buffer of the plan.
     Buffer(BufferRef),
-    /// Scratch of the dispatch, by number.
+    /// Scratch of the dispatch, by index.
     Scratch(usize),
 }
 
-/// Where an operand comes from.
+/// Source of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Every element has these bits, known when the kernel is made.
+    /// Number that all elements have, as bits; the generated code contains it.
     Constant(u32),
-    /// A scalar of the session, at this location of their list.
+    /// A scalar of the session, at this index.
     Scalar(usize),
-    /// Its elements are here.
+    /// Memory that contains the elements.
     Memory(Memory),
 }
 
@@ -41,7 +42,7 @@ pub enum Source {
 pub enum Binding {
     /// Data of the plan or scratch.
     Memory(Memory),
-    /// The same, in a custom kernel.
+    /// Data of the plan or scratch, in a custom kernel.
     Custom(Memory),
     /// A table of constants of the launch.
     Table(usize),
@@ -49,22 +50,22 @@ pub enum Binding {
     InlineScalars,
     /// The scalars of the session in memory.
     Scalars,
-    /// Where faults are reported.
+    /// The fault report, for writing.
     Fault,
-    /// The same, to see whether there was one.
+    /// The fault report, to check whether a fault occurred.
     Guard,
-    /// Number of the dispatch among those that report.
+    /// Index of the dispatch among the dispatches that report faults.
     Reporter,
 }
 
 /// One launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// The kernel file that it is made from, or what is generated: "pointwise", "reduce" and others.
+    /// Name of the kernel file, or of the generated kernel: "pointwise", "reduce" and others.
     pub kernel: &'static str,
     /// The WGSL module, whose entry point is `main`.
     pub source: String,
-    /// What its variables are that the host binds.
+    /// Objects that the host binds to its variables.
     pub bindings: Vec<Binding>,
     /// Names of these variables, in the same order.
     pub names: Vec<&'static str>,
@@ -72,26 +73,34 @@ pub struct Launch {
     pub tables: Vec<Arc<[u32]>>,
     /// Workgroups along each axis.
     pub groups: [u32; 3],
-    /// Whether it uses cooperative matrices.
+    /// True if it uses cooperative matrices.
     pub coop: bool,
-    /// The matmul that it is, if a library of the device computes it: there is no module then, and what is bound is the first
-    /// operand, the second one, the result, and the library's workspace.
+    /// The matmul, if a library of the device computes it. Then there is no module, and the bindings are the first operand, the
+    /// second one, the result, and the library's workspace.
     pub library: Option<LibraryMatmul>,
-    /// How it computes its part of the call, where there are several schedules.
+    /// Schedule of its part of the call, if there are several schedules.
     pub schedule: Option<Arc<str>>,
-    /// The class of calls for which that was [chosen](ScheduleChooser), if it is not the default.
+    /// The class of calls for which the schedule was [chosen](ScheduleChooser), if it is not the default.
     pub chosen: Option<Arc<Class>>,
+    /// Replacements in the kernel file, if the module comes from one.
+    pub replacements: Option<Replacements>,
 }
 
-/// Where the code of a workgroup begins.
+/// Start of the main function of a kernel.
 pub(crate) const MAIN: &str =
     "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {\n";
 
 impl Launch {
-    /// Makes it write nothing once a fault was reported: each workgroup looks before it does anything.
+    /// Sets the template that the module was expanded from.
+    pub(crate) fn of_template(mut self, template: Template) -> Self {
+        self.replacements = Some(Replacements::new(template));
+        self
+    }
+
+    /// Makes the launch write nothing after a fault was reported: each workgroup checks the report first.
     ///
     /// # Errors
-    /// A custom kernel, or one that binds too much already.
+    /// The launch has a custom kernel, or already has the maximum number of bindings.
     pub fn guard(&mut self) -> Result<(), String> {
         const GUARD: &str = "guard";
         let (Some(main), false) = (self.source.find(MAIN), self.is_custom()) else {
@@ -115,27 +124,27 @@ impl Launch {
         Ok(())
     }
 
-    /// Makes the code differ from that of other numbers, which are not 0, by what never happens: a launch has one layer of
-    /// workgroups.
+    /// Makes the source text of the launch different from that of other numbers, by a condition with `number` that is
+    /// never true: a launch has only one layer of workgroups. `number` must not be 0.
     pub fn differ(&mut self, number: usize) {
         let never = format!("{MAIN}if (group.z == {number}u) {{\nreturn;\n}}\n");
         self.source = self.source.replacen(MAIN, &never, 1);
     }
 }
 
-/// What a dispatch is compiled to: launches one after the other.
+/// Result of compiling a dispatch: consecutive launches.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
-    /// Launches, each of which may read what those before it wrote.
+    /// Launches in order; each may read the results of earlier ones.
     pub launches: Vec<Launch>,
     /// Bytes of each scratch buffer.
     pub scratch: Vec<usize>,
-    /// Operands of which it reads nothing but elements that it rounds to `f16`.
+    /// Operands whose elements the launches all round to `f16`, as far as they read them.
     pub rounded: Vec<usize>,
 }
 
 impl From<Launch> for Compiled {
-    /// One launch, which keeps nothing on the variant.
+    /// Creates the result with a single launch and without scratch.
     fn from(launch: Launch) -> Self {
         Compiled {
             launches: vec![launch],
@@ -153,11 +162,11 @@ pub struct LibraryMatmul {
     pub m: usize,
     /// Columns of the second operand and of the result.
     pub n: usize,
-    /// Of the summed dimension.
+    /// Length of the summed dimension.
     pub k: usize,
     /// The operands, both of one type, `f16` or `f32`.
     pub operands: [LibraryOperand; 2],
-    /// The result's type, `f16` or `f32`; it lies row by row.
+    /// The result's type, `f16` or `f32`; it is stored in row-major order.
     pub result: DType,
 }
 
@@ -166,76 +175,77 @@ pub struct LibraryMatmul {
 pub struct LibraryOperand {
     /// Its type, `f16` or `f32`.
     pub dtype: DType,
-    /// Whether its matrices are stored transposed: as `[k, m]`, or `[n, k]`.
+    /// True if its matrices are stored transposed: as `[k, m]`, or `[n, k]`.
     pub transposed: bool,
-    /// Elements from one matrix of the batch to the next; 0 if all are the same.
+    /// Stride from one matrix of the batch to the next, in elements; 0 if all are the same.
     pub stride: usize,
 }
 
 /// A library of matmuls.
 pub trait MatmulLibrary {
-    /// Whether a matmul is given to the library, where operands of so many bytes have to be rounded to `f16` before it, and
-    /// with a launch behind it that computes what follows from its result, if there is any.
+    /// Returns true if the library should compute a matmul. Operands of `rounded_bytes` bytes have to be rounded to `f16` before
+    /// it; with `is_followed`, another launch computes the epilogue from its result.
     fn takes(&self, matmul: &LibraryMatmul, rounded_bytes: usize, is_followed: bool) -> bool;
 
-    /// Bytes of workspace that each of its matmuls gets.
+    /// Returns the bytes of workspace of each matmul.
     fn workspace_bytes(&self) -> usize;
 }
 
 /// A custom kernel that a device has accepted for an operator.
 pub trait CustomKernel {
-    /// The operator.
+    /// Returns the operator.
     fn op(&self) -> OpRef;
 
-    /// The kernel of a call.
+    /// Returns the kernel of a call.
     ///
     /// # Errors
-    /// The reason why there is none.
+    /// The call is not supported; the text contains the reason.
     fn shader(&self, kernel: &KernelDesc) -> Result<Shader, String>;
 }
 
-/// What a kernel is compiled from.
+/// Input of the compilation of a kernel.
 pub struct CompileCx<'a> {
     /// The call.
     pub kernel: KernelDesc<'a>,
-    /// Where operands come from.
+    /// Sources of the operands.
     pub inputs: Vec<Source>,
-    /// Where results go.
+    /// Destinations of the results.
     pub outputs: Vec<Memory>,
-    /// A word; where it is not 0, nothing may be written.
+    /// A word; if it is not 0, nothing may be written.
     pub skip_if: Option<BufferRef>,
-    /// Whether the host has looked at the indices among the operands.
+    /// True if the host has validated the indices among the operands.
     pub host_validated: bool,
     /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
-    /// What else of the device they may use.
+    /// Other device features that kernels may use.
     pub features: Features,
     /// A library of matmuls.
     pub library: Option<&'a dyn MatmulLibrary>,
-    /// Variants of calls, where others than the default ones may be faster.
+    /// Chooser of variants that may be faster than the default ones.
     pub choices: Option<&'a dyn ScheduleChooser>,
-    /// The kernel that somebody registered for the operator.
+    /// The registered kernel of the operator.
     pub custom: Option<&'a dyn CustomKernel>,
-    /// Scratch buffers of the dispatch that are not the kernel's own.
+    /// Number of scratch buffers of the dispatch that belong to other kernels.
     pub first_scratch: usize,
-    /// Buffers of `f32` that are in `f16` in memory.
+    /// Buffers of `f32` that are stored as `f16`.
     pub f16_storage: Option<&'a HashSet<BufferRef>>,
 }
 
 impl Launch {
-    /// Whether it is a kernel that somebody registered.
+    /// Returns true if the launch has a registered (custom) kernel.
     pub fn is_custom(&self) -> bool {
         self.bindings.iter().any(|b| matches!(b, Binding::Custom(_)))
     }
 
-    /// Whether it may report a fault.
+    /// Returns true if the launch may report a fault.
     pub fn reports(&self) -> bool {
         self.bindings.contains(&Binding::Fault)
     }
 }
 
 impl<'a> CompileCx<'a> {
-    /// Every operand and result in a buffer of its own: the kernel that needs the most.
+    /// Creates the input of a standalone kernel, with a separate buffer for every operand and result. This kernel needs the most
+    /// bindings.
     pub fn standalone(kernel: KernelDesc<'a>) -> Self {
         let inputs = kernel.inputs.len();
         let buffer = |i: usize| Memory::Buffer(BufferRef(i as u32));
@@ -255,8 +265,8 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// A kernel that does a part of this one's work, under the same conditions. Its own scratch buffers begin at
-    /// `first_scratch`.
+    /// Creates the input for a kernel that computes a part of this dispatch, with the same options. Its scratch buffers
+    /// begin at `first_scratch`.
     pub fn part<'b>(
         &'b self,
         kernel: KernelDesc<'b>,
@@ -280,7 +290,7 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// The call, as shape rules see it.
+    /// Returns the call in the form that shape rules take.
     pub fn call(&self) -> Call<'_> {
         Call {
             attrs: self.kernel.attrs,
@@ -289,12 +299,12 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// A scratch buffer of the kernel's own.
+    /// Returns a scratch buffer of this kernel.
     pub fn scratch(&self, number: usize) -> Memory {
         Memory::Scratch(self.first_scratch + number)
     }
 
-    /// The dtype in memory of what a kernel sees as elements of a dtype.
+    /// Returns the dtype in memory of elements that have the dtype `dtype` in the kernel.
     pub fn stored_dtype(&self, memory: Memory, dtype: DType) -> DType {
         match (memory, self.f16_storage) {
             (Memory::Buffer(buffer), Some(f16_storage)) if f16_storage.contains(&buffer) => DType::F16,
@@ -302,12 +312,12 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// The dtype of a result in memory.
+    /// Returns the dtype of a result in memory.
     pub fn stored_output(&self, output: usize) -> DType {
         self.stored_dtype(self.outputs[output], self.kernel.outputs[output].dtype)
     }
 
-    /// The memory of an operand that is nowhere else and not overwritten.
+    /// Returns the memory of an operand that is in a buffer and is not overwritten.
     pub fn memory_of(&self, operand: usize) -> Option<Memory> {
         match self.inputs[operand] {
             Source::Memory(memory) if !self.is_overwritten(operand) => Some(memory),
@@ -315,23 +325,23 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// The [memory](CompileCx::memory_of) of an operand, and its dtype there.
+    /// Returns the [memory](CompileCx::memory_of) of an operand, and its dtype there.
     pub(crate) fn stored_input(&self, operand: usize) -> Option<(Memory, DType)> {
         let memory = self.memory_of(operand)?;
         Some((memory, self.stored_dtype(memory, self.kernel.inputs[operand].dtype)))
     }
 
-    /// Whether an operand can be read by vectors of four elements.
+    /// Returns true if an operand can be read in vectors of four elements.
     pub fn has_vectors(&self, operand: usize) -> bool {
         self.memory_of(operand).is_some() && self.kernel.inputs[operand].dtype.is_float()
     }
 
-    /// Whether some operand is overwritten.
+    /// Returns true if some operand is overwritten.
     pub fn overwrites(&self) -> bool {
         (0..self.inputs.len()).any(|operand| self.is_overwritten(operand))
     }
 
-    /// Whether an operand is overwritten.
+    /// Returns true if an operand is overwritten.
     pub fn is_overwritten(&self, operand: usize) -> bool {
         match self.inputs[operand] {
             Source::Memory(memory) => self.outputs.contains(&memory),

@@ -1,16 +1,18 @@
-//! GPU kernels: WGSL for each dispatch of a plan, its shapes as constants, for any GPU interface that takes WGSL or SPIR-V.
+//! GPU kernels: WGSL for each dispatch of a plan, with its shapes as constants, for any GPU interface that accepts WGSL or
+//! SPIR-V.
 //!
-//! A kernel is made from a call ([`CompileCx`]) by [`compile`]; what a host has to provide is in [`Launch`] and [`Compiled`].
+//! [`compile`] generates the kernels of a call ([`CompileCx`]); [`Launch`] and [`Compiled`] specify everything that a host needs.
 //!
-//! A dispatch is decomposed (`body.rs`) until all calls are of a role that is known here (`roles.rs`): elementwise operators
-//! (`scalar.rs`), views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows`), and matrix products and
-//! convolutions (`matmul.rs`, `conv.rs`; by tiles `tiled`, on cooperative matrices `coop`, of few rows `vectors`; `sums.rs`
-//! is what is done with their results). `families.rs` computes a body in one launch, `stages.rs` cuts it into several. So a norm, a
-//! loss or an update needs no kernel of its own. Operators with loops of their own have a table (`standalone.rs`), attention has kernels
-//! that keep its scores out of memory (`attention/`), key-value caches a file of theirs (`cache.rs`), and custom kernels come before
-//! all (`custom.rs`). Of several schedules of a call `variants.rs` takes the default one or one that was asked for.
+//! A dispatch is decomposed (`body.rs`) until every call has a supported role (`roles.rs`): elementwise operators (`scalar.rs`),
+//! views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows`), and matrix products and convolutions
+//! (`matmul.rs`, `conv.rs`; `tiled` computes tiles, `coop` uses cooperative matrices, `vectors` computes few rows; `epilogue.rs`
+//! processes their results). `families.rs` computes a body in one launch; `stages.rs` splits it into several. So a norm, a loss
+//! or an update needs no dedicated kernel. A table lists operators with special loops (`standalone.rs`). Attention has kernels
+//! that never write the scores to memory (`attention/`), and key-value caches have kernels in `cache/`. Custom kernels have
+//! priority over all of these (`custom.rs`). If a call has several schedules, `variants.rs` selects the default or the requested
+//! one.
 //!
-//! The kernels of representative calls lie in `snapshots/`, to be read and to show what a change does to them.
+//! `snapshots/` contains the kernels of representative calls; they show the effect of a change.
 
 mod attention;
 mod body;
@@ -70,7 +72,7 @@ pub use kernel::{
 pub use limits::{Features, Limits};
 pub use scalar::DTYPES;
 pub use schedule::{Class, Schedule, ScheduleChooser};
-pub use template::KernelFile;
+pub use template::{KernelFile, Replacements};
 pub use validate::validate;
 
 #[cfg(test)]

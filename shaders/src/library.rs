@@ -1,33 +1,34 @@
-//! Functions that generated code may call, written by hand.
+//! Hand-written WGSL functions that generated code may call.
 
 use std::sync::OnceLock;
 
 use super::template::{Item, KernelFile, parse};
 
-/// How convolutions find elements: functions whose statements become part of others.
+/// Functions that locate elements of convolutions. Their statements are inlined.
 pub(super) const CONVOLUTION: KernelFile = KernelFile {
     name: "lib/convolution",
     text: include_str!("../lib/convolution.wgsl"),
 };
 
-/// The same for images with channels last.
+/// The same functions for NHWC images.
 pub(super) const CONVOLUTION_NHWC: KernelFile = KernelFile {
     name: "lib/convolution_nhwc",
     text: include_str!("../lib/convolution_nhwc.wgsl"),
 };
 
-/// Functions that kernels share.
-const FILES: [&str; 4] = [
+/// Files of functions that kernels share.
+const FILES: [&str; 5] = [
     include_str!("../lib/math.wgsl"),
+    include_str!("../lib/trigonometry.wgsl"),
     include_str!("../lib/fault.wgsl"),
     include_str!("../lib/workgroup.wgsl"),
     include_str!("../lib/tile.wgsl"),
 ];
 
-/// The library's functions.
+/// Returns the functions of the library.
 ///
 /// # Errors
-/// A file of the library that cannot be read.
+/// A file of the library is not valid.
 pub(super) fn items() -> Result<&'static [Item], String> {
     static LIBRARY: OnceLock<Result<Vec<Item>, String>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| parse(&FILES.concat()));

@@ -1,5 +1,7 @@
-//! Matmuls that a library of the device computes: operands in `f32` are rounded to `f16` before where that is allowed, and what
-//! follows the product is a launch of its own, which reads the product from scratch.
+//! Matmuls that a library of the device computes.
+//!
+//! If rounding is allowed, launches before the product round operands of `f32` to `f16` and expand packed weights to `f16`. A
+//! launch after the product reads it from scratch and computes the epilogue.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -10,21 +12,77 @@ use super::contraction::Sizes;
 use super::emit::Emitter;
 use super::epilogue::{self, PARTIAL, Results};
 use super::kernel::{Binding, Compiled, Launch, LibraryMatmul, LibraryOperand, Memory, Source};
+use super::packed::Packed;
 use super::pointwise;
 use super::tiled::schedules::MatMulCall;
 
-/// What a launch of this kind is called where kernels have the names of their files.
+/// Kernel name of such a launch; other launches have the name of their kernel file.
 const KERNEL: &str = "library";
-/// The schedule, for listings.
+/// Name of the schedule in listings.
 const SCHEDULE: &str = "library";
-/// The operator that rounds.
+/// Operator that rounds operands.
 const CAST: &str = "core.cast";
-/// Scratch: the product, if something follows it; the library's workspace; and operands that were rounded.
+/// Indices of scratch buffers: the product, if an epilogue follows; the library's workspace; and rounded operands.
 const PRODUCT: usize = 0;
 const WORKSPACE: usize = 1;
 const FIRST_ROUNDED: usize = 2;
 
-/// Launches for a product, if there is a library that takes it.
+/// An operand of the product in memory.
+enum Operand {
+    /// A matrix, or several with a stride of `stride` elements.
+    Stored {
+        /// Operand of the dispatch.
+        number: usize,
+        memory: Memory,
+        dtype: DType,
+        stride: usize,
+    },
+    Packed(Packed),
+}
+
+impl Operand {
+    fn of(product: &MatMulCall, operand: usize) -> Option<Self> {
+        let MatMulCall { cx, contraction, .. } = product;
+        if let Some(number) = contraction.stored(operand) {
+            let (memory, dtype) = cx.stored_input(number)?;
+            let stride = contraction.batch_stride(operand)?;
+            return Some(Operand::Stored {
+                number,
+                memory,
+                dtype,
+                stride,
+            });
+        }
+        let packed = contraction.packed(operand)?;
+        (operand == 1 && contraction.is_along_k(1) && contraction.sizes().batch == 1).then_some(Operand::Packed(packed))
+    }
+
+    /// Returns the type in memory; `None` for packed weights.
+    fn dtype(&self) -> Option<DType> {
+        match self {
+            Operand::Stored { dtype, .. } => Some(*dtype),
+            Operand::Packed(_) => None,
+        }
+    }
+
+    fn stride(&self) -> usize {
+        match self {
+            Operand::Stored { stride, .. } => *stride,
+            Operand::Packed(_) => 0,
+        }
+    }
+
+    /// Returns the bytes in memory of an operand that is not `f16`.
+    fn bytes(&self, product: &MatMulCall) -> usize {
+        let bytes = |number: usize| product.cx.kernel.inputs[number].bytes();
+        match self {
+            Operand::Stored { number, .. } => bytes(*number),
+            Operand::Packed(packed) => bytes(packed.words) + bytes(packed.scales),
+        }
+    }
+}
+
+/// Compiles the launches of a product, if there is a library that supports it.
 pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<Compiled>, String> {
     let &MatMulCall {
         body,
@@ -41,20 +99,16 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         return Ok(None);
     };
     let Sizes { batch, m, n, k } = contraction.sizes();
-    let found = [0, 1].map(|operand| {
-        let number = contraction.stored(operand)?;
-        let (memory, dtype) = cx.stored_input(number)?;
-        let stride = contraction.batch_stride(operand)?;
-        Some((number, memory, dtype, stride))
-    });
+    let found = [0, 1].map(|operand| Operand::of(product, operand));
     let [Some(a), Some(b)] = found else { return Ok(None) };
     if !contraction.is_by_rows() || !results.before.is_empty() {
         return Ok(None);
     }
     let may_round = cx.coop.is_some_and(|config| config.use_f16_input);
-    let dtype = match (a.2, b.2) {
-        (DType::F32, DType::F32) if !may_round => DType::F32,
-        (DType::F32 | DType::F16, DType::F32 | DType::F16) if may_round || a.2 == b.2 => DType::F16,
+    let dtype = match (a.dtype(), b.dtype()) {
+        (Some(DType::F32), Some(DType::F32)) if !may_round => DType::F32,
+        (Some(DType::F16), Some(DType::F16)) => DType::F16,
+        (None | Some(DType::F32 | DType::F16), None | Some(DType::F32 | DType::F16)) if may_round => DType::F16,
         _ => return Ok(None),
     };
     let is_plain = body.results == [id];
@@ -64,57 +118,62 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         true => return Ok(None),
         false => PARTIAL,
     };
-    let operand = |operand: usize, stride: usize| LibraryOperand {
+    let operand = |operand: usize, found: &Operand| LibraryOperand {
         dtype,
         transposed: match operand {
             0 => !contraction.is_along_k(0),
             _ => contraction.is_along_k(1),
         },
-        stride,
+        stride: found.stride(),
     };
     let matmul = LibraryMatmul {
         batch,
         m,
         n,
         k,
-        operands: [operand(0, a.3), operand(1, b.3)],
+        operands: [operand(0, &a), operand(1, &b)],
         result,
     };
-    let to_round = [a, b].into_iter().filter(|(.., own, _)| *own != dtype);
-    let bytes = to_round
-        .map(|(number, ..)| cx.kernel.inputs[number].numel() * size_of::<f32>())
-        .sum();
+    let operands = [a, b];
+    let to_round = operands.iter().filter(|operand| operand.dtype() != Some(dtype));
+    let bytes = to_round.map(|operand| operand.bytes(product)).sum();
     if !library.takes(&matmul, bytes, !is_plain) {
         return Ok(None);
     }
     let mut compiled = Compiled {
         scratch: vec![0, library.workspace_bytes()],
-        rounded: match may_round {
-            true => body.only_used_by(id),
-            false => Vec::new(),
-        },
+        rounded: if may_round { body.only_used_by(id) } else { Vec::new() },
         ..Compiled::default()
     };
     let mut memories = Vec::with_capacity(2);
-    for (number, memory, own, _) in [a, b] {
-        memories.push(match own == dtype {
-            true => memory,
-            false => {
-                let to = cx.scratch(compiled.scratch.len());
+    for operand in operands {
+        if let Operand::Stored { memory, dtype: own, .. } = operand
+            && own == dtype
+        {
+            memories.push(memory);
+            continue;
+        }
+        let to = cx.scratch(compiled.scratch.len());
+        let elements = match operand {
+            Operand::Stored { number, memory, .. } => {
                 let ty = &cx.kernel.inputs[number];
                 compiled.launches.extend(round(product, ty, memory, to)?.launches);
-                compiled.scratch.push(2 * ty.numel());
-                to
+                ty.numel()
             }
-        });
+            Operand::Packed(packed) => {
+                compiled.launches.push(packed.expand_to_f16(body, cx, n * k, to)?);
+                n * k
+            }
+        };
+        compiled.scratch.push(2 * elements);
+        memories.push(to);
     }
     debug_assert!(compiled.scratch.len() >= FIRST_ROUNDED);
-    let target = match is_plain {
-        true => cx.outputs[0],
-        false => {
-            compiled.scratch[PRODUCT] = 4 * total;
-            cx.scratch(PRODUCT)
-        }
+    let target = if is_plain {
+        cx.outputs[0]
+    } else {
+        compiled.scratch[PRODUCT] = 4 * total;
+        cx.scratch(PRODUCT)
     };
     let bound = [memories[0], memories[1], target, cx.scratch(WORKSPACE)];
     compiled.launches.push(Launch {
@@ -128,6 +187,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         library: Some(matmul),
         schedule: Some(SCHEDULE.into()),
         chosen: None,
+        replacements: None,
     });
     if !is_plain {
         let last = epilogue::join(Emitter::new(body, cx), id, &results.of_product, 1)?;
@@ -136,7 +196,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     Ok(Some(compiled))
 }
 
-/// A launch that rounds an operand to `f16`.
+/// Compiles a launch that rounds an operand to `f16`.
 fn round(product: &MatMulCall, ty: &TensorType, from: Memory, to: Memory) -> Result<Compiled, String> {
     let attrs = Attrs::new().with("to", DType::F16);
     let inputs = [TensorType::new(DType::F32, ty.shape.clone())];

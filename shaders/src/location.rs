@@ -1,14 +1,14 @@
-//! Where an element of a value is: an index for each axis, as WGSL text that is still understood.
+//! Location of an element of a value: an index for each axis, in a form that can still be simplified.
 //!
-//! A kernel goes over the elements of a domain by a number, the *base*. Indices of values are parts of it,
-//! `base / div % size`, and stay so through reshapes and permutations; so neighbouring parts can be put together
-//! again, and where all of it comes together the element's number is the base itself.
+//! A kernel iterates over the elements of a domain by a number, the *base*. Indices of values are parts of it, `base / div %
+//! size`, and keep this form through reshapes and permutations. So adjacent parts can be merged again, and if all parts are
+//! merged, the linear index of the element is the base.
 
 use std::rc::Rc;
 
 use meganeura_core::Shape;
 
-/// A number in a kernel: a variable, and the bound that it stays below.
+/// A number in a kernel: a variable, and its exclusive upper bound.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Base {
     /// The WGSL variable.
@@ -41,7 +41,7 @@ impl Index {
         Index::Text(text.into().into())
     }
 
-    /// As WGSL, in parentheses where it is not one word.
+    /// Returns the index as WGSL, in parentheses unless it is one word.
     pub(crate) fn wgsl(&self) -> String {
         match self {
             Index::Zero => "0u".to_owned(),
@@ -63,7 +63,7 @@ impl Index {
 /// An index for each axis of a value.
 pub(crate) type Location = Vec<Index>;
 
-/// The location of element `base / div` of a shape.
+/// Returns the location of element `base / div` of a shape.
 pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Location {
     let strides = shape.strides();
     let part = |(&size, stride): (&usize, usize)| match size {
@@ -77,14 +77,14 @@ pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Location {
     shape.iter().zip(strides).map(part).collect()
 }
 
-/// The location in an operand that is broadcast to what is read at `location`.
+/// Returns the location in a broadcast operand of the element at `location`.
 pub(crate) fn broadcast(location: &[Index], operand: &Shape) -> Location {
     let skip = location.len() - operand.rank();
     let index = |(&size, index): (&usize, &Index)| if size == 1 { Index::Zero } else { index.clone() };
     operand.iter().zip(&location[skip..]).map(index).collect()
 }
 
-/// A sum of indices times strides, neighbouring parts of one base put together.
+/// Returns a sum of indices times strides; adjacent parts of one base are merged.
 pub(crate) fn terms(location: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
     let mut terms: Vec<(Index, usize)> = Vec::new();
     for (index, stride) in location.iter().zip(shape.strides()) {
@@ -103,7 +103,7 @@ pub(crate) fn terms(location: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
     terms
 }
 
-/// Two parts of one base that follow each other there and in memory as one.
+/// Merges two parts of one base that are adjacent both in the base and in memory.
 fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Option<Index> {
     let (
         Index::Part { base, div, size },
@@ -124,14 +124,14 @@ fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Opt
     })
 }
 
-/// The number of the element at a location, as WGSL.
+/// Returns the linear index of a location, as WGSL.
 pub(crate) fn linear(location: &[Index], shape: &Shape) -> String {
     sum(terms(location, shape)
         .iter()
         .map(|(index, stride)| (index.wgsl(), *stride)))
 }
 
-/// A sum of expressions times numbers.
+/// Returns a sum of expressions times numbers.
 pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
     let product = |(text, stride): (String, usize)| match stride {
         1 => text,
@@ -143,8 +143,7 @@ pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
     }
 }
 
-/// The location in `to` of the element that is at a location of `from`, if that is understood without a variable for its
-/// number.
+/// Returns the location in `to` of the element at a location of `from`, if no variable for its linear index is needed.
 pub(crate) fn reshape(location: &[Index], from: &Shape, to: &Shape) -> Option<Location> {
     match &terms(location, from)[..] {
         [] => Some(vec![Index::Zero; to.rank()]),

@@ -1,10 +1,10 @@
-//! Matrix products: plain, transposed, batched, with what is computed from operands as they are loaded.
+//! Matrix products: plain, transposed or batched, with operands that may be computed when they are loaded.
 
 use meganeura_core::ops::{Call, MatMulDims};
 use meganeura_core::{DType, Shape, TensorType};
 
 use super::body::{Body, Def, Id};
-use super::contraction::{Contraction, Found, Sizes};
+use super::contraction::{Contraction, ElementLocation, Sizes};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::location::{self, Base, Index, Location};
@@ -15,7 +15,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     tiled::compile(body, id, cx, &product(body, id, cx)?)
 }
 
-/// The matmul of a body.
+/// Returns the matmul of a body.
 pub(super) fn product(body: &Body, id: Id, cx: &CompileCx) -> Result<MatMul, String> {
     let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {
         return Err("there is no matmul".into());
@@ -50,8 +50,8 @@ pub(super) fn product(body: &Body, id: Id, cx: &CompileCx) -> Result<MatMul, Str
     Ok(product)
 }
 
-/// The operand of the dispatch that a value is but for its type, if that is a float: elements are widened where they are
-/// read.
+/// Returns the operand of a cast from another float type to `f32` if it is an operand of the dispatch, and otherwise
+/// `id`: loads convert elements to `f32` anyway.
 fn uncast(body: &Body, id: Id) -> Id {
     let is_float = |id: Id| body.ty(id).dtype.is_float();
     match &body.nodes[id].def {
@@ -69,22 +69,23 @@ fn uncast(body: &Body, id: Id) -> Id {
     }
 }
 
-/// A matmul as the generators of contractions see it.
+/// A matmul as a [`Contraction`].
 pub(super) struct MatMul {
     dims: MatMulDims,
     batch: Shape,
-    /// Whether a batch is but more rows, as all of it is multiplied with one matrix.
+    /// True if all matrices of the batch are multiplied with the same matrix, so that the batch can be treated as more
+    /// rows.
     one_matrix: bool,
     operands: [Id; 2],
     shapes: [Shape; 2],
-    /// The operands of the dispatch that they are, where they are.
+    /// Index of each operand of the product among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
-    /// The packed matrices of the dispatch that they are, where they are.
+    /// Packed matrix of each operand of the product, if it is packed.
     packed: [Option<Packed>; 2],
 }
 
 impl MatMul {
-    /// The location of an operand's element.
+    /// Returns the location of an operand's element.
     fn location(&self, operand: usize, line: &str, k: &str) -> Result<Location, String> {
         let shape = &self.shapes[operand];
         let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
@@ -110,9 +111,10 @@ impl MatMul {
 impl Contraction for MatMul {
     fn sizes(&self) -> Sizes {
         let MatMulDims { m, n, k, .. } = self.dims;
-        let (batch, m) = match self.one_matrix {
-            true => (1, self.batch.numel() * m),
-            false => (self.batch.numel(), m),
+        let (batch, m) = if self.one_matrix {
+            (1, self.batch.numel() * m)
+        } else {
+            (self.batch.numel(), m)
         };
         Sizes { batch, m, n, k }
     }
@@ -156,8 +158,8 @@ impl Contraction for MatMul {
         }
     }
 
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<ElementLocation, String> {
         let at = self.location(operand, line, k)?;
-        Ok(Found::always(e.linear(&at, &self.shapes[operand])?))
+        Ok(ElementLocation::always(e.linear(&at, &self.shapes[operand])?))
     }
 }

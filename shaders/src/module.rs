@@ -1,4 +1,4 @@
-//! A WGSL module in the making: what it binds, and what it is put together from.
+//! Builder of a WGSL module: its bindings, declarations and code.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAX_BINDINGS, Me
 use super::scalar::{literal, wgsl_type};
 use super::template::{Expanded, Template, WORKGROUP, names};
 
-/// The type of WGSL for half precision, and the extension that it takes.
+/// The WGSL type of half precision, and its extension.
 pub(crate) const F16: &str = "f16";
 
-/// The type of one, two or four words.
+/// Returns the type of one, two or four words.
 pub(crate) fn words(count: usize) -> &'static str {
     match count {
         1 => "u32",
@@ -22,15 +22,15 @@ pub(crate) fn words(count: usize) -> &'static str {
         _ => "vec4<u32>",
     }
 }
-/// The extension of WGSL for cooperative matrices.
+/// The WGSL extension for cooperative matrices.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
-/// Largest number of workgroups along an axis that every device has.
+/// Maximum number of workgroups along an axis that every device supports.
 const MAX_GROUPS: usize = 65_535;
 
 struct Slot {
     binding: Binding,
     name: &'static str,
-    /// Its type.
+    /// WGSL type of the variable.
     ty: String,
     element: &'static str,
     writes: bool,
@@ -41,11 +41,11 @@ pub(crate) struct Module<'a> {
     cx: &'a CompileCx<'a>,
     slots: Vec<Slot>,
     tables: Vec<Arc<[u32]>>,
-    /// Buffers of the kernel file.
+    /// Buffers that the kernel file declares, and the memory that they are bound to.
     bound: Vec<(&'static str, Memory)>,
-    /// Extensions of the language that it needs.
+    /// WGSL extensions that it needs.
     enabled: Vec<&'static str>,
-    /// Declarations of the module beside its bindings.
+    /// Declarations of the module other than its bindings.
     pub(crate) items: String,
 }
 
@@ -61,21 +61,21 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Adds declarations, unless the module has them.
+    /// Adds declarations, unless the module already has them.
     pub(crate) fn declare(&mut self, declarations: &str) {
         if !self.items.contains(declarations) {
             self.items.push_str(declarations);
         }
     }
 
-    /// Uses an extension of the language.
+    /// Enables a WGSL extension.
     pub(crate) fn enable(&mut self, extension: &'static str) {
         if !self.enabled.contains(&extension) {
             self.enabled.push(extension);
         }
     }
 
-    /// Name of the variable for a binding.
+    /// Returns the name of the variable for a binding.
     fn slot(&mut self, binding: Binding, element: &'static str, writes: bool) -> String {
         let known = |s: &Slot| s.binding == binding && s.element == element;
         let at = match self.slots.iter().position(known) {
@@ -106,7 +106,7 @@ impl<'a> Module<'a> {
         slot.name.to_owned()
     }
 
-    /// Storage of memory as an array of elements of a dtype; halves are pairs in words.
+    /// Binds memory as an array of elements of a dtype; half-precision elements are pairs in words.
     pub(crate) fn array(&mut self, memory: Memory, dtype: DType, writes: bool) -> String {
         let element = match dtype {
             DType::F16 | DType::BF16 => "u32",
@@ -115,7 +115,7 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), element, writes)
     }
 
-    /// A table of constants.
+    /// Binds a table of constants.
     pub(crate) fn table(&mut self, words: &Arc<[u32]>, dtype: DType) -> String {
         let number = match self.tables.iter().position(|t| t == words) {
             Some(number) => number,
@@ -127,12 +127,12 @@ impl<'a> Module<'a> {
         self.slot(Binding::Table(number), wgsl_type(dtype), false)
     }
 
-    /// What is compiled.
+    /// Returns the input of the compilation.
     pub(crate) fn cx(&self) -> &'a CompileCx<'a> {
         self.cx
     }
 
-    /// Whether `f16` is converted by the device: it is exact, or the kernel rounds to `f16` anyway.
+    /// Returns true if the device converts `f16`: its conversion is exact, or the kernel rounds to `f16` anyway.
     fn converts_f16(&mut self) -> bool {
         if self.cx.features.exact_f16 {
             self.enable(F16);
@@ -140,18 +140,17 @@ impl<'a> Module<'a> {
         self.enabled.contains(&F16)
     }
 
-    /// An element of an operand, as computed with.
+    /// Returns an element of an operand in the type of the computation.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;
         match self.cx.inputs[operand] {
             Source::Constant(bits) => literal(dtype, bits),
             Source::Scalar(location) => {
-                let word = match location < INLINE_SCALARS {
-                    true => {
-                        let name = self.slot(Binding::InlineScalars, "u32", false);
-                        format!("{name}[{}u][{}u]", location / 4, location % 4)
-                    }
-                    false => format!("{}[{location}u]", self.slot(Binding::Scalars, "u32", false)),
+                let word = if location < INLINE_SCALARS {
+                    let name = self.slot(Binding::InlineScalars, "u32", false);
+                    format!("{name}[{}u][{}u]", location / 4, location % 4)
+                } else {
+                    format!("{}[{location}u]", self.slot(Binding::Scalars, "u32", false))
                 };
                 match dtype {
                     DType::U32 => word,
@@ -177,8 +176,8 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
-    /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
+    /// Returns four elements of a float operand, the first with the index `4 * index`. Returns `None` for an operand without a
+    /// buffer or a dtype without such vectors. An operand of which a kernel also reads single elements is bound twice.
     pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
         if let Some(halves) = self.load_f16(operand, index) {
             return Some(format!("vec4<f32>({halves})"));
@@ -195,8 +194,8 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// So many neighbouring words of an operand, from one whose number is so many times `index`; `None` for one without memory of its
-    /// own.
+    /// Returns `count` adjacent words of an operand, the first with the index `count * index`; `None` for an operand without a
+    /// buffer.
     pub(crate) fn load_words(&mut self, operand: usize, count: usize, index: &str) -> Option<String> {
         let memory = self.cx.memory_of(operand)?;
         Some(format!(
@@ -205,14 +204,15 @@ impl<'a> Module<'a> {
         ))
     }
 
-    /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`F16`].
+    /// Returns four elements like `load_vector`, but as `vec4<f16>` without conversion. Returns `None` if the operand
+    /// is not stored as `f16`, or without [`F16`].
     pub(crate) fn load_f16(&mut self, operand: usize, index: &str) -> Option<String> {
         let (memory, dtype) = self.cx.stored_input(operand)?;
         (dtype == DType::F16 && self.converts_f16())
             .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
     }
 
-    /// A statement that stores an element of a result whose dtype is not of half precision.
+    /// Returns a statement that stores an element of a result whose dtype is not of half precision.
     pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
         if self.cx.stored_output(output) != dtype {
@@ -224,8 +224,8 @@ impl<'a> Module<'a> {
         format!("{name}[{index}] = {value};\n")
     }
 
-    /// A statement that stores four elements of a result of `f32`, from one on whose number is four times `index`; `None` for
-    /// one of another dtype.
+    /// Returns a statement that stores four elements of a result of `f32`, the first with the index `4 * index`; `None` for
+    /// another dtype.
     pub(crate) fn store_vector(&mut self, output: usize, index: &str, value: &str) -> Option<String> {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
         let element = match (dtype, self.cx.stored_output(output)) {
@@ -240,27 +240,32 @@ impl<'a> Module<'a> {
         Some(format!("{name}[{index}] = {element}({value});\n"))
     }
 
-    /// A scratch buffer as vectors of four elements.
+    /// Binds a scratch buffer as vectors of four elements.
     pub(crate) fn scratch_vectors(&mut self, memory: Memory) -> String {
         self.slot(Binding::Memory(memory), "vec4<f32>", true)
     }
 
-    /// Lets the module report faults.
+    /// Binds a scratch buffer as vectors of four words.
+    pub(crate) fn scratch_words(&mut self, memory: Memory) -> String {
+        self.slot(Binding::Memory(memory), words(4), true)
+    }
+
+    /// Binds the buffers that the module needs to report faults.
     pub(crate) fn uses_faults(&mut self) {
         self.slot(Binding::Fault, "atomic", true);
         self.slot(Binding::Reporter, "u32", false);
     }
 
-    /// An index below `rows`: the expression's, or 0 after a report.
+    /// Returns an index below `rows`: the value of the expression, or 0 after a fault report.
     pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
         self.uses_faults();
         format!("checked_index({index}, {rows}u)")
     }
 
-    /// Puts a module together whose `code` is run for each number `i` below `count`.
+    /// Creates the launch of a module that runs `code` for each number `i` below `count`.
     ///
     /// # Errors
-    /// As [`Module::finish_template`].
+    /// The same errors as [`Module::finish_template`].
     pub(crate) fn finish_elements(self, code: String, count: usize) -> Result<Launch, String> {
         self.finish_template_elements(Template::new(files::POINTWISE).insert("elements", code), count)
     }
@@ -270,27 +275,31 @@ impl<'a> Module<'a> {
         self.bound.push((name, memory));
     }
 
-    /// Puts the module together from a kernel file, of which so many workgroups are launched.
+    /// Creates the launch of a module from a kernel file, with `groups` workgroups.
     ///
     /// # Errors
-    /// When there are too many bindings or workgroups; a [`Template`] that cannot be expanded, or whose buffers are not all
+    /// There are too many bindings or workgroups, the [`Template`] cannot be expanded, or one of its buffers is not
     /// [bound](Module::bind).
     pub(crate) fn finish_template(self, template: Template, groups: usize) -> Result<Launch, String> {
-        let expanded = template.with(&self.items).expand()?;
-        self.finish_expanded(&expanded, groups)
+        let template = template.with(&self.items);
+        let expanded = template.expand()?;
+        let launch = self.finish_expanded(&expanded, groups)?;
+        Ok(launch.of_template(template))
     }
 
-    /// Puts the module together from a kernel file whose threads have an element each, of so many.
+    /// Creates the launch of a module from a kernel file with one thread for each of `count` elements.
     ///
     /// # Errors
-    /// As [`Module::finish_template`].
+    /// The same errors as [`Module::finish_template`].
     pub(crate) fn finish_template_elements(self, template: Template, count: usize) -> Result<Launch, String> {
-        let expanded = template.size("COUNT", count).with(&self.items).expand()?;
-        self.finish_expanded(&expanded, count.div_ceil(expanded.threads.max(1)))
+        let template = template.size("COUNT", count).with(&self.items);
+        let expanded = template.expand()?;
+        let launch = self.finish_expanded(&expanded, count.div_ceil(expanded.threads.max(1)))?;
+        Ok(launch.of_template(template))
     }
 
     fn finish_expanded(mut self, expanded: &Expanded, groups: usize) -> Result<Launch, String> {
-        // What only a default or a body that nothing reaches would read.
+        // Removes bindings that only unused defaults or unreachable bodies read.
         let names: HashSet<&str> = names(&expanded.text).into_iter().collect();
         self.slots.retain(|slot| names.contains(slot.name));
         for buffer in &expanded.buffers {
@@ -300,7 +309,8 @@ impl<'a> Module<'a> {
                 binding: Binding::Memory(*memory),
                 name: buffer.name,
                 ty: format!("array<{}>", buffer.element),
-                // It is no other slot's, whatever memory that has: the file reads it by this name.
+                // A unique name keeps this slot separate from other slots of the same memory, because the file reads it by this
+                // name.
                 element: buffer.name,
                 writes: buffer.writes,
             });
@@ -315,7 +325,8 @@ impl<'a> Module<'a> {
         self.launch(expanded.kernel, &text, workgroups)
     }
 
-    /// What a workgroup begins with: it looks whether to write anything, and finds its number. With it, the workgroups to launch.
+    /// Returns the first statements of a workgroup, which check whether to skip and compute its index, and the workgroups to
+    /// launch.
     fn begin(&mut self, groups: usize) -> Result<(String, [u32; 3]), String> {
         let skip = self.cx.skip_if.map(|buffer| Binding::Memory(Memory::Buffer(buffer)));
         let skip = skip.map(|binding| self.slot(binding, "u32", false));
@@ -342,7 +353,7 @@ impl<'a> Module<'a> {
         Ok((begin, [x as u32, y as u32, 1]))
     }
 
-    /// The launch of a module with this code, which declares everything but what is bound.
+    /// Creates the launch of a module with this code, which declares everything except the bindings.
     fn launch(self, kernel: &'static str, code: &str, groups: [u32; 3]) -> Result<Launch, String> {
         let mut source: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
         for slot in &self.slots {
@@ -365,11 +376,12 @@ impl<'a> Module<'a> {
             library: None,
             schedule: None,
             chosen: None,
+            replacements: None,
         })
     }
 }
 
-/// Code whose lines are indented by the brackets around them.
+/// Indents lines by the brackets around them.
 fn indented(code: &str) -> String {
     let mut out = String::with_capacity(code.len() * 5 / 4);
     let mut depth = 0_usize;
@@ -384,7 +396,7 @@ fn indented(code: &str) -> String {
     out
 }
 
-/// Workgroups in two dimensions, as few more as possible.
+/// Splits workgroups into two dimensions, with the fewest additional ones.
 fn fold(groups: usize) -> Result<[usize; 2], String> {
     if groups <= MAX_GROUPS {
         return Ok([groups, 1]);

@@ -1,21 +1,22 @@
-//! Epilogues that read other elements of their product than the one at hand: heads are rotated by pairs of elements.
+//! Epilogues that read other elements of their product than the current one: rotary embeddings rotate pairs of elements.
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::Fusing;
+use meganeura_core::ops::FusionRole;
 use meganeura_core::program::Slot;
 
 use super::roles::is_rotation;
 
-/// Columns between the two of a pair that is rotated after the contraction of a program; `None` where none is rotated.
+/// Returns the distance in columns of the two elements of a pair that is rotated after the contraction of a program; `None` if
+/// there is no rotation.
 ///
 /// # Errors
-/// Rotations together with other calls whose elements depend on several of the product, or of heads of different sizes.
+/// Other calls also depend on several elements of the product, or the heads of the rotations have different sizes.
 pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String> {
     let Ok(program) = kernel.attrs.program("program") else {
         return Ok(None);
     };
     let types = program.infer(kernel.inputs)?;
-    // What of the steps is computed from the product.
+    // Number of elements of each step that is computed from the product.
     let mut elements: Vec<Option<usize>> = Vec::with_capacity(types.len());
     let (mut half, mut others) = (None, false);
     for (step, types) in program.steps().iter().zip(&types) {
@@ -25,16 +26,16 @@ pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String>
         };
         let kind = step.op.fusing();
         let Some(count) = step.inputs.iter().find_map(of_product) else {
-            elements.push((kind == Fusing::Contraction).then(|| types[0].numel()));
+            elements.push((kind == FusionRole::Contraction).then(|| types[0].numel()));
             continue;
         };
         if is_rotation(step.op.name()) {
             let found = step.attrs.size("head_dim")? / 2;
-            // The angle depends on the position alone, not on the product.
+            // The angle must depend only on the position, not on the product.
             others |= half.replace(found).is_some_and(|other| other != found);
             others |= step.inputs[1..].iter().any(|slot| of_product(slot).is_some());
         } else {
-            let by_element = kind == Fusing::Pointwise || step.op.alias().is_some();
+            let by_element = kind == FusionRole::Pointwise || step.op.alias().is_some();
             others |= !by_element || types[0].numel() != count;
         }
         elements.push(Some(count));

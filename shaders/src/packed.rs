@@ -1,12 +1,14 @@
-//! Packed weights, as `core.dequantize` expands them: blocks of small integers in words, with scales for each block.
+//! Packed weights in the format of `core.dequantize`: blocks of small integers in words, with scales for each block. A
+//! *unit* is the part of a block that a thread loads at a time: one or more words, and for some formats also the upper
+//! bits and scales.
 
 use meganeura_core::ops::Call;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
-use super::kernel::CompileCx;
-use super::location::Index;
+use super::kernel::{CompileCx, Launch, Memory};
+use super::location::{Base, Index};
 use super::module;
 use super::roles::Role;
 
@@ -14,14 +16,14 @@ use super::roles::Role;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) format: BlockFormat,
-    /// The operand of the dispatch that holds the words.
+    /// The operand of the dispatch with the words.
     pub(super) words: usize,
-    /// The operand of the dispatch that holds the scales.
+    /// The operand of the dispatch with the scales.
     pub(super) scales: usize,
 }
 
 impl Packed {
-    /// The matrix that a value is, if it is expanded from operands of the dispatch which a kernel only reads.
+    /// Returns the packed matrix of a value, if it is dequantized from operands of the dispatch that the kernel only reads.
     pub(super) fn of(body: &Body, cx: &CompileCx, id: Id) -> Option<Self> {
         if body.role(id) != Some(Role::Packed) {
             return None;
@@ -40,26 +42,27 @@ impl Packed {
         })
     }
 
-    /// Terms of a unit, which are so many words.
+    /// Returns the number of terms in a unit of `words` words.
     pub(super) fn terms(&self, words: usize) -> usize {
         words * if self.format == BlockFormat::Q8_0 { 4 } else { 8 }
     }
 
-    /// Whether the sum of a unit is multiplied with the scale of its block; otherwise units hold their scales.
+    /// Returns true if the sum of a unit is multiplied with the scale of its block; otherwise units contain their scales.
     pub(super) fn is_scaled(&self) -> bool {
         matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
     }
 
-    /// The type of units of so many words, as WGSL. Those with scales of their own are a word of lower bits, the bits above as
-    /// `five_bits_to_f32x4` takes them, and both scales.
+    /// Returns the type of units of `words` words, as WGSL. A unit with scales consists of a word of lower bits, the
+    /// upper bits in the form that `five_bits_to_f32x4` or `six_bits_to_f32x4` takes, and both scales.
     pub(super) fn unit_type(&self, words: usize) -> &'static str {
-        match self.is_scaled() {
-            true => module::words(words),
-            false => "vec4<u32>",
+        if self.is_scaled() {
+            module::words(words)
+        } else {
+            "vec4<u32>"
         }
     }
 
-    /// The unit of that number, of so many words, as WGSL.
+    /// Returns the unit of `words` words with the index `number`, as WGSL.
     pub(super) fn load_unit(&self, e: &mut Emitter, words: usize, number: &str) -> Result<String, String> {
         if self.is_scaled() {
             let loaded = e.module.load_words(self.words, words, number);
@@ -81,7 +84,8 @@ impl Packed {
         Ok(format!("vec4<u32>({low}, {above}, bitcast<u32>({scale}), {second})"))
     }
 
-    /// A word of lower bits of a block, and the bits above as `five_bits_to_f32x4` takes them.
+    /// Returns a word of lower bits of a block, and the upper bits in the form that `five_bits_to_f32x4` or
+    /// `six_bits_to_f32x4` takes.
     fn load_bits(&self, e: &mut Emitter, block: &str, word: &str) -> Result<(String, String), String> {
         let words = self.format.words();
         let low = e.load(self.words, &format!("{block} * {words}u + {word}"))?;
@@ -99,7 +103,8 @@ impl Packed {
         Ok((low, above))
     }
 
-    /// The vector `number` of four terms among those of a unit of so many words, `unit`, as WGSL: of each word in turn.
+    /// Returns a WGSL expression for four terms of the WGSL variable `unit`, a unit of `words` words: the vector with
+    /// the index `number`.
     pub(super) fn expand(&self, words: usize) -> String {
         let vectors = self.terms(1) / 4;
         let word = match words {
@@ -120,7 +125,8 @@ impl Packed {
         }
     }
 
-    /// Four terms of a word of lower bits and the bits above, of that half of the block, with their scale and the minimum.
+    /// Returns a WGSL expression for the four terms of a word that belong to the given half of the block, from their
+    /// lower bits in `word`, their upper bits in `above`, their scale and their minimum.
     fn scaled(&self, word: &str, above: &str, half: &str, [scale, minimum]: [&str; 2]) -> String {
         let integers = match self.format {
             BlockFormat::Q6 => format!("six_bits_to_f32x4({word}, {above}, {half})"),
@@ -130,13 +136,14 @@ impl Packed {
             }
             _ => format!("four_bits_to_f32x4({word}, {half})"),
         };
-        match self.format.has_minimum() {
-            true => format!("fma({integers}, vec4<f32>({scale}), vec4<f32>({minimum}))"),
-            false => format!("{scale} * {integers}"),
+        if self.format.has_minimum() {
+            format!("fma({integers}, vec4<f32>({scale}), vec4<f32>({minimum}))")
+        } else {
+            format!("{scale} * {integers}")
         }
     }
 
-    /// The first four words of a block, as WGSL.
+    /// Returns the first four words of a block, as WGSL.
     pub(super) fn load_block_low(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
         let none = || "packed weights are not in memory".to_owned();
         let words = self.format.words();
@@ -152,7 +159,7 @@ impl Packed {
         Ok(format!("vec4<u32>({})", loaded.ok_or_else(none)?.join(", ")))
     }
 
-    /// The words after the first four of a block, as WGSL.
+    /// Returns the words after the first four of a block, as WGSL.
     pub(super) fn load_block_high(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
         let none = || "packed weights are not in memory".to_owned();
         let words = self.format.words();
@@ -160,17 +167,19 @@ impl Packed {
             let number = format!("{block} * 2u + 1u");
             return e.module.load_words(self.words, 4, &number).ok_or_else(none);
         }
-        let mut word = |i: usize| match i < words {
-            true => e
-                .module
-                .load_words(self.words, 1, &format!("{block} * {words}u + {i}u")),
-            false => Some("0u".to_owned()),
+        let mut word = |i: usize| {
+            if i < words {
+                e.module
+                    .load_words(self.words, 1, &format!("{block} * {words}u + {i}u"))
+            } else {
+                Some("0u".to_owned())
+            }
         };
         let loaded: Option<Vec<String>> = (4..8).map(&mut word).collect();
         Ok(format!("vec4<u32>({})", loaded.ok_or_else(none)?.join(", ")))
     }
 
-    /// The scales of a block, as WGSL: one and zero, one and the minimum, or those of both halves.
+    /// Returns the scales of a block, as WGSL: the scale and zero, the scale and the minimum, or the scales of both halves.
     pub(super) fn load_block_scales(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
         Ok(match self.format.scales() {
             1 => {
@@ -185,17 +194,18 @@ impl Packed {
         })
     }
 
-    /// Whether blocks have more than four words.
+    /// Returns true if blocks have more than four words.
     pub(super) fn has_high(&self) -> bool {
         self.format.words() > 4
     }
 
-    /// Whether the sum of a block needs the sums of the row's terms.
+    /// Returns true if the sum of a block needs the sums of the row's terms.
     pub(super) fn is_summed(&self) -> bool {
         self.format.has_minimum() || matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
     }
 
-    /// The vector `number` of the eight of a block, with the bias that [`Packed::scaled_block`] subtracts, as WGSL.
+    /// Returns the vector with the index `number` (0 to 7) of a block, with the bias that [`Packed::scaled_block`] subtracts, as
+    /// WGSL.
     pub(super) fn expand_block(&self) -> String {
         match self.format {
             BlockFormat::Q8_0 => "q8_0_plus_384(select(low[number % 4u], high[number % 4u], number >= 4u))".into(),
@@ -210,7 +220,8 @@ impl Packed {
         }
     }
 
-    /// The sum of a block, as WGSL: of its `scales`, the sums of both `halves`, and the sums of the row's `terms` of both halves.
+    /// Returns the sum of a block, as WGSL, from its `scales`, the sums of both `halves`, and the sums of the row's `terms` of
+    /// both halves.
     pub(super) fn scaled_block(&self) -> String {
         let (both, terms) = ("(halves.x + halves.y)", "(terms.x + terms.y)");
         match self.format {
@@ -223,7 +234,7 @@ impl Packed {
         }
     }
 
-    /// Four neighbouring terms, from one on whose number in the matrix is a multiple of four, as WGSL.
+    /// Returns four adjacent terms, as WGSL; the index of the first one in the matrix is a multiple of four.
     pub(super) fn load_vector(&self, e: &mut Emitter, number: &str) -> Result<String, String> {
         let number = e.bind(number)?;
         let block = e.bind(&format!("{number} / {BLOCK}u"))?;
@@ -257,7 +268,34 @@ impl Packed {
         }
     }
 
-    /// The number, among vectors of four terms, of that vector of the words from `k` times so many on, as WGSL.
+    /// Compiles a launch that writes the matrix of `elements` numbers to memory, as `f16`, in row-major order.
+    pub(super) fn expand_to_f16(
+        &self,
+        body: &Body,
+        cx: &CompileCx,
+        elements: usize,
+        to: Memory,
+    ) -> Result<Launch, String> {
+        /// Elements of a thread, which stores 16 bytes. The size of a block is a multiple of it.
+        const THREAD_ELEMENTS: usize = 8;
+        let mut e = Emitter::new(body, cx);
+        let (code, vectors) = e.writing_block(&Base::new("i", elements / THREAD_ELEMENTS), |e| {
+            let vectors = [0, 4].map(|offset| {
+                let vector = self.load_vector(e, &format!("i * {THREAD_ELEMENTS}u + {offset}u"))?;
+                e.bind(&vector)
+            });
+            vectors.into_iter().collect::<Result<Vec<_>, _>>()
+        })?;
+        let words = vectors
+            .iter()
+            .flat_map(|vector| [".xy", ".zw"].map(|pair| format!("pack2x16float({vector}{pair})")));
+        let words: Vec<String> = words.collect();
+        let name = e.module.scratch_words(to);
+        let store = format!("{name}[i] = vec4<u32>({});\n", words.join(", "));
+        e.module.finish_elements(code + &store, elements / THREAD_ELEMENTS)
+    }
+
+    /// Returns the index in its column of the vector `number` of four terms of the unit with the index `k`, as WGSL.
     pub(super) fn vector_of(&self, words: usize) -> String {
         match self.format {
             BlockFormat::Q8_0 => format!("k * {words}u + number"),
@@ -271,7 +309,7 @@ impl Packed {
     }
 }
 
-/// Where the scale of a term is, in that half of a block, and where the minimum, if there is one.
+/// Returns the index of the scale of a term in the given half of a block, and of the minimum, if there is one.
 fn scales(format: BlockFormat, block: &str, half: &str) -> (String, Option<String>) {
     match format {
         BlockFormat::Q6 => (format!("{block} * 2u + {half}"), None),
@@ -284,7 +322,7 @@ fn format_of(words: usize, scales: usize) -> Result<BlockFormat, String> {
     BlockFormat::of(words, scales).ok_or_else(|| format!("there is no format of {words} words with {scales} scales"))
 }
 
-/// A variable with the number at a location.
+/// Returns a variable with the number at a location.
 pub(super) fn value(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     let format = format_of(call.inputs[0].shape.numel(), call.inputs[1].shape.numel())?;
     let (last, rows) = at.split_last().ok_or("packed numbers have an axis")?;
@@ -301,7 +339,7 @@ pub(super) fn value(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -
         BlockFormat::Q8_0 | BlockFormat::Q4_1 | BlockFormat::Q4_0 => None,
     };
     let (scale, minimum) = scales(format, &block, &format!("{i} / 16u % 2u"));
-    // The number of an element of an operand is a variable.
+    // Binds the index of an operand's element to a variable.
     let load = |e: &mut Emitter, input: usize, index: String| {
         let index = e.bind(&index)?;
         e.value(inputs[input], &[rows, &[Index::text(index)]].concat())

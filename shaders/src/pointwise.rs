@@ -1,4 +1,4 @@
-//! Bodies whose results are computed element by element.
+//! Kernels of bodies whose results are computed element by element.
 
 use std::fmt::Write as _;
 
@@ -9,15 +9,16 @@ use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::location::{self, Base};
 
-/// Elements of large results that a thread computes, a quarter of the result apart, so that threads beside each other still access
-/// neighbours. With one of four bytes, too few are in flight for the memory of large GPUs.
-const EACH: usize = 4;
-/// Results that are as large have enough threads with several elements each.
+/// Elements of large results that a thread computes. They are a quarter of the result apart, so that adjacent threads still
+/// access adjacent elements. With one element of four bytes per thread, too few loads are in flight for the memory of large GPUs.
+const THREAD_ELEMENTS: usize = 4;
+/// Minimum number of elements of results if a thread computes several: fewer would leave too few threads.
 const STREAM: usize = 1 << 19;
-/// Variables of an element up to which several of them are no burden for drivers, and have registers.
+/// Maximum number of variables of an element for several elements per thread: more would slow down drivers or need too many
+/// registers.
 const MAX_VARIABLES: usize = 64;
 
-/// Launches for a body without reductions: results of equally many elements are computed together.
+/// Compiles a body without reductions: results with the same number of elements are computed together.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
     let outputs = cx.kernel.outputs;
@@ -54,14 +55,14 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         return e.module.finish_elements(code, numel.div_ceil(2));
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
-    // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
-    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MAX_VARIABLES || e.cx.overwrites() {
+    // Updates in place have enough memory accesses: with several elements, gradient descent is slower and Adam is not faster.
+    if numel < STREAM || !numel.is_multiple_of(THREAD_ELEMENTS) || variables > MAX_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(code + &stores, numel);
     }
-    // All are read before the first is written: drivers do not read ahead of writes.
-    let threads = numel / EACH;
+    // All reads precede the first write, because drivers do not move reads before writes.
+    let threads = numel / THREAD_ELEMENTS;
     let (mut reading, mut writing) = (code, stores);
-    for part in 1..EACH {
+    for part in 1..THREAD_ELEMENTS {
         let name = format!("i{part}");
         let (code, stores, _) = elements(&mut e, &name, numel, outputs)?;
         // Writing to a string does not fail.
@@ -72,7 +73,8 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
     e.module.finish_elements(reading + &writing, threads)
 }
 
-/// Code that computes the elements of some results with one number, code that writes them, and how many variables it has.
+/// Returns the code that computes the elements of some results with one index, the code that stores them, and its number of
+/// variables.
 fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Result<(String, String, usize), String> {
     let (base, before) = (Base::new(name, numel), e.variables());
     let (code, values) = e.writing_block(&base, |e| {
@@ -84,14 +86,14 @@ fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Res
     Ok((code, stores.collect(), e.variables() - before))
 }
 
-/// The element of a result that has the number of a base.
+/// Returns the element of a result with the index of a base.
 fn element(e: &mut Emitter, base: &Base, output: usize) -> Result<String, String> {
     let id = e.body.results[output];
     let location = location::split(base, 1, &e.body.ty(id).shape.clone());
     e.value(id, &location)
 }
 
-/// Two elements of a result of half precision, in one word.
+/// Returns the code for two elements of a result of half precision, in one word.
 fn pairs(e: &mut Emitter, numel: usize, output: usize) -> Result<String, String> {
     let dtype = e.cx.kernel.outputs[output].dtype;
     let mut code = String::from("var word = 0u;\n");

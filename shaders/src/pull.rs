@@ -1,4 +1,4 @@
-//! Operators each of whose elements is one of some elements of their operands, or a number of its own.
+//! Operators whose result elements are copies of operand elements, or numbers such as random bits.
 
 use meganeura_core::ops::Call;
 
@@ -7,7 +7,7 @@ use super::emit::Emitter;
 use super::location::{Index, Location, broadcast};
 use super::scalar::{literal, number};
 
-/// A variable with the element at a location.
+/// Returns a variable with the element at a location.
 pub(super) fn value(e: &mut Emitter, name: &str, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     match name {
         "core.pad" => pad(e, call, inputs[0], at),
@@ -31,8 +31,8 @@ fn zero(call: &Call) -> String {
     literal(call.outputs[0].dtype, 0)
 }
 
-/// An element of the operand if it has any and the condition holds, else `other`. The element at the location must
-/// exist whatever the condition says.
+/// Returns an element of the operand if it has any and the conditions hold, otherwise `other`. The location must be valid even if
+/// the conditions are false.
 fn choose(e: &mut Emitter, input: Id, at: &[Index], conditions: &[String], other: &str) -> Result<String, String> {
     if e.body.ty(input).numel() == 0 {
         return Ok(other.to_owned());
@@ -56,7 +56,7 @@ fn pad(e: &mut Emitter, call: &Call, input: Id, at: &[Index]) -> Result<String, 
             inner.push(at[axis].clone());
             continue;
         }
-        // Numbers before the first wrap to large ones.
+        // Indices before the first element wrap to large numbers.
         let index = e.index(&at[axis])?;
         let mut found = e.bind(&format!("{index} - {}u", low[axis]))?;
         if interior[axis] > 0 && size > 1 {
@@ -112,7 +112,7 @@ fn take_along_axis(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) ->
     choose(e, inputs[0], &location, &[], &zero(call))
 }
 
-/// An index that was read, once it has been checked.
+/// Returns an index that was loaded, after the bounds check.
 fn row(e: &mut Emitter, index: &str, rows: usize) -> Result<Index, String> {
     let checked = e.module.checked_index(index, rows);
     Ok(Index::text(e.bind(&checked)?))

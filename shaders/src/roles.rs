@@ -1,4 +1,4 @@
-//! What operators are to the generators of bodies: the only lists of their names.
+//! Roles of operators in the generation of bodies. Only this module lists their names.
 
 use meganeura_core::ops::Call;
 
@@ -6,27 +6,27 @@ use super::conv_kinds::is_convolution;
 use super::fold::Fold;
 use super::scalar;
 
-/// Most operands of a concatenation.
+/// Maximum number of operands of a concatenation.
 const MAX_PARTS: usize = 8;
 
-/// What a call is to the generators.
+/// Role of a call in the generation of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// An element of the result depends on the operands' elements at its location.
+    /// An element of the result depends on the operands' elements at the same location.
     Pointwise,
-    /// Operand 0's elements at other locations.
+    /// The elements of operand 0 at other locations.
     View,
-    /// Elements of the operands, chosen one by one.
+    /// Elements that are picked from the operands one by one.
     Pull,
-    /// Operand 0 folded over axes.
+    /// A reduction of operand 0 over axes.
     Reduction,
     /// A matmul or a convolution.
     Contraction,
-    /// Numbers of blocks of integers with a scale each, operands 0 and 1.
+    /// Numbers that are dequantized from blocks of integers with scales, operands 0 and 1.
     Packed,
 }
 
-/// The role of an operator, if it has one.
+/// Returns the role of an operator, if it has one.
 pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     if is_view(name) {
         return Ok(Some(Role::View));
@@ -49,22 +49,22 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
 }
 
-/// Whether an operator is a matmul.
+/// Returns true if an operator is a matmul.
 pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
 }
 
-/// Whether each element of an operator's result depends on that half a head away as well.
+/// Returns true if each element of an operator's result also depends on the element half a head away.
 pub(super) fn is_rotation(name: &str) -> bool {
     matches!(name, "core.rope" | "core.rope_dynamic_offset")
 }
 
-/// Whether an operator expands packed numbers.
+/// Returns true if an operator dequantizes packed numbers.
 fn is_packed(name: &str) -> bool {
     name == "core.dequantize"
 }
 
-/// Whether an operator only says where elements are found.
+/// Returns true if an operator only changes the locations of elements.
 fn is_view(name: &str) -> bool {
     matches!(
         name,
@@ -72,7 +72,7 @@ fn is_view(name: &str) -> bool {
     )
 }
 
-/// Whether each element of an operator's result is one of some elements of its operands, or a number of its own.
+/// Returns true if each element of an operator's result is a copy of an operand's element, or a number such as random bits.
 fn is_pull(name: &str, call: &Call) -> bool {
     match name {
         "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
@@ -81,11 +81,11 @@ fn is_pull(name: &str, call: &Call) -> bool {
     }
 }
 
-/// The operand that an operator's result is, element by element.
+/// Returns the operand that is equal to an operator's result, element by element.
 pub(super) fn stands_for(name: &str) -> Option<usize> {
     match name {
         "core.stop_gradient" => Some(0),
-        // It is where this is written that makes the difference.
+        // An assignment has the same elements; only their destination differs.
         "core.assign" => Some(1),
         _ => None,
     }

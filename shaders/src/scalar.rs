@@ -4,16 +4,16 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::{Call, drop_threshold};
 
-/// Dtypes of operands. Half precision is computed in `f32`, and rounded by casts and where a result is stored.
+/// Dtypes of operands. Half precision is computed in `f32`, and rounded by casts and when a result is stored.
 pub const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
 
-/// Whether an operator is elementwise and known here, for these types.
+/// Returns true if an operator is elementwise and supported for these types.
 pub(super) fn is_known(name: &str, call: &Call) -> Result<bool, String> {
     let arguments = vec![String::new(); call.inputs.len()];
     Ok(expression(name, call, &arguments, "")?.is_some())
 }
 
-/// WGSL type in which elements of a dtype are computed.
+/// Returns the WGSL type in which elements of a dtype are computed.
 pub(crate) fn wgsl_type(dtype: DType) -> &'static str {
     match dtype {
         DType::U32 => "u32",
@@ -22,7 +22,7 @@ pub(crate) fn wgsl_type(dtype: DType) -> &'static str {
     }
 }
 
-/// A number of a dtype from the bits of its storage in 32 bits.
+/// Returns a number of a dtype as a literal, from its bits.
 pub(crate) fn literal(dtype: DType, bits: u32) -> String {
     match dtype {
         DType::U32 => format!("{bits}u"),
@@ -40,7 +40,7 @@ fn float_literal(value: f32) -> String {
     }
 }
 
-/// A number of a dtype, as WGSL.
+/// Returns a number of a dtype, as WGSL.
 pub(crate) fn number(dtype: DType, value: f64) -> String {
     let bits = match dtype {
         DType::U32 => value as u32,
@@ -50,8 +50,8 @@ pub(crate) fn number(dtype: DType, value: f64) -> String {
     literal(dtype, bits)
 }
 
-/// The expression of an elementwise call on WGSL expressions of its operands; `number` is that of the element, for
-/// operators that depend on it. `None` if the operator is not known here.
+/// Returns the expression of an elementwise call on WGSL expressions of its operands; `number` is the index of the element, for
+/// operators that depend on it. Returns `None` if the operator is not supported.
 pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) -> Result<Option<String>, String> {
     let Some(ty) = call.inputs.first().or(call.outputs.first()) else {
         return Ok(None);
@@ -73,7 +73,7 @@ pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) ->
     text.map(|text| fill(text, value)).transpose()
 }
 
-/// The value of two elements by an operator without attributes that [`OPERATORS`] has for every dtype.
+/// Returns the result of an operator without attributes that [`OPERATORS`] lists for every dtype.
 pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
     let row = OPERATORS
         .iter()
@@ -81,7 +81,7 @@ pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
     row.map_or_else(String::new, |row| row.2.replace("{a}", a).replace("{b}", b))
 }
 
-/// A text with the value of each `{hole}` in its location.
+/// Replaces each `{hole}` of a text by its value.
 fn fill(text: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
     let mut parts = text.split('{');
     let mut filled = parts.next().unwrap_or_default().to_owned();
@@ -93,7 +93,7 @@ fn fill(text: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<St
     Ok(filled)
 }
 
-/// What an attribute puts into an expression whose first operand has a dtype.
+/// Returns the value of an attribute for an expression whose first operand has the dtype `from`.
 fn attribute(name: &str, from: DType, attrs: &Attrs) -> Result<String, String> {
     Ok(match name {
         "uid" => literal(DType::U32, attrs.size("uid")? as u32),
@@ -103,7 +103,7 @@ fn attribute(name: &str, from: DType, attrs: &Attrs) -> Result<String, String> {
     })
 }
 
-/// The dtype in which elements of a dtype are computed.
+/// Returns the dtype in which elements of a dtype are computed.
 pub(super) fn compute_type(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -111,102 +111,102 @@ pub(super) fn compute_type(dtype: DType) -> DType {
     }
 }
 
-/// Dtypes in which the first operand of an operator is computed.
+/// Set of dtypes in which the first operand of an operator is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum DtypeSet {
     Any,
     Float,
     Whole,
     I32,
 }
 
-impl Of {
+impl DtypeSet {
     fn has(self, dtype: DType) -> bool {
         let whole = matches!(dtype, DType::U32 | DType::I32);
         match self {
-            Of::Any => true,
-            Of::Float => !whole,
-            Of::Whole => whole,
-            Of::I32 => dtype == DType::I32,
+            DtypeSet::Any => true,
+            DtypeSet::Float => !whole,
+            DtypeSet::Whole => whole,
+            DtypeSet::I32 => dtype == DType::I32,
         }
     }
 }
 
-/// Operators, the dtypes of operand `a`, and the element of the result. `{a}`, `{b}` and `{c}` are elements of the operands,
-/// `{type}` the type of the first, `{element}` is the number of the element, and all others are [attributes](attribute). Functions
-/// that WGSL does not have are in `lib/math.wgsl`. Truth values are words, 1 or 0.
+/// Operators, the dtypes of operand `a`, and the expression of a result element. `{a}`, `{b}` and `{c}` are elements of the
+/// operands, `{type}` is the type of the first one, `{element}` is the index of the element, and all other holes are
+/// [attributes](attribute). `lib/math.wgsl` contains functions that WGSL lacks. Truth values are words, 1 or 0.
 #[rustfmt::skip]
-const OPERATORS: &[(&str, Of, &str)] = &[
-    ("core.neg",           Of::I32,   "0 - {a}"),
-    ("core.neg",           Of::Float, "-{a}"),
-    ("core.abs",           Of::I32,   "select({a}, 0 - {a}, {a} < 0)"),
-    ("core.abs",           Of::Float, "abs({a})"),
-    ("core.sign",          Of::I32,   "sign({a})"),
-    ("core.sign",          Of::Float, "sign_f32({a})"),
-    ("core.square",        Of::Float, "{a} * {a}"),
-    ("core.reciprocal",    Of::Float, "1.0 / {a}"),
-    ("core.floor",         Of::Float, "floor({a})"),
-    ("core.ceil",          Of::Float, "ceil({a})"),
-    ("core.round",         Of::Float, "round({a})"),
-    ("core.log2",          Of::Float, "log2_f32({a})"),
-    ("core.exp2",          Of::Float, "exp2_f32({a})"),
-    ("core.sin",           Of::Float, "sin_f32({a})"),
-    ("core.cos",           Of::Float, "cos_f32({a})"),
-    ("core.sqrt",          Of::Float, "sqrt_f32({a})"),
-    ("core.rsqrt",         Of::Float, "rsqrt_f32({a})"),
-    ("core.exp",           Of::Float, "exp_f32({a})"),
-    ("core.log",           Of::Float, "log_f32({a})"),
-    ("core.expm1",         Of::Float, "expm1_f32({a})"),
-    ("core.log1p",         Of::Float, "log1p_f32({a})"),
-    ("core.tanh",          Of::Float, "tanh_f32({a})"),
-    ("core.sigmoid",       Of::Float, "sigmoid_f32({a})"),
-    ("core.relu",          Of::Float, "relu_f32({a})"),
-    ("core.softplus",      Of::Float, "softplus_f32({a})"),
-    ("core.silu",          Of::Float, "silu_f32({a})"),
-    ("core.erf",           Of::Float, "erf_f32({a})"),
-    ("core.gelu_tanh",     Of::Float, "gelu_tanh_f32({a})"),
-    ("core.gelu_erf",      Of::Float, "gelu_erf_f32({a})"),
-    ("core.hard_sigmoid",  Of::Float, "hard_sigmoid_f32({a})"),
-    ("core.hard_swish",    Of::Float, "{a} * hard_sigmoid_f32({a})"),
-    ("core.leaky_relu",    Of::Float, "leaky_relu_f32({a}, {negative_slope})"),
-    ("core.elu",           Of::Float, "elu_f32({a}, {alpha})"),
-    ("core.clamp",         Of::Float, "clamp_f32({a}, {low}, {high})"),
-    ("core.add",           Of::Any,   "{a} + {b}"),
-    ("core.sub",           Of::Any,   "{a} - {b}"),
-    ("core.mul",           Of::Any,   "{a} * {b}"),
-    ("core.div",           Of::Float, "{a} / {b}"),
-    ("core.div",           Of::Whole, "div_{type}({a}, {b})"),
-    ("core.mod",           Of::Any,   "mod_{type}({a}, {b})"),
-    ("core.pow",           Of::Float, "pow_f32({a}, {b})"),
-    ("core.max",           Of::Float, "max_f32({a}, {b})"),
-    ("core.max",           Of::Whole, "max({a}, {b})"),
-    ("core.min",           Of::Float, "min_f32({a}, {b})"),
-    ("core.min",           Of::Whole, "min({a}, {b})"),
-    ("core.less_than",     Of::Any,   "select(0u, 1u, {a} < {b})"),
-    ("core.less_equal",    Of::Any,   "select(0u, 1u, {a} <= {b})"),
-    ("core.greater_than",  Of::Any,   "select(0u, 1u, {a} > {b})"),
-    ("core.greater_equal", Of::Any,   "select(0u, 1u, {a} >= {b})"),
-    // NaN differs from everything, which drivers do not always know.
-    ("core.equal",         Of::Float, "select(0u, 1u, {a} == {b} && !is_nan({a}))"),
-    ("core.equal",         Of::Whole, "select(0u, 1u, {a} == {b})"),
-    ("core.not_equal",     Of::Float, "select(1u, 0u, {a} == {b} && !is_nan({a}))"),
-    ("core.not_equal",     Of::Whole, "select(0u, 1u, {a} != {b})"),
-    ("core.bit_not",       Of::Any,   "~{a}"),
-    ("core.bit_and",       Of::Any,   "{a} & {b}"),
-    ("core.bit_or",        Of::Any,   "{a} | {b}"),
-    ("core.bit_xor",       Of::Any,   "{a} ^ {b}"),
-    ("core.shift_left",    Of::Any,   "shift_left_u32({a}, {b})"),
-    ("core.shift_right",   Of::Any,   "shift_right_u32({a}, {b})"),
-    ("core.logical_not",   Of::Any,   "select(0u, 1u, {a} == 0u)"),
-    ("core.logical_and",   Of::Any,   "select(0u, 1u, {a} != 0u && {b} != 0u)"),
-    ("core.logical_or",    Of::Any,   "select(0u, 1u, ({a} | {b}) != 0u)"),
-    ("core.logical_xor",   Of::Any,   "select(0u, 1u, ({a} != 0u) != ({b} != 0u))"),
-    ("core.masked_fill",   Of::Any,   "select({a}, {value}, {b} != 0u)"),
-    ("core.select",        Of::Any,   "select({c}, {b}, {a} != 0u)"),
-    ("core.dropout",       Of::Any,   "select({a} * {scale}, 0.0, random_word({b}, {uid}, {c}, {element}) < {threshold})"),
+const OPERATORS: &[(&str, DtypeSet, &str)] = &[
+    ("core.neg",           DtypeSet::I32,   "0 - {a}"),
+    ("core.neg",           DtypeSet::Float, "-{a}"),
+    ("core.abs",           DtypeSet::I32,   "select({a}, 0 - {a}, {a} < 0)"),
+    ("core.abs",           DtypeSet::Float, "abs({a})"),
+    ("core.sign",          DtypeSet::I32,   "sign({a})"),
+    ("core.sign",          DtypeSet::Float, "sign_f32({a})"),
+    ("core.square",        DtypeSet::Float, "{a} * {a}"),
+    ("core.reciprocal",    DtypeSet::Float, "1.0 / {a}"),
+    ("core.floor",         DtypeSet::Float, "floor({a})"),
+    ("core.ceil",          DtypeSet::Float, "ceil({a})"),
+    ("core.round",         DtypeSet::Float, "round({a})"),
+    ("core.log2",          DtypeSet::Float, "log2_f32({a})"),
+    ("core.exp2",          DtypeSet::Float, "exp2_f32({a})"),
+    ("core.sin",           DtypeSet::Float, "sin_f32({a})"),
+    ("core.cos",           DtypeSet::Float, "cos_f32({a})"),
+    ("core.sqrt",          DtypeSet::Float, "sqrt_f32({a})"),
+    ("core.rsqrt",         DtypeSet::Float, "rsqrt_f32({a})"),
+    ("core.exp",           DtypeSet::Float, "exp_f32({a})"),
+    ("core.log",           DtypeSet::Float, "log_f32({a})"),
+    ("core.expm1",         DtypeSet::Float, "expm1_f32({a})"),
+    ("core.log1p",         DtypeSet::Float, "log1p_f32({a})"),
+    ("core.tanh",          DtypeSet::Float, "tanh_f32({a})"),
+    ("core.sigmoid",       DtypeSet::Float, "sigmoid_f32({a})"),
+    ("core.relu",          DtypeSet::Float, "relu_f32({a})"),
+    ("core.softplus",      DtypeSet::Float, "softplus_f32({a})"),
+    ("core.silu",          DtypeSet::Float, "silu_f32({a})"),
+    ("core.erf",           DtypeSet::Float, "erf_f32({a})"),
+    ("core.gelu_tanh",     DtypeSet::Float, "gelu_tanh_f32({a})"),
+    ("core.gelu_erf",      DtypeSet::Float, "gelu_erf_f32({a})"),
+    ("core.hard_sigmoid",  DtypeSet::Float, "hard_sigmoid_f32({a})"),
+    ("core.hard_swish",    DtypeSet::Float, "{a} * hard_sigmoid_f32({a})"),
+    ("core.leaky_relu",    DtypeSet::Float, "leaky_relu_f32({a}, {negative_slope})"),
+    ("core.elu",           DtypeSet::Float, "elu_f32({a}, {alpha})"),
+    ("core.clamp",         DtypeSet::Float, "clamp_f32({a}, {low}, {high})"),
+    ("core.add",           DtypeSet::Any,   "{a} + {b}"),
+    ("core.sub",           DtypeSet::Any,   "{a} - {b}"),
+    ("core.mul",           DtypeSet::Any,   "{a} * {b}"),
+    ("core.div",           DtypeSet::Float, "{a} / {b}"),
+    ("core.div",           DtypeSet::Whole, "div_{type}({a}, {b})"),
+    ("core.mod",           DtypeSet::Any,   "mod_{type}({a}, {b})"),
+    ("core.pow",           DtypeSet::Float, "pow_f32({a}, {b})"),
+    ("core.max",           DtypeSet::Float, "max_f32({a}, {b})"),
+    ("core.max",           DtypeSet::Whole, "max({a}, {b})"),
+    ("core.min",           DtypeSet::Float, "min_f32({a}, {b})"),
+    ("core.min",           DtypeSet::Whole, "min({a}, {b})"),
+    ("core.less_than",     DtypeSet::Any,   "select(0u, 1u, {a} < {b})"),
+    ("core.less_equal",    DtypeSet::Any,   "select(0u, 1u, {a} <= {b})"),
+    ("core.greater_than",  DtypeSet::Any,   "select(0u, 1u, {a} > {b})"),
+    ("core.greater_equal", DtypeSet::Any,   "select(0u, 1u, {a} >= {b})"),
+    // NaN is not equal to anything; some drivers violate this.
+    ("core.equal",         DtypeSet::Float, "select(0u, 1u, {a} == {b} && !is_nan({a}))"),
+    ("core.equal",         DtypeSet::Whole, "select(0u, 1u, {a} == {b})"),
+    ("core.not_equal",     DtypeSet::Float, "select(1u, 0u, {a} == {b} && !is_nan({a}))"),
+    ("core.not_equal",     DtypeSet::Whole, "select(0u, 1u, {a} != {b})"),
+    ("core.bit_not",       DtypeSet::Any,   "~{a}"),
+    ("core.bit_and",       DtypeSet::Any,   "{a} & {b}"),
+    ("core.bit_or",        DtypeSet::Any,   "{a} | {b}"),
+    ("core.bit_xor",       DtypeSet::Any,   "{a} ^ {b}"),
+    ("core.shift_left",    DtypeSet::Any,   "shift_left_u32({a}, {b})"),
+    ("core.shift_right",   DtypeSet::Any,   "shift_right_u32({a}, {b})"),
+    ("core.logical_not",   DtypeSet::Any,   "select(0u, 1u, {a} == 0u)"),
+    ("core.logical_and",   DtypeSet::Any,   "select(0u, 1u, {a} != 0u && {b} != 0u)"),
+    ("core.logical_or",    DtypeSet::Any,   "select(0u, 1u, ({a} | {b}) != 0u)"),
+    ("core.logical_xor",   DtypeSet::Any,   "select(0u, 1u, ({a} != 0u) != ({b} != 0u))"),
+    ("core.masked_fill",   DtypeSet::Any,   "select({a}, {value}, {b} != 0u)"),
+    ("core.select",        DtypeSet::Any,   "select({c}, {b}, {a} != 0u)"),
+    ("core.dropout",       DtypeSet::Any,   "select({a} * {scale}, 0.0, random_word({b}, {uid}, {c}, {element}) < {threshold})"),
 ];
 
-/// A conversion. Values of half precision are held in `f32`, so a cast to half precision rounds them.
+/// Returns a conversion. Values of half precision are computed in `f32`, so a cast to half precision rounds them.
 fn cast(from: DType, to: DType) -> &'static str {
     match (compute_type(from), to) {
         _ if from == to => "{a}",
@@ -221,7 +221,7 @@ fn cast(from: DType, to: DType) -> &'static str {
     }
 }
 
-/// Whether an elementwise operator depends on the number of the element.
+/// Returns true if an elementwise operator depends on the index of the element.
 pub(super) fn counts(name: &str) -> bool {
     name == "core.dropout"
 }

@@ -1,8 +1,8 @@
-//! Scatters: elements that go to rows which indices name.
+//! Scatter operators: elements are written or added to the rows that indices select.
 //!
-//! Sums are the same at every run, so no two threads add to one location. Where there are few updates, every element of the
-//! result looks at all of them. Where there are many, the updates of each row are put into a list of its own first, whose
-//! order depends on the run; an element of the result goes through its list in the order of the updates.
+//! Sums are reproducible, so no two threads add to the same location. If there are few updates, every element of the result
+//! checks all of them. If there are many, a first launch collects the updates of each row in a list, whose order differs between
+//! runs; an element of the result then processes its list in the order of the updates.
 
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
@@ -11,12 +11,12 @@ use super::module::Module;
 use super::scalar::wgsl_type;
 use super::template::{KernelFile, Template};
 
-/// Updates of a row, or rows of updates, up to which lists do not pay.
-const FEW: usize = 32;
+/// Maximum number of updates of a row, or of rows of updates, for which lists do not pay.
+const SHORT_LIST: usize = 32;
 
-/// A scatter.
+/// A scatter operator.
 pub(super) struct Scatter {
-    /// Operands: the indices, the updates, and what is there otherwise.
+    /// Indices of the operands: the indices, the updates, and the initial values.
     indices: usize,
     updates: usize,
     base: Option<usize>,
@@ -24,7 +24,7 @@ pub(super) struct Scatter {
     count: usize,
     rows: usize,
     inner: usize,
-    /// Whether every element of the updates has an index of its own.
+    /// True if every element of the updates has its own index.
     each: bool,
 }
 
@@ -33,9 +33,10 @@ impl Scatter {
         let (inputs, output) = (cx.kernel.inputs, &cx.kernel.outputs[0].shape);
         let axis = cx.kernel.attrs.int("axis")?;
         let [_, rows, inner] = around(output, axis)?;
-        let count = match each {
-            true => around(&inputs[0].shape, axis)?[1],
-            false => inputs[0].numel(),
+        let count = if each {
+            around(&inputs[0].shape, axis)?[1]
+        } else {
+            inputs[0].numel()
         };
         Ok(Scatter {
             indices: 0,
@@ -63,7 +64,7 @@ impl Scatter {
 
     pub(super) fn compile(&self, cx: &CompileCx) -> Result<Compiled, String> {
         let nothing = cx.kernel.outputs[0].numel() == 0 || cx.kernel.inputs[self.updates].numel() == 0;
-        if self.each || self.count <= FEW || nothing {
+        if self.each || self.count <= SHORT_LIST || nothing {
             return Ok(self.scan(cx)?.into());
         }
         Ok(Compiled {
@@ -73,7 +74,7 @@ impl Scatter {
         })
     }
 
-    /// A kernel with what an element of the result is before the first update, and what updates make of it.
+    /// Creates a template with the initial value of a result element and the function that applies an update.
     fn updating(&self, module: &mut Module, file: KernelFile) -> Template {
         let output = &module.cx().kernel.outputs[0];
         let ty = wgsl_type(output.dtype);
@@ -102,7 +103,7 @@ impl Scatter {
         let mut module = Module::new(cx);
         module.uses_faults();
         let template = self.updating(&mut module, files::SCATTER_SCAN);
-        let template = template.size("INDICES", indices).flag("EACH", self.each);
+        let template = template.size("INDICES", indices).flag("PER_ROW", self.each);
         module.finish_template_elements(template.flag("STORES", total > 0), total.max(1))
     }
 
@@ -128,7 +129,7 @@ impl Scatter {
         module.bind("next", cx.scratch(1));
         let template = self
             .updating(&mut module, files::SCATTER_LISTS_APPLY)
-            .size("SHORT", FEW);
+            .size("SHORT", SHORT_LIST);
         module.finish_template_elements(template, cx.kernel.outputs[0].numel())
     }
 }

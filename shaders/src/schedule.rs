@@ -1,12 +1,12 @@
-//! Schedules as values: how a kernel computes a call.
+//! Schedules of kernels as values that can be printed and parsed.
 
 use std::fmt;
 use std::str::FromStr;
 
 use meganeura_core::precision::Precision;
 
-/// Kernels that have several schedules for a call, each with its version, and the names of their settings. The version is raised
-/// when a kernel changes such that earlier measurements hold no more: schedules of another version cannot be parsed.
+/// Kernels that have several schedules, each with its version, and the names of their settings. The version is increased when a
+/// change of the kernel invalidates earlier measurements: schedules of other versions cannot be parsed.
 const KERNELS: &[(&str, &[&str])] = &[
     ("matmul_direct.v2", &[]),
     // Rows and columns of a thread, and parts of the summed dimension.
@@ -17,8 +17,8 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("matmul_rows_wide.v2", &["columns", "split_k"]),
     // Columns of a thread, and tiles of a workgroup.
     ("matmul_rows_staged.v1", &["columns", "tiles", "split_k"]),
-    // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms of a step; steps
-    // that are prefetched; parts of the summed dimension; blocks behind the last whole wave, and their parts.
+    // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms of a step;
+    // prefetched steps; parts of the summed dimension; blocks after the last full wave, and their parts.
     (
         "matmul_coop.v2",
         &["block", "subgroup", "sliced_k", "prefetch", "split_k", "tail"],
@@ -28,7 +28,7 @@ const KERNELS: &[(&str, &[&str])] = &[
     // Parts of a row.
     ("arg_reduce.v1", &["split"]),
     ("attention_decomposed.v2", &[]),
-    // Rows of a tile; of a gradient those of queries and of keys.
+    // Rows of a tile; for a gradient, rows of the tiles of queries and of keys.
     ("attention_tiled.v2", &["rows", "queries", "keys"]),
     ("attention_coop.v2", &["queries", "keys"]),
     // Keys of a tile, threads that share a key, workgroups that share the keys of a query.
@@ -36,16 +36,16 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("attention_cached_elements.v2", &[]),
 ];
 
-/// How a kernel computes a call: the kernel with its version, and its settings. As text `matmul_tiled.v2 each=4 split_k=2`.
+/// Schedule of a call: the kernel with its version, and its settings. Printed as `matmul_tiled.v2 each=4 split_k=2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Schedule {
     kernel: &'static str,
-    /// In the order of the kernel's list.
+    /// Settings in the order of the kernel's list.
     settings: Vec<(&'static str, Vec<usize>)>,
 }
 
 impl Schedule {
-    /// The schedule of a kernel without settings.
+    /// Creates the schedule of a kernel without settings.
     pub(crate) fn of(kernel: &str) -> Self {
         let named = |(known, _): &&(&'static str, &[&str])| known.split('.').next() == Some(kernel);
         let kernel = KERNELS.iter().find(named).map(|(kernel, _)| *kernel);
@@ -56,19 +56,19 @@ impl Schedule {
         }
     }
 
-    /// The same with a setting: a number, or several such as rows and columns.
+    /// Adds a setting: a number, or several such as rows and columns.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<Vec<usize>>) -> Self {
         debug_assert!(self.names().contains(&name), "a setting of {}", self.kernel);
         self.settings.push((name, value.into()));
         self
     }
 
-    /// The kernel, with its version.
+    /// Returns the kernel with its version.
     pub fn kernel(&self) -> &'static str {
         self.kernel
     }
 
-    /// A setting's numbers, if the schedule has it.
+    /// Returns the numbers of a setting, if the schedule has it.
     pub fn get(&self, name: &str) -> Option<&[usize]> {
         let found = self.settings.iter().find(|(known, _)| *known == name)?;
         Some(&found.1)
@@ -97,13 +97,13 @@ impl fmt::Display for Schedule {
 impl FromStr for Schedule {
     type Err = String;
 
-    /// Reads what [`Display`](fmt::Display) writes.
+    /// Parses the output of [`Display`](fmt::Display).
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.split(' ');
         let kernel = words.next().unwrap_or_default();
         let known = KERNELS.iter().find(|(known, _)| *known == kernel);
         let (kernel, names) =
-            known.ok_or_else(|| format!("'{kernel}' is no kernel of this version that has schedules"))?;
+            known.ok_or_else(|| format!("'{kernel}' is not a kernel with schedules in this version"))?;
         let mut settings: Vec<(&'static str, Vec<usize>)> = Vec::new();
         for word in words {
             let wrong = || format!("'{word}' is no setting of {kernel}");
@@ -119,15 +119,16 @@ impl FromStr for Schedule {
     }
 }
 
-/// Calls for which one schedule is chosen: what is computed, how operands lie in memory, sizes, and the precision of the plan.
+/// Class of calls for which one schedule is chosen: kind of computation, memory layout of operands, sizes, and precision of the
+/// plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class {
-    /// All of it, as one text.
+    /// All properties as one text.
     pub name: String,
-    /// Sizes of the call at hand, in the order in which the name has them. Numbers of rows and batches are but part of a
-    /// range in the name, unless there are few.
+    /// Sizes of the current call, in the order of the name. The name contains only a range for the number of rows and batches,
+    /// unless the number is small.
     pub sizes: Vec<usize>,
-    /// What there is to do, in multiplications: those with most to do are measured first.
+    /// Amount of work in multiplications: classes with the most work are measured first.
     pub work: u128,
 }
 
@@ -137,15 +138,15 @@ impl fmt::Display for Class {
     }
 }
 
-/// Chooses schedules for the calls of a plan.
+/// Chooser of schedules for the calls of a plan.
 pub trait ScheduleChooser {
-    /// Precision of the plan.
+    /// Returns the precision of the plan.
     fn precision(&self) -> Precision;
 
-    /// The schedule for a class, if it is not the default one. `candidates` gives all that there are, the default one first.
+    /// Returns the schedule for a class, if it is not the default one. `candidates` returns all schedules, the default one first.
     fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule>;
 
-    /// There is no such schedule for a call, or no kernel can be made of it; the default one is used.
+    /// Reports that a call does not have a schedule or that its kernel cannot be generated; the default one is used.
     fn missing(&self, class: &Class, schedule: &Schedule) {
         let _ = (class, schedule);
     }
@@ -188,10 +189,10 @@ mod tests {
     fn other_text_is_refused() {
         let refused = |text: &str| text.parse::<Schedule>().expect_err("no schedule");
         for (text, expected) in [
-            ("", "'' is no kernel"),
+            ("", "'' is not a kernel"),
             (
                 "matmul_tiled.v1 each=4",
-                "'matmul_tiled.v1' is no kernel of this version",
+                "'matmul_tiled.v1' is not a kernel with schedules in this version",
             ),
             ("matmul_tiled.v2 side=4", "'side=4' is no setting of matmul_tiled.v2"),
             ("matmul_tiled.v2 each", "'each' is no setting"),

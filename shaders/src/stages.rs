@@ -1,9 +1,9 @@
-//! Bodies for which one kernel is not enough: reductions over different axes, several products, both.
+//! Bodies that need several kernels: reductions over different axes, several products, or both.
 //!
-//! Such a body is cut at the results of its reductions and products, its *anchors*. Reductions over the same axes of
-//! the same shape stay together where nothing comes between them; every other anchor is a stage of its own, and what
-//! later stages need of it is kept in scratch. Everything else is computed anew where it is needed, from operands and
-//! anchors, so an attention keeps its scores, but not what becomes of them.
+//! Such a body is cut at the results of its reductions and products, its *anchors*. Consecutive reductions over the same axes of
+//! the same shape form one stage; every other anchor is a separate stage. Anchors that later stages need are stored in scratch.
+//! All other values are recomputed from operands and anchors when they are needed, so an attention stores its scores, but not the
+//! values derived from them.
 
 use std::collections::HashMap;
 
@@ -16,32 +16,32 @@ use super::kernel::{CompileCx, Compiled, Memory, Source};
 use super::pointwise::is_half;
 use super::roles::Role;
 
-/// Most stages of a dispatch.
+/// Maximum number of stages of a dispatch.
 const MAX_STAGES: usize = 12;
 
-/// What the anchors of a stage have in common.
+/// Kind of the anchors of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     /// Reductions of this shape over these axes.
     Rows(Shape, Vec<usize>),
     /// A product.
     Product(Id),
-    /// No anchors: results that fit no other stage.
+    /// No anchors: the stage computes results that no other stage can compute.
     Loose,
 }
 
-/// A kernel to be made: anchors and results of the body.
+/// A planned kernel: anchors and results of the body.
 #[derive(Debug)]
 struct Stage {
     kind: Kind,
-    /// Position in the order of stages; those of one position do not depend on each other.
+    /// Position in the order of stages; stages with the same position do not depend on each other.
     level: usize,
     anchors: Vec<Id>,
-    /// Results of the dispatch that it yields.
+    /// Results of the dispatch that it computes.
     outputs: Vec<usize>,
 }
 
-/// Launches for a body, stage by stage.
+/// Compiles the launches of a body, stage by stage.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut stages = stages(body)?;
     place_outputs(body, cx, &mut stages);
@@ -50,7 +50,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
             Ok(compiled) => return Ok(compiled),
             Err(failed) => failed,
         };
-        // Results at other locations than the stage's own are computed at the end.
+        // Results whose locations do not match the stage are computed at the end.
         let last = stages.len() - 1;
         match stages.get_mut(at).map(|s| std::mem::take(&mut s.outputs)) {
             Some(outputs) if at < last && !outputs.is_empty() => stages[last].outputs.extend(outputs),
@@ -59,7 +59,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Compiles all stages, of which the last is for what fits no other. An error comes with the number of its stage.
+/// Compiles all stages; the last one contains the results that fit no other stage. An error includes the index of its stage.
 fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compiled, (usize, String)> {
     let whole = |reason: String| (stages.len(), reason);
     if stages.len() > MAX_STAGES {
@@ -89,7 +89,8 @@ fn is_anchor(body: &Body, id: Id) -> bool {
     matches!(body.role(id), Some(Role::Reduction | Role::Contraction))
 }
 
-/// Anchors that are needed to compute a value, not looking behind them; of an anchor, those of its operands.
+/// Returns the nearest anchors that a value is computed from, without their own dependencies. For an anchor, these are the
+/// anchors of its operands.
 fn anchors_below(body: &Body, id: Id) -> Vec<Id> {
     let mut found = Vec::new();
     let mut seen = vec![false; body.nodes.len()];
@@ -98,16 +99,17 @@ fn anchors_below(body: &Body, id: Id) -> Vec<Id> {
         if std::mem::replace(&mut seen[next], true) {
             continue;
         }
-        match is_anchor(body, next) {
-            true => found.push(next),
-            false => open.extend(body.inputs(next)),
+        if is_anchor(body, next) {
+            found.push(next)
+        } else {
+            open.extend(body.inputs(next))
         }
     }
     found.sort_unstable();
     found
 }
 
-/// Puts the anchors into stages, in an order in which they can be computed.
+/// Assigns the anchors to stages, in topological order.
 fn stages(body: &Body) -> Result<Vec<Stage>, String> {
     let mut stages: Vec<Stage> = Vec::new();
     let mut stage_of: HashMap<Id, usize> = HashMap::new();
@@ -154,15 +156,17 @@ fn kind(body: &Body, id: Id) -> Result<Kind, String> {
     }
 }
 
-/// Gives every result to the last stage that it depends on if that can yield it, else to one of its own at the end.
+/// Assigns every result to the last stage that it depends on if this stage can compute it, and otherwise to a separate stage at
+/// the end.
 fn place_outputs(body: &Body, cx: &CompileCx, stages: &mut Vec<Stage>) {
     let end = stages.last().map_or(0, |s| s.level + 1);
     let mut loose = Vec::new();
     for (output, ty) in cx.kernel.outputs.iter().enumerate() {
         let id = body.results[output];
-        let needed = match is_anchor(body, id) {
-            true => vec![id],
-            false => anchors_below(body, id),
+        let needed = if is_anchor(body, id) {
+            vec![id]
+        } else {
+            anchors_below(body, id)
         };
         let uses = |s: &Stage| s.anchors.iter().any(|a| needed.contains(a));
         let last = stages.iter().filter(|s| uses(s)).map(|s| s.level).max();
@@ -180,7 +184,7 @@ fn place_outputs(body: &Body, cx: &CompileCx, stages: &mut Vec<Stage>) {
     });
 }
 
-/// Whether a result of this type can be computed along with a stage.
+/// Returns true if a stage can also compute a result of this type.
 fn yields(body: &Body, stage: &Stage, ty: &TensorType) -> bool {
     let fits = match &stage.kind {
         Kind::Rows(shape, axes) => {
@@ -193,7 +197,7 @@ fn yields(body: &Body, stage: &Stage, ty: &TensorType) -> bool {
     fits && !is_half(ty)
 }
 
-/// Anchors that other stages than their own need.
+/// Returns the anchors that other stages need.
 fn kept(body: &Body, stages: &[Stage]) -> Vec<Id> {
     let mut kept = Vec::new();
     for stage in stages {
@@ -209,15 +213,15 @@ fn kept(body: &Body, stages: &[Stage]) -> Vec<Id> {
     kept
 }
 
-/// The body of a stage, and where its operands come from.
+/// The body of a stage, and the sources of its operands.
 struct Part {
     body: Body,
     operands: Vec<Origin>,
-    /// Anchors that it leaves in scratch, after the results of the dispatch.
+    /// Anchors that it stores in scratch, after the results of the dispatch.
     leaves: Vec<Id>,
 }
 
-/// What an operand of a part is in the whole.
+/// Value of the whole body that an operand of a part refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Origin {
     Operand(usize),
@@ -245,7 +249,7 @@ impl Part {
         part
     }
 
-    /// Takes a value over, with what it depends on.
+    /// Copies a value and its dependencies into the part.
     fn take(&mut self, whole: &Body, stage: &Stage, id: Id, known: &mut HashMap<Id, Id>) -> Id {
         if let Some(&at) = known.get(&id) {
             return at;
@@ -308,7 +312,7 @@ impl Part {
     }
 }
 
-/// What a stage overwrites, no later one may read.
+/// Returns an error if a later stage reads an operand that a stage overwrites.
 fn check_overwritten(cx: &CompileCx, stages: &[Stage], parts: &[Part]) -> Result<(), String> {
     for (i, stage) in stages.iter().enumerate() {
         for &output in &stage.outputs {

@@ -1,4 +1,4 @@
-//! Operators that need loops of their own: nothing is computed together with them.
+//! Operators with special loops, which are never fused with other operators.
 
 use meganeura_core::DType;
 use meganeura_core::ops::{ImageLayout, Pool2dDims};
@@ -12,11 +12,11 @@ use super::scalar::wgsl_type;
 use super::scatter::Scatter;
 use super::template::{KernelFile, Template};
 
-/// Makes the launches of an operator, and says what they keep meanwhile.
-type Make = fn(&CompileCx) -> Result<Compiled, String>;
+/// Function that compiles the launches and the scratch of an operator.
+type CompileFn = fn(&CompileCx) -> Result<Compiled, String>;
 
-/// Operators whose results are looked for, element by element.
-const LOOPS: &[(&str, Make)] = &[
+/// Operators whose loops compute each result element separately.
+const LOOPS: &[(&str, CompileFn)] = &[
     ("core.argmax", |cx| extreme(cx, ">")),
     ("core.argmin", |cx| extreme(cx, "<")),
     ("core.avg_pool2d", |cx| Ok(avg_pool(cx, ImageLayout::Nchw)?.into())),
@@ -33,14 +33,14 @@ const LOOPS: &[(&str, Make)] = &[
     ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
-/// Operators that look at their indices even where there is no result.
-const SCATTERS: &[(&str, Make)] = &[
+/// Operators that check their indices even if the result is empty.
+const SCATTERS: &[(&str, CompileFn)] = &[
     ("core.put_along_axis", |cx| Scatter::add(cx, true)?.compile(cx)),
     ("core.scatter", |cx| Scatter::replace(cx)?.compile(cx)),
     ("core.scatter_add", |cx| Scatter::add(cx, false)?.compile(cx)),
 ];
 
-/// Launches for an operator of this file.
+/// Compiles the launches of an operator of this module.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let looping = LOOPS.iter().find(|(name, _)| *name == cx.kernel.name);
     let scattering = SCATTERS.iter().find(|(name, _)| *name == cx.kernel.name);
@@ -55,7 +55,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     make.transpose()
 }
 
-/// The condition that `a` comes before `b` by a comparison, NaN first, of elements of a type.
+/// Returns the condition that `a` comes before `b` by a comparison, with NaN first, for elements of a type.
 fn comes_before(dtype: DType, compare: &str) -> String {
     match wgsl_type(dtype) {
         "f32" => format!("a {compare} b && !is_nan(b) || is_nan(a) && !is_nan(b)"),
@@ -83,7 +83,7 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
     module.finish_template_elements(template, ty.numel())
 }
 
-/// A kernel of a window that moves over an image.
+/// Creates a template of a kernel with a window that moves over an image.
 fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
     let ([h, w], [out_h, out_w], [kh, kw]) = (d.input, d.output, d.kernel);
     let ([sh, sw], [ph, pw]) = (d.stride, d.padding);
@@ -93,7 +93,7 @@ fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
         .sizes([("PADDING_H", ph), ("PADDING_W", pw), ("CHANNELS", d.channels)])
 }
 
-/// The largest of each window and, with channels first, its number.
+/// Compiles the maximum of each window and, for NCHW, its index.
 fn max_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
     let d = Pool2dDims::of_layout(layout, &cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     let mut module = Module::new(cx);

@@ -1,12 +1,12 @@
-//! Whether WGSL is valid, by naga.
+//! Validation of WGSL with naga.
 
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Checks a kernel's text: a whole module, whose buffers have no binding yet.
+/// Validates the text of a kernel: a complete module, whose buffers have no binding yet.
 ///
 /// # Errors
-/// What is wrong, and where in the text.
+/// The text is not valid; the message contains the location.
 pub fn validate(text: &str) -> Result<(), String> {
     let parsed = naga::front::wgsl::parse_str(text);
     let mut module = parsed.map_err(|error| error.emit_to_string(text))?;

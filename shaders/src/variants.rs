@@ -1,8 +1,8 @@
-//! Which schedule a call gets.
+//! Selection of the schedule of a call.
 //!
-//! By default the limits of each family of kernels choose, which are constants beside it. Whoever measures can ask for another
-//! schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
-//! several schedules has a file `schedules.rs` that lists them.
+//! By default, thresholds of each kernel family select the schedule; they are constants in the family's files. A tuner can
+//! request another schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`]
+//! can be printed and parsed. A family with several schedules lists them in a file `schedules.rs`.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use meganeura_core::precision::Precision;
 use super::kernel::{CompileCx, Compiled};
 use super::schedule::{Class, Schedule};
 
-/// Rows, and batches, up to which each number is a class of its own.
+/// Maximum number of rows or batches for which each number is a separate class.
 const EXACT_ROWS: usize = 16;
 
-/// The range of sizes that are one class: a power of two, and what is above the next smaller one.
+/// Returns the range of sizes that form one class: up to a power of two, from above the next smaller one.
 pub(super) fn range(size: usize) -> String {
     match size {
         ..=EXACT_ROWS => size.to_string(),
@@ -25,14 +25,14 @@ pub(super) fn range(size: usize) -> String {
     }
 }
 
-/// How a family of kernels computes a call.
+/// A variant of a call's computation.
 pub(super) trait Candidate {
-    /// What tells it from all others for the call.
+    /// Returns the schedule, which is unique among the variants of the call.
     fn schedule(&self) -> Schedule;
 }
 
-/// Compiles a call in the variant that a chooser asks for, or else in the default one, which is the first of `all`. Where the default one
-/// cannot be made, neither is another.
+/// Compiles a call in the variant that the chooser requests, or else in the default one, which is the first of `all`. If the
+/// default variant cannot be generated, the result is its error.
 pub(super) fn compile<C: Candidate>(
     cx: &CompileCx,
     class: impl FnOnce(Precision) -> Class,
@@ -44,8 +44,8 @@ pub(super) fn compile<C: Candidate>(
     Ok(chosen(cx, class, all, compile).unwrap_or(compiled))
 }
 
-/// What a chooser asks to compile a call to; `None` where it asks for nothing, or for what cannot be made. `all` lists the
-/// candidates, the default one first.
+/// Compiles a call in the variant that the chooser requests; `None` if it requests nothing, or a variant that cannot be
+/// generated. `all` lists the candidates, the default one first.
 pub(super) fn chosen<C: Candidate>(
     cx: &CompileCx,
     class: impl FnOnce(Precision) -> Class,
@@ -76,7 +76,7 @@ pub(super) fn chosen<C: Candidate>(
     Some(scheduled(compiled, &schedule))
 }
 
-/// Says in launches which schedule they follow.
+/// Records the schedule in the launches.
 pub(super) fn scheduled(mut compiled: Compiled, schedule: &Schedule) -> Compiled {
     let text: Arc<str> = schedule.to_string().into();
     for launch in &mut compiled.launches {

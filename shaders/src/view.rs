@@ -1,11 +1,11 @@
-//! Operators that only say where elements are found: kernels read through them.
+//! Views: operators that only change the locations of elements. Kernels read their operands directly.
 
 use meganeura_core::ops::Call;
 
 use super::emit::Emitter;
 use super::location::{self, Index, Location};
 
-/// The location in operand 0 of what is at `location` of the result.
+/// Returns the location in operand 0 of the element at `location` of the result.
 pub(super) fn location(emitter: &mut Emitter, name: &str, call: &Call, location: &[Index]) -> Result<Location, String> {
     let shape = &call.inputs[0].shape;
     match name {

@@ -1,21 +1,21 @@
-//! What the tests of readers on changed files share.
+//! Shared code of the tests that give randomly changed files to readers.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meganeura::random::SplitMix64;
 
-/// Notes the largest allocation of the process, and the most memory that it has at a time.
-pub(crate) struct Largest;
+/// Allocator that records the largest allocation of the process, and its maximum memory.
+pub(crate) struct PeakAllocator;
 
 static MAX_ALLOCATION: AtomicUsize = AtomicUsize::new(0);
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MAX: AtomicUsize = AtomicUsize::new(0);
-/// What was there when counting began.
+/// Bytes in use when the measurement began.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: forwards to the system's allocator; counting has no other effect.
-unsafe impl GlobalAlloc for Largest {
+unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         MAX_ALLOCATION.fetch_max(layout.size(), Ordering::Relaxed);
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -30,8 +30,8 @@ unsafe impl GlobalAlloc for Largest {
     }
 }
 
-impl Largest {
-    /// Begins anew.
+impl PeakAllocator {
+    /// Restarts the measurement of allocations.
     pub(crate) fn forget() {
         MAX_ALLOCATION.store(0, Ordering::Relaxed);
         let now = NOW.load(Ordering::Relaxed);
@@ -39,12 +39,12 @@ impl Largest {
         MAX.store(now, Ordering::Relaxed);
     }
 
-    /// Bytes of the largest allocation since then.
+    /// Returns the size of the largest allocation since the restart, in bytes.
     pub(crate) fn seen() -> usize {
         MAX_ALLOCATION.load(Ordering::Relaxed)
     }
 
-    /// Most bytes at a time since then, beside those that were there before.
+    /// Returns the maximum number of bytes in use since the restart, without the bytes that were in use before.
     #[allow(dead_code, reason = "not every test asks for it")]
     pub(crate) fn most() -> usize {
         MAX.load(Ordering::Relaxed)
@@ -52,13 +52,13 @@ impl Largest {
     }
 }
 
-/// How many changed files a reader is given; `MEGANEURA_FUZZ_RUNS` makes it a long run.
+/// Returns the number of changed files; `MEGANEURA_FUZZ_RUNS` overrides it for long runs.
 pub(crate) fn runs(default: usize) -> usize {
     let runs = std::env::var("MEGANEURA_FUZZ_RUNS").ok().and_then(|n| n.parse().ok());
     runs.unwrap_or(default)
 }
 
-/// One random change: bytes flipped, removed or repeated, or a number replaced by another.
+/// Makes one random change: bytes flipped, removed or repeated, or a number replaced by another.
 pub(crate) fn mutate(bytes: &mut Vec<u8>, rng: &mut SplitMix64) {
     const NUMBERS: [&str; 8] = [
         "0",

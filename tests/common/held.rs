@@ -1,16 +1,16 @@
-//! What a process holds, for tests that look for what grows.
+//! Resources of a process, for tests that search for leaks.
 
 use std::fs;
 
-/// Bytes in memory, open files and threads of this process (Linux).
+/// Resources of this process (Linux): bytes of memory, number of open files, number of threads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct ProcessResources {
     bytes: u64,
     files: usize,
     threads: u64,
 }
 
-impl Held {
+impl ProcessResources {
     pub(crate) fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").expect("a status");
         let number = |key: &str| {
@@ -18,31 +18,32 @@ impl Held {
             let number = line.split_whitespace().nth(1).expect("a number");
             number.parse::<u64>().expect("a number")
         };
-        Held {
+        ProcessResources {
             bytes: 1024 * number("VmRSS:"),
             files: fs::read_dir("/proc/self/fd").expect("open files").count(),
             threads: number("Threads:"),
         }
     }
 
-    /// The less of each.
+    /// Returns the minimum of each resource.
     #[allow(dead_code, reason = "not every test looks several times")]
     pub(crate) fn least(self, other: Self) -> Self {
-        Held {
+        ProcessResources {
             bytes: self.bytes.min(other.bytes),
             files: self.files.min(other.files),
             threads: self.threads.min(other.threads),
         }
     }
 
-    /// Fails where there is more at the end than earlier, but for a tenth and 8 MiB of memory, and so many files and threads.
-    pub(crate) fn assert_kept(self, late: Held, name: &str, files: usize, threads: u64) {
+    /// Fails if resources have grown by more than a tenth and 8 MiB of memory, or by more than these numbers of files and
+    /// threads.
+    pub(crate) fn assert_kept(self, late: ProcessResources, name: &str, files: usize, threads: u64) {
         self.assert_kept_within(late, name, 8 << 20, files, threads);
     }
 
-    /// [`Held::assert_kept`] with another allowance of bytes.
+    /// Checks like [`ProcessResources::assert_kept`] with another allowance of bytes.
     #[allow(dead_code, reason = "not every test needs another one")]
-    pub(crate) fn assert_kept_within(self, late: Held, name: &str, bytes: u64, files: usize, threads: u64) {
+    pub(crate) fn assert_kept_within(self, late: ProcessResources, name: &str, bytes: u64, files: usize, threads: u64) {
         println!("{name}: {self:?}, then {late:?}");
         assert!(
             late.bytes < self.bytes + self.bytes / 10 + bytes,

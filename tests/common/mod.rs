@@ -1,9 +1,9 @@
-//! What tests share.
+//! Shared code of tests.
 
 use std::fs;
 use std::path::Path;
 
-/// Names of the files in a folder, sorted.
+/// Returns the names of the files in a folder, sorted.
 pub(crate) fn files(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("it exists");
     let mut names: Vec<String> = entries

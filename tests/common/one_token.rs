@@ -1,4 +1,4 @@
-//! A checkpoint used as far as its first token.
+//! Loads a checkpoint and generates one token, for tests of damaged files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use meganeura_core::Result;
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request};
 
-/// Loads the checkpoint of a folder or a GGUF file, and makes one token.
+/// Loads the checkpoint of a folder or a GGUF file, and generates one token.
 pub(crate) fn generate(path: &Path) -> Result<()> {
     let options = GeneratorOptions {
         capacity: Some(4),

@@ -1,4 +1,4 @@
-//! What tests of plans and their memory share.
+//! Shared code of the tests of plans and their memory.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use meganeura::backend::{Capabilities, Device, Executable, KernelDesc, Support};
 use meganeura::cpu::CpuDevice;
 use meganeura::{ExecutionPlan, Result, Session, Update};
 
-/// The CPU with other limits.
-pub(crate) struct Limited {
+/// CPU device with changed limits.
+pub(crate) struct LimitedCpu {
     device: CpuDevice,
     capabilities: Capabilities,
 }
 
-impl Limited {
+impl LimitedCpu {
     pub(crate) fn device(memory_bytes: Option<u64>, max_buffer_bytes: Option<u64>) -> Arc<dyn Device> {
         let device = CpuDevice::new(2);
         let capabilities = Capabilities {
@@ -21,11 +21,11 @@ impl Limited {
             max_buffer_bytes,
             ..device.capabilities().clone()
         };
-        Arc::new(Limited { device, capabilities })
+        Arc::new(LimitedCpu { device, capabilities })
     }
 }
 
-impl Device for Limited {
+impl Device for LimitedCpu {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -38,11 +38,11 @@ impl Device for Limited {
 }
 
 pub(crate) fn cpu() -> Arc<dyn Device> {
-    Limited::device(None, None)
+    LimitedCpu::device(None, None)
 }
 
-/// Buffers that hold something at each level, found without the library's own notion of lifetimes: level by level,
-/// what somebody fills or reads from outside, and what was written at or before this level and is read at or after it.
+/// Returns the buffers with live contents at each level, computed without the library's lifetimes: buffers that are filled or
+/// read from outside, and buffers that are written at or before this level and read at or after it.
 fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
     let mut levels: Vec<(HashSet<usize>, HashSet<usize>)> = Vec::new();
     for segment in &plan.segments {
@@ -63,7 +63,7 @@ fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
     always.extend(plan.constants().map(|(b, _)| b.index()));
     always.extend(plan.state_buffers.iter().map(|s| s.buffer.index()));
     always.extend(plan.output_buffers.iter().map(|b| b.index()));
-    // What a segment computes once is read in every step.
+    // Values that a segment computes once are read in every step.
     for segment in plan.segments.iter().filter(|s| s.once) {
         let (own, others) = (
             segment.first..segment.first + segment.count,
@@ -77,7 +77,7 @@ fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
             .collect();
         always.extend(written.filter(|b| read.contains(b)).map(|b| b.index()));
     }
-    // Backwards: what is read later is live if it was written before.
+    // Backwards: a buffer that is read later is live if it was written before.
     let mut needed_after: Vec<HashSet<usize>> = vec![HashSet::new(); levels.len()];
     let mut later: HashSet<usize> = HashSet::new();
     for (i, (reads, _)) in levels.iter().enumerate().rev() {
@@ -96,7 +96,8 @@ fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
     live
 }
 
-/// The largest live set, in bytes; also checks that nothing in a live set overlaps in memory.
+/// Returns the size in bytes of the largest set of buffers that are live together. Also checks that live buffers do not
+/// overlap in memory.
 pub(crate) fn lower_bound(plan: &ExecutionPlan) -> usize {
     let mut most = 0;
     for (level, set) in live(plan).into_iter().enumerate() {
@@ -114,7 +115,7 @@ pub(crate) fn lower_bound(plan: &ExecutionPlan) -> usize {
     most
 }
 
-/// A session with parameters and inputs: numbers for `x`, and for others ids below 5.
+/// Creates a session and sets its parameters and inputs: numbers for `x`, and ids below 5 for other inputs.
 fn fed(device: &Arc<dyn Device>, plan: ExecutionPlan) -> Session {
     let inputs = plan.input_buffers.clone();
     let bytes: Vec<usize> = inputs.iter().map(|(_, b)| plan.buffers[b.index()]).collect();
@@ -123,15 +124,16 @@ fn fed(device: &Arc<dyn Device>, plan: ExecutionPlan) -> Session {
     session.set_seed(5);
     for ((name, _), bytes) in inputs.iter().zip(bytes) {
         let words = bytes / 4;
-        match name == "x" {
-            true => session.set_input(name, &(0..words).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>()),
-            false => session.set_input_u32(name, &(0..words as u32).map(|i| i * 3 % 5).collect::<Vec<_>>()),
+        if name == "x" {
+            session.set_input(name, &(0..words).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>())
+        } else {
+            session.set_input_u32(name, &(0..words as u32).map(|i| i * 3 % 5).collect::<Vec<_>>())
         }
     }
     session
 }
 
-/// Losses of some training steps, and the parameters, gradients and states after them, as bits.
+/// Runs some training steps. Returns their losses, and the parameters, gradients and states afterwards, as bits.
 pub(crate) fn trained_bits(device: &Arc<dyn Device>, plan: ExecutionPlan, update: &Update, steps: usize) -> Vec<u32> {
     let mut session = fed(device, plan);
     session.set_optimizer(update.clone());

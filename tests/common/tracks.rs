@@ -1,4 +1,4 @@
-//! The tracks of a trace, decoded as Perfetto would.
+//! Decoder of a trace, which returns its tracks as Perfetto would show them.
 
 #![allow(dead_code, reason = "not every test asks for all of a slice")]
 
@@ -77,7 +77,7 @@ struct Thread {
     name: String,
 }
 
-/// A slice with those in it.
+/// Slice (a span of time) with its nested slices.
 #[derive(Debug)]
 pub(crate) struct Slice {
     pub(crate) name: String,
@@ -101,7 +101,7 @@ impl Slice {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// It and all within it.
+    /// Returns the slice and all slices in it.
     pub(crate) fn all(&self) -> Vec<&Slice> {
         let inner = self.within.iter().flat_map(Slice::all);
         std::iter::once(self).chain(inner).collect()
@@ -113,7 +113,7 @@ impl Slice {
     }
 }
 
-/// The slices of each track, by its name. Checks that every slice ends, that they are nested and time goes on.
+/// Returns the slices of each track, by its name. Checks that every slice ends, that slices are nested and times increase.
 pub(crate) fn tracks(file: &Path) -> BTreeMap<String, Vec<Slice>> {
     let bytes = std::fs::read(file).expect("a file");
     let trace = Trace::decode(&bytes[..]).expect("a trace");

@@ -1,4 +1,4 @@
-//! Which files are read, and who may have written them.
+//! Tests of the files that a plugin consists of, and of their permissions.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use meganeura::{Error, registry};
 
 use super::{folder, set_mode, write};
 
-/// A plugin with one operator.
+/// Returns the manifest of a plugin with one operator.
 fn manifest(name: &str) -> String {
     format!(
         "format = 1\nname = \"{name}\"\nversion = \"0.3\"\ndescription = \"An example\"\n\n[[op]]\nname = \"twice\"\n\
@@ -52,7 +52,7 @@ fn refused_by_sum(path: &Path) {
     assert!(registry::op("single.twice").is_none());
 }
 
-/// As `sha256sum` prints it.
+/// Returns the hash that `sha256sum` prints.
 fn sum_of(path: &Path) -> String {
     meganeura::files::sha256([std::fs::read(path).expect("readable").as_slice()])
 }
@@ -99,7 +99,7 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     std::fs::write(&rules, [0xff, 0xfe]).expect("written");
     refusal(&path, &["elsewhere", "not UTF-8"]);
 
-    // Nobody writes to this pipe.
+    // A pipe without a writer.
     std::fs::remove_file(&rules).expect("it was there");
     let made = std::process::Command::new("mkfifo")
         .arg(&rules)
@@ -108,10 +108,10 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     assert!(made.success());
     refusal(&path, &["elsewhere", "a.egg", "is not a file"]);
 
-    // The names of operators and rule sets that are linked are taken.
+    // The names of linked operators and rule sets are reserved.
     for (name, words) in [
-        ("core", "operators of the name 'core.*'"),
-        ("matmul", "a rule set of the name 'matmul'"),
+        ("core", "operators named 'core.*'"),
+        ("matmul", "a rule set named 'matmul'"),
     ] {
         write(outside.path(), &[("taken.toml", &manifest(name))]);
         refusal(&outside.path().join("taken.toml"), &[name, words, "already"]);
@@ -124,7 +124,7 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     assert!(registry::op("elsewhere.twice").is_none());
 }
 
-/// In a running program, when devices are listed the next time.
+/// A plugin that was refused is tried again after one of its files has changed, while the program runs.
 #[test]
 fn what_was_refused_is_tried_again_when_a_file_of_it_has_changed() {
     let place = folder();

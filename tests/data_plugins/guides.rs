@@ -1,4 +1,4 @@
-//! What the guides show is loaded and checked here; their Rust is compiled as documentation.
+//! Tests that the files in the guides load and are valid. The Rust code in them is compiled as documentation.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use meganeura::{Graph, registry};
 
 use super::{folder, write};
 
-/// Blocks of a page: what stands behind the three marks, and the text.
+/// Returns the code blocks of a page: the text after the three backticks, and the contents.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(page);
     let text = std::fs::read_to_string(path).expect("the page is there");

@@ -1,4 +1,4 @@
-//! WGSL kernels of plugins on a Vulkan device, software included.
+//! Tests of plugins' WGSL kernels on a Vulkan device, which may be emulated in software.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use meganeura_conformance::{Options, Section};
 use super::models::{load_router, routed};
 use super::{folder, write};
 
-/// Whether there is a device; without one nothing can be tested, which is said or, where that is asked for, fails.
+/// Returns true if there is a Vulkan device. Without one, prints a note, or fails if one is required.
 fn is_there() -> bool {
     let devices = BladeBackend.devices(&Config::default()).expect("a listing");
     let found = devices.iter().any(|d| d.rejected.is_none());
@@ -46,7 +46,7 @@ fn the_example_fires_and_takes_fewer_dispatches_and_bytes() {
     }
 }
 
-/// The cases of an operator, of which there are some.
+/// Runs the conformance cases of an operator, and checks that there are some.
 fn conforms(device: Arc<dyn Device>, operator: &str) {
     let options = Options {
         filter: Some(operator.into()),
@@ -64,12 +64,12 @@ fn the_example_conforms() {
     }
     load_router();
     let device = BladeBackend.open(0, &Config::default()).expect("it opens");
-    // Plans in files depend on it.
+    // Cached plans depend on it.
     assert!(device.kernels().contains("router.choose"), "{}", device.kernels());
     conforms(device, "router.choose/");
 }
 
-/// A plugin whose operator doubles, by this kernel in one thread.
+/// Returns a plugin whose operator `twice` doubles its operand, with this body of a kernel that runs in one thread.
 fn doubling(name: &str, body: &str) -> String {
     format!(
         "format = 1\nname = \"{name}\"\nversion = \"1\"\n[[op]]\nname = \"twice\"\nformula = \"2 x\"\n\
@@ -82,11 +82,11 @@ fn doubling(name: &str, body: &str) -> String {
     )
 }
 
-/// The loop that gives the right result.
+/// Kernel body that gives the right result.
 const RIGHT: &str = "for (var i = 0u; i < numel; i += 1u) { y[i] = 2.0 * x[i]; }";
 
-/// Runs `twice` of a plugin between values that it has nothing to do with, and checks all of them. The dispatches' kernels
-/// are returned.
+/// Runs the operator `twice` of a plugin between unrelated tensors, and checks that none of these changes. Returns the
+/// source texts of the kernels.
 fn run_between_canaries(name: &str) -> Vec<String> {
     let op = registry::op(&format!("{name}.twice")).expect("registered");
     let len = 1000;
@@ -154,7 +154,7 @@ fn kernels_that_write_outside_reach_nothing() {
     );
 }
 
-/// What is said of a plugin.
+/// Returns the problem that the registry reports for a plugin; empty if there is none.
 fn problem(name: &str) -> String {
     let problems = registry::problems();
     let said = problems
@@ -170,7 +170,7 @@ fn a_kernel_with_a_loop_without_an_end_is_not_used() {
         return;
     }
     let place = folder();
-    // What is right comes first, for afterwards no loop makes a round.
+    // The right result comes first, because no loop continues afterwards.
     let text = doubling(
         "endless",
         &format!("{RIGHT}\nvar n = 0u;\nloop {{ n += 1u; loop {{ n += x_at(n); }} }}"),
@@ -186,7 +186,8 @@ fn a_kernel_with_a_loop_without_an_end_is_not_used() {
     assert!(said.contains("did not end within its limit"), "{said}");
 }
 
-/// The decomposition gives right results in the kernel's place, so that only the refusal shows it.
+/// Conformance fails although the decomposition replaces a refused kernel and gives right results: the refusal is the
+/// problem.
 #[test]
 fn conformance_fails_where_the_kernel_was_refused() {
     if !is_there() {
@@ -225,7 +226,7 @@ fn conformance_fails_where_the_kernel_was_refused() {
     );
 }
 
-/// A loop that ends for the numbers of tests, and does not for others.
+/// A loop that ends for the numbers of tests, but not for the user's numbers, makes the step fail.
 #[test]
 fn a_loop_that_has_to_be_ended_is_an_error_of_the_step() {
     if !is_there() {
@@ -276,7 +277,7 @@ fn shared_memory_begins_with_zeros() {
         return;
     }
     let place = folder();
-    // Others leave something in it: each workgroup adds to what it finds, and leaves that.
+    // Other kernels leave data in shared memory: each workgroup adds to the existing contents.
     let body = "if (i == 0u) { for (var k = 0u; k < 4u; k += 1u) { shared_words[k] += 1.0; } }\nworkgroupBarrier();\n\
                 let at = group.x * 64u + i;\nif (at < numel) { y[at] = 2.0 * x[at] * shared_words[at % 4u]; }";
     let text = doubling("clean", body)
@@ -355,7 +356,8 @@ fn indices_of_a_kernel_are_looked_at() {
     conforms(device, "rows_of.pick/");
 }
 
-/// Equal entries, entries that are far apart, and rows without probabilities: the kernel does what the decomposition does.
+/// The kernel of the example agrees with its decomposition on unusual rows: equal entries, distant entries, and rows
+/// without probabilities.
 #[test]
 fn the_example_agrees_with_its_decomposition_on_odd_rows() {
     if !is_there() {
@@ -444,7 +446,7 @@ fn a_kernel_that_computes_something_else_is_not_used() {
     );
 }
 
-/// Right for most numbers and sizes, and wrong where nobody looks first.
+/// A kernel that is wrong only for large numbers or at large indices is not used.
 #[test]
 fn kernels_that_are_wrong_far_out_are_not_used() {
     if !is_there() {
@@ -468,7 +470,7 @@ fn kernels_that_are_wrong_far_out_are_not_used() {
     }
 }
 
-/// Memory that a kernel leaves as it is was of other tensors.
+/// A kernel that does not write all elements is not used, because these elements would contain data of other tensors.
 #[test]
 fn a_kernel_that_leaves_elements_out_is_not_used() {
     if !is_there() {

@@ -1,5 +1,5 @@
-//! Plugins without native code in builds, on devices and as users meet them.
-// A binary of its own: plugins stay loaded in the process, for all of its tests.
+//! Tests of plugins without native code: in builds, on devices, and as a user installs them.
+// A separate binary: plugins stay loaded in the process, for all of its tests.
 #![cfg(unix)]
 
 mod files;
@@ -10,7 +10,7 @@ mod models;
 
 use std::path::{Path, PathBuf};
 
-/// Writes files that only their owner can write, in a folder.
+/// Writes files to a folder, with permissions that allow only their owner to change them.
 fn write(folder: &Path, files: &[(&str, &str)]) -> PathBuf {
     for (name, text) in files {
         let path = folder.join(name);

@@ -1,4 +1,4 @@
-//! Operators and rules of plugins in builds.
+//! Tests of operators and rules of plugins in builds.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use meganeura::{Graph, Mode, SessionConfig, build, registry};
 
 use super::{folder, write};
 
-/// The manifest of a fused gate, with a rule that finds it.
+/// Manifest of a fused gate, with a rule that finds it in a graph.
 const GATE: &str = r#"
 format = 1
 name = "gate"
@@ -92,7 +92,7 @@ fn calls_that_do_not_fit_are_errors_of_the_graph() {
 #[test]
 fn a_rule_that_never_ends_costs_its_budget() {
     let place = folder();
-    // It holds, for the operator does nothing the second time; every match makes another one.
+    // The rule is sound, because the operator has no effect the second time; every match creates another one.
     let text = "format = 1\nname = \"onward\"\nversion = \"1\"\nrules_text = '(rewrite (onward.f x) (onward.f (onward.f x)) \
         :ruleset always :name \"F→F+F\")'\n[[op]]\nname = \"f\"\nformula = \"max(x, 0)\"\n\
         inputs = [{ name = \"x\", shape = [\"...\"] }]\noutputs = [{ name = \"y\", shape = [\"...\"] }]\n\
@@ -117,7 +117,7 @@ fn a_rule_that_never_ends_costs_its_budget() {
     assert_eq!(session.read_output(3), [1.0, 0.0, 3.0]);
 }
 
-/// The router of a mixture of experts.
+/// Builds the router of a mixture of experts.
 fn router(tokens: usize) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[tokens, 16]);
@@ -130,7 +130,7 @@ fn router(tokens: usize) -> Graph {
     g
 }
 
-/// The example plugin, loaded once for all tests of this program.
+/// Loads the example plugin, once for all tests of this program.
 pub(crate) fn load_router() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -139,7 +139,7 @@ pub(crate) fn load_router() {
     });
 }
 
-/// Dispatches and bytes of a plan of the router, and its results, with some rule sets left out.
+/// Runs the router without some rule sets. Returns the dispatches and bytes of its plan, and its results.
 pub(crate) fn routed(device: &str, disable: &[&str]) -> (Vec<String>, usize, Vec<Vec<f32>>) {
     let config = SessionConfig {
         device: Some(device.into()),

@@ -1,4 +1,4 @@
-//! Images channels last on a device: the same results, the same inputs and parameters.
+//! Tests of the image layout channels-last (NHWC) on a device: results, inputs and parameters do not change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ fn padded(stride: u32, groups: u32) -> Conv2dOptions {
     }
 }
 
-/// A network of all kinds of convolutions: the first of three channels, pointwise, depthwise, with a stride, with residuals.
+/// Builds a network of all kinds of convolutions: the first of three channels, pointwise, depthwise, with a stride,
+/// with residuals.
 fn network() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3, 41, 38]);
@@ -75,7 +76,7 @@ fn session(device: &Arc<dyn Device>, channels_last: bool) -> Session {
     session
 }
 
-/// Parameters and input with their sizes.
+/// Names of the parameters and the input, and their numbers of elements.
 const LEAVES: [(&str, usize); 10] = [
     ("x", 2 * 3 * 41 * 38),
     ("first", 32 * 3 * 9),
@@ -89,7 +90,7 @@ const LEAVES: [(&str, usize); 10] = [
     ("down", 40 * 32 * 9),
 ];
 
-/// Sets some leaves, here and for the oracle.
+/// Sets some parameters and inputs, in the session and for the oracle.
 fn set(session: &mut Session, feeds: &mut HashMap<String, Vec<f64>>, every: usize, seed: u64) {
     for (i, (name, len)) in LEAVES.into_iter().enumerate().step_by(every) {
         let data = numbers(len, seed + i as u64);

@@ -1,16 +1,16 @@
-//! Options for debugging: what a backend gets to see of them, and what they change.
+//! Tests of debugging options: whether a backend receives them, and their effects.
 
 use std::fs;
 use std::sync::{Arc, Mutex};
 
 use meganeura::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::plan::ExecutionPlan;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, DebugOptions, Graph, Result, Session};
 
-/// The CPU, which keeps the plans that it compiles, and claims a source for each kernel.
+/// CPU device that records the plans that it compiles, and returns a source text for each kernel.
 struct Spy {
     cpu: CpuDevice,
     seen: Mutex<Vec<ExecutionPlan>>,
@@ -40,7 +40,7 @@ impl Device for Spy {
     }
 }
 
-/// The bits of some losses, and the plans that the device compiled: without an update, and with one.
+/// Returns the bits of some losses, and the plans that the device compiled: without an update, and with one.
 fn train(options: &DebugOptions) -> (Vec<u32>, Vec<ExecutionPlan>) {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 6]);

@@ -1,9 +1,9 @@
-//! The first NaN or infinity of a step.
+//! Tests of the search for the first NaN or infinity of a step.
 
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::error::TensorKind;
 use meganeura::nn::models::mlp_classifier;
@@ -20,7 +20,7 @@ fn session(graph: &Graph, update: Option<Update>) -> Session {
         .0
 }
 
-/// A product, and a logarithm on the line that is returned.
+/// Builds a product followed by a logarithm. Also returns the source line of the logarithm.
 fn logarithm() -> (Graph, u32) {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3]);
@@ -50,7 +50,7 @@ fn the_call_that_made_it_is_found_with_its_line() {
         text.contains("NaN at element 3 (1 of 4 elements), forward, from "),
         "{text}"
     );
-    // Given up: nothing was trained, and no step was counted.
+    // The step was rolled back: nothing was trained, and no step was counted.
     assert_eq!(s.read_parameter("w"), [2.0, 3.0, 4.0, -5.0, 6.0, 7.0]);
     assert!(s.try_read_loss().is_err(), "no step was made");
     s.set_parameter("w", &[2.0, 3.0, 4.0, 0.0, 6.0, 7.0]);
@@ -151,7 +151,7 @@ fn steps_that_are_looked_at_have_the_same_results() {
             .clip(GradientClip::Norm(1.0))
             .accumulate(2)
     };
-    // Dropout: the random numbers go on too.
+    // Dropout: the sequence of random numbers continues as well.
     let graph = mlp_classifier(4, 6, 3);
     let run = |debug: bool| {
         let mut s = session(&graph, Some(update()));
@@ -212,7 +212,7 @@ fn results_parameters_and_gradients_have_statistics() {
     assert!(gradient.statistics.not_finite() > 0, "{gradient:?}");
 }
 
-/// The same graph from other lines.
+/// Builds the same graph on other source lines.
 fn moved() -> (Graph, u32) {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3]);

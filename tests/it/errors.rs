@@ -1,4 +1,4 @@
-//! Bad input: each a typed error that names the thing, the place and the remedy.
+//! Tests of invalid input: each is a typed error with the name, the location and the remedy.
 
 use meganeura::graph::Value;
 use meganeura::{
@@ -16,7 +16,7 @@ fn error_of(graph: &Graph) -> Error {
     build(graph, cpu()).map(|_| ()).expect_err("the graph is wrong")
 }
 
-/// The message names this file, so that a user finds the line.
+/// Checks that the message contains this file, so that a user finds the line.
 fn assert_located(error: &Error) {
     assert!(error.to_string().contains("tests/it/errors.rs:"), "{error}");
 }
@@ -196,7 +196,7 @@ fn values_of_another_graph_are_refused() {
     assert!(error_of(&g).to_string().contains("no port 4"));
 }
 
-/// The number of the other graph's node exists in this one, which is the dangerous case.
+/// A node of another graph is refused even in the dangerous case that this graph has a node with the same number.
 #[test]
 fn a_node_of_another_graph_is_refused_although_its_number_exists() {
     let mut other = Graph::new();
@@ -217,7 +217,7 @@ fn a_node_of_another_graph_is_refused_although_its_number_exists() {
     let y = g.add(x, foreign);
     g.set_outputs(vec![y]);
     check(&g, "core.add");
-    // What a build says is the same.
+    // A build reports the same error.
     assert!(error_of(&g).to_string().contains("another graph"));
     let (mut g, ..) = graph();
     g.set_outputs(vec![foreign]);
@@ -234,7 +234,7 @@ fn a_node_of_another_graph_is_refused_although_its_number_exists() {
     g.named(foreign, "hidden");
     g.set_outputs(vec![x]);
     check(&g, "'hidden'");
-    // A state that was written is looked up by its number, which must not hide the mistake.
+    // A written state is looked up by its number, which must not hide the mistake.
     let (mut g, ..) = graph();
     let count = g.state("count", &[3]);
     let mut elsewhere = Graph::new();
@@ -265,14 +265,14 @@ fn nodes_of_a_clone_and_of_its_original_are_the_same() {
     let y = copy.mul(x, w);
     copy.set_outputs(vec![y]);
     copy.verify().unwrap();
-    // An id made of a number belongs to any graph.
+    // An id that is created from a number belongs to any graph.
     let z = g.relu(NodeId::new(x.0));
     g.set_outputs(vec![z]);
     g.verify().unwrap();
-    // A sorted graph is returned unchanged, so its ids are those of the original.
+    // A sorted graph is returned unchanged, so its ids equal the ids of the original.
     let sorted = copy.toposort();
     assert_eq!(sorted.shape(y), [3]);
-    // Stages return graphs of their own.
+    // Stages return new graphs.
     let optimized = meganeura::optimize::optimize(&copy);
     let mut continued = optimized.clone();
     let again = continued.relu(y);
@@ -367,7 +367,7 @@ fn a_parameter_group_must_name_a_parameter() {
     let update = Update::new(Sgd::new(0.5)).group(ParameterGroup::new(["*.weight", "fc.bias"]));
     let error = session.try_set_optimizer(update).expect_err("no fc.bias").to_string();
     assert!(error.contains("'fc.bias'") && error.contains("fc.weight"), "{error}");
-    // The rule before is still in force.
+    // The earlier rule still applies.
     session.step();
     assert_eq!(session.read_parameter("fc.weight"), [-0.5, -0.5]);
 }

@@ -1,4 +1,4 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that can share a process, so that only one binary is linked. Other test files state why they are separate.
 
 mod architecture;
 mod channels_last;
@@ -16,17 +16,18 @@ mod memory;
 mod mixed_training;
 mod newcomer;
 mod on_device;
+mod onnx_ranks;
 mod packed;
 mod packed_weights;
+mod plain_language;
+#[path = "../common/plain_language.rs"]
+mod plain_language_markers;
 #[path = "../common/plans.rs"]
 mod plans;
 mod porting;
 mod precision;
 mod prepared;
 mod recompute;
-#[path = "../common/retired.rs"]
-mod retired;
-mod retired_words;
 mod semantics;
 #[cfg(target_os = "linux")]
 mod soak;

@@ -1,16 +1,16 @@
-//! Buffers share memory, and nobody notices but for the bytes.
+//! Tests that buffers share memory, and that this does not change results.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::plans::{Limited, cpu, lower_bound, trained_bits};
+use crate::plans::{LimitedCpu, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{
     LlamaConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier, preset,
 };
-use meganeura::ops::Fusing;
+use meganeura::ops::FusionRole;
 use meganeura::plan::{Dispatch, MemoryBudget, Operand};
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Sgd, Update, registry};
@@ -41,16 +41,20 @@ fn large_models_take_what_they_must() {
     }
 }
 
-/// Whether a dispatch computes each element of its results from the elements at the same place.
+/// Returns true if a dispatch computes each element of its results from the elements at the same index.
 fn is_elementwise(d: &Dispatch) -> bool {
-    let fusing = |name: &str| registry::op(name).map_or(Fusing::Opaque, |op| op.fusing());
+    let fusing = |name: &str| registry::op(name).map_or(FusionRole::Opaque, |op| op.fusing());
     match d.attrs.program("program") {
-        Ok(program) => program.steps().iter().all(|step| step.op.fusing() == Fusing::Pointwise),
-        Err(_) => fusing(&d.kernel.name) == Fusing::Pointwise,
+        Ok(program) => program
+            .steps()
+            .iter()
+            .all(|step| step.op.fusing() == FusionRole::Pointwise),
+        Err(_) => fusing(&d.kernel.name) == FusionRole::Pointwise,
     }
 }
 
-/// The lower bound if elementwise results could take the memory of an operand of their size that nobody else needs.
+/// Returns the minimum memory of a plan, assuming that elementwise results reuse the memory of an operand of their size
+/// that is not needed later.
 fn bound_in_place(plan: &ExecutionPlan) -> usize {
     let lives = plan.lifetimes();
     let persistent: usize = (0..lives.len())
@@ -88,8 +92,8 @@ fn bound_in_place(plan: &ExecutionPlan) -> usize {
     persistent + most
 }
 
-/// Why no result takes the memory of an operand: it would not make any of these plans smaller. Where this fails one
-/// day, it has become worth building.
+/// No plan would become smaller if results reused the memory of operands, so the library does not do it. If this test
+/// fails one day, the feature has become useful.
 #[test]
 fn computing_in_place_would_save_nothing() {
     let vit = VitConfig::new([3, 32, 32], 4, 10);
@@ -170,7 +174,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     let adam = || Some(Update::new(Adam::new(1e-3)));
     let needed = plan(&graph, Mode::Training, adam().as_ref(), &cpu()).memory_forecast();
     let start = |memory: usize, update| {
-        let device = Limited::device(Some(memory as u64), None);
+        let device = LimitedCpu::device(Some(memory as u64), None);
         Builder::on(device).maybe_optimizer(update).build(&graph).map(drop)
     };
     start(needed.planned, adam()).expect("it fits exactly");
@@ -182,7 +186,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     );
     let text = error.to_string();
     assert!(
-        text.contains("1.0 MB too little") && text.contains("% of this one's rows would fit"),
+        text.contains("1.0 MB are missing") && text.contains("% of these rows would fit"),
         "{text}"
     );
     assert!(text.contains("parameters take") && text.contains("optimizer"), "{text}");
@@ -192,10 +196,10 @@ fn a_plan_that_does_not_fit_says_what_would() {
     assert!(text.contains("`Sgd` without momentum"), "{text}");
     let text = start(1000, adam()).expect_err("too small").to_string();
     assert!(text.contains("use a smaller model"), "{text}");
-    // An optimizer that is set later is held to the same limit, and the session goes on without it.
+    // An optimizer that is set later has the same limit, and the session continues without it.
     let without = plan(&graph, Mode::Training, None, &cpu()).memory_forecast();
-    // Room for the scalars of an update.
-    let device = Limited::device(Some(without.planned as u64 + 4096), None);
+    // Memory for the scalars of an update.
+    let device = LimitedCpu::device(Some(without.planned as u64 + 4096), None);
     let (mut session, _) = Builder::on(device).build(&graph).expect("it fits");
     let error = session
         .try_set_optimizer(Adam::new(1e-3))
@@ -209,14 +213,14 @@ fn no_buffer_lies_in_two_slabs() {
     let graph = cnn_classifier(3, [1, 8, 8], 5);
     let whole = plan(&graph, Mode::Training, None, &cpu());
     let largest = whole.buffers.iter().copied().max().expect("some").next_multiple_of(256);
-    let device = Limited::device(None, Some(largest as u64 + 7));
+    let device = LimitedCpu::device(None, Some(largest as u64 + 7));
     let slabs = plan(&graph, Mode::Training, None, &device);
     assert_eq!(slabs.memory.slab, Some(largest));
     assert!(slabs.memory.bytes > largest);
     for (offset, bytes) in slabs.memory.offsets.iter().zip(&slabs.buffers) {
         assert_eq!(offset / largest, (offset + bytes.saturating_sub(1)) / largest);
     }
-    let small = Limited::device(None, Some(largest as u64 - 1));
+    let small = LimitedCpu::device(None, Some(largest as u64 - 1));
     let error = Builder::on(small.clone()).plan(&graph).expect_err("too small");
     assert!(error.to_string().contains("the device binds at most"), "{error}");
 }

@@ -1,9 +1,10 @@
-//! Training in mixed precision: loss scaling, on the CPU, which rounds nothing, and on loops that round as cooperative matrices do.
+//! Tests of training in mixed precision with loss scaling: on the CPU, which rounds nothing, and on a reference backend
+//! that rounds like cooperative matrices.
 
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
@@ -12,7 +13,7 @@ use meganeura_conformance::ReferenceBackend;
 
 const ROWS: usize = 4;
 
-/// A perceptron with class ids, whose loss is multiplied by a factor.
+/// Builds a perceptron with class ids, whose loss is multiplied by a factor.
 fn perceptron(factor: f32) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[ROWS, 6]);
@@ -74,7 +75,7 @@ fn feed(session: &mut Session, step: u32) {
     session.set_input_u32("labels", &labels);
 }
 
-/// Parameters and the states of that many names.
+/// Returns the parameters and states, as bits.
 fn contents(session: &mut Session) -> Vec<(String, Vec<u32>)> {
     let states: Vec<String> = session.plan().states().into_iter().map(|s| s.name).collect();
     let scaling = [
@@ -111,7 +112,7 @@ fn updates() -> Vec<Update> {
     ]
 }
 
-/// Powers of two change no digit.
+/// Steps with a loss scale give the same bits if nothing is rounded, because powers of two change no digit.
 #[test]
 fn scaled_steps_are_the_same_bits_where_nothing_is_rounded() {
     for update in updates() {
@@ -135,7 +136,8 @@ fn scaled_steps_are_the_same_bits_where_nothing_is_rounded() {
     }
 }
 
-/// Adam corrects by the number of updates, which the device counts here, in f32.
+/// The bias correction of Adam uses the number of updates counted by the device in f32, and agrees with the host's
+/// correction.
 #[test]
 fn corrections_of_adam_are_those_of_the_host() {
     let graph = perceptron(1.0);
@@ -157,7 +159,7 @@ fn corrections_of_adam_are_those_of_the_host() {
     assert_eq!(scaled.read_state("optimizer.updates"), [20.0]);
 }
 
-/// Gradients of about 1e-9 are nothing in `f16`.
+/// Gradients of about 1e-9, which underflow in `f16`, are only kept with a loss scale.
 #[test]
 fn small_gradients_survive_only_with_a_scale() {
     let graph = perceptron(1e-8);
@@ -173,16 +175,16 @@ fn small_gradients_survive_only_with_a_scale() {
         let largest = want.iter().fold(0f32, |m, g| m.max(g.abs()));
         assert!(largest > 0.0 && largest < 1e-8, "{largest}");
         for (want, got) in want.iter().zip(&got) {
-            // Some products one after the other, each off by 2^-10 at most.
+            // Some consecutive products, each with a relative error of at most 2^-10.
             assert!((want - got).abs() < 4e-3 * largest, "{name}: {got} {want}");
         }
     }
     assert_eq!(kept.skipped_updates(), 0);
-    // The loss is the model's, not the scaled one.
+    // The loss is the unscaled loss of the model.
     assert!((kept.read_loss() - exact.read_loss()).abs() < 1e-2 * exact.read_loss());
 }
 
-/// 65536 times gradients of about 100 is more than `f16` holds.
+/// Updates are skipped if gradients overflow: gradients of about 100, scaled by 65536, are infinite in `f16`.
 #[test]
 fn updates_whose_gradients_overflow_are_left_out() {
     let graph = perceptron(400.0);
@@ -247,7 +249,7 @@ fn the_scale_grows_after_good_updates_alone() {
     assert_eq!(mixed.skipped_updates(), 1);
 }
 
-/// One of the steps that are averaged is not finite.
+/// If one of several accumulated steps is not finite, their update is skipped, without an effect on later updates.
 #[test]
 fn a_faulty_part_of_an_average_spoils_it_and_no_other() {
     let graph = perceptron(1.0);
@@ -277,7 +279,7 @@ fn a_faulty_part_of_an_average_spoils_it_and_no_other() {
     assert_eq!(mixed.skipped_updates(), 1);
 }
 
-/// What a session leaves to the next is in its states: the scale, too.
+/// A session continues with the same bits if it gets the states of another one, which include the loss scale.
 #[test]
 fn another_session_goes_on_with_the_same_bits() {
     let graph = perceptron(400.0);

@@ -1,4 +1,4 @@
-//! The guide to backends, followed as it stands: its files make a crate that builds and conforms.
+//! Test of the backend guide: its files form a crate that builds and passes the conformance suite.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files of a page: blocks whose first line names one behind the language.
+/// Returns the files of a page: code blocks whose first line contains a file name after the language.
 fn files(page: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(root().join("docs").join(page)).expect("the page is there");
     let blocks = text.split("```").skip(1).step_by(2);
@@ -22,17 +22,22 @@ fn files(page: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What a newcomer has after following the guide, in an empty folder. The only thing that is changed is what the guide
-/// says to change: where the copy of Meganeura is.
+/// Returns the folder of the crate that readers of the guide copy.
+fn template() -> PathBuf {
+    root().join("examples/backend-template")
+}
+
+/// Copies the crate of the guide to an empty folder, with the one change that the guide requires: the path of the copy of
+/// Meganeura. Returns the number of lines of Rust and TOML.
 fn follow(folder: &Path) -> usize {
-    let files = files("write-a-backend.md");
     let mut lines = 0;
-    for (path, text) in &files {
+    for (path, _) in files("write-a-backend.md") {
+        let text = fs::read_to_string(template().join(&path)).expect("a file of the template");
         lines += text.lines().filter(|line| !line.trim().is_empty()).count();
         let copy = root().to_str().expect("a path in UTF-8");
         let text = match path.as_str() {
-            "Cargo.toml" => text.replace("\"../meganeura", &format!("\"{copy}")),
-            _ => text.clone(),
+            "Cargo.toml" => text.replace("\"../..", &format!("\"{copy}")),
+            _ => text,
         };
         let path = folder.join(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
@@ -42,15 +47,36 @@ fn follow(folder: &Path) -> usize {
 }
 
 #[test]
+fn the_guide_shows_the_files_of_the_template() {
+    for (path, shown) in files("write-a-backend.md") {
+        let text = fs::read_to_string(template().join(&path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let text = match path.as_str() {
+            "Cargo.toml" => text.replace("\"../..", "\"../meganeura"),
+            _ => text,
+        };
+        assert!(
+            text == shown,
+            "{path} of the template differs from docs/write-a-backend.md"
+        );
+    }
+}
+
+#[test]
 fn the_guide_has_all_files_of_a_crate() {
     let files = files("write-a-backend.md");
     let names: Vec<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
     assert_eq!(
         names,
-        ["Cargo.toml", "src/lib.rs", "tests/sum.rs", "tests/conformance.rs"]
+        [
+            "Cargo.toml",
+            "src/lib.rs",
+            "tests/sum.rs",
+            "tests/conformance.rs",
+            "benches/devices.rs"
+        ]
     );
     for (path, text) in &files {
-        // Pages show such lines as they are.
+        // Pages show such lines unchanged.
         assert!(
             !text.lines().any(|line| line == "#" || line.starts_with("# ")),
             "{path} has hidden lines"
@@ -68,26 +94,31 @@ fn the_guide_has_all_files_of_a_crate() {
     }
 }
 
-/// With the release build of the examples, which has the same dependencies, it takes less than two minutes.
+/// A reader who follows the guide gets a passing report. With the release build of the examples, which has the same
+/// dependencies, the test takes less than two minutes.
 #[test]
 #[ignore = "builds the library once more; .ci/run runs it"]
 fn a_newcomer_gets_a_green_report() {
     let place = tempfile::tempdir().expect("a folder");
     let folder = place.path().join("my-backend");
     let lines = follow(&folder);
-    // Nothing is downloaded: the versions are those that are here.
+    // Nothing is downloaded: the versions are those of this workspace.
     fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")).expect("copied");
     let target = std::env::var_os("MEGANEURA_GUIDE_TARGET").map_or_else(|| root().join("target"), PathBuf::from);
     let begin = Instant::now();
-    let output = Command::new(env!("CARGO"))
-        .args(["test", "--release", "--offline", "--target-dir"])
-        .arg(target)
-        .current_dir(&folder)
-        .env_remove("MEGANEURA_DEVICE_ID")
-        .env_remove("MEGANEURA_CONFIG")
-        .env_remove("MEGANEURA_PLUGINS")
-        .output()
-        .expect("cargo runs");
+    let cargo = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO"))
+            .args(arguments)
+            .current_dir(&folder)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CRITERION_HOME", place.path().join("criterion"))
+            .env_remove("MEGANEURA_DEVICE_ID")
+            .env_remove("MEGANEURA_CONFIG")
+            .env_remove("MEGANEURA_PLUGINS")
+            .output();
+        output.expect("cargo runs")
+    };
+    let output = cargo(&["test", "--release", "--offline"]);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -103,6 +134,15 @@ fn a_newcomer_gets_a_green_report() {
         assert!(out.contains(&format!("test {test} ... ok")), "{test}: {out}");
     }
     assert!(!err.contains("warning"), "{err}");
+    let output = cargo(&["bench", "--offline", "--bench", "devices", "--", "--test", "pointwise"]);
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{out}\n{err}");
+    let has = |workload: &str, text: &str| out.lines().any(|l| l.starts_with(workload) && l.contains(text));
+    assert!(has("relu", "cpu") && has("relu", "is skipped"), "{out}");
+    assert!(place.path().join("criterion/meganeura.html").is_file());
     eprintln!(
         "{lines} lines, {:.0} s to build and to test",
         begin.elapsed().as_secs_f64()

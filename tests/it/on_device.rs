@@ -1,4 +1,4 @@
-//! Tensors in the memory of the device, which other code reads and writes without a copy.
+//! Tests of tensors in device memory that other code reads and writes without a copy.
 
 use meganeura::{Graph, build_inference_session};
 
@@ -13,7 +13,7 @@ fn inputs_are_written_and_outputs_read_where_they_are() {
     assert_eq!((input.buffer.bytes, input.ty.shape.to_vec()), (48, vec![4, 3]));
     assert_eq!(input.buffer.stream, None, "all is done when a call returns");
     for step in 1..4 {
-        // SAFETY: there are twelve numbers, which nobody uses meanwhile: the session's device is the host.
+        // SAFETY: there are twelve numbers, and no step runs meanwhile: the session's device is the host.
         let numbers = unsafe { std::slice::from_raw_parts_mut(input.buffer.address as *mut f32, 12) };
         numbers
             .iter_mut()

@@ -1,9 +1,10 @@
-//! Products with packed weights stay what they are, however many rows they have: no step expands the weights in memory.
+//! Test that matmuls with packed weights are never decomposed, for any number of rows, so that no step expands the
+//! weights in memory.
 
 use std::sync::Arc;
 
 use meganeura::Session;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf};
@@ -42,7 +43,7 @@ fn prompts_of_any_length_read_weights_packed() {
                 "{weights:?}, {rows} rows"
             );
             assert_eq!(count("core.matmul"), 0, "{weights:?}, {rows} rows");
-            // Rows of the table of embeddings are expanded, nothing else.
+            // Only rows of the embedding table are expanded.
             let expanded = count("core.dequantize") + count("core.cast");
             assert_eq!(expanded, 1, "{weights:?}, {rows} rows");
         }

@@ -1,8 +1,8 @@
-//! Carrying a model over by hand: parameters with their shapes, outputs by their names.
+//! Tests of porting a model by hand: parameters with their shapes, outputs by name.
 
 use std::sync::Arc;
 
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::graph::Graph;
 use meganeura::{Error, Session, cache};
@@ -11,7 +11,7 @@ fn session(graph: &Graph) -> Session {
     Builder::on(Arc::new(CpuDevice::new(2))).build(graph).expect("builds").0
 }
 
-/// `x w`, and its mean as the loss.
+/// Builds `x w`, with its mean as the loss.
 fn model(name: impl FnOnce(&mut Graph, [meganeura::NodeId; 2])) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[1, 2]);
@@ -48,7 +48,7 @@ fn an_array_has_to_have_the_shape_of_the_parameter() {
         .expect_err("flat")
         .to_string();
     assert!(
-        flat.contains("give an array of that shape") && !flat.contains("transpose"),
+        flat.contains("pass an array of that shape") && !flat.contains("transpose"),
         "{flat}"
     );
     let short = s.try_set_parameter_array("w", &[2, 3], &data[..5]).expect_err("short");
@@ -94,7 +94,7 @@ fn outputs_without_names_go_by_their_numbers() {
     s.step();
     assert_eq!(s.read_output_named("1"), [3.0; 3]);
     assert!(s.try_read_output_named("loss").is_err());
-    // The last call counts.
+    // The last call applies.
     let g = model(|g, outputs| {
         named(g, outputs);
         g.set_outputs(outputs.to_vec());
@@ -129,7 +129,7 @@ fn names_of_outputs_are_part_of_plans_in_files() {
     cache::save_plan(&made, &g, &path).expect("written");
     let read = cache::load_plan(&g, &path).expect("readable").expect("of this graph");
     assert_eq!(read.output_names, made.output_names);
-    // Other names are another plan, no names as well.
+    // Other names give another plan, and so do missing names.
     let other = model(|g, [loss, y]| g.set_named_outputs([("loss", loss), ("y", y)]));
     assert!(cache::load_plan(&other, &path).expect("readable").is_none());
     let none = model(|g, outputs| g.set_outputs(outputs.to_vec()));

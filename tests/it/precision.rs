@@ -1,4 +1,4 @@
-//! Precision as a setting of builds.
+//! Tests of precision as a setting of builds.
 
 use meganeura::config::Config;
 use meganeura::precision::Precision;

@@ -1,4 +1,5 @@
-//! What depends on parameters and states alone is computed when they were written, and not in each step.
+//! Tests of prepared values, which depend only on parameters and states. They are computed after a write, not in each
+//! step.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ fn cpu() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-/// A convolution with a bias and a batch norm of running statistics, and a rectifier.
+/// Builds a convolution with a bias and a batch norm with running statistics, and a rectifier.
 fn convolution() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3, 9, 8]);
@@ -47,7 +48,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
 
 type Feeds = HashMap<String, Vec<f64>>;
 
-/// Sets a tensor here and for the oracle.
+/// Sets a tensor in the session and for the oracle.
 fn set(session: &mut Session, feeds: &mut Feeds, name: &str, data: &[f32]) {
     match name {
         "x" => session.set_input(name, data),
@@ -71,7 +72,7 @@ fn fill(session: &mut Session, feeds: &mut Feeds) {
     set(session, feeds, "var", &[0.5, 1.5, 0.25, 2.0, 1.0, 0.75]);
 }
 
-/// A step gives what the graph means.
+/// Checks that the results of a step agree with the oracle.
 fn check(session: &mut Session, graph: &Graph, feeds: &Feeds) {
     session.step();
     session.wait();
@@ -109,7 +110,7 @@ fn a_batch_norm_becomes_part_of_the_convolution() {
     let mut feeds = Feeds::new();
     fill(&mut session, &mut feeds);
     check(&mut session, &graph, &feeds);
-    // Whatever is written counts from the next step on.
+    // Every write takes effect from the next step on.
     for name in ["w", "b", "scale", "shift", "mean", "var", "x"] {
         let len = feeds[name].len();
         let mut data = numbers(len, 77);
@@ -164,7 +165,7 @@ fn it_can_be_switched_off() {
     check(&mut session, &graph, &feeds);
 }
 
-/// A product with a transposed weight, which takes a pass of its own without rules.
+/// Builds a product with a transposed weight, which needs a separate pass without rules.
 fn product(name: &str) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 8]);
@@ -193,9 +194,10 @@ fn merged_plans_prepare_their_own_weights() {
     session.set_input("x", &[1.0; 32]);
     session.set_input("second.x", &[1.0; 32]);
     let sums = |session: &mut Session, second: bool| {
-        match second {
-            true => session.try_step_of("second").expect("a step"),
-            false => session.step(),
+        if second {
+            session.try_step_of("second").expect("a step")
+        } else {
+            session.step()
         }
         let mut out = [0.0; 32];
         session.read_output_by_index(usize::from(second), &mut out);
@@ -212,7 +214,8 @@ fn merged_plans_prepare_their_own_weights() {
     assert!(error.to_string().contains("second"), "{error}");
 }
 
-/// One plan writes what the other only reads: the results of the other are computed in each of its steps.
+/// If one plan writes a value that another plan only reads, the other plan computes the dependent values in each of its
+/// steps.
 #[test]
 fn what_another_part_writes_is_not_kept() {
     let device = cpu();
@@ -255,7 +258,7 @@ fn a_damaged_plan_is_refused() {
     all.segments[1].once = true;
     let error = all.verify().expect_err("nothing follows");
     assert!(error.to_string().contains("prepares nothing"), "{error}");
-    // An input is none of what lasts.
+    // An input is not persistent.
     let mut input = plan;
     let (x, w) = (input.input_buffers[0].1, input.param_buffers[0].1);
     for operand in input.dispatches[input.segments[0].range()]

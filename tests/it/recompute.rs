@@ -1,11 +1,11 @@
-//! Steps that run parts of themselves twice to take less memory, and give the same bits.
+//! Tests of recomputation: a step runs some dispatches twice to need less memory, and gives identical bits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::plans::{Limited, cpu, lower_bound, trained_bits};
+use crate::plans::{LimitedCpu, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::graph::Value;
 use meganeura::init::Init;
@@ -13,7 +13,7 @@ use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, cnn_classifier, 
 use meganeura::plan::memory::fit_to_budget;
 use meganeura::plan::{BufferRef, FORWARD_BACKWARD, MemoryBudget};
 use meganeura::random::SplitMix64;
-use meganeura::rewrite::{RewriteConfig, Simulated};
+use meganeura::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Result, SessionConfig, Sgd, Update};
 
 fn budgeted(
@@ -33,7 +33,7 @@ fn budgeted(
         .0)
 }
 
-/// The plan that takes least, and what it takes.
+/// Returns the plan that needs the least memory, and its memory in bytes.
 fn least(graph: &Graph, device: &Arc<dyn Device>, update: Option<&Update>) -> (ExecutionPlan, usize) {
     match budgeted(graph, device, update, Some(MemoryBudget::Bytes(1))) {
         Err(Error::MemoryBudget { budget, least, without }) => {
@@ -45,7 +45,7 @@ fn least(graph: &Graph, device: &Arc<dyn Device>, update: Option<&Update>) -> (E
     }
 }
 
-/// What holds of every plan with second runs.
+/// Checks the properties of every plan with recomputation.
 fn check(plan: &ExecutionPlan, plain: &ExecutionPlan) {
     plan.verify().expect("consistent");
     let what = plan.recomputation.as_ref().expect("a budget was given");
@@ -55,7 +55,7 @@ fn check(plan: &ExecutionPlan, plain: &ExecutionPlan) {
     assert_eq!(lower_bound(plan), plan.memory_forecast().lower_bound);
     assert_eq!(plan.dispatches.len(), plain.dispatches.len() + what.repeated.len());
     assert!(what.repeated.is_empty() == (what.extra_ps == 0) && what.slow_down() >= 1.0);
-    // No level more, and nothing that lasts is written more often.
+    // There are no additional levels, and persistent data are not written more often.
     for (a, b) in plan.segments.iter().zip(&plain.segments) {
         assert!(plan.levels(a) <= plain.levels(b), "{}", a.name);
     }
@@ -70,7 +70,7 @@ fn check(plan: &ExecutionPlan, plain: &ExecutionPlan) {
     if plan.segments.len() == 1 {
         assert_eq!(writes(plan), writes(plain));
     }
-    // Second runs come late: right before the first one that reads them, or a little earlier for several.
+    // Repeated dispatches run late: right before their first reader, or slightly earlier for several readers.
     let segment = plan.segment(FORWARD_BACKWARD).expect("there is one");
     for &i in &what.repeated {
         let copy = &plan.dispatches[i as usize];
@@ -97,7 +97,8 @@ fn check(plan: &ExecutionPlan, plain: &ExecutionPlan) {
     }
 }
 
-/// A perceptron of many narrow layers with dropout, on many rows: what it keeps is more than its parameters.
+/// Builds a perceptron of many narrow layers with dropout, for a large batch. Its activations are larger than its
+/// parameters.
 fn deep() -> Graph {
     let mut g = Graph::new();
     let mut x: Value = g.input("x", &[96, 16]).into();
@@ -165,7 +166,7 @@ fn results_are_the_same_bits() {
     }
 }
 
-/// A graph of random calls on `[rows, 4]`, some with dropout, batch norms and states, long enough to keep much.
+/// Returns a graph of random calls on `[rows, 4]`, some with dropout, batch norms and states, with many stored activations.
 fn random_graph(rng: &mut SplitMix64) -> Graph {
     let mut g = Graph::new();
     let rows = 40 + rng.below(40);
@@ -232,7 +233,7 @@ fn random_graph(rng: &mut SplitMix64) -> Graph {
 fn random_graphs_give_the_same_bits() {
     let device = cpu();
     let update: Update = Sgd::new(0.1).into();
-    // MEGANEURA_RECOMPUTE_RUNS makes it a long run.
+    // MEGANEURA_RECOMPUTE_RUNS sets the number of runs.
     let runs = std::env::var("MEGANEURA_RECOMPUTE_RUNS")
         .ok()
         .and_then(|n| n.parse().ok());
@@ -281,7 +282,7 @@ fn half_of_a_residual_network_costs_little() {
             "{name}: {what}"
         );
     }
-    // What lasts is more than half of what this takes: the error says so, and what can be reached.
+    // Persistent data are more than half of the memory: the error contains this and the reachable minimum.
     let graph = cnn_classifier(8, [1, 8, 8], 5);
     let error = budgeted(&graph, &device, None, Some(MemoryBudget::OfPeak(0.3))).expect_err("too little");
     let Error::MemoryBudget { budget, least, without } = error else {
@@ -325,26 +326,26 @@ fn budgets_that_make_no_sense_are_errors() {
         refused(&cpu(), MemoryBudget::OfStep(share), "is out of range");
     }
     refused(&cpu(), MemoryBudget::OfDevice(0.5), "its size is not known");
-    // A share of the device is one of its memory.
+    // A percentage of the device refers to its memory.
     let whole = budgeted(&graph, &cpu(), None, None)
         .expect("builds")
         .memory_forecast()
         .planned;
-    let device = Limited::device(Some(2 * whole as u64), None);
+    let device = LimitedCpu::device(Some(2 * whole as u64), None);
     let plan = budgeted(&graph, &device, None, Some(MemoryBudget::OfDevice(0.45))).expect("reached");
     let what = plan.recomputation.expect("asked");
     assert!(what.peak <= what.budget && what.budget < whole, "{what}");
-    // Slabs leave gaps, which count.
+    // Slabs have gaps, which count as memory.
     let largest = plan.buffers.iter().max().expect("some").next_multiple_of(256);
-    let slabs = Limited::device(None, Some(2 * largest as u64));
+    let slabs = LimitedCpu::device(None, Some(2 * largest as u64));
     let (plan, bytes) = least(&graph, &slabs, None);
     assert!(plan.memory.slab.is_some() && plan.memory.bytes <= bytes);
-    // The update comes afterwards.
+    // The update is added afterwards.
     let update: Update = Sgd::new(0.1).into();
     let plan = budgeted(&graph, &cpu(), Some(&update), None).expect("builds");
-    let rates = Simulated::discrete_gpu();
+    let rates = SimulatedDevice::discrete_gpu();
     let error = fit_to_budget(&plan, &MemoryBudget::OfPeak(0.5), &rates, None, &|_| Ok(())).expect_err("an update");
-    assert!(error.to_string().contains("plans without an update"), "{error}");
+    assert!(error.to_string().contains("a plan without an update"), "{error}");
 }
 
 #[test]
@@ -354,7 +355,7 @@ fn forged_lists_of_second_runs_are_refused() {
     let count = plan.dispatches.len() as u32;
     plan.recomputation.as_mut().expect("asked").repeated.push(count);
     let error = plan.verify().expect_err("there is none").to_string();
-    assert!(error.contains("to be a second run"), "{error}");
+    assert!(error.contains("which is marked as recomputed"), "{error}");
 }
 
 #[test]
@@ -366,12 +367,12 @@ fn sessions_take_a_budget_and_other_optimizers_later() {
         config: Some(Default::default()),
         ..SessionConfig::default()
     };
-    let (mut session, _) = meganeura::build::build(&graph, config(Some(MemoryBudget::OfStep(0.7)))).expect("builds");
-    let (plain, _) = meganeura::build::build(&graph, config(None)).expect("builds");
+    let (mut session, _) = meganeura::builder::build(&graph, config(Some(MemoryBudget::OfStep(0.7)))).expect("builds");
+    let (plain, _) = meganeura::builder::build(&graph, config(None)).expect("builds");
     let repeated = session.plan().recomputation.as_ref().map_or(0, |r| r.repeated.len());
     assert!(repeated > 0);
     assert!(session.plan().memory_forecast().planned < plain.plan().memory_forecast().planned);
-    // An update that comes later stands behind the second runs.
+    // An update that is added later comes after the repeated dispatches.
     let update = Update::new(Adam::new(1e-2));
     session.set_optimizer(update.clone());
     session.set_optimizer(Sgd::new(1e-2));

@@ -1,9 +1,9 @@
-//! What graphs, plans and sessions mean beyond the values of single operators.
+//! Tests of the semantics of graphs, plans and sessions beyond the values of single operators.
 
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::plan::BufferRef;
 use meganeura::rewrite::RewriteConfig;
@@ -21,7 +21,7 @@ fn inference(graph: &Graph) -> Session {
     Builder::on(device()).inference().build(graph).expect("builds").0
 }
 
-/// A plan of one slice.
+/// Returns a plan with one slice.
 fn slice_plan() -> ExecutionPlan {
     let mut g = Graph::new();
     let x = g.input("x", &[8]);
@@ -59,7 +59,7 @@ fn a_plan_that_lies_is_refused_before_it_runs() {
     refused(plan, "takes 1 operands");
     let mut plan = slice_plan();
     plan.loss_buffer = Some(BufferRef(99));
-    refused(plan, "no buffer b99");
+    refused(plan, "buffer b99 does not exist");
     let mut plan = slice_plan();
     plan.buffers[0] = 4;
     refused(plan, "but f32[8] takes 32");
@@ -332,7 +332,7 @@ fn many_parameters_compile_in_reasonable_time() {
         sum = g.add(sum, y);
     }
     g.set_outputs(vec![sum]);
-    // Quadratic work would take minutes here, so no clock is needed to notice.
+    // Quadratic work would take minutes here, so the test needs no clock.
     let mut s = training(&g);
     s.set_optimizer(Adam::new(0.1));
     s.step();
@@ -375,7 +375,7 @@ fn profiling_names_and_times_the_passes() {
     let y = g.tanh(y);
     let loss = g.mean_all(y);
     g.set_outputs(vec![loss]);
-    // As it is written: rewritten, it would be one pass.
+    // Without rewriting: a rewritten graph would need only one pass.
     let plain = RewriteConfig::off();
     let built = Builder::on(device()).rewrite(plain.clone()).build(&g);
     let mut s = built.expect("builds").0;

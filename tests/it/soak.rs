@@ -1,16 +1,16 @@
-//! Sessions that are opened, trained, saved and closed again and again: memory, open files and threads stay as they are.
+//! Test that sessions that are repeatedly opened, trained, saved and closed do not leak memory, open files or threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
 use meganeura::ops::Conv2dOptions;
 use meganeura::{Adam, Graph, select};
 
-use crate::held::Held;
+use crate::held::ProcessResources;
 
 fn graph() -> Graph {
     let mut g = Graph::new();
@@ -43,7 +43,7 @@ fn session_of_a_moment(device: &Arc<dyn Device>, file: &std::path::Path) {
     session.load(file);
 }
 
-/// Opens and closes sessions for some time.
+/// Opens, uses and closes sessions for some time, and checks that the resources of the process do not grow.
 fn soak(name: &str, time: Duration, open: impl Fn() -> Arc<dyn Device>) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("saved.safetensors");
@@ -51,21 +51,21 @@ fn soak(name: &str, time: Duration, open: impl Fn() -> Arc<dyn Device>) {
     while begun.elapsed() < time || late.is_none() {
         session_of_a_moment(&open(), &file);
         count += 1;
-        // What is made once and kept is there by then. Allocators of several threads give memory back at times of their own, so that
-        // it is the least that counts.
+        // Objects that are created once and kept exist by then. Allocators of several threads return memory at irregular times,
+        // so the minimum is compared.
         let held = match begun.elapsed() {
             at if at > time / 8 * 7 => &mut late,
             at if at > time / 4 && at < time / 2 || early.is_none() => &mut early,
             _ => continue,
         };
-        let now = Held::now();
-        *held = Some(held.map_or(now, |least: Held| least.least(now)));
+        let now = ProcessResources::now();
+        *held = Some(held.map_or(now, |least: ProcessResources| least.least(now)));
     }
     let [early, late] = [early, late].map(|held| held.expect("some sessions"));
     early.assert_kept(late, &format!("{name}, {count} sessions"), 0, 0);
 }
 
-/// A minute for each device; half of other seconds in `SOAK_SECONDS`, and other devices in `SOAK_DEVICES`:
+/// Sessions leak nothing during a minute per device, or half of `SOAK_SECONDS`. `SOAK_DEVICES` selects other devices:
 /// `cargo test --release -p meganeura --test it soak:: -- --ignored --nocapture --test-threads 1`.
 #[test]
 #[ignore = "takes minutes"]
@@ -76,7 +76,7 @@ fn sessions_leave_nothing_behind() {
     let config = Config::default();
     for name in devices.split(',') {
         match (name, select::select(Some(name), &config)) {
-            // With as many threads on every machine.
+            // Uses the same number of threads on every machine.
             ("cpu", _) => soak(name, time, || Arc::new(CpuDevice::new(2))),
             (_, Ok(selected)) => soak(name, time, || selected.open(&config).expect("it opens")),
             ("blade", Err(why)) => println!("VULKAN-NOT-TESTED: {why}"),

@@ -1,9 +1,9 @@
-//! Sessions on two devices, each in a thread of its own, at the same time.
+//! Tests of concurrent sessions on two devices, each in a separate thread.
 
 use std::sync::{Arc, Barrier};
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
 use meganeura::{Adam, Graph, select};
@@ -28,7 +28,7 @@ fn spread(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + seed) % 11) as f32 / 11.0 - 0.5).collect()
 }
 
-/// Losses of a session that takes every step at the same time as the others.
+/// Trains on a device, and returns the losses. Every step begins at the same time as the steps of the other sessions.
 fn train(device: &Arc<dyn Device>, together: &Barrier) -> Vec<f32> {
     let built = Builder::on(device.clone()).optimizer(Adam::new(0.01)).build(&graph());
     let (mut session, _) = built.expect("a session");
@@ -45,7 +45,7 @@ fn train(device: &Arc<dyn Device>, together: &Barrier) -> Vec<f32> {
     (0..STEPS).map(step).collect()
 }
 
-/// The first Vulkan or Metal device, if there is one.
+/// Returns the first Vulkan or Metal device, if there is one.
 fn gpu() -> Option<Arc<dyn Device>> {
     let config = Config::default();
     let selected = select::select(Some("blade"), &config).ok();
@@ -75,7 +75,7 @@ fn two_devices_and_four_threads_work_side_by_side() {
     }
 }
 
-/// A folder that one device wrote is read by the other, and what that one writes has the same bytes.
+/// A model folder that is written on one device and read on another one is written there with identical bytes.
 #[test]
 fn a_model_folder_goes_from_device_to_device_bit_for_bit() {
     use meganeura::nn::model::{Architecture, Loss, Model, Preprocessing, Task};

@@ -1,4 +1,5 @@
-//! The example of two graphs, one for a prompt and one with a cache, as a test: it compares with reading everything anew.
+//! Test of the example with two graphs, one for a prompt and one with a cache. The results equal those of a single
+//! graph that reads the whole text.
 
 #[path = "../../examples/two_graphs.rs"]
 mod example;

@@ -1,11 +1,11 @@
-//! Weights that leave a session and come back: files, names, shapes, types.
+//! Tests of saving and loading weights: files, names, shapes, types.
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::graph::Graph;
 use meganeura::nn::models::cnn_classifier;
@@ -19,7 +19,7 @@ fn session(graph: &Graph) -> Session {
     Builder::on(device()).build(graph).expect("builds").0
 }
 
-/// `x w + b`, its mean as the loss.
+/// Builds `x w + b`, with its mean as the loss.
 fn linear(prefix: &str, inputs: usize, outputs: usize) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[2, inputs]);
@@ -108,7 +108,7 @@ fn names_that_do_not_match_are_listed_and_nothing_is_changed() {
     );
     assert_eq!(s.read_parameter("w"), [1.0; 6]);
 
-    // Nothing in common is never right.
+    // No common names are always an error.
     weights.retain(|name| name == "c");
     assert!(s.try_load_weights(&weights, &lenient).is_err());
 }
@@ -194,14 +194,14 @@ fn damaged_files_are_errors_that_name_the_file() {
         let error = s.try_load(&path).unwrap_err().to_string();
         assert!(error.contains("model.safetensors"), "{cut}: {error}");
     }
-    // A header that claims more than there is.
+    // A header that claims more bytes than the file contains.
     let mut huge = whole.clone();
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     fs::write(&path, huge).expect("writable");
     assert!(s.try_load(&path).is_err());
     let missing = s.try_load(folder.path().join("none")).unwrap_err().to_string();
     assert!(missing.contains("none"), "{missing}");
-    // A message about names has the file's.
+    // A message about names contains the file's names.
     fs::write(&path, &whole).expect("writable");
     let error = session(&linear("other.", 3, 2))
         .try_load(&path)
@@ -232,7 +232,7 @@ fn training_from_parameters_that_nobody_set_is_an_error_that_names_them() {
     s.set_learning_rate(0.1);
     let error = s.try_step().unwrap_err().to_string();
     assert!(error.contains("'w'") && error.contains("'b'"), "{error}");
-    // Zeros that were asked for are fine.
+    // Zeros that were set explicitly are allowed.
     s.set_parameter("w", &[0.0; 6]);
     s.step();
 }

@@ -1,4 +1,4 @@
-//! The devices that blade-graphics finds.
+//! The blade backend, which lists and opens the devices that blade-graphics finds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
-use crate::probe::{self, Probed, yes_no};
+use crate::probe::{self, ProbedDevice, yes_no};
 use crate::settings;
 use crate::tune::{self, Key, Tuning};
-use meganeura_shaders::host::Wanted;
+use meganeura_shaders::host::CoopSettings;
 
-/// Vulkan on Linux and Windows, Metal on macOS.
+/// A backend for GPUs through Vulkan on Linux and Windows, and through Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BladeBackend;
 
@@ -30,11 +30,11 @@ impl Backend for BladeBackend {
     }
 
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
-        // That there is no driver is no error, but the reason why there are none.
+        // A missing driver is not an error, but the reason why there are no devices.
         let reports = enumerate().unwrap_or_default();
         let probed = probe::probe();
         let mut all: Vec<DeviceInfo> = (0..reports.len()).map(|i| describe(&reports, i, &probed)).collect();
-        // What is wrong with settings is an error when a device is opened.
+        // Invalid settings are reported when a device is opened.
         if let (Ok(folder), Ok(wanted)) = (tune::folder(config), settings::wanted(config)) {
             for (info, report) in all.iter_mut().zip(&reports).filter(|(info, _)| info.rejected.is_none()) {
                 let tuned = tune::describe(folder.as_deref(), &tuning_key(report, wanted));
@@ -66,10 +66,11 @@ impl Backend for BladeBackend {
 }
 
 impl BladeBackend {
-    /// [`Backend::open`], with what such a device alone can do. Whoever opens it meanwhile has the same device.
+    /// Opens a device like [`Backend::open`], but returns the concrete type with its additional methods. Concurrent
+    /// callers share the device.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Backend::open`].
     pub fn open_device(&self, index: usize, config: &Config) -> Result<Arc<BladeDevice>> {
         let reports = enumerate().map_err(|why| Error::backend(NAME, why))?;
         let Some(report) = reports.get(index) else {
@@ -90,22 +91,22 @@ impl BladeBackend {
     }
 }
 
-/// All devices, or why there is no look at them.
+/// Enumerates all devices, or returns the reason why that is impossible.
 fn enumerate() -> Result<Vec<bg::DeviceReport>, String> {
     const REMEDY: &str = "install the Vulkan driver of your GPU, or Mesa's software driver";
     match std::panic::catch_unwind(bg::Context::enumerate) {
         Ok(Ok(reports)) => Ok(reports),
-        Ok(Err(error)) => Err(format!("there is no usable Vulkan or Metal driver ({error}); {REMEDY}")),
-        Err(_) => Err("the driver failed while it listed its devices".into()),
+        Ok(Err(error)) => Err(format!("no usable Vulkan or Metal driver found ({error}); {REMEDY}")),
+        Err(_) => Err("the driver failed while listing its devices".into()),
     }
 }
 
-fn limits_of(report: &bg::DeviceReport, probed: &[Probed]) -> Option<Probed> {
-    let same = |p: &&Probed| p.device_id == report.device_id && p.name == report.information.device_name;
+fn limits_of(report: &bg::DeviceReport, probed: &[ProbedDevice]) -> Option<ProbedDevice> {
+    let same = |p: &&ProbedDevice| p.device_id == report.device_id && p.name == report.information.device_name;
     probed.iter().find(same).cloned()
 }
 
-fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> DeviceInfo {
+fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[ProbedDevice]) -> DeviceInfo {
     let report = &reports[index];
     let known = limits_of(report, probed);
     let limits = known.as_ref().map(|p| p.limits);
@@ -119,8 +120,8 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
     let rejected = match (&report.status, first) {
         (bg::DeviceReportStatus::Rejected(reason), _) => Some(reason.clone()),
         (_, Some(first)) => Some(format!(
-            "its Vulkan device id 0x{:x} is also that of {NAME}:{first}, which is always opened instead; \
-             hide that one from the driver to use this one",
+            "it has the same Vulkan device id 0x{:x} as {NAME}:{first}, which is always opened instead; hide that \
+             device from the driver to use this one",
             report.device_id
         )),
         _ => None,
@@ -132,22 +133,22 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
         hardware: known.as_ref().map(|p| p.uuid.clone()),
         memory_bytes: limits.and_then(|l| l.memory_bytes),
         driver: (!driver.is_empty()).then_some(driver),
-        note: twins.then(|| "another device has the same id and cannot be told apart from it".into()),
+        note: twins.then(|| "another device has the same id, so they cannot be distinguished".into()),
         rejected,
         details: details(report, known.as_ref()),
         ..DeviceInfo::new(index, report.information.device_name.clone(), kind)
     }
 }
 
-/// The driver and its version, as far as they are told.
+/// Returns the driver's name and version, if available.
 fn driver_of(report: &bg::DeviceReport) -> String {
     let driver = [&report.information.driver_name, &report.information.driver_info];
     let driver: Vec<&str> = driver.iter().map(|s| s.as_str()).filter(|s| !s.is_empty()).collect();
     driver.join(" ")
 }
 
-/// What measurements on a device hold for.
-fn tuning_key(report: &bg::DeviceReport, wanted: Wanted) -> Key {
+/// Returns the key under which measurements on a device are stored.
+fn tuning_key(report: &bg::DeviceReport, wanted: CoopSettings) -> Key {
     Key {
         device: report.information.device_name.clone(),
         driver: driver_of(report),
@@ -156,8 +157,8 @@ fn tuning_key(report: &bg::DeviceReport, wanted: Wanted) -> Key {
     }
 }
 
-/// What the layer and the driver say of a device.
-fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
+/// Returns the facts that blade-graphics and the driver report about a device.
+fn details(report: &bg::DeviceReport, probed: Option<&ProbedDevice>) -> Vec<Fact> {
     let mut facts = Vec::new();
     if let bg::DeviceReportStatus::Available { caps, .. } = &report.status {
         let tile = |size: u32| match size {
@@ -175,18 +176,19 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
     facts
 }
 
-/// Opens a device, or gives the one that is open already.
+/// Opens a device, or returns the device that is already open.
 fn open(
     index: usize,
     device_id: u32,
     timing: bool,
-    probed: Option<Probed>,
-    wanted: Wanted,
+    probed: Option<ProbedDevice>,
+    wanted: CoopSettings,
     (folder, key): (Option<PathBuf>, Key),
 ) -> Result<Arc<BladeDevice>> {
-    /// Vulkan device id, whether passes can be timed, what was asked for, and where what was measured is stored.
-    type Opened = (u32, bool, Wanted, Option<PathBuf>);
-    static OPEN: Mutex<BTreeMap<Opened, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
+    /// Identification of an open device: Vulkan device id, whether passes can be timed, requested cooperative matrices,
+    /// and folder of stored measurements.
+    type DeviceKey = (u32, bool, CoopSettings, Option<PathBuf>);
+    static OPEN: Mutex<BTreeMap<DeviceKey, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let opened = (device_id, timing, wanted, folder);
@@ -201,10 +203,15 @@ fn open(
         device_id: Some(device_id),
         ..bg::ContextDesc::default()
     };
-    // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+    // SAFETY: blade requires `unsafe` because a driver is loaded; no other requirement is stated.
     let context = std::panic::catch_unwind(|| unsafe { bg::Context::init(desc) });
     let context = context
-        .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
+        .map_err(|_| {
+            Error::backend(
+                NAME,
+                format!("the driver of device {index} failed while opening the device"),
+            )
+        })?
         .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
     let name = format!("{NAME}:{index}");
     let tuning = Tuning::open(opened.3.as_deref(), key);

@@ -1,4 +1,4 @@
-//! What the core asks of a device: which kernels it has, and plans compiled for it.
+//! Implementation of the core's device trait: supported kernels, and compilation of plans.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use crate::gpu::NAME;
 use crate::tune::validate::validate;
 use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::host::{self, Draft, F16Storage, With};
+use meganeura_shaders::host::{self, F16Storage, KernelOptions, LaunchPlan};
 
-/// Sessions on a context of the host application.
+/// Creation of sessions on a context of the host application.
 pub trait WithContext: Sized {
-    /// A session on the device of a context that others may use, too. Several sessions share compiled kernels if they are
-    /// opened [on](Session::on) one [`BladeDevice::from_context`] instead.
+    /// Creates a session on the device of a context that other code may also use. Several sessions
+    /// share compiled kernels if they are opened [on](Session::on) one
+    /// [`BladeDevice::from_context`] instead.
     ///
     /// # Errors
     /// As [`Session::on`].
@@ -31,17 +32,17 @@ impl WithContext for Session {
 }
 
 impl BladeDevice {
-    /// The cooperative matrices that a plan uses.
+    /// Returns the cooperative matrices that a plan uses.
     fn coop_for(&self, plan: &ExecutionPlan) -> Option<CoopConfig> {
         let uses = plan.dispatches.iter().any(|d| d.use_coop);
         if uses { self.coop_config() } else { None }
     }
 
-    /// Does something with what the kernels of a plan are made with.
-    fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&With) -> T) -> T {
+    /// Calls `make` with the inputs for generating a plan's kernels.
+    fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&KernelOptions) -> T) -> T {
         let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
-        make(&With {
+        make(&KernelOptions {
             backend: NAME,
             library: None,
             coop,
@@ -78,7 +79,7 @@ impl Device for BladeDevice {
     }
 
     fn kernels(&self) -> String {
-        // Which products use cooperative matrices is part of a plan.
+        // The choice of products that use cooperative matrices is part of a plan.
         let mut kernels = format!("{:?}", self.wanted());
         kernels.push_str(&self.answers().fingerprint(self.handle()));
         if let Some(tuned) = self.tuning().fingerprint() {
@@ -98,7 +99,7 @@ impl Device for BladeDevice {
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
-        let with = With {
+        let with = KernelOptions {
             backend: NAME,
             library: None,
             coop: self.coop_at(plan.precision),
@@ -111,12 +112,14 @@ impl Device for BladeDevice {
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
-        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.sources()))
+        self.with(plan, self.coop_for(plan), |with| {
+            Ok(LaunchPlan::of(plan, with)?.sources())
+        })
     }
 
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         self.with(plan, self.coop_for(plan), |with| {
-            Ok(Draft::of(plan, with)?.workspace_bytes())
+            Ok(LaunchPlan::of(plan, with)?.workspace_bytes())
         })
     }
 
@@ -135,7 +138,7 @@ impl Device for BladeDevice {
             self.handle(),
             plan,
             &custom,
-            || self.with(plan, coop, |with| Draft::of(plan, with)),
+            || self.with(plan, coop, |with| LaunchPlan::of(plan, with)),
             |class, error| self.tuning().refuse(class, error),
         )
     }

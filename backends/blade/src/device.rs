@@ -1,4 +1,4 @@
-//! An open device.
+//! An open device, with its cooperative matrices and its measured variants.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,12 +8,13 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::precision::Precision;
 
 use crate::handle::Handle;
-use crate::probe::{self, Probed};
+use crate::probe::{self, ProbedDevice};
 use crate::tune::Tuning;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::host::{self, Answers, CustomKernels, Host as _, Tiles, Wanted};
+use meganeura_shaders::host::{self, CoopSettings, CustomKernels, Host as _, SupportCache, Tiles};
 
-/// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
+/// Returns the configuration for the tiles that a device lists: `f16` tiles if available, else
+/// `f32` tiles, else `None`.
 pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
     host::select_coop_config(tiles(units))
 }
@@ -25,33 +26,33 @@ fn tiles(units: &bg::CooperativeMatrix) -> Tiles {
     }
 }
 
-/// A GPU, or software that acts as one.
+/// A GPU, or a software implementation of one.
 pub struct BladeDevice {
     handle: Handle,
-    /// What was asked for of cooperative matrices.
-    wanted: Wanted,
+    /// Requested settings of cooperative matrices.
+    wanted: CoopSettings,
     /// The cooperative matrices in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
-    /// Ways to compute calls that were measured here.
+    /// Measured variants of kernels, by class of calls.
     tuning: Tuning,
-    /// Which calls it has kernels for.
-    answers: Answers,
+    /// Cache of the answers to the question whether the device supports a call.
+    answers: SupportCache,
 }
 
 impl BladeDevice {
-    /// A device on a context of the host application. What was measured on it before is not used: that is for the devices that
-    /// a configuration opens.
+    /// Creates a device on a context of the host application. Stored measurements are not used:
+    /// they apply only to devices that a configuration opens.
     pub fn from_context(context: Arc<bg::Context>) -> Self {
         let name = context.device_information().device_name.clone();
         let probed = probe::probe().into_iter().find(|p| p.name == name);
-        Self::named(context, name, probed, Wanted::default(), Tuning::none())
+        Self::named(context, name, probed, CoopSettings::default(), Tuning::none())
     }
 
     pub(crate) fn named(
         context: Arc<bg::Context>,
         name: String,
-        probed: Option<Probed>,
-        wanted: Wanted,
+        probed: Option<ProbedDevice>,
+        wanted: CoopSettings,
         tuning: Tuning,
     ) -> Self {
         BladeDevice {
@@ -59,7 +60,7 @@ impl BladeDevice {
             wanted,
             coop: OnceLock::new(),
             tuning,
-            answers: Answers::default(),
+            answers: SupportCache::default(),
         }
     }
 
@@ -67,8 +68,8 @@ impl BladeDevice {
         &self.handle
     }
 
-    /// The cooperative matrices that products may use: those that have passed their test, which is made when this is asked for
-    /// the first time.
+    /// Returns the cooperative matrices for products: only those that passed their test, which runs
+    /// at the first call.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
             let (handle, limits) = (&self.handle, self.handle.limits());
@@ -81,28 +82,30 @@ impl BladeDevice {
         *self.coop.get_or_init(choose)
     }
 
-    /// The cooperative matrices that plans of a precision may use: those that round operands only where that is allowed.
+    /// Returns the cooperative matrices for plans with this precision. Matrices that round operands are included only
+    /// if the precision allows rounding.
     pub(crate) fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
-        // Without units of f32 there is nothing to test.
+        // Without f32 tiles there is nothing to test.
         let rounds = self.matrix_units().is_ok_and(|units| units.f16_tile > 0);
-        match rounds && precision == Precision::F32 {
-            true => None,
-            false => self.coop_config(),
+        if rounds && precision == Precision::F32 {
+            None
+        } else {
+            self.coop_config()
         }
     }
 
-    /// The cooperative matrices that its driver lists.
+    /// Returns the cooperative matrices that the driver lists.
     fn matrix_units(&self) -> std::result::Result<bg::CooperativeMatrix, String> {
         let gpu = self.handle.gpu();
         gpu.attempt(|context| context.capabilities().cooperative_matrix)
     }
 
-    /// What was asked for of cooperative matrices.
-    pub(crate) fn wanted(&self) -> &Wanted {
+    /// Returns the requested settings of cooperative matrices.
+    pub(crate) fn wanted(&self) -> &CoopSettings {
         &self.wanted
     }
 
-    /// Whether results that are only read to be rounded are kept in `f16`.
+    /// Returns `true` if results that are only read to be rounded are stored in `f16`.
     pub(crate) fn f16_storage(&self) -> bool {
         !self.wanted.wide_results
     }
@@ -111,17 +114,17 @@ impl BladeDevice {
         &self.tuning
     }
 
-    /// Which calls it has kernels for.
-    pub(crate) fn answers(&self) -> &Answers {
+    /// Returns the cache of the answers whether the device supports a call.
+    pub(crate) fn answers(&self) -> &SupportCache {
         &self.answers
     }
 
-    /// The kernels for a plan that others registered.
+    /// Returns the registered custom kernels for a plan.
     pub(crate) fn custom_kernels_for(&self, plan: &ExecutionPlan) -> CustomKernels {
         self.answers.custom_kernels(&self.handle, plan)
     }
 
-    /// Launches of the kernel for a call, or the reason why there is none.
+    /// Returns the number of launches that a call needs, or the reason why no kernel supports the call.
     pub(crate) fn answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
         self.answers
             .launches(&self.handle, self.handle.limits().buffer_bytes, kernel)

@@ -1,4 +1,4 @@
-//! A context of blade-graphics, and what protects the rest from its panics.
+//! A blade-graphics context that is protected from panics of blade-graphics.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use meganeura_core::{Error, Result};
 /// Name of the backend, in selectors and messages.
 pub(crate) const NAME: &str = "blade";
 
-/// A context that may be lost.
+/// A context of blade-graphics. It is marked as lost after a panic.
 pub(crate) struct Gpu {
     context: Arc<Context>,
     lost: AtomicBool,
@@ -25,12 +25,12 @@ impl Gpu {
         }
     }
 
-    /// Whether nothing can be done with the context any more.
+    /// Returns `true` if the context is unusable.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Marks the context as lost, and says so.
+    /// Marks the context as lost, and returns the error.
     pub(crate) fn lose(&self, why: &str) -> Error {
         self.lost.store(true, Ordering::Release);
         Error::backend(
@@ -39,8 +39,8 @@ impl Gpu {
         )
     }
 
-    /// Does something that panics where the device is lost or out of memory. Afterwards blade's locks are poisoned,
-    /// so the context is not used again.
+    /// Runs work that panics if the device is lost or out of memory. After a panic, blade's locks are poisoned, so the
+    /// context is not used again.
     ///
     /// # Errors
     /// A lost device.
@@ -52,7 +52,7 @@ impl Gpu {
             .map_err(|panic| self.lose(&format!("{doing}: {}", message(&*panic))))
     }
 
-    /// Does something whose panic harms nothing.
+    /// Runs work whose panic is harmless.
     ///
     /// # Errors
     /// The panic's message.
@@ -60,7 +60,8 @@ impl Gpu {
         catch_unwind(AssertUnwindSafe(|| work(&self.context))).map_err(|panic| message(&*panic))
     }
 
-    /// Frees something, unless the context is lost and goes with all that it has.
+    /// Runs work that frees something. Does nothing if the context is lost: a lost context frees everything that it
+    /// owns.
     pub(crate) fn free(&self, work: impl FnOnce(&Context)) {
         if !self.is_lost() && self.attempt(work).is_err() {
             self.lost.store(true, Ordering::Release);
@@ -68,7 +69,7 @@ impl Gpu {
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

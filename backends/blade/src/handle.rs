@@ -1,4 +1,4 @@
-//! A device as its driver has it: the context, what it can do, and its compiled kernels.
+//! The low-level device: context, capabilities, and compiled kernels.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,32 +7,33 @@ use blade_graphics as bg;
 use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::shader::ShaderDevice;
 use meganeura_core::backend::{Capabilities, CostModel, Executable};
-use meganeura_shaders::host::{self, Draft, Host, Refused, Unmade};
+use meganeura_shaders::host::{self, CompileFailure, Host, LaunchPlan, RejectedKernel};
 use meganeura_shaders::{DTYPES, Features, Launch};
 
 use crate::executable::BladeExecutable;
 use crate::gpu::{Gpu, NAME};
 use crate::pipeline::Pipelines;
-use crate::probe::{Limits, Probed};
+use crate::probe::{Limits, ProbedDevice};
 
-/// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
+/// Loop iterations after which Mesa's software driver leaves all loops of a shader
+/// (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;
 
-/// What executables need of a device, and those who try kernels before there is any [`BladeDevice`](crate::BladeDevice)
-/// that could say whether it uses them.
+/// The part of a device that executables need. It is also sufficient to test kernels before a
+/// [`BladeDevice`](crate::BladeDevice) exists.
 pub(crate) struct Handle {
     gpu: Arc<Gpu>,
-    /// Whether it is software that acts as a GPU.
+    /// `true` for a software implementation of a GPU.
     software: bool,
     limits: Limits,
-    /// What kernels use of it, once that has been tested.
+    /// Features that kernels use, once they have been tested.
     features: OnceLock<Features>,
     capabilities: Capabilities,
     pipelines: Pipelines,
 }
 
 impl Handle {
-    pub(crate) fn new(context: Arc<bg::Context>, name: String, probed: Option<Probed>) -> Self {
+    pub(crate) fn new(context: Arc<bg::Context>, name: String, probed: Option<ProbedDevice>) -> Self {
         let software = context.device_information().is_software_emulated;
         let limits = probed.map(|p| p.limits).unwrap_or_default();
         Handle {
@@ -60,8 +61,8 @@ impl Handle {
         &self.limits
     }
 
-    /// What kernels may use of it: what its driver lists, and what has passed the test that is made when this is asked for the
-    /// first time.
+    /// Returns the features that kernels may use: those that the driver lists and that passed their
+    /// test, which runs at the first call.
     pub(crate) fn features(&self) -> Features {
         *self.features.get_or_init(|| {
             let listed = Features {
@@ -77,7 +78,7 @@ impl Handle {
         &self.capabilities
     }
 
-    /// Whether it is software that acts as a GPU.
+    /// Returns `true` for a software implementation of a GPU.
     pub(crate) fn is_software(&self) -> bool {
         self.software
     }
@@ -102,16 +103,16 @@ impl Host for Handle {
         }
     }
 
-    fn executable(&self, plan: &ExecutionPlan, draft: Draft) -> Result<Box<dyn Executable>, Unmade> {
+    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
         Ok(Box::new(BladeExecutable::of(self, plan, draft)?))
     }
 
-    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {
         self.pipelines.prepare(&self.gpu, launches)
     }
 }
 
-/// Rough rates of a class of devices.
+/// Returns approximate rates of a class of devices, for the cost model.
 fn cost_model(software: bool, discrete: Option<bool>) -> CostModel {
     let (launch_ns, bytes, flops) = match (software, discrete) {
         (true, _) => (10_000, 8e9, 10e9),

@@ -1,4 +1,5 @@
-//! The blade backend: plans on GPUs, through [`blade_graphics`], which is Vulkan on Linux and Windows and Metal on macOS.
+//! The blade backend: runs plans on GPUs through [`blade_graphics`] (Vulkan on Linux and Windows,
+//! Metal on macOS).
 //!
 //! Kernels are WGSL, generated for every dispatch with its shapes as constants; a step is one submission, and the host
 //! does not wait for it. A host application that has a context shares it:

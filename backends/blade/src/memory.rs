@@ -1,4 +1,4 @@
-//! Memory of an executable: its buffers in a few large ones.
+//! Memory of an executable: its buffers in a few large allocations.
 
 use std::sync::Arc;
 
@@ -6,31 +6,32 @@ use blade_graphics as bg;
 use meganeura_core::{Error, ExecutionPlan, Result};
 
 use crate::gpu::Gpu;
-use meganeura_shaders::host::{Place, lay_out};
+use meganeura_shaders::host::{BufferLocation, lay_out};
 
-/// Buffers of device-local memory.
+/// All buffers of an executable, in device-local memory.
 pub(crate) struct Arena {
     gpu: Arc<Gpu>,
     slabs: Vec<bg::Buffer>,
-    places: Vec<Place>,
+    places: Vec<BufferLocation>,
 }
 
 impl Arena {
-    /// Allocates buffers of these sizes, the first of them those of the plan, as it lays them out. Their contents are undefined.
+    /// Allocates buffers of these sizes; the first ones are the plan's, in its layout. Contents are
+    /// undefined.
     ///
     /// # Errors
-    /// A buffer beyond the device's limit, memory that is not there.
+    /// A buffer beyond the device's limit; not enough memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
         let (slabs, places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
-        // Refused beforehand, because blade panics where the driver refuses.
+        // Check beforehand, because blade panics if the driver refuses.
         let stats = gpu.guard("reading the memory budget", bg::Context::memory_stats)?;
         let available = (stats.budget > 0).then(|| stats.budget.saturating_sub(stats.usage));
         let out_of_memory = || Error::OutOfMemory {
             device: device.to_owned(),
             requested: usize::try_from(total).unwrap_or(usize::MAX),
             available,
-            remedy: "use a smaller batch or model, or end what else uses the device's memory".into(),
+            remedy: "use a smaller batch or model, or close other programs that use the device's memory".into(),
         };
         if available.is_some_and(|available| total > available) {
             return Err(out_of_memory());
@@ -47,17 +48,17 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Where a buffer is.
-    pub(crate) fn place(&self, buffer: usize) -> Option<Place> {
+    /// Returns the location of a buffer.
+    pub(crate) fn place(&self, buffer: usize) -> Option<BufferLocation> {
         self.places.get(buffer).copied()
     }
 
-    /// A byte of a buffer as blade takes it.
-    pub(crate) fn piece(&self, place: Place, offset: u64) -> bg::BufferPiece {
+    /// Returns the address of a byte of a buffer as a blade buffer piece.
+    pub(crate) fn piece(&self, place: BufferLocation, offset: u64) -> bg::BufferPiece {
         self.slabs[place.slab].at(place.offset + offset)
     }
 
-    /// Writes zeros everywhere.
+    /// Fills all buffers with zeros.
     pub(crate) fn clear(&self, pass: &mut bg::TransferCommandEncoder) {
         for slab in &self.slabs {
             pass.fill_buffer(slab.at(0), slab.size(), 0);
@@ -79,7 +80,7 @@ fn create(gpu: &Gpu, name: &str, size: u64, memory: bg::Memory) -> Result<bg::Bu
     })
 }
 
-/// A buffer that the host sees, which grows; users keep it small by transferring in pieces.
+/// A growing host-visible buffer. Users transfer data in pieces, so that it stays small.
 pub(crate) struct HostBuffer {
     gpu: Arc<Gpu>,
     memory: bg::Memory,
@@ -87,7 +88,7 @@ pub(crate) struct HostBuffer {
 }
 
 impl HostBuffer {
-    /// Of memory [`bg::Memory::Upload`] or [`bg::Memory::Download`], with no bytes yet.
+    /// Creates an empty buffer in memory [`bg::Memory::Upload`] or [`bg::Memory::Download`].
     pub(crate) fn new(gpu: &Arc<Gpu>, memory: bg::Memory) -> Self {
         HostBuffer {
             gpu: gpu.clone(),
@@ -96,10 +97,10 @@ impl HostBuffer {
         }
     }
 
-    /// The buffer with at least so many bytes. The device must not be using it.
+    /// Returns the buffer with at least this many bytes. The device must not be using it.
     ///
     /// # Errors
-    /// Memory that is not there.
+    /// Not enough memory.
     pub(crate) fn with_capacity(&mut self, bytes: u64) -> Result<bg::Buffer> {
         if let Some(raw) = self.raw.filter(|raw| raw.size() >= bytes) {
             return Ok(raw);
@@ -110,10 +111,10 @@ impl HostBuffer {
         Ok(raw)
     }
 
-    /// Copies bytes into it.
+    /// Copies bytes into the buffer.
     ///
     /// # Errors
-    /// Memory that is not there.
+    /// Not enough memory.
     pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<bg::Buffer> {
         let raw = self.with_capacity(bytes.len() as u64)?;
         // SAFETY: memory of this kind is mapped for as long as the buffer lives, which has room for the bytes; the
@@ -122,18 +123,19 @@ impl HostBuffer {
         Ok(raw)
     }
 
-    /// Copies bytes out of it, which the device has written and is done with.
+    /// Copies bytes from the buffer. The device must have finished writing them.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
         let Some(raw) = self.raw else { return };
         assert!(
             offset + bytes.len() as u64 <= raw.size(),
             "a read leaves the staging buffer"
         );
-        // SAFETY: within the mapped buffer by the assertion, and the device is done with it.
+        // SAFETY: the range is within the mapped buffer by the assertion, and the device has
+        // finished with it.
         unsafe { std::ptr::copy_nonoverlapping(raw.data().add(offset as usize), bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.raw.map_or(0, |raw| raw.size())

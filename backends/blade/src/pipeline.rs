@@ -1,4 +1,4 @@
-//! Pipelines: made for the kernels of a plan, shared by equal ones, several at a time.
+//! Pipelines: compiled kernels. Several are created at a time, and plans share equal ones.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,10 +8,10 @@ use blade_graphics::ShaderBindable as _;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::{Gpu, NAME};
-use meganeura_shaders::host::Refused;
+use meganeura_shaders::host::RejectedKernel;
 use meganeura_shaders::{Binding, INLINE_SCALARS, Launch};
 
-/// Pipelines that are kept for the plans that are going to use them.
+/// Maximum number of pipelines that are kept for later plans.
 const KEPT: usize = 64;
 
 /// A compiled kernel.
@@ -27,23 +27,27 @@ impl Drop for Pipeline {
     }
 }
 
-/// The pipelines in use on a device, by their source.
+/// The pipelines in use on a device, by the source of their kernels.
 #[derive(Default)]
 pub(crate) struct Pipelines {
     known: Mutex<HashMap<String, Weak<Pipeline>>>,
-    /// Made ahead of the plans that are going to use them.
+    /// Pipelines created ahead of the plans that will use them.
     kept: Mutex<Vec<Arc<Pipeline>>>,
-    /// Kernels that a test has a driver refuse.
+    /// Kernels that the driver rejects in a test.
     #[cfg(test)]
     pub(crate) refused: Mutex<std::collections::HashSet<String>>,
 }
 
 impl Pipelines {
-    /// Pipelines of launches, in their order; the labels name them in errors.
+    /// Returns the pipelines of launches, in order; the labels name them in errors.
     ///
     /// # Errors
-    /// A kernel that the driver refuses, a lost device.
-    pub(crate) fn of(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, Refused> {
+    /// A kernel that the driver rejects; a lost device.
+    pub(crate) fn of(
+        &self,
+        gpu: &Arc<Gpu>,
+        launches: &[(&str, &Launch)],
+    ) -> Result<Vec<Arc<Pipeline>>, RejectedKernel> {
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: HashMap<&str, Arc<Pipeline>> = HashMap::new();
@@ -68,7 +72,7 @@ impl Pipelines {
         {
             let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((label, launch)) = missing.iter().find(|(_, launch)| refused.contains(&launch.source)) {
-                return Err(Refused {
+                return Err(RejectedKernel {
                     error: Box::new(Error::backend(NAME, format!("{label}: refused by a test"))),
                     source: Some(launch.source.clone()),
                 });
@@ -85,11 +89,12 @@ impl Pipelines {
 }
 
 impl Pipelines {
-    /// Makes pipelines of launches, as [`Pipelines::of`], and keeps the last ones for the plans that are going to use them.
+    /// Creates pipelines of launches, like [`Pipelines::of`], and keeps the last ones for the plans
+    /// that will use them.
     ///
     /// # Errors
-    /// As there.
-    pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+    /// As [`Pipelines::of`].
+    pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {
         let made = self.of(gpu, launches)?;
         // A panic cannot leave the list half changed.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,16 +105,16 @@ impl Pipelines {
     }
 }
 
-/// Makes pipelines on several threads, with large stacks: custom kernels are nested as deeply as is allowed, and what
-/// compiles them is recursive.
-fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, Refused> {
+/// Creates pipelines on several threads with large stacks: custom kernels may be nested deeply, and
+/// the compiler recurses.
+fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, RejectedKernel> {
     const STACK: usize = 32 << 20;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let share = launches.len().div_ceil(threads).max(1);
-    let create_share = |share: &[(&str, &Launch)]| -> Result<Vec<Arc<Pipeline>>, Refused> {
+    let create_share = |share: &[(&str, &Launch)]| -> Result<Vec<Arc<Pipeline>>, RejectedKernel> {
         share.iter().map(|(label, launch)| create(gpu, label, launch)).collect()
     };
-    let failed = |why: String| Refused {
+    let failed = |why: String| RejectedKernel {
         error: Box::new(Error::backend(NAME, why)),
         source: None,
     };
@@ -117,25 +122,25 @@ fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pi
         let workers = launches.chunks(share).map(|share| {
             let builder = std::thread::Builder::new().stack_size(STACK);
             let worker = builder.spawn_scoped(scope, move || create_share(share));
-            worker.map_err(|e| failed(format!("no thread to make pipelines could be started: {e}")))
+            worker.map_err(|e| failed(format!("cannot start a thread to create pipelines: {e}")))
         });
         let workers: Vec<_> = workers.collect();
         let mut all = Vec::with_capacity(launches.len());
         for worker in workers {
             let made = worker?.join();
-            all.extend(made.map_err(|_| failed("making a pipeline panicked".into()))??);
+            all.extend(made.map_err(|_| failed("creating a pipeline panicked".into()))??);
         }
         Ok(all)
     })
 }
 
-fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>, Refused> {
+fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>, RejectedKernel> {
     let refused = |why: String| {
-        log::debug!("the refused kernel of {label}:\n{}", launch.source);
-        Refused {
+        log::debug!("the rejected kernel of {label}:\n{}", launch.source);
+        RejectedKernel {
             error: Box::new(Error::backend(
                 NAME,
-                format!("{label}: the driver refuses the kernel: {why}"),
+                format!("{label}: the driver rejects the kernel: {why}"),
             )),
             source: Some(launch.source.clone()),
         }
@@ -172,19 +177,19 @@ fn layout(launch: &Launch) -> bg::ShaderDataLayout {
     }
 }
 
-/// Bytes of the scalars that are part of a launch.
+/// The values of the scalars that are passed with a launch.
 pub(crate) type Scalars = [[u8; 4]; INLINE_SCALARS];
 
-/// What a variable of a kernel is bound to.
+/// The value that a variable of a kernel is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
     Piece(bg::BufferPiece),
     Number(u32),
-    /// The scalars of the step.
+    /// The scalars of the current step.
     Scalars,
 }
 
-/// All that a launch is bound to, in the order of its bindings.
+/// The values of all bindings of a launch, in order.
 pub(crate) struct BoundLaunch<'a> {
     pub(crate) bound: &'a [Bound],
     pub(crate) scalars: &'a Scalars,

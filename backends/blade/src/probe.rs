@@ -1,7 +1,7 @@
-//! What blade does not tell of devices: limits, memory, whether a GPU has memory of its own.
+//! Device properties that blade does not report: limits, memory, and whether a GPU has separate memory.
 //!
-//! A read-only look through Vulkan. Where there is none (Metal), or it does not work, devices are taken to have what
-//! every one has.
+//! They are queried from Vulkan without modifying anything. Without Vulkan (Metal), or if a query fails, devices are
+//! assumed to have only the guaranteed minimum.
 
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 use std::path::PathBuf;
@@ -10,29 +10,29 @@ use std::sync::OnceLock;
 
 use meganeura_core::backend::Fact;
 
-/// Bytes of a storage buffer that every Vulkan device allocates and binds.
+/// Storage buffer size that every Vulkan device supports, in bytes.
 const MIN_BUFFER: u64 = 128 << 20;
-/// Bytes beyond which numbers of elements do not fit 32 bits.
+/// Maximum buffer size in bytes, so that element counts fit into 32 bits.
 const MAX_BUFFER: u64 = 4 << 30;
-/// Sizes are multiples of this, so that an allocation is not rounded up beyond the limit.
+/// Granularity of buffer sizes in bytes, so that an allocation is not rounded up beyond the limit.
 const GRAIN: u64 = 64 << 10;
 
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Bytes of the largest buffer: what can be allocated at once, and what a kernel sees.
+    /// Maximum buffer size in bytes, for allocations and kernel bindings.
     pub(crate) buffer_bytes: u64,
-    /// Bytes of device-local memory.
+    /// Device-local memory in bytes.
     pub(crate) memory_bytes: Option<u64>,
-    /// Threads of a subgroup, if known.
+    /// Number of threads in a subgroup, if available.
     pub(crate) subgroup_size: Option<u32>,
-    /// The same where every subgroup of a kernel has so many, and kernels may add up over them.
+    /// Subgroup size, if all subgroups of a kernel have this size and kernels may use subgroup reductions.
     pub(crate) uniform_subgroup_size: Option<u32>,
-    /// Multiprocessors, as NVIDIA's driver counts them, if it does.
+    /// Number of multiprocessors, if NVIDIA's driver reports it.
     pub(crate) multiprocessors: Option<u32>,
     /// Size of a workgroup's shared memory in bytes; 0 if unknown.
     pub(crate) workgroup_bytes: u32,
-    /// Whether the GPU has memory of its own, if known.
+    /// `true` if the GPU has separate memory; `None` if unknown.
     pub(crate) discrete: Option<bool>,
 }
 
@@ -50,15 +50,15 @@ impl Default for Limits {
     }
 }
 
-/// A device as its driver names it, and its limits.
+/// A device as the driver reports it: names, limits and facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Probed {
+pub(crate) struct ProbedDevice {
     pub(crate) device_id: u32,
     pub(crate) name: String,
-    /// 16 bytes that no other device has, as hexadecimal digits.
+    /// Identifier that is unique for each device: 16 bytes as hexadecimal digits.
     pub(crate) uuid: String,
     pub(crate) limits: Limits,
-    /// What else the driver says.
+    /// Other facts that the driver reports.
     pub(crate) facts: Vec<Fact>,
 }
 
@@ -66,17 +66,17 @@ pub(crate) fn yes_no(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
 }
 
-/// Variables that tell the Vulkan loader which drivers to use, instead of those that are installed.
+/// Environment variables that make the Vulkan loader use other drivers than the installed ones.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 const DRIVER_VARIABLES: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
-/// Folders where drivers are announced.
+/// Folders in which drivers are registered.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 const DRIVER_FOLDERS: [&str; 3] = [
     "/usr/share/vulkan/icd.d",
     "/usr/local/share/vulkan/icd.d",
     "/etc/vulkan/icd.d",
 ];
-/// Extensions that decide what can be used.
+/// Device extensions that determine the available features.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 const EXTENSIONS: [&std::ffi::CStr; 4] = [
     c"VK_KHR_cooperative_matrix",
@@ -85,13 +85,13 @@ const EXTENSIONS: [&std::ffi::CStr; 4] = [
     c"VK_EXT_memory_budget",
 ];
 
-/// Metal is part of the system.
+/// Returns a fact about Metal, a part of the system.
 #[cfg(any(target_os = "ios", target_os = "macos"))]
 pub(crate) fn environment() -> Vec<Fact> {
     vec![Fact::new("driver", "Metal, of the system")]
 }
 
-/// The Vulkan loader, and the drivers that it is told of.
+/// Returns facts about the Vulkan loader and the drivers that are registered with it.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 pub(crate) fn environment() -> Vec<Fact> {
     // SAFETY: loads the system's Vulkan loader, which blade does as well.
@@ -99,7 +99,7 @@ pub(crate) fn environment() -> Vec<Fact> {
         // SAFETY: the loader was loaded above; the call asks for a number.
         Ok(entry) => match unsafe { entry.try_enumerate_instance_version() } {
             Ok(version) => format!("version {}", version_text(version.unwrap_or(ash::vk::API_VERSION_1_0))),
-            Err(error) => format!("loaded, but it does not tell its version: {error}"),
+            Err(error) => format!("loaded, but it does not report its version: {error}"),
         },
         Err(error) => format!("cannot be loaded: {error}"),
     };
@@ -115,7 +115,7 @@ pub(crate) fn environment() -> Vec<Fact> {
                 .filter_map(|folder| std::fs::read_dir(folder).ok());
             let mut files: Vec<PathBuf> = folders.flatten().flatten().map(|entry| entry.path()).collect();
             files.sort();
-            // Windows announces drivers in its registry.
+            // Windows registers drivers in its registry.
             if !cfg!(windows) {
                 facts.push(Fact::new("drivers", announced(files.into_iter())));
             }
@@ -124,17 +124,21 @@ pub(crate) fn environment() -> Vec<Fact> {
     facts
 }
 
-/// Files that announce drivers, and which of them are missing.
+/// Lists the files that register drivers, and marks missing ones.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 fn announced(files: impl Iterator<Item = PathBuf>) -> String {
-    let text = |file: PathBuf| match file.exists() {
-        true => file.display().to_string(),
-        false => format!("{} (no such file)", file.display()),
+    let text = |file: PathBuf| {
+        if file.exists() {
+            file.display().to_string()
+        } else {
+            format!("{} (no such file)", file.display())
+        }
     };
     let list: Vec<String> = files.map(text).collect();
-    match list.is_empty() {
-        true => "none".into(),
-        false => list.join(", "),
+    if list.is_empty() {
+        "none".into()
+    } else {
+        list.join(", ")
     }
 }
 
@@ -150,13 +154,13 @@ fn version_text(version: u32) -> String {
 }
 
 #[cfg(any(target_os = "ios", target_os = "macos"))]
-pub(crate) fn probe() -> Vec<Probed> {
+pub(crate) fn probe() -> Vec<ProbedDevice> {
     Vec::new()
 }
 
-/// Every device that Vulkan lists; none if it does not work.
+/// Returns every device that Vulkan lists; none if it does not work.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
-pub(crate) fn probe() -> Vec<Probed> {
+pub(crate) fn probe() -> Vec<ProbedDevice> {
     // SAFETY: loads the system's Vulkan loader, which blade does as well.
     let Ok(entry) = (unsafe { ash::Entry::load() }) else {
         return Vec::new();
@@ -170,8 +174,9 @@ pub(crate) fn probe() -> Vec<Probed> {
     // SAFETY: the instance was created above and is alive; devices are asked for properties only.
     let devices = unsafe { instance.enumerate_physical_devices() }.unwrap_or_default();
     let probed = devices.iter().map(|&device| describe(&instance, device)).collect();
-    // With no instance left the loader unloads the drivers, and some cannot be loaded again and again: opened and closed a
-    // few times, NVIDIA's is refused as incompatible, or ends the program. So the first one stays.
+    // Without an instance, the loader unloads the drivers, and some cannot be loaded repeatedly:
+    // after a few times, NVIDIA's driver is rejected as incompatible, or ends the program. So the
+    // first instance is kept.
     static FIRST: OnceLock<(ash::Entry, ash::Instance)> = OnceLock::new();
     if let Err((_, instance)) = FIRST.set((entry, instance)) {
         // SAFETY: nothing made from the instance is left.
@@ -181,14 +186,14 @@ pub(crate) fn probe() -> Vec<Probed> {
 }
 
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
-fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed {
+fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> ProbedDevice {
     use ash::vk;
     let mut subgroup = vk::PhysicalDeviceSubgroupProperties::default();
     let mut identity = vk::PhysicalDeviceIDProperties::default();
     let mut all = vk::PhysicalDeviceProperties2::default()
         .push_next(&mut subgroup)
         .push_next(&mut identity);
-    // SAFETY: the device was listed by the instance, which is alive; the structures live through the calls.
+    // SAFETY: the instance listed the device and is alive; the structures live through the calls.
     let (properties, memory) = unsafe {
         instance.get_physical_device_properties2(device, &mut all);
         (all.properties, instance.get_physical_device_memory_properties(device))
@@ -225,9 +230,10 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
         (sizes.min_subgroup_size == sizes.max_subgroup_size).then_some(sizes.min_subgroup_size)
     });
     let driver = &properties.limits;
-    let timestamps = match driver.timestamp_compute_and_graphics == vk::TRUE {
-        true => format!("yes, of {} ns", driver.timestamp_period),
-        false => "no, so passes are not measured".into(),
+    let timestamps = if driver.timestamp_compute_and_graphics == vk::TRUE {
+        format!("yes, of {} ns", driver.timestamp_period)
+    } else {
+        "no, so passes are not measured".into()
     };
     let mut facts = vec![
         Fact::new("Vulkan version", version_text(properties.api_version)),
@@ -247,7 +253,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
         let found = extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
         Fact::new(wanted.to_string_lossy(), yes_no(found))
     }));
-    Probed {
+    ProbedDevice {
         facts,
         device_id: properties.device_id,
         name: name.to_string_lossy().into_owned(),
@@ -264,13 +270,14 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     }
 }
 
-/// The largest buffer within these limits, none of which may be below what every device has.
+/// Returns the largest buffer size that all limits allow. Each limit counts at least as the guaranteed minimum.
 fn largest_buffer(limits: &[u64]) -> u64 {
     let least = limits.iter().copied().min().unwrap_or(MIN_BUFFER);
     least.clamp(MIN_BUFFER, MAX_BUFFER) / GRAIN * GRAIN
 }
 
-/// Most bytes of an allocation and of a buffer, as far as a device of this version says.
+/// Returns the maximum bytes of an allocation and of a buffer, if a device of this version reports
+/// them.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 fn allocation_limits(instance: &ash::Instance, device: ash::vk::PhysicalDevice, version: u32) -> Vec<u64> {
     use ash::vk;
@@ -283,10 +290,10 @@ fn allocation_limits(instance: &ash::Instance, device: ash::vk::PhysicalDevice, 
     if version >= vk::API_VERSION_1_3 {
         all = all.push_next(&mut buffer);
     }
-    // SAFETY: the device was listed by the instance, which is alive and of version 1.1; the structures live through the
-    // call and are known to a device of this version.
+    // SAFETY: the instance listed the device, is alive and of version 1.1; the structures live
+    // through the call, and a device of this version supports them.
     unsafe { instance.get_physical_device_properties2(device, &mut all) };
-    // What a driver leaves alone stays 0.
+    // Values that a driver does not set stay 0.
     let found = [allocation.max_memory_allocation_size, buffer.max_buffer_size];
     found.into_iter().filter(|&bytes| bytes > 0).collect()
 }

@@ -1,43 +1,43 @@
-//! The launches of a plan with their pipelines and memory: what the executable records at each step.
+//! The launches of a plan with their pipelines and memory. The executable records them in each step.
 
 use std::sync::Arc;
 
 use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{Error, Result};
 use meganeura_shaders::Launch;
-use meganeura_shaders::host::{self, Draft, phases};
+use meganeura_shaders::host::{self, LaunchPlan, phases};
 
 use crate::memory::Arena;
 use crate::pipeline::{self, Pipeline};
 
-/// A launch, ready to be recorded.
-pub(crate) struct Ready {
+/// A launch with its pipeline and bindings, ready to be recorded.
+pub(crate) struct PreparedLaunch {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) bound: Vec<pipeline::Bound>,
     pub(crate) groups: [u32; 3],
-    /// Number of the dispatch.
+    /// Index of the dispatch in the plan.
     pub(crate) dispatch: u32,
 }
 
-/// Launches between two barriers.
-pub(crate) type Phase = Vec<Ready>;
+/// The launches between two barriers, which may run at the same time.
+pub(crate) type Phase = Vec<PreparedLaunch>;
 
-/// The phases of each segment, with their pipelines and memory.
+/// Prepares the launches of a plan, and returns the phases of each segment.
 ///
 /// # Errors
-/// A buffer that has no place.
+/// A buffer without a location.
 pub(crate) fn ready(
-    draft: &Draft,
+    draft: &LaunchPlan,
     plan: &ExecutionPlan,
     pipelines: Vec<Arc<Pipeline>>,
     arena: &Arena,
 ) -> Result<Vec<Vec<Phase>>> {
     let mut made = pipelines.into_iter();
-    let mut ready: Vec<Vec<Ready>> = Vec::with_capacity(plan.dispatches.len());
+    let mut ready: Vec<Vec<PreparedLaunch>> = Vec::with_capacity(plan.dispatches.len());
     for (number, launches) in draft.launches().enumerate() {
         let mut list = Vec::with_capacity(launches.len());
         for (launch, pipeline) in launches.iter().zip(made.by_ref()) {
-            list.push(Ready {
+            list.push(PreparedLaunch {
                 pipeline,
                 bound: bound(draft, number, launch, arena)?,
                 groups: launch.groups,
@@ -50,11 +50,11 @@ pub(crate) fn ready(
     Ok(plan.segments.iter().map(|s| phases(plan, s, &mut ready)).collect())
 }
 
-fn bound(draft: &Draft, dispatch: usize, launch: &Launch, arena: &Arena) -> Result<Vec<pipeline::Bound>> {
+fn bound(draft: &LaunchPlan, dispatch: usize, launch: &Launch, arena: &Arena) -> Result<Vec<pipeline::Bound>> {
     let bound = draft.bound(dispatch, launch).into_iter().map(|bound| match bound {
         host::Bound::Buffer(buffer) => {
             let place = arena.place(buffer);
-            let place = place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?;
+            let place = place.ok_or_else(|| Error::plan(format!("buffer b{buffer} does not exist")))?;
             Ok(pipeline::Bound::Piece(arena.piece(place, 0)))
         }
         host::Bound::Number(number) => Ok(pipeline::Bound::Number(number)),

@@ -1,31 +1,31 @@
-//! The settings of the configuration, `backend.blade` and what belongs to it, as values.
+//! Settings of the configuration section `backend.blade`.
 
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::NAME;
-use meganeura_shaders::host::Wanted;
+use meganeura_shaders::host::CoopSettings;
 
-/// The setting that chooses the tile of cooperative matrices.
+/// Name of the setting for the tile size of cooperative matrices.
 const TILE: &str = "coop_tile";
-/// The setting that says from how many workgroups on a matmul uses them.
+/// Name of the setting for the minimum workgroups of a matmul that uses cooperative matrices.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-/// The setting that says how many workgroups run at a time.
+/// Name of the setting for the number of workgroups that run at a time.
 const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
-/// The setting that says in what results are kept that only cooperative matrices read.
+/// Name of the setting for the type of results that only cooperative matrices read.
 const INTERMEDIATES: &str = "coop_intermediates";
-/// The setting that says whether times of passes can be measured.
+/// Name of the setting that enables measuring the times of passes.
 const TIMING: &str = "timing";
 
-/// All of them. Those of tuning are named there.
+/// Names of all settings, except the settings of tuning.
 const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIMING];
-/// Former names of settings, each with the present one.
+/// Former names of settings, each with the current name.
 const RENAMED: [(&str, &str); 2] = [("coop_at_once", MAX_RESIDENT), ("coop_between", INTERMEDIATES)];
 
-/// Checks that there are only known settings: those of this file and `others`.
+/// Checks that the configuration contains only settings of this file and `others`.
 ///
 /// # Errors
-/// One that is unknown, or has an old name.
+/// An unknown setting, or one with an old name.
 pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
     let given = config.backend.get(NAME);
     let is_given = |key: &str| given.is_some_and(|settings| settings.contains_key(key));
@@ -38,11 +38,11 @@ pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
     config.check_backend(NAME, &[&NAMES[..], others].concat())
 }
 
-/// The settings of cooperative matrices.
+/// Reads the settings of cooperative matrices.
 ///
 /// # Errors
-/// One that is out of its range, or of another type.
-pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
+/// A setting that is out of range, or of another type.
+pub(crate) fn wanted(config: &Config) -> Result<CoopSettings> {
     let wrong = |message| Error::Config {
         origin: config.origin(),
         message,
@@ -51,7 +51,7 @@ pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
         let known = u32::try_from(tile).ok().filter(|tile| [0, 8, 16].contains(tile));
         known.ok_or_else(|| {
             let choices = "use 8 or 16, or 0 for no cooperative matrices";
-            wrong(format!("backend.{NAME}.{TILE} is {tile}; {choices}"))
+            wrong(format!("backend.{NAME}.{TILE}: unsupported value {tile}; {choices}"))
         })
     });
     let groups = |key: &str, zero: &str| {
@@ -59,20 +59,22 @@ pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
             let known = u32::try_from(groups).ok();
             known.ok_or_else(|| {
                 let choices = format!("use at most 4294967295, or 0 for {zero}");
-                wrong(format!("backend.{NAME}.{key} is {groups}; {choices}"))
+                wrong(format!("backend.{NAME}.{key}: value {groups} is too large; {choices}"))
             })
         });
         groups.transpose()
     };
-    Ok(Wanted {
+    Ok(CoopSettings {
         tile: tile.transpose()?,
         min_workgroups: groups(MIN_WORKGROUPS, "every matmul")?,
         max_resident_workgroups: groups(MAX_RESIDENT, "an unknown number")?,
         wide_results: config.backend_choice(NAME, INTERMEDIATES, ["f16", "f32"])? == "f32",
+        wide_rows: false,
     })
 }
 
-/// Whether times of passes can be measured. Every submission has to clear a thousand of them, as blade-graphics decides.
+/// Returns `true` if the times of passes can be measured. blade-graphics then clears a thousand timestamps in every
+/// submission.
 ///
 /// # Errors
 /// Another word than 'on' and 'off', or no text.
@@ -99,6 +101,6 @@ mod tests {
             assert!(error.contains(&old[..12]) && error.contains(new), "{error}");
         }
         let error = checked("coop_unknown = 1").expect_err("unknown");
-        assert!(error.contains("coop_unknown is no setting"), "{error}");
+        assert!(error.contains("coop_unknown is not a setting"), "{error}");
     }
 }

@@ -1,11 +1,12 @@
-//! Times of passes, by the device's timestamps.
+//! Times of passes, measured by the device's timestamps.
 //!
-//! blade has the device write the time where a pass begins and where a submission ends, for so many passes of one
-//! submission as [`MAX_PASSES`]. A measured step therefore has a pass of its own for every phase, and as many
-//! submissions as these need. A pass lasts until the next one begins, the barrier between them included.
+//! With blade, the device writes the time at the beginning of each pass and at the end of a
+//! submission, for up to [`MAX_PASSES`] passes per submission. A measured step therefore has a
+//! separate pass for every phase, and as many submissions as needed. A pass lasts until the next
+//! one begins, including the barrier between them.
 //!
-//! blade gives durations, not times by the host's clock. Passes are taken to follow each other without pause, from when
-//! the submission was handed over, or the one before it was done, on.
+//! blade gives durations, not times on the host's clock. Passes are assumed to follow each other
+//! without pause, from the time of submission or of the completion of the previous submission.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use meganeura_core::backend::{PassTiming, Ticket, pass_label};
 
 use crate::program::Phase;
 
-/// Passes of a submission that are measured.
+/// Maximum number of measured passes of a submission.
 pub(crate) const MAX_PASSES: usize = bg::limits::PASS_COUNT;
 
-/// A pass as profiles name it.
+/// Label of a pass in profiles.
 #[derive(Clone, Debug)]
 pub(crate) struct PassTag {
     pub(crate) label: Arc<str>,
@@ -26,7 +27,7 @@ pub(crate) struct PassTag {
 }
 
 impl PassTag {
-    /// A pass that copies or clears.
+    /// Creates the tag of a pass that copies or clears.
     pub(crate) fn transfer(label: &str) -> Self {
         PassTag {
             label: label.into(),
@@ -34,7 +35,7 @@ impl PassTag {
         }
     }
 
-    /// Of dispatches with these titles.
+    /// Creates the tag of a pass of dispatches with these titles.
     pub(crate) fn of(phase: &Phase, titles: &[String]) -> Self {
         let titles = phase.iter().filter_map(|ready| titles.get(ready.dispatch as usize));
         PassTag {
@@ -44,19 +45,19 @@ impl PassTag {
     }
 }
 
-/// A submission that is measured.
-pub(crate) struct Measured {
-    /// Its passes.
+/// A submission whose passes are measured.
+pub(crate) struct MeasuredSubmission {
+    /// Labels of the passes, in order.
     pub(crate) tags: Vec<PassTag>,
-    /// The last submission of its step.
+    /// Ticket of the last submission of the step that this submission belongs to.
     pub(crate) step: Ticket,
-    /// When it was handed to the device.
+    /// Host time of the submission to the device.
     pub(crate) submitted: Instant,
 }
 
-impl Default for Measured {
+impl Default for MeasuredSubmission {
     fn default() -> Self {
-        Measured {
+        MeasuredSubmission {
             tags: Vec::new(),
             step: Ticket(0),
             submitted: Instant::now(),
@@ -64,22 +65,23 @@ impl Default for Measured {
     }
 }
 
-/// What was measured.
+/// The measured times of passes.
 #[derive(Default)]
 pub(crate) struct Profile {
     passes: Vec<PassTiming>,
-    /// When the last pass ended.
+    /// Host time of the end of the last pass.
     end: Option<Instant>,
-    /// The last step, and the time of its passes.
+    /// Ticket of the last measured step, and the total time of its passes.
     spent: Option<(Ticket, Duration)>,
 }
 
 impl Profile {
-    /// Adds the passes of a submission that was complete at a time by the host's clock, after all earlier ones.
-    pub(crate) fn add(&mut self, measured: Measured, timings: &bg::Timings, complete: Instant) {
+    /// Adds the passes of a submission that was complete at the given host time, after all earlier
+    /// submissions.
+    pub(crate) fn add(&mut self, measured: MeasuredSubmission, timings: &bg::Timings, complete: Instant) {
         let sum: Duration = timings.iter().map(|(_, duration)| *duration).sum();
         let mut start = self.end.map_or(measured.submitted, |end| end.max(measured.submitted));
-        // Clocks differ a little; the host's says when it cannot have been.
+        // The clocks differ slightly; the host's clock gives a bound.
         if start + sum > complete {
             start = complete.checked_sub(sum).unwrap_or(start).max(measured.submitted);
         }
@@ -102,7 +104,7 @@ impl Profile {
         std::mem::take(&mut self.passes)
     }
 
-    /// Time of the passes of a step, if it was the last one that was measured.
+    /// Returns the total time of the passes of a step, if it is the last step that was measured.
     pub(crate) fn spent_on(&self, step: Ticket) -> Option<Duration> {
         self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
     }
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     fn submission(profile: &mut Profile, step: u64, submitted: Instant, micros: &[u64], complete: Instant) {
-        let measured = Measured {
+        let measured = MeasuredSubmission {
             tags: micros.iter().map(|_| PassTag::transfer("pass")).collect(),
             step: Ticket(step),
             submitted,
@@ -131,7 +133,7 @@ mod tests {
         let at = |us| origin + Duration::from_micros(us);
         let mut profile = Profile::default();
         submission(&mut profile, 1, at(10), &[5, 20], at(100));
-        // Handed over while the first one ran, in two parts.
+        // Submitted while the first one ran, in two parts.
         submission(&mut profile, 3, at(20), &[10], at(200));
         submission(&mut profile, 3, at(300), &[10], at(400));
         // Longer by the device's clock than by the host's.
@@ -149,7 +151,7 @@ mod tests {
     fn a_device_without_timestamps_has_no_passes() {
         let mut profile = Profile::default();
         let now = Instant::now();
-        let measured = Measured {
+        let measured = MeasuredSubmission {
             tags: vec![PassTag::transfer("upload")],
             step: Ticket(1),
             submitted: now,

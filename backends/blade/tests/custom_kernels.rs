@@ -1,4 +1,4 @@
-//! Kernels that others bring: which are used, and what happens where one is refused or does not come to an end.
+//! Tests of third-party kernels: which of them are used, and what happens if one is rejected or does not end.
 // A binary of its own: its operators and kernels are registered for the whole process.
 
 mod common;
@@ -19,7 +19,7 @@ register_op!(TWICE);
 static COUNTED: Composite = Composite::new("test.counted", 1, "2 x", |g, x, _| Ok(vec![g.add(x[0], x[0]).into()]));
 register_op!(COUNTED);
 
-/// Nothing that can be one dispatch without a kernel of its own.
+/// An operator that cannot be one dispatch without a custom kernel.
 static BEST: Composite = Composite::new("test.best", 1, "the largest two of the softmax", |g, x, _| {
     let probabilities = g.softmax(x[0], -1);
     let best = g.top_k(probabilities, -1, 2);
@@ -45,12 +45,12 @@ static VAST: Composite = Composite::new("test.vast", 1, "the sum of many copies"
 });
 register_op!(VAST);
 
-/// Elements for which a driver takes no kernel of [`TWICE`] or [`BEST`].
+/// Numbers of elements that make the driver reject the kernels of [`TWICE`] or [`BEST`].
 const REFUSED: [usize; 3] = [5_003, 5_009, 5_010];
-/// Elements for which that of [`COUNTED`] does not come to an end.
+/// Number of elements that makes the kernel of [`COUNTED`] report an endless loop.
 const ENDLESS: usize = 1_009;
 
-/// One thread for all elements.
+/// A custom kernel in which one thread computes all elements.
 struct Kernel {
     op: OpRef,
     body: fn(usize) -> String,
@@ -72,13 +72,15 @@ impl ShaderKernel for Kernel {
 
     fn shader(&self, kernel: &KernelDesc, _: &ShaderDevice) -> Result<Shader, String> {
         let elements = kernel.inputs[0].numel();
-        let report = match self.reports {
-            true => "var<storage, read_write> fault: array<atomic<u32>>;\nvar<uniform> reporter: u32;\n",
-            false => "",
+        let report = if self.reports {
+            "var<storage, read_write> fault: array<atomic<u32>>;\nvar<uniform> reporter: u32;\n"
+        } else {
+            ""
         };
-        let body = match REFUSED.contains(&elements) {
-            true => "what is this?".to_owned(),
-            false => (self.body)(elements),
+        let body = if REFUSED.contains(&elements) {
+            "what is this?".to_owned()
+        } else {
+            (self.body)(elements)
         };
         Ok(Shader {
             source: format!(
@@ -96,7 +98,7 @@ fn twice(elements: usize) -> String {
     format!("for (var i = 0u; i < {elements}u; i += 1u) {{ buffer_b[i] = 2.0 * buffer_a[i]; }}")
 }
 
-/// A softmax of rows of five and the largest two.
+/// Returns the code of a softmax over rows of five elements that writes only the largest two.
 fn best(elements: usize) -> String {
     format!(
         "for (var row = 0u; row < {elements}u; row += 5u) {{\n\
@@ -111,7 +113,7 @@ fn best(elements: usize) -> String {
     )
 }
 
-/// Reports as if a loop had been ended.
+/// Returns the code of `twice` that also reports for [`ENDLESS`] elements that a loop was ended.
 fn counted(elements: usize) -> String {
     let report = match elements {
         ENDLESS => "atomicStore(&fault[0], 1u);\natomicStore(&fault[1u + 2u * reporter], 2u);\n",
@@ -120,7 +122,7 @@ fn counted(elements: usize) -> String {
     format!("{report}{}", twice(elements))
 }
 
-/// The device, with the kernels registered.
+/// Returns the first usable device, with the custom kernels registered.
 fn device() -> Option<Arc<dyn Device>> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -164,7 +166,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i * 7919 % 1013) as f32 * 1e-3).collect()
 }
 
-/// Whether a kernel that was custom is part of a plan on the device.
+/// Returns `true` if a plan on the device uses a custom kernel.
 fn uses_custom_kernel(device: &dyn Device, plan: &meganeura_core::ExecutionPlan) -> bool {
     let sources = device.kernel_sources(plan).expect("kernels");
     sources.iter().any(|s| s.text.contains("buffer_b"))
@@ -186,11 +188,11 @@ fn a_kernel_that_the_driver_refuses_for_some_sizes_is_decomposed_there() {
     let problems = problems("test.twice");
     let told = problems
         .iter()
-        .any(|p| p.contains("'test.twice' is not used") && p.contains("the driver refuses"));
+        .any(|p| p.contains("'test.twice' is not used") && p.contains("the driver rejects"));
     assert!(told, "{problems:?}");
 }
 
-/// A plan that was made where nobody asked this driver.
+/// A plan that was compiled without asking this driver runs decomposed if the driver rejects its kernel.
 #[test]
 fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
     let Some(device) = device() else { return };
@@ -212,7 +214,8 @@ fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
     let twice: Vec<u8> = x.iter().flat_map(|v| (2.0 * v).to_le_bytes()).collect();
     assert!(found == twice);
 
-    // What this cannot be, is other dispatches in a plan that is made for the device.
+    // This operator cannot become other dispatches of an existing plan, which is an error. A plan
+    // that is compiled for the device decomposes it.
     let graph = graph(&BEST, &[REFUSED[2] / 5, 5]);
     let plan = try_compile(&graph).expect("a plan");
     match device.compile(&plan).err() {
@@ -223,7 +226,7 @@ fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
         }) => {
             assert_eq!(plugin, "the plugin of test.best");
             assert!(
-                message.contains("'test.best' cannot be used") && remedy.contains("anew"),
+                message.contains("'test.best' cannot be used") && remedy.contains("build the plan again"),
                 "{message}"
             );
         }

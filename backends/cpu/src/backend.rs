@@ -1,4 +1,4 @@
-//! The CPU as a backend with one device.
+//! The CPU backend, which has one device.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
@@ -15,21 +15,21 @@ use crate::kernels;
 use crate::memory::{Arena, host_memory};
 use crate::pool::ThreadPool;
 
-/// Variable that sets the number of threads.
+/// Name of the environment variable that sets the number of threads.
 pub const THREADS_VARIABLE: &str = "MEGANEURA_THREADS";
 
 /// The CPU backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuBackend;
 
-/// The host's processor with a thread pool.
+/// The host's processor together with a thread pool.
 pub struct CpuDevice {
     capabilities: Capabilities,
     pool: Arc<ThreadPool>,
 }
 
 impl CpuDevice {
-    /// A device that uses so many threads (at least one).
+    /// Creates a device with `threads` threads (at least one).
     pub fn new(threads: usize) -> Self {
         CpuDevice {
             capabilities: Capabilities {
@@ -42,7 +42,8 @@ impl CpuDevice {
                     launch: Duration::from_nanos(200),
                     bytes_per_second: 10e9 * threads.clamp(1, 8) as f64,
                     flops_per_second: 50e9 * threads.max(1) as f64,
-                    // Kernels expand half precision on the way, which takes little of a matmul.
+                    // Kernels convert half precision while loading, which is a small part of a
+                    // matmul's time.
                     half_flops_per_second: 50e9 * threads.max(1) as f64,
                     free_views: false,
                 },
@@ -51,14 +52,15 @@ impl CpuDevice {
         }
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 }
 
-/// The pool of so many threads. All devices of the process share it: idle workers of a second one would take
-/// processor time from the first, and sessions that run at the same time take turns anyway.
+/// Returns the pool with this number of threads. All devices of the process share it: idle workers
+/// of a second pool would take processor time from the first, and sessions that run at the same
+/// time take turns anyway.
 fn shared_pool(threads: usize) -> Arc<ThreadPool> {
     static POOLS: Mutex<BTreeMap<usize, Weak<ThreadPool>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
@@ -76,24 +78,26 @@ fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// More threads than this only take memory, up to where the system gives no more, and the process ends.
+/// Maximum number of threads. More threads only use memory, until the system refuses and the process ends.
 const MAX_THREADS: usize = 1024;
 
-/// A number of threads that a machine can have; `origin` says where it came from.
+/// Caps the number of threads at the limit, or at the available processors if there are more;
+/// `origin` names the source of the number in the warning.
 fn capped(threads: usize, origin: &str) -> usize {
     static SAID: Once = Once::new();
     let most = MAX_THREADS.max(available_threads());
     if threads > most {
-        SAID.call_once(|| log::warn!("{origin} is {threads}; {most} threads are used, the most that there may be"));
+        SAID.call_once(|| log::warn!("{origin} is {threads}, above the maximum; {most} threads are used"));
     }
     threads.min(most)
 }
 
-/// Threads by environment, configuration (`backend.cpu.threads`) or the number of processors.
+/// Returns the number of threads: from the environment, the configuration (`backend.cpu.threads`)
+/// or the number of processors.
 fn thread_count(config: &Config) -> Result<usize> {
     let fail = |text: &str| Error::Config {
         origin: THREADS_VARIABLE.into(),
-        message: format!("'{text}' is not a number of threads, which is 1 or more"),
+        message: format!("expected a number of threads of at least 1, found '{text}'"),
     };
     if let Some(value) = std::env::var_os(THREADS_VARIABLE).filter(|v| !v.is_empty()) {
         let text = value.to_string_lossy();
@@ -104,7 +108,7 @@ fn thread_count(config: &Config) -> Result<usize> {
     match config.backend_size("cpu", "threads")? {
         Some(0) => Err(Error::Config {
             origin: config.origin(),
-            message: "backend.cpu.threads is 0; it is 1 or more".into(),
+            message: "backend.cpu.threads: expected at least 1, found 0".into(),
         }),
         Some(n) => Ok(capped(n, "backend.cpu.threads")),
         None => Ok(available_threads()),
@@ -174,7 +178,7 @@ impl Device for CpuDevice {
 
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         plan.verify()?;
-        // Of its memory no page is touched.
+        // No page of the arena is accessed.
         let arena = Arena::new(plan).map_err(out_of_memory)?;
         Ok(Program::new(plan, &arena)?.workspace_bytes(plan, self.pool.threads()))
     }
@@ -197,7 +201,7 @@ mod tests {
     fn more_threads_than_a_machine_can_have_are_not_started() {
         assert_eq!(capped(3, "a setting"), 3);
         assert_eq!(capped(1_000_000, "a setting"), MAX_THREADS.max(available_threads()));
-        // Unless the variable, which comes first, is set.
+        // The variable takes precedence if it is set.
         if std::env::var_os(THREADS_VARIABLE).is_none() {
             let path = std::env::temp_dir().join(format!("meganeura-threads-{}.toml", std::process::id()));
             std::fs::write(&path, "[backend.cpu]\nthreads = 100000\n").expect("written");
@@ -207,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Scratch of kernels is refused before it is allocated, too.
+    /// Kernel scratch that does not fit in memory is also refused before it is allocated.
     #[test]
     fn workspace_beside_the_buffers_has_to_fit() {
         let mut g = meganeura_core::Graph::new();

@@ -1,4 +1,4 @@
-//! Replays a plan: stages of independent tasks, without any allocation.
+//! Replay of a compiled plan: stages of independent tasks that run without any allocation.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,10 +23,11 @@ use crate::share::share;
 use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
-/// Stages that take less than this on one thread are not worth waking others for.
+/// Minimum time of a stage on one thread, in nanoseconds, that makes waking other threads
+/// worthwhile.
 const PARALLEL_NANOS: u64 = 6_000;
 
-/// A phase of a dispatch and its shared scratch.
+/// A phase of a dispatch, with the offset of its shared scratch.
 struct Entry {
     /// Name of the kernel.
     name: String,
@@ -36,23 +37,23 @@ struct Entry {
     shared_offset: usize,
 }
 
-/// Tasks that may run at the same time.
+/// Phases of dispatches whose tasks may run at the same time.
 struct Stage {
     entries: Vec<Entry>,
-    /// Entry and task number of every task.
+    /// Index in `entries` and task number of every task.
     tasks: Vec<(u32, u32)>,
     parallel: bool,
-    /// What each thread reads first in the next stage that memory bounds.
+    /// Memory that each thread reads first in the next memory-bound stage.
     prefetch: Arc<[Prefetch]>,
-    /// Its kernels and dispatches, for profiles.
+    /// Names of the stage's kernels and dispatches, for profiles.
     label: Arc<str>,
     dispatches: Arc<[u32]>,
 }
 
-/// A segment.
+/// A compiled segment of the plan.
 struct Part {
     stages: Vec<Stage>,
-    /// Where this number is not 0, it is left out.
+    /// `u32` in the arena; the segment is skipped if it is not 0.
     skip_if: Option<BufferRef>,
 }
 
@@ -61,22 +62,22 @@ pub(crate) struct CpuExecutable {
     arena: Arena,
     /// Scratch shared by the tasks of a level.
     shared: Block,
-    /// Scratch of each thread, one after the other.
+    /// Scratch of all threads, one thread after the other.
     private: Block,
     private_len: usize,
     segments: Vec<Part>,
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
-    /// Parameters that are not in the order of rows.
+    /// Storage orders of parameters that are not stored row by row.
     orders: Orders,
-    /// Indices that inputs hold, which are looked at before anything is computed, by segment.
+    /// Inputs that contain indices, by segment. The indices are checked before anything is computed.
     fed: Vec<Vec<HostIndices>>,
-    /// Parameters and states that are written before the last fault can be met, as they were before the step.
+    /// Parameters and states that are written before the last possible fault, with their values before the step.
     saved: Vec<(BufferRef, Vec<u8>)>,
     poisoned: bool,
     submissions: u64,
-    /// Times of the stages, while profiling.
+    /// Times of the stages while profiling, else `None`.
     timings: Option<Vec<PassTiming>>,
 }
 
@@ -89,16 +90,17 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
     }
 }
 
-/// Whether a limit of the address space (`ulimit -v`) leaves room for the copies on the host of what a plan keeps, which
-/// are made when parameters are set, read or saved, and for what is `kept` of exposed ones: there the process would end.
+/// Checks that a limit of the address space (`ulimit -v`) leaves room for host copies and for the
+/// `kept` bytes of exposed buffers. Host copies are made when parameters are set, read or saved;
+/// without room for them, the process would abort.
 fn check_address_space(plan: &ExecutionPlan, kept: usize, left: Option<u64>) -> Result<()> {
-    /// For everything else: examples, texts, stacks of threads.
+    /// Bytes for everything else: training examples, strings, thread stacks.
     const REST: usize = 32 << 20;
     let Some(left) = left else { return Ok(()) };
     let leaves = plan.param_buffers.iter().map(|(_, buffer)| *buffer);
     let leaves = leaves.chain(plan.state_buffers.iter().map(|state| state.buffer));
     let copies: usize = leaves.map(|buffer| plan.buffers[buffer.index()]).sum();
-    // One copy that is read, and one that is encoded.
+    // One copy for reading, and one for encoding.
     let requested = copies.saturating_mul(2).saturating_add(kept).saturating_add(REST);
     if requested as u64 <= left {
         return Ok(());
@@ -111,13 +113,13 @@ fn check_address_space(plan: &ExecutionPlan, kept: usize, left: Option<u64>) -> 
     })
 }
 
-/// A plan's kernels, and the memory that they need beside the plan's buffers.
+/// The compiled kernels of a plan, and the memory that they need in addition to the plan's buffers.
 pub(crate) struct Program {
     segments: Vec<Part>,
     scratch: Scratch,
     orders: Orders,
     fed: Vec<HostIndices>,
-    /// Parameters and states that are written before the last fault can be met.
+    /// Parameters and states that are written before the last possible fault.
     exposed: Vec<BufferRef>,
 }
 
@@ -157,7 +159,7 @@ impl Program {
         })
     }
 
-    /// Bytes that so many threads need beside the plan's buffers.
+    /// Returns the bytes that this number of threads needs in addition to the plan's buffers.
     pub(crate) fn workspace_bytes(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
         let floats = self.scratch.shared + aligned(self.scratch.private) * threads;
         let copies: usize = self.exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
@@ -236,10 +238,11 @@ impl CpuExecutable {
                     .wrapping_add(worker * self.private_len),
                 faults: &self.faults,
             };
-            // SAFETY: the memory lives as long as `self`; the plan was verified, so of two dispatches of a level
-            // neither writes what the other touches, and their shared scratch lies apart; the tasks of a
-            // phase are independent by the kernel's contract; no two threads have one worker number at a
-            // time, so private scratch is the task's own.
+            // SAFETY: the memory lives as long as `self`. The plan was verified: no dispatch of a
+            // level writes what another one of the level accesses, and their shared scratch does
+            // not overlap. The tasks of a phase are independent by the kernel's contract. No two
+            // threads have the same worker number at a time, so private scratch belongs to the
+            // task.
             unsafe { entry.kernel.run(number as usize, &cx) }
         };
         if stage.parallel {
@@ -249,13 +252,13 @@ impl CpuExecutable {
         }
     }
 
-    /// Whether a segment is left out of the present step.
+    /// Returns true if the current step skips this segment.
     fn is_skipped(&self, part: &Part) -> bool {
-        // The pool has waited for the tasks of the stage before.
+        // The pool has waited for the tasks of the previous stage.
         part.skip_if.is_some_and(|buffer| self.arena.word(buffer) != 0)
     }
 
-    /// Reports the first index of an input that is out of range.
+    /// Finds the first input index that is out of range and reports it as the fault of the step.
     fn check_fed(&mut self, segments: &[usize]) {
         let fed = segments.iter().filter_map(|&s| self.fed.get(s)).flatten();
         for fed in fed {
@@ -266,7 +269,7 @@ impl CpuExecutable {
         }
     }
 
-    /// The fault of a step, if it met one, as its error.
+    /// Returns the fault of a step as an error, if there was one.
     fn fault(&self) -> Option<Error> {
         let (dispatch, index, rows) = self.faults.take()?;
         Some(Error::IndexOutOfRange {
@@ -287,7 +290,7 @@ impl CpuExecutable {
     }
 }
 
-/// Largest scratch of any level.
+/// Largest scratch sizes of any level, in `f32`s.
 #[derive(Default)]
 struct Scratch {
     shared: usize,
@@ -313,7 +316,7 @@ fn compile_segment(
             let dispatch = &plan.dispatches[next];
             let name = &dispatch.kernel.name;
             let fail = |m: String| Error::backend("cpu", format!("{}: {m}", dispatch.label));
-            let def = kernels::find(name).ok_or_else(|| fail(format!("there is no kernel {name}")))?;
+            let def = kernels::find(name).ok_or_else(|| fail(format!("the CPU backend has no kernel {name}")))?;
             let compiled = def
                 .compile_checked(&CompileCx::new(dispatch, next, arena, orders, level))
                 .map_err(fail)?;
@@ -356,7 +359,7 @@ impl Stage {
         }
     }
 
-    /// What each of so many threads reads first.
+    /// Returns the memory that each of `threads` threads reads first in this stage.
     fn reads(&self, threads: usize) -> Arc<[Prefetch]> {
         let of_thread = |thread| {
             let mut prefetch = Prefetch::default();
@@ -372,7 +375,7 @@ impl Stage {
     }
 }
 
-/// Tells stages what the next one reads that is shared among so many threads and bound by memory.
+/// Gives each parallel stage the reads of the next parallel stage that is memory-bound.
 fn look_ahead(stages: &mut [Stage], threads: usize) {
     let mut next = Arc::default();
     for stage in stages.iter_mut().rev().filter(|stage| stage.parallel) {
@@ -447,7 +450,7 @@ impl Executable for CpuExecutable {
         let mut timings = self.timings.take();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let parts = args.segments.iter().filter_map(|&s| self.segments.get(s));
-            // Asked when a segment begins, as those before it may write the number.
+            // Evaluated when a segment begins, because earlier segments may write the number.
             let stages = parts.flat_map(|part| if self.is_skipped(part) { &[] } else { &part.stages[..] });
             for stage in stages {
                 match &mut timings {
@@ -464,7 +467,8 @@ impl Executable for CpuExecutable {
                         });
                     }
                 }
-                // Nothing may be computed from what stands in for a missing row, least of all an update.
+                // A missing row was replaced by a substitute: nothing may be computed from it,
+                // least of all an update.
                 if self.faults.any() {
                     break;
                 }

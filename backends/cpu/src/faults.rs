@@ -1,11 +1,11 @@
-//! Faults that kernels meet while a step runs.
+//! Storage of the faults (indices out of range) that kernels find while a step runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The first fault of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Dispatch plus one in the upper half, index in the lower; 0 if there is none.
+    /// Dispatch index plus one in the upper half, the bad index in the lower; 0 if there is no fault.
     first: AtomicU64,
     rows: AtomicU64,
 }
@@ -21,7 +21,7 @@ impl Faults {
         }
     }
 
-    /// Whether there was one. The tasks that may have reported it are over: the pool has waited for them.
+    /// Returns true if there was a fault. Call it only after the tasks have ended: the pool waits for them.
     pub(crate) fn any(&self) -> bool {
         self.first.load(Ordering::Relaxed) != 0
     }

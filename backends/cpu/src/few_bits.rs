@@ -1,17 +1,17 @@
-//! Integers of few bits as [`BlockFormat`](meganeura_core::quantization::BlockFormat) has them: nibbles of 16 bytes, and one or two
-//! bits above each in bytes behind these.
+//! Decoding of integers of 4, 5 or 6 bits in the layout of [`BlockFormat`](meganeura_core::quantization::BlockFormat):
+//! 16 bytes of nibbles, followed by bytes with the upper bits of each integer (`ABOVE`: none, one or two).
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Integer `i` of a block.
+/// Returns integer `i` of a block, minus `OFFSET`.
 ///
 /// # Safety
 ///
-/// The block is there: 16 bytes, and 4 for each bit above.
+/// The block must be valid: 16 bytes, and 4 for each of the `ABOVE` upper bits.
 #[inline(always)]
 pub(crate) unsafe fn integer<const ABOVE: u32, const OFFSET: i8>(from: *const u8, i: usize) -> i8 {
-    // A byte has bits of as many integers, that far apart.
+    // Integers whose upper bits share a byte are `step` apart.
     let step = 4 * ABOVE as usize;
     // SAFETY: passed on to the caller.
     let (pair, above) = unsafe {
@@ -26,20 +26,20 @@ pub(crate) unsafe fn integer<const ABOVE: u32, const OFFSET: i8>(from: *const u8
     (low | high << 4) as i8 - OFFSET
 }
 
-/// The integers of a block of [`few_bits`](crate::simd::Vector::few_bits), all of them.
+/// Returns all integers of a block of [`few_bits`](crate::simd::Vector::few_bits), each minus `OFFSET`.
 ///
 /// # Safety
 ///
-/// The CPU must have AVX2, and the block be there.
+/// The CPU must have AVX2, and the block must be valid.
 #[inline(always)]
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn integers<const ABOVE: u32, const OFFSET: i8>(from: *const u8) -> __m256i {
-    // SAFETY: 16 bytes, and 4 or 8 more where there are bits above.
+    // SAFETY: 16 bytes, and 4 or 8 more if there are upper bits.
     unsafe {
         let pairs = _mm_loadu_si128(from.cast());
         let low = _mm256_set_m128i(_mm_srli_epi16::<4>(pairs), pairs);
         let mut q = _mm256_and_si256(low, _mm256_set1_epi8(15));
-        // Every lane has all bytes with the bits above, and shifts its own to the lowest place.
+        // Every lane loads all bytes of upper bits and shifts its own to the lowest position.
         if ABOVE == 1 {
             let bytes = _mm256_set1_epi32(from.add(16).cast::<i32>().read_unaligned());
             let high = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -1,4 +1,4 @@
-//! What a kernel is, what it is compiled from, and helpers that families share.
+//! The kernel interface, the inputs of kernel compilation, and functions that several kernel families use.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -12,7 +12,7 @@ use crate::order::{Order, Orders, Panels};
 use crate::prefetch::Prefetch;
 use crate::vmath;
 
-/// What a task works with beside its operands.
+/// The scratch and the fault report of a running task.
 pub(crate) struct RunCx<'a> {
     /// Scratch of the dispatch, shared by its tasks.
     pub(crate) shared: *mut f32,
@@ -22,7 +22,7 @@ pub(crate) struct RunCx<'a> {
 }
 
 impl RunCx<'_> {
-    /// Reports an index outside of a table of so many rows, met by the dispatch at that position. The
+    /// Reports an index that is not below `rows`. `dispatch` is the position of the dispatch in the plan. Only the
     /// first report of a step is kept.
     pub(crate) fn index_out_of_range(&self, dispatch: usize, index: u32, rows: usize) {
         self.faults.report(dispatch, index, rows);
@@ -31,42 +31,43 @@ impl RunCx<'_> {
 
 /// A phase of a compiled dispatch.
 pub(crate) trait Kernel: Send + Sync {
-    /// Number of independent tasks.
+    /// Returns the number of independent tasks.
     fn tasks(&self) -> usize;
 
-    /// Rough duration of all tasks on one thread, in nanoseconds: short stages are not worth waking
-    /// threads for.
+    /// Returns the approximate duration of all tasks on one thread, in nanoseconds: short stages
+    /// are not worth waking threads for.
     fn nanos(&self) -> u64;
 
     /// Runs one task.
     ///
     /// # Safety
-    /// The task exists; the executable's memory is alive; scratch is as long as asked for, the private one the
-    /// caller's own; the phases before are over; and no dispatch but this one touches what it writes, or
-    /// writes what it reads, at the same time.
+    /// The task must exist and the executable's memory must be alive. Scratch must have the
+    /// requested size, and the private one must belong to the caller. The previous phases must have
+    /// ended. Meanwhile, no other dispatch may access this dispatch's results or write its
+    /// operands.
     unsafe fn run(&self, task: usize, cx: &RunCx);
 
-    /// Adds what a task reads from its begin to its end, once, if memory is what bounds it.
+    /// Adds the memory that a task reads once, from start to end, to the list, if the kernel is memory-bound.
     fn reads(&self, _task: usize, _ahead: &mut Prefetch) {}
 }
 
-/// A compiled dispatch.
+/// A compiled dispatch: its phases and the scratch that they need.
 pub(crate) struct Compiled {
-    /// Phases in order.
+    /// Phases, which run in this order.
     pub(crate) phases: Vec<Box<dyn Kernel>>,
-    /// `f32`s of scratch that all its tasks share, from its first to its last phase.
+    /// Size of the scratch that all tasks share, from the first to the last phase, in `f32`s.
     pub(crate) shared: usize,
-    /// `f32`s of scratch that each thread needs during a task.
+    /// Size of the scratch that each thread needs during a task, in `f32`s.
     pub(crate) private: usize,
 }
 
 impl Compiled {
-    /// One phase without scratch.
+    /// Creates a dispatch with one phase and no scratch.
     pub(crate) fn one(kernel: impl Kernel + 'static) -> Self {
         Compiled::phases(vec![Box::new(kernel)])
     }
 
-    /// Several phases without scratch.
+    /// Creates a dispatch with several phases and no scratch.
     pub(crate) fn phases(phases: Vec<Box<dyn Kernel>>) -> Self {
         Compiled {
             phases,
@@ -76,11 +77,11 @@ impl Compiled {
     }
 }
 
-/// A kernel as a function of one task, for families that need no type of their own.
+/// A kernel whose tasks run a closure, for families that need no separate type.
 pub(crate) struct Task<F> {
     pub(crate) tasks: usize,
     pub(crate) nanos: u64,
-    /// What a task does; it may assume the contract of [`Kernel::run`].
+    /// Function that runs a task; it may assume the contract of [`Kernel::run`].
     pub(crate) body: F,
 }
 
@@ -98,13 +99,13 @@ impl<F: Fn(usize, &RunCx) + Send + Sync> Kernel for Task<F> {
     }
 }
 
-/// What a kernel is compiled from.
+/// The dispatch to compile and its surroundings: buffers, storage orders, instruction set.
 pub(crate) struct CompileCx<'a> {
     pub(crate) dispatch: &'a Dispatch,
-    /// Position in the plan, for error reports.
+    /// Position of the dispatch in the plan, for error reports.
     pub(crate) index: usize,
     pub(crate) arena: &'a Arena,
-    /// Parameters that are not in the order of rows.
+    /// Storage orders of parameters that are not stored row by row.
     orders: &'a Orders,
     /// Instruction set of the vector functions.
     pub(crate) level: vmath::Level,
@@ -152,27 +153,27 @@ impl<'a> CompileCx<'a> {
         &self.output_types[i]
     }
 
-    /// The panels that operand `i` lies in, if its kernel has said that it can read them.
+    /// Returns the panels in which operand `i` is stored, if its kernel supports them.
     pub(crate) fn panels(&self, i: usize) -> Option<Panels> {
         self.orders.of(self.dispatch.inputs[i].buffer)
     }
 
-    /// Elements of operand `i`, in the dtype that the kernel's `supports` accepted.
+    /// Returns the elements of operand `i`, in the dtype that the kernel's `supports` accepted.
     pub(crate) fn input<T>(&self, i: usize) -> View<T> {
         self.view(self.dispatch.inputs[i].buffer, &self.input_types[i])
     }
 
-    /// Elements of result `i`.
+    /// Returns the elements of result `i`.
     pub(crate) fn output<T>(&self, i: usize) -> View<T> {
         self.view(self.dispatch.outputs[i].buffer, &self.output_types[i])
     }
 
-    /// Buffer of operand `i`, to see whether a result is computed in place.
+    /// Returns the buffer of operand `i`, for kernels that check whether a result is computed in place.
     pub(crate) fn input_buffer(&self, i: usize) -> BufferRef {
         self.dispatch.inputs[i].buffer
     }
 
-    /// Buffer of result `i`.
+    /// Returns the buffer of result `i`.
     pub(crate) fn output_buffer(&self, i: usize) -> BufferRef {
         self.dispatch.outputs[i].buffer
     }
@@ -182,24 +183,24 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// In which orders a kernel can read operand `i` of a call.
+/// Function that returns the storage order in which a kernel can read operand `i` of a call.
 pub(crate) type OrderFn = fn(&Call, usize) -> Order;
 
-/// An entry of the kernel table.
+/// An entry of the kernel table: one operator and its kernel.
 pub(crate) struct KernelDef {
-    /// Operator.
+    /// Name of the operator.
     pub(crate) name: &'static str,
-    /// Whether the kernel can run a call, or why not.
+    /// Function that checks whether the kernel can run a call. The error is the reason why not.
     pub(crate) supports: fn(&KernelDesc) -> Result<(), String>,
-    /// Compiles a dispatch that `supports` accepted, of a plan that was verified: its types follow from the
-    /// operator's shape rule, its results are different buffers, and an operand that shares its buffer with
-    /// a result shares it with one that the operator updates in place. Called by [`KernelDef::compile_checked`] alone.
+    /// Function that compiles a dispatch that `supports` accepted. Its plan was verified: types follow from the
+    /// operator's shape rule, results are different buffers, and an operand may only share a buffer with a result that
+    /// the operator updates in place. Only [`KernelDef::compile_checked`] calls it.
     pub(crate) compile: fn(&CompileCx) -> Result<Compiled, String>,
 }
 
 impl KernelDef {
-    /// Compiles a dispatch of a verified plan. A plan may come from elsewhere than this device's answers, so
-    /// they are given again: operands are seen as the types that `supports` accepted.
+    /// Compiles a dispatch of a verified plan. The plan may have been made without this device's
+    /// checks, so they are repeated: operands are read as the types that `supports` accepted.
     pub(crate) fn compile_checked(&self, cx: &CompileCx) -> Result<Compiled, String> {
         (self.supports)(&KernelDesc {
             name: &cx.dispatch.kernel.name,
@@ -217,12 +218,12 @@ pub(crate) fn f32_only(k: &KernelDesc) -> Result<(), String> {
     expect_dtypes(k.inputs.iter().chain(k.outputs), &[DType::F32])
 }
 
-/// Accepts calls whose float operands and results are `f32`; integers pass.
+/// Accepts calls whose float operands and results are `f32`, with any integer types.
 pub(crate) fn f32_or_integers(k: &KernelDesc) -> Result<(), String> {
     expect_dtypes(k.inputs.iter().chain(k.outputs), &[DType::F32, DType::U32, DType::I32])
 }
 
-/// Accepts every dtype.
+/// Accepts calls of every dtype.
 pub(crate) fn any_dtype(_: &KernelDesc) -> Result<(), String> {
     Ok(())
 }
@@ -236,27 +237,27 @@ fn expect_dtypes<'a>(types: impl Iterator<Item = &'a TensorType>, accepted: &[DT
     Ok(())
 }
 
-/// Elements of one task of a streaming kernel: large enough to hide the cost of a task, small enough to
-/// stay in the second-level cache with its operands.
+/// Number of elements that a task of a streaming kernel processes: large enough to hide the cost of a task, small
+/// enough to stay in the second-level cache with its operands.
 pub(crate) const CHUNK: usize = 16 * 1024;
 
-/// Estimated duration of streaming so many bytes, at 10 bytes a nanosecond.
+/// Returns the estimated nanoseconds to read or write this number of bytes, at 10 bytes per nanosecond.
 pub(crate) fn stream_nanos(bytes: usize) -> u64 {
     bytes as u64 / 10
 }
 
-/// The `task`-th chunk of `0..len`.
+/// Returns the `task`-th chunk of `0..len`.
 pub(crate) fn chunk(len: usize, task: usize) -> std::ops::Range<usize> {
     let start = task * CHUNK;
     start..(start + CHUNK).min(len)
 }
 
-/// Number of chunks of `0..len`.
+/// Returns the number of chunks of `0..len`.
 pub(crate) fn chunks(len: usize) -> usize {
     len.div_ceil(CHUNK)
 }
 
-/// Rows of one task when each row has `width` elements.
+/// Returns the number of rows of one task, if each row has `width` elements.
 pub(crate) fn rows_per_task(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1)
 }

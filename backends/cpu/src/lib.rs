@@ -1,10 +1,9 @@
-//! The CPU backend: what a newcomer runs first, so it is meant to be fast.
+//! The CPU backend of Meganeura, which runs on every machine and is optimized for speed.
 //!
-//! A plan is compiled to stages of independent tasks, which a persistent thread pool runs without any
-//! allocation. How work is divided depends on shapes alone, so results are the same for any number of
-//! threads.
+//! A plan is compiled to stages of independent tasks. A persistent thread pool runs them without any allocation. The
+//! division of work depends only on shapes, so results are the same for any number of threads.
 //!
-//! Other crates bring kernels for their operators with [`register_kernel!`].
+//! Other crates register kernels for their operators with [`register_kernel!`].
 
 mod backend;
 mod executor;
@@ -33,7 +32,8 @@ pub use kernels::KernelEntry;
 #[doc(hidden)]
 pub use meganeura_core::registry::inventory;
 
-/// Announces a kernel for an operator of another crate: `register_kernel!(CpuKernel::elementwise(..));`
+/// Registers a kernel for an operator of another crate:
+/// `register_kernel!(CpuKernel::elementwise(..));`
 #[macro_export]
 macro_rules! register_kernel {
     ($kernel:expr) => {

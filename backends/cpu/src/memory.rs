@@ -1,15 +1,15 @@
-//! Memory of an executable: one zeroed allocation with every buffer on cache lines of its own, or of those that are not
-//! needed at the same time.
+//! Memory of an executable: one zeroed allocation that contains all buffers. Each buffer has separate cache lines, or
+//! shares them with buffers that are not needed at the same time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
-/// Cache line, and the width of the widest vector register.
+/// Alignment of buffers in bytes: a cache line, and the width of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// So many `f32`s, rounded up to whole cache lines: parts of scratch begin at these.
+/// Rounds a number of `f32`s up to whole cache lines. Slices of scratch begin at cache lines.
 pub(crate) fn aligned(floats: usize) -> usize {
     floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }
@@ -17,32 +17,33 @@ pub(crate) fn aligned(floats: usize) -> usize {
 /// A zeroed, aligned block of bytes at a fixed address.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// What was allocated.
+    /// Address that the allocator returned.
     memory: NonNull<u8>,
     layout: Layout,
-    /// First aligned byte.
+    /// Address of the first aligned byte.
     start: NonNull<u8>,
 }
 
 // SAFETY: the block owns its memory; access goes through raw pointers whose users uphold exclusivity.
 unsafe impl Send for Block {}
-// SAFETY: as above; shared references to a block give out nothing but its address.
+// SAFETY: as above; shared references to a block only expose its address.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates; `None` if there is not enough memory. No page of a large block is touched.
+    /// Allocates a block; returns `None` if there is not enough memory. Does not access the pages of a large block.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
-        // Zeroed memory of a larger alignment than usual is zeroed by hand, all of it, and comes from the system touched.
+        // The allocator clears memory of a larger alignment by hand, which would access all of its
+        // pages.
         let layout = Layout::array::<u8>(bytes.checked_add(ALIGNMENT)?).ok()?;
         // SAFETY: the layout's size is not zero.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let before = memory.as_ptr().align_offset(ALIGNMENT);
-        // SAFETY: there are ALIGNMENT bytes more than are asked for.
+        // SAFETY: there are ALIGNMENT bytes more than requested.
         let start = unsafe { memory.add(before) };
         Some(Block { memory, layout, start })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -55,7 +56,7 @@ impl Drop for Block {
     }
 }
 
-/// All buffers of a plan in one block.
+/// All buffers of a plan, in one block.
 #[derive(Debug)]
 pub(crate) struct Arena {
     block: Block,
@@ -64,12 +65,13 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates the buffers of a plan where it places them, or side by side if it places none; the error is the
-    /// number of bytes that are not there.
+    /// Allocates the buffers of a plan at the plan's offsets, or one after the other if it has
+    /// none. The error is the number of bytes that could not be allocated.
     pub(crate) fn new(plan: &ExecutionPlan) -> Result<Self, usize> {
-        let (offsets, bytes) = match plan.memory.offsets.is_empty() {
-            false => (plan.memory.offsets.clone(), plan.memory.bytes),
-            true => side_by_side(&plan.buffers).ok_or(usize::MAX)?,
+        let (offsets, bytes) = if !plan.memory.offsets.is_empty() {
+            (plan.memory.offsets.clone(), plan.memory.bytes)
+        } else {
+            side_by_side(&plan.buffers).ok_or(usize::MAX)?
         };
         Ok(Arena {
             block: Block::new(bytes).ok_or(bytes)?,
@@ -78,39 +80,39 @@ impl Arena {
         })
     }
 
-    /// Bytes of a buffer.
+    /// Returns the size of a buffer in bytes.
     pub(crate) fn size(&self, buffer: BufferRef) -> Option<usize> {
         self.sizes.get(buffer.index()).copied()
     }
 
-    /// First byte of a buffer that exists.
+    /// Returns the address of the first byte of a buffer, which must exist.
     pub(crate) fn pointer(&self, buffer: BufferRef) -> *mut u8 {
-        // SAFETY: offsets lie within the block: the plan was verified, or they were laid out here.
+        // SAFETY: offsets are within the block: the plan was verified, or they were computed here.
         unsafe { self.block.as_ptr().add(self.offsets[buffer.index()]) }
     }
 
-    /// The first word of a buffer that exists and has one. No task runs.
+    /// Returns the first word of a buffer, which must exist and have at least one word. No task may run meanwhile.
     pub(crate) fn word(&self, buffer: BufferRef) -> u32 {
         assert!(self.size(buffer) >= Some(size_of::<u32>()), "{buffer} has no word");
-        // SAFETY: the buffer has four bytes by the assertion, in initialised memory; its offset, like the block, is
-        // aligned; nobody writes it meanwhile.
+        // SAFETY: the buffer has four bytes by the assertion, in initialised memory; its offset,
+        // like the block, is aligned; no code writes it meanwhile.
         unsafe { self.pointer(buffer).cast::<u32>().read() }
     }
 
-    /// Bytes of a range of a buffer, if it lies within.
+    /// Returns a range of bytes of a buffer, or `None` if the buffer does not contain it.
     pub(crate) fn bytes(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Option<&mut [u8]> {
         let size = self.size(buffer)?;
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(len)? > size {
             return None;
         }
-        // SAFETY: the range lies within one buffer of the block, which is initialised memory; the exclusive
-        // borrow of the arena keeps kernels from running meanwhile.
+        // SAFETY: the range is within one buffer of the block, which is initialised memory; the
+        // exclusive borrow of the arena keeps kernels from running meanwhile.
         Some(unsafe { std::slice::from_raw_parts_mut(self.pointer(buffer).add(offset), len) })
     }
 }
 
-/// Offsets of buffers of these sizes, one after the other, and where they end.
+/// Returns the offsets of buffers of these sizes, one after the other, and the end of the last one.
 fn side_by_side(sizes: &[usize]) -> Option<(Vec<usize>, usize)> {
     let mut offsets = Vec::with_capacity(sizes.len());
     let mut end = 0usize;
@@ -139,13 +141,13 @@ impl<T> Clone for View<T> {
 
 impl<T> Copy for View<T> {}
 
-// SAFETY: a view is an address; what is done with it is governed by the unsafe methods below.
+// SAFETY: a view is an address; the unsafe methods below govern its use.
 unsafe impl<T: Send> Send for View<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for View<T> {}
 
 impl<T> View<T> {
-    /// A view of `len` elements from `start`.
+    /// Creates a view of `len` elements at the address `start`.
     pub(crate) fn new(start: *mut u8, len: usize) -> Self {
         View {
             start: start.cast(),
@@ -153,20 +155,20 @@ impl<T> View<T> {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// First element.
+    /// Returns the address of the first element.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.start
     }
 
-    /// Elements of a range, to read.
+    /// Returns a range of elements for reading.
     ///
     /// # Safety
-    /// The executable is alive, and nobody writes these elements during the borrow.
+    /// The executable must be alive, and no code may write these elements during the borrow.
     pub(crate) unsafe fn slice<'a>(&self, range: std::ops::Range<usize>) -> &'a [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -176,7 +178,7 @@ impl<T> View<T> {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
     }
 
-    /// All elements, to read.
+    /// Returns all elements for reading.
     ///
     /// # Safety
     /// As [`View::slice`].
@@ -185,10 +187,11 @@ impl<T> View<T> {
         unsafe { self.slice(0..self.len) }
     }
 
-    /// Elements of a range, to write.
+    /// Returns a range of elements for writing.
     ///
     /// # Safety
-    /// The executable is alive, and nobody else reads or writes these elements during the borrow.
+    /// The executable must be alive, and no other code may read or write these elements during the
+    /// borrow.
     pub(crate) unsafe fn slice_mut<'a>(&self, range: std::ops::Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -199,8 +202,8 @@ impl<T> View<T> {
     }
 }
 
-/// Bytes of memory that this process can have: the machine's, with swap, and the limit of its control group. `None`
-/// where neither is known.
+/// Returns the bytes of memory that this process can use: the minimum of the machine's memory, including swap, and the
+/// limit of its control group. Returns `None` if neither is available.
 pub(crate) fn host_memory() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo")
         .ok()
@@ -210,7 +213,7 @@ pub(crate) fn host_memory() -> Option<u64> {
     machine.into_iter().chain(group).min()
 }
 
-/// Memory and swap in the words of the Linux kernel, in bytes.
+/// Parses the sum of memory and swap from `/proc/meminfo`, in bytes.
 fn total(meminfo: &str) -> Option<u64> {
     let kilobytes = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -231,7 +234,7 @@ mod tests {
         for bytes in [0, 1, 63, 64, 1000, 1 << 20] {
             let block = Block::new(bytes).expect("memory");
             assert!(block.as_ptr().addr().is_multiple_of(ALIGNMENT));
-            // SAFETY: the block's bytes, which nobody writes.
+            // SAFETY: the block's bytes, which are not written.
             let zeros = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
             assert!(zeros.iter().all(|&byte| byte == 0));
         }

@@ -1,7 +1,8 @@
-//! Parameters in the order in which kernels read them, from one step to the next.
+//! Storage orders of parameters: the order of a matrix's bytes in memory, from one step to the next.
 //!
-//! A parameter that no dispatch writes is brought to another order when it is written, and back when it is read, so that
-//! nobody but its kernels sees it. Its kernels have to agree: each says in which orders it can read an operand.
+//! A parameter that no dispatch writes is reordered when the host writes it, and back when the host reads it, so that
+//! only its kernels see the order. All kernels that read a parameter have to agree: each lists the orders that it
+//! supports for an operand.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,33 +12,35 @@ use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
 use crate::memory::View;
 use crate::pool::ThreadPool;
 
-/// A matrix whose rows are in panels: of some rows that follow each other first the first unit of each row, then the second
-/// ones, and so on. Rows behind the last whole panel lie as they do without.
+/// The layout of a matrix with rows in panels. A panel contains a number of consecutive rows, cut into *units* of some
+/// bytes: first the first unit of each row, then the second unit of each row, and so on. Rows after the last whole
+/// panel are stored row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panels {
-    /// Rows of a panel.
+    /// Number of rows in a panel.
     pub(crate) rows: usize,
-    /// Units of a row.
+    /// Number of units in a row.
     pub(crate) units: usize,
-    /// Bytes of a unit.
+    /// Size of a unit in bytes.
     pub(crate) unit: usize,
     /// Number of panels.
     pub(crate) count: usize,
 }
 
-/// In which orders a kernel can read an operand.
+/// The storage orders in which a kernel can read an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// By rows alone.
+    /// The kernel reads the operand only row by row.
     Plain,
-    /// By rows, and in all panels with units of so many bytes.
+    /// The kernel reads the operand row by row, or in any panels with units of `unit` bytes.
     Any { unit: usize },
-    /// By rows, and better in these panels.
+    /// The kernel reads the operand row by row, but prefers these panels.
     Panels(Panels),
 }
 
 impl Panels {
-    /// Panels of so many rows, of a matrix with rows of `width` bytes; `None` if there is nothing to change.
+    /// Creates panels of `rows` rows, for a matrix with rows of `width` bytes. Returns `None` if the matrix cannot be
+    /// cut into such panels, or if the order would not change.
     pub(crate) fn new(matrix_rows: usize, width: usize, rows: usize, unit: usize) -> Option<Self> {
         let count = matrix_rows.checked_div(rows)?;
         let fits = width.is_multiple_of(unit) && width > unit && count > 0;
@@ -49,7 +52,8 @@ impl Panels {
         })
     }
 
-    /// Where the unit lies that has this number in the order of rows.
+    /// Returns the offset at which unit `number` is stored, where numbers count row by row. Offsets and numbers count
+    /// units.
     pub(crate) fn offset(&self, number: usize) -> usize {
         let panel = self.rows * self.units;
         if number >= self.count * panel {
@@ -59,8 +63,8 @@ impl Panels {
         number / panel * panel + unit * self.rows + row
     }
 
-    /// Where units lie that follow each other in the order of rows: the first one, and the distance to each next one. `None`
-    /// if they are not in one row.
+    /// Returns the offset of the first of `count` consecutive units of a row, and the distance between them. Returns
+    /// `None` if they are not in one row.
     pub(crate) fn in_row(&self, first: usize, count: usize) -> Option<[usize; 2]> {
         let units_in_panels = self.count * self.rows * self.units;
         match first {
@@ -70,7 +74,8 @@ impl Panels {
         }
     }
 
-    /// Calls with pieces of a range of bytes in the order of rows, each within one unit, and where they lie.
+    /// Calls `each` with the parts of a range of bytes in row order. Each part is within one unit, and its offset in
+    /// the stored matrix is the second argument.
     fn pieces(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>, usize)) {
         let mut at = range.start;
         let bytes_in_panels = self.count * self.rows * self.units * self.unit;
@@ -92,20 +97,21 @@ impl Panels {
         }
     }
 
-    /// Writes bytes to the offset that they have in the order of rows.
+    /// Writes bytes, given in row order from `offset` on, to a stored matrix.
     pub(crate) fn write(&self, pool: &ThreadPool, bytes: &[u8], offset: usize, matrix: &mut [u8]) {
         let matrix: View<u8> = View::new(matrix.as_mut_ptr(), matrix.len());
-        pool.run(bytes.len().div_ceil(TOGETHER), &|task, _| {
-            let own = task * TOGETHER..bytes.len().min((task + 1) * TOGETHER);
+        pool.run(bytes.len().div_ceil(TASK_BYTES), &|task, _| {
+            let own = task * TASK_BYTES..bytes.len().min((task + 1) * TASK_BYTES);
             self.pieces(offset + own.start..offset + own.end, |piece, to| {
                 let from = &bytes[piece.start - offset..piece.end - offset];
-                // SAFETY: the exclusive borrow lasts until all tasks are over; offsets of different bytes are different.
+                // SAFETY: the exclusive borrow lasts until all tasks have ended; offsets of
+                // different bytes are different.
                 unsafe { matrix.slice_mut(to..to + from.len()) }.copy_from_slice(from);
             });
         });
     }
 
-    /// Reads bytes from the offset that they have in the order of rows.
+    /// Reads bytes from a stored matrix, in row order from `offset` on.
     pub(crate) fn read(&self, matrix: &[u8], offset: usize, bytes: &mut [u8]) {
         self.pieces(offset..offset + bytes.len(), |piece, to| {
             let len = piece.len();
@@ -114,16 +120,17 @@ impl Panels {
     }
 }
 
-/// Bytes that are worth a task of their own.
-const TOGETHER: usize = 1 << 18;
+/// Minimum bytes that are worth a separate task.
+const TASK_BYTES: usize = 1 << 18;
 
-/// The parameters of a plan that are not in the order of rows.
+/// The panels of all parameters of a plan that are not stored row by row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orders(HashMap<BufferRef, Panels>);
 
 impl Orders {
-    /// What the readers of each parameter agree on. `order` says in which orders a dispatch can read an operand; it gets all
-    /// the panels that it asks for, or none.
+    /// Selects for each parameter a storage order that all its readers accept. `order` returns the orders that a
+    /// dispatch supports for an operand. If a dispatch requests panels for several operands, it gets all of them or
+    /// none.
     pub(crate) fn new(plan: &ExecutionPlan, order: impl Fn(&Dispatch, usize) -> Order) -> Self {
         let written: HashSet<BufferRef> = plan
             .dispatches
@@ -138,7 +145,7 @@ impl Orders {
             .filter(|buffer| !written.contains(buffer))
             .map(|buffer| (buffer, Vec::new()))
             .collect();
-        // Operands that panels are asked for, by dispatch.
+        // Operands for which panels are requested, by dispatch.
         let mut together: Vec<Vec<BufferRef>> = Vec::new();
         for dispatch in &plan.dispatches {
             let mut asked = Vec::new();
@@ -158,7 +165,7 @@ impl Orders {
             .into_iter()
             .filter_map(|(buffer, orders)| Some((buffer, agreed(&orders)?)));
         let mut panels: HashMap<BufferRef, Panels> = agreed.collect();
-        // One that is left out may be beside others, so as long as there are some.
+        // Removing a buffer may leave further buffers incomplete, so this repeats until none is.
         while let Some(buffers) = together.iter().find(|buffers| {
             let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
             there > 0 && there < buffers.len()
@@ -170,13 +177,13 @@ impl Orders {
         Orders(panels)
     }
 
-    /// The panels of a buffer, if it has some.
+    /// Returns the panels of a buffer, or `None` if it is stored row by row.
     pub(crate) fn of(&self, buffer: BufferRef) -> Option<Panels> {
         self.0.get(&buffer).copied()
     }
 }
 
-/// The panels that one reader asks for and all others can read.
+/// Returns the panels that one reader requests and all readers can read.
 fn agreed(orders: &[Order]) -> Option<Panels> {
     let wanted = orders.iter().find_map(|order| match order {
         Order::Panels(panels) => Some(*panels),
@@ -229,7 +236,8 @@ mod tests {
         assert_eq!(Panels::new(16, 2, 16, 2), None);
     }
 
-    /// Any range goes in and comes out as it was, and is where whole writes have it.
+    /// Reading any range returns the written values, and writing ranges gives the same layout as writing the whole
+    /// matrix.
     #[test]
     fn parts_are_written_and_read() {
         let pool = ThreadPool::new(2);

@@ -1,10 +1,9 @@
-//! Persistent threads that share the tasks of one job at a time.
+//! A pool of persistent threads that share the tasks of one job at a time.
 //!
-//! A kernel launch on the CPU often lasts only a few microseconds, so starting
-//! and finishing a job must cost well below one. Hence: no allocation, no lock
-//! that another thread contends for, workers that spin for a moment before they
-//! sleep, and a caller that waits only for workers that really joined. A worker
-//! that wakes too late finds the job closed and does not hold anybody up.
+//! A kernel launch on the CPU often takes only a few microseconds, so starting and finishing a job must cost well below
+//! one. Hence there is no allocation, and no lock that another thread contends for. Workers spin for a moment before
+//! they sleep. The caller waits only for workers that joined the job: a worker that wakes too late finds the job closed
+//! and delays no other thread.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -19,27 +18,27 @@ use std::time::{Duration, Instant};
 use crate::prefetch::Prefetch;
 use crate::share::share;
 
-/// How long an idle worker polls for the next job before it sleeps, and how long
-/// a caller polls for the last worker. Longer than the gaps between the launches
-/// of one training step, short enough not to heat an idle machine.
+/// Maximum time that an idle worker polls for the next job before it sleeps, and that a caller polls for the last
+/// worker. It is longer than the gaps between the launches of one training step, and short enough not to heat an idle
+/// machine.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Polls between two readings of the clock.
+/// Number of polls between two readings of the clock.
 const POLLS_PER_CLOCK: u32 = 32;
 
-/// `Shared::state`: the job accepts further workers.
+/// Bit of `PoolState::state` that is set while further workers may join the job.
 const OPEN: u64 = 1 << 31;
-/// `Shared::state`: the caller sleeps on `Shared::done`.
+/// Bit of `PoolState::state` that is set while the caller sleeps on `PoolState::done`.
 const CALLER_SLEEPS: u64 = 1 << 30;
-/// `Shared::state`: how many workers are inside the job.
+/// Mask of the bits of `PoolState::state` that count the workers inside the job.
 const INSIDE: u64 = CALLER_SLEEPS - 1;
-/// `Shared::state`: the job's number is above this bit.
+/// Position of the lowest bit of the job's number in `PoolState::state`.
 const EPOCH_SHIFT: u32 = 32;
 
 type Task = dyn Fn(usize, usize) + Sync;
 type Payload = Box<dyn Any + Send>;
 
-/// A value on cache lines of its own (two, for the adjacent-line prefetcher).
+/// A value on separate cache lines (two, because of the adjacent-line prefetcher).
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -49,7 +48,7 @@ struct Line<T>(T);
 struct Job {
     task: &'static Task,
     tasks: usize,
-    /// What each thread will read next.
+    /// Memory that each thread will read next, by worker number.
     prefetch: &'static [Prefetch],
 }
 
@@ -59,41 +58,41 @@ impl Job {
     }
 }
 
-struct Shared {
-    /// Job number, `OPEN`, `CALLER_SLEEPS` and the count of workers inside, in
-    /// one word so that joining and closing cannot cross.
+struct PoolState {
+    /// Job number, `OPEN`, `CALLER_SLEEPS` and the count of workers inside. They are in one word, so that joining and
+    /// closing cannot cross.
     state: Line<AtomicU64>,
-    /// For each thread the next task of its share; at or beyond the share's end when none is left.
+    /// Next task of each thread's share. It is at or beyond the end of the share if no task is left.
     next: Box<[Line<AtomicUsize>]>,
-    /// Written by the caller while the job is closed and nobody is inside.
+    /// Current job, written by the caller while the job is closed and no worker is inside.
     job: UnsafeCell<Option<Job>>,
-    /// The first panic of the job.
+    /// First panic of the job.
     panic: Mutex<Option<Payload>>,
     panicked: AtomicBool,
-    /// With `done`, where a caller sleeps until the last worker has left.
+    /// Mutex of the condition variable `done`. On it, a caller sleeps until the last worker has left.
     gate: Mutex<()>,
     done: Condvar,
     stop: AtomicBool,
-    /// One flag per worker: it sleeps or is about to.
+    /// One flag for each worker: true if it sleeps or is about to sleep.
     asleep: Box<[Line<AtomicBool>]>,
     spin: Duration,
 }
 
-// SAFETY: all fields but `job` are Sync by themselves. `job` is written only by
-// the caller that holds the pool's turn, while the state word says closed and
-// empty, and read only by workers that joined through the state word in between.
-unsafe impl Sync for Shared {}
+// SAFETY: all fields but `job` are Sync by themselves. `job` is written only by the caller that
+// holds the pool's turn, while the state word is closed and empty. It is read only by workers that
+// joined through the state word in between.
+unsafe impl Sync for PoolState {}
 
 thread_local! {
-    /// The pool whose task this thread runs, and its worker number there.
-    static CURRENT: Cell<(*const Shared, usize)> = const { Cell::new((ptr::null(), 0)) };
+    /// Pool whose task this thread runs, and the thread's worker number in it.
+    static CURRENT: Cell<(*const PoolState, usize)> = const { Cell::new((ptr::null(), 0)) };
 }
 
-/// Marks this thread as running tasks of a pool, until dropped.
-struct Scope((*const Shared, usize));
+/// A guard: until it is dropped, this thread is marked as running tasks of a pool.
+struct Scope((*const PoolState, usize));
 
 impl Scope {
-    fn enter(shared: &Shared, worker: usize) -> Self {
+    fn enter(shared: &PoolState, worker: usize) -> Self {
         Self(CURRENT.replace((shared, worker)))
     }
 }
@@ -104,30 +103,30 @@ impl Drop for Scope {
     }
 }
 
-/// Locks a mutex that guards no invariant a panic could break.
+/// Locks a mutex, even if a thread panicked while it held the lock: no invariant depends on it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A fixed set of threads that run jobs made of independent tasks.
 pub struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Held for the length of a job: one job at a time.
+    /// Mutex that is held during a job, so that only one job runs at a time.
     turn: Mutex<()>,
 }
 
 impl ThreadPool {
-    /// A pool of `threads` threads, the calling one included; 0 counts as 1.
+    /// Creates a pool of `threads` threads, including the calling one; 0 counts as 1.
     ///
-    /// Where the system refuses a thread, the pool has as many as it got.
+    /// If the system refuses a thread, the pool continues with those that it has.
     pub fn new(threads: usize) -> Self {
         let wanted = threads.max(1);
         // With more threads than processors a spinning worker only takes the
         // processor from one that has work.
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let spin = if wanted <= cores { SPIN } else { Duration::ZERO };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: Line(AtomicU64::new(0)),
             next: (0..wanted).map(|_| Line(AtomicUsize::new(0))).collect(),
             job: UnsafeCell::new(None),
@@ -157,35 +156,32 @@ impl ThreadPool {
         }
     }
 
-    /// How many threads share a job, the caller included.
+    /// Returns the number of threads that share a job, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `job(task, worker)` once for every task in `0..tasks`, on the caller
-    /// (worker 0) and on the workers (`1..threads()`), and returns when all are
-    /// done. Every thread has a share of neighbouring tasks and begins there, since
-    /// neighbours commonly read neighbouring memory; whoever is done takes tasks of
-    /// the others' shares. Those of a share are handed out one by one, in rising order.
+    /// Runs `job(task, worker)` once for every task in `0..tasks`, on the caller (worker 0) and on the workers
+    /// (`1..threads()`), and returns when all are done. Every thread has a share of neighbouring tasks and begins with
+    /// it, since neighbours commonly read neighbouring memory. A thread that has finished its share takes tasks from
+    /// other shares. The tasks of a share are taken one by one, in rising order.
     ///
-    /// No two threads have the same worker number at the same time, so a kernel
-    /// may own scratch per worker. Calls from several threads take turns. A call
-    /// from inside a job of the same pool runs its tasks there and then, under
-    /// the worker number of that thread. (Jobs of two pools that each call the
-    /// other pool would wait for each other's turn: do not.)
+    /// No two threads have the same worker number at the same time, so a kernel may own scratch per
+    /// worker. Calls from several threads take turns. A call from inside a job of the same pool
+    /// runs its tasks immediately, under the worker number of that thread. (Jobs of two pools that
+    /// each call the other pool would wait for each other's turn: do not.)
     ///
     /// Allocates nothing.
     ///
     /// # Panics
     ///
-    /// When a task panics, on whichever thread: tasks not begun are skipped, and
-    /// once those in progress are over the first panic goes on in the caller.
-    /// The pool stays usable.
+    /// If a task panics, on any thread: tasks not begun are skipped, and once those in progress
+    /// have ended, the first panic continues in the caller. The pool stays usable.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         self.run_before(tasks, job, &[]);
     }
 
-    /// The same; threads that would wait ask for what they read next, by their numbers.
+    /// Runs a job like [`Self::run`]. Waiting threads prefetch the memory that they will read next, by worker number.
     pub(crate) fn run_before(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync), prefetch: &[Prefetch]) {
         let shared = &*self.shared;
         let (pool, worker) = CURRENT.get();
@@ -199,9 +195,9 @@ impl ThreadPool {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
-        // SAFETY: only the lifetimes change. The job is closed and empty of
-        // workers again before this function returns or unwinds (`work` catches
-        // every panic of a task), so nobody uses the references after their end.
+        // SAFETY: only the lifetimes change. The job is closed and empty of workers again before
+        // this function returns or unwinds (`work` catches every panic of a task), so the
+        // references are not used after their end.
         let (task, prefetch) = unsafe {
             (
                 std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job),
@@ -220,17 +216,17 @@ impl ThreadPool {
         }
     }
 
-    /// Publishes a job and wakes as many sleepers as can get a task.
+    /// Publishes a job, and wakes sleeping workers: at most one for each task in addition to the first.
     fn open(&self, job: Job) {
         let shared = &*self.shared;
-        // SAFETY: this thread holds the turn, and the previous job was closed
-        // and left by all workers, so nobody else looks at the slot.
+        // SAFETY: this thread holds the turn, and the previous job was closed and left by all
+        // workers, so no other thread accesses the slot.
         unsafe { *shared.job.get() = Some(job) };
         for (thread, next) in shared.next.iter().enumerate() {
             next.0.store(shared.share(job.tasks, thread).start, Ordering::Relaxed);
         }
         let epoch = (shared.state.0.load(Ordering::Relaxed) >> EPOCH_SHIFT).wrapping_add(1);
-        // Sequentially consistent, as are the accesses in `Shared::sleep`: either
+        // Sequentially consistent, as are the accesses in `PoolState::sleep`: either
         // the worker sees the job or this thread sees the worker's flag.
         let state = (epoch << EPOCH_SHIFT) | OPEN;
         shared.state.0.store(state, Ordering::SeqCst);
@@ -253,13 +249,13 @@ impl Drop for ThreadPool {
     }
 }
 
-/// The life of a worker thread.
-fn serve(shared: &Shared, worker: usize) {
+/// Runs the main loop of a worker thread.
+fn serve(shared: &PoolState, worker: usize) {
     let (mut last, mut prefetch) = (0, Prefetch::default());
     while let Some(epoch) = shared.join(last, worker, prefetch) {
         last = epoch;
-        // SAFETY: this thread is counted as inside, so the job stays as it is;
-        // the acquiring exchange in `join` made the caller's write visible.
+        // SAFETY: this thread is counted as inside, so the job does not change; the acquiring
+        // exchange in `join` made the caller's write visible.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             shared.work(job, worker);
@@ -269,16 +265,16 @@ fn serve(shared: &Shared, worker: usize) {
     }
 }
 
-impl Shared {
-    /// The share of a thread in so many tasks.
+impl PoolState {
+    /// Returns a thread's share of this number of tasks.
     fn share(&self, tasks: usize, thread: usize) -> Range<usize> {
         share(tasks, self.next.len(), thread)
     }
 
-    /// Takes a task of a thread's share, if one is left.
+    /// Takes the next task of a thread's share, or returns `None` if none is left.
     fn take(&self, tasks: usize, thread: usize) -> Option<usize> {
         let (next, end) = (&self.next[thread].0, self.share(tasks, thread).end);
-        // Reading alone leaves the line to the others.
+        // A plain read first: it does not take the cache line from other threads.
         if next.load(Ordering::Relaxed) >= end {
             return None;
         }
@@ -311,20 +307,20 @@ impl Shared {
                 }
             };
             drop(first);
-            // That runs foreign code, which could panic in its turn. What it says then is leaked: it could do so again.
+            // Dropping runs foreign code, which could panic as well. The payload of that panic is
+            // leaked, because dropping it could panic again.
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(spare))) {
                 std::mem::forget(again);
             }
         }
     }
 
-    /// Whether `state` shows a job that a worker which last did `last` can join.
+    /// Returns true if a worker whose last job was `last` can join the job in `state`.
     fn fresh(state: u64, last: u64) -> bool {
         state & OPEN != 0 && state >> EPOCH_SHIFT != last
     }
 
-    /// Waits for a job other than `last` and enters it; gives its number, or
-    /// nothing when the pool ends.
+    /// Waits for a job other than `last` and joins it. Returns its number, or `None` when the pool ends.
     fn join(&self, last: u64, worker: usize, mut prefetch: Prefetch) -> Option<u64> {
         loop {
             let joined = poll(self.spin, &mut prefetch, || {
@@ -345,7 +341,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until somebody wakes this worker, unless there is a reason not to.
+    /// Sleeps until this worker is woken, unless there is already a new job or the pool ends.
     fn sleep(&self, last: u64, worker: usize) {
         let flag = &self.asleep[worker - 1].0;
         flag.store(true, Ordering::SeqCst);
@@ -356,9 +352,9 @@ impl Shared {
         flag.store(false, Ordering::Relaxed);
     }
 
-    /// Counts this worker out of the job.
+    /// Removes this worker from the count of workers inside the job.
     fn leave(&self) {
-        // Releasing: what the tasks wrote is visible to the caller.
+        // Releasing: the caller sees all writes of the tasks.
         let before = self.state.0.fetch_sub(1, Ordering::Release);
         if before & INSIDE == 1 && before & CALLER_SLEEPS != 0 {
             // The caller set the bit under the gate, and gives the gate up only
@@ -368,7 +364,7 @@ impl Shared {
         }
     }
 
-    /// Lets no further worker in and waits for those inside.
+    /// Closes the job to further workers, and waits until all workers have left.
     fn close(&self, mut prefetch: Prefetch) {
         let state = self.state.0.fetch_and(!OPEN, Ordering::Acquire);
         let left = |state: u64| state & INSIDE == 0;
@@ -385,7 +381,7 @@ impl Shared {
     }
 }
 
-/// Asks `ready` again and again for the time `limit`, at least once, and meanwhile for memory.
+/// Polls `ready` for the time `limit`, at least once. Prefetches memory meanwhile.
 fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     // The clock is not read before the first round, for the case of no wait.
     let mut start = None;
@@ -408,7 +404,8 @@ fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> 
 mod tests {
     use super::*;
 
-    /// How often something is done. Miri interprets, and tries another order of the threads in each run instead.
+    /// Returns the number of repetitions of a test. Under Miri it is smaller: Miri interprets the code slowly, and each
+    /// run tries another order of threads.
     fn rounds(rounds: usize) -> usize {
         if cfg!(miri) { rounds.div_ceil(500) } else { rounds }
     }
@@ -439,7 +436,7 @@ mod tests {
         let done = AtomicUsize::new(0);
         let others = if pool.threads() == 2 { 7 } else { 0 };
         pool.run(8, &|task, _| {
-            // The first of a share whose others nobody else would do.
+            // The first task of a share; other threads have to take the remaining ones.
             while task == 0 && done.load(Ordering::Acquire) < others {
                 thread::yield_now();
             }

@@ -1,30 +1,32 @@
-//! Memory that a thread will read next, for it to ask for while it has nothing else to do.
+//! Lists of the memory that a thread will read next. It prefetches this memory while it is idle.
 //!
-//! Stages that are bound by memory leave it idle between them: while one thread is done before the others, and while a
-//! short stage runs on one. A list says where the next such stage begins to read; asking for a line costs nothing that
-//! anybody waits for.
+//! The memory bus is idle between memory-bound stages: while a thread that has finished waits for the other threads,
+//! and while a short stage runs on one thread. A list contains the first ranges that the next memory-bound stage reads;
+//! idle threads prefetch them at no cost.
 
 use crate::simd::{LINE, prefetch_line};
 
-/// Ranges that a list has room for: numbers and scales of four products that share a stage.
+/// Maximum number of ranges in a list: numbers and scales of four products that share a stage.
 const RANGES: usize = 8;
-/// Lines that are asked for between two looks at whether there is something to do.
+/// Number of cache lines that are prefetched between two checks for work.
 const LINES: usize = 4;
 
-/// Addresses, lowest first in each range. What lies there is not looked at, so that nothing has to: memory that was given
-/// back is asked for in vain.
+/// A list of address ranges. Addresses are not dereferenced, so they need not be valid: prefetching freed memory has no
+/// effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Prefetch {
-    /// Where each range begins and ends.
+    /// Start and end address of each range.
     ranges: [[usize; 2]; RANGES],
     bytes: usize,
 }
 
 impl Prefetch {
-    /// Bytes that are asked for, at most. Threads wait for some microseconds, and a second-level cache has room for more.
+    /// Maximum bytes to prefetch. Threads wait only for some microseconds; a second-level cache would have room for
+    /// more.
     pub(crate) const MAX: usize = 96 << 10;
 
-    /// Adds memory that follows what was added before, or lies elsewhere; what there is no room for is left out.
+    /// Adds memory: extends the last range if the memory follows it, else starts a new range. Ignores what exceeds the
+    /// capacity.
     pub(crate) fn push(&mut self, start: *const u8, bytes: usize) {
         let bytes = bytes.min(Self::MAX - self.bytes);
         let start = start.addr();
@@ -38,12 +40,12 @@ impl Prefetch {
         }
     }
 
-    /// Whether there is nothing to ask for.
+    /// Returns true if there is nothing to prefetch.
     pub(crate) fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Whether nothing more can be added.
+    /// Returns true if nothing more can be added.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes == Self::MAX
     }
@@ -58,7 +60,7 @@ impl Prefetch {
         self.ranges.iter().filter(|range| range[0] < range[1]).count()
     }
 
-    /// Asks for the next few lines; false if none is left.
+    /// Prefetches the next few lines. Returns false if none is left.
     pub(crate) fn prefetch_line(&mut self) -> bool {
         let Some(range) = self.ranges.iter_mut().find(|range| range[0] < range[1]) else {
             return false;
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(prefetch.bytes, 100 * RANGES);
     }
 
-    /// Nothing has to be there.
+    /// Memory that does not exist can be added and prefetched.
     #[test]
     fn memory_of_nobody() {
         let mut prefetch = Prefetch::default();

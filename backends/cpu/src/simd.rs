@@ -1,7 +1,7 @@
-//! The vector registers that the kernels are written for.
+//! The vector registers that kernels use, as a trait and its implementations.
 //!
-//! A kernel body is generic over [`Vector`] and inlined into a function that
-//! enables the instruction set, so each method becomes one instruction there.
+//! A kernel body is generic over [`Vector`] and inlined into a function that enables the instruction set, so each
+//! method becomes one instruction there.
 
 use half::f16;
 
@@ -11,64 +11,63 @@ use crate::few_bits;
 ///
 /// # Safety
 ///
-/// Every method needs the CPU to have the instruction set of the implementing
-/// type. Pointers need to be valid for the lanes that a method names; they need
-/// no alignment beyond that of f32.
+/// Every method requires a CPU with the instruction set of the implementing type. Pointers must be valid for the lanes
+/// that a method reads or writes; they need no alignment beyond that of f32.
 pub(crate) trait Vector: Copy {
-    /// f32s in a register.
+    /// Number of f32s in a register.
     const LANES: usize;
-    /// Steps along k that the loop of a tile takes at once.
+    /// Number of steps along k per iteration of a tile's loop.
     const STEPS: usize = 4;
-    /// Chooses the leading lanes of a register.
+    /// A mask of the first lanes of a register.
     type Mask: Copy;
 
-    /// All lanes 0.
+    /// Returns a register of zeros.
     unsafe fn zero() -> Self;
-    /// All lanes `*from`.
+    /// Returns a register whose lanes are all `*from`.
     unsafe fn splat(from: *const f32) -> Self;
     /// Reads all lanes.
     unsafe fn load(from: *const f32) -> Self;
     /// Writes all lanes.
     unsafe fn store(self, to: *mut f32);
-    /// The mask of the first `lanes` lanes, `lanes <= LANES`.
+    /// Returns the mask of the first `lanes` lanes, at most [`Self::LANES`].
     unsafe fn mask(lanes: usize) -> Self::Mask;
-    /// Reads as many signed bytes as there are lanes.
+    /// Reads one signed byte per lane.
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// What [`Vector::nibbles`] makes of 1, a power of two.
+    /// Factor of all numbers that [`Vector::nibbles`] returns, a power of two.
     const NIBBLE_UNIT: f32;
-    /// Numbers of register `part` of 32: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus 8, times
-    /// [`Vector::NIBBLE_UNIT`].
+    /// Returns register `part` of 32 numbers: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus 8,
+    /// all times [`Vector::NIBBLE_UNIT`].
     unsafe fn nibbles(from: *const u8, part: usize) -> Self;
-    /// Numbers of register `part` of 32 integers as [`BlockFormat`](meganeura_core::quantization::BlockFormat) has them: nibbles
-    /// as above, `ABOVE` bits (0, 1 or 2) above each in the bytes behind the first 16, minus `OFFSET`.
+    /// Returns register `part` of 32 integers in the layout of
+    /// [`BlockFormat`](meganeura_core::quantization::BlockFormat): nibbles as in [`Vector::nibbles`], with `ABOVE`
+    /// upper bits each (0, 1 or 2) in the bytes after the first 16, minus `OFFSET`.
     unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self;
-    /// Reads as many IEEE 754 binary16 numbers as there are lanes.
+    /// Reads one IEEE 754 binary16 number per lane.
     unsafe fn load_f16(from: *const u16) -> Self;
-    /// All lanes the binary16 number `*from`.
+    /// Returns a register whose lanes are all the binary16 number `*from`.
     unsafe fn splat_f16(from: *const u16) -> Self;
-    /// `self * factor` by lane.
+    /// Returns `self * factor` for each lane.
     unsafe fn mul(self, factor: Self) -> Self;
-    /// Reads the chosen lanes, touches no memory of the others and makes them 0.
+    /// Reads the lanes of the mask without accessing memory of other lanes. The other lanes become 0.
     unsafe fn load_masked(from: *const f32, mask: Self::Mask) -> Self;
-    /// Writes the chosen lanes, touches no memory of the others.
+    /// Writes the lanes of the mask without accessing memory of other lanes.
     unsafe fn store_masked(self, to: *mut f32, mask: Self::Mask);
-    /// Asks for the cache line of an address, valid or not.
+    /// Prefetches the cache line of an address, which may be invalid.
     unsafe fn prefetch(at: *const f32);
-    /// `self + other` by lane.
+    /// Returns `self + other` for each lane.
     unsafe fn add(self, other: Self) -> Self;
-    /// `self * factor + addend` by lane.
+    /// Returns `self * factor + addend` for each lane.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// The sum of all lanes.
+    /// Returns the sum of all lanes.
     unsafe fn sum(self) -> f32;
-    /// Copies a square of `LANES` rows and columns transposed: `to[j][i] =
-    /// from[i][j]`, with the distances between rows in f32s.
+    /// Transposes a square of `LANES` rows and columns: `to[j][i] = from[i][j]`. Distances between rows are in f32s.
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Asks for the line of an address to come to the second-level cache, where the target has an instruction for that.
+/// Prefetches the cache line of an address into the second-level cache, if the target has an instruction for this.
 #[inline(always)]
 pub(crate) fn prefetch_line(address: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -81,7 +80,7 @@ pub(crate) fn prefetch_line(address: usize) {
     let _ = address;
 }
 
-/// Asks for the cache lines of some f32s, where the target has an instruction for that. The memory may be anybody's.
+/// Prefetches the cache lines of `count` f32s, if the target has an instruction for this. The memory may be invalid.
 #[inline(always)]
 pub(crate) fn prefetch(from: *const f32, count: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -97,7 +96,7 @@ pub(crate) fn prefetch(from: *const f32, count: usize) {
 /// Lanes of the portable vector: a NEON or SSE register.
 const PORTABLE: usize = 4;
 
-/// Plain arrays, which the compiler maps to whatever registers there are.
+/// A register as a plain array. The compiler maps it to the available registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; PORTABLE]);
 
@@ -162,7 +161,7 @@ impl Vector for Portable {
     unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self {
         let mut numbers = [0.0; PORTABLE];
         for (lane, x) in numbers.iter_mut().enumerate() {
-            // SAFETY: a block, which has as many registers as this is called for.
+            // SAFETY: a block; the number is below its size.
             *x = f32::from(unsafe { few_bits::integer::<ABOVE, OFFSET>(from, part * PORTABLE + lane) });
         }
         Self(numbers)
@@ -221,7 +220,7 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, mut addend: Self) -> Self {
         for i in 0..PORTABLE {
-            // `mul_add` is a slow library call where the hardware lacks it.
+            // `mul_add` is a slow library call if the hardware lacks it.
             addend.0[i] = if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
                 self.0[i].mul_add(factor.0[i], addend.0[i])
             } else {
@@ -257,16 +256,16 @@ mod x86 {
     use crate::simd::Vector;
     use std::arch::x86_64::*;
 
-    /// AVX2 with fused multiply-add and conversion of binary16.
+    /// An AVX2 register. The kernels also use fused multiply-add and conversion of binary16.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
-    /// Controls of a shuffle that takes the first or the second 8 of 16 bytes, which both halves of a register have, to the
-    /// highest bytes of lanes.
+    /// Shuffle controls that move 8 bytes to the highest bytes of the lanes. Both halves of the register contain the
+    /// same 16 bytes; the controls select the first or the second 8 of them.
     static HIGHEST: [[i8; 32]; 2] = [highest(0), highest(8)];
 
     const fn highest(first: i8) -> [i8; 32] {
-        // Negative ones make 0.
+        // Negative controls produce 0.
         let mut control = [-1; 32];
         let mut lane = 0;
         while lane < 8 {
@@ -276,7 +275,7 @@ mod x86 {
         control
     }
 
-    /// `MASKS[8 - n..]` is the mask of the first n lanes.
+    /// Masks of the first lanes: `MASKS[8 - n..]` is the mask of the first n lanes.
     static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
     // SAFETY of all blocks below: the CPU has AVX2, FMA and F16C, and the pointers are
@@ -440,12 +439,12 @@ mod x86 {
         }
     }
 
-    /// What a nibble stands for.
+    /// Values of the nibbles 0 to 15.
     static NIBBLE_VALUES: [f32; 16] = [
         -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
     ];
 
-    /// AVX-512 Foundation (which implies AVX2 and FMA).
+    /// An AVX-512 register (Foundation, which implies AVX2 and FMA).
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
 
@@ -453,7 +452,8 @@ mod x86 {
     // valid for the lanes touched, as the trait demands of its caller.
     impl Vector for Avx512 {
         const LANES: usize = 16;
-        // With more the compiler reads what later steps need first, and runs out of registers.
+        // With more steps the compiler loads values for later steps first, and runs out of
+        // registers.
         const STEPS: usize = 1;
         type Mask = __mmask16;
 
@@ -578,8 +578,8 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-            // SAFETY: see above; the four quarters of a 16 by 16 square, each
-            // transposed into the place of its mirror image.
+            // SAFETY: see above; the four quarters of a 16 by 16 square, each transposed into the
+            // position of its mirror image.
             unsafe {
                 for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
                     let to = to.add(j * to_row + i);

@@ -1,4 +1,4 @@
-//! Transfers to and from the memory of an executable.
+//! Transfers between the host and the memory of an executable.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use meganeura_core::{Error, Result};
 use crate::memory::{Arena, View};
 use crate::pool::ThreadPool;
 
-/// A part without gaps that begins there.
+/// Returns a contiguous part of `len` bytes at `offset`.
 pub(crate) fn one_run(offset: u64, len: usize) -> Result<Part> {
     let too_far = || Error::backend("cpu", format!("no buffer has a byte {offset}"));
     Ok(Part {
@@ -25,7 +25,7 @@ pub(crate) fn overwrite(arena: &mut Arena, buffer: BufferRef, bytes: &[u8]) -> R
     Ok(())
 }
 
-/// The bytes from the first to the last one of a part, in which a tensor of so many bytes has room.
+/// Returns the bytes from the first to the last byte of a part. The part must store a tensor of `len` bytes.
 pub(crate) fn place<'a>(arena: &'a mut Arena, buffer: BufferRef, part: &Part, len: usize) -> Result<&'a mut [u8]> {
     if part.runs.checked_mul(part.run) != Some(len) {
         let message = format!("{len} bytes for {} runs of {}", part.runs, part.run);
@@ -34,7 +34,7 @@ pub(crate) fn place<'a>(arena: &'a mut Arena, buffer: BufferRef, part: &Part, le
     range(arena, buffer, part.offset, part.span())
 }
 
-/// All bytes of a buffer.
+/// Returns all bytes of a buffer.
 pub(crate) fn whole(arena: &mut Arena, buffer: BufferRef) -> Result<&mut [u8]> {
     let len = arena.size(buffer).unwrap_or(0);
     range(arena, buffer, 0, len)
@@ -48,28 +48,29 @@ fn range(arena: &mut Arena, buffer: BufferRef, offset: usize, len: usize) -> Res
     })
 }
 
-/// Calls with the offset of each run of a part, and the range that it has in the tensor.
+/// Calls `each` for each run of a part, with the run's offset in the buffer and its range in the tensor.
 pub(crate) fn each_run(part: &Part, mut each: impl FnMut(usize, Range<usize>)) {
     for i in 0..part.runs {
         each(part.offset + i * part.stride, i * part.run..(i + 1) * part.run);
     }
 }
 
-/// Bytes that are worth a task of their own when they are copied.
+/// Minimum bytes of a copy that are worth a separate task.
 const COPIED_TOGETHER: usize = 1 << 20;
 
-/// Copies on all threads, which also share the work of the system where memory is touched for the first time.
+/// Copies bytes on all threads. They also share the page faults of the first access.
 fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
     let len = from.len();
     let to: View<u8> = View::new(to.as_mut_ptr(), to.len());
     pool.run(len.div_ceil(COPIED_TOGETHER), &|task, _| {
         let range = task * COPIED_TOGETHER..len.min((task + 1) * COPIED_TOGETHER);
-        // SAFETY: the exclusive borrow lasts until all tasks are over; each has a range of its own.
+        // SAFETY: the exclusive borrow lasts until all tasks have ended; each has a range of its
+        // own.
         unsafe { to.slice_mut(range.clone()) }.copy_from_slice(&from[range]);
     });
 }
 
-/// Copies a tensor to its place among others, likewise.
+/// Copies a tensor into a part of a buffer, on all threads.
 pub(crate) fn scatter(pool: &ThreadPool, tensor: &[u8], part: &Part, span: &mut [u8]) {
     if part.is_contiguous() {
         return copy(pool, tensor, span);

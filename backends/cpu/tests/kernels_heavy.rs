@@ -1,4 +1,4 @@
-//! Convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
+//! Tests of convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
 // A binary of its own: `.ci/run` builds it with optimization, too.
 
 mod common;
@@ -56,7 +56,7 @@ fn samples_agree_with_the_reference() {
     }
 }
 
-/// Samples of the three convolutions for one geometry.
+/// Returns samples of the three convolutions (forward and both gradients) for one geometry.
 fn convolutions(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) -> [(&'static str, Sample); 3] {
     let mut graph = Graph::new();
     let (xi, wi) = (graph.input("x", &x), graph.input("w", &w));
@@ -109,8 +109,8 @@ fn convolutions_of_many_shapes() {
     }
 }
 
-/// Images with channels last whose convolutions of 3x3 are computed by tiles of 4x4: results that end within a tile, panels that
-/// are not full, several blocks of tiles, more channels than are multiplied at a time, no padding, and much of it.
+/// Channels-last 3x3 convolutions by tiles of 4x4 are correct: with results that end within a tile, panels that are not
+/// full, several blocks of tiles, more channels than are multiplied at a time, no padding, and much padding.
 #[test]
 fn convolutions_by_tiles() {
     let cases = [
@@ -137,7 +137,8 @@ fn convolutions_by_tiles() {
     }
 }
 
-/// The reference would take minutes here, so the test computes some elements itself.
+/// A large convolution is correct at some elements. The test computes these itself, because the reference would take
+/// minutes.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]
 fn large_convolution_at_some_elements() {
@@ -281,8 +282,8 @@ fn norms_of_many_shapes() {
     }
 }
 
-/// Derivatives of the normalisations, with many rows, with rows longer than a task, and with every form of
-/// planes: one element, few, many.
+/// Derivatives of the normalisations are correct for many rows, for rows longer than a task, and for planes of one
+/// element, few, and many.
 #[test]
 fn norm_gradients_of_many_shapes() {
     let rstd = |shape: &[usize]| SampleInput::range(shape, 0.2, 2.0);
@@ -405,7 +406,8 @@ fn pooling_of_many_shapes() {
     }
 }
 
-/// Offsets that stay in their planes, as those of a pooling do, and one that does not.
+/// The gradient of max pooling is correct for offsets that stay in their planes, as in a pooling, and for an offset
+/// that does not.
 #[test]
 fn gradients_of_max_pooling() {
     const NAME: &str = "core.max_pool2d_grad";
@@ -434,7 +436,7 @@ fn gradients_of_max_pooling() {
     }
 }
 
-/// Updates where the old parameter is its own gradient, and where it is still needed after the update.
+/// Updates are correct if the old parameter is also the gradient, and if the old parameter is needed afterwards.
 #[test]
 fn updates_of_shared_parameters() {
     for (own_gradient, needed_after) in [(true, false), (false, true), (true, true)] {

@@ -1,4 +1,4 @@
-//! Kernels of other crates: against the definition, beside kernels that are rejected, and where they do not fit.
+//! Tests of kernels that other crates register: their results, rejected kernels, and unsupported types.
 // A binary of its own: its operators and kernels are registered for the whole process.
 
 mod common;
@@ -23,7 +23,7 @@ static BLEND: Composite = Composite::new("linked.blend", 2, "k a + (1 - k) b", |
 })
 .with_attributes(&[("k", AttrKind::Float)], |sizes| {
     let long = 16 * 1024;
-    // Empty, scalar, odd, and cut into pieces at and beside the cuts.
+    // Empty, scalar, odd, and with sizes at and around the cuts between pieces.
     [
         vec![0],
         vec![],
@@ -48,9 +48,10 @@ register_kernel!(
     .with_nanos_per_element(2.0)
 );
 
-// These are rejected, and the second of the last two.
+// The first three of these are rejected, and so is the second kernel of `linked.twice`.
 register_kernel!(CpuKernel::elementwise("core.relu", 1, |_, _, _| ()));
 register_kernel!(CpuKernel::elementwise("linked.nothing", 0, |_, _, _| ()));
+register_kernel!(CpuKernel::elementwise("linked.many", 9, |_, _, _| ()));
 register_kernel!(CpuKernel::elementwise("linked.twice", 1, |_, _, _| ()));
 register_kernel!(CpuKernel::elementwise("linked.twice", 2, |_, _, _| ()));
 
@@ -64,7 +65,7 @@ fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-/// Kernels of the plan of a call on inputs of these types, and its session.
+/// Returns the kernels in the plan of a call on inputs of these types, and its session.
 fn planned(op: &'static Composite, attrs: Attrs, inputs: &[(&[usize], DType)]) -> (Vec<String>, Session) {
     let mut g = Graph::new();
     let operands = inputs.iter().enumerate().map(|(i, (shape, dtype))| {
@@ -91,11 +92,12 @@ fn a_linked_kernel_computes_what_the_decomposition_says() {
 #[test]
 fn rejected_kernels_are_listed() {
     let problems: Vec<String> = registry::problems().iter().map(ToString::to_string).collect();
-    assert_eq!(problems.len(), 3, "{problems:#?}");
+    assert_eq!(problems.len(), 4, "{problems:#?}");
     for (name, why) in [
         ("core.relu", "already"),
         ("linked.twice", "second"),
         ("linked.nothing", "0 operands"),
+        ("linked.many", "9 operands"),
     ] {
         let found = problems.iter().any(|p| p.contains(name) && p.contains(why));
         assert!(found, "{name}: {problems:#?}");

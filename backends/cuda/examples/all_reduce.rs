@@ -1,11 +1,12 @@
-//! Bandwidth of the all-reduce between GPUs, as one line of JSON a size. Start one process for each GPU:
+//! Bandwidth of the all-reduce between GPUs, as one line of JSON per size. Start one process for
+//! each GPU:
 //!
 //! ```sh
 //! torchrun --no-python --nproc-per-node 2 target/release/examples/all_reduce
 //! ```
 //!
-//! `algorithm` is bytes over time, and `bus` that times `2 (n - 1) / n`, which does not depend on the number of ranks; in GB/s, as
-//! NVIDIA's nccl-tests have them.
+//! `algorithm` is bytes divided by time; `bus` is that times `2 (n - 1) / n`, which does not depend
+//! on the number of ranks. Both are in GB/s, as in NVIDIA's nccl-tests.
 
 use std::time::Instant;
 

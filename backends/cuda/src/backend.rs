@@ -1,4 +1,4 @@
-//! The devices that NVIDIA's driver finds.
+//! The CUDA backend, which lists and opens the GPUs that NVIDIA's driver finds.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -15,7 +15,7 @@ use crate::handle::Handle;
 use crate::nvrtc::Nvrtc;
 use crate::settings::Settings;
 
-/// NVIDIA's GPUs, through the CUDA driver.
+/// A backend for NVIDIA's GPUs, through the CUDA driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaBackend;
 
@@ -29,7 +29,7 @@ impl Backend for CudaBackend {
     }
 
     fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
-        // That there is no driver is no error, but the reason why there are none.
+        // A missing driver is not an error, but the reason why there are no devices.
         let (Ok(driver), Ok(found)) = (Driver::get(), devices()) else {
             return Ok(Vec::new());
         };
@@ -44,8 +44,8 @@ impl Backend for CudaBackend {
         Ok(all)
     }
 
-    /// It reaches what other interfaces to the same card do not: several kernels in one submission without the host, and larger
-    /// matrices in tensor cores.
+    /// Returns a higher preference than other interfaces to the same card, because this backend supports features that
+    /// they lack: several kernels in one submission without the host, and larger tensor-core matrices.
     fn preference(&self) -> u32 {
         1
     }
@@ -94,14 +94,15 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
-    /// [`Backend::open`], with what such a device alone can do. Whoever opens it meanwhile has the same device.
+    /// Opens a device like [`Backend::open`], but returns the concrete type with its additional methods. Concurrent
+    /// callers share the device.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Backend::open`].
     pub fn open_device(&self, index: usize, config: &Config) -> Result<Arc<CudaDevice>> {
-        /// Index of a device, and what was asked for.
-        type Opened = (usize, Settings);
-        static OPEN: Mutex<BTreeMap<Opened, Weak<CudaDevice>>> = Mutex::new(BTreeMap::new());
+        /// Identification of an open device: its index and its settings.
+        type DeviceKey = (usize, Settings);
+        static OPEN: Mutex<BTreeMap<DeviceKey, Weak<CudaDevice>>> = Mutex::new(BTreeMap::new());
         let failed = |why| Error::backend(NAME, why);
         let driver = Driver::get().map_err(failed)?;
         let mut found = devices().map_err(failed)?;

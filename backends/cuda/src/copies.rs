@@ -1,5 +1,7 @@
-//! Small copies by a kernel. A copy engine is as fast for large ones, but the change between it and kernels takes several microseconds
-//! each time, which is much beside a small step.
+//! Small copies by a kernel.
+//!
+//! A copy engine is as fast for large copies, but switching between it and kernels takes several microseconds each
+//! time. That is long compared with a small step.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -10,15 +12,16 @@ use meganeura_core::{Error, Result};
 use crate::cubins::Compiler;
 use crate::gpu::{Gpu, NAME};
 
-/// Copies of a launch.
+/// Maximum number of copies per launch.
 const MAX_COPIES: usize = 16;
-/// Bytes of a copy up to which a few blocks are about as fast as a copy engine.
+/// Maximum bytes of a small copy. Up to this size, a few blocks are about as fast as a copy engine.
 const MAX_BYTES: u64 = 256 << 10;
-/// Bytes of a copy that a block copies.
+/// Number of bytes that each block copies.
 const BLOCK_BYTES: u64 = 4096;
 const THREADS: u32 = 256;
 
-/// The kernel. Memory of the host that the driver has allocated has the same addresses on the device (unified addressing).
+/// Source of the kernel. Host memory that the driver allocated has the same addresses on the device (unified
+/// addressing).
 const SOURCE: &str = r#"
 struct copy { unsigned long long to, from, bytes; };
 struct copies { copy all[16]; };
@@ -40,29 +43,30 @@ extern "C" __global__ void __launch_bounds__(256) copy_small(const copies given)
 "#;
 const ENTRY: &str = "copy_small";
 
-/// A copy, as the kernel takes it.
+/// A copy of a range of memory, as an argument of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SmallCopy {
-    /// Addresses of the device, or of memory of the host that the driver allocated.
+    /// Destination and source: addresses on the device, or of host memory that the driver allocated.
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
 }
 
 impl SmallCopy {
-    /// Whether it is as small as the kernel is made for.
+    /// Returns `true` if the copy is small enough for the kernel.
     pub(crate) fn is_small(&self) -> bool {
         self.bytes <= MAX_BYTES
     }
 
-    /// Whether it writes a byte that another one writes.
+    /// Returns `true` if this copy and another one write the same byte.
     fn overlaps(&self, other: &SmallCopy) -> bool {
         self.to < other.to + other.bytes && other.to < self.to + self.bytes
     }
 }
 
-/// Copies in their order, in runs of those that are all small and write to different places, or of one that is large.
+/// Splits copies, in order, into runs. A run is either several small copies with disjoint destinations, or one large
+/// copy.
 pub(crate) fn runs(copies: &[SmallCopy]) -> Vec<&[SmallCopy]> {
     let (mut runs, mut first) = (Vec::new(), 0);
     for next in 1..copies.len() {
@@ -77,7 +81,7 @@ pub(crate) fn runs(copies: &[SmallCopy]) -> Vec<&[SmallCopy]> {
     runs
 }
 
-/// The kernel on a device.
+/// The kernel for small copies, loaded on a device.
 pub(crate) struct Copier {
     gpu: Arc<Gpu>,
     module: sys::CUmodule,
@@ -93,7 +97,7 @@ impl Copier {
     /// Compiles and loads the kernel.
     ///
     /// # Errors
-    /// The compiler's or the driver's.
+    /// Errors of the compiler or the driver.
     pub(crate) fn new(gpu: &Arc<Gpu>, compiler: &Compiler) -> Result<Self> {
         let entry = CString::new(ENTRY).map_err(|error| Error::backend(NAME, error.to_string()))?;
         let load = |anew: bool| {
@@ -101,7 +105,7 @@ impl Copier {
                 .compile(SOURCE, anew)
                 .map_err(|why| Error::backend(NAME, why))?;
             gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are those of a whole image, which the driver checks and copies.
+                // SAFETY: the bytes are a complete image, which the driver checks and copies.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) }?;
@@ -117,13 +121,13 @@ impl Copier {
         })
     }
 
-    /// Enqueues copies, none of which reads what another writes.
+    /// Enqueues copies. No copy may read bytes that another one writes.
     ///
     /// # Safety
-    /// All ranges are there, and stay until the copies are complete; those of the host were allocated by the driver.
+    /// All ranges must be valid until the copies are complete; host ranges must have been allocated by the driver.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) unsafe fn enqueue(&self, copies: &[SmallCopy], stream: sys::CUstream) -> Result<(), DriverError> {
         for some in copies.chunks(MAX_COPIES) {
             let mut given = [SmallCopy::default(); MAX_COPIES];
@@ -131,7 +135,8 @@ impl Copier {
             let mut parameters = [given.as_mut_ptr().cast::<c_void>()];
             let most = some.iter().map(|copy| copy.bytes).max().unwrap_or(0);
             let blocks = (some.len() as u32, most.div_ceil(BLOCK_BYTES).max(1) as u32, 1);
-            // SAFETY: the kernel takes the copies by value; their ranges are there by the contract of this function.
+            // SAFETY: the kernel takes the copies by value; their ranges are valid by the contract
+            // of this function.
             unsafe { result::launch_kernel(self.function, blocks, (THREADS, 1, 1), 0, stream, &mut parameters) }?;
         }
         Ok(())

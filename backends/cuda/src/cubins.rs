@@ -1,4 +1,4 @@
-//! Compiled kernels on the disk: machine code by source, architecture and compiler.
+//! A cache of compiled kernels on disk. It finds machine code by source, architecture and compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use meganeura_core::files::sha256;
 
 use crate::nvrtc::{NVRTC_OPTIONS, Nvrtc};
 
-/// The ending of the files.
+/// File name extension of compiled kernels.
 const ENDING: &str = "cubin";
-/// Bytes of all files from which on the oldest ones are deleted, when a device is opened.
+/// Total bytes above which the oldest files are deleted when a device is opened.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What compiles sources for an architecture.
+/// A compiler of CUDA C++ sources for one architecture, with a cache.
 pub(crate) struct Compiler {
-    /// Opened when the first source is not on the disk.
+    /// NVRTC, opened for the first source that is not in the cache.
     nvrtc: OnceLock<Result<Nvrtc, String>>,
     architecture: String,
-    /// Where compiled kernels are kept, if they are.
+    /// Folder of the cache, if it is enabled.
     folder: Option<PathBuf>,
 }
 
 /// A compiled kernel.
 pub(crate) struct Cubin {
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is from the disk, where it may have been damaged.
+    /// `true` if the machine code was read from disk, where it may have been damaged.
     pub(crate) stored: bool,
 }
 
@@ -42,18 +42,19 @@ impl Compiler {
         }
     }
 
-    /// NVRTC, which is opened the first time.
+    /// Returns NVRTC, and opens it at the first call.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why it is not available.
     pub(crate) fn nvrtc(&self) -> Result<&Nvrtc, String> {
         self.nvrtc.get_or_init(Nvrtc::open).as_ref().map_err(Clone::clone)
     }
 
-    /// Machine code of a source; what is on the disk is not looked at where `anew` says so.
+    /// Compiles a source to machine code, or reads it from the cache. The cache is not read if the second argument is
+    /// `true`.
     ///
     /// # Errors
-    /// There is no compiler, or what it says against the source.
+    /// There is no compiler, or the compiler rejects the source.
     pub(crate) fn compile(&self, source: &str, anew: bool) -> Result<Cubin, String> {
         let nvrtc = self.nvrtc()?;
         let path = self.folder.as_ref().map(|folder| folder.join(self.name(source, nvrtc)));
@@ -65,12 +66,12 @@ impl Compiler {
         if let Some(path) = &path
             && let Err(error) = store(path, &bytes)
         {
-            log::debug!("a compiled kernel is not stored in {}: {error}", path.display());
+            log::debug!("cannot store a compiled kernel in {}: {error}", path.display());
         }
         Ok(Cubin { bytes, stored: false })
     }
 
-    /// The name of the file of a source.
+    /// Returns the cache file name for the machine code of a source.
     fn name(&self, source: &str, nvrtc: &Nvrtc) -> String {
         let (major, minor) = nvrtc.version();
         let mut parts = vec![source.to_owned(), self.architecture.clone(), format!("{major}.{minor}")];
@@ -80,7 +81,8 @@ impl Compiler {
     }
 }
 
-/// Writes a file as a whole or not at all. It need not survive a crash of the machine: a file that does not load is written again.
+/// Writes a file atomically. It need not survive a crash of the machine: a file that does not load
+/// is written again.
 fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -94,7 +96,7 @@ fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Deletes the oldest files of a folder while there are more bytes than `most`.
+/// Deletes the oldest files of a folder until their total is at most `most` bytes.
 fn limit(folder: &Path, most: u64) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let mut files: Vec<(SystemTime, u64, PathBuf)> = entries

@@ -1,4 +1,4 @@
-//! cuBLASLt, NVIDIA's library of matmuls.
+//! Bindings to cuBLASLt, NVIDIA's library of matmuls.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -6,21 +6,22 @@ use std::ptr;
 use cudarc::driver::sys;
 use meganeura_shaders::{LibraryMatmul, MatmulLibrary};
 
-use crate::library::{Opened, Wanted};
+use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// Where it is.
-const WANTED: Wanted = Wanted {
+/// Description of the library and its location.
+const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_CUBLASLT",
-    names: match cfg!(windows) {
-        true => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
-        false => &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
+    names: if cfg!(windows) {
+        &["cublasLt64_13.dll", "cublasLt64_12.dll"]
+    } else {
+        &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]
     },
     what: "cuBLASLt",
     remedy: "without it large matmuls are slower; install the CUDA toolkit or the package nvidia-cublas-cu12 of PyPI, and let \
              MEGANEURA_CUBLASLT name its libcublasLt.so.12 where the system does not find it",
 };
 
-/// Bytes of workspace that a matmul may take: what NVIDIA recommends for Hopper.
+/// Maximum workspace of a matmul in bytes, as NVIDIA recommends for Hopper.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
 type Status = c_int;
@@ -29,12 +30,12 @@ type Create = unsafe extern "C" fn(*mut Pointer) -> Status;
 type Destroy = unsafe extern "C" fn(Pointer) -> Status;
 type SetAttribute = unsafe extern "C" fn(Pointer, c_int, *const c_void, usize) -> Status;
 
-/// An algorithm as the library chose it.
+/// An algorithm of the library, in its own representation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Algorithm([u64; 8]);
 
-/// What the library says of an algorithm.
+/// The library's rating of an algorithm.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Heuristic {
@@ -45,7 +46,7 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-// Numbers of the library's header.
+// Constants of the library's header.
 const COMPUTE_32F: c_int = 68;
 const R_32F: c_int = 0;
 const R_16F: c_int = 2;
@@ -56,60 +57,61 @@ const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const OPERATION_TRANSPOSE: c_int = 1;
 
-/// The library, with what it needs on a device.
+/// The loaded library, with its handle for a device.
 #[derive(Debug)]
 pub(crate) struct CublasLt {
-    library: Opened,
+    library: LoadedLibrary,
     handle: Pointer,
     version: usize,
     min_flops: usize,
 }
 
-// SAFETY: the library's documentation says that a handle may be used by several threads at a time.
+// SAFETY: by the library's documentation, several threads may use a handle at a time.
 unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}
 
-/// A matrix in memory, row by row.
+/// The layout of a row-major matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matrix {
-    /// Of `f16`, or `f32`.
+    /// `true` for elements of `f16`, `false` for `f32`.
     pub(crate) half: bool,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Elements from one matrix of a batch to the next; 0 if all are the same.
+    /// Distance between two matrices of a batch, in elements; 0 if all products use the same matrix.
     pub(crate) stride: usize,
 }
 
-/// `d = a b`, of a batch; sums are in `f32`.
+/// A matmul `d = a b`, optionally batched. Sums are in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matmul {
-    /// Stored as `[m, k]`, or `[k, m]` if it is transposed.
+    /// Left operand, stored as `[m, k]`, or as `[k, m]` if it is transposed.
     pub(crate) a: Matrix,
     pub(crate) transpose_a: bool,
-    /// Stored as `[k, n]`, or `[n, k]` if it is transposed.
+    /// Right operand, stored as `[k, n]`, or as `[n, k]` if it is transposed.
     pub(crate) b: Matrix,
     pub(crate) transpose_b: bool,
-    /// Stored as `[m, n]`.
+    /// Result, stored as `[m, n]`.
     pub(crate) d: Matrix,
     pub(crate) batch: usize,
 }
 
-/// A matmul that the library has an algorithm for.
-pub(crate) struct Ready {
+/// A matmul with the algorithm that the library selected.
+pub(crate) struct PreparedMatmul {
     description: Pointer,
     layouts: [Pointer; 3],
     algorithm: Algorithm,
     destroy: [Destroy; 2],
 }
 
-// SAFETY: descriptions are memory of the host, which belongs to this alone and is not changed.
-unsafe impl Send for Ready {}
+// SAFETY: the descriptors are host memory that this exclusively owns and does not change.
+unsafe impl Send for PreparedMatmul {}
 // SAFETY: as above.
-unsafe impl Sync for Ready {}
+unsafe impl Sync for PreparedMatmul {}
 
 impl CublasLt {
-    /// Opens the library, for the current context. It gets matmuls of at least so many operations.
+    /// Opens the library for the current context. It is used for matmuls with at least `min_flops`
+    /// operations.
     ///
     /// # Errors
     /// It is not found, or does not start.
@@ -118,10 +120,10 @@ impl CublasLt {
             let create: Create = library.function(c"cublasLtCreate")?;
             let version: unsafe extern "C" fn() -> usize = library.function(c"cublasLtGetVersion")?;
             let mut handle = ptr::null_mut();
-            // SAFETY: it is a place for a handle.
+            // SAFETY: the pointer is to a local handle.
             check(unsafe { create(&mut handle) }, "cublasLtCreate")?;
             Ok(CublasLt {
-                // SAFETY: it asks for nothing.
+                // SAFETY: the function takes no arguments.
                 version: unsafe { version() },
                 library,
                 handle,
@@ -130,12 +132,12 @@ impl CublasLt {
         })
     }
 
-    /// Operations from which on it gets a matmul.
+    /// Returns the minimum operations of a matmul that uses the library.
     pub(crate) fn min_flops(&self) -> usize {
         self.min_flops
     }
 
-    /// Its version as people write it.
+    /// Returns the version of the library as text, such as 12.9.1.
     pub(crate) fn version_text(&self) -> String {
         format!(
             "{}.{}.{}",
@@ -145,11 +147,11 @@ impl CublasLt {
         )
     }
 
-    /// Finds an algorithm for a matmul.
+    /// Selects an algorithm for a matmul.
     ///
     /// # Errors
     /// The library has none.
-    pub(crate) fn prepare(&self, matmul: &Matmul) -> Result<Ready, String> {
+    pub(crate) fn prepare(&self, matmul: &Matmul) -> Result<PreparedMatmul, String> {
         let describe: unsafe extern "C" fn(*mut Pointer, c_int, c_int) -> Status =
             self.library.function(c"cublasLtMatmulDescCreate")?;
         let lay_out: unsafe extern "C" fn(*mut Pointer, c_int, u64, u64, i64) -> Status =
@@ -171,7 +173,7 @@ impl CublasLt {
             *mut Heuristic,
             *mut c_int,
         ) -> Status = self.library.function(c"cublasLtMatmulAlgoGetHeuristic")?;
-        let mut ready = Ready {
+        let mut ready = PreparedMatmul {
             description: ptr::null_mut(),
             layouts: [ptr::null_mut(); 3],
             algorithm: Algorithm::default(),
@@ -180,15 +182,15 @@ impl CublasLt {
                 self.library.function(c"cublasLtMatrixLayoutDestroy")?,
             ],
         };
-        // SAFETY: it is a place for a description.
+        // SAFETY: the pointer is to a descriptor field.
         let described = unsafe { describe(&mut ready.description, COMPUTE_32F, R_32F) };
         check(described, "cublasLtMatmulDescCreate")?;
         let set = |set: SetAttribute, of: Pointer, attribute: c_int, value: &[u8]| {
-            // SAFETY: it is there, and the value has as many bytes as it says.
+            // SAFETY: the object is valid, and the value has the given number of bytes.
             let status = unsafe { set(of, attribute, value.as_ptr().cast(), value.len()) };
             check(status, "setting an attribute")
         };
-        // The library has columns where we have rows: its first operand is our second one.
+        // The library is column-major and we are row-major: its first operand is our second one.
         for (attribute, transposed) in [
             (DESC_TRANSPOSE_A, matmul.transpose_b),
             (DESC_TRANSPOSE_B, matmul.transpose_a),
@@ -205,7 +207,7 @@ impl CublasLt {
         for (layout, matrix) in ready.layouts.iter_mut().zip([matmul.b, matmul.a, matmul.d]) {
             let kind = if matrix.half { R_16F } else { R_32F };
             let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
-            // SAFETY: it is a place for a layout.
+            // SAFETY: the pointer is to a layout field.
             let made = unsafe { lay_out(layout, kind, columns, rows, columns as i64) };
             check(made, "cublasLtMatrixLayoutCreate")?;
             if matmul.batch > 1 {
@@ -215,7 +217,7 @@ impl CublasLt {
             }
         }
         let mut preference = ptr::null_mut();
-        // SAFETY: it is a place for a preference.
+        // SAFETY: the pointer is to a local preference.
         check(unsafe { prefer(&mut preference) }, "cublasLtMatmulPreferenceCreate")?;
         let room = set(
             set_preference,
@@ -226,7 +228,7 @@ impl CublasLt {
         let (mut found, mut count) = (Heuristic::default(), 0);
         let [a, b, d] = ready.layouts;
         let looked = room.and_then(|()| {
-            // SAFETY: all were made above, and there is room for one algorithm.
+            // SAFETY: all objects were created above, and there is room for one algorithm.
             let status = unsafe {
                 find(
                     self.handle,
@@ -256,13 +258,14 @@ impl CublasLt {
     /// Enqueues a matmul.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     ///
     /// # Safety
-    /// The addresses are those of matrices of the device as they were described, and of a workspace of [`WORKSPACE_BYTES`].
+    /// The addresses are those of device matrices as described, and of a workspace of
+    /// [`WORKSPACE_BYTES`].
     pub(crate) unsafe fn run(
         &self,
-        ready: &Ready,
+        ready: &PreparedMatmul,
         [a, b, d, workspace]: [sys::CUdeviceptr; 4],
         stream: sys::CUstream,
     ) -> Result<(), String> {
@@ -286,7 +289,8 @@ impl CublasLt {
         ) -> Status = self.library.function(c"cublasLtMatmul")?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [first, second, result] = ready.layouts;
-        // SAFETY: by the contract of this function; numbers are of the host, as is usual.
+        // SAFETY: by the contract of this function; scale factors are on the host, the default
+        // mode.
         let status = unsafe {
             multiply(
                 self.handle,
@@ -320,7 +324,7 @@ impl Drop for CublasLt {
     }
 }
 
-impl Drop for Ready {
+impl Drop for PreparedMatmul {
     fn drop(&mut self) {
         let [description, layout] = self.destroy;
         for (destroy, of) in [
@@ -330,26 +334,29 @@ impl Drop for Ready {
             (layout, self.layouts[2]),
         ] {
             if !of.is_null() {
-                // SAFETY: it was made by the library, which is open as long as its device.
+                // SAFETY: the library created it, and the library stays open as long as its device.
                 unsafe { destroy(of) };
             }
         }
     }
 }
 
-/// Operations (multiplications and additions) from which on a matmul is given to the library.
+/// Minimum operations (multiplications and additions) of a matmul that uses the library.
 const MIN_FLOPS: usize = 1 << 24;
-/// Fewest rows and columns of such a result: of fewer, kernels that read a matrix once are as fast.
+/// Minimum rows and columns of the result of such a matmul. For fewer, kernels that read a matrix once are as fast.
 const MIN_SIDE: usize = 64;
-/// What tensor cores read at once, in elements of `f16`: rows of other lengths are slow.
+/// Vector size of tensor cores, in elements of `f16`. Rows whose length is not a multiple of it are slow.
 const VECTOR: usize = 8;
 
 impl MatmulLibrary for CublasLt {
     fn takes(&self, matmul: &LibraryMatmul, _: usize, _: bool) -> bool {
         let &LibraryMatmul { batch, m, n, k, .. } = matmul;
-        let columns = |operand: usize, [rows, columns]: [usize; 2]| match matmul.operands[operand].transposed {
-            true => rows,
-            false => columns,
+        let columns = |operand: usize, [rows, columns]: [usize; 2]| {
+            if matmul.operands[operand].transposed {
+                rows
+            } else {
+                columns
+            }
         };
         let are_aligned = [columns(0, [m, k]), columns(1, [k, n]), n]
             .iter()

@@ -1,4 +1,4 @@
-//! An open device: which kernels it has, and plans compiled for it.
+//! An open device: its kernels, tensor cores, and the compilation of plans.
 
 use std::sync::OnceLock;
 
@@ -7,43 +7,46 @@ use meganeura_core::plan::try_compile;
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, ExecutionPlan, Graph, Result};
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::host::{self, Answers, Draft, F16Storage, Host as _, Tiles, Wanted, With};
+use meganeura_shaders::host::{
+    self, CoopSettings, F16Storage, Host as _, KernelOptions, LaunchPlan, SupportCache, Tiles,
+};
 use meganeura_shaders::{Features, MatmulLibrary};
 
 use crate::gpu::NAME;
 use crate::handle::Handle;
 
-/// Threads of a warp.
+/// Number of threads in a warp.
 const WARP: u32 = 32;
-/// Rows and columns of the tiles that are written as instructions of tensor cores.
+/// Number of rows and columns of the tiles that tensor-core instructions multiply.
 const TILE: u32 = 16;
 
 /// An NVIDIA GPU.
 pub struct CudaDevice {
     handle: Handle,
-    /// What was asked for of tensor cores.
-    wanted: Wanted,
+    /// Requested settings of tensor cores.
+    wanted: CoopSettings,
     /// The cooperative matrices in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
-    /// Which calls it has kernels for.
-    answers: Answers,
+    /// Cache of the answers to the question whether the device supports a call.
+    answers: SupportCache,
 }
 
 impl CudaDevice {
-    /// Subgroups are warps. Conversions of bits to `f32` are written as instructions, so that kernels need no type `f16` for them.
+    /// Features of all devices. Subgroups are warps. Conversions from `f16` bits to `f32` are written as instructions,
+    /// so kernels need no `f16` type for them.
     const FEATURES: Features = Features {
         subgroup_size: Some(WARP),
         exact_f16: false,
-        // Of a kernel that asks for no more than is always there.
+        // Available to every kernel without opting in to more.
         workgroup_bytes: 48 << 10,
     };
 
-    pub(crate) fn new(handle: Handle, wanted: Wanted) -> Self {
+    pub(crate) fn new(handle: Handle, wanted: CoopSettings) -> Self {
         CudaDevice {
             handle,
             wanted,
             coop: OnceLock::new(),
-            answers: Answers::default(),
+            answers: SupportCache::default(),
         }
     }
 
@@ -51,8 +54,8 @@ impl CudaDevice {
         self.handle.gpu().is_lost()
     }
 
-    /// The cooperative matrices that products may use: those that have passed their test, which is made when this is asked for
-    /// the first time.
+    /// Returns the cooperative matrices for products: only those that passed their test, which runs
+    /// at the first call.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
             let properties = self.handle.properties();
@@ -68,10 +71,11 @@ impl CudaDevice {
         *self.coop.get_or_init(choose)
     }
 
-    /// Computes a little with every kind of kernel that hardware may get wrong: elementwise calls, sums, products on tensor cores.
+    /// Runs small computations with every kind of kernel that hardware may get wrong: elementwise
+    /// calls, sums, tensor-core products.
     ///
     /// # Errors
-    /// A kernel that is refused, or a wrong result.
+    /// A rejected kernel, or a wrong result.
     pub(crate) fn self_test(&self) -> Result<()> {
         const ROWS: usize = 33;
         const COLUMNS: usize = 65;
@@ -95,13 +99,15 @@ impl CudaDevice {
             }
         }
         let properties = self.handle.properties();
-        match properties.has_tensor_cores() && self.wanted.tile != Some(0) && self.coop_config().is_none() {
-            true => Err(Error::backend(NAME, "its tensor cores fail their test")),
-            false => Ok(()),
+        if properties.has_tensor_cores() && self.wanted.tile != Some(0) && self.coop_config().is_none() {
+            Err(Error::backend(NAME, "its tensor cores fail their test"))
+        } else {
+            Ok(())
         }
     }
 
-    /// The cooperative matrices that plans of a precision may use: they round operands, which is not allowed everywhere.
+    /// Returns the cooperative matrices for plans with this precision. There are none if the precision does not allow
+    /// rounding of operands.
     fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
         match precision {
             Precision::F32 => None,
@@ -109,7 +115,7 @@ impl CudaDevice {
         }
     }
 
-    /// The cooperative matrices that a plan uses.
+    /// Returns the cooperative matrices that a plan uses.
     fn coop_for(&self, plan: &ExecutionPlan) -> Option<CoopConfig> {
         let uses = plan.dispatches.iter().any(|d| d.use_coop);
         if uses { self.coop_config() } else { None }
@@ -119,22 +125,23 @@ impl CudaDevice {
         self.handle.library().map(|library| &**library as &dyn MatmulLibrary)
     }
 
-    /// The launches of a plan.
-    fn draft(&self, plan: &ExecutionPlan) -> Result<Draft> {
+    /// Creates the launches of a plan.
+    fn draft(&self, plan: &ExecutionPlan) -> Result<LaunchPlan> {
         let custom = self.answers.custom_kernels(&self.handle, plan);
-        let with = With {
+        let with = KernelOptions {
             backend: NAME,
             coop: self.coop_for(plan),
             features: CudaDevice::FEATURES,
             library: self.library(),
             custom: &custom,
             choices: None,
-            f16_storage: match self.wanted.wide_results {
-                true => F16Storage::No,
-                false => F16Storage::Chosen,
+            f16_storage: if self.wanted.wide_results {
+                F16Storage::No
+            } else {
+                F16Storage::Chosen
             },
         };
-        Draft::of(plan, &with)
+        LaunchPlan::of(plan, &with)
     }
 }
 
@@ -178,7 +185,7 @@ impl Device for CudaDevice {
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let custom = self.answers.custom_kernels(&self.handle, plan);
-        let with = With {
+        let with = KernelOptions {
             backend: NAME,
             coop: self.coop_at(plan.precision),
             features: CudaDevice::FEATURES,

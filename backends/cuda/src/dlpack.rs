@@ -1,6 +1,6 @@
-//! DLPack: tensors of a session as other libraries take them (PyTorch, JAX, CuPy), without a copy.
+//! DLPack: exports tensors of a session to other libraries (PyTorch, JAX, CuPy) without a copy.
 //!
-//! The structures are those of DLPack 0.8, `dlpack.h`.
+//! The structures are declared in DLPack 0.8, `dlpack.h`.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,43 +8,43 @@ use std::ffi::c_void;
 use meganeura_core::DType;
 use meganeura_core::session::DeviceTensor;
 
-/// Devices of CUDA.
+/// Code of the device type CUDA.
 const CUDA: i32 = 2;
-/// Signed integers, unsigned ones, floats, and brain floats.
+/// Codes of the element types: signed integers, unsigned integers, floats, and bfloat16.
 const INT: u8 = 0;
 const UINT: u8 = 1;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
 
-/// `DLDevice`.
+/// DLPack's structure `DLDevice`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDevice {
-    /// Kind of the device: 2 for CUDA.
+    /// Code of the device type: 2 for CUDA.
     pub device_type: i32,
-    /// Its number, as CUDA counts.
+    /// Number of the CUDA device.
     pub device_id: i32,
 }
 
-/// `DLDataType`.
+/// DLPack's structure `DLDataType`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDataType {
-    /// Kind of number.
+    /// Code of the element type.
     pub code: u8,
-    /// Bits of a number.
+    /// Number of bits of a number.
     pub bits: u8,
-    /// Numbers of an element.
+    /// Count of numbers in an element.
     pub lanes: u16,
 }
 
-/// `DLTensor`.
+/// DLPack's structure `DLTensor`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLTensor {
     /// Address of the first element.
     pub data: *mut c_void,
-    /// Where it is.
+    /// Device of the tensor.
     pub device: DLDevice,
     /// Number of axes.
     pub ndim: i32,
@@ -52,35 +52,35 @@ pub struct DLTensor {
     pub dtype: DLDataType,
     /// Sizes of the axes.
     pub shape: *mut i64,
-    /// Elements from one to the next along each axis; null where they lie row by row without gaps.
+    /// Strides in elements along each axis; null if the tensor is row-major and dense.
     pub strides: *mut i64,
-    /// Bytes in front of the first element.
+    /// Bytes before the first element.
     pub byte_offset: u64,
 }
 
-/// `DLManagedTensor`.
+/// DLPack's structure `DLManagedTensor`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// What the deleter frees.
+    /// Data that the deleter frees.
     pub manager_ctx: *mut c_void,
-    /// Called once when the tensor is not used any more.
+    /// Function that the receiver calls once when it does not use the tensor any more.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// What a tensor keeps alive.
-struct Kept {
+/// Data that an exported tensor keeps alive.
+struct TensorOwner {
     shape: Vec<i64>,
     _owner: Box<dyn Any + Send>,
 }
 
-/// A tensor of a session on the CUDA device of that number as a `DLManagedTensor`, whose receiver has to call its deleter. `owner` is
-/// dropped then: give it what keeps the session, so that the memory stays.
+/// Converts a session's tensor on the CUDA device with this number to a `DLManagedTensor`. The receiver must call its
+/// deleter, which drops `owner`: pass an object that keeps the session alive, so that the memory stays valid.
 ///
-/// The receiver reads or writes in the order of the session's stream, [`DeviceBuffer::stream`](meganeura_core::backend::DeviceBuffer),
-/// which DLPack does not say.
+/// The receiver must read or write in the order of the session's stream,
+/// [`DeviceBuffer::stream`](meganeura_core::backend::DeviceBuffer), which DLPack does not convey.
 pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>) -> *mut DLManagedTensor {
     let code = match tensor.ty.dtype {
         DType::F16 | DType::F32 => FLOAT,
@@ -89,7 +89,7 @@ pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>)
         _ => UINT,
     };
     let shape: Vec<i64> = tensor.ty.shape.iter().map(|&size| size as i64).collect();
-    let mut kept = Box::new(Kept { shape, _owner: owner });
+    let mut kept = Box::new(TensorOwner { shape, _owner: owner });
     let dl_tensor = DLTensor {
         data: tensor.buffer.address as *mut c_void,
         device: DLDevice {
@@ -116,13 +116,15 @@ pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>)
     }))
 }
 
+/// Frees a tensor.
+///
 /// # Safety
-/// The tensor is one of [`to_dlpack`], and nobody uses it any more.
+/// [`to_dlpack`] returned the tensor, and it is not used any more.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
     // SAFETY: both were made by boxes in `to_dlpack`, by the contract of this function.
     unsafe {
         let tensor = Box::from_raw(tensor);
-        drop(Box::from_raw(tensor.manager_ctx.cast::<Kept>()));
+        drop(Box::from_raw(tensor.manager_ctx.cast::<TensorOwner>()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! NVIDIA's driver: whether it is there, and which devices it has.
+//! NVIDIA's driver: whether it is available, and the devices that it lists.
 
 use std::sync::OnceLock;
 
@@ -6,44 +6,44 @@ use cudarc::driver::{DriverError, result, sys};
 use meganeura_core::backend::{DeviceInfo, DeviceKind, Fact};
 use sys::CUdevice_attribute as Attribute;
 
-/// The oldest driver whose functions are all there: CUDA 12.0.
+/// Oldest supported version of the driver, CUDA 12.0. It has all functions that the backend uses.
 const MIN_VERSION: i32 = 12_000;
-/// The oldest compute capability that the kernels run on, in tenths: that of Volta.
+/// Minimum compute capability of a device, times ten: that of Volta.
 const MIN_CAPABILITY: i32 = 70;
 
-/// The driver, once it is initialised.
+/// The initialised driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Driver {
-    /// The CUDA version that it has, as 1000 times the major and 10 times the minor number.
+    /// CUDA version of the driver: 1000 times the major number plus 10 times the minor number.
     pub(crate) version: i32,
 }
 
 impl Driver {
-    /// Loads the driver and initialises it, the first time.
+    /// Loads and initialises the driver at the first call.
     ///
     /// # Errors
-    /// Why there is none that can be used.
+    /// The reason why no driver can be used.
     pub(crate) fn get() -> Result<Driver, String> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         DRIVER.get_or_init(Driver::load).clone()
     }
 
     fn load() -> Result<Driver, String> {
-        // SAFETY: it loads the driver's library, and does nothing with it.
+        // SAFETY: it only loads the driver's library.
         if !unsafe { sys::is_culib_present() } {
             return Err(
-                "NVIDIA's driver is not installed (there is no libcuda); install the driver of your GPU".into(),
+                "the NVIDIA driver is not installed (libcuda not found); install the driver of your GPU".into(),
             );
         }
         let mut version = 0;
-        // SAFETY: the library is there, and `version` is a place for a number.
+        // SAFETY: the library is loaded, and the pointer is to a local.
         let found = unsafe { sys::cuDriverGetVersion(&mut version) };
         found
             .result()
-            .map_err(|e| format!("the driver does not tell its version: {}", text(e)))?;
+            .map_err(|e| format!("the driver does not report its version: {}", text(e)))?;
         if version < MIN_VERSION {
             return Err(format!(
-                "the driver is of CUDA {}, and {} is the oldest one that is supported; update the driver",
+                "the driver supports CUDA {}, expected at least {}; update the driver",
                 version_text(version),
                 version_text(MIN_VERSION)
             ));
@@ -55,12 +55,12 @@ impl Driver {
         }
     }
 
-    /// Its version as people write it.
+    /// Returns the version of the driver as text, such as 12.4.
     pub(crate) fn version_text(self) -> String {
         version_text(self.version)
     }
 
-    /// Whether launches in a graph may begin before those that they depend on have ended: from CUDA 12.3 on.
+    /// Returns `true` if launches in a graph may begin before their predecessors have ended. This requires CUDA 12.3.
     pub(crate) fn has_programmatic_edges(self) -> bool {
         self.version >= 12_030
     }
@@ -70,7 +70,7 @@ fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// An error of the driver by its name and what the driver says of it.
+/// Formats an error with its name and the driver's description of it.
 pub(crate) fn text(error: DriverError) -> String {
     let words =
         |found: Result<&std::ffi::CStr, DriverError>| found.map(|text| text.to_string_lossy().into_owned()).ok();
@@ -80,27 +80,27 @@ pub(crate) fn text(error: DriverError) -> String {
     }
 }
 
-/// What is known of a device.
+/// Properties of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Properties {
     pub(crate) device: sys::CUdevice,
     pub(crate) name: String,
-    /// 16 bytes that no other card has.
+    /// Identifier that is unique for each card: 16 bytes.
     pub(crate) uuid: String,
     pub(crate) memory_bytes: u64,
-    /// Major and minor number.
+    /// Major and minor compute capability.
     pub(crate) capability: (u32, u32),
     pub(crate) multiprocessors: u32,
     /// Clock of the multiprocessors, in Hz.
     clock: f64,
-    /// Bytes that go to or from memory in a second.
+    /// Memory bandwidth in bytes per second.
     bandwidth: f64,
     pub(crate) integrated: bool,
-    /// Where it is plugged in.
+    /// PCI bus address.
     bus: String,
 }
 
-/// All devices of the driver.
+/// Returns all devices of the driver.
 ///
 /// # Errors
 /// The driver does not list them.
@@ -126,7 +126,7 @@ fn properties(ordinal: i32) -> Result<Properties, DriverError> {
         Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
     ]
     .map(|which| number(which).unwrap_or_default());
-    // The clock of the memory is in kHz, its bus in bits; memory sends twice in a cycle.
+    // The memory clock is in kHz, the bus width in bits; memory transfers twice per cycle.
     let memory_clock = number(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or_default();
     let memory_bits = number(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or_default();
     Ok(Properties {
@@ -148,41 +148,40 @@ fn properties(ordinal: i32) -> Result<Properties, DriverError> {
 }
 
 impl Properties {
-    /// The architecture as NVIDIA's compiler names it, such as `sm_90`.
+    /// Returns the architecture as NVIDIA's compiler names it, such as `sm_90`.
     pub(crate) fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// Whether tensor cores multiply `f16` by the instructions that the kernels have: from Ampere on.
+    /// Returns `true` if tensor cores support the `f16` instructions of the kernels. This requires Ampere or later.
     pub(crate) fn has_tensor_cores(&self) -> bool {
         self.capability >= (8, 0)
     }
 
-    /// Bytes that go to or from memory in a second, as its clock and width say.
+    /// Returns the memory bandwidth in bytes per second, from its clock and width.
     pub(crate) fn bytes_per_second(&self) -> f64 {
-        match self.bandwidth > 0.0 {
-            true => self.bandwidth,
-            false => 500e9,
-        }
+        if self.bandwidth > 0.0 { self.bandwidth } else { 500e9 }
     }
 
-    /// Operations of `f32` in a second that the kernels reach: half of one addition and one multiplication in each of 128 lanes a
-    /// cycle.
+    /// Returns the `f32` operations per second that kernels reach: half of the peak (one addition and one
+    /// multiplication in each of 128 lanes per cycle).
     pub(crate) fn flops_per_second(&self) -> f64 {
         let lanes = 128.0 * f64::from(self.multiprocessors);
-        match self.clock > 0.0 {
-            true => lanes * self.clock,
-            false => lanes * 1.5e9,
+        if self.clock > 0.0 {
+            lanes * self.clock
+        } else {
+            lanes * 1.5e9
         }
     }
 
-    /// Its line in a listing.
+    /// Returns the description of the device for listings.
     pub(crate) fn describe(&self, index: usize, driver: Driver) -> DeviceInfo {
         let (major, minor) = self.capability;
         let too_old = 10 * major as i32 + (minor as i32) < MIN_CAPABILITY;
-        let kind = match self.integrated {
-            true => DeviceKind::IntegratedGpu,
-            false => DeviceKind::DiscreteGpu,
+        let kind = if self.integrated {
+            DeviceKind::IntegratedGpu
+        } else {
+            DeviceKind::DiscreteGpu
         };
         DeviceInfo {
             hardware: Some(self.uuid.clone()),
@@ -190,7 +189,7 @@ impl Properties {
             driver: Some(format!("CUDA {}", driver.version_text())),
             rejected: too_old.then(|| {
                 format!(
-                    "its compute capability is {major}.{minor}, and kernels need {}.{}",
+                    "its compute capability is {major}.{minor}, expected at least {}.{}",
                     MIN_CAPABILITY / 10,
                     MIN_CAPABILITY % 10
                 )

@@ -1,4 +1,4 @@
-//! Events of the device: what is enqueued before them is complete when they are.
+//! CUDA events. An event is complete when all work that was enqueued before it is complete.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use meganeura_core::Result;
 
 use crate::gpu::Gpu;
 
-/// As long as this the host asks again and again whether a submission is complete: a thread that the driver puts to sleep needs tens
-/// of microseconds to go on.
+/// Maximum time of polling for an event. Polling is faster than the driver's wait, which puts the thread to sleep:
+/// waking it takes tens of microseconds.
 const ASKING: Duration = Duration::from_millis(3);
 
-/// An event of the device.
+/// A CUDA event.
 pub(crate) struct Event {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
@@ -22,40 +22,41 @@ pub(crate) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// An event, with the time of the device where it is `timed`.
+    /// Creates an event, with a timestamp if `timed`.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn new(gpu: &Arc<Gpu>, timed: bool) -> Result<Self> {
-        let flags = match timed {
-            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
-            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        let flags = if timed {
+            sys::CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
         let raw = gpu.call("making an event", || result::event::create(flags))?;
         Ok(Event { gpu: gpu.clone(), raw })
     }
 
-    /// The event as the driver knows it, as long as this lives.
+    /// Returns the driver's handle. It is valid while this object lives.
     pub(crate) fn raw(&self) -> sys::CUevent {
         self.raw
     }
 
-    /// Records it behind what is enqueued.
+    /// Records the event after all enqueued work.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn record(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: both are there.
+        // SAFETY: both are valid.
         unsafe { result::event::record(self.raw, stream) }
     }
 
-    /// Whether what is before it is complete.
+    /// Returns `true` if all work before the event is complete.
     ///
     /// # Errors
-    /// The driver's, such as the error of a kernel.
+    /// Errors of the driver, which include errors of earlier kernels.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         self.gpu.call("waiting for the device", || {
-            // SAFETY: it is there.
+            // SAFETY: it is valid.
             match unsafe { result::event::query(self.raw) } {
                 Ok(()) => Ok(true),
                 Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -64,10 +65,10 @@ impl Event {
         })
     }
 
-    /// Waits until what is before it is complete.
+    /// Waits until all work before the event is complete.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Event::is_complete`].
     pub(crate) fn wait(&self) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < ASKING {
@@ -76,18 +77,18 @@ impl Event {
             }
             std::hint::spin_loop();
         }
-        // SAFETY: it is there.
+        // SAFETY: it is valid.
         self.gpu.call("waiting for the device", || unsafe {
             result::event::synchronize(self.raw)
         })
     }
 
-    /// Time from this one to another, both of which are complete and timed.
+    /// Returns the time from this event to a later one; both must be complete and timed.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn until(&self, later: &Event) -> Result<Duration> {
-        // SAFETY: both are there.
+        // SAFETY: both are valid.
         let milliseconds = self.gpu.call("reading times", || unsafe {
             result::event::elapsed(self.raw, later.raw)
         })?;
@@ -97,7 +98,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: it was made by the driver, which keeps it until what is enqueued is done with it.
+        // SAFETY: the driver created it, and keeps it until the enqueued work has used it.
         self.gpu.free(|| unsafe { result::event::destroy(self.raw) });
     }
 }

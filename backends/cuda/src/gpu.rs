@@ -1,4 +1,4 @@
-//! A device's context, which may be lost.
+//! The context of a device, which may be lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,23 +11,24 @@ use crate::driver::{Properties, text};
 /// Name of the backend, in selectors and messages.
 pub(crate) const NAME: &str = "cuda";
 
-/// The primary context of a device, which other CUDA code of the process uses as well.
+/// The primary context of a device, which it shares with other CUDA code of the process.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     lost: AtomicBool,
 }
 
-// SAFETY: contexts of CUDA belong to no thread: each call is made after the context was made that of its thread.
+// SAFETY: contexts of CUDA are bound to no thread: each call first makes the context that of its
+// thread.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver locks what it has to.
+// SAFETY: as above; the driver locks internally.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Takes a share in the primary context of a device.
+    /// Retains the primary context of a device.
     ///
     /// # Errors
-    /// The driver does not give it.
+    /// The driver does not create the context.
     pub(crate) fn open(properties: &Properties) -> Result<Self> {
         let device = properties.device;
         // SAFETY: the device was listed by the driver. It is released when this is dropped.
@@ -41,27 +42,29 @@ impl Gpu {
         })
     }
 
-    /// Whether nothing can be done with the context any more.
+    /// Returns `true` if the context is unusable.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Marks the context as lost, and says so.
+    /// Marks the context as lost, and returns the error.
     pub(crate) fn lose(&self, why: &str) -> Error {
         self.lost.store(true, Ordering::Release);
         Error::backend(
             NAME,
             format!(
-                "{why}; the device is lost to this process, which CUDA does not let use it again: start the program anew"
+                "{why}; the device is lost for this process, because CUDA does not allow it to use the device again: \
+                 restart the program"
             ),
         )
     }
 
-    /// Calls the driver, with the context as that of this thread.
+    /// Calls the driver, with this context current on the thread.
     ///
     /// # Errors
-    /// What the driver says, or that an earlier call lost the device. An error of the device's own, such as an illegal address in a
-    /// kernel, is told by the next call, whatever that is, and loses the device.
+    /// Errors of the driver; an earlier call lost the device. An asynchronous error of the device,
+    /// such as an illegal address in a kernel, is returned by the next call of any kind, and loses
+    /// the device.
     pub(crate) fn call<T>(&self, doing: &str, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
         self.attempt(work).map_err(|error| match error {
             None => self.lose("it failed in an earlier call"),
@@ -70,26 +73,26 @@ impl Gpu {
         })
     }
 
-    /// The same with the driver's error; `None` where the device is lost already.
+    /// Calls the driver like [`Gpu::call`], but returns the driver's error; `None` if the device is already lost.
     pub(crate) fn attempt<T>(&self, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Option<DriverError>> {
         if self.is_lost() {
             return Err(None);
         }
-        // SAFETY: the context is there as long as this.
+        // SAFETY: the context lives as long as this.
         unsafe { result::ctx::set_current(self.context) }.map_err(Some)?;
         work().map_err(Some)
     }
 
-    /// Does something with the context as that of this thread, as libraries want it.
+    /// Runs work with this context current on the thread, as libraries require.
     ///
     /// # Errors
-    /// A lost device, and what it fails with itself.
+    /// A lost device; errors of the work.
     pub(crate) fn within<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.call("entering the context", || Ok(()))?;
         work()
     }
 
-    /// Frees something, unless the device is lost, which then goes with all that it has.
+    /// Runs work that frees something. Does nothing if the device is lost: a lost device frees everything that it owns.
     pub(crate) fn free(&self, work: impl FnOnce() -> Result<(), DriverError>) {
         if let Err(Some(error)) = self.attempt(work) {
             log::debug!("{NAME}: freeing fails: {}", text(error));
@@ -104,7 +107,7 @@ impl Drop for Gpu {
     }
 }
 
-/// Whether every call after this error fails as well, as CUDA's documentation says of it.
+/// Returns `true` if all calls after this error fail as well, according to CUDA's documentation.
 fn is_sticky(DriverError(error): DriverError) -> bool {
     matches!(
         error,

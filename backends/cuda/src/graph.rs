@@ -1,4 +1,4 @@
-//! A step as a CUDA graph: its launches with the order that their memory requires, and no other.
+//! A step as a CUDA graph, whose launches have only the order that their memory requires.
 
 use std::sync::Arc;
 
@@ -6,31 +6,32 @@ use cudarc::driver::{DriverError, result, sys};
 
 use crate::event::Event;
 use crate::gpu::Gpu;
-use crate::program::{Access, KernelCall, MatmulCall, Phase, Ready, Work};
+use crate::program::{Access, KernelCall, MatmulCall, Phase, PreparedLaunch, Work};
 
-/// The port of a kernel that fires when all of its blocks have asked for their dependents to be launched, or have ended.
+/// The port of a kernel that fires when all of its blocks have triggered their dependents, or have
+/// ended.
 const PROGRAMMATIC_PORT: u8 = 1;
 
-/// In which order the launches of a step are.
+/// The order of the launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
-    /// As the first steps are faster.
+    /// The order that is measured to be faster in the first steps.
     #[default]
     Measured,
-    /// Each waits for those whose memory it needs.
+    /// Each launch waits for the launches whose memory it needs.
     Branches,
-    /// Each waits for the one in front of it.
+    /// Each launch waits for its predecessor.
     Chain,
 }
 
 /// An event that is recorded when all launches that use some memory have ended.
 pub(crate) struct Signal {
-    /// The memory, as if the signal wrote it: it waits for all who use it.
+    /// Memory of the signal. It counts as written, so that the signal waits for all launches that use it.
     pub(crate) accesses: Vec<Access>,
     pub(crate) event: Event,
 }
 
-/// A graph that the driver has made ready to be launched.
+/// An instantiated graph that can be launched.
 pub(crate) struct Graph {
     gpu: Arc<Gpu>,
     executable: sys::CUgraphExec,
@@ -40,23 +41,27 @@ pub(crate) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// The graph of some launches in their order: each waits for those whose memory it needs, or for the one in front of it (`chain`);
-    /// and whether a chain is the same. Signals are given when all launches that use their memory have ended, those of other memory at the
-    /// beginning. With `programmatic`, a launch begins before the one in front of it has ended, and
-    /// waits in its code, as every kernel does. That holds for chains alone, of launches that depend on one other and on which one
-    /// other depends: of forks an H100 with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
+    /// Creates the graph of some launches. Each launch waits for the launches whose memory it needs or, if `chain`, for
+    /// its predecessor. Also returns `true` if the graph is a chain.
+    ///
+    /// A signal is recorded when all launches that use its memory have ended; if its memory is unused, it is recorded
+    /// at the beginning.
+    ///
+    /// With `programmatic`, a launch begins before its predecessor has ended, and waits in its code, as every kernel
+    /// does. This is used only between launches with a single dependency and a single dependent: with forks, an H100
+    /// with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         stream: sys::CUstream,
-        launches: &[&Ready],
+        launches: &[&PreparedLaunch],
         signals: &[Signal],
         chain: bool,
         programmatic: bool,
     ) -> Result<(Self, bool), DriverError> {
-        let launches: Vec<&Ready> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
+        let launches: Vec<&PreparedLaunch> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
         let accesses = launches.iter().map(|launch| &launch.accesses[..]);
         let accesses: Vec<&[Access]> = accesses.chain(signals.iter().map(|s| &s.accesses[..])).collect();
         let dependencies = order(&accesses, launches.len(), chain);
@@ -89,10 +94,11 @@ impl Graph {
         Ok((template.instantiate(gpu, stream)?, is_chain))
     }
 
-    /// The graph of launches in phases, each of which waits for the one before, with an event in front and one behind each.
+    /// Creates the graph of launches in phases, each of which waits for the previous one. An event is recorded before
+    /// the first phase and after each phase.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn measured(
         gpu: &Arc<Gpu>,
         stream: sys::CUstream,
@@ -116,25 +122,26 @@ impl Graph {
         template.instantiate(gpu, stream)
     }
 
-    /// Enqueues its launches.
+    /// Enqueues the launches of the graph.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: both are there, and what the launches use lives as long as the executable that owns this.
+        // SAFETY: both are valid, and everything that the launches use lives as long as the
+        // executable that owns this.
         unsafe { result::graph::launch(self.executable, stream) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: it was made by the driver, which keeps what is still running.
+        // SAFETY: the driver created it, and keeps a graph that is still running.
         self.gpu
             .free(|| unsafe { result::graph::exec_destroy(self.executable) });
     }
 }
 
-/// A graph as it is made; what is launched is another.
+/// A CUDA graph under construction. Its instance is launched.
 struct Template(sys::CUgraph);
 
 impl Drop for Template {
@@ -145,48 +152,48 @@ impl Drop for Template {
 }
 
 impl Template {
-    /// A graph of nothing.
+    /// Creates an empty graph.
     fn new() -> Result<Self, DriverError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: it is a place for a graph.
+        // SAFETY: the pointer is to a local graph.
         unsafe { sys::cuGraphCreate(&mut raw, 0) }.result()?;
         Ok(Template(raw))
     }
 
-    /// Makes it ready to be launched.
+    /// Instantiates the graph.
     fn instantiate(&self, gpu: &Arc<Gpu>, stream: sys::CUstream) -> Result<Graph, DriverError> {
         let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph is complete, and `executable` is a place for one.
+        // SAFETY: the graph is complete, and the pointer is to a local.
         unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, self.0, 0) }.result()?;
         let graph = Graph {
             gpu: gpu.clone(),
             executable,
         };
-        // So that the first launch is like any other.
-        // SAFETY: both are there.
+        // Upload it, so that the first launch takes no longer than later ones.
+        // SAFETY: both are valid.
         unsafe { result::graph::upload(graph.executable, stream) }?;
         Ok(graph)
     }
 
-    /// Adds the record of an event behind some nodes.
+    /// Adds a node that records an event after some nodes.
     fn add_event(&self, event: &Event, before: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, DriverError> {
         let mut node = std::ptr::null_mut();
-        // SAFETY: the nodes are of this graph, and the event lives as long as the graph.
+        // SAFETY: the nodes belong to this graph, and the event lives as long as the graph.
         let added =
             unsafe { sys::cuGraphAddEventRecordNode(&mut node, self.0, before.as_ptr(), before.len(), event.raw()) };
         added.result()?;
         Ok(node)
     }
 
-    /// Adds a launch that depends on nothing yet.
-    fn add_work(&self, gpu: &Arc<Gpu>, launch: &Ready) -> Result<sys::CUgraphNode, DriverError> {
+    /// Adds a node for a launch; it has no dependencies yet.
+    fn add_work(&self, gpu: &Arc<Gpu>, launch: &PreparedLaunch) -> Result<sys::CUgraphNode, DriverError> {
         match &launch.work {
             Work::Kernel(kernel) => self.add(kernel),
             Work::Matmul(matmul) => self.add_captured(gpu, matmul),
         }
     }
 
-    /// Adds a launch that depends on nothing yet.
+    /// Adds a node for a kernel; it has no dependencies yet.
     fn add(&self, launch: &KernelCall) -> Result<sys::CUgraphNode, DriverError> {
         let ([x, y, z], [tx, ty, tz]) = launch.shape();
         let mut parameters = launch.parameters();
@@ -205,16 +212,17 @@ impl Template {
             ctx: std::ptr::null_mut(),
         };
         let mut node = std::ptr::null_mut();
-        // SAFETY: the kernel has as many parameters, which the driver copies; there are no dependencies.
+        // SAFETY: the kernel has this number of parameters, which the driver copies; there are no
+        // dependencies.
         unsafe { sys::cuGraphAddKernelNode_v2(&mut node, self.0, std::ptr::null(), 0, &kernel) }.result()?;
         Ok(node)
     }
 
-    /// Adds what a library enqueues, which depends on nothing yet.
+    /// Adds a node for work that a library enqueues; it has no dependencies yet.
     fn add_captured(&self, gpu: &Arc<Gpu>, matmul: &MatmulCall) -> Result<sys::CUgraphNode, DriverError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream was made above; what is enqueued meanwhile is the library's.
+        // SAFETY: the stream was created above; only the library enqueues work meanwhile.
         let captured = unsafe { result::stream::begin_capture(stream, mode) }.and_then(|()| {
             let launched = matmul.launch(stream);
             // SAFETY: as above. It ends in any case.
@@ -230,10 +238,10 @@ impl Template {
         Ok(node)
     }
 
-    /// Has a launch wait for an earlier one.
+    /// Adds an edge that makes a launch wait for an earlier one.
     fn order(&self, earlier: sys::CUgraphNode, later: sys::CUgraphNode, programmatic: bool) -> Result<(), DriverError> {
         if !programmatic {
-            // SAFETY: both nodes are of this graph.
+            // SAFETY: both nodes belong to this graph.
             return unsafe { sys::cuGraphAddDependencies(self.0, &earlier, &later, 1) }.result();
         }
         let edge = sys::CUgraphEdgeData {
@@ -242,39 +250,41 @@ impl Template {
             type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
             reserved: [0; 5],
         };
-        // SAFETY: as above; the driver has this function, by its version.
+        // SAFETY: as above; the driver's version has this function.
         unsafe { sys::cuGraphAddDependencies_v2(self.0, &earlier, &later, &edge, 1) }.result()
     }
 }
 
-fn is_kernel(launch: &Ready) -> bool {
+fn is_kernel(launch: &PreparedLaunch) -> bool {
     matches!(launch.work, Work::Kernel(_))
 }
 
-/// Whether a launch has no blocks: a call of no elements has none, which CUDA does not launch.
-fn is_empty(launch: &Ready) -> bool {
+/// Returns `true` if a launch has no blocks, as for a call without elements; CUDA rejects such a
+/// launch.
+fn is_empty(launch: &PreparedLaunch) -> bool {
     match &launch.work {
         Work::Kernel(kernel) => kernel.is_empty(),
         Work::Matmul(_) => false,
     }
 }
 
-/// For each of so many launches, and of the signals behind them, the launches that it waits for: those whose memory it needs, or, where
-/// launches are a chain, a launch the one in front of it. Nothing waits for a signal.
+/// Returns, for each launch and then for each signal, the indices of the launches that it waits for: the launches whose
+/// memory it needs or, if `chain`, the predecessor of a launch. Nothing waits for a signal.
 fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>> {
     dependencies(accesses.len(), |earlier, later| {
         let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
-        match chain && later < launches {
-            true => earlier + 1 == later,
-            false => earlier < launches && accesses[later].iter().any(conflict),
+        if chain && later < launches {
+            earlier + 1 == later
+        } else {
+            earlier < launches && accesses[later].iter().any(conflict)
         }
     })
 }
 
-/// For each of `count` launches the earlier ones that it has to wait for: those with which it `conflicts` and that no other one
-/// waits for on its behalf.
+/// Returns, for each of `count` launches, the earlier launches that it must wait for: all that it `conflicts` with,
+/// except launches that another dependency already waits for.
 fn dependencies(count: usize, conflicts: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
-    // What each launch waits for, directly or not, as bits.
+    // All direct and indirect dependencies of each launch, as bits.
     let words = count.div_ceil(64);
     let mut reached: Vec<Vec<u64>> = Vec::with_capacity(count);
     let mut all = Vec::with_capacity(count);
@@ -333,7 +343,8 @@ mod tests {
             bytes: start..start + 8,
             writes,
         };
-        // 0 writes a, 1 reads a and writes b, 2 reads a, 3 writes c; signals of a, of b and c, of d that nobody uses, and of a again.
+        // 0 writes a, 1 reads a and writes b, 2 reads a, 3 writes c; signals of a, of b and c, of
+        // the unused d, and of a again.
         let accesses: [&[Access]; 8] = [
             &[access(0, true)],
             &[access(0, false), access(8, true)],

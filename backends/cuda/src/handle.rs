@@ -1,4 +1,4 @@
-//! A device as its driver has it: the context, what it can do, and its compiled kernels.
+//! The low-level device: context, capabilities, and compiled kernels.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use meganeura_core::backend::shader::ShaderDevice;
 use meganeura_core::backend::{Capabilities, CostModel, Executable};
 use meganeura_core::{ExecutionPlan, Result};
-use meganeura_shaders::host::{Draft, Host, Refused, Unmade};
+use meganeura_shaders::host::{CompileFailure, Host, LaunchPlan, RejectedKernel};
 use meganeura_shaders::{DTYPES, Launch};
 
 use crate::copies::Copier;
@@ -19,22 +19,23 @@ use crate::graph::Order;
 use crate::kernels::Kernels;
 use crate::settings::Settings;
 
-/// Bytes beyond which numbers of elements do not fit 32 bits.
+/// Maximum buffer size in bytes. Element counts then fit into 32 bits.
 const MAX_BUFFER: u64 = 4 << 30;
-/// A launch within a graph, behind another one.
+/// Time of a launch that follows another one in a graph, for the cost model.
 const LAUNCH: Duration = Duration::from_nanos(1_000);
-/// Share of the memory's rate that kernels reach.
+/// Fraction of the memory bandwidth that kernels reach.
 const MEMORY_SHARE: f64 = 0.75;
-/// How many times as fast as `f32` tensor cores are with operands of `f16`, as kernels reach it.
+/// Speedup of tensor cores with `f16` operands over `f32` that kernels reach.
 const TENSOR_CORE_GAIN: f64 = 8.0;
 
-/// What executables need of a device, and those who try kernels before there is any [`CudaDevice`](crate::CudaDevice).
+/// The part of a device that executables need. It is also sufficient to test kernels before a
+/// [`CudaDevice`](crate::CudaDevice) exists.
 pub(crate) struct Handle {
     gpu: Arc<Gpu>,
     properties: Properties,
     capabilities: Capabilities,
     kernels: Kernels,
-    /// The kernel of small copies, once it is needed.
+    /// Kernel for small copies, compiled when it is first needed.
     copier: OnceLock<Arc<Copier>>,
     order: Order,
     programmatic: bool,
@@ -43,6 +44,8 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Opens a device.
+    ///
     /// # Errors
     /// A device that cannot be opened, or no compiler.
     pub(crate) fn open(name: String, properties: Properties, driver: Driver, settings: &Settings) -> Result<Self> {
@@ -52,12 +55,12 @@ impl Handle {
         compiler
             .nvrtc()
             .map_err(|why| meganeura_core::Error::backend(NAME, why))?;
-        let library = match settings.cublaslt {
-            true => gpu
-                .within(|| Ok(CublasLt::open(settings.cublaslt_min_flops)))?
+        let library = if settings.cublaslt {
+            gpu.within(|| Ok(CublasLt::open(settings.cublaslt_min_flops)))?
                 .inspect_err(|why| log::info!("{name}: {why}"))
-                .ok(),
-            false => None,
+                .ok()
+        } else {
+            None
         };
         let flops = properties.flops_per_second();
         Ok(Handle {
@@ -71,9 +74,10 @@ impl Handle {
                     launch: LAUNCH,
                     bytes_per_second: MEMORY_SHARE * properties.bytes_per_second(),
                     flops_per_second: flops,
-                    half_flops_per_second: match properties.has_tensor_cores() {
-                        true => TENSOR_CORE_GAIN * flops,
-                        false => flops,
+                    half_flops_per_second: if properties.has_tensor_cores() {
+                        TENSOR_CORE_GAIN * flops
+                    } else {
+                        flops
                     },
                     free_views: false,
                 },
@@ -105,35 +109,36 @@ impl Handle {
         &self.kernels
     }
 
-    /// Bytes of the largest buffer.
+    /// Returns the maximum size of a buffer in bytes.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         MAX_BUFFER
     }
 
-    /// The library of matmuls, if there is one.
+    /// Returns the matmul library, if it is available and enabled.
     pub(crate) fn library(&self) -> Option<&Arc<CublasLt>> {
         self.library.as_ref()
     }
 
-    /// The multiprocessors for which small launches become one kernel, if they do.
+    /// Returns the number of multiprocessors, on which merging of small launches depends; `None` if merging is
+    /// disabled.
     pub(crate) fn merge(&self) -> Option<u32> {
         self.merge.then_some(self.properties.multiprocessors)
     }
 
-    /// In which order the launches of a step are.
+    /// Returns the setting for the order of launches within a step.
     pub(crate) fn order(&self) -> Order {
         self.order
     }
 
-    /// Whether launches begin before those that they depend on have ended.
+    /// Returns `true` if launches begin before their predecessors have ended.
     pub(crate) fn programmatic(&self) -> bool {
         self.programmatic
     }
 
-    /// The kernel of small copies.
+    /// Returns the kernel for small copies, and compiles it at the first call.
     ///
     /// # Errors
-    /// The compiler's or the driver's.
+    /// Errors of the compiler or the driver.
     pub(crate) fn copier(&self) -> Result<Arc<Copier>> {
         if let Some(copier) = self.copier.get() {
             return Ok(copier.clone());
@@ -156,11 +161,11 @@ impl Host for Handle {
         ShaderDevice { most_rounds: None }
     }
 
-    fn executable(&self, plan: &ExecutionPlan, draft: Draft) -> Result<Box<dyn Executable>, Unmade> {
+    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
         Ok(Box::new(CudaExecutable::of(self, plan, draft)?))
     }
 
-    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {
         self.kernels.prepare(&self.gpu, launches)
     }
 }

@@ -1,4 +1,5 @@
-//! Kernels on a device: written in CUDA C++ from their WGSL, compiled on several threads, loaded, and shared by plans.
+//! Kernels of a device: they are translated from WGSL to CUDA C++, compiled on several threads, loaded, and shared
+//! between plans.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
@@ -7,38 +8,38 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{result, sys};
 use meganeura_core::plan::BufferRef;
 use meganeura_core::{Error, Result};
-use meganeura_shaders::host::Refused;
+use meganeura_shaders::host::RejectedKernel;
 use meganeura_shaders::{Binding, Launch, Memory};
 
 use crate::cubins::Compiler;
 use crate::gpu::{Gpu, NAME};
 use crate::wgsl::read;
-use crate::writer::{Bounds, Call, Merged, Options, waits_late, write, write_merged};
+use crate::writer::{Bounds, Call, MergedKernel, Options, waits_late, write, write_merged};
 
-/// Kernels that are kept for the plans that are going to use them.
+/// Maximum number of kernels that are kept for later plans.
 const KEPT: usize = 64;
-/// Stack of the threads that compile: custom kernels are nested as deeply as is allowed, and what compiles them is recursive.
+/// Stack size of compiling threads in bytes: custom kernels may be nested deeply, and the compiler recurses.
 const STACK: usize = 32 << 20;
 
-/// The entry point of modules.
+/// Name of the entry point of WGSL modules.
 const MAIN: &str = "main";
 
-/// A parameter of a kernel.
+/// A parameter of a kernel: the address of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
-    /// The launch, of those that are one kernel.
+    /// Index of the launch among the launches that are merged into the kernel.
     pub(crate) launch: usize,
-    /// The binding of the launch that it points to.
+    /// Index of the launch's binding that the parameter points to.
     pub(crate) binding: usize,
-    /// Whether the number of its bytes follows it.
+    /// `true` if another parameter with the buffer's size in bytes follows.
     pub(crate) has_length: bool,
-    /// The least bytes that this may be.
+    /// Minimum size of the buffer in bytes.
     pub(crate) least_bytes: u64,
-    /// Whether the kernel may write there.
+    /// `true` if the kernel may write the buffer.
     pub(crate) writable: bool,
 }
 
-/// A kernel that is loaded.
+/// A compiled and loaded kernel.
 pub(crate) struct Kernel {
     gpu: Arc<Gpu>,
     module: sys::CUmodule,
@@ -55,17 +56,17 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Threads of a block along each axis.
+    /// Returns the threads of a block along each axis.
     pub(crate) fn threads(&self) -> [u32; 3] {
         self.threads
     }
 
-    /// Blocks along each axis, where they are part of the kernel: several launches are one.
+    /// Returns the number of blocks along each axis, if the kernel determines it because several launches are merged.
     pub(crate) fn blocks(&self) -> Option<[u32; 3]> {
         self.blocks
     }
 
-    /// The function as the driver knows it, as long as this lives.
+    /// Returns the driver's handle. It is valid while this object lives.
     pub(crate) fn function(&self) -> sys::CUfunction {
         self.function
     }
@@ -78,40 +79,41 @@ impl Drop for Kernel {
     }
 }
 
-/// The kernels in use on a device, by their text and what else decides their machine code.
+/// The kernels in use on a device, by [`Key`].
 pub(crate) struct Kernels {
     compiler: Compiler,
-    /// Whether launches may begin before those that they depend on have ended.
+    /// `true` if launches may begin before their predecessors have ended.
     programmatic: bool,
     known: Mutex<HashMap<Key, Weak<Kernel>>>,
-    /// Made ahead of the plans that are going to use them.
+    /// Kernels created ahead of the plans that will use them.
     kept: Mutex<Vec<Arc<Kernel>>>,
 }
 
-/// Launches that become one kernel, which do not depend on each other.
+/// A request for a kernel that runs independent launches.
 pub(crate) struct Request<'a> {
-    /// Label of a dispatch, for errors.
+    /// Label of one of the dispatches, for errors.
     pub(crate) label: &'a str,
     pub(crate) launches: Vec<&'a Launch>,
-    /// Buffers of the plan that none of its dispatches writes.
+    /// Plan buffers that no dispatch of the plan writes.
     pub(crate) unwritten: &'a HashSet<BufferRef>,
 }
 
-/// What decides the machine code of a kernel: its launches, and how many blocks each has if they are several.
+/// Everything that determines the machine code of a kernel: its launches, and their blocks if there
+/// are several.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     launches: Vec<LaunchKey>,
     blocks: Vec<[u32; 3]>,
 }
 
-/// What decides the machine code of a launch.
+/// Everything that determines the machine code of a launch.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct LaunchKey {
     source: String,
-    /// Whether no buffer that is only read is one that is written.
+    /// `true` if no read-only buffer is also written.
     restrict: bool,
     custom: bool,
-    /// What the kernel may read before it waits for earlier launches.
+    /// Buffers that the kernel may read before it waits for earlier launches.
     unwritten: Vec<&'static str>,
 }
 
@@ -141,15 +143,16 @@ impl LaunchKey {
             source: launch.source.clone(),
             restrict: !has_aliases(launch),
             custom: launch.is_custom(),
-            unwritten: match waits_late(&launch.source) {
-                true => bound.filter(|(b, _)| is_unwritten(b)).map(|(_, name)| *name).collect(),
-                false => Vec::new(),
+            unwritten: if waits_late(&launch.source) {
+                bound.filter(|(b, _)| is_unwritten(b)).map(|(_, name)| *name).collect()
+            } else {
+                Vec::new()
             },
         }
     }
 }
 
-/// Whether a launch binds the same memory twice.
+/// Returns `true` if a launch binds the same memory twice.
 fn has_aliases(launch: &Launch) -> bool {
     let memory = |binding: &Binding| match *binding {
         Binding::Memory(memory) | Binding::Custom(memory) => Binding::Memory(memory),
@@ -175,11 +178,12 @@ impl Kernels {
         &self.compiler
     }
 
-    /// The kernels of requests, in their order.
+    /// Returns the kernels for requests, in order.
     ///
     /// # Errors
-    /// A kernel that has no CUDA C++, or that the compiler or the driver refuses; a lost device.
-    pub(crate) fn of(&self, gpu: &Arc<Gpu>, requests: &[Request]) -> Result<Vec<Arc<Kernel>>, Refused> {
+    /// A kernel that cannot be written in CUDA C++, or that the compiler or the driver rejects; a
+    /// lost device.
+    pub(crate) fn of(&self, gpu: &Arc<Gpu>, requests: &[Request]) -> Result<Vec<Arc<Kernel>>, RejectedKernel> {
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let keys: Vec<Key> = requests.iter().map(Key::of).collect();
@@ -209,11 +213,12 @@ impl Kernels {
         Ok(keys.iter().map(|key| found[key].clone()).collect())
     }
 
-    /// Makes kernels of launches, as [`Kernels::of`], and keeps the last ones for the plans that are going to use them.
+    /// Creates kernels of launches, like [`Kernels::of`], and keeps the last ones for the plans
+    /// that will use them.
     ///
     /// # Errors
-    /// As there.
-    pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+    /// As [`Kernels::of`].
+    pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {
         let unwritten = HashSet::new();
         let requests = launches.iter().map(|&(label, launch)| Request {
             label,
@@ -229,16 +234,16 @@ impl Kernels {
         Ok(())
     }
 
-    fn make_all(&self, gpu: &Arc<Gpu>, missing: &[(&Key, &Request)]) -> Result<Vec<Arc<Kernel>>, Refused> {
+    fn make_all(&self, gpu: &Arc<Gpu>, missing: &[(&Key, &Request)]) -> Result<Vec<Arc<Kernel>>, RejectedKernel> {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let share = missing.len().div_ceil(threads).max(1);
-        let make_share = |share: &[(&Key, &Request)]| -> Result<Vec<Arc<Kernel>>, Refused> {
+        let make_share = |share: &[(&Key, &Request)]| -> Result<Vec<Arc<Kernel>>, RejectedKernel> {
             share
                 .iter()
                 .map(|(key, request)| self.make(gpu, key, request))
                 .collect()
         };
-        let failed = |why: String| Refused {
+        let failed = |why: String| RejectedKernel {
             error: Box::new(Error::backend(NAME, why)),
             source: None,
         };
@@ -246,7 +251,7 @@ impl Kernels {
             let workers = missing.chunks(share).map(|share| {
                 let builder = std::thread::Builder::new().stack_size(STACK);
                 let worker = builder.spawn_scoped(scope, move || make_share(share));
-                worker.map_err(|e| failed(format!("no thread to compile kernels could be started: {e}")))
+                worker.map_err(|e| failed(format!("cannot start a thread to compile kernels: {e}")))
             });
             let workers: Vec<_> = workers.collect();
             let mut all = Vec::with_capacity(missing.len());
@@ -258,15 +263,15 @@ impl Kernels {
         })
     }
 
-    fn make(&self, gpu: &Arc<Gpu>, key: &Key, request: &Request) -> Result<Arc<Kernel>, Refused> {
+    fn make(&self, gpu: &Arc<Gpu>, key: &Key, request: &Request) -> Result<Arc<Kernel>, RejectedKernel> {
         let refused = |why: String| {
             let source = request.launches.first().map(|launch| launch.source.clone());
             log::debug!(
-                "the refused kernel of {}:\n{}",
+                "the rejected kernel of {}:\n{}",
                 request.label,
                 source.as_deref().unwrap_or_default()
             );
-            Refused {
+            RejectedKernel {
                 error: Box::new(Error::backend(NAME, format!("{}: {why}", request.label))),
                 source,
             }
@@ -275,7 +280,7 @@ impl Kernels {
         let parameters = written.bindings.iter().map(|(number, own)| {
             let launch = request.launches.get(*number);
             let binding = launch.and_then(|launch| launch.names.iter().position(|name| *name == own.name));
-            let binding = binding.ok_or_else(|| refused(format!("nothing is bound to '{}'", own.name)))?;
+            let binding = binding.ok_or_else(|| refused(format!("'{}' has no buffer bound to it", own.name)))?;
             Ok(Parameter {
                 launch: *number,
                 binding,
@@ -284,12 +289,12 @@ impl Kernels {
                 writable: own.writable,
             })
         });
-        let parameters = parameters.collect::<Result<Vec<_>, Refused>>()?;
+        let parameters = parameters.collect::<Result<Vec<_>, RejectedKernel>>()?;
         let entry = std::ffi::CString::new(written.entry).map_err(|e| refused(e.to_string()))?;
         let load = |anew: bool| {
             let cubin = self.compiler.compile(&written.source, anew).map_err(refused)?;
             let loaded = gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are those of a whole image, which the driver checks and copies.
+                // SAFETY: the bytes are a complete image, which the driver checks and copies.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) };
@@ -302,9 +307,9 @@ impl Kernels {
             Ok((cubin.stored, loaded))
         };
         let loaded = match load(false)? {
-            // A file may have been damaged.
+            // A cached file may be damaged.
             (true, Err(error)) if !gpu.is_lost() => {
-                log::debug!("a stored kernel does not load, and is compiled anew: {error}");
+                log::debug!("a stored kernel cannot be loaded and is compiled again: {error}");
                 load(true)?.1
             }
             (_, loaded) => loaded,
@@ -320,8 +325,8 @@ impl Kernels {
         }))
     }
 
-    /// The CUDA C++ of launches.
-    fn write(&self, key: &Key, request: &Request) -> Result<Merged, String> {
+    /// Writes the CUDA C++ source of a request's launches.
+    fn write(&self, key: &Key, request: &Request) -> Result<MergedKernel, String> {
         let mut unique: Vec<&LaunchKey> = Vec::new();
         let numbers: Vec<usize> = key
             .launches
@@ -340,7 +345,7 @@ impl Kernels {
         let options: Vec<Options> = unique.iter().map(|launch| self.options(launch)).collect();
         if let ([(module, info)], [options], [_]) = (&modules[..], &options[..], &request.launches[..]) {
             let written = write(module, info, MAIN, options).map_err(|e| e.to_string())?;
-            return Ok(Merged {
+            return Ok(MergedKernel {
                 source: written.source,
                 entry: written.entry,
                 threads: written.threads,
@@ -363,10 +368,12 @@ impl Kernels {
 
     fn options(&self, launch: &LaunchKey) -> Options {
         Options {
-            // Others' kernels are held within their buffers; those of this project keep within them by themselves.
-            bounds: match launch.custom {
-                true => Bounds::Restrict,
-                false => Bounds::Unchecked,
+            // Third-party kernels get bounds checks; this project's kernels stay within their
+            // buffers themselves.
+            bounds: if launch.custom {
+                Bounds::Restrict
+            } else {
+                Bounds::Unchecked
             },
             restrict: launch.restrict,
             programmatic: self.programmatic,

@@ -1,8 +1,8 @@
-//! The CUDA backend: plans on NVIDIA's GPUs. Kernels are those of the crate `meganeura-shaders`, written as CUDA C++ from their
-//! WGSL and compiled by NVRTC for the card; a step is a CUDA graph. The driver and NVRTC are loaded when they are needed: nothing of
-//! CUDA has to be there to build.
+//! The CUDA backend: runs plans on NVIDIA's GPUs. Kernels of the crate `meganeura-shaders` are
+//! translated from WGSL to CUDA C++ and compiled by NVRTC for the card; a step is a CUDA graph. The
+//! driver and NVRTC are loaded at run time: building does not require CUDA.
 //!
-//! The writer can be used alone, without a GPU:
+//! The writer can be used separately, without a GPU:
 //!
 //! ```
 //! use meganeura_cuda::{Options, read, write};
@@ -47,7 +47,7 @@ pub use backend::CudaBackend;
 pub use device::CudaDevice;
 pub use nvrtc::{NVRTC_OPTIONS, Nvrtc};
 pub use wgsl::read;
-pub use writer::{Binding, Bounds, Call, Merged, Options, WriteError, Written, write, write_merged};
+pub use writer::{Binding, Bounds, Call, CudaSource, MergedKernel, Options, WriteError, write, write_merged};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

@@ -1,4 +1,4 @@
-//! Shared libraries of the CUDA toolkit, which are found when they are needed.
+//! Shared libraries of the CUDA toolkit, loaded at run time.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -7,50 +7,50 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
-/// Variables that name the folder of the CUDA toolkit.
+/// Environment variables that contain the folder of the CUDA toolkit.
 const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_PATH", "CUDA_HOME"];
-/// Where the toolkit usually is.
+/// Default folders of the CUDA toolkit.
 const TOOLKIT_FOLDERS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
-/// Where libraries are in the toolkit.
+/// Folders of libraries, relative to the folder of the toolkit.
 const LIBRARY_FOLDERS: [&str; 3] = ["lib64", "bin", "bin/x64"];
 
-/// Where to look for a library.
-pub(crate) struct Wanted {
-    /// The variable that names its file.
+/// A description of a library that is loaded.
+pub(crate) struct LibraryRequest {
+    /// Environment variable that contains the path of the library file.
     pub(crate) variable: &'static str,
-    /// Names of its file, the newest first.
+    /// File names of the library, the newest first.
     pub(crate) names: &'static [&'static str],
-    /// What it is and how to get it, for messages.
+    /// Name of the library and how to get it, for messages.
     pub(crate) what: &'static str,
     pub(crate) remedy: &'static str,
 }
 
-impl Wanted {
-    /// Opens it with what `check` makes of the library: the file that the variable names, else the first that the system or the
-    /// toolkit has.
+impl LibraryRequest {
+    /// Opens the library and returns the result of `check`. Tries the file in the environment variable if it is set,
+    /// else the files of the system and of the toolkit until one is found.
     ///
     /// # Errors
-    /// It is not found, or is none.
-    pub(crate) fn open<T>(&self, check: impl Fn(Opened) -> Result<T, String>) -> Result<T, String> {
-        let Wanted { variable, .. } = self;
+    /// The library is not found, or the file is not the expected library.
+    pub(crate) fn open<T>(&self, check: impl Fn(LoadedLibrary) -> Result<T, String>) -> Result<T, String> {
+        let LibraryRequest { variable, .. } = self;
         let named = std::env::var_os(variable)
             .filter(|path| !path.is_empty())
             .map(PathBuf::from);
         if let Some(path) = named {
-            let opened = Opened::load(&path).and_then(&check);
-            return opened.map_err(|why| format!("{variable} names {}, which cannot be used: {why}", path.display()));
+            let opened = LoadedLibrary::load(&path).and_then(&check);
+            return opened.map_err(|why| format!("{variable} is {}, which cannot be used: {why}", path.display()));
         }
         let mut why = String::new();
         for path in self.candidates() {
-            match Opened::load(&path).and_then(&check) {
+            match LoadedLibrary::load(&path).and_then(&check) {
                 Ok(found) => return Ok(found),
-                // The first is what a system says of a library that it does not have.
+                // Keep the first error: the system reports it for a library that does not exist.
                 Err(error) if why.is_empty() => why = error,
                 Err(_) => {}
             }
         }
-        let Wanted { what, remedy, .. } = self;
-        Err(format!("{what} is not found ({why}); {remedy}"))
+        let LibraryRequest { what, remedy, .. } = self;
+        Err(format!("{what} not found ({why}); {remedy}"))
     }
 
     fn candidates(&self) -> Vec<PathBuf> {
@@ -65,31 +65,32 @@ impl Wanted {
     }
 }
 
-/// A library that is loaded, once and for ever: NVRTC and others leave memory behind each time that they are unloaded (up to 80 kB
-/// each, by NVRTC 12.9 after a compilation).
+/// A library that is loaded once and never unloaded. NVRTC and other libraries leak memory each time that they are
+/// unloaded (up to 80 kB, by NVRTC 12.9 after a compilation).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Opened(&'static Library);
+pub(crate) struct LoadedLibrary(&'static Library);
 
-impl Opened {
+impl LoadedLibrary {
     fn load(path: &Path) -> Result<Self, String> {
         static LOADED: Mutex<BTreeMap<PathBuf, &'static Library>> = Mutex::new(BTreeMap::new());
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = loaded.get(path) {
-            return Ok(Opened(library));
+            return Ok(LoadedLibrary(library));
         }
-        // SAFETY: it is NVIDIA's library, or what a user says is it; what it does when it is loaded is not ours to check.
+        // SAFETY: it is NVIDIA's library, or the user declares that it is; its initialisers cannot
+        // be checked.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
         let library: &'static Library = Box::leak(Box::new(library));
         loaded.insert(path.to_owned(), library);
-        Ok(Opened(library))
+        Ok(LoadedLibrary(library))
     }
 
-    /// A function by its name.
+    /// Returns a function of the library by its name.
     ///
     /// # Errors
-    /// It has none.
+    /// The library has no such function.
     pub(crate) fn function<F: Copy>(&self, name: &CStr) -> Result<F, String> {
-        // SAFETY: callers name a function of NVIDIA's header with its type.
+        // SAFETY: callers pass a function of NVIDIA's header with its type.
         let symbol = unsafe { self.0.get::<F>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
     }
@@ -103,14 +104,14 @@ mod tests {
     #[test]
     fn the_same_library_again_is_the_one_that_is_loaded() {
         let path = Path::new("libc.so.6");
-        let [first, second] = [(); 2].map(|()| Opened::load(path).expect("every program has it"));
+        let [first, second] = [(); 2].map(|()| LoadedLibrary::load(path).expect("every program has it"));
         assert!(std::ptr::eq(first.0, second.0));
-        Opened::load(Path::new("libnobodyhasthis.so")).expect_err("not there");
+        LoadedLibrary::load(Path::new("libnobodyhasthis.so")).expect_err("not there");
     }
 
     #[test]
     fn a_library_that_is_not_there_is_an_error_that_says_how_to_get_it() {
-        let wanted = Wanted {
+        let wanted = LibraryRequest {
             variable: "A_VARIABLE_THAT_NOBODY_SETS",
             names: &["libnobodyhasthis.so"],
             what: "a library",
@@ -118,7 +119,7 @@ mod tests {
         };
         let error = wanted.open(|_| Ok(())).expect_err("not there");
         assert!(
-            error.starts_with("a library is not found (") && error.ends_with("; install it"),
+            error.starts_with("a library not found (") && error.ends_with("; install it"),
             "{error}"
         );
     }

@@ -1,27 +1,27 @@
-//! Memory of the device, and memory of the host that the device reads and writes.
+//! Device memory, and host memory that the device can read and write.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 use meganeura_core::{Error, ExecutionPlan, Result};
-use meganeura_shaders::host::{Place, lay_out};
+use meganeura_shaders::host::{BufferLocation, lay_out};
 
 use crate::gpu::Gpu;
 
-/// Memory of the device.
+/// An allocation of device memory.
 pub(crate) struct DeviceMemory {
     gpu: Arc<Gpu>,
     first: sys::CUdeviceptr,
 }
 
 impl DeviceMemory {
-    /// Allocates bytes, whose contents are undefined.
+    /// Allocates `bytes` bytes. Their contents are undefined.
     ///
     /// # Errors
-    /// Memory that is not there.
+    /// Not enough memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        // SAFETY: memory that nothing refers to yet.
+        // SAFETY: nothing refers to the memory yet.
         let first = gpu.call("allocating memory", || unsafe { result::malloc_sync(bytes) })?;
         Ok(DeviceMemory {
             gpu: gpu.clone(),
@@ -29,7 +29,7 @@ impl DeviceMemory {
         })
     }
 
-    /// The address of its first byte.
+    /// Returns the address of the first byte.
     pub(crate) fn address(&self) -> sys::CUdeviceptr {
         self.first
     }
@@ -37,22 +37,23 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated by the driver, and nothing that is enqueued uses it: whoever owns it has waited.
+        // SAFETY: the driver allocated it, and no enqueued work uses it: the owner has waited.
         self.gpu.free(|| unsafe { result::free_sync(self.first) });
     }
 }
 
-/// Buffers of an executable in a few allocations of the device.
+/// All buffers of an executable, in a few allocations of device memory.
 pub(crate) struct Arena {
     slabs: Vec<(DeviceMemory, u64)>,
-    places: Vec<Place>,
+    places: Vec<BufferLocation>,
 }
 
 impl Arena {
-    /// Allocates buffers of these sizes, the first of them those of the plan, as it lays them out. Their contents are undefined.
+    /// Allocates buffers of these sizes; the first ones are the plan's, in its layout. Contents are
+    /// undefined.
     ///
     /// # Errors
-    /// A buffer beyond the limit, memory that is not there.
+    /// A buffer beyond the limit; not enough memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
         let (slabs, places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
@@ -61,7 +62,7 @@ impl Arena {
             places,
         };
         for size in slabs {
-            // SAFETY: memory that nothing refers to yet.
+            // SAFETY: nothing refers to the memory yet.
             let made = gpu.attempt(|| unsafe { result::malloc_sync(size as usize) });
             let first = match made {
                 Ok(first) => first,
@@ -72,7 +73,8 @@ impl Arena {
                         device: device.to_owned(),
                         requested: usize::try_from(total).unwrap_or(usize::MAX),
                         available: free.map(|(free, _)| free as u64 + taken),
-                        remedy: "use a smaller batch or model, or end what else uses the device's memory".into(),
+                        remedy: "use a smaller batch or model, or close other programs that use the device's memory"
+                            .into(),
                     });
                 }
                 Err(error) => return gpu.call("allocating memory", || Err(error.unwrap_or(LOST))),
@@ -86,20 +88,20 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Where a buffer is.
-    pub(crate) fn place(&self, buffer: usize) -> Option<Place> {
+    /// Returns the location of a buffer.
+    pub(crate) fn place(&self, buffer: usize) -> Option<BufferLocation> {
         self.places.get(buffer).copied()
     }
 
-    /// The address of a byte of a buffer.
-    pub(crate) fn address(&self, place: Place, offset: u64) -> sys::CUdeviceptr {
+    /// Returns the address of a byte of a buffer.
+    pub(crate) fn address(&self, place: BufferLocation, offset: u64) -> sys::CUdeviceptr {
         self.slabs[place.slab].0.first + place.offset + offset
     }
 
-    /// Writes zeros everywhere, in the order of a stream.
+    /// Fills all buffers with zeros, in the order of a stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(crate) fn clear(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         for (memory, size) in &self.slabs {
             // SAFETY: the range is that of the allocation.
@@ -109,21 +111,21 @@ impl Arena {
     }
 }
 
-/// What a call on a lost device is given to fail with, which says so itself.
+/// Error of calls on a lost device. Users see the device's own message instead.
 const LOST: DriverError = DriverError(sys::CUresult::CUDA_ERROR_DEINITIALIZED);
 
-/// Memory of the host that the device copies from and to without stopping; it grows.
+/// Growing page-locked host memory. The device copies to and from it asynchronously.
 pub(crate) struct HostMemory {
     gpu: Arc<Gpu>,
     first: *mut c_void,
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to this alone and to no thread.
+// SAFETY: this exclusively owns the memory, which is bound to no thread.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
-    /// Of no bytes yet.
+    /// Creates empty memory.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Self {
         HostMemory {
             gpu: gpu.clone(),
@@ -132,15 +134,16 @@ impl HostMemory {
         }
     }
 
-    /// The memory with at least so many bytes. The device must not be using it; what was in it is gone where it grows.
+    /// Returns the memory with at least this many bytes. The device must not be using it; growing
+    /// discards the contents.
     ///
     /// # Errors
-    /// Memory that is not there.
+    /// Not enough memory.
     pub(crate) fn with_capacity(&mut self, bytes: usize) -> Result<*mut c_void> {
         if self.bytes < bytes {
             self.release();
             let wanted = bytes.next_power_of_two().max(4096);
-            // SAFETY: memory that nothing refers to yet.
+            // SAFETY: nothing refers to the memory yet.
             self.first = self.gpu.call("allocating memory of the host", || unsafe {
                 result::malloc_host(wanted, 0)
             })?;
@@ -149,10 +152,10 @@ impl HostMemory {
         Ok(self.first)
     }
 
-    /// Copies bytes into it.
+    /// Copies bytes into the memory.
     ///
     /// # Errors
-    /// Memory that is not there.
+    /// Not enough memory.
     pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<*const c_void> {
         let first = self.with_capacity(bytes.len())?;
         // SAFETY: there is room for the bytes; the device is not using it, by the contract above.
@@ -160,11 +163,12 @@ impl HostMemory {
         Ok(first)
     }
 
-    /// Copies bytes out of it, which the device has written and is done with.
+    /// Copies bytes from the memory. The device must have finished writing them.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
         let offset = offset as usize;
         assert!(offset + bytes.len() <= self.bytes, "a read leaves the staging memory");
-        // SAFETY: within the memory by the assertion, and the device is done with it.
+        // SAFETY: the range is within the memory by the assertion, and the device has finished with
+        // it.
         unsafe {
             std::ptr::copy_nonoverlapping(self.first.cast::<u8>().add(offset), bytes.as_mut_ptr(), bytes.len());
         }

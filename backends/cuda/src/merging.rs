@@ -1,4 +1,5 @@
-//! Which launches of a phase become one kernel: a launch costs about a microsecond, in which a small kernel is done.
+//! Merging of a phase's launches into fewer kernels. A launch costs about a microsecond, as much as a small kernel
+//! takes.
 
 use std::collections::HashMap;
 
@@ -8,53 +9,54 @@ use naga::AddressSpace;
 use crate::program::Numbered;
 use crate::wgsl::read;
 
-/// Most launches of a kernel.
+/// Maximum number of launches that are merged into a kernel.
 const MAX_LAUNCHES: usize = 32;
-/// Bytes of parameters that every driver takes, less some for what is not counted.
+/// Maximum bytes of a kernel's parameters: the limit of every driver, minus a reserve for parameters that are not
+/// counted.
 const MAX_PARAMETER_BYTES: usize = 3_800;
-/// Bytes of workgroup memory of a kernel.
+/// Maximum workgroup memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
-/// Blocks on a multiprocessor up to which launches of different code become one: a kernel has as many registers as its largest part
-/// needs, so that fewer blocks of the others are on a multiprocessor at a time.
+/// Maximum blocks per multiprocessor of merged launches with different code. A merged kernel needs the maximum number
+/// of registers of its parts, so fewer blocks of the other parts fit on a multiprocessor.
 const SMALL: u32 = 4;
 
-/// What has to be known of a module.
+/// Properties of a WGSL module that merging depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
     threads: [u32; 3],
     shared_bytes: u32,
 }
 
-/// Launches that become one kernel.
+/// Launches that are merged into one kernel.
 struct Batch<'a> {
     launches: Vec<Numbered<'a>>,
     facts: Facts,
-    /// Bytes of workgroup memory of the different modules.
+    /// Workgroup memory of all distinct modules in bytes.
     shared_bytes: u32,
     blocks: u64,
     parameter_bytes: usize,
-    /// Whether all are of one module.
+    /// `true` if all launches have the same module.
     is_same: bool,
 }
 
-/// Decides for the phases of a plan.
-pub(crate) struct Merging {
-    /// Blocks of launches of different modules that become one kernel.
+/// Merging decisions for the phases of a plan.
+pub(crate) struct MergeDecisions {
+    /// Maximum total number of blocks of merged launches with different modules.
     most_blocks: u64,
-    /// Of modules; `None` for those that cannot be parts.
+    /// Properties of modules by source; `None` for modules that cannot be merged.
     known: HashMap<String, Option<Facts>>,
 }
 
-impl Merging {
-    /// For a device of so many multiprocessors.
+impl MergeDecisions {
+    /// Creates the decisions for a device with this number of multiprocessors.
     pub(crate) fn new(multiprocessors: u32) -> Self {
-        Merging {
+        MergeDecisions {
             most_blocks: u64::from(SMALL * multiprocessors),
             known: HashMap::new(),
         }
     }
 
-    /// The launches of a phase, those that become one kernel together.
+    /// Divides the launches of a phase into groups that are merged.
     pub(crate) fn batches<'a>(&mut self, phase: Vec<Numbered<'a>>) -> Vec<Vec<Numbered<'a>>> {
         if phase.len() == 1 {
             return vec![phase];
@@ -74,7 +76,7 @@ impl Merging {
         open.into_iter().map(|batch| batch.launches).chain(alone).collect()
     }
 
-    /// What is known of the module of a launch, if it can be a part.
+    /// Returns the properties of a launch's module, or `None` if it cannot be merged.
     fn facts(&mut self, launch: &Launch) -> Option<Facts> {
         if launch.library.is_some() || launch.is_custom() || launch.groups.contains(&0) {
             return None;
@@ -107,7 +109,7 @@ fn facts(source: &str) -> Option<Facts> {
 
 impl<'a> Batch<'a> {
     fn of(launch: Numbered<'a>, facts: Facts) -> Self {
-        // A pointer for each, and a length for few.
+        // A pointer per binding, and a length for a few.
         let bytes = |binding: &Binding| match binding {
             Binding::Custom(_) => 16,
             _ => 8,
@@ -122,7 +124,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Whether another one becomes part of it.
+    /// Returns `true` if another batch can be merged into this one.
     fn takes(&self, other: &Batch, most_blocks: u64) -> bool {
         let is_same = self.is_same && self.launches[0].1.source == other.launches[0].1.source;
         let blocks = self.blocks + other.blocks;
@@ -134,7 +136,7 @@ impl<'a> Batch<'a> {
             && (is_same || blocks <= most_blocks)
     }
 
-    /// Whether the module of another one is among its own.
+    /// Returns `true` if this batch already contains the module of another batch.
     fn has(&self, other: &Batch) -> bool {
         self.launches
             .iter()
@@ -169,6 +171,7 @@ mod tests {
             library: None,
             schedule: None,
             chosen: None,
+            replacements: None,
         }
     }
 
@@ -198,12 +201,13 @@ mod tests {
                 .map(|batch| batch.iter().map(|(number, _)| *number).collect());
             numbers.collect()
         };
-        // The large one is alone: the others are of two modules. The one of no blocks is not launched.
-        let found = numbers(Merging::new(10).batches(phase));
+        // The large one is not merged, as the others have two modules. The one without blocks is
+        // not launched.
+        let found = numbers(MergeDecisions::new(10).batches(phase));
         assert_eq!(found, [vec![0, 1, 3], vec![2], vec![4], vec![5]]);
-        // Equal code may be as large as it likes, in kernels of so many parts.
+        // Launches of equal code may have any size; each kernel has at most 32.
         let many: Vec<Launch> = (0..70).map(|_| launch(&a, 100, 3)).collect();
-        let found = numbers(Merging::new(10).batches(many.iter().enumerate().collect()));
+        let found = numbers(MergeDecisions::new(10).batches(many.iter().enumerate().collect()));
         assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [32, 32, 6]);
     }
 
@@ -211,10 +215,10 @@ mod tests {
     fn parts_have_room_for_their_memory_and_parameters() {
         let (a, b) = (module(64, 6_000, 1), module(64, 7_000, 2));
         let launches = [launch(&a, 1, 2), launch(&b, 1, 2), launch(&a, 1, 2)];
-        let found = Merging::new(10).batches(launches.iter().enumerate().collect());
+        let found = MergeDecisions::new(10).batches(launches.iter().enumerate().collect());
         assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
         let wide = [launch(&a, 1, 300), launch(&a, 1, 300)];
-        let found = Merging::new(10).batches(wide.iter().enumerate().collect());
+        let found = MergeDecisions::new(10).batches(wide.iter().enumerate().collect());
         assert_eq!(found.len(), 2);
     }
 }

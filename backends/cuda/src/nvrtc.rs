@@ -1,13 +1,13 @@
-//! NVIDIA's compiler as a library, NVRTC, which needs no GPU.
+//! Bindings to NVRTC, NVIDIA's compiler as a library. It needs no GPU.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
-use crate::library::{Opened, Wanted};
+use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// What NVRTC has to be told beside the architecture. Most is what it does by itself, which kernels rely on: divisions and
-/// roots round correctly, small numbers stay what they are, and multiplications followed by additions may be one operation.
-/// Functions of the prelude that a kernel does not use are no reason for warnings.
+/// Options of NVRTC in addition to the architecture. Most of them are defaults that kernels rely on: divisions and
+/// roots round correctly, denormals are kept, and multiplications followed by additions may be fused. Unused functions
+/// of the prelude must not cause warnings.
 pub const NVRTC_OPTIONS: &[&str] = &[
     "--std=c++17",
     "--fmad=true",
@@ -17,12 +17,13 @@ pub const NVRTC_OPTIONS: &[&str] = &[
     "--diag-suppress=177",
 ];
 
-/// Where it is.
-const WANTED: Wanted = Wanted {
+/// Description of the library and its location.
+const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_NVRTC",
-    names: match cfg!(windows) {
-        true => &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
-        false => &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
+    names: if cfg!(windows) {
+        &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
+    } else {
+        &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
     },
     what: "NVRTC, NVIDIA's compiler,",
     remedy: "install the CUDA toolkit or the package nvidia-cuda-nvrtc-cu12 of PyPI, and let MEGANEURA_NVRTC name its libnvrtc.so.12 \
@@ -31,18 +32,19 @@ const WANTED: Wanted = Wanted {
 
 type Program = *mut c_void;
 
-/// The compiler.
+/// The loaded compiler library.
 #[derive(Debug)]
 pub struct Nvrtc {
-    library: Opened,
+    library: LoadedLibrary,
     version: (u32, u32),
 }
 
 impl Nvrtc {
-    /// Opens the library: the file that `MEGANEURA_NVRTC` names, else the one that the system or the CUDA toolkit has.
+    /// Opens the library: the file in the environment variable `MEGANEURA_NVRTC`, else the library of the system or of
+    /// the CUDA toolkit.
     ///
     /// # Errors
-    /// It is not found, with the places that were looked at and how to get it; or it is no NVRTC.
+    /// The library is not found (the error lists the searched locations and how to get it), or the file is not NVRTC.
     pub fn open() -> Result<Self, String> {
         WANTED.open(|library| {
             let mut nvrtc = Nvrtc {
@@ -51,14 +53,14 @@ impl Nvrtc {
             };
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = nvrtc.function(c"nvrtcVersion")?;
             let (mut major, mut minor) = (0, 0);
-            // SAFETY: both are places for a number.
+            // SAFETY: both pointers are to locals.
             nvrtc.check(unsafe { version(&mut major, &mut minor) }, "nvrtcVersion")?;
             nvrtc.version = (major as u32, minor as u32);
             Ok(nvrtc)
         })
     }
 
-    /// Major and minor number of its version.
+    /// Returns the major and the minor version number.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
@@ -74,26 +76,26 @@ impl Nvrtc {
         }
     }
 
-    /// The architectures that it compiles for, such as 90 for `sm_90`.
+    /// Returns the supported architectures, such as 90 for `sm_90`.
     ///
     /// # Errors
-    /// It does not tell.
+    /// The library does not report them.
     pub fn architectures(&self) -> Result<Vec<u32>, String> {
         let count: unsafe extern "C" fn(*mut c_int) -> c_int = self.function(c"nvrtcGetNumSupportedArchs")?;
         let list: unsafe extern "C" fn(*mut c_int) -> c_int = self.function(c"nvrtcGetSupportedArchs")?;
         let mut number = 0;
-        // SAFETY: it is a place for a number.
+        // SAFETY: the pointer is to a local.
         self.check(unsafe { count(&mut number) }, "nvrtcGetNumSupportedArchs")?;
         let mut found = vec![0; usize::try_from(number).unwrap_or_default()];
-        // SAFETY: there is as much room as was asked for.
+        // SAFETY: the list has the reported length.
         self.check(unsafe { list(found.as_mut_ptr()) }, "nvrtcGetSupportedArchs")?;
         Ok(found.into_iter().filter_map(|arch| u32::try_from(arch).ok()).collect())
     }
 
-    /// Machine code of a source for an architecture such as `sm_90`.
+    /// Compiles a source to machine code for an architecture such as `sm_90`.
     ///
     /// # Errors
-    /// What the compiler says against it.
+    /// Errors of the compiler for this source.
     pub fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
         let create: unsafe extern "C" fn(
             *mut Program,
@@ -116,7 +118,7 @@ impl Nvrtc {
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
         let mut program = ptr::null_mut();
-        // SAFETY: the texts end with zero and outlive the calls; there are no headers.
+        // SAFETY: the texts are NUL-terminated and outlive the calls; there are no headers.
         let code = unsafe {
             create(
                 &mut program,
@@ -128,7 +130,7 @@ impl Nvrtc {
             )
         };
         self.check(code, "nvrtcCreateProgram")?;
-        // SAFETY: there are as many options as it says, which outlive the call.
+        // SAFETY: there are `pointers.len()` options, which outlive the call.
         let code = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match code {
             0 => self.bytes(program, c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"),
@@ -140,21 +142,22 @@ impl Nvrtc {
                 ))
             }
         };
-        // SAFETY: the program is there, and nothing of it is used any more.
+        // SAFETY: the program is valid, and nothing uses it any more.
         self.check(unsafe { destroy(&mut program) }, "nvrtcDestroyProgram")?;
         result
     }
 
-    /// What two functions give: the first its size, the second the bytes.
+    /// Returns the bytes of a compilation result. `size` and `get` are the names of the functions that return its size
+    /// and its bytes.
     fn bytes(&self, program: Program, size: &CStr, get: &CStr) -> Result<Vec<u8>, String> {
         let (size_name, get_name) = (size.to_string_lossy(), get.to_string_lossy());
         let size: unsafe extern "C" fn(Program, *mut usize) -> c_int = self.function(size)?;
         let get: unsafe extern "C" fn(Program, *mut c_char) -> c_int = self.function(get)?;
         let mut length = 0;
-        // SAFETY: the program is there, and `length` is a place for a size.
+        // SAFETY: the program is valid, and the pointer is to a local.
         self.check(unsafe { size(program, &mut length) }, &size_name)?;
         let mut bytes = vec![0_u8; length];
-        // SAFETY: there is as much memory as was asked for.
+        // SAFETY: the memory has the reported size.
         self.check(unsafe { get(program, bytes.as_mut_ptr().cast()) }, &get_name)?;
         Ok(bytes)
     }

@@ -1,4 +1,4 @@
-//! The launches of a plan with their kernels and memory: what the executable replays at each step.
+//! The launches of a plan with their kernels and memory. The executable replays them in each step.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 use cudarc::driver::{DriverError, sys};
 use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{DType, Error, Result};
-use meganeura_shaders::host::{Bound, Draft, Place, phases};
+use meganeura_shaders::host::{Bound, BufferLocation, LaunchPlan, phases};
 use meganeura_shaders::{Launch, LibraryMatmul, LibraryOperand};
 
 use crate::cublaslt::{self, CublasLt};
 use crate::gpu::NAME;
 use crate::kernels::Kernel;
 use crate::memory::Arena;
-use crate::merging::Merging;
+use crate::merging::MergeDecisions;
 
-/// Bytes of the device that a launch reads or writes: the number of an allocation, and a range there.
+/// A range of device memory that a launch reads or writes: index of the allocation, and range within it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) slab: usize,
@@ -25,8 +25,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// A whole place; one without bytes has some that are nobody else's.
-    pub(crate) fn of(place: Place, writes: bool) -> Self {
+    /// Returns the access to a whole location. An empty location counts as one byte, which no other location uses.
+    pub(crate) fn of(place: BufferLocation, writes: bool) -> Self {
         Access {
             slab: place.slab,
             bytes: place.offset..place.offset + place.bytes.max(1),
@@ -34,7 +34,7 @@ impl Access {
         }
     }
 
-    /// Whether the order of the two matters.
+    /// Returns `true` if the order of the two accesses matters.
     pub(crate) fn conflicts(&self, other: &Access) -> bool {
         (self.writes || other.writes)
             && self.slab == other.slab
@@ -43,15 +43,15 @@ impl Access {
     }
 }
 
-/// A launch, ready to be enqueued.
-pub(crate) struct Ready {
+/// A launch with its arguments, ready to be enqueued.
+pub(crate) struct PreparedLaunch {
     pub(crate) work: Work,
     pub(crate) accesses: Vec<Access>,
-    /// Numbers of the dispatches.
+    /// Indices of the dispatches that the launch executes.
     pub(crate) dispatches: Vec<u32>,
 }
 
-/// What a launch runs.
+/// The work of a launch: a kernel, or a matmul of the library.
 pub(crate) enum Work {
     Kernel(KernelCall),
     Matmul(MatmulCall),
@@ -60,25 +60,26 @@ pub(crate) enum Work {
 /// A kernel with its arguments.
 pub(crate) struct KernelCall {
     kernel: Arc<Kernel>,
-    /// Addresses and lengths, as the kernel takes them.
+    /// Arguments of the kernel: addresses and lengths.
     arguments: Vec<u64>,
     groups: [u32; 3],
 }
 
-/// A matmul of the library with its operands, result and workspace.
+/// A matmul of the library with the addresses of its operands, result and workspace.
 pub(crate) struct MatmulCall {
     library: Arc<CublasLt>,
-    matmul: cublaslt::Ready,
+    matmul: cublaslt::PreparedMatmul,
     addresses: [sys::CUdeviceptr; 4],
 }
 
 impl MatmulCall {
-    /// Enqueues it.
+    /// Enqueues the matmul.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the addresses are those of the plan's buffers, which are as large as the matrices, and of a workspace.
+        // SAFETY: the addresses are those of the plan's buffers, which are as large as the
+        // matrices, and of a workspace.
         let enqueued = unsafe { self.library.run(&self.matmul, self.addresses, stream) };
         enqueued.map_err(|why| {
             log::error!("{NAME}: {why}");
@@ -88,7 +89,7 @@ impl MatmulCall {
 }
 
 impl KernelCall {
-    /// Pointers to the arguments, as the driver takes them.
+    /// Returns pointers to the arguments, as the driver expects them.
     pub(crate) fn parameters(&self) -> Vec<*mut c_void> {
         let pointers = self
             .arguments
@@ -97,40 +98,40 @@ impl KernelCall {
         pointers.collect()
     }
 
-    /// Blocks and threads of each along each axis.
+    /// Returns the blocks, and the threads of a block, along each axis.
     pub(crate) fn shape(&self) -> ([u32; 3], [u32; 3]) {
         (self.groups, self.kernel.threads())
     }
 
-    /// The function as the driver knows it.
+    /// Returns the driver's handle of the function.
     pub(crate) fn function(&self) -> sys::CUfunction {
         self.kernel.function()
     }
 
-    /// Whether it has blocks: a call of no elements has none, which CUDA does not launch.
+    /// Returns `true` if the kernel has no blocks, as for a call without elements. CUDA rejects such launches.
     pub(crate) fn is_empty(&self) -> bool {
         self.groups.contains(&0)
     }
 }
 
-/// Launches whose order does not matter.
-pub(crate) type Phase = Vec<Ready>;
+/// Launches that may run in any order.
+pub(crate) type Phase = Vec<PreparedLaunch>;
 
-/// Where what is bound lies beside the buffers of the plan.
-pub(crate) struct Extras {
-    /// The scalars of the session.
-    pub(crate) scalars: Place,
-    /// The numbers from 0 on, as words.
-    pub(crate) numbers: Place,
+/// The locations of memory outside of the plan's buffers that launches bind.
+pub(crate) struct ExtraBindings {
+    /// Location of the session's scalars.
+    pub(crate) scalars: BufferLocation,
+    /// Location of a table of the numbers from 0 on, as words.
+    pub(crate) numbers: BufferLocation,
 }
 
-/// A launch, and the number of its dispatch.
+/// A launch, and the index of its dispatch.
 pub(crate) type Numbered<'a> = (usize, &'a Launch);
 
-/// The phases of each segment, in which launches that become one kernel are together. With `merge`, small ones do, as far as there
-/// are so many multiprocessors.
+/// Returns the launches of each phase of each segment, in groups that are merged. `merge` is the number of
+/// multiprocessors, on which merging of small launches depends; without it, no launches are merged.
 pub(crate) fn batches<'a>(
-    draft: &'a Draft,
+    draft: &'a LaunchPlan,
     plan: &ExecutionPlan,
     merge: Option<u32>,
 ) -> Vec<Vec<Vec<Vec<Numbered<'a>>>>> {
@@ -138,7 +139,7 @@ pub(crate) fn batches<'a>(
         .launches()
         .enumerate()
         .map(|(number, launches)| launches.iter().map(|launch| (number, launch)).collect());
-    let mut merging = merge.map(Merging::new);
+    let mut merging = merge.map(MergeDecisions::new);
     let segments = plan.segments.iter().map(|segment| {
         let phases = phases(plan, segment, &mut numbered).into_iter();
         let phases = phases.map(|phase: Vec<Numbered>| match &mut merging {
@@ -150,17 +151,17 @@ pub(crate) fn batches<'a>(
     segments.collect()
 }
 
-/// The phases of each segment, with their kernels and memory.
+/// Prepares the launches of a plan, and returns the phases of each segment.
 ///
 /// # Errors
-/// A buffer that has no place.
+/// A buffer without a location.
 pub(crate) fn ready(
-    draft: &Draft,
+    draft: &LaunchPlan,
     batches: &[Vec<Vec<Vec<Numbered>>>],
     kernels: Vec<Arc<Kernel>>,
     library: Option<&Arc<CublasLt>>,
     arena: &Arena,
-    extras: &Extras,
+    extras: &ExtraBindings,
 ) -> Result<Vec<Vec<Phase>>> {
     let mut made = kernels.into_iter();
     let mut ready = |batch: &Vec<Numbered>| {
@@ -180,7 +181,13 @@ pub(crate) fn ready(
     batches.iter().map(&mut phases).collect()
 }
 
-fn bind(draft: &Draft, batch: &[Numbered], kernel: Arc<Kernel>, arena: &Arena, extras: &Extras) -> Result<Ready> {
+fn bind(
+    draft: &LaunchPlan,
+    batch: &[Numbered],
+    kernel: Arc<Kernel>,
+    arena: &Arena,
+    extras: &ExtraBindings,
+) -> Result<PreparedLaunch> {
     let bound: Vec<Vec<Bound>> = batch
         .iter()
         .map(|(dispatch, launch)| draft.bound(*dispatch, launch))
@@ -191,7 +198,7 @@ fn bind(draft: &Draft, batch: &[Numbered], kernel: Arc<Kernel>, arena: &Arena, e
             Bound::Buffer(buffer) => {
                 let place = arena.place(buffer);
                 (
-                    place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?,
+                    place.ok_or_else(|| Error::plan(format!("buffer b{buffer} does not exist")))?,
                     0,
                 )
             }
@@ -199,7 +206,7 @@ fn bind(draft: &Draft, batch: &[Numbered], kernel: Arc<Kernel>, arena: &Arena, e
             Bound::Scalars => (extras.scalars, 0),
         };
         arguments.push(arena.address(place, offset));
-        // A place has some bytes that are nobody else's.
+        // An empty location also has at least one byte, which no other location uses.
         let bytes = place.bytes.saturating_sub(offset).max(parameter.least_bytes);
         if parameter.has_length {
             arguments.push(bytes);
@@ -210,7 +217,7 @@ fn bind(draft: &Draft, batch: &[Numbered], kernel: Arc<Kernel>, arena: &Arena, e
             writes: parameter.writable,
         });
     }
-    Ok(Ready {
+    Ok(PreparedLaunch {
         work: Work::Kernel(KernelCall {
             groups: kernel.blocks().unwrap_or(batch[0].1.groups),
             kernel,
@@ -222,13 +229,13 @@ fn bind(draft: &Draft, batch: &[Numbered], kernel: Arc<Kernel>, arena: &Arena, e
 }
 
 fn bind_matmul(
-    draft: &Draft,
+    draft: &LaunchPlan,
     dispatch: usize,
     launch: &Launch,
     matmul: &LibraryMatmul,
     library: &Arc<CublasLt>,
     arena: &Arena,
-) -> Result<Ready> {
+) -> Result<PreparedLaunch> {
     let &LibraryMatmul { batch, m, n, k, .. } = matmul;
     let matrix = |operand: usize, rows: usize, columns: usize| {
         let LibraryOperand {
@@ -258,7 +265,7 @@ fn bind_matmul(
         batch,
     };
     let prepared = library.prepare(&described);
-    let prepared = prepared.map_err(|why| Error::backend(NAME, format!("a matmul of cuBLASLt is refused: {why}")))?;
+    let prepared = prepared.map_err(|why| Error::backend(NAME, format!("cuBLASLt rejects a matmul: {why}")))?;
     let (mut addresses, mut accesses) = ([0; 4], Vec::with_capacity(4));
     for (number, (bound, address)) in draft
         .bound(dispatch, launch)
@@ -270,12 +277,12 @@ fn bind_matmul(
             Bound::Buffer(buffer) => arena.place(buffer),
             Bound::Number(_) | Bound::Scalars => None,
         };
-        let place = place.ok_or_else(|| Error::plan("a matmul has an operand that is nowhere"))?;
+        let place = place.ok_or_else(|| Error::plan("a matmul has an operand without memory"))?;
         *address = arena.address(place, 0);
         // The result and the workspace are written.
         accesses.push(Access::of(place, number >= 2));
     }
-    Ok(Ready {
+    Ok(PreparedLaunch {
         work: Work::Matmul(MatmulCall {
             library: library.clone(),
             matmul: prepared,

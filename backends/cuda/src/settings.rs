@@ -1,38 +1,38 @@
-//! The settings of the configuration, `backend.cuda`, as values.
+//! Settings of the configuration section `backend.cuda`.
 
 use std::path::PathBuf;
 
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result, files};
-use meganeura_shaders::host::Wanted;
+use meganeura_shaders::host::CoopSettings;
 
 use crate::gpu::NAME;
 use crate::graph::Order;
 
-/// The setting that says whether tensor cores are used.
+/// Name of the setting that enables tensor cores.
 const TENSOR_CORES: &str = "tensor_cores";
-/// The setting that says from how many workgroups on a matmul uses them.
+/// Name of the setting for the minimum workgroups of a matmul that uses tensor cores.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-/// The setting that says how many workgroups of large blocks run at a time.
+/// Name of the setting for the number of workgroups of large blocks that run at a time.
 const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
-/// The setting that says in what results are kept that only cooperative matrices read.
+/// Name of the setting for the type of results that only cooperative matrices read.
 const INTERMEDIATES: &str = "coop_intermediates";
-/// The setting that says whether launches begin before those that they depend on have ended.
+/// Name of the setting that makes launches begin before their predecessors have ended.
 const PROGRAMMATIC: &str = "programmatic_launch";
-/// The setting that says in which order the launches of a step are.
+/// Name of the setting for the order of the launches of a step.
 const GRAPH: &str = "graph";
-/// The setting that says whether small launches that do not depend on each other become one kernel.
+/// Name of the setting that enables merging small independent launches into one kernel.
 const MERGE: &str = "merge_launches";
-/// The setting that says whether large matmuls are given to cuBLASLt.
+/// Name of the setting that enables cuBLASLt for large matmuls.
 const CUBLASLT: &str = "cublaslt";
-/// The setting that says from how many operations on a matmul is large.
+/// Name of the setting for the minimum operations of a large matmul.
 const CUBLASLT_MIN_FLOPS: &str = "cublaslt_min_flops";
-/// The setting that says whether compiled kernels are kept on the disk.
+/// Name of the setting that enables the cache of compiled kernels on disk.
 const CACHE: &str = "kernel_cache";
-/// The setting that names the folder that they are kept in.
+/// Name of the setting for the folder of the kernel cache.
 const FOLDER: &str = "kernel_cache_folder";
 
-/// All of them.
+/// Names of all settings.
 const NAMES: [&str; 11] = [
     TENSOR_CORES,
     MIN_WORKGROUPS,
@@ -47,47 +47,51 @@ const NAMES: [&str; 11] = [
     FOLDER,
 ];
 
-/// What the settings say.
+/// The values of all settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Settings {
-    /// Of tensor cores.
-    pub(crate) wanted: Wanted,
-    /// Whether launches begin early, where the card has it.
+    /// Requested settings of tensor cores.
+    pub(crate) wanted: CoopSettings,
+    /// True if launches begin before their predecessors have ended, on cards that support it.
     pub(crate) programmatic: bool,
-    /// In which order the launches of a step are.
+    /// Order of the launches of a step.
     pub(crate) order: Order,
-    /// Whether small launches become one kernel.
+    /// True if small launches are merged into one kernel.
     pub(crate) merge: bool,
-    /// Whether large matmuls are given to cuBLASLt.
+    /// True if large matmuls use cuBLASLt.
     pub(crate) cublaslt: bool,
-    /// Operations from which on they are, if it is not the usual number.
+    /// Minimum operations of a matmul that uses cuBLASLt; `None` for the default.
     pub(crate) cublaslt_min_flops: Option<usize>,
-    /// The folder of compiled kernels, if they are kept.
+    /// Folder of the cache of compiled kernels; `None` if the cache is disabled.
     pub(crate) folder: Option<PathBuf>,
 }
 
 impl Settings {
-    /// The settings of a configuration.
+    /// Reads the settings from a configuration.
     ///
     /// # Errors
-    /// One that is unknown, out of its range, or of another type.
+    /// A setting that is unknown, out of range, or of another type.
     pub(crate) fn of(config: &Config) -> Result<Settings> {
         config.check_backend(NAME, &NAMES)?;
         let groups = |key: &str, zero: &str| {
             let groups = config.backend_size(NAME, key)?.map(|groups| {
                 u32::try_from(groups).map_err(|_| Error::Config {
                     origin: config.origin(),
-                    message: format!("backend.{NAME}.{key} is {groups}; use at most 4294967295, or 0 for {zero}"),
+                    message: format!(
+                        "backend.{NAME}.{key}: value {groups} is too large; use at most 4294967295, or 0 \
+                        for {zero}"
+                    ),
                 })
             });
             groups.transpose()
         };
         Ok(Settings {
-            wanted: Wanted {
+            wanted: CoopSettings {
                 tile: (config.backend_choice(NAME, TENSOR_CORES, ["on", "off"])? == "off").then_some(0),
                 min_workgroups: groups(MIN_WORKGROUPS, "every matmul")?,
                 max_resident_workgroups: groups(MAX_RESIDENT, "an unknown number")?,
                 wide_results: config.backend_choice(NAME, INTERMEDIATES, ["f16", "f32"])? == "f32",
+                wide_rows: true,
             },
             programmatic: config.backend_choice(NAME, PROGRAMMATIC, ["on", "off"])? == "on",
             order: match config.backend_choice(NAME, GRAPH, ["auto", "branches", "chain"])? {
@@ -103,7 +107,7 @@ impl Settings {
     }
 }
 
-/// The folder of compiled kernels, if they are kept.
+/// Returns the folder of the cache of compiled kernels, or `None` if the cache is disabled.
 fn folder(config: &Config) -> Result<Option<PathBuf>> {
     if config.backend_choice(NAME, CACHE, ["on", "off"])? == "off" {
         return Ok(None);
@@ -124,7 +128,11 @@ mod tests {
     #[test]
     fn settings_are_read_and_wrong_ones_are_errors() {
         let usual = read("").expect("nothing is set");
-        assert!(usual.programmatic && usual.wanted == Wanted::default() && usual.order == Order::Measured);
+        let wanted = CoopSettings {
+            wide_rows: true,
+            ..CoopSettings::default()
+        };
+        assert!(usual.programmatic && usual.wanted == wanted && usual.order == Order::Measured);
         let all = "tensor_cores = 'off'\nprogrammatic_launch = 'off'\nkernel_cache = 'off'\ncoop_min_workgroups = 7\n\
                    coop_intermediates = 'f32'\ngraph = 'chain'\ncublaslt_min_flops = 9";
         let all = read(all).expect("all are known");
@@ -134,7 +142,7 @@ mod tests {
         let folder = read("kernel_cache_folder = 'there'").expect("a folder").folder;
         assert_eq!(folder, Some("there".into()));
         for (settings, words) in [
-            ("tensor_core = 'on'", "tensor_core is no setting"),
+            ("tensor_core = 'on'", "tensor_core is not a setting"),
             ("tensor_cores = 'maybe'", "use 'on' or 'off'"),
             ("graph = 'tree'", "use 'auto', 'branches' or 'chain'"),
             ("coop_min_workgroups = 5000000000", "at most 4294967295"),

@@ -1,13 +1,13 @@
-//! From the text of a module to one that is parsed and checked.
+//! Parsing and validation of WGSL modules.
 
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-/// Parses and checks a module of WGSL. Buffers without a binding, as the modules of `meganeura-shaders` have them, get theirs in
-/// the order of their declarations.
+/// Parses and validates a WGSL module. Buffers without a binding, as in the modules of
+/// `meganeura-shaders`, get bindings in the order of their declarations.
 ///
 /// # Errors
-/// What is wrong, and where in the text.
+/// The error, with its position in the text.
 pub fn read(text: &str) -> Result<(naga::Module, ModuleInfo), String> {
     let parsed = naga::front::wgsl::parse_str(text);
     let mut module = parsed.map_err(|error| error.emit_to_string(text))?;

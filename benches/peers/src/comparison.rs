@@ -1,4 +1,4 @@
-//! Candidates that take turns.
+//! Comparison of candidates that run in turns.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use meganeura::calibration::warm_up;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// An implementation of a workload.
+/// Implementation of a workload in one framework.
 pub(crate) trait Peer {
-    /// Runs it once, and returns its result.
+    /// Runs the workload once, and returns its result.
     fn result(&mut self) -> Result<Vec<f32>>;
 
-    /// Seconds per run, of a number of runs back to back.
+    /// Runs the workload `times` times in a row, and returns the seconds per run.
     fn time(&mut self, times: u32) -> Result<f64> {
         timed(times, || self.result())
     }
 }
 
-/// Seconds per run, of a number of runs back to back.
+/// Runs `work` `times` times in a row, and returns the seconds per run.
 pub(crate) fn timed<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..times {
@@ -27,24 +27,24 @@ pub(crate) fn timed<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Resul
     Ok(start.elapsed().as_secs_f64() / f64::from(times))
 }
 
-/// What returns its result each time, which is part of the workload.
+/// A workload that reads back its result in each run.
 impl<F: FnMut() -> Result<Vec<f32>>> Peer for F {
     fn result(&mut self) -> Result<Vec<f32>> {
         self()
     }
 }
 
-/// A workload whose result is read only where somebody asks for it.
-pub(crate) struct Reading<F>(F);
+/// Workload that reads back its result only on request.
+pub(crate) struct ReadsBack<F>(F);
 
-impl<F: FnMut(bool) -> Result<Vec<f32>>> Reading<F> {
-    /// `workload` is told whether its result is wanted.
+impl<F: FnMut(bool) -> Result<Vec<f32>>> ReadsBack<F> {
+    /// Creates the workload. The argument of the function is true if the result is needed.
     pub(crate) fn new(workload: F) -> Self {
-        Reading(workload)
+        ReadsBack(workload)
     }
 }
 
-impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
+impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for ReadsBack<F> {
     fn result(&mut self) -> Result<Vec<f32>> {
         (self.0)(true)
     }
@@ -54,15 +54,15 @@ impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
     }
 }
 
-/// Seconds that a turn takes at least.
+/// Minimum duration of a turn, in seconds.
 const TURN: f64 = 0.01;
 
 struct Candidate<'a> {
     name: String,
-    /// Greatest difference from the first candidate's result that is accepted, relative to the greatest number there.
+    /// Maximum difference from the first candidate's result, relative to its largest number.
     tolerance: f32,
     workload: Box<dyn Peer + 'a>,
-    /// Runs per turn.
+    /// Number of runs per turn.
     times: u32,
 }
 
@@ -73,10 +73,10 @@ impl Candidate<'_> {
     }
 }
 
-/// What a candidate took.
-pub(crate) struct Timed {
+/// Measured time of a candidate.
+pub(crate) struct CandidateTime {
     pub(crate) name: String,
-    /// Its median time divided by that of the first candidate.
+    /// Median time, divided by that of the first candidate.
     pub(crate) ratio: f64,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Timed {
 pub(crate) struct Comparison<'a> {
     title: String,
     candidates: Vec<Candidate<'a>>,
-    /// Those that cannot take part, and why.
+    /// Candidates that cannot take part, with the reasons.
     skipped: Vec<(String, String)>,
 }
 
@@ -106,14 +106,14 @@ impl<'a> Comparison<'a> {
         });
     }
 
-    /// Names one that cannot take part.
+    /// Records that a candidate cannot take part.
     pub(crate) fn leave_out(&mut self, name: impl Into<String>, why: &(impl Display + ?Sized)) {
         self.skipped.push((name.into(), why.to_string()));
     }
 
-    /// Compares results, then times. With `warms`, each candidate warms its device up before every turn: a GPU lowers its
-    /// clock while others have theirs. The candidates that agreed are returned.
-    pub(crate) fn run(mut self, turns: usize, warms: bool) -> Vec<Timed> {
+    /// Compares the results, then measures times. Returns the candidates whose results agree. With `warms`, each
+    /// candidate warms up its device before every turn, because a GPU lowers its clock while other candidates run.
+    pub(crate) fn run(mut self, turns: usize, warms: bool) -> Vec<CandidateTime> {
         println!("\n{}", self.title);
         for (name, why) in &self.skipped {
             println!("{name:28} left out: {why}");
@@ -132,7 +132,7 @@ impl<'a> Comparison<'a> {
                 .as_ref()
                 .map_or(0.0, |reference| difference(reference, &result));
             reference.get_or_insert(result);
-            // Written so that NaN is left out.
+            // A NaN is rejected, too.
             let agrees = error <= c.tolerance;
             if agrees {
                 errors.push(error);
@@ -145,7 +145,7 @@ impl<'a> Comparison<'a> {
             agrees
         });
         for c in &mut self.candidates {
-            // What compiles at first has done so after the second time.
+            // One-time compilation is complete after the second run.
             let once = (0..2)
                 .filter_map(|_| c.workload.time(1).ok())
                 .fold(f64::INFINITY, f64::min);
@@ -168,7 +168,7 @@ impl<'a> Comparison<'a> {
         rows.map(|((c, time), error)| {
             let (name, ratio) = (c.name, time / first);
             println!("{name:28} {:>10.3} {ratio:>8.2} {error:>10.1e}", time * 1e3);
-            Timed { name, ratio }
+            CandidateTime { name, ratio }
         })
         .collect()
     }
@@ -179,13 +179,13 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// The greatest difference, relative to the greatest number of the reference.
+/// Returns the largest difference, relative to the largest number of the reference.
 fn difference(reference: &[f32], result: &[f32]) -> f32 {
     if reference.len() != result.len() {
         return f32::INFINITY;
     }
     let size = reference.iter().fold(f32::MIN_POSITIVE, |a, x| a.max(x.abs()));
     let differences = reference.iter().zip(result).map(|(a, b)| (a - b).abs() / size);
-    // A maximum would lose NaN.
+    // A maximum would ignore NaN.
     differences.fold(0.0, |a, b| if b <= a { a } else { b })
 }

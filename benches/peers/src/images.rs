@@ -1,4 +1,4 @@
-//! Inference of ResNet-50.
+//! Comparison of ResNet-50 inference.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use meganeura::nn::models::ResNetConfig;
 use meganeura::{Graph, Mode};
 use serde_json::Value;
 
-use crate::comparison::{Comparison, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, ReadsBack, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Operand};
 #[cfg(feature = "burn")]
@@ -19,27 +19,27 @@ use crate::{Setup, kernels, python, training};
 
 const IMAGE: [usize; 4] = [1, 3, 224, 224];
 const CLASSES: usize = 1000;
-/// How far logits may be off, relative to the largest.
+/// Maximum difference of logits, relative to the largest one.
 const SAME: f32 = 1e-3;
 
-/// The calls of ResNet-50 in a framework. Parameters have the names of torchvision; norms are folded into the convolutions.
+/// Operations of ResNet-50 in a framework. Parameters have the names of torchvision; norms are folded into the convolutions.
 pub(crate) trait Calls {
     type Value: Clone;
 
     fn conv(&mut self, x: Self::Value, name: &str, stride: usize, padding: usize) -> Self::Value;
 
-    /// Of 3x3, with stride 2 and one row of padding around the image.
+    /// Applies max pooling of 3x3, with stride 2 and one row of padding around the image.
     fn max_pool(&mut self, x: Self::Value) -> Self::Value;
 
     fn relu(&mut self, x: Self::Value) -> Self::Value;
 
     fn add(&mut self, x: Self::Value, y: Self::Value) -> Self::Value;
 
-    /// A linear layer, `[inputs, outputs]`, of the means of all channels.
+    /// Averages each channel, and applies a linear layer with weights `[inputs, outputs]`.
     fn classify(&mut self, x: Self::Value, name: &str) -> Self::Value;
 }
 
-/// Logits of an image.
+/// Computes the logits of an image.
 pub(crate) fn resnet50<C: Calls>(calls: &mut C, x: C::Value) -> C::Value {
     let x = calls.conv(x, "conv1", 2, 3);
     let x = calls.relu(x);
@@ -63,7 +63,8 @@ pub(crate) fn resnet50<C: Calls>(calls: &mut C, x: C::Value) -> C::Value {
     calls.classify(x, "fc")
 }
 
-/// All candidates. Batch norms are folded into the convolutions for all of them but candle, whose model has them.
+/// Returns all candidates. Batch norms are folded into the convolutions for all candidates except candle, whose model contains
+/// them.
 pub(crate) fn comparison(setup: &Setup) -> Result<Comparison<'static>> {
     let mut comparison = Comparison::new("ResNet-50, an image of 224x224");
     let mut g = Graph::new();
@@ -105,7 +106,7 @@ pub(crate) fn comparison(setup: &Setup) -> Result<Comparison<'static>> {
 
 fn tensor(o: &Operand) -> Result<Tensor> {
     let tensor = Tensor::from_vec(o.data.clone(), o.shape.clone(), &CandleDevice::Cpu)?;
-    // Linear layers are `[outputs, inputs]` there.
+    // Linear layers are `[outputs, inputs]` in candle.
     Ok(if o.shape.len() == 2 {
         tensor.t()?.contiguous()?
     } else {
@@ -113,7 +114,8 @@ fn tensor(o: &Operand) -> Result<Tensor> {
     })
 }
 
-/// The model of candle's collection, with batch norms that do nothing but add the biases.
+/// Creates the ResNet-50 of candle's model collection. Its batch norms only add the biases, because norms are already
+/// folded.
 fn candle(operands: &[Operand], x: &Operand) -> Result<Box<dyn Peer>> {
     let mut tensors = HashMap::new();
     for o in operands {
@@ -127,7 +129,7 @@ fn candle(operands: &[Operand], x: &Operand) -> Result<Box<dyn Peer>> {
             None => layer.replace("conv", "bn"),
         };
         let constant = |value: f32| Tensor::full(value, o.shape.clone(), &CandleDevice::Cpu);
-        // The variance is what is added to it short of one.
+        // The variance is 1 minus the epsilon that is added to it.
         for (child, value) in [("weight", 1.0), ("running_mean", 0.0), ("running_var", 1.0 - 1e-5)] {
             tensors.insert(format!("{norm}.{child}"), constant(value)?);
         }
@@ -136,7 +138,7 @@ fn candle(operands: &[Operand], x: &Operand) -> Result<Box<dyn Peer>> {
     let weights = VarBuilder::from_tensors(tensors, DType::F32, &CandleDevice::Cpu);
     let model = candle_transformers::models::resnet::resnet50(CLASSES, weights)?;
     let x = tensor(x)?;
-    Ok(Box::new(Reading::new(move |read| {
+    Ok(Box::new(ReadsBack::new(move |read| {
         let y = model.forward(&x)?;
         Ok(if read { y.flatten_all()?.to_vec1()? } else { Vec::new() })
     })))

@@ -1,11 +1,11 @@
-//! Single calls.
+//! Comparison of single calls.
 
 use candle_core::{Device as CandleDevice, Tensor as Candle};
 use meganeura::ops::Conv2dOptions;
 use meganeura::{Graph, Mode, Session};
 use serde_json::Value;
 
-use crate::comparison::{Comparison, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, ReadsBack, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Kind, Operand, Problem};
 #[cfg(feature = "burn")]
@@ -14,12 +14,12 @@ use crate::with_burn;
 use crate::with_tract;
 use crate::{Entrant, Setup, python};
 
-/// How far from the first candidate's result others may be, relative to its largest number.
+/// Maximum difference from the first candidate's result, relative to its largest number.
 const SAME: f32 = 1e-4;
-/// Of layer norms.
+/// Epsilon of layer norms.
 pub(crate) const EPS: f32 = 1e-5;
 
-/// All candidates for a problem. Frameworks that lack something are named and left out.
+/// Returns all candidates for a problem. Frameworks without support are listed as skipped.
 pub(crate) fn comparison(problem: &Problem, setup: &Setup) -> Result<Comparison<'static>> {
     let mut comparison = Comparison::new(problem.name);
     for entrant in setup.meganeura(SAME)? {
@@ -79,9 +79,9 @@ fn meganeura(problem: &Problem, entrant: Entrant) -> Result<Box<dyn Peer>> {
     Ok(reading(session, len))
 }
 
-/// Inference of a session that has its inputs, with an output of so many numbers.
+/// Creates a candidate from an inference session whose inputs are set, with an output of `len` numbers.
 pub(crate) fn reading(mut session: Session, len: usize) -> Box<dyn Peer> {
-    Box::new(Reading::new(move |read| {
+    Box::new(ReadsBack::new(move |read| {
         session.try_step()?;
         session.try_wait()?;
         Ok(if read {
@@ -100,7 +100,7 @@ fn candle(problem: &Problem) -> Result<Box<dyn Peer>> {
         .map(tensor)
         .collect::<candle_core::Result<Vec<_>>>()?;
     let kind = problem.kind;
-    Ok(Box::new(Reading::new(move |read| {
+    Ok(Box::new(ReadsBack::new(move |read| {
         let y = match kind {
             Kind::Matmul => t[0].matmul(&t[1])?,
             Kind::Mlp => t[0].matmul(&t[1])?.relu()?.matmul(&t[2])?,

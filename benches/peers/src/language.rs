@@ -1,4 +1,4 @@
-//! SmolLM2-135M with random weights.
+//! Comparison of SmolLM2-135M with random weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Config, Llama};
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::llm::saving::{make_folder, save_config, save_weights};
 use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, WeightStorage};
@@ -16,17 +16,17 @@ use serde_json::json;
 
 use crate::comparison::{Comparison, Result};
 use crate::problem::Handout;
-use crate::training::{self, RATE, STEPS, Training, Watched};
+use crate::training::{self, ComparedSession, RATE, STEPS, Training};
 use crate::{Setup, python};
 
 const CONTEXT: usize = 2048;
 const CAPACITY: usize = 512;
 const PROMPT: usize = 128;
 const VOCAB: usize = 49_152;
-/// Of the other framework's numbers in `f32`, relative to the greatest.
+/// Maximum difference from the other framework's results in `f32`, relative to the largest number.
 const SAME: f32 = 1e-4;
 
-/// Writes a checkpoint, unless there is one.
+/// Writes a checkpoint with random weights, unless the folder contains one.
 pub(crate) fn checkpoint(folder: &Path) -> Result<()> {
     if folder.join("config.json").exists() {
         return Ok(());
@@ -46,7 +46,7 @@ fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| i * 311 % VOCAB as u32).collect()
 }
 
-/// A session that reads some rows behind what is cached.
+/// Creates a session that appends `rows` tokens to the cache.
 fn session(folder: &Path, threads: usize, weights: WeightStorage, rows: usize) -> Result<Session> {
     let config = LlamaConfig {
         weights: weights.into(),
@@ -64,7 +64,7 @@ fn session(folder: &Path, threads: usize, weights: WeightStorage, rows: usize) -
     Ok(session)
 }
 
-/// Reads tokens behind what is cached; the logits of the last.
+/// Appends tokens to the cache; returns the logits of the last one.
 fn read(session: &mut Session, position: usize, tokens: &[u32]) -> Result<Vec<f32>> {
     session.try_set_input_u32(TOKENS, tokens)?;
     session.try_set_input_u32(KV_POS, &[position as u32])?;
@@ -72,7 +72,7 @@ fn read(session: &mut Session, position: usize, tokens: &[u32]) -> Result<Vec<f3
     Ok(session.try_read_output(VOCAB)?)
 }
 
-/// The model in candle, with `f32` weights, and an empty cache.
+/// Opens the model in candle, with `f32` weights and an empty cache.
 fn candle(folder: &Path) -> Result<(Llama, Cache)> {
     let model = ModelConfig::open(folder)?.network;
     let config = Config {
@@ -98,13 +98,13 @@ fn candle(folder: &Path) -> Result<(Llama, Cache)> {
     Ok((Llama::load(weights, &config)?, cache))
 }
 
-/// Logits of the last token, which candle reads behind what is cached.
+/// Appends tokens to candle's cache; returns the logits of the last one.
 fn read_with_candle(model: &Llama, cache: &mut Cache, position: usize, tokens: &[u32]) -> Result<Vec<f32>> {
     let tokens = Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?;
     Ok(model.forward(&tokens, position, cache)?.flatten_all()?.to_vec1()?)
 }
 
-/// Storages that are compared.
+/// Storage types that are compared.
 const STORAGES: [WeightStorage; 4] = [
     WeightStorage::F32,
     WeightStorage::F16,
@@ -112,7 +112,7 @@ const STORAGES: [WeightStorage; 4] = [
     WeightStorage::Q4,
 ];
 
-/// How far results may be from those of `f32` weights.
+/// Returns the maximum difference of results from those of `f32` weights.
 fn tolerance(weights: WeightStorage) -> f32 {
     match weights {
         WeightStorage::F32 => 0.0,
@@ -122,7 +122,7 @@ fn tolerance(weights: WeightStorage) -> f32 {
     }
 }
 
-/// What other languages are told about reading tokens behind a prompt.
+/// Returns the workload for programs in other languages: appending tokens after a prompt.
 fn reading(folder: &Path, prompt: &[u32], tokens: &[u32]) -> Handout<'static> {
     Handout {
         kind: "LlamaRead".to_owned(),
@@ -185,7 +185,7 @@ pub(crate) fn decode(folder: &Path, setup: &Setup) -> Result<Comparison<'static>
     Ok(comparison)
 }
 
-/// A training step with Adam. candle's model cannot be trained.
+/// Compares a training step with Adam. candle's model cannot be trained.
 pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Comparison<'static>> {
     const WATCHED: &str = "model.norm.weight";
     let mut comparison = Comparison::new(format!("SmolLM2-135M, training step of {PROMPT} tokens, Adam"));
@@ -197,7 +197,11 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Comparison<'static>>
     let text = tokens(PROMPT + 1);
     session.try_set_input_u32(TOKENS, &text[..PROMPT])?;
     session.try_set_input_u32(TARGETS, &text[1..])?;
-    comparison.add("meganeura f32", 0.0, Box::new(Training(Watched(session, WATCHED))));
+    comparison.add(
+        "meganeura f32",
+        0.0,
+        Box::new(Training(ComparedSession(session, WATCHED))),
+    );
     let handout = Handout {
         kind: "LlamaStep".to_owned(),
         operands: &[],
@@ -215,7 +219,7 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Comparison<'static>>
     Ok(comparison)
 }
 
-/// From opening the folder to the first token's logits.
+/// Compares the time from opening the checkpoint to the logits of the first token.
 pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Comparison<'a>> {
     const PROMPT: usize = 16;
     let mut comparison = Comparison::new(format!(
@@ -225,14 +229,14 @@ pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Comp
     for weights in STORAGES {
         let options = GeneratorOptions {
             capacity: Some(CAPACITY),
-            prefill_rows: PROMPT,
+            prefill_rows: Some(PROMPT),
             plans: Some(plans.path().join(weights.name())),
             weights: Some(weights),
             ..GeneratorOptions::default()
         };
         let kept = plans.clone();
         let workload = move || {
-            // The folder of plans lives as long as this.
+            // Keeps the folder of plans as long as this workload.
             let _ = &kept;
             let device = Arc::new(CpuDevice::new(setup.threads));
             let (config, checkpoint) = (ModelConfig::open(folder)?, Checkpoint::open(folder)?);

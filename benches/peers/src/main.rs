@@ -1,5 +1,6 @@
-//! The same workload in Meganeura and in other frameworks, in one run: candidates take turns, so that a machine that is
-//! shared is as slow for each. Nothing is timed before all of them have given the same results.
+//! Comparison of the same workloads in Meganeura and in other frameworks. Candidates run in turns in one run, so that
+//! other load on the machine slows all of them equally. Times are measured only after all candidates have returned the
+//! same results.
 
 mod comparison;
 mod images;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
 use meganeura::precision::Precision;
@@ -30,7 +31,7 @@ use meganeura::{Graph, Mode, Session, Update, select};
 use problem::Problem;
 use training::Network;
 
-/// What can be compared.
+/// Workload to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Workload {
     /// Single calls: products, a perceptron, softmax, layer norm, GELU, a convolution.
@@ -41,20 +42,20 @@ enum Workload {
     Cnn,
     /// Inference of ResNet-50, an image of 224x224.
     Resnet50,
-    /// SmolLM2-135M with random weights reads 128 tokens; logits are those of the last.
+    /// Prefill of 128 tokens by SmolLM2-135M with random weights, with the logits of the last token.
     Prefill,
-    /// The same model makes one token behind 128 that are cached.
+    /// Decoding of one token after 128 cached tokens, by the same model.
     Decode,
-    /// The same model is trained for a step with a sequence of 128 tokens.
+    /// Training step of the same model, with a sequence of 128 tokens.
     Train,
-    /// From nothing to the first token after 16, with weights read from a file and plans that are cached.
+    /// Time from opening the checkpoint to the first token after a prompt of 16, with cached plans.
     FirstToken,
-    /// Inference of public ONNX models beside ONNX Runtime, with the ratio of their times; needs `--models`.
+    /// Inference of public ONNX models, compared with ONNX Runtime; needs `--models`.
     Public,
 }
 
 impl Workload {
-    /// Whether it reads the checkpoint.
+    /// Returns true if the workload needs the checkpoint of the language model.
     fn is_language(self) -> bool {
         matches!(
             self,
@@ -63,18 +64,18 @@ impl Workload {
     }
 }
 
-/// Who takes part, and how.
+/// Candidates and settings of a run.
 #[derive(Debug)]
 struct Setup {
-    /// Threads of every candidate.
+    /// Number of threads of every candidate.
     threads: usize,
-    /// Devices of Meganeura beside its CPU backend.
+    /// Devices of Meganeura in addition to its CPU backend.
     devices: Vec<String>,
-    /// Parts of the names of candidates; all of them if there are none.
+    /// Parts of the names of other frameworks to compare; all if empty.
     only: Vec<String>,
 }
 
-/// A device of Meganeura as a candidate.
+/// Device of Meganeura in a precision, as a candidate.
 struct Entrant {
     name: String,
     tolerance: f32,
@@ -83,7 +84,7 @@ struct Entrant {
 }
 
 impl Entrant {
-    /// What builds sessions in this precision, whatever is the default of the device.
+    /// Returns a builder of sessions in this precision, independent of the device's default.
     fn builder(self) -> Builder {
         let rewrite = RewriteConfig {
             precision: Some(self.precision),
@@ -97,12 +98,13 @@ impl Entrant {
     }
 }
 
-/// How much further results may be off where products round their operands to `f16`.
+/// Factor of the tolerance if matmuls round their operands to `f16`.
 const ROUNDED: f32 = 10.0;
 
 impl Setup {
-    /// Meganeura with its CPU backend, with which all others have to agree, and with the devices that are asked for, whose results
-    /// may be off by `tolerance`; those that are faster in mixed precision once more in that.
+    /// Returns Meganeura's candidates: the CPU backend (the reference for all candidates), and the requested
+    /// devices, whose results may differ by `tolerance`. Devices that are faster in mixed precision are also added in
+    /// that precision.
     fn meganeura(&self, tolerance: f32) -> comparison::Result<Vec<Entrant>> {
         let mut entrants = vec![Entrant {
             name: "meganeura cpu".to_owned(),
@@ -130,26 +132,27 @@ impl Setup {
         Ok(entrants)
     }
 
-    /// Whether a candidate other than Meganeura takes part.
+    /// Returns true if the command line selects another framework.
     fn wants(&self, candidate: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| candidate.contains(part.as_str()))
     }
 }
 
-/// Compares frameworks: candle and, where this is built with the features of their names, burn and tract in this program; PyTorch
-/// (eager, compiled, with little overhead) and ONNX Runtime through python3, or the interpreter that MEGANEURA_PEERS_PYTHON
-/// names, where they are installed. All of them run on the CPU; burn, with its features for that, on a GPU as well.
+/// Compares Meganeura with other frameworks: candle, and burn and tract if this program is built with the features of
+/// their names; PyTorch (eager, compiled, with reduced overhead) and ONNX Runtime if they are installed for python3, or
+/// for the interpreter in MEGANEURA_PEERS_PYTHON. All of them run on the CPU. With further features, burn also runs on
+/// a GPU.
 #[derive(Debug, Parser)]
 struct Args {
     /// Workloads to compare [default: all]
     #[arg(value_enum)]
     workload: Vec<Workload>,
 
-    /// Threads of every candidate.
+    /// Number of threads of every candidate.
     #[arg(long, default_value_t = 2)]
     threads: usize,
 
-    /// Turns of each candidate.
+    /// Number of turns of each candidate.
     #[arg(long, default_value_t = 15)]
     turns: usize,
 
@@ -157,15 +160,15 @@ struct Args {
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
-    /// Only other frameworks whose names contain one of these.
+    /// Compare only the other frameworks whose names contain one of these texts.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Keep the checkpoint with random weights in this folder, and use it if it is there.
+    /// Folder for the checkpoint with random weights, which later runs use again.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
 
-    /// The folder that scripts/verify-external/onnx_public_models.py has filled, for `public`.
+    /// Folder of the models for `public`, which scripts/verify-external/onnx_public_models.py fills.
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
 }
@@ -198,7 +201,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{:28} left out: --models names no folder", "public ONNX models");
         workloads.retain(|workload| *workload != Workload::Public);
     }
-    // Of processors alone, none waits for a clock.
+    // CPUs need no warm-up of their clock.
     let warms = !setup.devices.is_empty();
     let temporary = tempfile::tempdir()?;
     let folder = args.checkpoint.unwrap_or_else(|| temporary.path().join("model"));

@@ -1,17 +1,17 @@
-//! Workloads as ONNX models, which tract and ONNX Runtime read. Messages are declared as far as they are used, with the numbers of
-//! fields of `onnx.proto`.
+//! ONNX files of the workloads, for tract and ONNX Runtime. Only the needed messages of the format are declared, with
+//! the field numbers of `onnx.proto`.
 
 use prost::Message;
 
 use crate::images::{self, Calls};
 use crate::problem::{Kind, Operand, Problem};
 
-/// The version of the operators, the first that has GELU.
+/// Version of the operator set, the first one with GELU.
 const OPERATORS: i64 = 20;
-/// The version of the format that belongs to it.
+/// Version of the file format that corresponds to the operator set.
 const FORMAT: i64 = 9;
 
-/// Of `TensorProto.DataType`.
+/// Number of the type float in `TensorProto.DataType`.
 const FLOAT: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -24,7 +24,7 @@ struct Attribute {
     i: i64,
     #[prost(int64, repeated, tag = "8")]
     ints: Vec<i64>,
-    /// Of `AttributeProto.AttributeType`: a float is 1, an integer 2, several integers are 7.
+    /// Number in `AttributeProto.AttributeType`: a float is 1, an integer 2, a list of integers 7.
     #[prost(int32, tag = "20")]
     kind: i32,
 }
@@ -57,7 +57,7 @@ struct Constant {
 
 #[derive(Clone, PartialEq, Message)]
 struct Dimension {
-    /// Written where it is zero, too, as a choice.
+    /// Size of a dimension. It is optional so that the encoder writes zero, too.
     #[prost(int64, optional, tag = "1")]
     size: Option<i64>,
 }
@@ -110,7 +110,7 @@ struct OperatorSet {
     version: i64,
 }
 
-/// A model with `x` as its only input; all other operands are constants in it.
+/// Model with `x` as its only input. All other operands are constants in the file.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Model {
     #[prost(int64, tag = "1")]
@@ -122,7 +122,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// A single call.
+    /// Returns the model of a single call.
     pub(crate) fn of(problem: &Problem) -> Self {
         let mut nodes = Nodes::default();
         let y = match problem.kind {
@@ -143,25 +143,25 @@ impl Model {
         nodes.model(&problem.operands, &y)
     }
 
-    /// ResNet-50 with an image and its parameters.
+    /// Returns the model of ResNet-50 with its parameters.
     pub(crate) fn resnet50(operands: &[Operand]) -> Self {
         let mut nodes = Nodes::default();
         let y = images::resnet50(&mut nodes, "x".to_owned());
         nodes.model(operands, &y)
     }
 
-    /// The contents of a file.
+    /// Returns the contents of the ONNX file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.encode_to_vec()
     }
 }
 
-/// Nodes so far, each with one result.
+/// Nodes that were added so far, each with one result.
 #[derive(Default)]
 struct Nodes(Vec<Node>);
 
 impl Nodes {
-    /// Adds a node; the name of its result.
+    /// Adds a node; returns the name of its result.
     fn node<const N: usize>(&mut self, operator: &str, inputs: &[&str], attributes: [Attribute; N]) -> String {
         let result = format!("v{}", self.0.len());
         self.0.push(Node {
@@ -261,7 +261,7 @@ fn constant(operand: &Operand) -> Constant {
     }
 }
 
-/// A value of the graph; its shape is found where none is given.
+/// Returns a value of the graph; without a shape, the shape is inferred.
 fn value(name: &str, shape: Option<&[usize]>) -> Value {
     let dimension = |&size: &usize| Dimension {
         size: Some(size as i64),

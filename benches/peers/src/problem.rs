@@ -1,5 +1,4 @@
-//! Calls that every framework has, with the numbers that all of them are given, and how these are handed to programs in
-//! other languages.
+//! Calls that every framework supports, with their operands, and their files for programs in other languages.
 
 use std::fs;
 use std::path::Path;
@@ -9,24 +8,24 @@ use serde_json::{Value, json};
 
 use crate::comparison::Result;
 
-/// What is computed. Shapes are those of [`Problem::operands`].
+/// Operation of a problem. [`Problem::operands`] specifies the shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `x w`.
+    /// Matmul `x w`.
     Matmul,
-    /// `relu(x w1) w2`.
+    /// Perceptron `relu(x w1) w2`.
     Mlp,
-    /// Over the last axis.
+    /// Softmax over the last axis.
     Softmax,
-    /// Over the last axis, with weight and bias, `eps` 1e-5.
+    /// Layer norm over the last axis, with weight and bias, and `eps` 1e-5.
     LayerNorm,
-    /// With the error function.
+    /// GELU with the error function.
     Gelu,
-    /// 3x3, one zero around the images.
+    /// Convolution of 3x3, with one row of zero padding around the images.
     Conv,
 }
 
-/// A tensor that is given.
+/// An operand with its numbers.
 #[derive(Clone)]
 pub(crate) struct Operand {
     pub(crate) name: String,
@@ -35,7 +34,7 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// Numbers between `-scale` and `scale`, other ones for each `salt`.
+    /// Creates numbers between `-scale` and `scale`, different for each `salt`.
     pub(crate) fn random(name: &str, shape: &[usize], scale: f32, salt: usize) -> Self {
         let count: usize = shape.iter().product();
         let data = noise(count + 97 * salt).split_off(97 * salt);
@@ -46,13 +45,13 @@ impl Operand {
         }
     }
 
-    /// Its numbers, little endian.
+    /// Returns the numbers as little-endian bytes.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.data.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 }
 
-/// What a program in another language is told: a kind of workload, its operands and whatever else it has to know.
+/// Workload for a program in another language: its kind, its operands and other settings.
 pub(crate) struct Handout<'a> {
     pub(crate) kind: String,
     pub(crate) operands: &'a [Operand],
@@ -78,7 +77,7 @@ impl Handout<'_> {
     }
 }
 
-/// A call.
+/// Single call that all frameworks compute.
 #[derive(Clone)]
 pub(crate) struct Problem {
     pub(crate) name: &'static str,

@@ -1,5 +1,5 @@
-//! Public ONNX models in Meganeura and in ONNX Runtime, with the inputs and tolerances that
-//! `scripts/verify-external/onnx_public_models.py` has written beside them.
+//! Comparison of public ONNX models in Meganeura and in ONNX Runtime, with the inputs and tolerances that
+//! `scripts/verify-external/onnx_public_models.py` has written next to them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use meganeura::nn::data::{NpyArray, NpyType, read_npy};
 use meganeura::onnx::{ElementType, Model, Runner, Tensor};
 use serde_json::json;
 
-use crate::comparison::{Comparison, Reading, Result};
+use crate::comparison::{Comparison, ReadsBack, Result};
 use crate::problem::Handout;
 use crate::{Setup, python};
 
-/// Name of the only other framework that runs all of them.
+/// Name of the only other framework that runs all public models.
 pub(crate) const RUNTIME: &str = "onnxruntime";
 
-/// Files in a folder with this extension, or folders where it is empty, by name.
+/// Returns the files with this extension in a folder, or its folders if the extension is empty, by name.
 fn entries(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let listed = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut paths = Vec::new();
@@ -29,7 +29,7 @@ fn entries(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The models in `FOLDER/models/PACKAGE`.
+/// Returns the models in `FOLDER/models/PACKAGE`.
 pub(crate) fn models(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for package in entries(&folder.join("models"), "")? {
@@ -52,7 +52,7 @@ fn tensor(array: &NpyArray) -> Result<Tensor> {
     })
 }
 
-/// A model of the folder in both. A run takes the inputs and gives all results.
+/// Compares a model of the folder in both frameworks. A run includes setting the inputs and reading all results.
 pub(crate) fn comparison(folder: &Path, path: &Path, setup: &Setup) -> Result<Comparison<'static>> {
     let (Some(package), Some(name)) = (path.parent().and_then(Path::file_name), path.file_stem()) else {
         return Err(format!("{} is no model of a package", path.display()).into());
@@ -77,7 +77,7 @@ pub(crate) fn comparison(folder: &Path, path: &Path, setup: &Setup) -> Result<Co
         let (name, tolerance) = (entrant.name.clone(), entrant.tolerance);
         let mut runner = Runner::for_inputs(&model, &inputs, &entrant.builder())?;
         let inputs = inputs.clone();
-        let run = Reading::new(move |read| {
+        let run = ReadsBack::new(move |read| {
             let results = runner.run(&inputs)?;
             Ok(if read {
                 results.iter().flat_map(Tensor::to_f32).collect()
@@ -97,7 +97,7 @@ pub(crate) fn comparison(folder: &Path, path: &Path, setup: &Setup) -> Result<Co
     Ok(comparison)
 }
 
-/// Median and least of ONNX Runtime's times divided by Meganeura's.
+/// Returns the median and minimum of ONNX Runtime's times divided by Meganeura's.
 pub(crate) fn summary(mut ratios: Vec<f64>) -> String {
     ratios.sort_by(f64::total_cmp);
     let Some(least) = ratios.first() else {

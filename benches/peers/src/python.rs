@@ -1,4 +1,4 @@
-//! Frameworks of Python, each in a process of its own that is told when its turn is; `python/peer.py` is the other side.
+//! Python frameworks, each in a separate process that waits for its turns and runs `python/peer.py`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -8,17 +8,17 @@ use crate::Setup;
 use crate::comparison::{Comparison, Peer, Result};
 use crate::problem::Handout;
 
-/// The interpreter, if it is not `python3`.
+/// Environment variable with the path of the interpreter; the default is `python3`.
 const VARIABLE: &str = "MEGANEURA_PEERS_PYTHON";
 
-/// Frameworks that `peer.py` has for single calls.
+/// Frameworks of `peer.py` for single calls.
 pub(crate) const OF_CALLS: &[&str] = &["torch eager", "torch compile", "torch reduce-overhead", "onnxruntime"];
-/// For training and language models. On the CPU `reduce-overhead` is `compile`.
+/// Frameworks for training and language models. On the CPU `reduce-overhead` is the same as `compile`.
 pub(crate) const OF_MODELS: &[&str] = &["torch eager", "torch compile"];
-/// For inference of ResNet-50.
+/// Frameworks for inference of ResNet-50.
 pub(crate) const OF_IMAGES: &[&str] = &["torch eager", "torch compile", "onnxruntime"];
 
-/// Adds frameworks to a comparison; those that lack something are named and left out.
+/// Adds frameworks to a comparison; frameworks without support are listed as skipped.
 pub(crate) fn add(
     comparison: &mut Comparison<'_>,
     setup: &Setup,
@@ -34,12 +34,12 @@ pub(crate) fn add(
     }
 }
 
-/// A framework that waits for its turn.
+/// Process of a Python framework.
 pub(crate) struct Python {
     process: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    /// The problem's files, and the result.
+    /// Folder with the files of the workload, and the result.
     folder: tempfile::TempDir,
 }
 
@@ -72,7 +72,7 @@ impl Python {
         Ok(python)
     }
 
-    /// A line of the other side, which begins with `ok`, or says what is wrong.
+    /// Reads a line that the process prints: `ok` with an optional value, or an error.
     fn answer(&mut self) -> Result<String> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
@@ -107,7 +107,7 @@ impl Peer for Python {
 
 impl Drop for Python {
     fn drop(&mut self) {
-        // It ends by itself where its input does; if it is gone already, that is fine, too.
+        // The process ends when its input is closed; it may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

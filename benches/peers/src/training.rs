@@ -1,4 +1,4 @@
-//! Training steps of small classifiers, with Adam.
+//! Comparison of training steps of small classifiers, with Adam.
 
 use candle_core::{Device as CandleDevice, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
@@ -16,20 +16,22 @@ use crate::{Setup, python};
 
 /// Learning rate.
 pub(crate) const RATE: f32 = 1e-4;
-/// Steps that are compared before steps are timed. The second loss depends on the updates of all parameters.
+/// Number of steps whose losses are compared before times are measured. The second loss depends on the updates of all
+/// parameters.
 pub(crate) const STEPS: usize = 3;
-/// How far losses, and ways of a parameter in learning rates, may be off, relative to the largest.
+/// Maximum difference of losses, and of the change of the compared parameter (in units of the learning rate), relative
+/// to the largest number.
 pub(crate) const SAME: f32 = 1e-3;
 
 const CLASSES: usize = 10;
 
-/// Which network.
+/// Network of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     /// 784-128-10 with ReLU.
     Mlp,
-    /// Images of 28x28: two 3x3 convolutions to 32 and 64 channels without padding, max pooling by 2, layers of 128 and 10;
-    /// that of PyTorch's MNIST example without dropout.
+    /// Images of 28x28: two 3x3 convolutions to 32 and 64 channels without padding, max pooling by 2, layers of 128 and 10; the
+    /// network of PyTorch's MNIST example without dropout.
     Cnn,
 }
 
@@ -72,7 +74,7 @@ impl Network {
     }
 }
 
-/// Sets the parameters of a session; if there are none yet, to random numbers of a size that keeps results near 1.
+/// Sets the parameters of a session; if there are none yet, creates random numbers of a size that keeps results near 1.
 pub(crate) fn set_parameters(session: &mut Session, operands: &mut Vec<Operand>) -> Result<()> {
     if operands.is_empty() {
         for (i, view) in session.plan().parameters().into_iter().enumerate() {
@@ -92,22 +94,22 @@ pub(crate) fn set_parameters(session: &mut Session, operands: &mut Vec<Operand>)
     Ok(())
 }
 
-/// A network in training.
+/// Network that a framework trains.
 pub(crate) trait Trainer {
-    /// A loss that may not be there yet.
+    /// Loss of a step that the device may still be computing.
     type Loss;
 
-    /// A step; the loss before it.
+    /// Runs a step, and returns the loss before its update.
     fn step(&mut self) -> Result<Self::Loss>;
 
     fn read(&mut self, loss: Self::Loss) -> Result<f32>;
 
-    /// The parameter that is compared.
+    /// Returns the parameter whose change is compared.
     fn watched(&mut self) -> Result<Vec<f32>>;
 }
 
-/// Steps of training as a workload. The result are the losses of the first steps and, in learning rates, how far the parameter has
-/// come.
+/// Training steps as a workload. The result contains the losses of the first steps, and the change of one parameter in
+/// units of the learning rate.
 pub(crate) struct Training<T>(pub(crate) T);
 
 impl<T: Trainer> Peer for Training<T> {
@@ -128,10 +130,10 @@ impl<T: Trainer> Peer for Training<T> {
     }
 }
 
-/// A session in training, and the parameter that is compared.
-pub(crate) struct Watched(pub(crate) Session, pub(crate) &'static str);
+/// Training session, and the name of the parameter whose change is compared.
+pub(crate) struct ComparedSession(pub(crate) Session, pub(crate) &'static str);
 
-impl Trainer for Watched {
+impl Trainer for ComparedSession {
     type Loss = ();
 
     fn step(&mut self) -> Result<()> {
@@ -149,7 +151,7 @@ impl Trainer for Watched {
     }
 }
 
-/// The same network in candle.
+/// Network and optimizer in candle.
 struct Candle {
     network: Network,
     x: Tensor,
@@ -226,10 +228,11 @@ impl Trainer for Candle {
     }
 }
 
-/// The parameter that is compared: few numbers, of which none has a gradient so small that Adam would follow its noise.
+/// Parameter whose change is compared. It has few numbers, and none of their gradients is so small that Adam would
+/// amplify noise.
 pub(crate) const WATCHED: &str = "fc2.bias";
 
-/// All candidates for the training step of a network.
+/// Returns all candidates for the training step of a network.
 pub(crate) fn comparison(network: Network, batch: usize, setup: &Setup) -> Result<Comparison<'static>> {
     let mut comparison = Comparison::new(network.title(batch));
     let mut shape = vec![batch];
@@ -244,7 +247,7 @@ pub(crate) fn comparison(network: Network, batch: usize, setup: &Setup) -> Resul
         session.try_set_input(FEATURES, &x.data)?;
         session.try_set_input_u32(LABELS, &labels)?;
         set_parameters(&mut session, &mut operands)?;
-        comparison.add(name, tolerance, Box::new(Training(Watched(session, WATCHED))));
+        comparison.add(name, tolerance, Box::new(Training(ComparedSession(session, WATCHED))));
     }
     operands.push(x);
     if setup.wants("candle") {

@@ -1,4 +1,4 @@
-//! Workloads in burn, with its backend for processors and, if that is built, with the one for GPUs.
+//! Workloads in burn, with its CPU backend and, if enabled, its GPU backend.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use meganeura::nn::models::FEATURES;
 
 use crate::Setup;
-use crate::comparison::{Comparison, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, ReadsBack, Result};
 use crate::images::{self, Calls};
 use crate::kernels::EPS;
 use crate::problem::{Kind, Operand, Problem};
@@ -43,7 +43,7 @@ fn devices() -> Vec<(&'static str, Result<Device>)> {
     ]
 }
 
-/// burn on GPUs; with SPIR-V where that is built, else with WGSL.
+/// Name of burn on a GPU: with SPIR-V if the feature is enabled, otherwise with WGSL.
 #[cfg(feature = "burn-wgpu")]
 const WGPU: &str = if cfg!(feature = "burn-vulkan") {
     "burn vulkan"
@@ -51,7 +51,7 @@ const WGPU: &str = if cfg!(feature = "burn-vulkan") {
     "burn wgpu"
 };
 
-/// The Vulkan device that wgpu chooses, or where SPIR-V is not built any device; it is opened once.
+/// Opens the device that wgpu chooses (a Vulkan device if SPIR-V is enabled), once.
 #[cfg(feature = "burn-wgpu")]
 fn wgpu() -> Result<Device> {
     use burn::tensor::wgpu::WgpuBackend;
@@ -72,17 +72,17 @@ fn tensor<const D: usize>(operand: &Operand, device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(operand.data.clone(), operand.shape.clone()), device)
 }
 
-/// A workload whose result is a tensor. It is over when the device has done it.
+/// Creates a candidate from a function that computes a tensor. A run includes the wait for the device.
 fn reading<const D: usize>(device: &Device, mut workload: impl FnMut() -> Tensor<D> + 'static) -> Box<dyn Peer> {
     let device = device.clone();
-    Box::new(Reading::new(move |read| {
+    Box::new(ReadsBack::new(move |read| {
         let y = workload();
         device.sync()?;
         Ok(if read { y.try_into_vec_as()? } else { Vec::new() })
     }))
 }
 
-/// A single call.
+/// Creates the candidate for a single call.
 pub(crate) fn call(problem: &Problem, device: &Device) -> Result<Box<dyn Peer>> {
     let operands = &problem.operands;
     let matrix = |i: usize| tensor::<2>(&operands[i], device);
@@ -120,7 +120,7 @@ pub(crate) fn call(problem: &Problem, device: &Device) -> Result<Box<dyn Peer>> 
     })
 }
 
-/// Inference of ResNet-50.
+/// Creates the candidate for ResNet-50 inference.
 pub(crate) fn image(parameters: &[Operand], x: &Operand, device: &Device) -> Result<Box<dyn Peer>> {
     let mut calls = Parameters(HashMap::new());
     for o in parameters {
@@ -133,7 +133,7 @@ pub(crate) fn image(parameters: &[Operand], x: &Operand, device: &Device) -> Res
     Ok(reading(device, move || images::resnet50(&mut calls, x.clone())))
 }
 
-/// Parameters of a network by name; shapes begin with ones.
+/// Parameters of a network by name. Leading dimensions of 1 are added to their shapes.
 struct Parameters(HashMap<String, Tensor<4>>);
 
 impl Parameters {
@@ -174,7 +174,7 @@ impl Calls for Parameters {
     }
 }
 
-/// The networks of the workloads `mlp`, which has no convolutions, and `cnn`.
+/// Network of the workloads `mlp` (without convolutions) and `cnn`.
 #[derive(Module, Debug)]
 struct Classifier {
     convs: Vec<Conv2d>,
@@ -213,7 +213,7 @@ impl Classifier {
         })
     }
 
-    /// Logits of images, `[images, pixels]`.
+    /// Returns the logits of images, `[images, pixels]`.
     fn forward(&self, mut x: Tensor<2>) -> Tensor<2> {
         if !self.convs.is_empty() {
             let mut y = x.reshape([-1, 1, 28, 28]);
@@ -234,13 +234,13 @@ struct Burn {
     device: Device,
     x: Tensor<2>,
     labels: Tensor<1, Int>,
-    /// Always there, but while a step replaces it.
+    /// Network; `None` only while a step replaces it.
     model: Option<Classifier>,
     loss: CrossEntropyLoss,
     optimizer: ModuleOptimizer,
 }
 
-/// Steps of a small classifier.
+/// Creates the candidate for training a small classifier.
 pub(crate) fn training(
     network: Network,
     operands: &[Operand],
@@ -271,7 +271,7 @@ impl Trainer for Burn {
     type Loss = Tensor<1>;
 
     fn step(&mut self) -> Result<Tensor<1>> {
-        // Handed over and not copied, so that it can be updated in place.
+        // Moved instead of copied, so that it can be updated in place.
         let model = self.model.take().ok_or("an earlier step has failed")?;
         let logits = model.forward(self.x.clone());
         let loss = self.loss.forward(logits, self.labels.clone());

@@ -1,22 +1,22 @@
-//! The drawings of the page.
+//! Charts of the HTML page.
 
 use super::html::escaped;
 use super::svg::{LogAxis, Svg};
 use crate::{Bound, Measurement, Record, Suite, metric};
 use meganeura::precision::Precision;
 
-/// Colours that there are.
+/// Number of colours.
 const COLOURS: usize = 8;
 
-/// The share of peak at which bars end.
+/// Maximum share of peak that a bar can show.
 pub(super) const MAX_SHARE: f64 = 1.5;
 
-/// Where a share is drawn, in percent of the width.
+/// Returns the position of a share of peak, in percent of the chart's width.
 fn along(share: f64) -> f64 {
     100.0 * share.clamp(0.0, MAX_SHARE) / MAX_SHARE
 }
 
-/// A device in a precision: it has one colour.
+/// Device in a precision; each has one colour in the charts.
 #[derive(Clone, PartialEq)]
 pub(super) struct Subject {
     pub(super) device: String,
@@ -32,7 +32,7 @@ impl Subject {
     }
 }
 
-/// The record to draw, and the subjects with their colours.
+/// Record to draw, and its devices in the order of their colours.
 pub(super) struct Charts<'a> {
     record: &'a Record,
     pub(super) subjects: Vec<Subject>,
@@ -49,7 +49,7 @@ impl<'a> Charts<'a> {
         Charts { record, subjects }
     }
 
-    /// Class of the colour.
+    /// Returns the CSS class of a device's colour.
     pub(super) fn colour(&self, subject: &Subject) -> String {
         let at = self.subjects.iter().position(|s| s == subject).unwrap_or(0);
         format!("c{}", at % COLOURS)
@@ -59,7 +59,8 @@ impl<'a> Charts<'a> {
         self.colour(&Subject::of(measurement))
     }
 
-    /// The share of peak of each workload of a suite, as HTML; empty if it has no roofline bounds.
+    /// Returns bars with the share of peak of each workload of a suite, as HTML; empty if no workload has a roofline
+    /// bound.
     pub(super) fn bars(&self, suite: Suite) -> String {
         let of_suite = |m: &&Measurement| m.suite == suite && m.roofline.is_some();
         let results: Vec<&Measurement> = self.record.results.iter().filter(of_suite).collect();
@@ -85,19 +86,18 @@ impl<'a> Charts<'a> {
         html + "</div>"
     }
 
-    /// One bar and its numbers. What is beyond the limit has a mark, and so has a bar that is longer than there is room.
+    /// Returns one bar and its numbers as HTML, with marks if the share exceeds 1, or is too large for the chart.
     fn bar(&self, m: &Measurement) -> String {
         let share = m.share().unwrap_or(0.0);
-        let beyond = match share > 1.0 {
-            true => {
-                let class = if share > MAX_SHARE { "beyond clipped" } else { "beyond" };
-                let width = along(share) - along(1.0);
-                format!(
-                    "<i class=\"{class}\" style=\"left:{:.1}%;width:{width:.1}%\"></i>",
-                    along(1.0)
-                )
-            }
-            false => String::new(),
+        let beyond = if share > 1.0 {
+            let class = if share > MAX_SHARE { "beyond clipped" } else { "beyond" };
+            let width = along(share) - along(1.0);
+            format!(
+                "<i class=\"{class}\" style=\"left:{:.1}%;width:{width:.1}%\"></i>",
+                along(1.0)
+            )
+        } else {
+            String::new()
         };
         format!(
             "<span class=\"track {}\" title=\"{}\"><i class=\"bar\" style=\"width:{:.1}%\"></i>{beyond}</span>\
@@ -110,7 +110,7 @@ impl<'a> Charts<'a> {
         )
     }
 
-    /// FLOP/s over FLOP/byte, under the roofline of a device (Williams, Waterman and Patterson, 2009).
+    /// Draws FLOP/s over FLOP/byte, under the roofline of a device (Williams, Waterman and Patterson, 2009).
     pub(super) fn roofline(&self, device: &str) -> String {
         let Some(peak_rates) = self.record.device(device).map(|d| d.peak_rates) else {
             return String::new();
@@ -146,7 +146,7 @@ impl<'a> Charts<'a> {
         svg.finish()
     }
 
-    /// Names of series, in order.
+    /// Returns the names of the series, in order.
     pub(super) fn series(&self) -> Vec<&'a str> {
         let mut names: Vec<&str> = Vec::new();
         for series in self.record.results.iter().filter_map(|m| m.series.as_ref()) {
@@ -157,7 +157,7 @@ impl<'a> Charts<'a> {
         names
     }
 
-    /// How a series goes with its size.
+    /// Draws the results of a series over the size.
     pub(super) fn scaling(&self, name: &str) -> String {
         let of = |m: &&Measurement| m.series.as_ref().is_some_and(|s| s.name == name);
         let results: Vec<&Measurement> = self.record.results.iter().filter(of).collect();
@@ -165,7 +165,7 @@ impl<'a> Charts<'a> {
         let Some(largest) = results.iter().max_by(|a, b| sized(a).total_cmp(&sized(b))) else {
             return String::new();
         };
-        // The bound of the largest decides the unit of the series.
+        // The bound of the largest workload determines the unit of the series.
         type Value = fn(&Measurement) -> f64;
         let (unit, value): (&str, Value) = match (largest.roofline.map(|f| f.bound), largest.cost.bytes) {
             (Some(Bound::Arithmetic), _) => ("FLOP/s", |m| m.flops_per_second().unwrap_or(0.0)),
@@ -177,7 +177,7 @@ impl<'a> Charts<'a> {
         let limit = |m: &Measurement| {
             let roofline = m.roofline.map(|roofline| roofline.seconds)?;
             let limited = Measurement {
-                seconds: crate::Spread {
+                seconds: crate::Distribution {
                     median: roofline,
                     ..m.seconds
                 },
@@ -210,7 +210,7 @@ impl<'a> Charts<'a> {
     }
 }
 
-/// The tooltip of a result.
+/// Returns the tooltip of a result.
 fn described(m: &Measurement) -> String {
     let mut parts = vec![
         format!("{}, {} in {}", m.workload, m.device, m.precision),

@@ -1,4 +1,4 @@
-//! A record as an HTML page: one file without scripts and without references to others.
+//! HTML page of a record: one file without scripts and external references.
 
 mod charts;
 pub mod html;
@@ -11,8 +11,8 @@ use charts::Charts;
 use html::{STYLE, escaped};
 
 impl Record {
-    /// The record as HTML: shares of peak, rooflines, series by size, all numbers, and the devices; with a comparison, also the
-    /// changes.
+    /// Returns the record as HTML: shares of peak, rooflines, series by size, all numbers, and the devices; with a comparison,
+    /// also the changes.
     pub fn html(&self, comparison: Option<&RecordComparison>) -> String {
         let charts = Charts::new(self);
         let mut page = Page::default();
@@ -63,7 +63,7 @@ impl Record {
     }
 }
 
-/// The page as far as it is written.
+/// HTML page while it is written.
 #[derive(Default)]
 struct Page {
     links: String,
@@ -94,7 +94,7 @@ impl Page {
         self.push(format_args!("<div class=\"key\">{entries}</div>"));
     }
 
-    /// What the marks of bars mean, if there are any.
+    /// Adds a legend of the marks that bars have, if there are any.
     fn marks(&mut self, results: &[Measurement]) {
         let highest = results.iter().filter_map(Measurement::share).fold(0.0, f64::max);
         let beyond = "<span class=\"meaning\"><i class=\"beyond\"></i>beyond the limit: data in a cache or only read, or a limit measured under load</span>";
@@ -128,7 +128,7 @@ impl Page {
         if comparison.is_some() {
             head.push("time / time before");
         }
-        // Wide tables scroll on their own, and names of workloads stay in sight.
+        // Wide tables scroll separately, and the names of workloads stay visible.
         self.push(format_args!("<div class=\"scroll\"><table class=\"numbers\">"));
         let cell = |tag: &str, column: usize, text: &str| {
             let class = match column {
@@ -214,7 +214,7 @@ impl Page {
     }
 }
 
-/// Heads of the table of results.
+/// Headers of the table of results.
 const COLUMNS: [&str; 12] = [
     "workload",
     "device",
@@ -230,10 +230,10 @@ const COLUMNS: [&str; 12] = [
     "bound",
 ];
 
-/// The column that says which rate bounds; like the first three it holds text.
+/// Index of the column with the limiting resource. Like the first three columns, it contains text.
 const BOUND: usize = COLUMNS.len() - 1;
 
-/// The cells of a result.
+/// Returns the cells of a result in the table.
 fn cells(m: &Measurement) -> Vec<String> {
     let seconds = |value: f64| format!("{}s", metric(value));
     let or_none = |value: Option<String>| value.unwrap_or_default();

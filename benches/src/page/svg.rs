@@ -1,20 +1,20 @@
-//! Drawing as text.
+//! SVG drawings as text.
 
 use std::fmt::Write;
 
 use super::html::escaped;
 use crate::metric;
 
-/// An axis of powers of ten.
+/// Logarithmic axis that ends at powers of ten.
 pub(super) struct LogAxis {
-    /// Exponents of its ends.
+    /// Decimal exponents of its ends.
     exponents: [i32; 2],
-    /// Where the ends are drawn.
+    /// Pixel positions of the ends.
     pixels: [f64; 2],
 }
 
 impl LogAxis {
-    /// One that has room for all values above 0; from 1 to 10 if there is none.
+    /// Creates an axis for all values above 0; from 1 to 10 if there are none.
     pub(super) fn around(values: impl Iterator<Item = f64>, pixels: [f64; 2]) -> Self {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|v| v.is_finite() && *v > 0.0) {
@@ -30,29 +30,29 @@ impl LogAxis {
         }
     }
 
-    /// Where a value is drawn.
+    /// Returns the pixel position of a value.
     pub(super) fn at(&self, value: f64) -> f64 {
         let [first, last] = self.exponents.map(f64::from);
         let part = (value.max(f64::MIN_POSITIVE).log10() - first) / (last - first);
         self.pixels[0] + part * (self.pixels[1] - self.pixels[0])
     }
 
-    /// Its ends.
+    /// Returns the pixel positions of its ends.
     pub(super) fn ends(&self) -> [f64; 2] {
         self.exponents.map(|e| 10f64.powi(e))
     }
 
-    /// Powers of ten on it.
+    /// Returns the powers of ten between its ends.
     pub(super) fn ticks(&self) -> impl Iterator<Item = f64> {
         let [first, last] = self.exponents;
         (first..=last).map(|e| 10f64.powi(e))
     }
 }
 
-/// The same without digits that say nothing, for the ends of axes. Small numbers have no prefix: 10 m would be metres.
+/// Formats a number without trailing zeros, for the ends of axes. Small numbers have no prefix: 10 m would be read as metres.
 fn tick(value: f64) -> String {
     if (1e-3..1.0).contains(&value) {
-        // Powers of ten may be off in the last digit.
+        // Powers of ten may be inexact in the last digit.
         return format!("{value:.3}").trim_end_matches('0').to_owned();
     }
     let text = metric(value);
@@ -64,13 +64,13 @@ fn tick(value: f64) -> String {
     }
 }
 
-/// A drawing.
+/// SVG drawing.
 pub(super) struct Svg {
     text: String,
 }
 
 impl Svg {
-    /// An empty one of a size; what it shows is for those who cannot see it.
+    /// Creates an empty drawing of a size; `shows` is its text alternative.
     pub(super) fn new([width, height]: [f64; 2], shows: &str) -> Self {
         let shows = escaped(shows).replace('"', "&quot;");
         Svg {
@@ -95,7 +95,7 @@ impl Svg {
         self.push(format_args!(r#"<path class="{class}" d="M{}"/>"#, steps.join(" L")));
     }
 
-    /// Text that begins, ends or has its middle at a place: `start`, `end`, `middle`.
+    /// Adds text at a position, with the anchor `start`, `middle` or `end`.
     pub(super) fn text(&mut self, class: &str, anchor: &str, [x, y]: [f64; 2], text: &str) {
         let text = escaped(text);
         self.push(format_args!(
@@ -103,10 +103,10 @@ impl Svg {
         ));
     }
 
-    /// Lines and numbers of both axes, and what they count.
+    /// Draws the lines, numbers and names of both axes.
     pub(super) fn axes(&mut self, x: &LogAxis, y: &LogAxis, names: [&str; 2]) {
         let ([left, right], [bottom, top]) = (x.pixels, y.pixels);
-        // Numbers of a long axis would overlap.
+        // Prevents overlapping numbers on a long axis.
         let every = |axis: &LogAxis| {
             (axis.exponents[1] - axis.exponents[0])
                 .unsigned_abs()
@@ -125,7 +125,7 @@ impl Svg {
         self.text("faint", "start", [8.0, top - 16.0], names[1]);
     }
 
-    /// The element.
+    /// Returns the drawing as an SVG element.
     pub(super) fn finish(mut self) -> String {
         self.text.push_str("</svg>");
         self.text

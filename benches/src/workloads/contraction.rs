@@ -1,10 +1,11 @@
-//! Matmuls, attention and convolutions: workloads that are compute-bound where they are large.
+//! Workloads of matmuls, attention and convolutions. They are compute-bound at large sizes.
 
 use crate::{Sizes, Suite, Workload};
 use meganeura::DType;
 use meganeura::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
 
-/// `[m, k]` times `[k, n]`. With one row nothing is rounded, whatever the precision.
+/// Creates a matmul of `[m, k]` and `[k, n]`. With one row it has only one precision, because mixed precision rounds
+/// nothing there.
 fn product([m, n, k]: [usize; 3]) -> Workload {
     let workload = Workload::inference(Suite::Matmul, format!("matmul {m}x{n}x{k}"), move |g| {
         let (a, b) = (g.input("a", &[m, k]), g.input("b", &[k, n]));
@@ -165,7 +166,7 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Workload> {
     workloads
 }
 
-/// A convolution: channels in and out, side of the images, side of the kernel, stride.
+/// Sizes of a convolution: channels in and out, side of the images, side of the kernel, stride.
 #[derive(Clone, Copy)]
 struct Shape {
     channels: [usize; 2],

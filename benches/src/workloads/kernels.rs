@@ -1,4 +1,4 @@
-//! Memory-bound workloads.
+//! Workloads of memory-bound calls: elementwise calls, reductions, normalisations, optimizers.
 
 use crate::{Sizes, Suite, Workload};
 use meganeura::{Adam, Graph, Mode, NodeId, Sgd, Update};
@@ -147,7 +147,7 @@ pub(super) fn optimizer(sizes: Sizes) -> Vec<Workload> {
         ("adam", Adam::new(1e-3).into()),
         ("adamw", Adam::adamw(1e-3, 0.01).into()),
     ];
-    // The gradient is one more read, of a product of two vectors.
+    // The gradient is one additional read, of a product of two vectors.
     let workloads = rules.into_iter().map(|(name, update)| {
         Workload::gradient(Suite::Optimizer, format!("{name}, {length} parameters"), move |g| {
             let w = g.parameter("w", &[length]);

@@ -1,4 +1,4 @@
-//! The workloads of each suite.
+//! Workloads of each suite.
 
 mod contraction;
 mod kernels;
@@ -8,12 +8,12 @@ mod sessions;
 use super::{Sizes, Suite, Workload};
 use meganeura::Adam;
 
-/// The update of trainings that are measured: AdamW with a rate of 1e-4 and a weight decay of 0.05.
+/// Returns the update of measured training steps: AdamW with a rate of 1e-4 and a weight decay of 0.05.
 pub fn adamw() -> Adam {
     Adam::adamw(1e-4, 0.05)
 }
 
-/// The workloads of a suite, for devices of a class. Names of workloads of one size are the same in every class that has it.
+/// Returns the workloads of a suite, for devices of a class. Workloads of the same size have the same name in every class.
 pub fn workloads(suite: Suite, sizes: Sizes) -> Vec<Workload> {
     match suite {
         Suite::Matmul => contraction::matmul(sizes),
@@ -49,7 +49,7 @@ mod tests {
                     .collect();
                 let in_series = workloads.iter().filter(|workload| workload.series.is_some()).count();
                 assert_eq!(series.len(), in_series, "{suite}, {sizes}: one place in a series");
-                // Parameters are not filled, so that the large ones cost nothing here.
+                // Parameters are not filled, so large ones cost nothing here.
                 for workload in &workloads {
                     workload
                         .graph()

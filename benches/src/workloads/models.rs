@@ -1,4 +1,4 @@
-//! Steps of whole models.
+//! Workloads of steps of whole models.
 
 use super::adamw;
 use crate::{Sizes, Suite, Workload};
@@ -8,7 +8,7 @@ use meganeura::nn::models::{
 };
 use meganeura::{Graph, Mode};
 
-/// A language model with the number of its tokens.
+/// Language model, and the number of its tokens.
 #[derive(Clone, Copy)]
 struct Language {
     name: &'static str,
@@ -28,7 +28,7 @@ const SMOLLM2: Language = Language {
 };
 
 impl Language {
-    /// A prompt of so many tokens into an empty cache; logits are those of the last.
+    /// Creates a prefill of `rows` tokens into an empty cache, with the logits of the last one.
     fn prefill(self, rows: usize, weights: WeightStorage) -> Workload {
         let config = self.stored(weights);
         let name = format!("{}, {}, reads {rows} tokens", self.name, weights.name());
@@ -40,7 +40,7 @@ impl Language {
         .with_fixed(LOGITS_ROW, rows as u32 - 1)
     }
 
-    /// A token behind so many that are cached.
+    /// Creates a decode step after `cached` tokens.
     fn decode(self, cached: usize, weights: WeightStorage) -> Workload {
         let config = self.stored(weights);
         let name = format!("{}, {}, a token behind {cached}", self.name, weights.name());
@@ -68,7 +68,7 @@ impl Language {
     }
 }
 
-/// Images through ResNet-50, as inference has it: batch norms folded into the convolutions.
+/// Creates inference of ResNet-50 for images, with batch norms folded into the convolutions.
 fn resnet50(batch: usize) -> Workload {
     let name = format!("resnet50, {batch} images of 224x224");
     Workload::inference(Suite::Models, name, move |g| {
@@ -88,7 +88,7 @@ fn resnet50_training(batch: usize, side: usize) -> Workload {
     .updating(adamw())
 }
 
-/// A classifier of ten classes, in training.
+/// Creates a training workload of a classifier of ten classes.
 fn classifying(name: &str, graph: impl Fn() -> Graph + 'static) -> Workload {
     Workload::of(Suite::Models, name, Mode::Training, graph)
         .with_classes(10)

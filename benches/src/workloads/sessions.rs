@@ -1,11 +1,11 @@
-//! Overhead of sessions: building, opening, replay and transfers.
+//! Workloads of the overhead of sessions: building, opening, replay and transfers.
 
 use super::adamw;
 use crate::{Sizes, Suite, Task, Workload};
 use meganeura::nn::models::{LlamaConfig, language_model, mlp_classifier};
 use meganeura::{Graph, Mode};
 
-/// A model, by name and graph.
+/// Name of a model, and function that builds its graph.
 type Model = (&'static str, fn() -> Graph);
 
 pub(super) fn session(sizes: Sizes) -> Vec<Workload> {
@@ -34,8 +34,8 @@ pub(super) fn session(sizes: Sizes) -> Vec<Workload> {
     }
     let lengths: &[usize] = sizes.pick(&[1, 10, 100], &[1, 10, 100, 1000], &[1, 10, 100, 1000]);
     workloads.extend(lengths.iter().map(|&calls| {
-        // Nothing but overhead: each depends on the one before, and matmuls of matmuls are not fused. This one swaps
-        // columns, so that numbers stay as large as they are.
+        // Only overhead: each matmul depends on the previous one, and chains of matmuls are not fused. This matrix swaps columns,
+        // so that numbers keep their size.
         Workload::inference(Suite::Session, format!("a step of {calls} matmuls of 2x2"), move |g| {
             let x = g.input("x", &[2, 2]);
             let swap = g.constant(vec![0.0, 1.0, 1.0, 0.0], &[2, 2]);

@@ -1,3 +1,3 @@
-//! The tests of this crate that need no device but the processor.
+//! Tests of this crate that need only the CPU.
 
 mod plan_counts;

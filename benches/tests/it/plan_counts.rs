@@ -1,18 +1,19 @@
-//! What a step of each model comes to, as numbers that do not depend on the machine: dispatches, levels (a barrier between
-//! each two), operations, bytes that dispatches move, and bytes of planned memory. They are those of the file
-//! `benches/tests/plan_counts.toml`, which `MEGANEURA_UPDATE_COUNTS=1` writes anew: a change is either meant or a regression.
+//! Tests of the counts of each model's step that do not depend on the machine: dispatches, levels (with a barrier
+//! between them), operations, bytes that dispatches move, and bytes of planned memory. They must equal the counts in
+//! `benches/tests/plan_counts.toml`, which `MEGANEURA_UPDATE_COUNTS=1` updates: a change is either intended or a
+//! regression.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::{Builder, prepare};
+use meganeura::builder::{Builder, prepare};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf, preset};
 use meganeura::plan::try_compile;
-use meganeura::rewrite::{RewriteConfig, Simulated};
+use meganeura::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura::{Adam, ExecutionPlan, Graph, Mode, Update};
 use meganeura_bench::WorkloadCost;
 
@@ -22,7 +23,7 @@ const VARIABLE: &str = "MEGANEURA_UPDATE_COUNTS";
 /// Counts by name.
 type Counts = BTreeMap<&'static str, u64>;
 
-/// A model in a mode. Small ones and SmolLM2-135M, whose blocks repeat.
+/// Returns models with their modes: small ones, and SmolLM2-135M, whose blocks repeat.
 fn models() -> Vec<(&'static str, Graph, Mode)> {
     let of = |name: &str, rows: usize| preset(name).expect("a preset").graph(rows);
     let decode = |weights: WeightStorage| {
@@ -50,7 +51,7 @@ fn update(mode: Mode) -> Option<Update> {
     (mode == Mode::Training).then(|| Adam::adamw(1e-3, 0.01).into())
 }
 
-/// The plan for the CPU with two threads, which decide what calls are taken to cost.
+/// Returns the plan for the CPU with two threads; the number of threads determines the estimated costs.
 fn cpu_plan(device: &Arc<dyn Device>, graph: &Graph, mode: Mode) -> ExecutionPlan {
     let update = update(mode);
     let (mut plan, _) = Builder::on(device.clone())
@@ -64,9 +65,9 @@ fn cpu_plan(device: &Arc<dyn Device>, graph: &Graph, mode: Mode) -> ExecutionPla
     plan
 }
 
-/// The plan for a GPU that is simulated: forward and backward pass.
+/// Returns the plan for a simulated GPU: forward and backward pass.
 fn gpu_plan(graph: &Graph, mode: Mode) -> ExecutionPlan {
-    let rates = Simulated::discrete_gpu();
+    let rates = SimulatedDevice::discrete_gpu();
     let (graph, _) = prepare(graph, mode, &rates, &RewriteConfig::default(), None).expect("a graph");
     let mut plan = try_compile(&graph).expect("a plan");
     plan.place_buffers(None).expect("memory");
@@ -139,7 +140,7 @@ fn plans_are_as_short_as_they_were() {
     );
 }
 
-/// Two machines with different processors have to come to the same numbers, and so have two runs.
+/// Two runs, also on machines with different CPUs, give plans with the same counts.
 #[test]
 fn plans_do_not_depend_on_chance() {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));

@@ -1,4 +1,4 @@
-//! `meganeura chat`.
+//! Command `meganeura chat`.
 
 use std::error::Error;
 use std::io::{self, BufRead, IsTerminal};
@@ -16,19 +16,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// System prompt.
+    /// System prompt: instructions to the model, before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 }
 
-/// A conversation: lines of standard input are what the user says.
+/// Runs a conversation; the lines of standard input are the user's messages.
 pub(crate) fn run(args: &Args) -> Outcome {
     let folder = args.model.folder()?;
     let config = ModelConfig::open(&folder)?;
     let tokenizer = Tokenizer::open(&folder)?;
     tokenizer.check(&config)?;
     let template = ChatTemplate::open(&folder)?;
-    // As long as the model and its memory allow: every turn reads on where the last one ended.
+    // The context is as long as the model and its memory allow: every turn continues after the last one.
     const USUAL: usize = 4096;
     let mut generator = args.model.generator(&folder, config.context, USUAL)?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         messages.push(Message::new("user", said));
         let mut prompt = tokenizer.encode_chat(&template.render(&messages, Some(&special))?)?;
         while !args.model.fits(prompt.len(), generator.capacity()) && forget(&mut messages) {
-            notice("(the oldest turn no longer fits into the context and is left out)")?;
+            notice("(the oldest turn was dropped, because the context is full)")?;
             prompt = tokenizer.encode_chat(&template.render(&messages, Some(&special))?)?;
         }
         let answer = answer(args, &mut generator, &tokenizer, &prompt, turn)?;
@@ -58,10 +58,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Removes the oldest turn, but not the system prompt; returns whether there was a turn before the last.
+/// Removes the oldest turn, but not the system prompt. Returns true if there was a turn before the last one.
 fn forget(messages: &mut Vec<Message>) -> bool {
     let first = usize::from(messages.first().is_some_and(|m| m.role == "system"));
-    // What was said, and what was answered.
+    // A message and its answer.
     let is_old = messages.len() >= first + 3;
     if is_old {
         messages.drain(first..first + 2);
@@ -79,7 +79,7 @@ fn answer(
     let sampling = args.model.sampling();
     let request = Request {
         max_tokens: args.model.most_tokens(prompt.len(), generator.capacity()),
-        // Every turn draws other numbers.
+        // Every turn uses other random numbers.
         sampling: Sampling {
             seed: sampling.seed.wrapping_add(turn),
             ..sampling

@@ -1,4 +1,4 @@
-//! `meganeura completions`: scripts for shells, and the manual page.
+//! Command `meganeura completions`: scripts for shells, and the manual page.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -19,45 +19,45 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The shell, or `man` for the manual page.
+    /// Shell to complete commands in, or `man` for the manual page.
     #[arg(value_enum)]
-    what: What,
+    what: Target,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
+enum Target {
     Bash,
     Elvish,
     Fish,
     #[value(name = "powershell")]
     PowerShell,
     Zsh,
-    /// The manual page, in roff.
+    /// Manual page, in roff.
     Man,
 }
 
 pub(crate) fn run(args: &Args, command: &mut clap::Command) -> Outcome {
     let shell = match args.what {
-        What::Bash => Shell::Bash,
-        What::Elvish => Shell::Elvish,
-        What::Fish => Shell::Fish,
-        What::PowerShell => Shell::PowerShell,
-        What::Zsh => Shell::Zsh,
-        What::Man => {
+        Target::Bash => Shell::Bash,
+        Target::Elvish => Shell::Elvish,
+        Target::Fish => Shell::Fish,
+        Target::PowerShell => Shell::PowerShell,
+        Target::Zsh => Shell::Zsh,
+        Target::Man => {
             let mut page = Vec::new();
             manual(command, &mut page)?;
             io::stdout().write_all(&page)?;
             return Ok(ExitCode::SUCCESS);
         }
     };
-    // Into memory first: the generator panics where a pipe is closed.
+    // Generates into memory first, because the generator panics if a pipe is closed.
     let mut script = Vec::new();
     clap_complete::generate(shell, command, "meganeura", &mut script);
     io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of the command, with the options of every subcommand.
+/// Writes the manual page, with the options of every subcommand.
 fn manual(command: &clap::Command, page: &mut dyn Write) -> io::Result<()> {
     let mut command = command.clone().disable_help_subcommand(true);
     command.build();

@@ -1,4 +1,4 @@
-//! `meganeura conformance`.
+//! Command `meganeura conformance`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,29 +17,30 @@ use crate::output::{line, notice};
 /// Options of `conformance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Device to check; see `meganeura devices`.
+    /// Device to test; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Run only the cases whose name contains this text, such as `core.matmul` or `backward`.
+    /// Run only cases whose names contain this text, such as `core.matmul` or `backward`.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
 
-    /// Number of different sets of random shapes.
+    /// Number of sets of random shapes.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
-    /// Precision of all plans. In mixed precision a run fails if no dispatch used cooperative matrices (tensor cores); small
-    /// matmuls use them with `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
+    /// Precision of all plans. A run in mixed precision fails if no dispatch uses cooperative matrices (tensor cores).
+    /// Small matmuls use them with `coop_min_workgroups = 0` in section `[backend.blade]` of the configuration file.
     #[arg(long, value_enum, default_value_t = Choice::F32)]
     precision: Choice,
 
-    /// TOML file of expected failures: entries [[expected]] with `cases`, in which * stands for any text, and `reason`. An
-    /// expected failure that passes is a failure.
+    /// TOML file of expected failures: entries `[[expected]]` with a pattern `cases`, where * matches any text, and a
+    /// `reason`. An expected failure that passes counts as a failure.
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
 
-    /// Cases to run at the same time. More than one pays where kernels take longer to compile than to run, as through CUDA.
+    /// Number of cases that run concurrently. More than one is faster where kernels take longer to compile than to run,
+    /// as with CUDA.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
 
@@ -47,16 +48,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Print one JSON object a line: the cases, then a summary. Without it, --verbose prints all groups and failures.
+    /// Print one JSON object per line: the cases, then a summary. Without it, --verbose prints all groups and failures.
     #[arg(long)]
     json: bool,
 }
 
-/// Time between two lines of progress where no bar is shown.
+/// Interval of progress lines if there is no progress bar.
 const PAUSE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &Args, is_verbose: bool) -> Outcome {
-    // Missing kernels must show: no fallback.
+    // No fallback, so that missing kernels are reported.
     let config = Config {
         fallback: None,
         ..Config::load()?
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &Args, is_verbose: bool) -> Outcome {
         progress.inc(1);
         if progress.is_hidden() && latest.elapsed() >= PAUSE {
             latest = Instant::now();
-            // The report is still to come if nobody reads this.
+            // If standard error is closed, the run still completes and prints its report.
             let _ = notice(format_args!("{} cases, {}", progress.position(), case.group()));
         }
         progress.set_message(case.group().to_owned());
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &Args, is_verbose: bool) -> Outcome {
         )
         .into());
     }
-    // What cannot be written must not lose what was found.
+    // A failed write must not lose the results.
     if args.json {
         line(report.to_json_lines()?.trim_end())?;
     } else if is_verbose {

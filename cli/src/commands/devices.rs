@@ -1,4 +1,4 @@
-//! `meganeura devices`.
+//! Command `meganeura devices`.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use crate::output::{line, lines};
 /// Options of `devices`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     lines(select::format_listing(&listing), 15)?;
-    // A wrong selector in the environment is an error here as anywhere, after the listing that helps.
+    // An invalid selector in the environment is an error here too, but after the listing, which helps to correct it.
     let selected = select::select(None, &config)?;
     line(format_args!(
         "\nin use: {} ({}), chosen by {}",
@@ -45,7 +45,7 @@ fn objects(entry: &BackendListing) -> Vec<Value> {
     devices.iter().map(|d| object(&entry.name, d)).collect()
 }
 
-/// A device in listings.
+/// Returns a device as JSON for listings.
 pub(super) fn object(backend: &str, d: &DeviceInfo) -> Value {
     json!({
         "backend": backend,

@@ -1,4 +1,4 @@
-//! `meganeura diff`.
+//! Command `meganeura diff`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,16 +15,16 @@ use crate::output::line;
 /// Options of `diff`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// File of the plan, which `meganeura explain MODEL --device SEL --cache FILE` or MEGANEURA_DEBUG=dump=FOLDER (plan.ron)
-    /// writes. Both devices need all of its kernels.
+    /// Plan file, written by `meganeura explain MODEL --device SEL --cache FILE` or by MEGANEURA_DEBUG=dump=FOLDER
+    /// (plan.ron). Both devices must support all of its kernels.
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
 
-    /// A device; given twice. See `meganeura devices`.
+    /// Device to run on; give it twice. See `meganeura devices`.
     #[arg(long, value_name = "SEL", required = true, num_args = 1)]
     device: Vec<String>,
 
-    /// Accepted difference, relative to the largest magnitude in a result. It is larger for sums of many terms.
+    /// Tolerated difference, relative to the largest magnitude in a result. Sums of many terms get a larger tolerance.
     #[arg(long, value_name = "X", default_value_t = ReplayOptions::default().tolerance)]
     tolerance: f64,
 
@@ -40,16 +40,16 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let [first, second] = &args.device[..] else {
         return Err(format!(
-            "two devices are compared: give --device twice, not {} times",
+            "expected two devices: give --device twice, not {} times",
             args.device.len()
         )
         .into());
     };
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(format!("--tolerance is {}, but it must be a number above 0", args.tolerance).into());
+        return Err(format!("--tolerance: expected a number above 0, found {}", args.tolerance).into());
     }
     let plan = read_plan(&args.plan)?;
-    // Missing kernels must show: no fallback.
+    // No fallback, so that missing kernels are reported.
     let config = Config {
         fallback: None,
         ..Config::load()?
@@ -83,7 +83,7 @@ fn print(replay: &Replay, [a, b]: &[String; 2], dispatches: usize) -> std::io::R
     }
     let worst = replay.worst.map_or_else(String::new, |(ratio, dispatch)| {
         format!(
-            "; the largest difference is {:.1} % of what is accepted, at dispatch {dispatch}",
+            "; the largest difference is {:.1} % of the tolerance, at dispatch {dispatch}",
             100.0 * ratio
         )
     });
@@ -106,7 +106,7 @@ fn object(replay: &Replay, devices: &[String; 2]) -> serde_json::Value {
     })
 }
 
-/// JSON has no infinities and no NaN: these are strings.
+/// Converts a number to JSON. Infinities and NaN become strings, because JSON does not have them.
 fn number(value: f64) -> serde_json::Value {
     if value.is_finite() {
         json!(value)

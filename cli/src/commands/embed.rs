@@ -1,4 +1,4 @@
-//! `meganeura embed`.
+//! Command `meganeura embed`.
 
 use std::io::{self, BufRead};
 use std::path::PathBuf;
@@ -14,29 +14,30 @@ use crate::output::{line, notice};
 /// Options of `embed`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder of an encoder of the BERT family in Hugging Face's layout (config.json, safetensors files and tokenizer.json), with
-    /// the files that sentence-transformers adds, if there are any; or a GGUF file of the architecture bert; or a name that `meganeura models` lists. With the feature
-    /// `hub`, a name on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2, is downloaded.
+    /// Checkpoint folder of a BERT-family encoder in Hugging Face's layout (config.json, safetensors files,
+    /// tokenizer.json, optionally the files of sentence-transformers), a GGUF file with the architecture bert, or a
+    /// name from `meganeura models`. With the feature `hub`, a name on the Hugging Face Hub, such as
+    /// sentence-transformers/all-MiniLM-L6-v2, is downloaded.
     #[arg(long, value_name = "DIR|NAME")]
     model: PathBuf,
 
-    /// Texts to embed; without any, each line of standard input is one.
+    /// Texts to embed [default: the lines of standard input]
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 
-    /// How the rows of tokens become one vector: their mean, or the row of the first token [default: as the model says, else mean]
+    /// Pooling of the token vectors: their mean, or the first token (cls) [default: the model's own, else mean]
     #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
     pooling: Option<Pooling>,
 
-    /// Leave vectors as long as they are [default: as the model says, else vectors have the length 1]
+    /// Do not normalize vectors to length 1 [default: the model's own, else normalized]
     #[arg(long)]
     no_normalize: bool,
 
-    /// Truncate texts that are longer than the model takes, instead of refusing them.
+    /// Truncate texts that exceed the model's maximum length, instead of reporting an error.
     #[arg(long)]
     truncate: bool,
 
-    /// Print the cosine similarity of each text with every other instead of the vectors.
+    /// Print the cosine similarity of each pair of texts instead of the vectors.
     #[arg(long)]
     similarity: bool,
 
@@ -44,13 +45,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Build plans each time instead of keeping them in the user's cache folder.
+    /// Compile plans at each start, instead of keeping them in the user's cache folder.
     #[arg(long)]
     no_plan_cache: bool,
 }
 
-/// Texts that are embedded before their vectors are printed.
-const TOGETHER: usize = 64;
+/// Number of texts that are embedded before their vectors are printed.
+const BATCH: usize = 64;
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = locate(&args.model)?;
@@ -62,16 +63,17 @@ pub(crate) fn run(args: &Args) -> Outcome {
         plans: if args.no_plan_cache { None } else { plans_of(&model) },
     };
     let mut embedder = Embedder::open(&model, options)?;
-    let texts = match args.texts.is_empty() {
-        true => io::stdin().lock().lines().collect::<io::Result<_>>()?,
-        false => args.texts.clone(),
+    let texts = if args.texts.is_empty() {
+        io::stdin().lock().lines().collect::<io::Result<_>>()?
+    } else {
+        args.texts.clone()
     };
     if args.similarity {
         let vectors = embedder.embed(&texts)?;
         return print_similarities(&texts, &vectors);
     }
     let mut tokens = 0;
-    for texts in texts.chunks(TOGETHER) {
+    for texts in texts.chunks(BATCH) {
         let encoded: Vec<Vec<u32>> = texts
             .iter()
             .map(|text| embedder.text_encoder().tokens(text))
@@ -91,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for each text, with its similarity to each.
+/// Prints a line for each text, with its similarity to each text.
 fn print_similarities(texts: &[String], vectors: &[Vec<f32>]) -> Outcome {
     for (text, vector) in texts.iter().zip(vectors) {
         let row: Vec<String> = vectors
@@ -103,12 +105,9 @@ fn print_similarities(texts: &[String], vectors: &[Vec<f32>]) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cosine of the angle between two vectors; 0 for one without a direction.
+/// Returns the cosine of the angle between two vectors; 0 for a zero vector.
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
     let lengths = (dot(a, a) * dot(b, b)).sqrt();
-    match lengths > 0.0 {
-        true => dot(a, b) / lengths,
-        false => 0.0,
-    }
+    if lengths > 0.0 { dot(a, b) / lengths } else { 0.0 }
 }

@@ -1,16 +1,16 @@
-//! The page of `meganeura evaluate --html`: one file without scripts and without references to others.
+//! Page of `meganeura evaluate --html`: one file without scripts and external references.
 
 use std::fmt::Write;
 
 use meganeura::nn::trainer::{ClassificationReport, Confusion};
 use meganeura_bench::html::{STYLE, escaped};
 
-/// Most classes whose confusions are drawn as a matrix.
+/// Maximum number of classes for which the confusion matrix is drawn.
 const MAX_MATRIX: usize = 40;
-/// Most confusions that are listed for more classes.
+/// Maximum number of listed confusions if there are more classes.
 const MAX_LISTED: usize = 40;
 
-/// The page: totals, the quality for each class, and what was taken for what.
+/// Returns the page: totals, the quality for each class, and the confusions.
 pub(crate) fn evaluation_page(title: &str, loss: f64, report: &ClassificationReport) -> String {
     let title = escaped(title);
     let mut body = String::new();
@@ -42,9 +42,10 @@ fn write_body(page: &mut String, loss: f64, report: &ClassificationReport) -> st
         .collect();
     writeln!(page, "<div id=\"tiles\">{tiles}</div>")?;
     write_classes(page, report)?;
-    match report.classes.len() <= MAX_MATRIX {
-        true => write_matrix(page, report),
-        false => write_confusions(page, report),
+    if report.classes.len() <= MAX_MATRIX {
+        write_matrix(page, report)
+    } else {
+        write_confusions(page, report)
     }
 }
 
@@ -115,7 +116,7 @@ fn write_matrix(page: &mut String, report: &ClassificationReport) -> std::fmt::R
     writeln!(page, "</tbody></table></div>")
 }
 
-/// The most frequent confusions, where a matrix would be too large.
+/// Writes the most frequent confusions, if a matrix would be too large.
 fn write_confusions(page: &mut String, report: &ClassificationReport) -> std::fmt::Result {
     let mut wrong: Vec<&Confusion> = report.confusion.iter().filter(|c| c.class != c.predicted).collect();
     wrong.sort_by_key(|c| std::cmp::Reverse(c.count));

@@ -1,21 +1,21 @@
-//! `meganeura explain`.
+//! Command `meganeura explain`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use meganeura::build::prepare;
+use meganeura::builder::prepare;
 use meganeura::config::Config;
 use meganeura::graph::NodeKind;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
 use meganeura::plan::MemoryBudget;
-use meganeura::rewrite::{RewriteConfig, Simulated, Target};
+use meganeura::rewrite::{RewriteConfig, SimulatedDevice, Target};
 use meganeura::{Graph, Mode, select};
 use serde_json::{Value, json};
 
 use super::onnx::{self, DimOptions};
-use super::planned::Planned;
+use super::planned::TimedPlan;
 use super::scaling::ScalingOptions;
 use super::{Outcome, kernels, page};
 use crate::commands::outputs::keep_inputs;
@@ -24,7 +24,7 @@ use crate::output::{line, lines};
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Model to explain, or an ONNX file; without one, the models are listed.
+    /// Name of a model, or an ONNX file [default: print the list of models]
     model: Option<String>,
 
     /// Explain a training step instead of inference.
@@ -35,25 +35,27 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL", conflicts_with = "simulated_gpu")]
     device: Option<String>,
 
-    /// Rewrite for a simulated discrete GPU (5 us per launch, 500 GB/s, 20 TFLOP/s, a kernel for every operator) instead of
-    /// a device of this machine.
+    /// Rewrite for a simulated discrete GPU (5 us per launch, 500 GB/s, 20 TFLOP/s, kernels for all operators) instead
+    /// of a device of this machine.
     #[arg(long)]
     simulated_gpu: bool,
 
-    /// Rows: tokens of a sequence, or examples of a batch.
+    /// Number of rows: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Memory limit of the plan: 4GB, 50% of the plan's memory, 50%:step of activation memory, or 80%:device; activations
-    /// are recomputed (gradient checkpointing) to stay within it.
+    /// Memory limit of the plan: a size (4GB), or a share of the plan's own memory (50%), of its activation memory
+    /// (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient checkpointing) to stay
+    /// below it.
     #[arg(long, value_name = "BUDGET")]
     memory_budget: Option<MemoryBudget>,
 
-    /// Rule set to leave out; may be given several times.
+    /// Rule set (group of rewrite rules) to disable; `meganeura plugins` lists them. May be repeated.
     #[arg(long, value_name = "SET")]
     disable: Vec<String>,
 
-    /// File for the plan: the plan is saved there if the file does not hold it yet, and the time to load it is measured.
+    /// Cache file of the compiled plan. If it is missing or contains another plan, the plan is saved to it. The time to
+    /// load it is measured.
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
 
@@ -61,20 +63,20 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print the rewrite program, in egglog, and nothing else.
+    /// Print only the rewrite program, in egglog.
     #[arg(long, conflicts_with = "json")]
     program: bool,
 
-    /// Print the rewritten graph in the DOT language of Graphviz, and nothing else.
+    /// Print only the rewritten graph, in Graphviz's DOT language.
     #[arg(long, conflicts_with_all = ["json", "program"])]
     dot: bool,
 
-    /// Write an HTML page that shows graphs, plan and costs.
+    /// Write an HTML page with graphs, plan and costs.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// With --html: run this number of steps on the device, with random data, and show the measured times and statistics
-    /// of parameters, gradients and activations.
+    /// With --html: run this number of steps on the device with random data, and show measured times and statistics of
+    /// parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "simulated_gpu")]
     profile: Option<usize>,
 
@@ -95,11 +97,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    // A preset's name may be that of a file, which is not read then; it is not replaced either.
+    // If a preset and a file have the same name, the file is not read, but it is not overwritten either.
     keep_inputs(&[("--html", args.html.as_deref())], [Path::new(name)])?;
     let (graph, rows) = subject(name, args)?;
     let settings = Config::load()?;
-    let simulated = Simulated::discrete_gpu();
+    let simulated = SimulatedDevice::discrete_gpu();
     let (opened, device) = if args.simulated_gpu {
         (None, "a discrete GPU (simulated)".to_owned())
     } else {
@@ -118,8 +120,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let (rewritten, report) = prepare(&graph, mode, target, &config, None)?;
     let what = if args.train { "training step" } else { "inference" };
     let planned = match &opened {
-        Some(device) => Planned::on(device, &graph, mode, &plain, args.cache.as_deref())?,
-        None => Planned::simulated(&simulated, &graph, mode, &plain, args.cache.as_deref())?,
+        Some(device) => TimedPlan::on(device, &graph, mode, &plain, args.cache.as_deref())?,
+        None => TimedPlan::simulated(&simulated, &graph, mode, &plain, args.cache.as_deref())?,
     };
     if let Some(file) = &args.html {
         let subject = page::Subject {
@@ -168,11 +170,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The graph of a name or file, and its rows.
+/// Returns the graph of a model name or an ONNX file, and its number of rows.
 fn subject(name: &str, args: &Args) -> Result<(Graph, usize), Box<dyn Error>> {
     if onnx::is_file(name) {
         if args.train || args.seq.is_some() {
-            return Err("--train and --seq are not for ONNX files; see --dim".into());
+            return Err("--train and --seq do not work with ONNX files; see --dim".into());
         }
         let graph = onnx::graph(name, &args.dims)?;
         // The first dimension of the first input.
@@ -185,19 +187,19 @@ fn subject(name: &str, args: &Args) -> Result<(Graph, usize), Box<dyn Error>> {
     let Some(model) = preset(name) else {
         let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
         return Err(format!(
-            "there is no model '{name}', and it is no ONNX file; there are: {}",
+            "there is no model '{name}', and it is not an ONNX file; there are: {}",
             known.join(", ")
         )
         .into());
     };
     if args.dims.any() {
-        return Err(format!("--dim and --set are for ONNX files, which '{name}' is not").into());
+        return Err(format!("--dim and --set work only with ONNX files, and '{name}' is not one").into());
     }
     let rows = args.seq.unwrap_or(model.rows);
     Ok((model.graph(rows), rows))
 }
 
-/// Fusions by rule: how often, how much time they save, and the first nodes.
+/// Prints fusions by rule: their number, the time that they save, and the first nodes.
 fn places(report: &OptimizeReport) -> std::io::Result<()> {
     let mut rules: Vec<(&str, Vec<&Fusion>)> = Vec::new();
     for fusion in &report.fusions {
@@ -209,7 +211,7 @@ fn places(report: &OptimizeReport) -> std::io::Result<()> {
     let saving = |list: &[&Fusion]| list.iter().map(|f| f.saving_ps).sum::<i64>();
     rules.sort_by_key(|(_, list)| -saving(list));
     if !rules.is_empty() {
-        line("\nSavings by rule (estimated, a step):")?;
+        line("\nSavings by rule (estimated, per step):")?;
     }
     for (rule, list) in rules {
         const SHOWN: usize = 3;
@@ -229,7 +231,7 @@ fn places(report: &OptimizeReport) -> std::io::Result<()> {
     Ok(())
 }
 
-fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeReport, planned: &Planned) -> Value {
+fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeReport, planned: &TimedPlan) -> Value {
     let fusions: Vec<Value> = report
         .fusions
         .iter()

@@ -1,4 +1,4 @@
-//! `meganeura generate`.
+//! Command `meganeura generate`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,11 +23,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids")]
     prompt: Option<String>,
 
-    /// Tokens to continue, instead of a text: 1,2,3.
+    /// Token ids to continue, instead of a text: 1,2,3.
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     prompt_ids: Option<Vec<u32>>,
 
-    /// Write the logits of every position of the prompt to a NumPy file.
+    /// Write the logits of all prompt positions to a NumPy file.
     #[arg(long, value_name = "FILE.npy")]
     logits: Option<PathBuf>,
 
@@ -38,22 +38,21 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     if args.json {
-        // What there is by then is printed as if it were all.
+        // After a signal, the text so far is printed like a complete one.
         signals::watch("generation");
         signals::watch_termination();
     }
     let folder = args.model.folder()?;
     keep_inputs(&[("--logits", args.logits.as_deref())], [folder.as_path()])?;
     let config = ModelConfig::open(&folder)?;
-    // Tokens that are given need no tokenizer, though their text is shown if there is one.
+    // Prompt ids need no tokenizer, but their text is shown if there is one.
     let needs_none = args.prompt_ids.is_some() && folder.is_dir() && !folder.join("tokenizer.json").exists();
-    let tokenizer = match needs_none {
-        true => None,
-        false => {
-            let tokenizer = Tokenizer::open(&folder)?;
-            tokenizer.check(&config)?;
-            Some(tokenizer)
-        }
+    let tokenizer = if needs_none {
+        None
+    } else {
+        let tokenizer = Tokenizer::open(&folder)?;
+        tokenizer.check(&config)?;
+        Some(tokenizer)
     };
     let prompt = match (&args.prompt_ids, &args.prompt, &tokenizer) {
         (Some(ids), ..) => ids.clone(),
@@ -92,7 +91,7 @@ fn generate(args: &Args, generator: &mut Generator, tokenizer: Option<&Tokenizer
     for token in generation.by_ref() {
         let token = match token {
             Ok(token) => token,
-            // With --json, what was generated is printed first.
+            // With --json, the generated text is printed before the error.
             Err(error) if args.json => {
                 failed = Some(error);
                 break;

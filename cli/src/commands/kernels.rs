@@ -1,4 +1,4 @@
-//! The kernels of an explained model: the source texts that a device makes for the dispatches of its plan.
+//! Kernels of an explained model: the source texts that a device generates for the dispatches of its plan.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -14,12 +14,12 @@ use crate::output::line;
 /// Options of `explain` about kernels.
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelArgs {
-    /// Print the source code of the kernels that the device runs, and nothing else; equal sources are printed once, with
-    /// the numbers of the dispatches that share them.
+    /// Print only the source code of the kernels that the device runs. Equal sources are printed once, with the numbers
+    /// of their dispatches.
     #[arg(long, conflicts_with_all = ["simulated_gpu", "program", "dot"])]
     pub(super) kernels: bool,
 
-    /// With --kernels: print only the kernels of one dispatch, by its number in the plan; the first one has number 0.
+    /// With --kernels: print only the kernels of this dispatch, numbered from 0 in the plan.
     #[arg(long, value_name = "N", requires = "kernels")]
     dispatch: Option<usize>,
 }
@@ -30,15 +30,15 @@ impl KernelArgs {
         let count = plan.dispatches.len();
         if let Some(number) = self.dispatch.filter(|&number| number >= count) {
             return Err(format!(
-                "there is no dispatch {number}: the plan has {count}, with numbers from 0, for {name}"
+                "there is no dispatch {number}: the plan for {name} has {count} dispatches, numbered from 0"
             )
             .into());
         }
         let sources = device.kernel_sources(plan)?;
         if sources.is_empty() {
             return Err(format!(
-                "the kernels of {name} have no generated source code to print; those of GPUs have: try --device blade, and \
-                 see `meganeura devices`"
+                "{name} has no generated kernel sources to print; GPUs have them: try --device blade, and see \
+                 `meganeura devices`"
             )
             .into());
         }
@@ -62,23 +62,23 @@ impl KernelArgs {
     }
 }
 
-/// Why there is no text of a dispatch, though there are texts of others.
+/// Returns the reason why a dispatch has no kernel text.
 fn without_text(device: &dyn Device, name: &str, plan: &ExecutionPlan, number: usize) -> String {
     let label = &plan.dispatches[number].label;
     let fallback_dispatches = device.fallback_dispatches(plan);
     match fallback_dispatches.iter().find(|(dispatch, _)| *dispatch == number) {
         Some((_, other)) => {
-            format!("dispatch {number} ({label}) has no kernel text: {other} runs it, for which {name} has no kernel")
+            format!("dispatch {number} ({label}) has no kernel text: {name} has no kernel for it, so {other} runs it")
         }
-        None => format!("dispatch {number} ({label}) has no kernel text: {name} runs it without a kernel of its own"),
+        None => format!("dispatch {number} ({label}) has no kernel text: {name} runs it without a generated kernel"),
     }
 }
 
-/// A kernel, and the dispatch that it belongs to.
+/// A kernel and its dispatch.
 struct Kernel<'a> {
     source: &'a KernelSource,
     dispatch: &'a Dispatch,
-    /// Kernels of the dispatch.
+    /// Number of kernels of the dispatch.
     parts: usize,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Kernel<'a> {
         kernels.collect()
     }
 
-    /// The variant from which the text was made, or else the one that the plan records for the dispatch.
+    /// Returns the variant from which the text was generated, or else the variant that the plan records for the dispatch.
     fn variant(&self) -> Option<&str> {
         self.source.variant.as_deref().or(self.dispatch.variant.as_deref())
     }
@@ -117,7 +117,7 @@ impl<'a> Kernel<'a> {
         })
     }
 
-    /// What is said of it beside its number and its label.
+    /// Returns the properties that are printed after the kernel's number and label.
     fn facts(&self) -> String {
         let which = match self.parts {
             1 => String::new(),
@@ -131,7 +131,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Kernels by equal texts, in the order of the first ones.
+/// Groups kernels by equal texts, in the order of their first occurrence.
 fn groups<'k, 'a>(kernels: &'k [Kernel<'a>]) -> Vec<Vec<&'k Kernel<'a>>> {
     grouped(kernels.iter(), |k| (k.source.language, k.source.text.as_str()))
 }
@@ -149,7 +149,7 @@ fn grouped<T: Copy, K: std::hash::Hash + Eq>(items: impl Iterator<Item = T>, key
     groups
 }
 
-/// The text that some kernels share, below a line for those of which the same is said.
+/// Returns the common text of some kernels, below one line for each set of kernels with the same properties.
 fn text_of(group: &[&Kernel]) -> String {
     let heads = grouped(group.iter().copied(), Kernel::facts).into_iter().map(|alike| {
         let numbers: Vec<String> = alike.iter().map(|k| k.source.dispatch.to_string()).collect();
@@ -161,7 +161,7 @@ fn text_of(group: &[&Kernel]) -> String {
     heads.chain([text.to_owned()]).collect()
 }
 
-/// The first labels, and how many more there are.
+/// Returns the first labels, and the number of further ones.
 fn labels(kernels: &[&Kernel]) -> String {
     const SHOWN: usize = 3;
     let names: Vec<&str> = kernels.iter().take(SHOWN).map(|k| k.dispatch.label.as_str()).collect();

@@ -1,4 +1,4 @@
-//! One file a command.
+//! Commands, with one file for each.
 
 pub(crate) mod bench;
 pub(crate) mod chat;
@@ -36,5 +36,5 @@ use std::process::ExitCode;
 
 pub(crate) use outputs::check_outputs;
 
-/// What a command ends with.
+/// Result of a command.
 pub(crate) type Outcome = Result<ExitCode, Box<dyn Error>>;

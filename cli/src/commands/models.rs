@@ -1,4 +1,4 @@
-//! `meganeura models`.
+//! Command `meganeura models`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,35 +18,36 @@ use crate::output::{aligned, line, lines};
 /// Options of `models`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder with models, or with folders of models, beside those that are searched anyway: the cache of the Hugging Face Hub
-    /// (HF_HUB_CACHE, HF_HOME), `models` in the cache folder, and those of MEGANEURA_MODELS. May be given several times.
+    /// Additional folder to search, which contains models or folders of models. May be repeated. Always searched: the
+    /// cache of the Hugging Face Hub (HF_HUB_CACHE, HF_HOME), `models` in the cache folder, and the folders of
+    /// MEGANEURA_MODELS.
     #[arg(long, value_name = "DIR")]
     dir: Vec<PathBuf>,
 
-    /// Device to say whether models fit for, instead of all; see `meganeura devices`.
+    /// Device to compare the required memory with [default: all]; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Storage type of the weights that memory is estimated for: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales
-    /// [default: as `generate` has it, matrices of GGUF files each in its own type]
+    /// Storage type of the weights in the memory estimate: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales
+    /// [default: the types in a GGUF file, each matrix with its own; else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
-    /// Storage type of the cached keys and values that memory is estimated for.
+    /// Storage type of the KV cache in the memory estimate.
     #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
     cache_type: CacheType,
 
-    /// Tokens of the sequence that memory is estimated for [default: 4096, or the model's context if that is shorter]
+    /// Sequence length in the memory estimate, in tokens [default: 4096, or the model's context if that is shorter]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
 
-/// A device and the bytes that there are for a model.
-struct Room {
+/// A device and the bytes that are available for a model.
+struct AvailableMemory {
     selector: String,
     bytes: u64,
 }
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             .map(|folder| cell(&folder.display().to_string()))
             .collect();
         line(format_args!(
-            "there are no models in {}\n`meganeura pull NAME` downloads one, --dir and MEGANEURA_MODELS name other folders",
+            "no models found in {}\n`meganeura pull NAME` downloads one; --dir and MEGANEURA_MODELS add folders",
             searched.join(", ")
         ))?;
         return Ok(ExitCode::SUCCESS);
@@ -100,7 +101,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     line("")?;
     lines(
         format_args!(
-            "memory: weights and the cache of {tokens} tokens, or of the model's context, in {}; steps take some more. There are: {}",
+            "memory: weights and the KV cache of {tokens} tokens, or of the model's context if shorter, in {}; steps \
+             need some more. Available: {}",
             args.cache_type.name(),
             free.join(", ")
         ),
@@ -109,13 +111,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The devices and what they have room for: the memory of a GPU, what is free of the host's.
-fn rooms(device: Option<&str>) -> meganeura::Result<Vec<Room>> {
+/// Returns the devices with the memory for models: the memory of a GPU, or the free memory of the host.
+fn rooms(device: Option<&str>) -> meganeura::Result<Vec<AvailableMemory>> {
     let config = Config::load()?;
     let room = |selector: String, kind: DeviceKind, memory: Option<u64>| {
         let free = free_memory().filter(|_| kind == DeviceKind::Cpu);
         let bytes = [memory, free].into_iter().flatten().min()?;
-        Some(Room { selector, bytes })
+        Some(AvailableMemory { selector, bytes })
     };
     if device.is_some() {
         let selected = select::select(device, &config)?;
@@ -135,7 +137,7 @@ fn rooms(device: Option<&str>) -> meganeura::Result<Vec<Room>> {
     Ok(rooms)
 }
 
-fn row(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[Room]) -> Vec<String> {
+fn row(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[AvailableMemory]) -> Vec<String> {
     let or_dash = |text: Option<String>| text.map_or_else(|| "-".into(), |text| cell(&text));
     let fits = memory.map(|memory| {
         let fitting = rooms.iter().filter(|room| memory.total() <= room.bytes);
@@ -163,7 +165,7 @@ fn row(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[Room]) -> Ve
     ]
 }
 
-fn object(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[Room]) -> Value {
+fn object(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[AvailableMemory]) -> Value {
     let fits = memory.map(|memory| -> Map<String, Value> {
         let each = rooms.iter();
         each.map(|room| (room.selector.clone(), json!(memory.total() <= room.bytes)))
@@ -189,26 +191,26 @@ fn object(model: &LocalModel, memory: Option<MemoryEstimate>, rooms: &[Room]) ->
     })
 }
 
-/// A text of a file as one line that steers no terminal.
+/// Returns a text from a file as one line without control characters.
 fn cell(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()
 }
 
-/// Bytes in a unit of three digits.
+/// Formats bytes with three digits and a unit.
 pub(super) fn bytes(count: u64) -> String {
     in_units(count, &["B", "kB", "MB", "GB", "TB"])
 }
 
-/// Parameters, as models are called by them.
+/// Formats a number of parameters as in model names.
 fn count(count: u64) -> String {
     in_units(count, &["", "k", "M", "B", "T"]).trim_end().to_owned()
 }
 
 fn in_units(count: u64, units: &[&str]) -> String {
     let (mut number, mut unit) = (count as f64, 0);
-    // What would be shown as 1000 is 1.00 of the next unit.
+    // Numbers that would be shown as 1000 become 1.00 of the next unit.
     while number >= 999.5 && unit + 1 < units.len() {
         number /= 1000.0;
         unit += 1;

@@ -1,4 +1,4 @@
-//! `meganeura ops`.
+//! Command `meganeura ops`.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::output::{line, lines};
 /// Options of `ops`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Part of the operators' names; without it, all names are listed.
+    /// Text in the names of the operators to show [default: list all names]
     name: Option<String>,
 
     /// Print the reference of all operators as Markdown.
@@ -22,7 +22,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let ops = registry::ops();
     if args.markdown {
-        // Only those of the core: plugins have references of their own.
+        // Only operators of the core: plugins have separate references.
         let own: Vec<OpRef> = ops.into_iter().filter(|op| is_builtin(op.name())).collect();
         line(document::markdown(&own).trim_end())?;
         return Ok(ExitCode::SUCCESS);
@@ -40,9 +40,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let found: Vec<OpRef> = ops.iter().copied().filter(|op| op.name().contains(part)).collect();
     if found.is_empty() {
         let closest = meganeura::error::closest(part, ops.iter().map(|op| op.name()));
-        let closest = match closest.is_empty() {
-            true => String::new(),
-            false => format!("; the closest are {closest}"),
+        let closest = if closest.is_empty() {
+            String::new()
+        } else {
+            format!("; the closest are {closest}")
         };
         return Err(
             format!("no operator's name contains '{part}'\n  help: `meganeura ops` lists them{closest}").into(),
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether no plugin announces the operator.
+/// Returns true if no plugin announces the operator.
 fn is_builtin(name: &str) -> bool {
     !registry::plugins().iter().any(|p| p.ops.contains(&name))
 }

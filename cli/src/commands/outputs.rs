@@ -1,4 +1,4 @@
-//! Outputs that are inputs: a command would replace what it reads.
+//! Protection of inputs: a command must not replace files that it reads.
 
 use std::ffi::OsStr;
 use std::fs::{canonicalize, read_dir};
@@ -8,51 +8,51 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use meganeura::profiler::TRACE_VARIABLE;
 
-/// The files that an option writes.
+/// Files that an option writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
-    /// The file that it names.
+enum OutputFiles {
+    /// The named file.
     File,
-    /// The folder that it names, as a whole.
+    /// The whole named folder.
     Folder,
-    /// Files of a folder whose names begin so.
+    /// Files of the folder whose names have these prefixes.
     Files(&'static [&'static str]),
 }
 
-/// The options of all commands that name what is written, by their ids.
-const OUTPUTS: [(&str, Written); 10] = [
-    ("log", Written::File),
-    ("html", Written::File),
-    ("output", Written::File),
-    ("logits", Written::File),
-    ("calibrate", Written::File),
-    ("cache", Written::File),
+/// Output options of all commands, by their ids.
+const OUTPUTS: [(&str, OutputFiles); 10] = [
+    ("log", OutputFiles::File),
+    ("html", OutputFiles::File),
+    ("output", OutputFiles::File),
+    ("logits", OutputFiles::File),
+    ("calibrate", OutputFiles::File),
+    ("cache", OutputFiles::File),
     // A file or a folder.
-    ("out", Written::Folder),
-    ("checkpoint", Written::Files(&["checkpoint.json", "checkpoint."])),
-    ("output_dir", Written::Files(&["output_"])),
+    ("out", OutputFiles::Folder),
+    ("checkpoint", OutputFiles::Files(&["checkpoint.json", "checkpoint."])),
+    ("output_dir", OutputFiles::Files(&["output_"])),
     (
         "log_dir",
-        Written::Files(&["metrics.", "statistics.csv", "events.out.tfevents"]),
+        OutputFiles::Files(&["metrics.", "statistics.csv", "events.out.tfevents"]),
     ),
 ];
-/// Variables that name what every command reads.
+/// Environment variables with files that every command reads.
 const READ_VARIABLES: [&str; 3] = ["MEGANEURA_CONFIG", "MEGANEURA_PLUGINS", "MEGANEURA_CALIBRATION"];
 
-/// Refuses, before any work, every output of a command line that is one of the files which the command reads, also by another
-/// spelling or a link, or that another option writes as well. Files that cannot be written are refused, too.
+/// Checks every output of a command line before any work. An output must not be a file that the command reads, even by another
+/// spelling or a link, nor the output of another option, and it must be writable.
 ///
 /// # Errors
-/// The option, and what it would replace, or why it cannot be written.
+/// An output would replace a file or cannot be written; the message names the option and the reason.
 pub(crate) fn check_outputs(matches: &ArgMatches) -> Result<(), String> {
     let mut matches = matches;
     while let Some((_, inner)) = matches.subcommand() {
         matches = inner;
     }
-    let mut outputs: Vec<(String, PathBuf, Written)> = Vec::new();
+    let mut outputs: Vec<(String, PathBuf, OutputFiles)> = Vec::new();
     let mut inputs: Vec<PathBuf> = vec!["meganeura.toml".into()];
     for id in matches.ids() {
-        // Groups of options have ids, too.
+        // Groups of options also have ids.
         let Ok(Some(raw)) = matches.try_get_raw(id.as_str()) else {
             continue;
         };
@@ -64,13 +64,13 @@ pub(crate) fn check_outputs(matches: &ArgMatches) -> Result<(), String> {
                 outputs.extend(values.iter().map(|path| (option.clone(), path.to_path_buf(), *written)));
             }
             Some(_) => {}
-            // The settings of a model that is going to be replaced.
+            // The settings are read from the folder of a model that will be replaced.
             None if id.as_str() == "config_file" && values.iter().all(|path| path.is_dir()) => {}
             None => inputs.extend(values.into_iter().flat_map(paths_of)),
         }
     }
     if let Some(path) = std::env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty()) {
-        outputs.push((TRACE_VARIABLE.to_owned(), path.into(), Written::File));
+        outputs.push((TRACE_VARIABLE.to_owned(), path.into(), OutputFiles::File));
     }
     for variable in READ_VARIABLES.iter().filter_map(std::env::var_os) {
         inputs.extend(std::env::split_paths(&variable));
@@ -80,7 +80,7 @@ pub(crate) fn check_outputs(matches: &ArgMatches) -> Result<(), String> {
         for file in &replaced {
             keep_inputs(&[(option, Some(file))], inputs.iter().map(PathBuf::as_path))?;
         }
-        if *written == Written::Folder
+        if *written == OutputFiles::Folder
             && let (true, Ok(folder)) = (path.is_dir(), canonicalize(path))
         {
             let is_in_it = |input: &&PathBuf| canonicalize(input).is_ok_and(|input| input.starts_with(&folder));
@@ -91,50 +91,50 @@ pub(crate) fn check_outputs(matches: &ArgMatches) -> Result<(), String> {
     }
     let files: Vec<_> = outputs
         .iter()
-        .filter(|(_, _, written)| *written == Written::File)
+        .filter(|(_, _, written)| *written == OutputFiles::File)
         .collect();
     for (at, (option, path, _)) in files.iter().enumerate() {
-        let same = |(_, other, _): &&&(String, PathBuf, Written)| {
+        let same = |(_, other, _): &&&(String, PathBuf, OutputFiles)| {
             place_of(other).is_some_and(|place| place_of(path) == Some(place))
         };
         if let Some((other, ..)) = files[..at].iter().find(same) {
             let path = path.display();
             return Err(format!("{other} and {option} both write {path}; name another file"));
         }
-        // What a cache cannot keep is computed again; logs and traces open their files first of all.
+        // A cache that cannot be written is only recomputed later; logs and traces open their files at the start.
         let opened_early = ["--cache", "--log", TRACE_VARIABLE].contains(&option.as_str());
         if !opened_early {
             check_writable(option, path)?;
         }
     }
-    for (option, path, _) in outputs.iter().filter(|(_, _, written)| *written == Written::Folder) {
+    for (option, path, _) in outputs.iter().filter(|(_, _, written)| *written == OutputFiles::Folder) {
         check_writable(option, path)?;
     }
     Ok(())
 }
 
-/// Checks that a file can be made in the folder of an output. Folders above a new one need not exist.
+/// Checks that a file can be created in the folder of an output. Parent folders of a new folder need not exist.
 fn check_writable(option: &str, path: &Path) -> Result<(), String> {
     if path.exists() && !path.is_file() && !path.is_dir() {
         // A device or a pipe.
         return Ok(());
     }
     let Some(folder) = place_of(path).and_then(|place| place.parent().map(Path::to_owned)) else {
-        // Some options make folders; the others report which one is missing.
+        // Some options create folders; others report the missing folder.
         return Ok(());
     };
     match trial_in(&folder) {
-        // Commands name a folder that is missing, or is none, in their own words.
+        // Commands have their own messages for a missing folder.
         _ if !folder.is_dir() => Ok(()),
         None => Ok(()),
         Some(error) => Err(format!(
-            "{option} {}: the folder cannot be written: {error}\n  help: name a file in a folder that you may write",
+            "{option} {}: the folder is not writable: {error}\n  help: name a file in a writable folder",
             path.display()
         )),
     }
 }
 
-/// Why no file can be made in a folder. The file that is tried has no name, so nothing is left behind.
+/// Returns the error of creating a file in a folder. The trial file has no name, so it disappears when it is closed.
 #[cfg(target_os = "linux")]
 fn trial_in(folder: &Path) -> Option<std::io::Error> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -142,7 +142,7 @@ fn trial_in(folder: &Path) -> Option<std::io::Error> {
         .write(true)
         .custom_flags(libc::O_TMPFILE)
         .open(folder);
-    // Some file systems have no files without names.
+    // Some file systems do not support unnamed files.
     let is_unknown =
         |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL));
     opened.err().filter(|error| !is_unknown(error))
@@ -153,13 +153,13 @@ fn trial_in(_: &Path) -> Option<std::io::Error> {
     None
 }
 
-/// The path, and the one after `NAME=`.
+/// Returns the path, and the path after `NAME=`.
 fn paths_of(value: &Path) -> Vec<PathBuf> {
     let mut paths = vec![value.to_owned()];
     if let Some((_, path)) = value.to_str().and_then(|text| text.split_once('=')) {
         paths.push(path.into());
     }
-    // An ONNX file may have its weights in files next to it, whose names begin with its own.
+    // An ONNX file may have its weights in adjacent files whose names begin with its name.
     let name = value
         .file_name()
         .filter(|_| value.extension() == Some(OsStr::new("onnx")));
@@ -179,9 +179,9 @@ fn paths_of(value: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The files that are there and would be replaced.
-fn existing_files(path: &Path, written: Written) -> Vec<PathBuf> {
-    let Written::Files(prefixes) = written else {
+/// Returns the existing files that would be replaced.
+fn existing_files(path: &Path, written: OutputFiles) -> Vec<PathBuf> {
+    let OutputFiles::Files(prefixes) = written else {
         return vec![path.to_owned()];
     };
     let is_written = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
@@ -190,7 +190,7 @@ fn existing_files(path: &Path, written: Written) -> Vec<PathBuf> {
     named.map(|entry| entry.path()).collect()
 }
 
-/// The place of a file that need not exist yet.
+/// Returns the absolute path of a file that need not exist yet.
 fn place_of(path: &Path) -> Option<PathBuf> {
     canonicalize(path).ok().or_else(|| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -204,14 +204,14 @@ fn place_of(path: &Path) -> Option<PathBuf> {
 
 fn refusal(option: &str, output: &Path, input: &Path) -> String {
     let (output, input) = (output.display(), input.display());
-    format!("{option} {output} would replace what the command reads ({input}); name another file")
+    format!("{option} {output} would overwrite an input of the command ({input}); name another file")
 }
 
-/// Refuses, before any work, an output that is one of the files which the command reads, or a file in a folder that it
-/// reads. `outputs` are options with their paths; a device or a pipe may be both.
+/// Checks before any work that no output is a file that the command reads, or a file in a folder that it reads. `outputs` are
+/// options with their paths; devices and pipes are allowed.
 ///
 /// # Errors
-/// The option, and what it would replace.
+/// An option would replace a file that is read.
 pub(crate) fn keep_inputs<'a>(
     outputs: &[(&str, Option<&Path>)],
     inputs: impl IntoIterator<Item = &'a Path>,
@@ -238,7 +238,7 @@ pub(crate) fn keep_inputs<'a>(
     Ok(())
 }
 
-/// Whether two paths without links are of one file, which may have several names.
+/// Returns true if two resolved paths refer to the same file, which may have several names.
 fn is_same(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]
     {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::prepare;
+use meganeura::builder::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
 use meganeura::rewrite::{RewriteConfig, Target};
@@ -14,13 +14,13 @@ use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
 use meganeura_bench::feed;
 use meganeura_cli::report::{Report, ReportTensor, tensors};
 
-/// What the page is about.
+/// Contents of the page.
 pub(crate) struct Subject<'a> {
     pub(crate) title: String,
-    /// None where the device is only simulated.
+    /// `None` if the device is only simulated.
     pub(crate) device: Option<&'a Arc<dyn Device>>,
     pub(crate) target: &'a dyn Target,
-    /// As the user built it.
+    /// The graph before rewriting.
     pub(crate) graph: &'a Graph,
     pub(crate) rewritten: &'a Graph,
     pub(crate) plan: &'a ExecutionPlan,
@@ -30,7 +30,7 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Writes the page; with `profile`, runs so many steps to show their times.
+    /// Writes the page; with `profile`, runs this number of steps to show their times.
     pub(crate) fn write(&self, file: &Path, profile: Option<usize>) -> Result<(), Box<dyn Error>> {
         let (before, _) = prepare(self.graph, self.mode, self.target, &RewriteConfig::off(), None)?;
         let (timings, tensors) = match (profile, self.device) {
@@ -105,16 +105,16 @@ impl Subject<'_> {
     }
 }
 
-/// Times of the passes of some steps on random data, and what is in the tensors of one more.
+/// Returns the times of the passes of some steps on random data, and the tensors of one more step.
 fn measured(
     device: &Arc<dyn Device>,
     plan: &ExecutionPlan,
     steps: usize,
 ) -> Result<(Timings, Vec<ReportTensor>), Box<dyn Error>> {
     let mut session = Session::on(device.clone(), plan.clone())?;
-    // Ids of any vocabulary.
+    // Ids below 2 are valid for every vocabulary.
     feed(&mut session, 2, &[])?;
-    // The first step pays for pages touched for the first time.
+    // The first step includes page faults.
     session.try_step()?;
     session.set_profiling(true);
     for _ in 0..steps {

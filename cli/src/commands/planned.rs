@@ -7,25 +7,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use meganeura::backend::Device;
-use meganeura::build::{Builder, prepare};
+use meganeura::builder::{Builder, prepare};
 use meganeura::plan::Recomputation;
 use meganeura::plan::memory::fit_to_budget;
 use meganeura::plan::{FORWARD_BACKWARD, try_compile};
-use meganeura::rewrite::{RewriteConfig, Simulated};
+use meganeura::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
 use crate::output::{line, lines};
 
 /// The plan of a model, and the time to build it.
-pub(super) struct Planned {
+pub(super) struct TimedPlan {
     pub(super) plan: ExecutionPlan,
     pub(super) build_ms: f64,
     pub(super) cached_load_ms: Option<f64>,
-    /// Bytes of workspace that the device needs in addition to the plan's buffers; not known for a simulated device.
+    /// Bytes of workspace that the device needs in addition to the plan's buffers; `None` for a simulated device.
     pub(super) workspace_bytes: Option<u64>,
 }
 
-impl Planned {
+impl TimedPlan {
     /// Builds the plan for a device, and saves it in a file if one is given.
     pub(super) fn on(
         device: &Arc<dyn Device>,
@@ -34,7 +34,7 @@ impl Planned {
         config: &RewriteConfig,
         file: Option<&Path>,
     ) -> Result<Self> {
-        let mut planned = Planned::new(graph, file, || {
+        let mut planned = TimedPlan::new(graph, file, || {
             Ok(Builder::on(device.clone())
                 .mode(mode)
                 .rewrite(config.clone())
@@ -45,15 +45,15 @@ impl Planned {
         Ok(planned)
     }
 
-    /// The same for a simulated device, which has a kernel for every operator.
+    /// Builds the plan for a simulated device, which has a kernel for every operator.
     pub(super) fn simulated(
-        rates: &Simulated,
+        rates: &SimulatedDevice,
         graph: &Graph,
         mode: Mode,
         config: &RewriteConfig,
         file: Option<&Path>,
     ) -> Result<Self> {
-        Planned::new(graph, file, || {
+        TimedPlan::new(graph, file, || {
             let plan = try_compile(&prepare(graph, mode, rates, config, None)?.0)?;
             match &config.memory_budget {
                 Some(budget) => fit_to_budget(&plan, budget, rates, None, &|plan| plan.place_buffers(None)),
@@ -68,7 +68,7 @@ impl Planned {
         let build_ms = milliseconds(start);
         let mut cached_load_ms = None;
         if let Some(file) = file {
-            // What cannot be read is an error here, so that no file of something else is overwritten.
+            // An unreadable file is an error, so that no file with other contents is overwritten.
             if cache::load_plan(graph, file)?.is_none_or(|saved| saved != plan) {
                 cache::save_plan(&plan, graph, file)?;
             }
@@ -76,7 +76,7 @@ impl Planned {
             cache::load_plan(graph, file)?;
             cached_load_ms = Some(milliseconds(start));
         }
-        Ok(Planned {
+        Ok(TimedPlan {
             plan,
             build_ms,
             cached_load_ms,
@@ -84,7 +84,7 @@ impl Planned {
         })
     }
 
-    /// Prints what is recomputed: by kernel, the most frequent first.
+    /// Prints the recomputed dispatches by kernel, the most frequent first.
     fn show_repeated(&self, recomputation: &Recomputation) -> std::io::Result<()> {
         const SHOWN: usize = 8;
         line(format_args!("Recomputation: {recomputation}"))?;
@@ -103,13 +103,13 @@ impl Planned {
         }
     }
 
-    /// Levels of a step.
+    /// Returns the number of levels of a step. (Dispatches of one level are independent of each other.)
     pub(super) fn levels(&self) -> usize {
         let segment = self.plan.segment(FORWARD_BACKWARD);
         segment.map_or(0, |segment| self.plan.levels(segment))
     }
 
-    /// Prints what there is to know.
+    /// Prints the properties of the plan.
     pub(super) fn show(&self) -> std::io::Result<()> {
         let forecast = self.plan.memory_forecast();
         line(format_args!(
@@ -121,7 +121,7 @@ impl Planned {
         match self.plan.prepared_dispatches().count() {
             0 => {}
             once => line(format_args!(
-                "  and {once} dispatches that run once, when parameters were written: what no step changes"
+                "  and {once} dispatches that run only after parameters were written (prepared values)"
             ))?,
         }
         if let Some(ms) = self.cached_load_ms {

@@ -1,11 +1,11 @@
-//! `meganeura plugins`.
+//! Command `meganeura plugins`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::config::Config;
-use meganeura::plugins::{Brings, Report, check_plugin, loaded, open_data};
+use meganeura::plugins::{PluginContents, Report, check_plugin, loaded, open_data};
 use meganeura::registry;
 use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
@@ -13,13 +13,13 @@ use serde_json::json;
 use super::Outcome;
 use crate::output::{aligned, columns, line, lines};
 
-/// Names of operators in a row of a listing, where there is room.
+/// Maximum number of operator names in a row of a listing.
 const NAMES_IN_A_ROW: usize = 4;
 
 /// Options of `plugins`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long, global = true)]
     json: bool,
 
@@ -29,29 +29,32 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Check the rules of one rule set, or of all, on generated graphs.
+    /// Test the rules of one rule set, or of all, on generated graphs.
     ///
-    /// For each rule, graphs are searched that its left-hand side matches. Both sides are computed by the reference
-    /// definitions of the operators and compared; for rules that apply before differentiation also their gradients. A rule
-    /// whose sides differ, or for which no matching graph is found, is printed with the failing case, and the exit code is 1.
+    /// For each rule, graphs that match its left-hand side are generated. Both sides are evaluated by the reference
+    /// definitions of the operators and compared; rules that apply before differentiation are also compared in their
+    /// gradients. If the sides of a rule differ, or no matching graph is found, the failing case is printed and the
+    /// exit code is 1.
     Verify(VerifyArgs),
 
-    /// Check a plugin, as loading it does.
+    /// Check a plugin in the same way as loading it.
     ///
-    /// It is loaded in this process, so that the code of a shared object runs. The exit code is 1 if it is refused.
+    /// The plugin is loaded in this process, so code of a shared object runs. The exit code is 1 if the plugin cannot
+    /// be loaded.
     Check {
         /// Folder or file `*.toml` of a plugin without native code, or a shared object.
         #[arg(value_name = "PATH")]
         path: PathBuf,
 
-        /// A plugin without native code that is loaded first, because this one has rules for its operators.
+        /// Plugin without native code that is loaded first because the checked plugin has rules for its operators. May
+        /// be repeated.
         #[arg(long, value_name = "PATH")]
         after: Vec<PathBuf>,
     },
 }
 
 impl Args {
-    /// Whether it is only about one plugin.
+    /// Returns true if the command checks a single plugin.
     pub(crate) fn checks(&self) -> bool {
         matches!(self.command, Some(Command::Check { .. }))
     }
@@ -64,7 +67,7 @@ struct VerifyArgs {
     #[arg(value_name = "SET")]
     set: Option<String>,
 
-    /// Number of different graphs for each rule.
+    /// Number of generated graphs per rule.
     #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().cases)]
     cases: usize,
 
@@ -73,7 +76,7 @@ struct VerifyArgs {
     seed: u64,
 }
 
-/// The plugin that announces an operator, or the core.
+/// Returns the origin of an operator: the crate or plugin that contains it, with its version, or the core.
 fn origin_of_op(name: &str) -> String {
     let plugins = registry::plugins();
     let linked = plugins.iter().find(|p| p.ops.contains(&name));
@@ -87,7 +90,8 @@ fn origin_of_op(name: &str) -> String {
     linked.or_else(|| origin_of_data(brings)).unwrap_or_else(core_origin)
 }
 
-/// The plugin that announces a rule set; none if it was registered otherwise.
+/// Returns the crate or plugin that contains a rule set, with its version; empty if the set was registered in another
+/// way.
 fn origin_of_set(namespace: &str) -> String {
     let plugins = registry::plugins();
     let linked = plugins.iter().find(|p| p.rule_sets.contains(&namespace));
@@ -96,7 +100,7 @@ fn origin_of_set(namespace: &str) -> String {
     linked.or_else(|| origin_of_data(is_own)).unwrap_or_default()
 }
 
-/// The loaded plugin without native code of which something holds.
+/// Returns the name and version of the first loaded plugin without native code that satisfies the predicate.
 fn origin_of_data(is_it: impl Fn(&Report) -> bool) -> Option<String> {
     let report = loaded().into_iter().find(is_it)?;
     Some(format!(
@@ -182,30 +186,32 @@ fn run_check(path: &Path, after: &[PathBuf], json: bool) -> Outcome {
         open_data(&std::path::absolute(earlier)?, None)?;
     }
     let report = check_plugin(&std::path::absolute(path)?, None)?;
-    match json {
-        true => line(plugin_json(&report))?,
-        false => print_plugin(&report)?,
+    if json {
+        line(plugin_json(&report))?
+    } else {
+        print_plugin(&report)?
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Loads the plugins that the environment and the configuration name, and refuses to go on if one of them was refused.
+/// Loads the plugins from the environment and the configuration.
 ///
 /// # Errors
-/// The plugins, with the reasons.
+/// Some plugins were refused; the message contains the reasons.
 pub(crate) fn refuse_if_any_is_refused() -> Result<(), Box<dyn std::error::Error>> {
     registry::load_backends(&Config::load()?);
     let refused: Vec<String> = loaded()
         .into_iter()
         .filter_map(|report| Some(format!("plugin '{}': {}", report.title(), report.refused?)))
         .collect();
-    match refused.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
+    if refused.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
             "{}\n  help: correct the list of plugins, or leave --strict-plugins out",
             refused.join("\n")
         )
-        .into()),
+        .into())
     }
 }
 
@@ -247,7 +253,7 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Names in as many columns as the terminal has room for.
+/// Arranges names in the maximum number of columns that fits into the terminal.
 fn in_rows(names: &[&str]) -> Vec<String> {
     let rows = |count: usize| -> Vec<String> {
         let rows = names.chunks(count);
@@ -280,11 +286,11 @@ fn print_plugin(report: &Report) -> std::io::Result<()> {
     Ok(())
 }
 
-fn brings_json(brings: &Brings) -> serde_json::Value {
+fn brings_json(brings: &PluginContents) -> serde_json::Value {
     json!({ "ops": brings.ops, "rules": brings.rules, "kernels": brings.kernels })
 }
 
-fn brings_text(brings: &Brings) -> String {
+fn brings_text(brings: &PluginContents) -> String {
     let parts = [
         ("operators", &brings.ops),
         ("rules", &brings.rules),

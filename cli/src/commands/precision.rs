@@ -8,7 +8,7 @@ use meganeura::precision::Precision;
 pub(crate) enum Choice {
     /// Operands are never rounded.
     F32,
-    /// Operands of matmuls and convolutions may be rounded to f16 where that is faster.
+    /// Operands of matmuls and convolutions may be rounded to f16 if that is faster.
     Mixed,
 }
 

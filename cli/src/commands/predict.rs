@@ -1,4 +1,4 @@
-//! `meganeura predict` and `meganeura evaluate`: a model that `train --out` saved, on new examples.
+//! Commands `meganeura predict` and `meganeura evaluate`: a model that `train --out` saved, on new examples.
 
 use std::error::Error;
 use std::fmt;
@@ -40,41 +40,41 @@ Examples:
 
 /// The model and its examples.
 #[derive(Debug, clap::Args)]
-struct Shared {
-    /// Folder of the model, as `train --out` wrote it.
+struct ModelAndExamples {
+    /// Model folder, written by `train --out`.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
 
     #[command(flatten)]
     source: Source,
 
-    /// Take a word that training has not seen in its column as none of the known ones, instead of an error.
+    /// Encode words that the training data did not have as zeros, instead of reporting an error.
     #[arg(long, conflicts_with = "npz")]
     unknown_words: bool,
 
-    /// Leave out rows with missing cells that training gave nothing to fill with, instead of an error.
+    /// Skip rows with missing cells if the model has no value to fill them with, instead of reporting an error.
     #[arg(long, conflicts_with = "npz")]
     drop_missing: bool,
 
-    /// Array of the .npz file that holds the features.
+    /// Name of the array of features in the .npz file.
     #[arg(long, value_name = "NAME", default_value = "x", conflicts_with = "csv")]
     x: String,
 
-    /// Examples in a step of the device.
+    /// Number of examples per step.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
-    /// Device to use; `meganeura devices` lists them.
+    /// Device to run on; see `meganeura devices`.
     #[arg(long, value_name = "SELECTOR")]
     device: Option<String>,
 
-    /// Precision of matmuls and convolutions [default: the device's]
+    /// Precision of matmuls and convolutions [default: from the configuration file, else from the device]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 }
 
-impl Shared {
-    /// Files and folders that are read.
+impl ModelAndExamples {
+    /// Returns the files and folders that are read.
     fn inputs(&self) -> impl Iterator<Item = &Path> {
         let Source {
             csv,
@@ -87,7 +87,7 @@ impl Shared {
     }
 }
 
-/// Where the examples are.
+/// Source of the examples.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct Source {
@@ -95,15 +95,15 @@ struct Source {
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
-    /// File of NumPy (.npz) with features [examples, ...].
+    /// NumPy file (.npz) with features [examples, ...].
     #[arg(long, value_name = "FILE")]
     npz: Option<PathBuf>,
 
-    /// Files of images (PNG, JPEG, BMP).
+    /// Image files (PNG, JPEG, BMP).
     #[arg(long, value_name = "FILE", num_args = 1..)]
     image: Vec<PathBuf>,
 
-    /// Folder of images; for `evaluate` with a folder in it for each class.
+    /// Folder of images; for `evaluate`, with one subfolder per class.
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
 }
@@ -113,18 +113,18 @@ struct Source {
 #[command(after_help = PREDICT_EXAMPLES)]
 pub(crate) struct PredictArgs {
     #[command(flatten)]
-    shared: Shared,
+    shared: ModelAndExamples,
 
-    /// Classes to print of each example, the most probable first; numbers are printed as they are.
+    /// Number of classes to print per example, the most probable first; ignored for models that predict numbers.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing: line or file of the input, label and probability (and so on for --top), or the predicted
-    /// numbers.
+    /// Write a CSV file instead of printing: line or file of the input, then label and probability for each class of
+    /// --top, or the predicted numbers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Print one JSON object a line, with the probability of every class or the predicted numbers.
+    /// Print one JSON object per line, with the probabilities of all classes or the predicted numbers.
     #[arg(long, conflicts_with = "output")]
     json: bool,
 }
@@ -134,13 +134,13 @@ pub(crate) struct PredictArgs {
 #[command(after_help = EVALUATE_EXAMPLES)]
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
-    shared: Shared,
+    shared: ModelAndExamples,
 
-    /// Array of the .npz file that holds the labels, or the true numbers.
+    /// Name of the array in the .npz file with the labels (classes) or targets (regression).
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with = "csv")]
     y: String,
 
-    /// Write an HTML page: precision, recall and F1 of each class, and the confusion matrix; only of classifiers.
+    /// Write an HTML page with precision, recall and F1 per class, and the confusion matrix; only for classifiers.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
@@ -152,7 +152,7 @@ pub(crate) struct EvaluateArgs {
     json: bool,
 }
 
-/// What an example is called.
+/// Name of an example.
 enum Name {
     Row(usize),
     File(String),
@@ -167,12 +167,12 @@ impl fmt::Display for Name {
     }
 }
 
-/// Examples as they are in a file.
+/// Examples as they are stored in a file.
 struct Examples {
     features: Features,
-    /// What each example is called: its line in a table or its place in an array, both from 1, or its file.
+    /// Name of each example: its line in a table or its index in an array, both from 1, or its file.
     names: Vec<Name>,
-    /// With labels or true numbers, where the file has them.
+    /// The examples with labels or true numbers, if the file has them.
     labelled: Option<Dataset>,
 }
 
@@ -219,13 +219,18 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
             _ => String::new(),
         };
         return Err(match args.shared.source.csv {
-            Some(_) => format!("{file}: there is no column '{name}' to compare with; `meganeura predict` needs none"),
-            None => "single images have no labels; give --images DIR with a folder for each class".to_owned(),
+            Some(_) => format!(
+                "{file}: there is no column '{name}' to compare with; `meganeura predict` works \
+                without it"
+            ),
+            None => "single images have no labels; use --images DIR with one subfolder per class".to_owned(),
         }
         .into());
     };
     if args.html.is_some() && !matches!(predictor.task(), Task::Classification { .. }) {
-        return Err("--html shows classes, but the model predicts numbers; --json has its errors".into());
+        return Err(
+            "--html works only with classifiers, and the model predicts numbers; --json prints its errors".into(),
+        );
     }
     let report = match ranks.others() {
         None => predictor.evaluate(labelled)?,
@@ -262,10 +267,10 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model on its device, and the examples. `y` is the array of labels, if they are wanted.
-fn open(args: &Shared, y: Option<&str>) -> Result<(Predictor, Examples)> {
+/// Opens the model on its device, and reads the examples. `y` is the array of labels, if they are needed.
+fn open(args: &ModelAndExamples, y: Option<&str>) -> Result<(Predictor, Examples)> {
     let model = Model::load(&args.model)?;
-    // Files before devices: their errors come sooner.
+    // Files are read before the device is opened, so that their errors are reported sooner.
     let examples = match &args.source {
         Source { csv: Some(path), .. } => csv(path, args, &model, y.is_some())?,
         Source { npz: Some(path), .. } => npz(path, args, y, &model)?,
@@ -280,7 +285,7 @@ fn open(args: &Shared, y: Option<&str>) -> Result<(Predictor, Examples)> {
     Ok((predictor, examples))
 }
 
-fn csv(path: &Path, args: &Shared, model: &Model, labels: bool) -> Result<Examples> {
+fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool) -> Result<Examples> {
     let rows = model.read_table(
         path,
         TableReadOptions {
@@ -290,8 +295,8 @@ fn csv(path: &Path, args: &Shared, model: &Model, labels: bool) -> Result<Exampl
         },
     )?;
     for (count, what) in [
-        (rows.filled, "missing cells were filled as for training"),
-        (rows.dropped, "rows with missing cells were left out"),
+        (rows.filled, "missing cells were filled with the values from training"),
+        (rows.dropped, "rows with missing cells were skipped"),
         (rows.unknown, "words were unknown to the model"),
     ] {
         if count > 0 {
@@ -305,7 +310,7 @@ fn csv(path: &Path, args: &Shared, model: &Model, labels: bool) -> Result<Exampl
     })
 }
 
-fn npz(path: &Path, args: &Shared, y: Option<&str>, model: &Model) -> Result<Examples> {
+fn npz(path: &Path, args: &ModelAndExamples, y: Option<&str>, model: &Model) -> Result<Examples> {
     let x = data::read_npz(path, &args.x)?;
     let count = x.shape().first().copied().unwrap_or(0);
     let labelled = match (y, model.task()) {
@@ -332,17 +337,17 @@ fn images(files: Vec<PathBuf>, model: &Model) -> Result<Examples> {
     })
 }
 
-/// A folder of images, or, with labels, of folders of images.
+/// Reads a folder of images or, with labels, a folder of folders of images.
 fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
     if !labels {
-        let files = data::image_files(path)?;
-        if files.is_empty() {
-            return Err(format!("{}: there are no images (PNG, JPEG, BMP) in it", path.display()).into());
-        }
-        return images(files, model);
+        return images(data::image_files(path)?, model);
     }
     let Preprocessing::Images { size, .. } = *model.preprocessing() else {
-        return Err("the model was not trained on files of images; give its examples by --csv or --npz".into());
+        return Err(format!(
+            "{}: the model was not trained on image files; pass examples with --csv or --npz",
+            path.display()
+        )
+        .into());
     };
     let folder = data::image_folder(path, size, Some(model.task().classes()))?;
     Ok(Examples {
@@ -356,14 +361,14 @@ fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
     })
 }
 
-/// The most probable classes with their probabilities, the first of equals first.
+/// Returns the most probable classes with their probabilities; equal ones keep their order.
 fn best(probabilities: &[f64], top: usize) -> impl Iterator<Item = (usize, f64)> {
     let mut all: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.into_iter().take(top)
 }
 
-/// Text of a file for a terminal: without control characters.
+/// Returns a text from a file without control characters.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -468,11 +473,12 @@ fn write_csv<'p>(
     Ok(())
 }
 
-/// A field of a CSV file (RFC 4180).
+/// Quotes a field of a CSV file (RFC 4180).
 fn quoted(field: &str) -> String {
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_owned(),
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `meganeura pull`.
+//! Command `meganeura pull`.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use crate::output::{line, notice, printable};
 /// Options of `pull`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Name on the Hugging Face Hub, such as HuggingFaceTB/SmolLM2-135M; of another revision than the main one with the
-    /// name of its branch or tag, or its commit, behind an @.
+    /// Name on the Hugging Face Hub, such as HuggingFaceTB/SmolLM2-135M. REVISION is a branch, a tag or a commit
+    /// [default: main]
     #[arg(value_name = "NAME[@REVISION]")]
     name: String,
 
-    /// Download this GGUF file of the repository instead of its safetensors files. Of a model in several parts, name the first.
+    /// GGUF file of the repository to download, instead of its safetensors files. Name the first part of a split model.
     #[arg(long, value_name = "X.gguf")]
     file: Option<String>,
 }
@@ -32,18 +32,17 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let path = with_bars(&request).map_err(Error::from)?;
     line(path.display())?;
-    let name = match path.is_dir() {
-        true => args.name.clone(),
-        false => {
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            format!("{}/{stem}", args.name)
-        }
+    let name = if path.is_dir() {
+        args.name.clone()
+    } else {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        format!("{}/{stem}", args.name)
     };
-    notice(format_args!("it is there as '{name}'; `meganeura models` lists it"))?;
+    notice(format_args!("available as '{name}'; `meganeura models` lists it"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Downloads a model, with a bar for each file on a terminal, else a line.
+/// Downloads a model. Shows a progress bar for each file on a terminal, otherwise a line.
 pub(super) fn with_bars(request: &PullRequest) -> Result<PathBuf, PullError> {
     hub::pull(
         request,
@@ -54,7 +53,7 @@ pub(super) fn with_bars(request: &PullRequest) -> Result<PathBuf, PullError> {
     )
 }
 
-/// The bar of the present file.
+/// The progress bar of the current file.
 struct Bars {
     bar: Option<ProgressBar>,
     file: String,
@@ -66,7 +65,7 @@ impl Progress for Bars {
         file.clone_into(&mut self.file);
         if !io::stderr().is_terminal() {
             if is_new {
-                // What is downloaded matters more than whether anybody reads this.
+                // If standard error is closed, the download still completes.
                 let _ = notice(format_args!("downloading {file}, {}", bytes(size)));
             }
             return;

@@ -1,4 +1,4 @@
-//! `--distributed` of `meganeura train` and `meganeura evaluate`: this process as one rank of several.
+//! Option `--distributed` of `meganeura train` and `meganeura evaluate`: this process as one rank of several.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use meganeura::graph::NodeKind;
 
 use crate::output;
 
-/// How this process finds the others.
+/// Options of a run that is distributed over several processes.
 #[derive(Debug, clap::Args)]
 pub(super) struct RankOptions {
-    /// Work on several processes: NAME is how they communicate, `nccl` (NVIDIA's GPUs, one for each process; start with
-    /// torchrun, mpirun or Slurm) or `mpi` (a build with `--features mpi`; start with mpirun). Each takes its part of the
-    /// examples (of training, of each batch); every process has the same options.
+    /// Run as one of several processes that communicate through NAME: `nccl` (one NVIDIA GPU per process; start with
+    /// torchrun, mpirun or Slurm) or `mpi` (needs a build with `--features mpi`; start with mpirun). Each process
+    /// computes a share of the examples, in training a share of each batch. All processes need the same options.
     #[arg(long, value_name = "NAME")]
     distributed: Option<String>,
 
-    /// Seconds that a process of --distributed waits for the others before it ends with an error.
+    /// With --distributed: maximum time to wait for the other processes, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
     time_limit: f64,
 }
 
 impl RankOptions {
-    /// Whether there are to be several processes.
+    /// Returns true if several processes are requested.
     pub(super) fn is_asked_for(&self) -> bool {
         self.distributed.is_some()
     }
 }
 
-/// The communicators that a feature of the command brings.
+/// Returns the names of the communicators that features of the command add.
 #[cfg(feature = "mpi")]
 fn linked() -> &'static str {
-    // Names it, so that the linker keeps what registers itself.
+    // The reference makes the linker keep the registration.
     meganeura_mpi::NAME
 }
 
-/// The parts of a model that depend on the number of ranks.
+/// Returns the parts of a model whose results depend on the number of ranks.
 fn differences(graph: &Graph) -> &'static str {
     let calls = |name: &str| {
         let mut nodes = graph.nodes().iter();
@@ -52,12 +52,12 @@ fn differences(graph: &Graph) -> &'static str {
     }
 }
 
-/// The connection to the other ranks, if there are such.
+/// Connection to the other ranks; `None` for a single process.
 #[derive(Debug)]
 pub(super) struct Ranks(Option<Arc<dyn Communicator>>);
 
 impl Ranks {
-    /// Joins the group that this process was started in, if that is asked for. From then on the first rank alone prints.
+    /// Joins the group of this process, if requested. Afterwards only the first rank prints.
     pub(super) fn join(options: &RankOptions) -> Result<Self, Box<dyn Error>> {
         let Some(name) = &options.distributed else {
             return Ok(Ranks(None));
@@ -66,7 +66,7 @@ impl Ranks {
         log::debug!("linked communicators: {}", linked());
         let limit = options.time_limit;
         if !limit.is_finite() || limit <= 0.0 || limit > 1e9 {
-            return Err(format!("--time-limit {limit}: give seconds, above 0").into());
+            return Err(format!("--time-limit: expected a number of seconds above 0, found {limit}").into());
         }
         let options = CommunicatorOptions::with_time_limit(Duration::from_secs_f64(limit));
         let communicator = distributed::open(name, &options)?;
@@ -78,29 +78,29 @@ impl Ranks {
         Ok(Ranks(Some(communicator)))
     }
 
-    /// Whether this is the first rank, which prints and writes files, or the only one.
+    /// Returns true for the first or only rank, which prints and writes files.
     pub(super) fn is_first(&self) -> bool {
         self.0.as_ref().is_none_or(|communicator| communicator.rank() == 0)
     }
 
-    /// The connection, for the trainer.
+    /// Returns the connection, for the trainer.
     pub(super) fn communicator(&self) -> Option<Arc<dyn Communicator>> {
         self.0.clone()
     }
 
-    /// The connection, if there are other ranks.
+    /// Returns the connection, if there are other ranks.
     pub(super) fn others(&self) -> Option<&dyn Communicator> {
         self.0.as_deref().filter(|communicator| communicator.size() > 1)
     }
 
-    /// Prints the number of ranks, and which parts of the model differ from a run of one process.
+    /// Prints the number of ranks, and the parts of the model that differ from a run of one process.
     pub(super) fn introduce(&self, batch: usize, graph: &Graph) -> std::io::Result<()> {
         let Some(communicator) = self.0.as_ref().filter(|c| c.size() > 1) else {
             return Ok(());
         };
         let size = communicator.size();
         output::line(format_args!(
-            "{size} ranks ({}), each with {} of the {batch} examples of a batch",
+            "{size} ranks ({}), each with {} of {batch} examples per batch",
             communicator.name(),
             batch / size
         ))?;
@@ -112,7 +112,7 @@ impl Ranks {
         }
     }
 
-    /// Tells the other ranks where this one ends with an error; gives the outcome back.
+    /// Aborts the other ranks if the outcome is an error; returns the outcome.
     pub(super) fn end<T>(&self, outcome: Result<T, Box<dyn Error>>) -> Result<T, Box<dyn Error>> {
         if let (Some(communicator), Err(error)) = (&self.0, &outcome) {
             communicator.abort(&error.to_string());

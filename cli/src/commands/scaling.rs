@@ -1,4 +1,4 @@
-//! `meganeura explain --ranks N`: what data-parallel training of a plan on N ranks would take, on paper.
+//! Option `meganeura explain --ranks N`: an estimate of data-parallel training of a plan on N ranks.
 
 use std::error::Error;
 
@@ -13,7 +13,7 @@ use crate::output::{line, lines};
 /// Options of the estimate.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ScalingOptions {
-    /// With --train: estimate a step on N processes (ranks) that average their gradients, each with this many rows.
+    /// With --train: estimate a step on N processes (ranks) that average their gradients, each with --seq rows.
     #[arg(long, value_name = "N", requires = "train", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
@@ -25,47 +25,48 @@ pub(super) struct ScalingOptions {
     #[arg(long, value_name = "GB/S", default_value_t = 10.0, requires = "ranks")]
     bandwidth: f64,
 
-    /// Time of a step on one rank in milliseconds, as measured; otherwise the estimate of the cost model is taken.
+    /// Measured time of a training step on one rank, in milliseconds, used to estimate the times with more ranks [default:
+    /// the estimate of the cost model]
     #[arg(long, value_name = "MS", requires = "ranks")]
     step_ms: Option<f64>,
 
-    /// Average each bucket beside the backward pass as soon as its gradients are complete, as NCCL does; otherwise after it,
-    /// as MPI does.
+    /// Assume that the all-reduce of a bucket overlaps the backward pass (as with NCCL), instead of following it (as with
+    /// MPI).
     #[arg(long, requires = "ranks")]
     overlap: bool,
 }
 
-/// A bucket of gradients: seconds, bytes.
+/// A bucket of gradients, with times in seconds and the size in bytes.
 #[derive(Debug, PartialEq)]
 struct Reduction {
     gradients: String,
     bytes: usize,
-    /// When its gradients are complete, from the beginning of the step.
+    /// Time at which its gradients are complete, from the start of the step.
     complete: f64,
     all_reduce: f64,
 }
 
-/// The estimate: seconds.
+/// The estimate, with times in seconds.
 #[derive(Debug, PartialEq)]
 pub(super) struct Scaling {
     ranks: u32,
     reductions: Vec<Reduction>,
     compute: f64,
-    /// When the backward pass ends, behind which is the update.
+    /// Time at which the backward pass ends and the update begins.
     backward: f64,
     is_measured: bool,
     overlaps: bool,
 }
 
-/// Seconds of an all-reduce by recursive halving and doubling, which is optimal in this model: `2 log2(N) alpha +
-/// 2 (N - 1) / N * bytes / beta`.
+/// Returns the seconds of an all-reduce by recursive halving and doubling, which is optimal in this model: `2 log2(N) alpha + 2
+/// (N - 1) / N * bytes / beta`.
 fn all_reduce(ranks: u32, bytes: usize, alpha: f64, beta: f64) -> f64 {
     let n = f64::from(ranks);
     2.0 * n.log2().ceil() * alpha + 2.0 * (n - 1.0) / n * bytes as f64 / beta
 }
 
 impl ScalingOptions {
-    /// The estimate for a device, if it is asked for.
+    /// Returns the estimate for a device, if requested.
     pub(super) fn estimate(
         &self,
         plan: &ExecutionPlan,
@@ -74,17 +75,19 @@ impl ScalingOptions {
         let Some(ranks) = self.ranks else { return Ok(None) };
         for (name, value) in [("--latency", self.latency), ("--bandwidth", self.bandwidth)] {
             if !value.is_finite() || value < 0.0 || name == "--bandwidth" && value == 0.0 {
-                return Err(format!("{name} {value} makes no sense; give a number above 0").into());
+                return Err(
+                    format!("{name}: expected a number of at least 0 (--bandwidth: above 0), found {value}").into(),
+                );
             }
         }
         if let Some(ms) = self.step_ms.filter(|ms| !ms.is_finite() || *ms <= 0.0) {
-            return Err(format!("--step-ms {ms}: a step takes more than 0 ms").into());
+            return Err(format!("--step-ms: expected a number above 0, found {ms}").into());
         }
         let buckets = Buckets::of(plan, BUCKET_BYTES).map_err(|failure| format!("{failure:?}"))?;
         let (alpha, beta) = (self.latency * 1e-6, self.bandwidth * 1e9);
         let progress = Progress::of(plan, target);
         let compute = self.step_ms.map_or(progress.total * 1e-12, |ms| ms * 1e-3);
-        // The share of each dispatch in a measured time is that in the estimated one.
+        // Each dispatch has the same share of the measured time as of the estimated one.
         let scale = compute / progress.total.max(f64::MIN_POSITIVE);
         let reduction = |bucket: &Bucket| {
             let bytes = 4 * bucket.len;
@@ -107,9 +110,9 @@ impl ScalingOptions {
     }
 }
 
-/// How far a step is behind each dispatch, in the cost model's picoseconds.
+/// Progress of a step after each dispatch, in the cost model's picoseconds.
 struct Progress {
-    /// The dispatches before the update, and when each has ended.
+    /// The dispatches before the update, with their end times.
     ends: Vec<(usize, f64)>,
     total: f64,
 }
@@ -132,7 +135,7 @@ impl Progress {
         self.ends.last().map_or(0.0, |(_, end)| *end)
     }
 
-    /// When no dispatch before the update uses a buffer any more.
+    /// Returns the time from which no dispatch before the update uses a buffer.
     fn complete(&self, plan: &ExecutionPlan, buffer: BufferRef) -> f64 {
         let uses = |number: usize| {
             let dispatch = &plan.dispatches[number];
@@ -149,7 +152,8 @@ impl Scaling {
         self.reductions.iter().map(|reduction| reduction.all_reduce).sum()
     }
 
-    /// Seconds of communication beside the backward pass: one bucket after the other, each when its gradients are complete.
+    /// Returns the seconds of communication that overlap the backward pass: one bucket after the other, each when its gradients
+    /// are complete.
     fn overlap(&self) -> f64 {
         if !self.overlaps {
             return 0.0;
@@ -160,7 +164,7 @@ impl Scaling {
         self.communication() - (end - self.backward).clamp(0.0, self.communication())
     }
 
-    /// The share of the time in which ranks compute.
+    /// Returns the fraction of the time in which ranks compute.
     fn efficiency(&self) -> f64 {
         self.compute / (self.compute + self.communication() - self.overlap())
     }
@@ -184,9 +188,10 @@ impl Scaling {
             lines(text, 34)?;
         }
         let source = if self.is_measured { "as given" } else { "estimated" };
-        let overlap = match self.overlaps {
-            true => format!("{:.3} ms overlap the backward pass", self.overlap() * 1e3),
-            false => "nothing overlaps the backward pass (--overlap)".into(),
+        let overlap = if self.overlaps {
+            format!("{:.3} ms overlap the backward pass", self.overlap() * 1e3)
+        } else {
+            "nothing overlaps the backward pass (--overlap)".into()
         };
         line(format_args!(
             "  a step computes for {:.3} ms ({source}) and communicates for {:.3} ms, of which {overlap}",
@@ -194,7 +199,7 @@ impl Scaling {
             self.communication() * 1e3
         ))?;
         line(format_args!(
-            "  efficiency {:.1} %: {:.2} times the examples a second of one rank",
+            "  efficiency {:.1} %: {:.2} times the examples per second of one rank",
             100.0 * self.efficiency(),
             f64::from(self.ranks) * self.efficiency()
         ))
@@ -223,7 +228,7 @@ mod tests {
 
     #[test]
     fn an_all_reduce_costs_latency_and_bandwidth() {
-        // 2 ranks: two messages of half of the bytes each way. 1 rank: nothing.
+        // 2 ranks: two messages with half of the bytes in each direction. 1 rank: nothing.
         assert_eq!(all_reduce(1, 1 << 20, 1e-6, 1e9), 0.0);
         assert!((all_reduce(2, 1_000_000, 1e-6, 1e9) - (2e-6 + 1e-3)).abs() < 1e-12);
         assert!((all_reduce(1000, 0, 1e-6, 1e9) - 20e-6).abs() < 1e-12);
@@ -236,7 +241,7 @@ mod tests {
         assert_eq!(scaling.object()["buckets"].as_array().map(Vec::len), Some(2));
     }
 
-    /// Buckets of a millisecond each in a step of 8, of which the update takes 1.
+    /// Creates an estimate with buckets of one millisecond each, in a step of 8 ms with an update of 1 ms.
     fn scaling(overlaps: bool, complete: &[f64]) -> Scaling {
         let reduction = |complete: &f64| Reduction {
             gradients: "a".into(),
@@ -256,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_bucket_waits_for_its_gradients_and_for_the_one_before() {
-        // The times at which gradients are complete, and milliseconds that overlap.
+        // Times at which gradients are complete, and milliseconds that overlap.
         let cases: [(&[f64], f64); 4] = [
             (&[0.005, 0.006], 2.0),
             (&[0.005, 0.007], 1.0),

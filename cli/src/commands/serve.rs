@@ -1,4 +1,4 @@
-//! `meganeura serve`.
+//! Command `meganeura serve`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Refuse requests that name another model with HTTP 404, instead of answering any name.
+    /// Reject requests for another model name with HTTP 404, instead of accepting any name.
     #[arg(long)]
     strict_model: bool,
 
@@ -36,15 +36,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     host: IpAddr,
 
-    /// Port to listen on; 0 for a free one.
+    /// Port to listen on; 0 selects a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
 
-    /// Key that requests send as `Authorization: Bearer KEY`. Prefer the environment variable: other users can see options.
+    /// API key that requests must send as `Authorization: Bearer KEY`. Prefer the environment variable: other users can
+    /// see the options of a process.
     #[arg(long, value_name = "KEY", env = "MEGANEURA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 
-    /// Serve without a key on an address that other machines can reach.
+    /// Allow an address that other machines can reach without an API key.
     #[arg(long, conflicts_with = "api_key")]
     no_auth: bool,
 
@@ -66,42 +67,44 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[NAME=]DIR")]
     lora: Vec<PathBuf>,
 
-    /// Maximum number of sequences that are computed together.
+    /// Maximum number of sequences that are computed in one step.
     #[arg(long, value_name = "N", default_value_t = 8)]
     sequences: usize,
 
-    /// Maximum number of tokens of a sequence, prompt included [default: 4096, or the model's context if that is shorter]
+    /// Maximum length of a sequence in tokens, prompt included [default: 4096, or the model's context if that is
+    /// shorter]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 
-    /// Size of the KV cache, in tokens of all sequences together [default: half of --sequences times --context, at least
-    /// --context]
+    /// Size of the KV cache in tokens, for all sequences together [default: half of --sequences times --context, at
+    /// least --context]
     #[arg(long, value_name = "TOKENS")]
     cache: Option<usize>,
 
-    /// Maximum number of tokens per step (prefill chunk).
-    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
-    step_tokens: usize,
+    /// Maximum number of tokens per step (prefill chunk) [default: 512 on devices with their own memory, else 64; at least
+    /// --sequences]
+    #[arg(long, value_name = "TOKENS")]
+    step_tokens: Option<usize>,
 
-    /// Speculative decoding: number of draft tokens per sequence and step, from --draft-model, else from the sequence's own earlier
-    /// text. Results do not change [default: 0, or 4 with --draft-model]
+    /// Speculative decoding: number of draft tokens per sequence and step. --draft-model proposes them, otherwise they
+    /// are copied from earlier text of the sequence. Results do not change [default: 0, or 4 with --draft-model]
     #[arg(long, value_name = "N")]
     draft_tokens: Option<usize>,
 
-    /// Draft model: a smaller model with the same vocabulary, given like --model.
+    /// Draft model for speculative decoding: a smaller model with the same vocabulary, given like --model.
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     draft_model: Option<PathBuf>,
 
-    /// Disable the prefix cache, which shares the KV cache of equal prompt prefixes.
+    /// Disable the prefix cache, which reuses the KV cache of equal prompt prefixes.
     #[arg(long)]
     no_prefix_cache: bool,
 
-    /// Ignore the sampling values in generation_config.json, which otherwise apply to fields that a request leaves out.
+    /// Ignore the sampling values of generation_config.json, which are otherwise the defaults of requests.
     #[arg(long)]
     ignore_generation_config: bool,
 
-    /// Turn text of messages such as `<|im_end|>` into special tokens. By default it stays text, so that users cannot write turns
-    /// of the conversation.
+    /// Parse text such as `<|im_end|>` in messages as special tokens. By default it stays text, so that users cannot
+    /// forge turns of the conversation.
     #[arg(long)]
     special_tokens_in_messages: bool,
 
@@ -109,11 +112,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
     pooling: Option<Pooling>,
 
-    /// Truncate texts that are too long for an encoder, instead of refusing them.
+    /// Truncate texts that exceed an encoder's maximum length, instead of rejecting the request.
     #[arg(long)]
     truncate: bool,
 
-    /// Maximum number of queued sequences (encoders: requests); further ones get HTTP 429.
+    /// Maximum number of texts that wait to be generated; requests for more get HTTP 429. A request for N choices counts N
+    /// times. For encoders, each request counts once.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
@@ -121,7 +125,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     timeout: u64,
 
-    /// Maximum time for the head of a request and for each part of its body, in seconds; a whole body may take twice as long.
+    /// Maximum time to receive the headers of a request, and each part of its body, in seconds; a whole body may take
+    /// twice as long.
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     read_timeout: u64,
 
@@ -133,7 +138,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     connections_per_address: Option<usize>,
 
-    /// Maximum time to complete running requests after Ctrl-C or SIGTERM, in seconds. A second signal ends them at once.
+    /// Maximum time to finish running requests after Ctrl-C or SIGTERM, in seconds. A second signal cancels them at
+    /// once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=MAX_SECONDS))]
     shutdown_timeout: u64,
 
@@ -150,8 +156,9 @@ const DRAFT_TOKENS: usize = 4;
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = locate(&args.model)?;
-    let context = if EncoderConfig::is_one(&model) {
-        None
+    let is_encoder = EncoderConfig::is_one(&model);
+    let context = if is_encoder {
+        args.context
     } else {
         let longest = meganeura::llm::ModelConfig::open(&model)?.context;
         Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT)))
@@ -161,8 +168,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let plans = plans_of(&model);
     let draft_model = match &args.draft_model {
         None => None,
-        Some(_) if context.is_none() => {
-            return Err(Error::misuse("an encoder takes no draft model", "leave --draft-model out").into());
+        Some(_) if is_encoder => {
+            return Err(Error::misuse("an encoder cannot use a draft model", "leave --draft-model out").into());
         }
         Some(draft) => {
             let model = locate(draft)?;
@@ -229,6 +236,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         server.model(),
         server.device()
     ))?;
+    crate::memory::return_after_peaks();
     server.run_until_signal()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -247,7 +255,7 @@ fn adapters(given: &[PathBuf]) -> Result<Adapters, Error> {
     for value in given {
         let text = value.to_string_lossy();
         match text.split_once('=') {
-            // A folder whose name contains the sign is a folder.
+            // An existing folder whose name contains the sign is a folder.
             Some((name, folder)) if !value.exists() => named.push((name.to_owned(), PathBuf::from(folder))),
             _ if for_all.is_none() => for_all = Some(value.clone()),
             _ => {

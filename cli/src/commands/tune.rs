@@ -1,15 +1,15 @@
-//! `meganeura tune`.
+//! Command `meganeura tune`.
 
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meganeura::backend::{Device, Tune, TuneOptions, Tuned};
-use meganeura::build::Builder;
+use meganeura::backend::{Device, Tune, TuneOptions, TunedClass};
+use meganeura::builder::Builder;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
-use meganeura::select::{self, Selected};
+use meganeura::select::{self, SelectedDevice};
 use meganeura::{ExecutionPlan, Mode, Sgd};
 use meganeura_bench::{Sizes, Task, metric, workloads};
 use serde_json::{Value, json};
@@ -23,13 +23,13 @@ use crate::output::{self, line, notice};
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads whose matmuls, reductions and attention to tune: models of `meganeura explain`, ONNX files, and matmuls such
-    /// as 4096x4096x4096 (m, n, k).
+    /// Workloads to tune (their matmuls, reductions and attention): models of `meganeura explain`, ONNX files, and
+    /// matmuls such as 4096x4096x4096 (m, n, k).
     #[arg(value_name = "WORKLOAD")]
     workload: Vec<String>,
 
-    /// Workloads of a suite: matmul, attention, conv, models and others of `meganeura bench --suite`, or all. Separate
-    /// several with commas.
+    /// Suite of workloads to tune: matmul, attention, conv, models and others of `meganeura bench --suite`, or all.
+    /// Separate several with commas.
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "workload")]
     suite: Vec<suites::Suites>,
 
@@ -44,15 +44,16 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Time for all classes of calls; unused time goes to later classes.
+    /// Maximum time in seconds, for all classes of calls (a class contains calls of the same operation with similar
+    /// sizes, and has one schedule); unused time goes to later classes.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 
-    /// Show the results, but do not save them.
+    /// Show the results without saving them.
     #[arg(long)]
     dry_run: bool,
 
-    /// Delete the results of earlier runs on the device: the default schedules are used again.
+    /// Delete earlier results of the device, so that the default schedules are used again.
     #[arg(long, conflicts_with_all = ["workload", "suite", "dry_run", "precision"])]
     forget: bool,
 
@@ -62,16 +63,16 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    // What it measured is kept in a file.
+    // The measurements are saved in a file, so a closed output does not end the command.
     output::outlast_reader();
     if !args.forget && args.workload.is_empty() && args.suite.is_empty() {
         return Err(
             "there is nothing to tune: name models or matmuls, such as smollm2-135m or 512x512x512, or give --suite; \
-             --forget deletes what was found before"
+             --forget deletes earlier results"
                 .into(),
         );
     }
-    // Calls that run on the fallback device are not tuned here.
+    // Without a fallback: calls that run on the fallback device are not tuned.
     let config = Config {
         fallback: None,
         ..Config::load()?
@@ -80,8 +81,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let device: Arc<dyn Device> = selected.open(&config)?;
     let Some(tunable) = device.tunable() else {
         return Err(format!(
-            "there is nothing to tune on {}: its backend measures no schedules; `meganeura devices` lists other devices, of \
-             which GPUs have several, such as `--device blade`",
+            "there is nothing to tune on {}: its backend has no schedules; use a GPU, such as `--device blade`; \
+             `meganeura devices` lists the devices",
             selected.selector
         )
         .into());
@@ -102,9 +103,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     })?;
     failure?;
     report(args, &selected, tunable, &all)?;
-    Ok(match all.iter().any(|tuned| tuned.skipped.is_none()) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if all.iter().any(|tuned| tuned.skipped.is_none()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -118,17 +120,17 @@ fn forget(args: &Args, device: &dyn Tune) -> Outcome {
             file.display()
         ))?,
         false => line(format_args!(
-            "nothing was measured on this device: there is no {}",
+            "no results for this device: {} does not exist",
             file.display()
         ))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plans whose calls are measured, as sessions on the device have them.
+/// Returns the plans whose calls are measured, the same as those of sessions on the device.
 fn plans(
     args: &Args,
-    selected: &Selected,
+    selected: &SelectedDevice,
     device: &Arc<dyn Device>,
     config: &Config,
 ) -> Result<Vec<ExecutionPlan>, Box<dyn Error>> {
@@ -162,29 +164,26 @@ fn plans(
                 .plan(&workload.graph());
             match plan {
                 Ok((plan, _)) => plans.push(plan),
-                Err(error) => notice(format_args!("{} is left out: {error}", workload.name))?,
+                Err(error) => notice(format_args!("skipped {}: {error}", workload.name))?,
             }
         }
     }
     Ok(plans)
 }
 
-/// Tells of a class that was measured.
-fn tell(args: &Args, number: usize, of: usize, tuned: &Tuned) -> std::io::Result<()> {
+/// Prints the result for a measured class.
+fn tell(args: &Args, number: usize, of: usize, tuned: &TunedClass) -> std::io::Result<()> {
     for refusal in tuned.refused.iter().filter(|refusal| refusal.wrong) {
         notice(format_args!(
-            "warning: '{}' is wrong for {} and never used: {}",
+            "warning: '{}' computes wrong results for {} and is not used: {}",
             refusal.schedule, tuned.class, refusal.reason
         ))?;
     }
     let text = format!("[{number}/{of}] {}: {}", tuned.class, outcome(tuned));
-    match args.json {
-        true => notice(text),
-        false => line(text),
-    }
+    if args.json { notice(text) } else { line(text) }
 }
 
-fn outcome(tuned: &Tuned) -> String {
+fn outcome(tuned: &TunedClass) -> String {
     if let Some(why) = &tuned.skipped {
         return format!("not measured: {why}");
     }
@@ -208,11 +207,8 @@ fn outcome(tuned: &Tuned) -> String {
     text
 }
 
-fn report(args: &Args, selected: &Selected, device: &dyn Tune, all: &[Tuned]) -> Result<(), Box<dyn Error>> {
-    let file = match args.dry_run {
-        true => None,
-        false => Some(device.tuned_file()?),
-    };
+fn report(args: &Args, selected: &SelectedDevice, device: &dyn Tune, all: &[TunedClass]) -> Result<(), Box<dyn Error>> {
+    let file = if args.dry_run { None } else { Some(device.tuned_file()?) };
     let winners = all.iter().filter(|tuned| tuned.winner.is_some()).count();
     if args.json {
         line(json!({
@@ -230,7 +226,7 @@ fn report(args: &Args, selected: &Selected, device: &dyn Tune, all: &[Tuned]) ->
     };
     match file {
         Some(file) if winners > 0 => line(format_args!(
-            "{classes}; it is used from now on, and kept in {}",
+            "{classes}; later runs use it; it is saved in {}",
             file.display()
         ))?,
         _ => line(classes)?,
@@ -238,7 +234,7 @@ fn report(args: &Args, selected: &Selected, device: &dyn Tune, all: &[Tuned]) ->
     Ok(())
 }
 
-fn object(tuned: &Tuned) -> Value {
+fn object(tuned: &TunedClass) -> Value {
     let refused = tuned.refused.iter();
     let refused = refused.map(|r| json!({ "schedule": r.schedule, "reason": r.reason, "wrong": r.wrong }));
     json!({

@@ -7,23 +7,23 @@ use meganeura::{DType, Graph, Mode};
 use super::language::{cache_type, storage};
 use super::onnx::{self, DimOptions};
 
-/// How models are run.
+/// Options for models.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ModelOptions {
-    /// Train models with plain gradient descent instead of running them.
+    /// Measure training steps with plain gradient descent, instead of inference.
     #[arg(long, conflicts_with = "suite")]
     pub(super) train: bool,
 
-    /// Rows of models: tokens of a sequence, or examples of a batch.
+    /// Number of rows of models: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N", conflicts_with = "suite")]
     pub(super) seq: Option<usize>,
 
-    /// Run language models with a KV cache of this number of rows: a step appends `--seq` tokens (1 by default) to the
-    /// cached ones, and computes the logits of the last.
+    /// Run language models with a KV cache of this size in tokens. A step appends `--seq` tokens (default 1) to the
+    /// cache and computes the logits of the last one.
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["train", "suite"])]
     pub(super) cache: Option<usize>,
 
-    /// Tokens in the cache before a step.
+    /// Number of tokens in the cache before a step.
     #[arg(long, value_name = "N", requires = "cache", default_value_t = 0)]
     pub(super) cached: u32,
 
@@ -31,15 +31,15 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "N", requires = "cache", default_value_t = 1)]
     pub(super) sequences: usize,
 
-    /// Storage type of the weights of language models with a cache.
+    /// Storage type of the weights, for language models with --cache.
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
 
-    /// Storage type of the cached keys and values.
+    /// Storage type of the KV cache.
     #[arg(long, value_name = "f32|f16", requires = "cache", value_parser = cache_type, default_value = "f32")]
     pub(super) cache_type: CacheType,
 
-    /// Number of layers of language models with a cache [default: all]
+    /// Number of layers, for language models with --cache [default: all]
     #[arg(long, value_name = "N", requires = "cache", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) layers: Option<u32>,
 
@@ -54,10 +54,10 @@ pub(crate) struct ModelOptions {
 fn operands(text: &str) -> Result<DType, String> {
     let known = [DType::F32, DType::F16, DType::BF16];
     let found = known.into_iter().find(|dtype| dtype.to_string() == text);
-    found.ok_or_else(|| format!("operands cannot be '{text}'; use f32, f16 or bf16"))
+    found.ok_or_else(|| format!("expected f32, f16 or bf16, found '{text}'"))
 }
 
-/// A graph to run, and the FLOPs of a step if they are known.
+/// A graph to run, and the FLOPs of a step if known.
 pub(super) struct Workload {
     pub(super) graph: Graph,
     pub(super) mode: Mode,
@@ -65,21 +65,23 @@ pub(super) struct Workload {
 }
 
 impl ModelOptions {
-    /// The graph of a name.
+    /// Returns the workload with a name.
     ///
     /// # Errors
-    /// There is no such model, or options that it does not have.
+    /// There is no such model, or it does not support an option.
     pub(super) fn workload(&self, name: &str) -> Result<Workload, String> {
         if onnx::is_file(name) {
             return self.imported(name);
         }
         if self.dims.any() {
-            return Err(format!("--dim and --set are for ONNX files, which '{name}' is not"));
+            return Err(format!(
+                "--dim and --set work only with ONNX files, and '{name}' is not one"
+            ));
         }
         if let Some(model) = preset(name) {
             if self.operands != DType::F32 {
                 return Err(format!(
-                    "--operands is for matmuls, which '{name}' is not; see --weights"
+                    "--operands works only with matmuls, and '{name}' is not one; see --weights"
                 ));
             }
             let graph = match self.cache {
@@ -93,7 +95,9 @@ impl ModelOptions {
             });
         }
         if self.cache.is_some() {
-            return Err(format!("--cache is for language models, which '{name}' is not"));
+            return Err(format!(
+                "--cache works only with language models, and '{name}' is not one"
+            ));
         }
         let sizes: Vec<Option<usize>> = name.split('x').map(|size| size.parse().ok()).collect();
         let [Some(m), Some(n), Some(k)] = sizes[..] else {
@@ -104,7 +108,9 @@ impl ModelOptions {
             ));
         };
         if self.train || self.seq.is_some() {
-            return Err(format!("--train and --seq are for models, which '{name}' is not"));
+            return Err(format!(
+                "--train and --seq work only with models, and '{name}' is not one"
+            ));
         }
         let mut graph = Graph::new();
         let operand = |graph: &mut Graph, name: &str, shape: [usize; 2]| match self.operands {
@@ -124,11 +130,11 @@ impl ModelOptions {
         })
     }
 
-    /// An ONNX model.
+    /// Returns the workload of an ONNX model.
     fn imported(&self, path: &str) -> Result<Workload, String> {
         if self.train || self.seq.is_some() || self.cache.is_some() || self.operands != DType::F32 {
             return Err(format!(
-                "--train, --seq, --cache and --operands are not for ONNX files such as '{path}'; see --dim"
+                "--train, --seq, --cache and --operands do not work with ONNX files such as '{path}'; see --dim"
             ));
         }
         Ok(Workload {
@@ -138,10 +144,13 @@ impl ModelOptions {
         })
     }
 
-    /// A graph that appends some tokens of each sequence to those in the cache.
+    /// Returns a graph that appends some tokens of each sequence to the cached ones.
     fn cached_graph(&self, model: &Preset, capacity: usize) -> Result<Graph, String> {
         let Some(mut config) = model.language_model() else {
-            return Err(format!("--cache is for language models, which '{}' is not", model.name));
+            return Err(format!(
+                "--cache works only with language models, and '{}' is not one",
+                model.name
+            ));
         };
         let (rows, cached) = (self.seq.unwrap_or(1), self.cached as usize);
         if rows == 0 || self.sequences == 0 || cached.saturating_add(rows) > capacity {
@@ -153,7 +162,7 @@ impl ModelOptions {
         if let Some(layers) = self.layers {
             if layers as usize > config.layers {
                 return Err(format!(
-                    "'{}' has {} layers, --layers {layers} asks for more",
+                    "'{}' has {} layers, fewer than --layers {layers}",
                     model.name, config.layers
                 ));
             }

@@ -1,4 +1,4 @@
-//! Source texts of kernels. Layers repeat, and a page carries equal texts once.
+//! Source texts of kernels. A page contains equal texts, for example of repeated layers, only once.
 
 use serde_json::{Value as Json, json};
 
@@ -6,7 +6,7 @@ use super::Texts;
 use meganeura::ExecutionPlan;
 use meganeura::backend::KernelSource;
 
-/// The texts, and for each dispatch its kernels, which name their texts by number.
+/// Returns the texts, and for each dispatch its kernels, which refer to their texts by index.
 pub(super) fn data(plan: &ExecutionPlan, sources: &[KernelSource]) -> (Vec<String>, Vec<Vec<Json>>) {
     let mut texts = Texts::default();
     let mut kernels = vec![Vec::new(); plan.dispatches.len()];
@@ -17,7 +17,7 @@ pub(super) fn data(plan: &ExecutionPlan, sources: &[KernelSource]) -> (Vec<Strin
         };
         own.push(json!({
             "language": source.language,
-            // The plan may record what the backend does not tell with the text.
+            // The plan may contain the variant if the backend does not report it with the text.
             "variant": source.variant.as_ref().or(dispatch.variant.as_ref()),
             "why": source.why,
             "text": texts.number(&source.text),

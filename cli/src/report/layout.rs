@@ -1,21 +1,21 @@
-//! Where the nodes of a graph are drawn: in layers, operands above the calls that read them.
+//! Layout of the nodes of a graph in layers, with operands above the calls that read them.
 //!
-//! The layered drawing of Sugiyama, Tagawa and Toda (1981): layers by longest paths, an order within each layer by
-//! the mean place of the neighbours, and places that keep the order and come near that mean.
+//! The layered drawing of Sugiyama, Tagawa and Toda (1981): layers by longest paths, an order within each layer by the mean
+//! position of the neighbours, and positions near this mean that keep the order.
 
 use meganeura::graph::Graph;
 
-/// Sweeps over all layers, down and up by turns: more change little.
+/// Number of sweeps over all layers, alternately down and up; further ones change little.
 const SWEEPS: usize = 6;
 
-/// Places of nodes, in units of one box: `x` to the right, `y` down.
+/// Positions of nodes, in units of one box: `x` to the right, `y` down.
 pub(super) struct Layout {
     pub(super) x: Vec<f32>,
     pub(super) y: Vec<u32>,
 }
 
 impl Layout {
-    /// Places for all nodes of a verified graph; operands come first in `order`.
+    /// Computes positions for all nodes of a verified graph; operands come first in `order`.
     pub(super) fn new(graph: &Graph, order: &[usize]) -> Self {
         let count = graph.nodes().len();
         let mut above: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -55,7 +55,7 @@ impl Layout {
     }
 }
 
-/// Layers: below all operands; what has none, just above its first reader.
+/// Returns the layers: below all operands; nodes without operands are just above their first reader.
 fn ranks(order: &[usize], above: &[Vec<usize>], below: &[Vec<usize>]) -> Vec<u32> {
     let mut y = vec![1; above.len()];
     for &id in order {
@@ -76,11 +76,10 @@ fn mean(x: &[f32], neighbours: &[usize], otherwise: f32) -> f32 {
     }
 }
 
-/// Places the nodes of a layer one unit or more apart, in order, so that the sum of the squared distances from
-/// where they want to be is least: neighbours that would overlap move as one block (the pool-adjacent-violators
-/// algorithm).
+/// Positions the nodes of a layer at least one unit apart, in order, with the least sum of squared distances from their wanted
+/// positions: neighbours that would overlap move as one block (the pool-adjacent-violators algorithm).
 fn spread(layer: &[usize], x: &mut [f32], wanted: &dyn Fn(usize, usize) -> f32) {
-    // Blocks: first member, members, sum of wanted places less the members' offsets.
+    // Blocks: first member, number of members, sum of the wanted positions minus the members' offsets.
     let mut blocks: Vec<(usize, usize, f32)> = Vec::new();
     let place = |&(_, members, sum): &(usize, usize, f32)| sum / members as f32;
     for (i, &id) in layer.iter().enumerate() {

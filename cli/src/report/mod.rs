@@ -1,6 +1,6 @@
-//! A graph as an HTML page: before and after rewriting, its plan, and costs.
+//! HTML page of a graph: before and after rewriting, its plan, and costs.
 //!
-//! The page is one file without references to others.
+//! The page is one file without external references.
 
 mod kernels;
 mod layout;
@@ -26,11 +26,11 @@ pub use tensors::{ReportTensor, tensors};
 
 /// Contents of the page.
 pub struct Report<'a> {
-    /// Its heading: model and mode.
+    /// Heading: model and mode.
     pub title: String,
     /// Device, versions and settings.
     pub environment: Vec<(String, String)>,
-    /// The graph with its gradients, not rewritten.
+    /// The graph with its gradients, before rewriting.
     pub before: &'a Graph,
     /// The graph that is compiled.
     pub after: &'a Graph,
@@ -38,25 +38,24 @@ pub struct Report<'a> {
     pub optimization: &'a OptimizeReport,
     /// The compiled graph.
     pub plan: &'a ExecutionPlan,
-    /// Source code of the plan's kernels ([`Device::kernel_sources`](meganeura::backend::Device::kernel_sources)); none where
+    /// Source code of the plan's kernels ([`Device::kernel_sources`](meganeura::backend::Device::kernel_sources)); empty if
     /// kernels are not generated.
     pub kernels: &'a [KernelSource],
     /// Cost model of the dispatches.
     pub target: &'a dyn Target,
-    /// Measured times of dispatches, if there are any.
+    /// Measured times of dispatches, if available.
     pub timings: Option<&'a Timings>,
-    /// Statistics of the tensors of a step, if they were taken ([`tensors`]).
+    /// Statistics of the tensors of a step, if they were collected ([`tensors`]).
     pub tensors: &'a [ReportTensor],
 }
 
 impl Report<'_> {
-    /// The page, as HTML.
+    /// Returns the page as HTML.
     ///
     /// # Errors
-    /// A graph with a cycle.
+    /// The graph has a cycle.
     pub fn html(&self) -> Result<String> {
-        // Neither `</script>` nor what looks like a place of the template may come out of a name. Both can only stand
-        // within strings here.
+        // A name must not contain `</script>` or a placeholder of the template. Both can only occur within strings here.
         let data = self
             .data()?
             .to_string()
@@ -76,10 +75,10 @@ impl Report<'_> {
             .replace("{{title}}", &escaped(&self.title)))
     }
 
-    /// The data of the page.
+    /// Returns the data of the page.
     ///
     /// # Errors
-    /// A graph with a cycle.
+    /// The graph has a cycle.
     pub fn data(&self) -> Result<Json> {
         let report = self.optimization;
         let mut marks: HashMap<NodeId, String> = HashMap::new();
@@ -162,7 +161,7 @@ impl Report<'_> {
         let levels = plan.segment(FORWARD_BACKWARD).map_or(0, |segment| plan.levels(segment));
         json!({
             "dispatches": dispatches,
-            // The numbers that the terminal shows.
+            // The numbers that the terminal output shows.
             "step_dispatches": plan.step_dispatches().count(),
             "prepared_dispatches": plan.prepared_dispatches().count(),
             "step_levels": levels,
@@ -175,7 +174,7 @@ impl Report<'_> {
 }
 
 impl Report<'_> {
-    /// Who lies where in memory and when; null for a plan whose buffers were not placed.
+    /// Returns the location and lifetime of each buffer in memory; null for a plan without a memory layout.
     fn memory_data(&self) -> Json {
         let plan = self.plan;
         if plan.memory.offsets.is_empty() {
@@ -229,7 +228,7 @@ impl Report<'_> {
     }
 }
 
-/// Nodes with their places. Text that repeats is written once and named by number: pages stay small.
+/// Returns nodes with their positions. Repeated text is written once and referred to by index, which keeps pages small.
 fn graph_data(graph: &Graph, marks: &HashMap<NodeId, String>) -> Result<Json> {
     let order: Vec<usize> = graph.topological_order()?.iter().map(|id| id.index()).collect();
     let layout = Layout::new(graph, &order);
@@ -257,7 +256,7 @@ fn graph_data(graph: &Graph, marks: &HashMap<NodeId, String>) -> Result<Json> {
     Ok(json!({ "nodes": nodes, "texts": texts.list, "roots": outputs }))
 }
 
-/// Attributes of a call, or what a leaf holds.
+/// Returns the attributes of a call, or the kind of a leaf.
 fn details(node: &Node) -> String {
     match &node.kind {
         NodeKind::Op { attrs, .. } => attrs.to_string(),
@@ -267,7 +266,7 @@ fn details(node: &Node) -> String {
     }
 }
 
-/// Distinct texts by number.
+/// Distinct texts by index.
 #[derive(Default)]
 struct Texts {
     list: Vec<String>,

@@ -9,21 +9,21 @@ use meganeura::{Error, Result, Session, TensorStatistics};
 /// A tensor of a step for the page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReportTensor {
-    /// Class by which the page lists it: `parameter`, `gradient` or `activation`.
+    /// Category in which the page lists it: `parameter`, `gradient` or `activation`.
     pub kind: String,
     /// Its name, or the call that computed it.
     pub name: String,
-    /// Dtype and shape, or where it came from.
+    /// Dtype and shape, or its source.
     pub details: String,
     /// Statistics.
     pub statistics: TensorStatistics,
 }
 
-/// Runs a step, and returns statistics of all parameters, gradients and activations. Activations are results of the forward
-/// pass that kernels write to memory; they are left out where the device does not have enough memory for all of them.
+/// Runs a step, and returns statistics of all parameters, gradients and activations. Activations are results of the forward pass
+/// that kernels write to memory; they are omitted if the device does not have enough memory for all of them.
 ///
 /// # Errors
-/// Those of a step.
+/// The step fails.
 pub fn tensors(session: &mut Session) -> Result<Vec<ReportTensor>> {
     let results = match session.try_step_statistics() {
         Ok(results) => results,
@@ -61,7 +61,7 @@ pub fn tensors(session: &mut Session) -> Result<Vec<ReportTensor>> {
     Ok(all)
 }
 
-/// The tensors as the page reads them.
+/// Returns the tensors in the form that the page reads.
 pub(super) fn data(tensors: &[ReportTensor]) -> Json {
     let rows = tensors.iter().map(|t| {
         let s = &t.statistics;

@@ -1,4 +1,4 @@
-//! Measuring on the command line.
+//! Tests of `meganeura bench`.
 
 use super::{json_lines, meganeura, run};
 
@@ -29,15 +29,15 @@ fn products_of_halves_are_measured() {
         );
     }
     for (more, message) in [
-        (["f16", "mlp"], "which 'mlp' is not; see --weights"),
-        (["f8", "8x9x10"], "use f32, f16 or bf16"),
+        (["f16", "mlp"], "and 'mlp' is not one; see --weights"),
+        (["f8", "8x9x10"], "expected f32, f16 or bf16"),
     ] {
         let (output, _, err) = run(&mut meganeura(&[&base[..], &more].concat()));
         assert!(!output.status.success() && err.contains(message), "{more:?}: {err}");
     }
 }
 
-/// With a cache a step reads what is cached, and of a piece of a prompt only the last row's logits are computed.
+/// With a cache, a step reads the cached rows, and only the logits of a chunk's last row are computed.
 #[test]
 fn language_models_are_measured_behind_what_is_cached() {
     let base = [

@@ -1,4 +1,4 @@
-//! Suites of benchmarks on the command line: what is measured, compared, drawn and refused.
+//! Tests of `bench --suite`: measurements, comparisons, drawings, and refused options.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{meganeura, run};
 
-/// Small workloads of one suite on the CPU.
+/// Measures small workloads of one suite on the CPU.
 fn measured(suite: &str, more: &[&str]) -> (Value, String) {
     let base = [
         "bench",
@@ -72,7 +72,7 @@ fn every_result_has_its_time_and_its_floor() {
             .any(|part| workload.contains(part));
         assert_eq!(result["roofline"].is_null(), has_none, "{result}");
     }
-    // Two operations a multiplication and addition, three matrices, and one launch.
+    // Two operations for a multiplication and an addition, three matrices, and one launch.
     let product = results
         .iter()
         .find(|r| r["workload"] == "matmul 64x64x64")
@@ -91,7 +91,7 @@ fn every_result_has_its_time_and_its_floor() {
         .find(|r| r["workload"] == "a step of 100 matmuls of 2x2")
         .expect("a chain");
     assert_eq!(chain["cost"]["launches"], 100, "{chain}");
-    // People are told the same, where it is not in the way of the record.
+    // The same notes are printed for users, on standard error, separate from the record.
     assert!(
         told.contains("workloads are small") && told.contains("matmul 64x64x64"),
         "{told}"
@@ -138,7 +138,7 @@ fn a_record_is_compared_with_an_earlier_one() {
     let shown = page.to_string_lossy();
     let more = ["--only", "relu of", "--compare", &file, "--html", &shown];
     let (_, told) = measured("pointwise", &more);
-    for part in ["SLOWER", "0 faster, 1 slower", "2 only in this one"] {
+    for part in ["SLOWER", "0 faster, 1 slower", "2 only in this run"] {
         assert!(told.contains(part), "{part} in {told}");
     }
     let page = std::fs::read_to_string(&page).expect("a page");
@@ -151,13 +151,13 @@ fn a_record_is_compared_with_an_earlier_one() {
     ] {
         assert!(page.contains(part), "{part}");
     }
-    // Nothing is fetched from elsewhere, and drawings are closed.
+    // Nothing is loaded from other locations, and drawings are closed.
     for part in ["http:", "https:", "src=", "<script", "NaN", "inf"] {
         assert!(!page.contains(part), "{part}");
     }
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
     assert!(page.matches("<svg").count() >= 2);
-    // Narrow pages have their own layout, and wide tables scroll.
+    // Narrow pages have a separate layout, and wide tables scroll.
     for part in [
         "name=\"viewport\"",
         "@media (max-width: 640px)",
@@ -189,7 +189,7 @@ fn bars_beyond_the_limit_are_marked() {
     assert!(has(0, "width:33.3%") && has(0, ">50 %, ") && !has(0, "beyond"));
     assert!(has(1, "class=\"beyond\" style=\"left:66.7%;width:13.3%\"") && has(1, ">120 %, "));
     assert!(has(2, "class=\"beyond clipped\"") && has(2, ">400 %, "));
-    // And the page says what the marks mean.
+    // The page explains the marks.
     assert!(page.contains("beyond the limit: data in a cache") && page.contains("longer than drawn"));
 }
 
@@ -238,7 +238,7 @@ fn what_cannot_be_measured_or_compared_is_said() {
         (vec!["--suite", "matmul", "--train"], "cannot be used with"),
         (vec!["mlp", "--html", "x.html"], "--suite"),
         (vec!["--compare", "x.json", "mlp"], "--suite"),
-        (vec!["--suite", "matmul", "--samples", "0"], "without a sample"),
+        (vec!["--suite", "matmul", "--samples", "0"], "at least 1 sample"),
         (vec![], "WORKLOAD"),
     ] {
         let err = failure(&args);
@@ -246,7 +246,7 @@ fn what_cannot_be_measured_or_compared_is_said() {
     }
     let err = failure(&[&small[..], &["--only", "nosuch"]].concat());
     assert!(err.contains("'nosuch'") && err.contains("relu of 1024"), "{err}");
-    // Files are looked at before anything is measured.
+    // Files are checked before any measurement.
     for (name, text, expected) in [
         ("text.json", "not json", "no record of measurements"),
         ("other.json", "{\"format\": \"else\"}", "no record of measurements"),
@@ -318,16 +318,16 @@ fn curves_of_losses_are_compared() {
         let losses: Vec<f64> = losses.iter().map(|loss| loss.as_f64().expect("a number")).collect();
         assert!(losses.len() == 4 && losses[3] < losses[0], "{curves}");
     }
-    // Of one that is named, a table: of as many classes as it has logits, none of which is known yet.
+    // For a named workload: a table, with as many classes as logits, and no reference to compare with.
     let (output, out, err) = run(&mut meganeura(&[&base[..], &["--train", "mlp"]].concat()));
     assert!(output.status.success() && out.contains("cpu f32"), "{out}{err}");
-    assert!(out.contains("nothing to compare with"), "{out}");
+    assert!(out.contains("no other curve to compare with"), "{out}");
     let loss = out.lines().find_map(|line| line.trim().strip_prefix("1 "));
     let loss: f64 = loss.expect("a first step").trim().parse().expect("a loss");
     assert!((loss - 10f64.ln()).abs() < 1.0, "{out}");
     for (args, said) in [
-        (&["--curve", "4", "mlp"][..], "give --train"),
-        (&["--curve", "0", "--train", "mlp"], "at least one step"),
+        (&["--curve", "4", "mlp"][..], "add --train"),
+        (&["--curve", "0", "--train", "mlp"], "at least 1 step"),
         (
             &["--curve", "4", "--suite", "matmul", "--device", "cpu"],
             "--suite models",

@@ -1,4 +1,4 @@
-//! Budgets of memory on the command line.
+//! Tests of memory budgets on the command line.
 
 use super::explain::explained;
 use super::{meganeura, run};
@@ -36,7 +36,7 @@ fn budgets_of_memory_are_kept_and_explained() {
     );
     for (budget, expected) in [
         ("1kB", "the minimum possible is"),
-        ("lots", "is no memory budget"),
+        ("lots", "is not a memory budget"),
         ("150%", "at most 100 %"),
         ("50%:device", "size is not known"),
     ] {

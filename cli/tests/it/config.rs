@@ -1,4 +1,4 @@
-//! Options of `train` from a file.
+//! Tests of options of `train` from a file.
 
 use std::fs;
 use std::path::Path;
@@ -27,11 +27,11 @@ fn options_are_printed_and_read_again() {
     ] {
         assert!(printed.lines().any(|l| l == line), "{line} in {printed}");
     }
-    // Options without a value are named, too.
+    // Options without a value are listed, too.
     for option in [
         "# batch is not set",
         "# patience is not set",
-        "# dropout is not set; default: of the network",
+        "# dropout is not set; default: depends on the network",
     ] {
         assert!(printed.lines().any(|l| l.starts_with(option)), "{option} in {printed}");
     }
@@ -49,12 +49,12 @@ fn options_are_printed_and_read_again() {
     };
     let direct = summary(train);
     assert_eq!(summary("train --config run.toml"), direct);
-    // What the command line says goes first; the file's data set does not stand against another one.
+    // Options of the command line have priority; the file's data set does not conflict with another one.
     assert_eq!(summary("train digits --config run.toml --epochs 1").1, 1);
     let (_, _, err) = run_in(path, "train --csv no.csv --config run.toml");
     assert!(err.contains("no.csv") && !err.contains("cannot be used"), "{err}");
 
-    // The folder of a model has them too, but for where its results went.
+    // The folder of a model contains them too, except the destinations of results.
     let (code, _, err) = run_in(path, "train --config run.toml --out m --log-dir logs");
     assert_eq!(code, Some(0), "{err}");
     let (_, recorded, err) = run_in(path, "train --config m --print-config");
@@ -121,9 +121,9 @@ fn mistakes_in_a_file_are_named_with_their_lines() {
         ("batch_size = 64\n", &["line 1", "'batch_size'", "'batch"]),
         ("[run]\nbatch = 64\n", &["line 1", "'run'"]),
         ("batch = 64\n\nseed = \"many\"\n", &["'--seed", "run.toml, line 3"]),
-        ("batch = [1, 2]\n", &["line 1", "'batch' takes a number"]),
-        ("seed = 1\njson = 3\n", &["line 2", "'json' is true or false"]),
-        ("hidden = [1, [2]]\n", &["line 1", "'hidden' takes a number"]),
+        ("batch = [1, 2]\n", &["line 1", "'batch' expects a number"]),
+        ("seed = 1\njson = 3\n", &["line 2", "'json' expects true or false"]),
+        ("hidden = [1, [2]]\n", &["line 1", "'hidden' expects a number"]),
         ("seed = 0x10\n", &["line 1", "'seed'"]),
         ("config = \"other.toml\"\n", &["there is no setting 'config'"]),
         ("batch = = 3\n", &["line 1"]),

@@ -1,4 +1,4 @@
-//! Options for debugging in the environment.
+//! Tests of debugging options in the environment.
 
 use std::fs;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn the_environment_sets_them_for_every_session() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan = fs::read_to_string(folder.path().join("plan-0/plan.txt")).expect("a plan");
     assert!(plan.contains("segment forward_backward"), "{plan}");
-    // What was dumped can be compared.
+    // The dumped plan can be compared.
     let plan = folder.path().join("plan-0/plan.ron");
     let mut diff = meganeura(&["diff", "--device", "cpu", "--device", "cpu", "--plan"]);
     let (output, out, err) = super::run(diff.arg(&plan));
@@ -34,7 +34,7 @@ fn folders_and_filters_that_cannot_be_used_are_errors_of_every_command() {
     for (name, value, said) in [
         ("MEGANEURA_DEBUG", "dump=/dev/null/kernels", "/dev/null/kernels"),
         ("MEGANEURA_DEBUG", "seriel", "'seriel'"),
-        ("MEGANEURA_LOG", "!!!", "'!!!' is no filter"),
+        ("MEGANEURA_LOG", "!!!", "'!!!' is not a filter"),
     ] {
         let (output, _, err) = run(meganeura(&["ops", "core.relu"]).env(name, value));
         assert!(

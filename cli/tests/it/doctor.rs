@@ -1,4 +1,4 @@
-//! `meganeura doctor`, with and without drivers.
+//! Tests of `meganeura doctor`, with and without drivers.
 
 use super::{meganeura, run};
 
@@ -11,6 +11,7 @@ fn a_machine_without_drivers_is_described() {
     for part in [
         "cpu, from crate meganeura-cpu",
         "self-test: 6 of 6 cases agree with the reference",
+        "NaN and infinity: kept",
         "measured: a step of one call",
         "GFLOP/s",
         "automatic choice: cpu",
@@ -22,7 +23,7 @@ fn a_machine_without_drivers_is_described() {
         let text = out.replace('\n', " ");
         assert!(text.contains("blade, from crate meganeura-blade"), "{out}");
         assert!(
-            text.contains("no devices: there is no usable Vulkan or Metal driver"),
+            text.contains("no devices: no usable Vulkan or Metal driver found"),
             "{out}"
         );
         if cfg!(target_os = "linux") {
@@ -53,6 +54,8 @@ fn every_device_is_tested_and_measured() {
     for device in devices.iter().filter(|d| d["rejected"].is_null()) {
         assert_eq!(device["self_test"]["passed"], device["self_test"]["cases"], "{device}");
         assert_ne!(device["self_test"]["cases"], 0);
+        let wrong = device["wrong_special_values"].as_array().expect("expressions");
+        assert!(device["selector"] != "cpu" || wrong.is_empty(), "{device}");
         let rate = |name: &str| device["measured"][name].as_f64().unwrap_or_default();
         assert!(rate("step_us") > 0.0, "{device}");
         assert!(

@@ -1,4 +1,4 @@
-//! `embed`, on a small encoder.
+//! Tests of `embed` with a small encoder.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -90,7 +90,7 @@ fn lines_of_standard_input_are_compared() {
 fn mistakes_are_named() {
     let long = "down ".repeat(100);
     let (output, _, err) = run(&mut command(&[&long]));
-    assert!(!output.status.success() && err.contains("the model takes 60"), "{err}");
+    assert!(!output.status.success() && err.contains("at most 60 tokens"), "{err}");
     let (output, _, err) = run(&mut command(&["--truncate", &long]));
     assert!(output.status.success(), "{err}");
     let (output, _, err) = run(&mut command(&["--pooling", "max", "a"]));

@@ -1,8 +1,8 @@
-//! `meganeura explain`.
+//! Tests of `meganeura explain`.
 
 use super::{meganeura, run};
 
-/// The report of `explain` as JSON, with what holds of every report.
+/// Returns the report of `explain` as JSON, after checks of the properties of every report.
 pub(super) fn explained(args: &[&str]) -> serde_json::Value {
     let args = [&["explain"], args, &["--json"]].concat();
     let (output, out, err) = run(&mut meganeura(&args));
@@ -33,7 +33,7 @@ pub(super) fn explained(args: &[&str]) -> serde_json::Value {
                 "{args:?}: {fusion}"
             );
         }
-        // What was fused before differentiation has no number in the final graph.
+        // Nodes that were fused before differentiation have no number in the final graph.
         let node = &fusion["node"];
         assert!(node.is_u64() || node.is_null(), "{args:?}: {fusion}");
         assert!(fusion["saving_ps"].is_i64(), "{args:?}: {fusion}");
@@ -43,7 +43,7 @@ pub(super) fn explained(args: &[&str]) -> serde_json::Value {
     report
 }
 
-/// How many fusions a set made.
+/// Returns the number of fusions of a set.
 fn fusions_of(report: &serde_json::Value, set: &str) -> usize {
     let fusions = report["fusions"].as_array().expect("a list");
     fusions.iter().filter(|f| f["rule_set"] == set).count()
@@ -97,7 +97,7 @@ fn disabling_a_rule_set_changes_the_report() {
         "{:?}",
         names(&without)
     );
-    // The sets that one knows need not be there for a model.
+    // A disabled set need not apply to the model.
     explained(&["cnn", "--disable", "swiglu", "--device", "cpu"]);
 }
 

@@ -1,4 +1,4 @@
-//! `generate` and `chat`, on a small checkpoint.
+//! Tests of `generate` and `chat` with a small checkpoint.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ fn expected() -> Value {
     serde_json::from_str(&text).expect("json")
 }
 
-/// A command on the model, with a cache folder of its own.
+/// Creates a command for the model, with a separate cache folder.
 fn on_model(command: &str, caches: &tempfile::TempDir, args: &[&str]) -> Command {
     let mut all = meganeura(&[command, "--device", "cpu", "--model"]);
     all.arg(model()).args(args).env("XDG_CACHE_HOME", caches.path());
@@ -42,7 +42,7 @@ fn text_is_generated_and_plans_are_kept() {
     let ids = |value: &Value| value.as_array().expect("a list").clone();
     for line in &found {
         assert_eq!(line["prompt_ids"], wanted["prompt_ids"]);
-        // The model's end of text may come before.
+        // The model may end its text earlier.
         let tokens = ids(&line["token_ids"]);
         assert_eq!(tokens[..], ids(&wanted["continuation"])[..tokens.len()]);
         assert!(line["text"].is_string(), "{line}");
@@ -56,7 +56,7 @@ fn text_is_generated_and_plans_are_kept() {
     let plans = caches.path().join("meganeura/plans/llama");
     assert!(std::fs::read_dir(plans).expect("plans").count() >= 2);
 
-    // The same from tokens, as text.
+    // The same result from tokens, as text.
     let list: Vec<String> = ids(&wanted["prompt_ids"]).iter().map(Value::to_string).collect();
     let list = list.join(",");
     let args = ["--prompt-ids", &list, "--max-tokens", "12", "--no-plan-cache"];
@@ -121,7 +121,7 @@ fn what_cannot_be_is_one_clear_error() {
             &["--prompt", "a", "--max-tokens", "500"][..],
             "do not fit into a cache of 128 rows",
         ),
-        (&["--prompt", "a", "--cache", "1000"], "128 positions"),
+        (&["--prompt", "a", "--cache", "1000"], "1 to 128 rows"),
         (&["--prompt", "a", "--cache-type", "q8"], "there are f32, f16"),
         (
             &["--prompt-ids", "5,999"],

@@ -1,4 +1,4 @@
-//! Ctrl-C while a model is trained.
+//! Tests of Ctrl-C while a model is trained.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{meganeura, run};
 
-/// Whether this process ignores Ctrl-C, as in the background of a script: its children then do so, too.
+/// Returns true if this process ignores Ctrl-C, as in the background of a script; its children inherit this.
 fn is_ignored() -> bool {
     ignores(2)
 }
@@ -28,7 +28,7 @@ fn signal(child: &Child, name: &str) {
     assert!(status.expect("kill runs").success());
 }
 
-/// Starts the command in a folder, and waits until it prints a line that begins so.
+/// Starts the command in a folder, and waits until it prints a line with this prefix.
 fn start(folder: &Path, args: &str, line: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let args: Vec<&str> = args.split(' ').collect();
     let mut child = meganeura(&args)
@@ -46,7 +46,7 @@ fn start(folder: &Path, args: &str, line: &str) -> (Child, BufReader<std::proces
     (child, out)
 }
 
-/// The exit code, and what was printed to standard error.
+/// Returns the exit code, and the text on standard error.
 fn end(mut child: Child) -> (Option<i32>, String) {
     let start = Instant::now();
     let status = loop {
@@ -65,7 +65,7 @@ fn end(mut child: Child) -> (Option<i32>, String) {
     (status.code(), err)
 }
 
-/// `train ... | head -1`: what it prints is not what it is for.
+/// With `train ... | head -1`, training continues after the pipe is closed, because its output is not its purpose.
 #[test]
 fn training_goes_on_where_nobody_reads_what_it_prints() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -73,9 +73,9 @@ fn training_goes_on_where_nobody_reads_what_it_prints() {
     drop(out);
     let (code, err) = end(child);
     assert_eq!(code, Some(0), "{err}");
-    assert!(err.contains("goes on without it"), "{err}");
+    assert!(err.contains("continues without it"), "{err}");
     assert!(folder.path().join("model/model.safetensors").is_file());
-    // There is nothing but what it prints.
+    // Here the output is the only result.
     let (child, out) = start(folder.path(), "train digits --epochs 300 --device cpu", "mlp");
     drop(out);
     assert_eq!(end(child), (Some(0), String::new()));
@@ -97,7 +97,7 @@ fn training_is_saved_and_goes_on() {
     assert!(rest.contains("test accuracy") && rest.contains("saved to m"), "{rest}");
     let command = format!("  meganeura {train} --resume\n");
     assert!(err.contains("Ctrl-C again") && err.contains(&command), "{err}");
-    // No bars where nobody looks.
+    // No progress bars without a terminal.
     assert!(!err.contains("ETA"), "{err}");
     let step = err
         .split("interrupted after step ")
@@ -124,7 +124,7 @@ fn sigterm_saves_as_well() {
     saves_after("-TERM", 143);
 }
 
-/// A terminal that is closed.
+/// A run saves its state when its terminal is closed (SIGHUP).
 #[test]
 fn sighup_saves_as_well() {
     if !ignores(1) {
@@ -177,7 +177,7 @@ fn generation_that_is_interrupted_prints_what_there_is() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("starts");
-    // The first line of the log comes while the device is opened; a token takes longer.
+    // The first line of the log appears while the device is opened; a token takes longer.
     let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut err = String::new();
     log.read_line(&mut err).expect("a line");

@@ -1,4 +1,4 @@
-//! What a run has made is not lost by what goes wrong around it.
+//! Tests that external failures do not lose the results of a run.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -94,7 +94,7 @@ fn an_empty_variable_counts_as_unset() {
     assert!(output.status.success(), "{err}");
 }
 
-/// Other spellings of a file: the path, one through a folder, a symbolic link and a hard link.
+/// Returns other spellings of a file: the path, one through a folder, a symbolic link and a hard link.
 #[cfg(unix)]
 fn spellings(file: &std::path::Path) -> Vec<std::path::PathBuf> {
     let folder = file.parent().expect("a folder");
@@ -130,7 +130,7 @@ fn no_output_replaces_what_the_command_reads() {
         for args in commands {
             let (output, _, err) = run(meganeura(args).arg(&path).current_dir(folder.path()));
             assert!(
-                !output.status.success() && err.contains("would replace what the command reads"),
+                !output.status.success() && err.contains("would overwrite an input of the command"),
                 "{args:?} {path:?}: {err}"
             );
         }
@@ -155,7 +155,7 @@ fn folders_of_outputs_keep_what_the_command_reads() {
         let mut command = meganeura(&["train", "--csv"]);
         let (output, _, err) = run(command.arg(&table).arg(option).arg(&logs));
         assert!(
-            !output.status.success() && err.contains("would replace what the command reads"),
+            !output.status.success() && err.contains("would overwrite an input of the command"),
             "{option}: {err}"
         );
     }
@@ -170,13 +170,13 @@ fn outputs_that_cannot_be_written_are_errors_before_any_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("written");
-    // A folder that nobody can write, also not root.
+    // A folder that even root cannot write.
     let out = std::path::Path::new("/proc/self/m.onnx");
     let mut command = meganeura(&["train", "digits", "--device", "cpu", "--onnx", "absent.onnx", "--out"]);
     let (output, out, err) = run(command.arg(out));
     assert!(!output.status.success() && out.is_empty(), "{out}");
     assert!(
-        err.contains("--out /proc/self/m.onnx: the folder cannot be written"),
+        err.contains("--out /proc/self/m.onnx: the folder is not writable"),
         "{err}"
     );
 }

@@ -1,23 +1,19 @@
-//! `explain --kernels`: the source texts of a plan's kernels.
+//! Tests of `explain --kernels`: the source texts of a plan's kernels.
 
 #[cfg(feature = "blade")]
 use serde_json::Value;
 
+#[cfg(feature = "blade")]
+use super::ran_on_vulkan;
 use super::{meganeura, run};
 
-/// Standard output of `explain MODEL --device blade --kernels`; None without a Vulkan device, which is said or, where that
-/// is asked for, fails.
+/// Returns the output of `explain MODEL --device blade --kernels`. Without a Vulkan device, prints a note and returns `None`, or
+/// fails if one is required.
 #[cfg(feature = "blade")]
 fn on_a_gpu(model: &str, args: &[&str]) -> Option<String> {
     let all = [&["explain", model, "--device", "blade", "--kernels"], args].concat();
-    let (output, out, err) = run(&mut meganeura(&all));
-    if !output.status.success() && std::env::var("MEGANEURA_REQUIRE_VULKAN").as_deref() != Ok("1") {
-        assert!(err.contains("blade"), "{err}");
-        eprintln!("NOT TESTED: texts of kernels need a Vulkan device");
-        return None;
-    }
-    assert!(output.status.success(), "{all:?}: {err}");
-    Some(out)
+    let (output, out, _) = run(&mut meganeura(&all));
+    ran_on_vulkan(&output, "texts of kernels").then_some(out)
 }
 
 #[cfg(feature = "blade")]
@@ -66,7 +62,7 @@ fn objects_have_what_is_known_of_every_kernel() {
 fn equal_texts_are_printed_once_with_their_dispatches() {
     let Some(out) = on_a_gpu("resnet50", &[]) else { return };
     let kernels = objects(&on_a_gpu("resnet50", &["--json"]).expect("a device"));
-    // Texts as they are printed, and the dispatches that are listed above them.
+    // Printed texts, and the dispatches that are listed above them.
     let (mut printed, mut listed) = (Vec::new(), Vec::new());
     let mut is_head = false;
     for line in out.lines() {
@@ -120,10 +116,10 @@ fn one_dispatch_is_named_by_its_number() {
 fn what_cannot_be_printed_is_said() {
     for (args, expected) in [
         (&["--device", "cpu"][..], "try --device blade"),
-        (&["--device", "cpu", "--json"], "no generated source code"),
+        (&["--device", "cpu", "--json"], "no generated kernel sources"),
         (
             &["--device", "cpu", "--dispatch", "9999"],
-            "there is no dispatch 9999: the plan has ",
+            "there is no dispatch 9999: the plan for ",
         ),
         (&["--simulated-gpu"], "cannot be used with"),
         (&["--device", "cpu", "--program"], "cannot be used with"),

@@ -1,4 +1,4 @@
-//! What a user names by mistake, or was given by somebody else: it ends soon, with words.
+//! Tests of invalid or malicious input: the command ends soon, with a message.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use super::{meganeura, run};
 
-/// What a command says that has to fail within a few seconds.
+/// Returns the error of a command that must fail within a few seconds.
 fn refused(command: &mut Command) -> String {
     let start = Instant::now();
     let (output, _, err) = run(command);
-    // 2 where a command tells what is wrong with a file from what is not supported.
+    // The exit code is 2 for commands that distinguish broken files from unsupported ones.
     assert!(matches!(output.status.code(), Some(1 | 2)), "{command:?}: {err}");
     assert!(start.elapsed().as_secs() < 20, "{command:?} took {:?}", start.elapsed());
     err
 }
 
-/// A pipe that nobody writes into.
+/// Creates a pipe without a writer.
 fn pipe(folder: &Path) -> String {
     let path = folder.join("pipe");
     let made = Command::new("mkfifo").arg(&path).status();
@@ -70,7 +70,7 @@ fn devices_and_pipes_are_refused_wherever_a_file_is_asked_for() {
         }
         let err = refused(meganeura(&["devices"]).env("MEGANEURA_CONFIG", special));
         assert!(err.contains("not a regular file"), "{err}");
-        // A folder of a model whose files are none.
+        // A model folder with invalid files.
         for name in ["config.json", "tokenizer.json"] {
             let model = folder.path().join("model");
             let _ = std::fs::remove_dir_all(&model);
@@ -78,9 +78,10 @@ fn devices_and_pipes_are_refused_wherever_a_file_is_asked_for() {
             let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama");
             for file in ["config.json", "tokenizer.json", "model.safetensors"] {
                 let (from, to) = (fixture.join(file), model.join(file));
-                match file == name {
-                    true => std::os::unix::fs::symlink(special, to).expect("links"),
-                    false => drop(std::fs::copy(from, to)),
+                if file == name {
+                    std::os::unix::fs::symlink(special, to).expect("links")
+                } else {
+                    drop(std::fs::copy(from, to))
                 }
             }
             let mut command = meganeura(&["generate", "--device", "cpu", "--prompt", "a", "--model"]);
@@ -120,7 +121,7 @@ fn a_table_of_millions_of_columns_is_refused() {
     std::fs::write(&path, format!("{line}\n{line}\n")).expect("written");
     let mut command = meganeura(&["train", "--device", "cpu", "--csv"]);
     let err = refused(command.arg(&path));
-    assert!(err.contains("has 2000000 fields, more than the 131072"), "{err}");
+    assert!(err.contains("has 2000000 fields, expected at most 131072"), "{err}");
 }
 
 /// Runs the command in a shell with a limit.
@@ -179,7 +180,7 @@ fn files_that_exceed_the_limit_of_the_shell_are_errors_that_name_them() {
         let (code, out, err) = limited(folder.path(), "-f 1", &args);
         assert_eq!(code, Some(1), "{args:?}: {out}{err}");
         assert!(err.contains("error: ") && err.contains(file), "{args:?}: {err}");
-        // A log is written as the run goes on; everything else is whole or not there.
+        // A log is written during the run; all other files are complete or missing.
         let left: Vec<String> = files_of(folder.path())
             .into_iter()
             .filter(|name| name != "run.jsonl")
@@ -198,7 +199,7 @@ fn too_few_open_files_are_an_error() {
         let is_clear = match code {
             Some(0) => folder.path().join("model/model.json").is_file(),
             Some(1) => err.contains("error: "),
-            // The loader of the system cannot open its libraries.
+            // The system's loader cannot open the libraries.
             Some(127) => err.contains("error while loading shared libraries"),
             _ => false,
         };

@@ -1,4 +1,4 @@
-//! `meganeura train --log-dir`.
+//! Tests of `meganeura train --log-dir`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -26,11 +26,11 @@ fn a_folder_gets_all_three_logs() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!String::from_utf8_lossy(&output.stdout).contains("logs are in"));
     let first = std::fs::read(path.join("metrics.jsonl")).expect("lines");
-    // Further runs have folders of their own.
+    // Further runs have separate folders.
     for run in ["run-2", "run-3"] {
         let output = train(&["--log-dir", path.to_str().expect("a path")]);
         let out = String::from_utf8_lossy(&output.stdout);
-        let said = format!("logs are in {}, as", path.join(run).display());
+        let said = format!("logs are in {}, because", path.join(run).display());
         assert!(output.status.success() && out.contains(&said), "{said}: {out}");
         assert_eq!(events(&path.join(run)), 1);
     }
@@ -102,9 +102,9 @@ fn a_resumed_run_goes_on_with_its_logs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
     let (logs, log, saved) = (path("logs"), path("log.jsonl"), path("saved"));
-    // Of another run, which the first one goes beside.
+    // Logs of another run, next to which the first one is resumed.
     assert!(train(&["--log-dir", &logs]).status.success());
-    for said in [", as ", "\n"] {
+    for said in [", because ", "\n"] {
         let args = ["--log-dir", &logs, "--log", &log, "--checkpoint", &saved, "--resume"];
         let output = train(&args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -129,7 +129,7 @@ fn statistics_go_to_a_table_and_to_the_lines() {
     let header = "epoch,step,kind,name,len,nan,positive_infinities,negative_infinities,zeros,min,max,mean,deviation";
     assert_eq!(rows.next(), Some(header));
     let rows: Vec<&str> = rows.collect();
-    // 44 steps an epoch: after steps 40 and 80, parameters and their gradients.
+    // 44 steps per epoch: after steps 40 and 80, parameters and their gradients.
     let of = |start: &str| rows.iter().filter(|r| r.starts_with(start)).count();
     let (parameters, gradients) = (of("1,40,parameter,"), of("1,40,gradient,"));
     assert!(parameters >= 4 && parameters == gradients, "{table}");

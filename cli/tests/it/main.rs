@@ -1,4 +1,4 @@
-//! The command line as a user meets it.
+//! Tests of the command line.
 
 mod bench;
 mod bench_suites;
@@ -18,12 +18,15 @@ mod injection;
 mod interrupt;
 mod kept;
 mod kernels;
+mod kinds_of_files;
 #[cfg(target_os = "linux")]
 mod limits;
 mod log_dir;
 mod models;
 mod onnx;
 mod options;
+#[path = "../../../tests/common/plain_language.rs"]
+mod plain_language_markers;
 #[cfg(unix)]
 mod plugins;
 mod precision;
@@ -32,8 +35,6 @@ mod predict;
 mod pull;
 mod remainder;
 mod report;
-#[path = "../../../tests/common/retired.rs"]
-mod retired;
 mod saved;
 #[cfg(all(unix, feature = "serve"))]
 mod serve;
@@ -43,6 +44,8 @@ mod trace;
 mod tracks;
 #[cfg(feature = "blade")]
 mod tune;
+#[cfg(feature = "blade")]
+mod vulkan;
 
 use std::process::{Command, Output};
 
@@ -62,6 +65,21 @@ fn run(command: &mut Command) -> (Output, String, String) {
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, out, err)
+}
+
+/// Returns true if a command with `--device blade` succeeded. Without a Vulkan device, prints what was not tested and returns false,
+/// or fails if one is required.
+#[cfg(feature = "blade")]
+#[track_caller]
+fn ran_on_vulkan(output: &Output, subject: &str) -> bool {
+    let err = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && std::env::var("MEGANEURA_REQUIRE_VULKAN").as_deref() != Ok("1") {
+        assert!(err.contains("cannot select the device 'blade'"), "{err}");
+        eprintln!("NOT TESTED: {subject} need a Vulkan device");
+        return false;
+    }
+    assert!(output.status.success(), "{err}");
+    true
 }
 
 fn json_lines(text: &str) -> Vec<serde_json::Value> {
@@ -169,7 +187,7 @@ fn impossible_settings_are_errors() {
         (vec!["train", "digits", "--batch", "100000"], "1437"),
         (vec!["train", "digits", "--lr", "NaN"], "learning_rate"),
         (vec!["train", "digits", "--lr=-1"], "learning_rate"),
-        (vec!["train", "digits", "--lr", "0"], "nothing is learned"),
+        (vec!["train", "digits", "--lr", "0"], "a rate of 0 trains nothing"),
         (vec!["train", "digits", "--optimizer", "magic"], "adamw"),
         (vec!["train", "cats"], "digits"),
         (vec!["train"], "--csv"),
@@ -334,19 +352,19 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
 
 // ---- training on files ---------------------------------------------------------------------------------
 
-/// Three kinds of flowers, told apart by two of three columns; the first column numbers the lines.
+/// Returns a table of three kinds of flowers, distinguished by two of three columns; the first column numbers the lines.
 fn flowers(lines: usize) -> String {
     let mut text = "id,length,width,kind\n".to_owned();
     for i in 0..lines {
         let (kind, length, width) = [("rose", 500, 3), ("iris", 500, 9), ("lily", 900, 3)][i % 3];
-        // Some scatter, the same at every run.
+        // Some scatter, the same in every run.
         let (dx, dy) = ((i * 37 % 20) as f32 - 10.0, (i * 53 % 20) as f32 / 20.0);
         text.push_str(&format!("{i},{},{},{kind}\n", length as f32 + dx, width as f32 + dy));
     }
     text
 }
 
-/// Runs in that folder, and returns the summary.
+/// Trains in this folder, and returns the summary.
 fn summary(folder: &std::path::Path, args: &[&str]) -> serde_json::Value {
     let args = [&["train", "--device", "cpu", "--json"], args].concat();
     let (output, out, err) = run(meganeura(&args).current_dir(folder));
@@ -380,7 +398,7 @@ fn tables_are_trained_on_and_logged() {
     let log = json_lines(&std::fs::read_to_string(path.join("run.jsonl")).expect("a log"));
     assert_eq!(
         (&log[0]["event"], &log[0]["validation_examples"]),
-        // A tenth is for early stopping; the test examples are for the summary alone.
+        // A tenth is for early stopping; only the summary uses the test examples.
         (&"train_begin".into(), &15.into())
     );
     let end = &log[log.len() - 1];
@@ -390,7 +408,7 @@ fn tables_are_trained_on_and_logged() {
     );
     assert_eq!(end["best_epoch"], first["best_epoch"]);
 
-    // Prefetching changes nothing, another choice of test examples does.
+    // Prefetching does not change results, but other test examples do.
     let prefetched = summary(path, &[&args[..], &["--prefetch", "2"]].concat());
     assert_eq!(first["test_loss"], prefetched["test_loss"]);
     let split = summary(
@@ -420,7 +438,7 @@ fn tables_are_trained_on_and_logged() {
     for (text, part) in [
         (flowers(9).replace(",rose", "big,rose"), "big' is not a number"),
         (flowers(0), "no examples"),
-        (flowers(1), "nothing to tell apart"),
+        (flowers(1), "at least two classes"),
         (String::new(), "no examples"),
     ] {
         std::fs::write(path.join("f.csv"), text).expect("written");
@@ -429,7 +447,7 @@ fn tables_are_trained_on_and_logged() {
     }
 }
 
-/// A `.npz` file of images `[n, 4, 4]` of bytes, bright at the top or at the bottom, and their labels.
+/// Writes a `.npz` file of byte images `[n, 4, 4]`, bright at the top or at the bottom, and their labels.
 fn write_images(path: &std::path::Path, x: &str, y: &str, n: usize) {
     use std::io::Write;
     let npy = |descr: &str, shape: &str, elements: &[u8]| {

@@ -1,4 +1,4 @@
-//! `models` and `pull`, and names instead of paths.
+//! Tests of `models` and `pull`, and of names instead of paths.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn fixtures(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A cache of the Hub with one model, and two GGUF files of our own beside a damaged one.
+/// Creates a cache of the Hub with one model, two GGUF files of this project, and a damaged one.
 fn machine(home: &Path) {
     let snapshot = home.join("hub/models--org--small/snapshots/1234567");
     fs::create_dir_all(&snapshot).expect("a folder");
@@ -28,7 +28,7 @@ fn machine(home: &Path) {
     fs::write(own.join("cut\u{1b}.gguf"), "GGUF").expect("written");
 }
 
-/// A command that sees the models of a folder alone.
+/// Creates a command that finds only the models of a folder.
 pub(super) fn on(home: &Path, args: &[&str]) -> Command {
     let mut command = meganeura(args);
     for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "MEGANEURA_MODELS", "HF_TOKEN"] {
@@ -107,7 +107,7 @@ fn models_are_listed_and_found_by_their_names() {
         err.contains("meganeura models") && err.contains("meganeura pull"),
         "{err}"
     );
-    // A path that exists comes first.
+    // An existing path has priority.
     fs::create_dir(home.path().join("small")).expect("a folder");
     let (output, _, err) = generate("small");
     assert!(!output.status.success() && err.contains("small/config.json"), "{err}");
@@ -116,7 +116,7 @@ fn models_are_listed_and_found_by_their_names() {
 #[test]
 fn what_cannot_be_downloaded_is_one_clear_error() {
     let home = tempfile::tempdir().expect("a folder");
-    // Nobody listens at a port that was just given back.
+    // A port that was just released has no listener.
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.local_addr().expect("an address").port()

@@ -1,11 +1,11 @@
-//! ONNX models are checked, run and exported.
+//! Tests of checking, running and exporting ONNX models.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{meganeura, run};
 
-/// Models with inputs, and results by ONNX Runtime.
+/// Returns the folder of models with inputs, and results of ONNX Runtime.
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/onnx/tests/data")
 }
@@ -14,7 +14,7 @@ fn model(name: &str) -> String {
     data().join(name).join("model.onnx").display().to_string()
 }
 
-/// Exit code and what was printed to both streams.
+/// Returns the exit code and the text on both streams.
 fn call(args: &[&str]) -> (Option<i32>, String, String) {
     let (output, out, err) = run(&mut meganeura(args));
     (output.status.code(), out, err)
@@ -53,7 +53,7 @@ fn a_difference_from_the_reference_is_an_error() {
     }
     let path = folder.path().join("output_0.npy");
     let mut bytes = fs::read(&path).expect("readable");
-    // The sign of the last element.
+    // Flips the sign of the last element.
     *bytes.last_mut().expect("elements") ^= 0x80;
     fs::write(&path, bytes).expect("writable");
     let folder = folder.path().display().to_string();
@@ -93,7 +93,7 @@ fn files_that_are_no_models_end_with_their_own_code() {
     for command in ["check", "run"] {
         let (code, _, err) = call(&[command, &path]);
         assert_eq!(code, Some(2), "{err}");
-        assert!(err.contains("text.onnx") && err.contains("no ONNX model"), "{err}");
+        assert!(err.contains("text.onnx") && err.contains("not an ONNX model"), "{err}");
     }
     let (code, _, err) = call(&["check", "/nowhere.onnx"]);
     assert_eq!(code, Some(2), "{err}");
@@ -146,7 +146,10 @@ fn sizes_come_from_the_inputs_or_are_asked_for() {
         "cpu",
     ]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("`batch` is 2, and the inputs say 3"), "{err}");
+    assert!(
+        err.contains("sets `batch` to 2, but its size in the inputs is 3"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -159,10 +162,10 @@ fn missing_and_unknown_inputs_are_named() {
     );
     let (_, _, err) = call(&["run", &model("convnet"), "--input", "y=a.npy"]);
     assert!(err.contains("no input `y`; it has x"), "{err}");
-    // Of another type.
+    // An input of another type.
     let ids = data().join("sequence/input_0.npy").display().to_string();
     let (_, _, err) = call(&["run", &model("convnet"), "--input", &format!("x={ids}")]);
-    assert!(err.contains("an input of shape [4, 2] is given for x"), "{err}");
+    assert!(err.contains("found an input of shape [4, 2]"), "{err}");
 }
 
 #[test]
@@ -235,6 +238,103 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
 }
 
 #[test]
+fn a_trained_regression_is_exported_and_predicts_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut rows = String::from("a,b,price\n");
+    for i in 0..60 {
+        rows += &format!("{},{},{}\n", i % 7, i % 5, 1000 + 20 * (i % 7) - 30 * (i % 5));
+    }
+    fs::write(at("rows.csv"), rows).expect("writable");
+    let csv = at("rows.csv");
+    let train = ["train", "--csv", &csv, "--target", "price", "--task", "regression"];
+    let (code, _, err) = call(&[&train[..], &["--out", &at("m"), "--epochs", "20", "--device", "cpu"]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let (code, _, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "2"]);
+    assert_eq!(code, Some(0), "{err}");
+    fs::write(at("new.csv"), "a,b\n1,2\n6,0\n").expect("writable");
+    let model = at("m");
+    let predict = [
+        "predict",
+        "--model",
+        &model,
+        "--csv",
+        &at("new.csv"),
+        "--json",
+        "--device",
+        "cpu",
+    ];
+    let (code, predicted, err) = call(&predict);
+    assert_eq!(code, Some(0), "{err}");
+    meganeura::nn::data::write_npy(at("x.npy"), &[2, 2], &[1.0, 2.0, 6.0, 0.0]).expect("writable");
+    let (input, results) = (format!("x={}", at("x.npy")), at("r"));
+    let run = [
+        "run",
+        &at("m.onnx"),
+        "--input",
+        &input,
+        "--output-dir",
+        &results,
+        "--device",
+        "cpu",
+    ];
+    let (code, _, err) = call(&run);
+    assert_eq!(code, Some(0), "{err}");
+    let found = meganeura::nn::data::read_npy(at("r/output_0.npy"))
+        .expect("results")
+        .to_f32();
+    for (line, found) in predicted.lines().zip(&found) {
+        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let wanted = value["values"]["price"].as_f64().expect("a number") as f32;
+        assert!((found / wanted - 1.0).abs() < 1e-5, "{found}, not {wanted}");
+    }
+    assert_eq!((predicted.lines().count(), found.len()), (2, 2));
+    // It has no classes for fine-tuning.
+    let (_, _, err) = call(
+        &[
+            &train[..],
+            &["--onnx", &at("m.onnx"), "--batch", "2", "--device", "cpu"],
+        ]
+        .concat(),
+    );
+    assert!(err.contains("--onnx trains only classifiers"), "{err}");
+}
+
+#[test]
+fn classes_of_other_numbers_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for (name, classes) in [("two.csv", 2), ("three.csv", 3), ("four.csv", 4)] {
+        let rows = (0..48).map(|i| format!("{},{},{}\n", i % classes * 2, i % 5, ["a", "b", "c", "d"][i % classes]));
+        fs::write(at(name), format!("a,b,kind\n{}", rows.collect::<String>())).expect("writable");
+    }
+    let train = |csv: &str, more: &[&str]| {
+        let csv = at(csv);
+        let usual = [
+            "train", "--csv", &csv, "--label", "kind", "--epochs", "1", "--device", "cpu",
+        ];
+        call(&[&usual[..], more].concat())
+    };
+    let (code, _, err) = train("three.csv", &["--out", &at("m")]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, _, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "8"]);
+    assert_eq!(code, Some(0), "{err}");
+    for (csv, classes) in [("two.csv", 2), ("four.csv", 4)] {
+        let (code, _, err) = train(csv, &["--onnx", &at("m.onnx"), "--batch", "8"]);
+        let said = format!("the examples have {classes} classes, but the model has 3");
+        assert!(code == Some(1) && err.contains(&said), "{err}");
+    }
+    let evaluate = |csv: &str| call(&["evaluate", "--model", &at("m"), "--csv", &at(csv), "--device", "cpu"]);
+    let (code, _, err) = evaluate("four.csv");
+    assert!(
+        code == Some(1) && err.contains("'d' is none of the 3 known classes"),
+        "{err}"
+    );
+    // A model can be evaluated on two of its three classes.
+    assert_eq!(evaluate("two.csv").0, Some(0));
+}
+
+#[test]
 fn models_of_files_are_explained_and_measured() {
     let model = model("convnet");
     let (code, out, err) = call(&["explain", &model, "--dim", "batch=2", "--device", "cpu"]);
@@ -246,12 +346,12 @@ fn models_of_files_are_explained_and_measured() {
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("\"step_ms\""), "{out}");
     let (_, _, err) = call(&["bench", &model, "--train", "--dim", "batch=2", "--device", "cpu"]);
-    assert!(err.contains("not for ONNX files"), "{err}");
+    assert!(err.contains("do not work with ONNX files"), "{err}");
     let (_, _, err) = call(&["explain", "mlp", "--dim", "batch=2"]);
-    assert!(err.contains("--dim and --set are for ONNX files"), "{err}");
+    assert!(err.contains("--dim and --set work only with ONNX files"), "{err}");
 }
 
-/// Rows of two kinds that the number `a` tells apart.
+/// Writes rows of two kinds, distinguished by the number `a`.
 fn write_rows(path: &Path) {
     let mut rows = String::from("a,b,kind\n");
     for i in 0..64 {
@@ -269,7 +369,7 @@ fn a_classifier_from_a_file_is_trained_further() {
     let at = |name: &str| path.join(name).display().to_string();
     let csv = at("rows.csv");
     let train = ["train", "--csv", &csv, "--label", "kind", "--device", "cpu"];
-    // A model that has hardly learned.
+    // A model with almost no training.
     let options = ["--out", &at("m"), "--epochs", "1", "--lr", "1e-6", "--hidden", "8"];
     let (code, _, err) = call(&[&train[..], &options].concat());
     assert_eq!(code, Some(0), "{err}");
@@ -298,7 +398,7 @@ fn a_classifier_from_a_file_is_trained_further() {
     let summary: serde_json::Value = serde_json::from_str(out.lines().last().expect("a line")).expect("JSON");
     assert_eq!(summary["test_accuracy"].as_f64(), Some(1.0), "{out}");
 
-    // Frozen parameters are as they were, the others are not, and the file is a model like others.
+    // Frozen parameters are unchanged, others are trained, and the file is an ordinary model.
     let parameters = |name: &str| -> Vec<(String, Vec<f32>)> {
         let model = meganeura::onnx::Model::open(path.join(name)).expect("a model");
         let import = model
@@ -335,7 +435,9 @@ fn what_cannot_be_trained_further_is_said() {
         "{err}"
     );
     let (_, _, err) = train(&["--target", "b", "--task", "regression", "--onnx", &model("convnet")]);
-    assert!(err.contains("--onnx trains classifiers"), "{err}");
+    assert!(err.contains("--onnx trains only classifiers"), "{err}");
+    let (_, _, err) = train(&["--label", "kind", "--onnx", &model("convnet"), "--dropout", "0.1"]);
+    assert!(err.contains("cannot be used with"), "{err}");
     let (_, _, err) = call(&[
         "train",
         "digits",
@@ -373,19 +475,19 @@ fn a_convolutional_classifier_learns_the_digits_further() {
     assert!(accuracy > 0.9, "{accuracy}");
 }
 
-/// A field of a protocol buffer that contains bytes.
+/// Returns a field of a protocol buffer that contains bytes.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let length = u8::try_from(content.len()).expect("a short field");
     assert!(length < 128, "a short field");
     [&[number << 3 | 2, length], content].concat()
 }
 
-/// A field of a protocol buffer that contains a small number.
+/// Returns a field of a protocol buffer that contains a small number.
 fn number(number: u8, value: u8) -> Vec<u8> {
     vec![number << 3, value]
 }
 
-/// The file of `y = (x + w) * k` with two floats in `x` and `w` and one in `k`; `w` has a default.
+/// Writes the file of `y = (x + w) * k` with two floats in `x` and `w` and one in `k`; `w` has a default.
 fn write_sum(path: &Path) {
     let value = |name: &str, size: u8| {
         let shape = field(2, &field(1, &number(1, size)));

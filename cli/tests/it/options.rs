@@ -1,4 +1,4 @@
-//! Options of training.
+//! Tests of training options.
 
 use super::{flowers, json_lines, meganeura, run, summary};
 
@@ -26,7 +26,7 @@ fn clipping_accumulation_and_groups_are_options() {
     let norms: Vec<f64> = lines.iter().filter_map(|l| l["gradient_norm"].as_f64()).collect();
     assert!(!norms.is_empty() && norms.iter().all(|n| *n > 0.0), "{lines:?}");
     for (wrong, part) in [
-        (["--no-decay", "*.bais"], "names none of the trained parameters"),
+        (["--no-decay", "*.bais"], "matches none of the trained parameters"),
         (["--clip-norm", "0"], "limit 0"),
         (["--accumulate", "0"], "0 steps"),
     ] {

@@ -1,4 +1,4 @@
-//! Shared objects, as a user meets them.
+//! Tests of shared objects as plugins.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use compile::{compile, set_mode};
 #[path = "../../../plugins/host/tests/plugins/compile.rs"]
 mod compile;
 
-/// The example in C, in a folder of its own.
+/// Builds the example in C in a separate folder.
 fn loops(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let file = folder.join("libloops.so");
@@ -81,7 +81,7 @@ fn a_plugin_is_listed_selected_and_compared() {
     assert!(found["divergence"]["kernel"].is_string(), "{found}");
 }
 
-/// A plugin in C that does something wrong.
+/// Builds a plugin in C that misbehaves.
 fn hostile(folder: &Path, case: u32) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let file = folder.join(format!("libhostile{case}.so"));
@@ -97,7 +97,7 @@ fn plugins_that_end_their_process_are_refused_and_the_program_goes_on() {
     let cases = [
         (40, "as if all were well"),
         (42, "signal: 6"),
-        // Where devices are listed.
+        // The plugin is loaded when devices are listed.
         (43, "as if all were well"),
         (44, "signal: 6"),
         (45, "as if all were well"),
@@ -157,11 +157,11 @@ fn what_is_refused_is_named_where_it_is_missed() {
     let config = folder.path().join("meganeura.toml");
     let text = format!("[plugins]\nload = [{file:?}]\nallow_sha256 = ['00']\n");
     std::fs::write(&config, text).expect("written");
-    // A file that is only found there may be anybody's.
+    // A file in the current folder is not loaded, because it may come from anyone.
     let (output, _, err) = run(meganeura(&["devices"]).current_dir(folder.path()));
     assert!(!output.status.success());
     assert!(
-        err.contains("may not load plugins") && err.contains("MEGANEURA_CONFIG"),
+        err.contains("must not load plugins") && err.contains("MEGANEURA_CONFIG"),
         "{err}"
     );
     let in_folder = |args: &[&str]| run(meganeura(args).env("MEGANEURA_CONFIG", &config));
@@ -191,7 +191,7 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
     let plugin = |name: &str| lines.iter().find(|l| l["kind"] == "plugin" && l["name"] == name);
     let refused = plugin("broken").expect("it is listed");
     assert!(
-        refused["loaded"] == false && refused["refused"].to_string().contains("no operator and no rule"),
+        refused["loaded"] == false && refused["refused"].to_string().contains("neither operators nor rules"),
         "{refused}"
     );
     let loaded = plugin("router").expect("it is listed");
@@ -210,7 +210,10 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
         output.status.success() && out.contains("2 rules, 0 failures"),
         "{out}{err}"
     );
-    for (path, code, words) in [(&router, 0, "router.choose"), (&broken, 1, "no operator and no rule")] {
+    for (path, code, words) in [
+        (&router, 0, "router.choose"),
+        (&broken, 1, "neither operators nor rules"),
+    ] {
         let path = path.to_str().expect("a path in UTF-8");
         let (output, out, err) = run(&mut meganeura(&["plugins", "check", path]));
         assert_eq!(output.status.code(), Some(code), "{err}");
@@ -229,7 +232,7 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
     assert!(output.status.success(), "{out}{err}");
 }
 
-/// The process that tries the second one loads the first.
+/// The process that tests the second plugin loads the first one before it.
 #[test]
 fn a_plugin_may_have_rules_for_operators_of_one_before_it() {
     let folder = tempfile::tempdir().expect("a folder");

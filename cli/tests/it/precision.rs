@@ -1,4 +1,4 @@
-//! Conformance, and precision, on the command line.
+//! Tests of conformance and precision on the command line.
 
 use super::{json_lines, meganeura, run};
 
@@ -42,7 +42,7 @@ fn conformance_in_mixed_precision_needs_matrix_units() {
     );
 }
 
-/// On the CPU nothing is rounded, and a power of two changes no digit.
+/// Losses are equal because the CPU rounds nothing, and because a loss scale that is a power of two changes no digit.
 #[test]
 fn training_in_mixed_precision_gives_the_same_losses_where_nothing_is_rounded() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! A model goes from `train --out` to `predict` and `evaluate`.
+//! Tests of saved models: `train --out`, then `predict` and `evaluate`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,8 +9,8 @@ use meganeura::nn::model::Model;
 
 use super::{meganeura, run};
 
-/// Flowers of two kinds that a number tells apart, with a column that says nothing.
-fn flowers(rows: usize) -> String {
+/// Returns a table of two kinds of flowers that a number distinguishes, with a column without information.
+pub(super) fn flowers(rows: usize) -> String {
     let mut text = String::from("id,length,width,species\n");
     for i in 0..rows {
         let wave = (i as f32 * 0.61).sin() / 4.0;
@@ -24,13 +24,13 @@ fn flowers(rows: usize) -> String {
     text
 }
 
-/// Runs the command in a folder, and gives what it printed to both streams.
+/// Runs the command in a folder, and returns true for success and the text of both streams.
 fn run_in(folder: &Path, args: &[&str]) -> (bool, String, String) {
     let (output, out, err) = run(meganeura(args).current_dir(folder));
     (output.status.success(), out, err)
 }
 
-/// A folder with the table `flowers.csv` and the model `m` that was trained on it.
+/// Returns a folder with the table `flowers.csv` and the model `m` that was trained on it.
 fn trained() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("flowers.csv"), flowers(80)).expect("writable");
@@ -46,7 +46,7 @@ fn trained() -> tempfile::TempDir {
 fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
     let folder = trained();
     let path = folder.path();
-    // Other order, no label, no id.
+    // Another column order, without label and id.
     fs::write(path.join("new.csv"), "width,length\n2.0,1.1\n2.1,2.9\n").expect("writable");
     let (ok, out, err) = run_in(
         path,
@@ -83,7 +83,7 @@ fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
     );
     assert_eq!(table.lines().count(), 3);
 
-    // The training file itself: its id column is known, its labels count.
+    // The training file itself: its id column is known, and its labels are used.
     let (ok, out, err) = run_in(
         path,
         &["evaluate", "--model", "m", "--csv", "flowers.csv", "--device", "cpu"],
@@ -129,7 +129,7 @@ fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
         assert!(!page.contains(part), "{part}");
     }
 
-    // What the folder says of itself.
+    // Description of the model in the folder.
     let model = Model::load(path.join("m")).expect("loads");
     assert_eq!(model.task().classes(), ["setosa", "virginica"]);
     assert_eq!(model.schema().expect("a table").feature_names(), ["length", "width"]);
@@ -161,7 +161,7 @@ fn what_does_not_fit_the_model_is_said() {
     assert!(!ok && err.contains("none") && err.contains("model.json"), "{err}");
     let (ok, _, err) = run_in(path, &["predict", "--model", "m"]);
     assert!(!ok && err.contains("--csv"), "{err}");
-    // A folder of something else is refused before anything is trained.
+    // A folder with other contents is refused before the training.
     fs::create_dir(path.join("documents")).expect("makes");
     fs::write(path.join("documents/letter.txt"), "dear").expect("writable");
     let args = "train --csv flowers.csv --label species --ignore id --epochs 1000000 --out documents --device cpu";
@@ -169,7 +169,7 @@ fn what_does_not_fit_the_model_is_said() {
     assert!(!ok && err.contains("documents"), "{err}");
     let args = "train digits --model cnn --hidden 3,4 --device cpu";
     let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
-    assert!(!ok && err.contains("one hidden layer"), "{err}");
+    assert!(!ok && err.contains("expected one size for cnn"), "{err}");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn what_is_read_is_not_replaced() {
     ] {
         let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
         assert!(
-            !ok && err.contains("would replace what the command reads"),
+            !ok && err.contains("would overwrite an input of the command"),
             "{args}: {err}"
         );
     }
@@ -236,10 +236,10 @@ fn images_go_through_arrays() {
     );
     assert!(!ok && err.contains("[1]") && err.contains("[1, 8, 8]"), "{err}");
     let (ok, _, err) = run_in(path, &["predict", "--model", "d", "--csv", "no.csv", "--device", "cpu"]);
-    assert!(!ok && err.contains("takes no tables"), "{err}");
+    assert!(!ok && err.contains("does not accept tables"), "{err}");
 }
 
-/// A `.npz` file with numbers that tell two names apart, and the names as `<U5`.
+/// Writes a `.npz` file with numbers that distinguish two names, and the names as `<U5`.
 fn write_named(path: &Path, names: [&str; 2], rows: usize) {
     let npy = |descr: &str, shape: &str, elements: &[u8]| {
         let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
@@ -302,8 +302,8 @@ fn labels_that_are_text_keep_their_names() {
     }
 }
 
-/// Prices that are a sum of room, district and noise, some rooms missing.
-fn houses(rows: usize) -> String {
+/// Returns prices that are a sum of room, district and noise, with some rooms missing.
+pub(super) fn houses(rows: usize) -> String {
     let mut text = String::from("rooms,district,price\n");
     for i in 0..rows {
         let (rooms, district) = (1 + i * 7 % 5, ["north", "south", "east"][i % 3]);
@@ -319,7 +319,7 @@ fn prices_are_predicted_from_numbers_and_words() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
     fs::write(path.join("houses.csv"), houses(240)).expect("writable");
-    // Missing cells are an error that names them, unless told what becomes of them.
+    // Missing cells are an error with their location, unless an option handles them.
     let (ok, _, err) = run_in(
         path,
         &["train", "--csv", "houses.csv", "--target", "price", "--device", "cpu"],
@@ -354,7 +354,7 @@ fn prices_are_predicted_from_numbers_and_words() {
             "cpu",
         ],
     );
-    assert!(ok && err.contains("left out"), "{err}");
+    assert!(ok && err.contains("were skipped"), "{err}");
     let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert!(report["r2"].as_f64().expect("a number") > 0.95, "{out}");
     let args = "evaluate --model h --csv houses.csv --drop-missing --device cpu --html h.html";
@@ -406,7 +406,7 @@ fn prices_are_predicted_from_numbers_and_words() {
 fn categories_and_fill_values_are_those_of_training_rows() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
-    // Every row has a code of its own: those of the test rows are in no training row.
+    // Every row has a unique code, so the codes of test rows occur in no training row.
     let mut text = String::from("code,length,kind\n");
     for i in 0..40 {
         writeln!(text, "c{i},{},{}", (i % 2) * 10, ["a", "b"][i % 2]).expect("a string");
@@ -423,7 +423,7 @@ fn categories_and_fill_values_are_those_of_training_rows() {
     // 28 codes and the length.
     assert_eq!(model.schema().expect("a table").width(), 29);
 
-    // A test file of one's own is read in the same way; a target that is none of the classes stays an error.
+    // A separate test file is read in the same way; a target without a class is still an error.
     fs::write(path.join("test.csv"), "code,length,kind\nc1,10,b\nnew,0,a\n").expect("writable");
     let train = "train --csv own.csv --test-csv test.csv --epochs 1 --device cpu";
     let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
@@ -450,7 +450,7 @@ fn one_class_is_nothing_to_learn() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("one.csv"), "x,kind\n1,a\n2,a\n3,a\n").expect("writable");
     let (ok, _, err) = run_in(folder.path(), &["train", "--csv", "one.csv", "--device", "cpu"]);
-    assert!(!ok && err.contains("nothing to tell apart"), "{err}");
+    assert!(!ok && err.contains("at least two classes"), "{err}");
 }
 
 #[test]
@@ -470,8 +470,8 @@ fn early_stopping_looks_at_examples_of_its_own() {
     );
 }
 
-/// A BMP image of 10x12 pixels in one colour, a bit different at each place.
-fn bmp(path: &Path, [red, green, blue]: [u8; 3], seed: usize) {
+/// Writes a BMP image of 10x12 pixels in one colour, with small variations between pixels.
+pub(super) fn bmp(path: &Path, [red, green, blue]: [u8; 3], seed: usize) {
     const WIDTH: usize = 10;
     const HEIGHT: usize = 12;
     // Rows are padded to four bytes.
@@ -557,7 +557,7 @@ fn photos_in_folders_are_learned_and_files_are_named() {
         &["evaluate", "--model", "p", "--images", "photos", "--device", "cpu"],
     );
     assert!(ok && out.contains("(60 of 60)"), "{out}{err}");
-    // What is no image, and what has no labels.
+    // Files that are not images, and images without labels.
     fs::write(path.join("text.png"), "not a picture").expect("writable");
     let (ok, _, err) = run_in(
         path,
@@ -569,6 +569,11 @@ fn photos_in_folders_are_learned_and_files_are_named() {
         &["evaluate", "--model", "p", "--image", "new.bmp", "--device", "cpu"],
     );
     assert!(!ok && err.contains("--images DIR"), "{err}");
+    let args = ["predict", "--model", "p", "--images", "photos", "--device", "cpu"];
+    let (ok, _, err) = run_in(path, &args);
+    let help = "photos: the folder contains no images (PNG, JPEG, BMP), only folders of images\n  help: use one of them, \
+                such as 'photos/rose'";
+    assert!(!ok && err.contains(help), "{err}");
     let (ok, _, err) = run_in(path, &["train", "--images", "photos/sky", "--device", "cpu"]);
     assert!(!ok && err.contains("photos/sky"), "{err}");
     let (ok, _, err) = run_in(

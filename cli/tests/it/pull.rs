@@ -1,4 +1,4 @@
-//! `pull`, from a Hub of our own.
+//! Tests of `pull` from a local server that acts as the Hub.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,11 +15,11 @@ use super::run;
 /// The commit of all files.
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A server with a model, as the Hub has them.
+/// A server with a model that acts as the Hub.
 struct Hub {
     address: String,
     files: HashMap<String, Vec<u8>>,
-    /// What was asked for: paths, and first bytes.
+    /// Requests: paths, and first bytes.
     asked: Mutex<Vec<(String, usize)>>,
 }
 
@@ -123,7 +123,7 @@ impl Hub {
     }
 }
 
-/// Any number that tells files from each other.
+/// Returns a checksum that distinguishes the files.
 fn sum(bytes: &[u8]) -> u32 {
     bytes
         .iter()
@@ -150,7 +150,7 @@ fn a_model_is_downloaded_once_and_then_found_by_its_name() {
     let (output, again, err) = run(&mut hub.pull(home.path(), &["org/tiny"]));
     assert!(output.status.success() && again == out, "{err}");
     assert_eq!(hub.asked_for("model.safetensors").len(), before);
-    // Without the Hub it is there.
+    // The model is available without the Hub.
     let args = [
         "generate",
         "--model",

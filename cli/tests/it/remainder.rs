@@ -1,4 +1,4 @@
-//! Every row of a data set is trained on, or the output says otherwise.
+//! Tests that every row of a data set is trained on, or that the output reports the omitted rows.
 
 use std::path::Path;
 

@@ -1,9 +1,10 @@
-//! Runs and plans that are kept in files.
+//! Tests of runs and plans that are saved in files.
 
 use super::explain::explained;
+use super::predict::{bmp, flowers, houses};
 use super::{meganeura, run};
 
-/// What a run of the digits ends with, but for its times.
+/// Returns the final output of a run of the digits, without its times.
 fn trained(args: &[&str]) -> Vec<serde_json::Value> {
     let args = [
         &[
@@ -35,7 +36,7 @@ fn a_killed_training_goes_on() {
     .stdout(std::process::Stdio::null())
     .spawn()
     .expect("starts");
-    // Until the checkpoint after the first one.
+    // Waits for the checkpoint after the first one.
     let mut first = None;
     while child.try_wait().expect("a child").is_none() {
         let now = std::fs::read(&manifest).ok();
@@ -50,6 +51,72 @@ fn a_killed_training_goes_on() {
     let (output, _, err) = run(&mut meganeura(&again));
     assert!(!output.status.success() && err.contains("--resume"), "{err}");
     assert_eq!(trained(&[&saving[..], &["--resume"]].concat()), trained(&[]));
+}
+
+/// A run of each kind resumes from a checkpoint with the same result.
+#[test]
+fn runs_of_every_kind_go_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    std::fs::write(path.join("flowers.csv"), flowers(81)).expect("writable");
+    std::fs::write(path.join("houses.csv"), houses(240)).expect("writable");
+    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
+        std::fs::create_dir_all(path.join("photos").join(class)).expect("makes");
+        for i in 0..20 {
+            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
+        }
+    }
+    let ended = |args: &str| {
+        let (output, out, err) = run(meganeura(&args.split(' ').collect::<Vec<_>>()).current_dir(path));
+        assert!(output.status.success(), "{args}: {err}");
+        out.lines().last().unwrap_or_default().to_owned()
+    };
+    ended("train --csv flowers.csv --label species --ignore id --epochs 1 --hidden 8 --out m --device cpu");
+    ended("export m --out m.onnx --batch 16");
+    let stopping = "--precision mixed --patience 2 --min-delta 1000";
+    let photos = "--images photos --image-size 8 --model cnn";
+    let classes = "--csv flowers.csv --label species --ignore id";
+    let regression = "--csv houses.csv --target price --missing mean --hidden 8";
+    for (number, kind) in [
+        "digits --model cnn --dropout 0.2 --precision mixed",
+        "digits --precision mixed",
+        &format!("{classes} --dropout 0.3 --balance --label-smoothing 0.1 --precision mixed"),
+        &format!("{regression} --dropout 0.3"),
+        &format!("{regression} --precision mixed"),
+        &format!("{regression} {stopping}"),
+        &format!("{photos} --dropout 0.2 --augment flip,shift=1 {stopping}"),
+        &format!("{classes} --onnx m.onnx --batch 16 --freeze *.bias {stopping}"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let train = |epochs: usize, more: &str| {
+            let usual = "--lr 0.01 --schedule constant --device cpu --json";
+            let summary = ended(&format!("train {kind} --epochs {epochs} {usual}{more}"));
+            let summary: serde_json::Value = serde_json::from_str(&summary).expect("an object");
+            [
+                "epochs",
+                "early_stopped",
+                "best_epoch",
+                "test_loss",
+                "train_loss",
+                "test_accuracy",
+                "test_rmse",
+            ]
+            .map(|key| summary[key].clone())
+        };
+        let saving = format!(" --checkpoint run-{number} --every 3");
+        let whole = train(4, "");
+        // No later epoch improves by this much.
+        let stops = kind.contains("--min-delta");
+        assert_eq!(
+            (&whole[0], &whole[1]),
+            (&(4 - usize::from(stops)).into(), &stops.into()),
+            "{kind}"
+        );
+        train(2, &saving);
+        assert_eq!(train(4, &format!("{saving} --resume")), whole, "{kind}");
+    }
 }
 
 #[test]

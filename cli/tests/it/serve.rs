@@ -1,9 +1,10 @@
-//! `serve`: from the command line to a text, and how it ends.
+//! Tests of `serve`: from the command line to a generated text, and its shutdown.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{meganeura, run};
 
@@ -17,18 +18,18 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// A server that ends with the test, however that ends.
+/// A server process that is killed at the end of the test.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A server that listens, and its address.
+/// Starts a server, and returns it with its address.
 fn start(args: &[&str]) -> (Server, String) {
     let child = command(args).stderr(Stdio::piped()).spawn();
     let mut child = Server(child.expect("the command starts"));
@@ -45,6 +46,12 @@ fn ask(address: &str, request: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
+}
+
+/// Sends a signal to a server.
+fn send(signal: &str, child: &Server) {
+    let status = Command::new("kill").args([signal, &child.0.id().to_string()]).status();
+    assert!(status.expect("kill runs").success());
 }
 
 #[test]
@@ -70,10 +77,29 @@ fn a_server_answers_until_it_is_told_to_end() {
         if key.is_some() {
             assert!(ask(&address, &head("")).starts_with("HTTP/1.1 401"));
         }
-        let status = Command::new("kill").args([signal, &child.0.id().to_string()]).status();
-        assert!(status.expect("kill runs").success());
+        send(signal, &child);
         assert!(child.0.wait().expect("it ends").success(), "{signal}");
     }
+}
+
+#[test]
+fn a_second_signal_ends_the_shutdown_at_once() {
+    let (mut child, address) = start(&["--shutdown-timeout", "60", "--read-timeout", "60"]);
+    // The rest of the body never comes.
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+    stream.write_all(head.as_bytes()).expect("sent");
+    std::thread::sleep(Duration::from_millis(500));
+    send("-INT", &child);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(
+        child.0.try_wait().expect("a child").is_none(),
+        "it waits for the request"
+    );
+    let second = Instant::now();
+    send("-INT", &child);
+    assert_eq!(child.0.wait().expect("it ends").code(), Some(1));
+    assert!(second.elapsed() < Duration::from_secs(20), "{:?}", second.elapsed());
 }
 
 #[test]
@@ -102,7 +128,7 @@ fn a_draft_model_guesses_and_the_text_is_the_same() {
         let number = line.and_then(|line| line.split(' ').next_back()).expect("a metric");
         number.parse::<f64>().expect("a number")
     };
-    // The model guesses itself, so every guess is right.
+    // The model drafts for itself, so every draft token is accepted.
     assert!(count("meganeura_drafted_tokens_total") > 10.0, "{metrics}");
     assert_eq!(
         count("meganeura_drafted_tokens_total"),
@@ -116,9 +142,12 @@ fn what_cannot_be_served_is_an_error() {
     let draft = draft.to_str().expect("a path");
     for (args, said) in [
         (&["--host", "0.0.0.0"][..], "--no-auth"),
-        (&["--context", "1000"], "1000 tokens"),
-        (&["--sequences", "0"], "no sequences"),
-        (&["--draft-tokens", "0", "--draft-model", draft], "no draft tokens"),
+        (&["--context", "1000"], "found 1000"),
+        (&["--sequences", "0"], "at least 1 sequence"),
+        (
+            &["--draft-tokens", "0", "--draft-model", draft],
+            "at least 1 draft token",
+        ),
         (&["--draft-model", "nowhere/at/all"], "nowhere"),
         (&["--device", "nothing"], "nothing"),
     ] {

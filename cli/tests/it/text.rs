@@ -1,4 +1,4 @@
-//! `train text`, and `generate` from what it saves.
+//! Tests of `train text`, and of `generate` with the saved model.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ fn root(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// `train text` on the text that ships, or another one.
+/// Runs `train text` on the shipped text, or another one.
 fn train(data: &Path, model: &str, args: &[&str]) -> (bool, String, String) {
     let mut command = meganeura(&["train", "text", "--device", "cpu", "--model", model, "--data"]);
     let (output, out, err) = run(command.arg(data).args(args));
@@ -23,7 +23,7 @@ fn trained(data: &Path, model: &str, args: &[&str]) -> Value {
     json_lines(&out).pop().expect("a summary")
 }
 
-/// What a model goes on with after some words.
+/// Returns the continuation that a model generates after some words.
 fn generated(model: &str, args: &[&str]) -> Value {
     let caches = tempfile::tempdir().expect("a folder");
     let mut command = meganeura(&["generate", "--device", "cpu", "--json", "--max-tokens", "12"]);
@@ -37,7 +37,7 @@ fn loss(summary: &Value) -> f64 {
     summary["train_loss"].as_f64().expect("a loss")
 }
 
-/// What is saved is a checkpoint in Hugging Face's layout, whatever it came from.
+/// The result is saved as a checkpoint in Hugging Face's layout for every source model.
 #[test]
 fn a_gguf_file_is_fine_tuned_to_a_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -55,16 +55,16 @@ fn a_gguf_file_is_fine_tuned_to_a_checkpoint() {
         &[&args[..], &["--out", &out]].concat(),
     );
     generated(&out, &["--temperature", "0"]);
-    // One that cannot be described so is refused before it is trained.
+    // A model that this layout cannot describe is refused before the training.
     let (success, _, err) = train(
         &data,
         &fixture("qwen3_q4_0.gguf"),
         &[&args[..], &["--out", &path("other")]].concat(),
     );
-    assert!(!success && err.contains("is not of the type llama"), "{err}");
+    assert!(!success && err.contains("cannot save as type llama"), "{err}");
 }
 
-/// All files of a folder, by name.
+/// Returns all files of a folder, by name.
 fn contents(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(folder).expect("a folder").flatten();
     let file = |e: std::fs::DirEntry| {
@@ -101,7 +101,7 @@ fn a_run_that_fails_leaves_the_model_of_before_and_foreign_folders_are_refused()
         before.keys().collect::<Vec<_>>(),
         ["config.json", "model.safetensors", "tokenizer.json"]
     );
-    // It has another vocabulary, and does not come to its end.
+    // This run has another vocabulary, and fails before its end.
     let (success, _, err) = run("270", "40", &["--lr", "1e30", "--clip-norm", "1e30"]);
     assert!(!success && err.contains("the loss is NaN"), "{err}");
     assert!(contents(&out) == before, "the model is of two runs");
@@ -131,7 +131,7 @@ fn a_run_that_fails_leaves_the_model_of_before_and_foreign_folders_are_refused()
 fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
-    // A few paragraphs, again and again: enough to learn them by heart in little time.
+    // A few paragraphs, repeated: enough to memorize them in little time.
     let whole = std::fs::read_to_string(root("data/alice/alice.txt")).expect("the text");
     let text = folder.path().join("text.txt");
     std::fs::write(&text, &whole[..1500]).expect("written");
@@ -143,7 +143,7 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     assert!(summary["test_loss"].is_null(), "{summary}");
     assert!(summary["steps"].as_u64().is_some_and(|steps| steps >= 300), "{summary}");
 
-    // It was saved as what others open, too.
+    // It was saved in the layout of other programs, too.
     let config = std::fs::read_to_string(Path::new(&out).join("config.json")).expect("a configuration");
     let config: Value = serde_json::from_str(&config).expect("json");
     assert_eq!(
@@ -154,7 +154,7 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     let before = generated(&out, &[]);
     assert!(text_of(&before).chars().any(char::is_alphabetic), "{before}");
 
-    // Adapters learn another text; the model stays as it is, and is merged with them on request.
+    // Adapters learn another text; the model is unchanged, and is merged with them on request.
     let other = folder.path().join("other.txt");
     std::fs::write(&other, "The Queen said no. ".repeat(60)).expect("written");
     let lora = path("lora");
@@ -171,7 +171,8 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     assert_eq!(generated(&merged, &[])["token_ids"], adapted["token_ids"]);
 }
 
-/// Adapters on packed weights are saved as others are, go on from a checkpoint, and change what a model of any storage says.
+/// Adapters on packed weights are saved like others, resume from a checkpoint, and change the output of a model with any storage
+/// type.
 #[test]
 fn adapters_are_trained_on_packed_weights() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -222,6 +223,30 @@ fn adapters_are_trained_on_packed_weights() {
         for made in [run, lora] {
             std::fs::remove_dir_all(made).expect("it was made");
         }
+    }
+}
+
+#[test]
+fn models_and_adapters_stop_early_and_learn_in_mixed_precision() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "The Queen said no. ".repeat(60)).expect("written");
+    let model = root("tests/fixtures/transformers/llama");
+    let model = model.to_str().expect("text");
+    for kind in [&[][..], &["--lora", "4"], &["--lora", "4", "--weights", "q5_1"]] {
+        let args = [kind, &["--seq", "16", "--batch", "4", "--schedule", "constant"]].concat();
+        let epochs = |count: &'static str, more: &[&str]| {
+            trained(&text, model, &[&args[..], &["--epochs", count], more].concat())
+        };
+        // No later epoch improves by this much, so the weights of the first one are kept.
+        let stopped = epochs("5", &["--patience", "1", "--min-delta", "1000"]);
+        assert_eq!(stopped["epochs"], 2, "{kind:?}");
+        let first = epochs("1", &[]);
+        assert_eq!(stopped["test_loss"], first["test_loss"], "{kind:?}");
+        let mixed = epochs("1", &["--precision", "mixed"]);
+        assert_eq!(mixed["precision"], "mixed");
+        let (found, wanted) = (loss(&mixed), loss(&first));
+        assert!((found / wanted - 1.0).abs() < 1e-4, "{kind:?}: {found}, not {wanted}");
     }
 }
 
@@ -291,7 +316,7 @@ fn a_run_that_was_ended_goes_on_and_a_checkpoint_learns_as_a_whole() {
     let resumed = trained(&text, model, &[&args[..], &saving, &rest].concat());
     assert_eq!(resumed["train_loss"], through["train_loss"]);
     assert_eq!(resumed["test_loss"], through["test_loss"]);
-    // Of random weights, whose logits are large.
+    // The weights are random, so the logits are large.
     assert!(loss(&through) < 6.0, "{through}");
 }
 
@@ -316,7 +341,7 @@ fn what_cannot_be_is_one_clear_error() {
     let taken = short.join("model");
     let taken = taken.to_str().expect("text");
     let large = folder.path().join("large");
-    // A configuration with more layers than there is memory for.
+    // A configuration with more layers than fit into memory.
     let deep = folder.path().join("deep");
     std::fs::create_dir(&deep).expect("made");
     for name in ["model.safetensors", "tokenizer.json"] {
@@ -333,12 +358,12 @@ fn what_cannot_be_is_one_clear_error() {
         (&binary, "tiny", &[], "not UTF-8"),
         (&short, "tiny", &[], "tokens, but an example of 64"),
         (&empty, "tiny", &[], "0 tokens"),
-        (&long, "tiny", &["--seq", "0"], "--seq 1"),
+        (&long, "tiny", &["--seq", "0"], "--seq: expected at least 1"),
         (&long, "tiny", &["--batch", "1000"], "larger than the data set"),
         (&long, "tiny", &["--batch", "0"], "batch"),
         (&long, "tiny", &["--vocab", "100"], "no room for every byte"),
         (&long, "tiny", &["--test-fraction", "1"], "--test-fraction"),
-        (&long, "tiny", &["--lora", "4"], "adapters need a model"),
+        (&long, "tiny", &["--lora", "4"], "--lora needs a trained model"),
         (&long, "tiny", &["--tokenizer", "no.json"], "no.json"),
         (&long, "tiny", &["--out", taken], "could not be made"),
         (&long, nowhere, &[], "config.json"),
@@ -347,7 +372,7 @@ fn what_cannot_be_is_one_clear_error() {
         (&long, llama, &["--seq", "200"], "128 positions"),
         (&long, llama, &["--tokenizer", &text], "the model only 320"),
         (&long, deep, &[], "too few for the 2000000000 layers"),
-        (&long, llama, &["--lora", "0"], "--lora 1"),
+        (&long, llama, &["--lora", "0"], "--lora: expected a rank of at least 1"),
         (&long, llama, &["--lora", "2", "--lora-alpha", "inf"], "finite"),
         (&long, llama, &["--lora", "2", "--lora-targets", "q,norm"], "'norm'"),
         (&long, llama, &["--merge"], "--lora"),
@@ -376,7 +401,7 @@ fn what_cannot_be_is_one_clear_error() {
     assert!(!output.status.success() && err.contains("adapter_config.json"), "{err}");
 }
 
-/// The path of a tokenizer with 400 tokens, as `train text` saves one.
+/// Returns the path of a tokenizer with 400 tokens, saved by `train text`.
 fn whole_tokenizer(data: &Path, folder: &Path) -> String {
     let whole = root("data/alice/alice.txt");
     let out = folder.to_str().expect("text");

@@ -1,4 +1,4 @@
-//! Traces of the command.
+//! Tests of traces of the command.
 
 use std::path::Path;
 use std::process::Command;

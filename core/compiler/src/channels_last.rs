@@ -1,31 +1,34 @@
-//! The layout of images: convolutions, and what is between them, channels last where that is faster on a device.
+//! Layout of images: computes convolutions and the calls between them in channels-last layout if
+//! that is faster on a device.
 //!
-//! A pass after rewriting and before clustering, so that rules see one layout. Images of a graph are `[batch, channels, height,
-//! width]`; the pass computes each convolution from images `[batch, height, width, channels]`, and calls that read its result
-//! likewise, as their operators [say](ChannelsLast). Where a call wants the other layout, it gets a permutation. The
-//! new graph is taken if the cost model says that it is faster, permutations included; otherwise the graph stays as it is.
+//! This pass runs after rewriting and before clustering, so rules match only one layout. Images of a graph are
+//! `[batch, channels, height, width]`; the pass computes each convolution on images `[batch, height, width, channels]`,
+//! and calls that read its result as well, as their operators [define](ChannelsLast). A call that needs the other
+//! layout gets a permutation. The new graph is used if it is faster by the cost model, including permutations;
+//! otherwise the graph is not changed.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::rewrite::clean::clean_with_places;
-use crate::rewrite::{Pass, Target};
+use crate::rewrite::request::Pass;
+use meganeura_core::cost::Target;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, Node, NodeId, Value};
-use meganeura_core::ops::{ChannelsLast, ChannelsLastCx, Fusing, ImageLayout, OperandOrder};
+use meganeura_core::ops::{ChannelsLast, ChannelsLastCx, FusionRole, ImageLayout, OperandOrder};
 use meganeura_core::shape::TensorType;
 
-/// A graph with images channels last.
-pub(crate) struct Converted {
+/// A graph with images in channels-last layout.
+pub(crate) struct ConvertedGraph {
     pub(crate) graph: Graph,
-    /// What became of each node.
+    /// New node of each node.
     pub(crate) moved: HashMap<NodeId, NodeId>,
 }
 
-/// The graph with images channels last, if that is faster.
+/// Returns the graph with images in channels-last layout, if that is faster.
 ///
 /// # Errors
-/// A cycle; an operator's form for images with channels last that has other results.
-pub(crate) fn channels_last(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<Option<Converted>> {
+/// A cycle; an operator whose channels-last form has other results.
+pub(crate) fn channels_last(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<Option<ConvertedGraph>> {
     let starts = |node: &Node| {
         node.op()
             .is_some_and(|(op, _)| matches!(op.channels_last(), ChannelsLast::Starts(_)))
@@ -38,7 +41,7 @@ pub(crate) fn channels_last(graph: &Graph, target: &dyn Target, pass: Pass) -> R
     Ok(is_faster.then_some(converted))
 }
 
-/// A value of the source in the new graph: with channels first, and channels last.
+/// The new values of a value of the source graph, in both layouts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layouts {
     first: Option<Value>,
@@ -60,16 +63,17 @@ impl Layouts {
     }
 }
 
-/// The values of the source that the new graph has.
+/// The values of the source graph that exist in the new graph.
 #[derive(Default)]
 struct Values {
     images: HashMap<Value, Layouts>,
-    /// Those that are weights, in the order of convolutions of images with channels last.
+    /// By the original weights, the weights in the axis order of channels-last convolutions.
     weights: HashMap<Value, Value>,
 }
 
 impl Values {
-    /// A value in a layout, permuted if it is there in the other one alone. Operands come before what uses them, so it is there.
+    /// Returns a value in a layout; if it exists only in the other one, adds a permutation. It exists in one, because
+    /// operands are converted before their users.
     fn get(&mut self, graph: &mut Graph, value: Value, layout: ImageLayout) -> Value {
         let known = self
             .images
@@ -91,7 +95,7 @@ impl Values {
         }
     }
 
-    /// An operand of a call of the source in the order that a rule wants.
+    /// Returns an operand of a call in the axis order that a rule requests.
     fn operand(&mut self, source: &Graph, graph: &mut Graph, value: Value, order: OperandOrder) -> Value {
         match order {
             OperandOrder::Same => self.get(graph, value, ImageLayout::Nchw),
@@ -100,20 +104,24 @@ impl Values {
         }
     }
 
-    /// Weights in the order of convolutions of images with channels last. What is computed of weights, such as products with
-    /// the factors of a batch norm, is computed in that order, so that no permutation needs memory for its result.
+    /// Returns weights in the axis order of channels-last convolutions. Values computed from weights, such as products
+    /// with the factors of a batch norm, are computed in that order, so that no permutation needs memory for its
+    /// result.
     fn weights(&mut self, source: &Graph, graph: &mut Graph, value: Value) -> Value {
         if let Some(&known) = self.weights.get(&value) {
             return known;
         }
         let node = &source.nodes()[value.node.index()];
-        let pointwise = node.op().filter(|(op, _)| op.fusing() == Fusing::Pointwise);
+        let pointwise = node.op().filter(|(op, _)| op.fusing() == FusionRole::Pointwise);
         let have_axes = |v: &Value| source.shape(*v).len() == 4 || is_number(source, *v);
         let weights = match pointwise.filter(|_| node.outputs.len() == 1 && node.inputs.iter().all(have_axes)) {
             Some((op, attrs)) => {
-                let operands = node.inputs.iter().map(|&v| match is_number(source, v) {
-                    true => self.get(graph, v, ImageLayout::Nchw),
-                    false => self.weights(source, graph, v),
+                let operands = node.inputs.iter().map(|&v| {
+                    if is_number(source, v) {
+                        self.get(graph, v, ImageLayout::Nchw)
+                    } else {
+                        self.weights(source, graph, v)
+                    }
                 });
                 let operands = operands.collect();
                 let provenance = source.provenance(value.node);
@@ -135,17 +143,17 @@ impl Values {
     }
 }
 
-/// A graph that is being converted.
+/// The conversion of a graph.
 struct Conversion<'a> {
     source: &'a Graph,
     graph: Graph,
     values: Values,
-    /// What the source's calls and results use.
+    /// Values that calls and results of the source graph use.
     used: HashSet<Value>,
 }
 
 impl<'a> Conversion<'a> {
-    fn of(source: &'a Graph) -> Result<Converted> {
+    fn of(source: &'a Graph) -> Result<ConvertedGraph> {
         let operands = source.nodes().iter().flat_map(|node| node.inputs.iter().copied());
         let mut conversion = Conversion {
             source,
@@ -165,7 +173,7 @@ impl<'a> Conversion<'a> {
             roots.insert(root, values.get(&mut graph, root, ImageLayout::Nchw));
         }
         graph.adopt_roots(source, |root| roots.get(&root).copied().unwrap_or(root));
-        // What was computed of weights in the other order, for nothing.
+        // Remove values that were computed from weights in the other order and are not used.
         let (graph, _, _, places) = clean_with_places(&graph)?;
         graph.verify()?;
         let moved = order.into_iter().filter_map(|id| {
@@ -174,10 +182,11 @@ impl<'a> Conversion<'a> {
             Some((id, places[node.index()]?))
         });
         let moved = moved.collect();
-        Ok(Converted { graph, moved })
+        Ok(ConvertedGraph { graph, moved })
     }
 
-    /// Adds a node of the source, in its form for images with channels last if its operands are such.
+    /// Converts a node of the source graph: adds it in its channels-last form if its operands are available in that
+    /// layout, else unchanged.
     fn node(&mut self, id: NodeId) -> Result<()> {
         let node = &self.source.nodes()[id.index()];
         let results = match self.form(id, node)? {
@@ -193,7 +202,7 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Operands of a call as the source has them.
+    /// Returns the operands of a call in the layout of the source graph.
     fn operands(&mut self, node: &Node) -> Vec<Value> {
         let operands = node.inputs.iter();
         operands
@@ -201,7 +210,8 @@ impl<'a> Conversion<'a> {
             .collect()
     }
 
-    /// The results of a call with images channels last, if it has such a form here.
+    /// Adds the channels-last form of a call, and returns its results; `None` if the call has no such form, or does not
+    /// need it.
     fn form(&mut self, id: NodeId, node: &Node) -> Result<Option<Vec<(Value, ImageLayout)>>> {
         let Some((op, attrs)) = node.op() else {
             return Ok(None);
@@ -239,20 +249,25 @@ impl<'a> Conversion<'a> {
         Ok(results)
     }
 
-    /// Operands of an elementwise call on images, all of them channels last: numbers for all elements stay as they are.
+    /// Returns the operands of an elementwise call on images, all in channels-last layout; scalars
+    /// do not change.
     fn operands_of_image(&mut self, node: &Node) -> Vec<Value> {
         let Conversion {
             source, graph, values, ..
         } = self;
-        let layout = |v: Value| match is_number(source, v) {
-            true => ImageLayout::Nchw,
-            false => ImageLayout::Nhwc,
+        let layout = |v: Value| {
+            if is_number(source, v) {
+                ImageLayout::Nchw
+            } else {
+                ImageLayout::Nhwc
+            }
         };
         let operands = node.inputs.iter();
         operands.map(|&v| values.get(graph, v, layout(v))).collect()
     }
 
-    /// Whether values have the types of a node's results, of which the last may be missing if nothing uses them.
+    /// Returns `true` if values have the types of a node's results; unused last results may be
+    /// missing.
     fn are_results_of(&self, node: &Node, results: &[(Value, ImageLayout)], used: &[bool]) -> bool {
         let fits = |(&(value, layout), ty): (&(Value, ImageLayout), &TensorType)| {
             let shape = match (layout, &ty.shape[..]) {
@@ -266,12 +281,12 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// Whether a value is one number for all elements that it meets.
+/// Returns `true` if a value is a single number.
 fn is_number(graph: &Graph, value: Value) -> bool {
     graph.shape(value).iter().all(|&size| size == 1)
 }
 
-/// The results of a node.
+/// Iterates over the results of a node.
 fn ports(id: NodeId, node: &Node) -> impl Iterator<Item = Value> + use<> {
     (0..node.outputs.len() as u32).map(move |port| Value { node: id, port })
 }

@@ -1,6 +1,6 @@
-//! From an optimized graph to a plan: the last stage before a session.
+//! Compilation of an optimized graph to a plan: the last stage before a session.
 //!
-//! What plans are made of is [`meganeura_core::plan`], which this module re-exports.
+//! The module re-exports [`meganeura_core::plan`], whose types describe plans.
 
 use meganeura_core::config::Config;
 use meganeura_core::error::{Result, unwrap_report};
@@ -9,23 +9,24 @@ pub use meganeura_core::plan::*;
 use meganeura_core::{plan, select};
 
 /// Compiles a graph for the device that environment and configuration file select, so that
-/// [`Session::new`](meganeura_core::Session::new) runs the plan there: calls for which the device has no kernel are widened
-/// or decomposed.
+/// [`Session::new`](meganeura_core::Session::new) can run the plan: calls without a kernel on the
+/// device are widened or decomposed.
 ///
 /// # Panics
-/// With the report of [`try_compile`]'s error.
+/// Panics with the text of the error if [`try_compile`] fails.
 #[must_use]
 #[track_caller]
 pub fn compile(graph: &Graph) -> ExecutionPlan {
     unwrap_report(try_compile(graph))
 }
 
-/// [`compile`] with errors as values. Where no device can be opened, the plan is for one that has a kernel for every
-/// operator.
+/// Compiles like [`compile`], but returns errors instead of panicking. If no device can be opened, the plan is for a
+/// device with a kernel for every operator.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; a configuration that cannot be read; [`MissingKernels`](meganeura_core::Error::MissingKernels)
-/// when the device lacks primitives that the graph needs.
+/// All errors of [`Graph::verify`]; a configuration that cannot be read;
+/// [`MissingKernels`](meganeura_core::Error::MissingKernels) if the device lacks primitives that
+/// the graph needs.
 pub fn try_compile(graph: &Graph) -> Result<ExecutionPlan> {
     graph.verify()?;
     let config = Config::load()?;

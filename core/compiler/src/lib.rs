@@ -1,20 +1,21 @@
-//! From a graph to a session.
+//! The compiler from a graph to a session.
 //!
 //! ```text
 //! Graph -> optimize -> differentiate -> optimize -> plan -> Session
 //! ```
 //!
-//! | Module | What it has |
+//! | Module | Contents |
 //! |---|---|
 //! | [`rewrite`] | rule sets, equality saturation, extraction, verification of rules |
 //! | [`cluster`] | elementwise calls, merged into one kernel |
-//! | [`optimize`] | the passes over a graph in their order, each usable alone |
-//! | [`mod@compile`] | from an optimized graph to a plan |
-//! | [`mod@build`] | all stages in one call |
+//! | [`optimize`] | the passes over a graph in their order, each usable separately |
+//! | [`mod@compile`] | compilation of an optimized graph to a plan |
+//! | [`builder`] | all stages in one call |
 //!
-//! The graph, autodiff, plans and sessions are `meganeura-core`'s: backends and layers need nothing of this crate.
+//! The graph, autodiff, plans and sessions are in `meganeura-core`: backends and layers do not need
+//! this crate.
 
-pub mod build;
+pub mod builder;
 mod channels_last;
 pub mod cluster;
 pub mod compile;
@@ -23,7 +24,7 @@ mod measure;
 pub mod optimize;
 pub mod rewrite;
 
-pub use build::{
+pub use builder::{
     Builder, SessionConfig, build, build_inference_session, build_session, build_session_cached,
     build_session_with_report,
 };

@@ -1,11 +1,11 @@
-//! Plugins that are linked into the program.
+//! Check of plugins that are linked into the program.
 
 use meganeura_core::error::{Error, Result};
 use meganeura_core::registry::{PluginManifest, backends, op};
 
 use crate::rewrite::rule_sets;
 
-/// Names plugin crates so that the linker keeps them, and checks that what they announce is registered:
+/// Refers to plugin crates so that the linker keeps them, and checks that their contents are registered:
 /// `link_plugins!(my_backend, my_ops)?;`
 #[macro_export]
 macro_rules! link_plugins {
@@ -14,11 +14,11 @@ macro_rules! link_plugins {
     };
 }
 
-/// Checks that everything the plugins announce is registered: what [`link_plugins!`](crate::link_plugins)
-/// expands to.
+/// Checks that everything in the plugins' manifests is registered. [`link_plugins!`](crate::link_plugins) expands to a
+/// call of it.
 ///
 /// # Errors
-/// [`Error::Plugin`] naming the plugin and what is absent.
+/// [`Error::Plugin`] naming the plugin and the missing part.
 pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
     let backends: Vec<String> = backends().iter().map(|b| b.info().name).collect();
     let sets = rule_sets();
@@ -26,7 +26,7 @@ pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
         let missing = |what: String| Error::Plugin {
             plugin: plugin.name.to_owned(),
             message: format!("{what} is not registered"),
-            remedy: "check that the crate is linked and its name is not taken".into(),
+            remedy: "check that the crate is linked and its name is not used by another one".into(),
         };
         if let Some(b) = plugin.backends.iter().find(|b| !backends.iter().any(|n| n == *b)) {
             return Err(missing(format!("its backend '{b}'")));

@@ -1,9 +1,9 @@
-//! Measuring a few [rates](Rates) of a device, to within what a fraction of a second shows.
+//! Measurement of a few [rates](Rates) of a device, in a fraction of a second each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use meganeura_core::backend::Device;
 use meganeura_core::calibration::Rates;
 use meganeura_core::config::RewriteConfig;
@@ -12,23 +12,23 @@ use meganeura_core::graph::Graph;
 use meganeura_core::precision::Precision;
 use meganeura_core::session::Session;
 
-/// Time that a measurement takes at most, but for its minimum number of steps.
+/// Maximum time of a measurement, except for its minimum number of steps.
 const MAX_TIME: Duration = Duration::from_millis(150);
 const MIN_STEPS: usize = 3;
 /// Elements of the vectors that are copied: 64 MB, beyond most caches.
 const COPY_LEN: usize = 16 << 20;
-/// Largest matrices, and the time of a matmul from which on larger ones tell nothing new.
+/// Maximum number of rows of the matrices, and time of a matmul beyond which larger matrices are not tried.
 const MAX_EDGE: usize = 4096;
 const MIN_MATMUL_TIME: Duration = Duration::from_millis(4);
 
-/// Measures a device that nothing else uses; some seconds.
+/// Measures the rates of a device that is otherwise idle; takes some seconds.
 ///
 /// # Errors
-/// What a session on it fails with.
+/// Errors of a session on the device.
 pub fn measure_rates(device: &Arc<dyn Device>) -> Result<Rates> {
     let step = time(device, &negations(64, 1), Precision::F32)?;
     let launch = per_call(device, &|calls| negations(64, calls), [8, 72], Precision::F32)?;
-    let copy = per_call(device, &|calls| negations(COPY_LEN, calls), [1, 5], Precision::F32)?;
+    let copy = copy(device)?;
     let mut edge = 128;
     let matmul = loop {
         let matmul = per_call(device, &|calls| matmuls(edge, calls), [1, 5], Precision::F32)?;
@@ -53,7 +53,7 @@ pub fn measure_rates(device: &Arc<dyn Device>) -> Result<Rates> {
     })
 }
 
-/// So many negations of a vector, one after the other.
+/// Returns a graph of `calls` successive negations of a vector.
 fn negations(elements: usize, calls: usize) -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[elements]);
@@ -64,7 +64,7 @@ fn negations(elements: usize, calls: usize) -> Graph {
     g
 }
 
-/// So many matmuls with a square matrix, one after the other.
+/// Returns a graph of `calls` successive matmuls with a square matrix.
 fn matmuls(edge: usize, calls: usize) -> Graph {
     let mut g = Graph::new();
     let (mut x, w) = (g.input("x", &[edge, edge]), g.input("w", &[edge, edge]));
@@ -75,7 +75,7 @@ fn matmuls(edge: usize, calls: usize) -> Graph {
     g
 }
 
-/// What a call adds to a step, from steps with fewer and with more of them.
+/// Returns the time that a call adds to a step, from steps with fewer and with more calls.
 fn per_call(
     device: &Arc<dyn Device>,
     graph: &dyn Fn(usize) -> Graph,
@@ -87,9 +87,29 @@ fn per_call(
     Ok(long.saturating_sub(short) / (more - fewer) as u32)
 }
 
-/// The shortest of some steps.
+/// Returns the time that the device needs to copy [`COPY_LEN`] elements.
+///
+/// The copies of a step take most of its time. If the difference of two steps is much shorter, other programs ran
+/// during the first one, and both are measured again.
+fn copy(device: &Arc<dyn Device>) -> Result<Duration> {
+    const TRIES: usize = 3;
+    const CALLS: usize = 5;
+    let mut step = Duration::MAX;
+    for _ in 0..TRIES {
+        let short = time(device, &negations(COPY_LEN, 1), Precision::F32)?;
+        let long = time(device, &negations(COPY_LEN, CALLS), Precision::F32)?;
+        let copies = long.saturating_sub(short);
+        if 4 * copies >= long {
+            return Ok(copies / (CALLS - 1) as u32);
+        }
+        step = step.min(long);
+    }
+    Ok(step / CALLS as u32)
+}
+
+/// Returns the shortest time of several steps.
 fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result<Duration> {
-    // As it is written: rewritten, it would be one call.
+    // Without rewriting, which would fuse the calls into one.
     let config = RewriteConfig {
         precision: Some(precision),
         ..RewriteConfig::off()
@@ -101,7 +121,7 @@ fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result
     let mut session = Session::on(device.clone(), plan)?;
     for (name, buffer) in session.plan().input_buffers.clone() {
         let shape = session.plan().buffer_types[buffer.index()].shape.clone();
-        // Matmuls of such matrices neither grow nor vanish.
+        // With this scale, repeated products neither grow nor vanish.
         let scale = (shape.dims()[0] as f32).sqrt().recip();
         let data: Vec<f32> = (0..shape.numel())
             .map(|i| (i * 31 % 101) as f32 / 50.0 - 1.0)
@@ -115,7 +135,7 @@ fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result
         session.try_wait()?;
         Ok(start.elapsed())
     };
-    // The first one pays for pages that are touched for the first time.
+    // The first step includes page faults.
     step()?;
     let (start, mut steps, mut best) = (Instant::now(), 0, Duration::MAX);
     while steps < MIN_STEPS || start.elapsed() < MAX_TIME {

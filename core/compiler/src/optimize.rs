@@ -1,7 +1,6 @@
-//! Graph optimization for every device.
+//! Device-independent optimization of graphs.
 //!
-//! Removes unused nodes and merges equal computations. Fusion rule sets and equality saturation build on the same entry
-//! points.
+//! The functions merge equal computations, remove unused nodes, and apply fusion rules by equality saturation.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -10,47 +9,48 @@ use crate::channels_last::channels_last;
 use crate::cluster::{cluster_pass, join_projections};
 use crate::rewrite::clean::clean;
 pub use crate::rewrite::{Fusion, OptimizeReport};
-use crate::rewrite::{Pass, Request, Simulated, apply_rules, join, rewrite};
+use crate::rewrite::{Pass, Request, SimulatedDevice, apply_rules, join, rewrite};
 use meganeura_core::config::Config;
 use meganeura_core::error::{Result, unwrap_report};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::{Expansion, InferenceForm};
 use meganeura_core::select;
 
-/// Optimizes a graph for the device that environment and configuration file select: the rules for graphs with
-/// gradients if it has some, else those for graphs that will be differentiated.
+/// Optimizes a graph for the device that environment and configuration file select. For a graph with gradients, it uses
+/// the rules for such graphs, otherwise the rules for graphs before differentiation.
 ///
 /// # Panics
-/// With the report of [`try_optimize`]'s error.
+/// Panics with the text of the error if [`try_optimize`] fails.
 #[must_use]
 #[track_caller]
 pub fn optimize(graph: &Graph) -> Graph {
     unwrap_report(try_optimize(graph)).0
 }
 
-/// [`optimize`], with a report.
+/// Optimizes like [`optimize`], and also returns a report.
 ///
 /// # Panics
-/// With the report of [`try_optimize`]'s error.
+/// Panics with the text of the error if [`try_optimize`] fails.
 #[must_use]
 #[track_caller]
 pub fn optimize_with_report(graph: &Graph) -> (Graph, OptimizeReport) {
     unwrap_report(try_optimize(graph))
 }
 
-/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a simulated
-/// discrete GPU.
+/// Optimizes like [`optimize_with_report`], but returns errors instead of panicking. If no device can be opened, the
+/// graph is optimized for a simulated discrete GPU.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; a configuration that cannot be read; an unsound rule.
+/// All errors of [`Graph::verify`]; a configuration that cannot be read; an unsound rule.
 pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     graph.verify()?;
     let config = Config::load()?;
     let device = select::select(None, &config).and_then(|selected| selected.open(&config));
     let request = |target| Request {
-        pass: match graph.gradients().is_empty() {
-            true => Pass::Forward,
-            false => Pass::Backward,
+        pass: if graph.gradients().is_empty() {
+            Pass::Forward
+        } else {
+            Pass::Backward
         },
         target,
         config: &config.rewrite,
@@ -58,24 +58,25 @@ pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     };
     match &device {
         Ok(device) => optimize_for(graph, &request(device)),
-        Err(_) => optimize_for(graph, &request(&Simulated::discrete_gpu())),
+        Err(_) => optimize_for(graph, &request(&SimulatedDevice::discrete_gpu())),
     }
 }
 
-/// Optimizes a graph: merges equal computations, removes unused nodes, applies the rules of a pass, and clusters
-/// elementwise calls where no further pass follows.
+/// Optimizes a graph: merges equal computations, removes unused nodes, applies the rules of a pass,
+/// and clusters elementwise calls if no further pass follows.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; a rule set to leave out that does not exist; an unsound rule.
+/// All errors of [`Graph::verify`]; a disabled rule set that does not exist; an unsound rule.
 pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeReport)> {
     let _span = tracing::debug_span!("optimize", pass = ?request.pass, nodes = graph.nodes().len()).entered();
     graph.verify()?;
     let start = Instant::now();
     let (cleaned, merged, removed) = clean(graph)?;
     let cleaning = start.elapsed();
-    let joined = match request.config.enabled && request.pass != Pass::Forward {
-        true => join::join_writes(&cleaned, request.target)?,
-        false => None,
+    let joined = if request.config.enabled && request.pass != Pass::Forward {
+        join::join_writes(&cleaned, request.target)?
+    } else {
+        None
     };
     let (cleaned, joined) = joined.unwrap_or((cleaned, Vec::new()));
     let (mut optimized, mut report) = rewrite(&cleaned, request)?;
@@ -118,12 +119,12 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     Ok((optimized, report))
 }
 
-/// Fuses a matmul with the RMS normalisation of its left operand wherever nothing else reads the normalised rows, also
-/// where the cost model would not, and returns the number of fusions.
+/// Fuses every matmul with the RMS normalisation of its left operand if the normalised rows have no
+/// other users, regardless of the cost model, and returns the number of fusions.
 ///
 /// # Panics
-/// With the report of an error: a graph that does not verify, or the rule set `norm` (crate `meganeura-rules`) not linked;
-/// [`apply_rules`] returns it instead.
+/// With the report of an error: a graph that does not verify, or the rule set `norm` (crate `meganeura-rules`) not
+/// linked; [`apply_rules`] returns it instead.
 #[track_caller]
 pub fn apply_rms_norm_matmul_fusions(graph: &mut Graph) -> usize {
     let titles = [
@@ -133,8 +134,9 @@ pub fn apply_rms_norm_matmul_fusions(graph: &mut Graph) -> usize {
     unwrap_report(apply_rules(graph, &titles))
 }
 
-/// Fuses a group normalisation with the SiLU that alone reads its result, in a graph for inference, and returns the number
-/// of fusions. A graph with gradients is left as it is where they read the statistics.
+/// Fuses a group normalisation with the SiLU that is the only user of its result, in a graph for
+/// inference, and returns the number of fusions. In a graph with gradients, nothing is fused if the
+/// gradients use the statistics.
 ///
 /// # Panics
 /// As [`apply_rms_norm_matmul_fusions`].
@@ -143,11 +145,11 @@ pub fn apply_group_norm_silu_fusions(graph: &mut Graph) -> usize {
     unwrap_report(apply_rules(graph, &["GroupNorm+Silu→GroupNormSilu"]))
 }
 
-/// The graph in the form for inference: every operator's own inference form (dropout disappears, batch
-/// norms use their running statistics), and no writes of those that have none there.
+/// Returns the graph with every operator in its inference form: dropout disappears, and batch norms use their running
+/// statistics and do not write them.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds, in the graph or in an operator's inference form.
+/// All errors of [`Graph::verify`], for the graph or an operator's inference form.
 pub fn for_inference(graph: &Graph) -> Result<Graph> {
     graph.verify()?;
     let mut out = Graph::new();
@@ -191,7 +193,7 @@ pub fn for_inference(graph: &Graph) -> Result<Graph> {
     }
     out.adopt_roots(graph, |v| map[&v]);
     out.drop_idle_effects();
-    // Scalars and whatever else fed only what is gone.
+    // Remove scalars and other nodes that only removed nodes used.
     let (out, _, _) = clean(&out)?;
     out.verify()?;
     Ok(out)

@@ -1,4 +1,5 @@
-//! Rule sets of strangers: wrong ones are found with the failing case, those that grow without end are stopped.
+//! Tests of faulty rule sets: wrong rules are reported with the failing case, endlessly growing
+//! ones are stopped.
 // A binary of its own: its rule sets are registered for the whole process.
 
 use std::collections::HashMap;
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use meganeura_compiler::OptimizeReport;
 use meganeura_compiler::rewrite::verify::{Outcome, RuleVerdict, VerifyOptions, verify_rule_set};
-use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, RuleSet, Simulated, rewrite};
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, RuleSet, SimulatedDevice, rewrite};
 use meganeura_compiler::rewrite::{register_rule_set, rule_sets};
 use meganeura_core::TensorType;
 use meganeura_core::error::Error;
@@ -16,7 +17,7 @@ use meganeura_core::ops::{
 };
 use meganeura_core::reference::evaluate;
 
-/// Fails when it is computed.
+/// An operator whose reference loop panics.
 struct Panics;
 
 impl Operator for Panics {
@@ -52,10 +53,10 @@ impl Operator for Panics {
 
 static PANICS: Panics = Panics;
 
-/// A function of each element.
-struct Odd(&'static str, fn(f64) -> f64);
+/// An operator that applies a function to each element: its name and the function.
+struct ElementFunction(&'static str, fn(f64) -> f64);
 
-impl Operator for Odd {
+impl Operator for ElementFunction {
     fn name(&self) -> &'static str {
         self.0
     }
@@ -82,7 +83,7 @@ impl Operator for Odd {
     }
 }
 
-/// What is found of a set's only rule.
+/// Returns the verdict on a set's only rule.
 fn verdict(set: &RuleSet) -> RuleVerdict {
     let verdicts = verify_rule_set(set, &VerifyOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(verdicts.len(), 1);
@@ -98,8 +99,8 @@ fn contains(verdict: &RuleVerdict, parts: &[&str]) {
 
 #[test]
 fn rules_that_are_wrong_for_small_or_large_numbers_alone_are_found() {
-    static SMALL: Odd = Odd("bad.small", |x| if x.abs() < 5e-4 { 0.0 } else { -x });
-    static LARGE: Odd = Odd("bad.large", |x| if x > 50.0 { -50.0 } else { -x });
+    static SMALL: ElementFunction = ElementFunction("bad.small", |x| if x.abs() < 5e-4 { 0.0 } else { -x });
+    static LARGE: ElementFunction = ElementFunction("bad.large", |x| if x > 50.0 { -50.0 } else { -x });
     let small = RuleSet::new("bad", 1, "(rewrite (core.neg x) (bad.small x) :name \"small\")");
     let large = RuleSet::new("bad", 1, "(rewrite (core.neg x) (bad.large x) :name \"large\")");
     for set in [
@@ -187,7 +188,7 @@ fn what_cannot_be_shown_is_said() {
     contains(&found, &["out of cheese"]);
 }
 
-/// Rewrites with one registered set alone.
+/// Rewrites a graph with a newly registered set as the only one.
 fn rewritten(graph: &Graph, set: RuleSet) -> Result<(Graph, OptimizeReport), Error> {
     let name = set.namespace.to_string();
     register_rule_set(set)?;
@@ -199,20 +200,20 @@ fn rewritten(graph: &Graph, set: RuleSet) -> Result<(Graph, OptimizeReport), Err
     };
     let request = Request {
         pass: Pass::Inference,
-        target: &Simulated::discrete_gpu(),
+        target: &SimulatedDevice::discrete_gpu(),
         config: &config,
         group_of: &|_| 0,
     };
     rewrite(graph, &request)
 }
 
-/// The set is stopped by a budget, soon, and the graph means the same.
+/// Checks that a budget stops saturation with the set soon, and that the rewritten graph has the same values.
 fn stopped(graph: &Graph, set: RuleSet) {
     let start = Instant::now();
     let (after, report) = rewritten(graph, set).unwrap_or_else(|e| panic!("{e}"));
     let elapsed = start.elapsed();
     assert!(report.budget_hit.is_some(), "{report}");
-    // Without optimization and beside other tests everything takes longer.
+    // Without optimization, and with other tests running, everything takes longer.
     let limit = Duration::from_secs(if cfg!(debug_assertions) { 60 } else { 2 });
     assert!(elapsed < limit, "{elapsed:?}");
     let mut feeds = HashMap::new();

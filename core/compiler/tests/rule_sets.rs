@@ -1,13 +1,13 @@
-//! Registration of rule sets: linked ones, ones added while the program runs, and what is rejected.
+//! Tests of registering rule sets: linked ones, ones added at run time, and rejected ones.
 // A binary of its own: its rule sets are registered for the whole process, wrong ones among them.
 
-use meganeura_compiler::rewrite::{Applies, RuleSet, register_rule_set, rule_set_problems, rule_sets};
+use meganeura_compiler::rewrite::{BuildKind, RuleSet, register_rule_set, rule_set_problems, rule_sets};
 use meganeura_core::ops::{
     Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, sample::Sample, sample::Sizes,
 };
 use meganeura_core::{Graph, TensorType, register_rule_set, registry};
 
-/// Twice a tensor, under a name of choice.
+/// An operator with this name that doubles a tensor.
 struct Double(&'static str);
 
 impl Operator for Double {
@@ -53,7 +53,7 @@ register_rule_set!(|| RuleSet::new(
 )
 .with_ops(const { &[OpRef::new(&LINKED)] })
 .with_kernels(&[("cpu", "linked.double")])
-.applying(Applies::Training));
+.applying(BuildKind::Training));
 register_rule_set!(|| RuleSet::new(
     "linked-broken",
     1,

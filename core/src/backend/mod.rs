@@ -1,7 +1,8 @@
-//! What a backend implements: a few methods, none per operator.
+//! The traits that a backend implements. They have few methods, and none that is specific to an operator.
 //!
-//! A [`Backend`] finds [`Device`]s; a device says which kernels it has and compiles an [`ExecutionPlan`] to
-//! an [`Executable`], which a session feeds, runs and reads.
+//! A [`Backend`] lists [`Device`]s. A device reports which kernels it has and compiles an
+//! [`ExecutionPlan`] to an [`Executable`]; a session writes inputs to it, runs it and reads
+//! results.
 
 pub mod shader;
 mod target;
@@ -14,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 pub use crate::kernel::{Capabilities, CostModel, KernelDesc, Support};
 use crate::plan::{BufferRef, ExecutionPlan, Part};
-pub use tune::{RefusedSchedule, Tune, TuneOptions, Tuned};
+pub use tune::{RefusedSchedule, Tune, TuneOptions, TunedClass};
 
 /// Name, version and origin of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,17 +24,17 @@ pub struct BackendInfo {
     pub name: String,
     /// Version of the crate or plugin.
     pub version: String,
-    /// Where it comes from: a crate, or a file.
+    /// Origin: a crate or a file.
     pub origin: String,
 }
 
-/// Class of a device; the automatic choice is made by it.
+/// Class of a device, used for automatic device selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceKind {
     /// The host's processor.
     Cpu,
-    /// A GPU with memory of its own.
+    /// A GPU with dedicated memory.
     DiscreteGpu,
     /// A GPU that shares the host's memory.
     IntegratedGpu,
@@ -44,7 +45,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Word for listings.
+    /// Returns the name of the class, for listings.
     pub fn name(self) -> &'static str {
         match self {
             DeviceKind::Cpu => "cpu",
@@ -55,7 +56,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether the host's processor computes, whatever the interface.
+    /// Returns `true` if the host's processor computes: for CPUs, and for GPU interfaces that it emulates.
     pub fn is_host(self) -> bool {
         matches!(self, DeviceKind::Cpu | DeviceKind::Software)
     }
@@ -64,26 +65,27 @@ impl DeviceKind {
 /// A device that a backend found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Position in the backend's listing.
+    /// Index in the backend's listing.
     pub index: usize,
     /// Human-readable name.
     pub name: String,
     /// Class.
     pub kind: DeviceKind,
-    /// Numeric identity in the backend's own terms (for Vulkan the device id), if it has one.
+    /// Numeric id that the backend uses for the device (for Vulkan the device id), if it has one.
     pub numeric_id: Option<u64>,
-    /// Identity of the hardware, if known, which is the same for every backend that reaches it: of a GPU the 16 bytes of its UUID as
-    /// hexadecimal digits in lower case.
+    /// Identity of the hardware, if available. It is the same for all backends that reach the same device. For a GPU:
+    /// the 16 bytes of its UUID as lower-case hexadecimal digits.
     pub hardware: Option<String>,
-    /// Memory in bytes, if known.
+    /// Memory in bytes, if the backend can determine it.
     pub memory_bytes: Option<u64>,
     /// Driver and its version, if there is one.
     pub driver: Option<String>,
-    /// Why the device cannot be used, if it cannot.
+    /// Reason why the device cannot be used; `None` if it can.
     pub rejected: Option<String>,
-    /// Anything a user should know, such as that it cannot be distinguished from a second device.
+    /// Additional information for users, such as that the device cannot be distinguished from
+    /// another.
     pub note: Option<String>,
-    /// Properties in the backend's own terms, for diagnosis.
+    /// Properties that only this backend has, for diagnosis.
     pub details: Vec<Fact>,
 }
 
@@ -97,7 +99,7 @@ pub struct Fact {
 }
 
 impl Fact {
-    /// A property with its value.
+    /// Creates a property with its value.
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
         Fact {
             name: name.into(),
@@ -107,7 +109,7 @@ impl Fact {
 }
 
 impl DeviceInfo {
-    /// A usable device with nothing but its name and class known.
+    /// Creates a usable device with this index, name and class; all other fields are empty.
     pub fn new(index: usize, name: impl Into<String>, kind: DeviceKind) -> Self {
         DeviceInfo {
             index,
@@ -124,50 +126,51 @@ impl DeviceInfo {
     }
 }
 
-/// A family of devices.
+/// A provider of devices, such as the CPU or the CUDA backend.
 pub trait Backend: Send + Sync {
-    /// Name, version, origin.
+    /// Returns name, version and origin.
     fn info(&self) -> BackendInfo;
 
-    /// All devices, the rejected ones with their reason.
+    /// Returns all devices, the rejected ones with their reason.
     ///
     /// # Errors
-    /// When the search itself fails (a driver that cannot be loaded is not an error but no device).
+    /// Failure of the search itself. A driver that cannot be loaded means no devices, not an error.
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>>;
 
     /// Opens the device of that index in the listing.
     ///
     /// # Errors
-    /// When it does not exist, is rejected, or fails to open.
+    /// A device that does not exist, is rejected, or fails to open.
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
 
-    /// Which backend is chosen automatically of several that reach the same hardware: that with the greatest number whose
-    /// [`self_test`](Backend::self_test) passes.
+    /// Returns the priority in automatic selection among backends that reach the same hardware: the
+    /// backend with the greatest number whose [`self_test`](Backend::self_test) passes is selected.
     fn preference(&self) -> u32 {
         0
     }
 
-    /// Whether a device computes right, as far as that is found out in a second. It is asked before the automatic choice prefers the
-    /// device to that of another backend for the same hardware.
+    /// Tests for about one second whether a device computes correctly. Automatic selection calls it
+    /// before it prefers this device to that of another backend for the same hardware.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault that the test found.
     fn self_test(&self, index: usize, config: &Config) -> Result<()> {
         let _ = (index, config);
         Ok(())
     }
 
-    /// Why there are no devices, where [`Backend::devices`] lists none: no driver, for instance.
+    /// Returns the reason why [`Backend::devices`] lists no devices, for instance a missing driver.
     fn unavailable_reason(&self) -> Option<String> {
         None
     }
 
-    /// Its environment, which determines the devices: drivers, variables, versions.
+    /// Returns facts about the environment that determines the devices: drivers, variables,
+    /// versions.
     fn environment(&self) -> Vec<Fact> {
         Vec::new()
     }
 
-    /// Kernels and the like of other crates that were rejected, and why.
+    /// Returns errors of rejected third-party kernels and similar extensions.
     fn problems(&self) -> Vec<Error> {
         Vec::new()
     }
@@ -175,39 +178,43 @@ pub trait Backend: Send + Sync {
 
 /// An open device.
 pub trait Device: Send + Sync {
-    /// What it can do.
+    /// Returns the capabilities of the device.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Whether it has a kernel for a call.
+    /// Returns whether the device has a kernel for a call.
     fn supports(&self, kernel: &KernelDesc) -> Support;
 
-    /// The number of dependent launches that a call takes for which it has a kernel; the cost of a call includes them.
+    /// Returns the number of dependent launches of the kernel for a call; the cost of a call
+    /// includes them.
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         let _ = kernel;
         1
     }
 
-    /// The share of the device's rates, above 0, that the kernel for a call reaches beside its other kernels: 1 unless it is
-    /// known to be slower, as 0.5 for one that takes twice as long as bytes and operations say. The optimizer chooses the layout of
-    /// images by it.
+    /// Returns the fraction, above 0, of the device's rates that the kernel for a call reaches
+    /// relative to its other kernels. It is 1 unless the kernel is slower than usual: 0.5 for one
+    /// that takes twice as long as its bytes and operations suggest. The optimizer uses it to
+    /// choose the layout of images.
     fn efficiency(&self, kernel: &KernelDesc) -> f64 {
         let _ = kernel;
         1.0
     }
 
-    /// Identifies its kernels among those of other versions and builds. It is part of the key of cached plans, which are
-    /// built again when it changes.
+    /// Returns an identifier of the device's kernels that differs between versions and builds. It
+    /// is part of the key of cached plans: when it changes, plans are rebuilt.
     fn kernels(&self) -> String {
         String::new()
     }
 
-    /// Whether matmuls are faster where their operands may be rounded to `f16`, and accurate within that rounding.
+    /// Returns `true` if rounding matmul operands to `f16` makes matmuls faster, and results are
+    /// accurate within that rounding.
     fn has_mixed_precision(&self) -> bool {
         false
     }
 
-    /// Why the device does not use a kernel that a plugin brings for an operator, where it has tried it and it failed. Calls
-    /// of the operator are decomposed then, with right results, so that nothing else shows it.
+    /// Returns the reason why the device does not use a plugin's kernel for an operator, if its
+    /// trial failed. Calls of the operator are then decomposed and still give correct results, so
+    /// the failure is visible only here.
     fn refused_kernel(&self, op: &str) -> Option<Error> {
         let _ = op;
         None
@@ -216,19 +223,20 @@ pub trait Device: Send + Sync {
     /// Chooses variants and launch geometry for each dispatch, before the plan is cached.
     ///
     /// # Errors
-    /// When a dispatch cannot be launched on this device.
+    /// A dispatch that cannot be launched on this device.
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let _ = plan;
         Ok(())
     }
 
-    /// Dispatches of a plan that the fallback device runs, with its name; see [`fallback`](crate::fallback).
+    /// Returns the dispatches of a plan that the fallback device runs, with its name; see
+    /// [`fallback`](crate::fallback).
     fn fallback_dispatches(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let _ = plan;
         Vec::new()
     }
 
-    /// The generated source code of a plan's kernels; none where kernels are not generated.
+    /// Returns the generated source code of a plan's kernels; empty if kernels are not generated.
     ///
     /// # Errors
     /// A kernel that cannot be generated.
@@ -237,8 +245,9 @@ pub trait Device: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Bytes of memory that [`Device::compile`] allocates in addition to the plan's buffers: scratch of kernels, tables,
-    /// copies for rolling back a failed step. It may generate the kernels, and take as long as compiling.
+    /// Returns the bytes of memory that [`Device::compile`] allocates in addition to the plan's
+    /// buffers: kernel workspaces, tables, copies for rolling back a failed step. It may have to
+    /// generate the kernels, and take as long as compiling.
     ///
     /// # Errors
     /// A kernel that cannot be generated.
@@ -247,33 +256,34 @@ pub trait Device: Send + Sync {
         Ok(0)
     }
 
-    /// The device as one whose schedules can be measured, if its kernels have several.
+    /// Returns the interface for measuring schedules, if the device's kernels have several.
     fn tunable(&self) -> Option<&dyn Tune> {
         None
     }
 
-    /// Prepares everything that replaying the plan needs, and allocates its buffers: zeroed, constants and
-    /// state fills uploaded.
+    /// Compiles a plan's kernels and allocates its buffers. Constants and initial values of states are uploaded, all
+    /// other buffers are zeroed.
     ///
     /// # Errors
     /// An inconsistent plan, missing kernels, not enough memory.
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
 }
 
-/// The source of a kernel.
+/// Generated source code of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSource {
-    /// Number of the dispatch in the plan.
+    /// Index of the dispatch in the plan.
     pub dispatch: usize,
-    /// Which of the dispatch's kernels, from 0.
+    /// Index of the kernel within its dispatch, from 0.
     pub part: usize,
-    /// Language, by its file extension: `wgsl`.
+    /// File extension of the language, such as `wgsl`.
     pub language: &'static str,
-    /// The text.
+    /// The source code.
     pub text: String,
     /// Name of the variant (the schedule) that it was generated from, where the backend names its variants.
     pub variant: Option<String>,
-    /// One sentence on why the backend chose that variant: its default heuristic, or tuning with the measured gain.
+    /// One sentence with the reason why the backend chose that variant: the default heuristic, or tuning, with the
+    /// measured gain.
     pub why: Option<String>,
 }
 
@@ -286,34 +296,34 @@ pub struct StepArgs<'a> {
     pub scalars: &'a [(BufferRef, [u8; 4])],
 }
 
-/// A submission.
+/// Handle of a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
 /// Result of a completed submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepStats {
-    /// Time that the device spent on it, if measured.
+    /// Time that the device spent on the step, if measured.
     pub device_time: Option<Duration>,
 }
 
-/// Measured time of one pass of a step.
+/// Measured time of one pass of a step: of dispatches that the device measures together, or of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassTiming {
-    /// The dispatches of the pass by their kernels; see [`pass_label`].
+    /// Name of the pass, made from the kernels of its dispatches; see [`pass_label`].
     pub label: Arc<str>,
-    /// Their numbers in the plan. None, where the pass copies or clears.
+    /// Indices of its dispatches in the plan; empty if the pass copies or clears.
     pub dispatches: Arc<[u32]>,
-    /// What [`Executable::run`] returned for the step.
+    /// Ticket that [`Executable::run`] returned for the step.
     pub submission: Ticket,
-    /// When it began, by the host's clock, as far as that is known.
+    /// Start of the pass on the host's clock, as exactly as the device can determine it.
     pub start: Instant,
-    /// How long it took on the device.
+    /// Time that the pass took on the device.
     pub duration: Duration,
 }
 
 impl PassTiming {
-    /// A pass of which nothing but name and duration is known, and that is over.
+    /// Creates the timing of a pass that ends now, without dispatches, from a name and a duration.
     pub fn new(label: impl Into<Arc<str>>, duration: Duration) -> Self {
         let now = Instant::now();
         PassTiming {
@@ -326,7 +336,7 @@ impl PassTiming {
     }
 }
 
-/// The name of a pass from the titles of its dispatches: equal ones are counted.
+/// Returns the name of a pass: the titles of its dispatches, with the count of equal titles.
 pub fn pass_label<'a>(titles: impl IntoIterator<Item = &'a str>) -> String {
     let mut kinds: Vec<(&str, usize)> = Vec::new();
     for title in titles {
@@ -342,16 +352,16 @@ pub fn pass_label<'a>(titles: impl IntoIterator<Item = &'a str>) -> String {
     words.collect::<Vec<_>>().join(" + ")
 }
 
-/// Where a buffer of an executable is in the memory of its device.
+/// Location of an executable's buffer in the memory of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceBuffer {
-    /// The address of its first byte, as code of the same device takes it: a pointer of the host for the CPU, a device pointer for
-    /// CUDA.
+    /// Address of the first byte, in the form that code for the same device uses: a host pointer
+    /// for the CPU, a device pointer for CUDA.
     pub address: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The queue in whose order the executable works, as other code of the device takes it (for CUDA a `CUstream`); `None` where
-    /// everything is done when a call returns.
+    /// Queue that orders the executable's work, in the form that other code for the device uses (a
+    /// `CUstream` for CUDA); `None` if all work is complete when a call returns.
     pub stream: Option<u64>,
 }
 
@@ -370,18 +380,20 @@ pub trait Executable: Send {
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Writes a strided part of a buffer, before the next step; bytes between the part's contiguous runs are unchanged.
-    /// `bytes` are those of all runs, concatenated.
+    /// `bytes` contains the data of all runs, concatenated.
     ///
-    /// By default, a part of several runs is read together with the bytes between them, and written back.
+    /// The default implementation of a part with several runs reads the bytes between them, too,
+    /// and writes them back.
     ///
     /// # Errors
     /// As [`Executable::write`] and [`Executable::read`].
     fn write_part(&mut self, buffer: BufferRef, part: &Part, bytes: &[u8]) -> Result<()> {
         let offset = part.offset as u64;
         if part.is_contiguous() {
-            return match bytes.is_empty() {
-                true => Ok(()),
-                false => self.write(buffer, offset, bytes),
+            return if bytes.is_empty() {
+                Ok(())
+            } else {
+                self.write(buffer, offset, bytes)
             };
         }
         let mut span = vec![0; part.span()];
@@ -390,16 +402,18 @@ pub trait Executable: Send {
         self.write(buffer, offset, &span)
     }
 
-    /// Reads a strided part of a buffer, after all submitted steps. `bytes` are those of all runs, concatenated.
+    /// Reads a strided part of a buffer, after all submitted steps. `bytes` receives the data of
+    /// all runs, concatenated.
     ///
     /// # Errors
     /// As [`Executable::read`].
     fn read_part(&mut self, buffer: BufferRef, part: &Part, bytes: &mut [u8]) -> Result<()> {
         let offset = part.offset as u64;
         if part.is_contiguous() {
-            return match bytes.is_empty() {
-                true => Ok(()),
-                false => self.read(buffer, offset, bytes),
+            return if bytes.is_empty() {
+                Ok(())
+            } else {
+                self.read(buffer, offset, bytes)
             };
         }
         let mut span = vec![0; part.span()];
@@ -410,9 +424,9 @@ pub trait Executable: Send {
 
     /// Submits a step. It need not be complete on return.
     ///
-    /// A step with a fault (an index out of range) changes no parameter and no state: it is rolled back. So are steps that
-    /// are submitted after it and before its error is reported; training continues from the state before the faulty step.
-    /// [`Executable::rolled_back`] counts these steps. Their results and gradients are undefined.
+    /// A step with a fault (an index out of range) changes no parameter and no state: it is rolled back. So are steps
+    /// that are submitted after it and before its error is reported; training continues from the state before the
+    /// faulty step. [`Executable::rolled_back`] counts these steps. Their results and gradients are undefined.
     ///
     /// # Errors
     /// A lost device; errors of the step if it is complete already.
@@ -424,20 +438,23 @@ pub trait Executable: Send {
     /// Errors of that step, such as an index outside of a table.
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
 
-    /// The number of steps that [`Executable::run`] accepted whose faults are not known yet.
+    /// Returns the number of steps that [`Executable::run`] accepted and whose faults are not yet
+    /// reported.
     fn in_flight(&self) -> usize {
         0
     }
 
-    /// The number of steps that [`Executable::run`] accepted and that were rolled back so far, because of a fault in them
-    /// or in an earlier step. Steps for which it returned an error itself do not count.
+    /// Returns the number of accepted steps that were rolled back so far, because of a fault in
+    /// them or in an earlier step. A step for which [`Executable::run`] itself returned an error is
+    /// not counted.
     fn rolled_back(&self) -> u64 {
         0
     }
 
-    /// Where a buffer is, for code of the same device that reads or writes it without a copy; what was written to it before is
-    /// there when what is enqueued has run. `None` where that is not told, because the device has no addresses, keeps the buffer in
-    /// another order, or has to see what is written to it.
+    /// Returns the location of a buffer, so that code for the same device can read or write it
+    /// without a copy. Earlier writes to the buffer are visible once all enqueued work has run.
+    /// Returns `None` if the device has no addresses, keeps the buffer in another order, or must
+    /// observe writes to it.
     ///
     /// # Errors
     /// No such buffer; a lost device.
@@ -446,13 +463,15 @@ pub trait Executable: Send {
         Ok(None)
     }
 
-    /// Has every run from now on signal when it has done with groups of buffers, so that other code of the device can go on with their
-    /// contents while the rest of the run goes on. Returns an event for each group, in the order of the groups, as the device's
-    /// interface has it (`CUevent` for CUDA), which is valid as long as this executable or until the next call. `None` where
-    /// the device cannot do that: then contents are complete when the whole run is.
+    /// Makes every later run signal when it has finished with groups of buffers, so that other code
+    /// for the device can use their contents while the rest of the run continues. Returns one event
+    /// per group, in the order of the groups, as a handle of the device's interface (`CUevent` for
+    /// CUDA). The events are valid until the next call, or until this executable is dropped.
+    /// Returns `None` if the device cannot do that: contents are then complete when the whole run
+    /// is.
     ///
     /// # Errors
-    /// No such buffer; what the device refuses.
+    /// No such buffer; an error of the device.
     fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {
         let _ = groups;
         Ok(None)

@@ -1,4 +1,4 @@
-//! What compilation asks a device for: its rates, its kernels, and the precision that it is used in.
+//! The properties of a device that compilation uses: its rates, its kernels and its precision.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ impl Target for Arc<dyn Device> {
 }
 
 impl Precision {
-    /// What a build uses unless it is told: [`Precision::Mixed`] for inference on devices that are faster with it, else
-    /// [`Precision::F32`].
+    /// Returns the default precision of a build: [`Precision::Mixed`] for inference on devices that compute faster with
+    /// it, else [`Precision::F32`].
     pub fn default_for(mode: Mode, device: &dyn Device) -> Self {
         match mode {
             Mode::Inference if device.has_mixed_precision() => Precision::Mixed,
@@ -35,7 +35,7 @@ impl Precision {
         }
     }
 
-    /// A precision that was asked for, or the default.
+    /// Returns the requested precision, or the default.
     pub fn resolve(wanted: Option<Self>, mode: Mode, device: &dyn Device) -> Self {
         wanted.unwrap_or_else(|| Precision::default_for(mode, device))
     }

@@ -1,8 +1,9 @@
-//! Tuning: a device measures the schedules of its kernels, and uses the fastest from then on.
+//! Tuning: a device measures the schedules of its kernels, and uses the fastest in later plans.
 //!
-//! A *schedule* says how a kernel computes a call: which kernel, and its tile sizes, splits and the like. A device that has several
-//! for a call implements [`Tune`], and says so by [`Device::tunable`](super::Device::tunable). Calls of one class, which are alike in
-//! what decides their speed, get one schedule.
+//! A *schedule* determines how a device computes a call: the kernel, its tile sizes, splits and the
+//! like. A device that has several schedules for a call implements [`Tune`] and returns it from
+//! [`Device::tunable`](super::Device::tunable). Calls that agree in everything that determines
+//! their speed form a class and get one schedule.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,9 +13,9 @@ use crate::plan::ExecutionPlan;
 
 /// A device whose schedules can be measured.
 pub trait Tune {
-    /// Measures the schedules of the calls of plans that were made for this device, class by class, those with most to do first.
-    /// `progress` is told of each class at once: its number from 1 on, how many there are, and what was found. Plans that are
-    /// compiled afterwards use what was kept. Nothing else should use the device meanwhile.
+    /// Measures the schedules of the calls of plans for this device, class by class; the classes with the most work
+    /// come first. Calls `progress` after each class with its number (from 1), the number of classes, and the result.
+    /// Plans that are compiled afterwards use the stored results. The device should be otherwise idle meanwhile.
     ///
     /// # Errors
     /// Plans without kernels; a file that cannot be written; a device that fails.
@@ -22,8 +23,8 @@ pub trait Tune {
         &self,
         plans: &[ExecutionPlan],
         options: &TuneOptions,
-        progress: &mut dyn FnMut(usize, usize, &Tuned),
-    ) -> Result<Vec<Tuned>>;
+        progress: &mut dyn FnMut(usize, usize, &TunedClass),
+    ) -> Result<Vec<TunedClass>>;
 
     /// Deletes the stored results for this device. Returns whether there were any.
     ///
@@ -31,7 +32,7 @@ pub trait Tune {
     /// A file that cannot be deleted, or settings that disable the file.
     fn forget_tuned(&self) -> Result<bool>;
 
-    /// The file of stored results.
+    /// Returns the file of stored results.
     ///
     /// # Errors
     /// Settings that disable the file.
@@ -41,39 +42,40 @@ pub trait Tune {
 /// Options of tuning.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
-    /// Time for all classes together, shared evenly. Compiling one kernel, which nothing interrupts, may take longer.
+    /// Total time for all classes, shared evenly. It may be exceeded, as compiling a kernel cannot
+    /// be interrupted.
     pub time: Duration,
-    /// Whether results are stored in the file.
+    /// Stores the results in the file if `true`.
     pub keep: bool,
 }
 
-/// Result for a class of calls.
+/// Result of tuning a class of calls.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tuned {
-    /// The class: what is computed, and its sizes.
+pub struct TunedClass {
+    /// The class: the computation and its sizes.
     pub class: String,
     /// Number of such calls in the plans.
     pub calls: usize,
     /// The default schedule.
     pub default: String,
-    /// The schedule that is faster, if one is.
+    /// The fastest schedule, if it is not the default one.
     pub winner: Option<String>,
-    /// Seconds of a call with the default schedule; of one that could not be measured, 0.
+    /// Seconds per call with the default schedule; 0 if it could not be measured.
     pub default_seconds: f64,
-    /// Seconds of a call with the best schedule.
+    /// Seconds per call with the best schedule.
     pub best_seconds: f64,
-    /// Schedules that were timed, beside the default one.
+    /// Number of schedules that were timed, without the default one.
     pub timed: usize,
-    /// Schedules that were not tried, because the time was over.
+    /// Number of schedules that were not tried for lack of time.
     pub untried: usize,
     /// Schedules with wrong results, or that the driver rejects.
     pub refused: Vec<RefusedSchedule>,
-    /// Why the class was not measured, if it was not.
+    /// Reason why the class was not measured; `None` if it was.
     pub skipped: Option<String>,
 }
 
-impl Tuned {
-    /// How many times as fast as the default schedule the best one is.
+impl TunedClass {
+    /// Returns the speedup of the best schedule over the default one.
     pub fn gain(&self) -> f64 {
         match &self.winner {
             Some(_) if self.best_seconds > 0.0 => self.default_seconds / self.best_seconds,
@@ -87,8 +89,8 @@ impl Tuned {
 pub struct RefusedSchedule {
     /// The schedule.
     pub schedule: String,
-    /// Why it is not used.
+    /// Reason why it is not used.
     pub reason: String,
-    /// Whether its results were wrong; else there was no kernel.
+    /// `true` if its results were wrong; `false` if no kernel could be made.
     pub wrong: bool,
 }

@@ -1,4 +1,4 @@
-//! Large constants of a cached plan, in a file beside it.
+//! Large constants of a cached plan, stored in a separate file next to the plan.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,26 +10,27 @@ use crate::error::{Error, Result};
 use crate::files::{folder_of, sha256, write_atomically};
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Constants of more bytes stand beside the plan.
+/// Maximum bytes of a constant that is stored within the plan.
 const INLINE_BYTES: usize = 1024;
 
 const SUFFIX: &str = ".constants";
 
-/// A file that holds, one after the other and little-endian, the constants that the plan lists as empty.
+/// Size and hash of the file that contains, concatenated and little-endian, the constants whose data the plan omits.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SideFile {
     bytes: usize,
     sha256: String,
 }
 
-/// Constants taken out of a plan.
-pub(super) struct Taken {
+/// Constants removed from a plan.
+pub(super) struct RemovedConstants {
     parts: Vec<Vec<u8>>,
     pub(super) file: SideFile,
 }
 
-/// The plan without its large constants, and these. Text would not keep every NaN, so they count as large.
-pub(super) fn take(plan: &ExecutionPlan) -> (ExecutionPlan, Option<Taken>) {
+/// Moves the large constants out of a plan: returns the plan without their data, and the constants. Constants with a
+/// NaN count as large, because text would not preserve every NaN.
+pub(super) fn take(plan: &ExecutionPlan) -> (ExecutionPlan, Option<RemovedConstants>) {
     let mut plan = plan.clone();
     let mut parts: Vec<Vec<u8>> = Vec::new();
     for (_, data) in &mut plan.constant_buffers {
@@ -50,7 +51,7 @@ pub(super) fn take(plan: &ExecutionPlan) -> (ExecutionPlan, Option<Taken>) {
         bytes: parts.iter().map(Vec::len).sum(),
         sha256: sha256(parts.iter().map(Vec::as_slice)),
     };
-    (plan, Some(Taken { parts, file }))
+    (plan, Some(RemovedConstants { parts, file }))
 }
 
 impl SideFile {
@@ -64,7 +65,7 @@ impl SideFile {
     }
 }
 
-impl Taken {
+impl RemovedConstants {
     /// Writes the file that belongs to a plan.
     pub(super) fn save(&self, plan: &Path) -> Result<()> {
         let all = |w: &mut dyn Write| self.parts.iter().try_for_each(|part| w.write_all(part));
@@ -72,8 +73,8 @@ impl Taken {
     }
 }
 
-/// Removes the files of earlier plans of this name. Another process that has just read such a plan finds its constants
-/// gone, and makes its plan anew.
+/// Removes the side files of earlier plans with this name. A process that has just read such a plan
+/// does not find its constants, and rebuilds the plan.
 pub(super) fn remove_others(plan: &Path, current: Option<&SideFile>) {
     let keep = current.map(|file| file.path(plan));
     let prefix = format!("{}.", plan.file_name().unwrap_or_default().to_string_lossy());
@@ -82,13 +83,13 @@ pub(super) fn remove_others(plan: &Path, current: Option<&SideFile>) {
         let hash = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
         let is_hash = |hash: &str| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit());
         if hash.is_some_and(is_hash) && keep.as_deref() != Some(&entry.path()) {
-            // One that cannot be removed is only in the way.
+            // A file that cannot be removed does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// Puts constants back. `false` when their file is not there.
+/// Restores the constants of a plan. Returns `false` if their file does not exist.
 pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -> Result<bool> {
     let side = file.path(path);
     let damaged = |message: String| Error::file(&side, message, "delete it, and the plan is built again");
@@ -96,22 +97,22 @@ pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -
     let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
     if total != Some(file.bytes) {
         return Err(damaged(format!(
-            "should hold {} bytes of constants, but the plan lacks {total:?}",
+            "should contain {} bytes of constants, but the plan needs {total:?}",
             file.bytes
         )));
     }
-    // Its size before its contents, so that no more is read than the plan has room for.
+    // Check the size before reading, so that no more is read than the plan needs.
     let found = match fs::metadata(&side) {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(damaged(format!("could not be read: {error}"))),
     };
     if found != file.bytes as u64 {
-        return Err(damaged(format!("has {found} bytes, but should have {}", file.bytes)));
+        return Err(damaged(format!("has {found} bytes, expected {}", file.bytes)));
     }
     let data = fs::read(&side).map_err(|error| damaged(format!("could not be read: {error}")))?;
     if data.len() != file.bytes || sha256([&data[..]]) != file.sha256 {
-        return Err(damaged("is damaged: its contents do not have its hash".to_owned()));
+        return Err(damaged("is damaged: its hash does not match".to_owned()));
     }
     let mut rest = &data[..];
     let mut next = |bytes: usize| {
@@ -129,12 +130,12 @@ pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -
     Ok(true)
 }
 
-/// Bytes of each constant that has no data, in order.
+/// Returns the bytes of each constant that has no data, in order.
 fn missing_sizes(plan: &ExecutionPlan) -> Vec<usize> {
     let floats = plan.constant_buffers.iter().map(|(b, v)| (*b, v.is_empty()));
     let raw = plan.raw_constant_buffers.iter().map(|(b, v)| (*b, v.is_empty()));
     let missing = floats.chain(raw).filter(|(_, empty)| *empty);
-    // A buffer that does not exist takes part with what no file can have.
+    // A buffer that does not exist counts as more bytes than any file has.
     let size = |(buffer, _): (BufferRef, bool)| plan.buffers.get(buffer.index()).copied().unwrap_or(usize::MAX);
     missing.map(size).collect()
 }

@@ -1,4 +1,4 @@
-//! Hashes of what plans are made from: SHA-256 of canonical bytes, the same in every process, build and
+//! Hashes of the inputs of a plan: SHA-256 of canonical bytes, equal in every process, build and
 //! platform.
 
 use sha2::{Digest, Sha256};
@@ -10,9 +10,9 @@ use crate::init::Init;
 use crate::program::{Program, Slot};
 use crate::shape::TensorType;
 
-/// Hash of everything in a graph that its plan depends on: every node's operator, version, attributes, operands, types
-/// and names, the contents of constants, outputs, gradients and effects. Places in source files do not count, so moving
-/// a line changes nothing.
+/// Returns a hash of everything in a graph that its plan depends on: every node's operator,
+/// version, attributes, operands, types and names, the contents of constants, outputs, gradients
+/// and effects. Source locations are excluded, so moving a line changes nothing.
 pub fn graph_hash(graph: &Graph) -> String {
     let mut c = Canonical::default();
     c.list(graph.nodes(), Canonical::node);
@@ -26,24 +26,24 @@ pub fn graph_hash(graph: &Graph) -> String {
         c.word(effect.target.index());
         c.value(effect.value);
     });
-    // Only where there are some, so that graphs without keep their hash.
+    // Hash output names only if there are any, so that graphs without names keep their hash.
     if !graph.output_names.is_empty() {
         c.list(&graph.output_names, |c, name| c.text(name));
     }
     c.finish()
 }
 
-/// Bytes that no two different things share: numbers in eight bytes, little-endian; texts and lists after their length;
-/// alternatives after a word.
+/// An injective encoding: numbers as eight bytes, little-endian; texts and lists preceded by their
+/// length; alternatives preceded by a word.
 #[derive(Default)]
 struct Canonical {
     hash: Sha256,
-    /// Bytes that are not hashed yet: hashing a few at a time is slow.
+    /// Bytes that are not yet hashed: hashing a few at a time is slow.
     pending: Vec<u8>,
 }
 
 impl Canonical {
-    /// Most bytes that wait.
+    /// Maximum number of pending bytes.
     const PENDING: usize = 4096;
 
     fn add(&mut self, bytes: &[u8]) {
@@ -217,7 +217,7 @@ mod tests {
             let y = g.relu(x);
             g.set_outputs(vec![y]);
         });
-        // Whoever changes what is hashed changes this, and with it what old files are taken for.
+        // If this hash changes, cached files of earlier versions become stale.
         assert_eq!(&simple[..16], "6452e86d19963968");
     }
 

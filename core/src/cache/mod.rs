@@ -1,4 +1,4 @@
-//! Plans in files.
+//! Cached plans in files.
 //!
 //! A file holds a plan as [RON](https://docs.rs/ron), after a comment with the format's version and a checksum:
 //!
@@ -11,13 +11,13 @@
 //! )
 //! ```
 //!
-//! It is safe to delete, and can be looked at and kept under version control (line endings may change, nothing else
-//! may). Weights, inputs and the state of optimizers are not in it. Large constants stand beside it, in a file whose
-//! name ends in the hash of its contents.
+//! It is safe to delete, readable, and suitable for version control (line endings may change, but
+//! nothing else). It does not contain weights, inputs or the state of optimizers. Large constants
+//! are stored in a separate file next to it, whose name ends in the hash of its contents.
 //!
-//! Files are written under a temporary name and renamed, so processes that use one file at the same time see a whole
-//! plan, and the last one to write wins. What is read is checked twice: by the checksum, and as a plan
-//! ([`ExecutionPlan::verify`]).
+//! Files are written under a temporary name and renamed: processes that use one file at the same
+//! time always see a complete plan, and the last writer wins. A plan is checked twice when it is
+//! read: by the checksum, and by [`ExecutionPlan::verify`].
 
 mod constants;
 mod file;
@@ -33,42 +33,43 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::ExecutionPlan;
 
-/// What a file gave.
-pub enum Loaded {
+/// Result of loading a file.
+pub enum LoadResult {
     /// There is no file.
     Missing,
-    /// It is whole, but not for this graph or this program.
+    /// The file is intact, but belongs to another graph or another version of this program.
     Stale(String),
     /// A plan that was verified.
     Plan(Box<ExecutionPlan>),
 }
 
-/// Writes a plan to a file, with the hash of the graph that it was made from (as it was before any pass).
+/// Writes a plan to a file, with the hash of the graph that it was compiled from (before any pass).
 ///
 /// # Errors
-/// [`Error::File`] when the file cannot be written; an earlier one is as it was.
+/// [`Error::File`] when the file cannot be written; an earlier file is then unchanged.
 pub fn save_plan(plan: &ExecutionPlan, forward_graph: &Graph, path: impl AsRef<Path>) -> Result<()> {
     file::save(plan, forward_graph, path.as_ref())
 }
 
-/// Reads the plan of a graph. `None` when there is no file, or it is of another graph or format; the log says which.
-/// Whether the plan's [`BuildKey`] is the one that is wanted is for the caller to see.
+/// Reads the plan of a graph. Returns `None` if there is no file, or if it belongs to another graph
+/// or format; the reason is logged. The caller must compare the plan's [`BuildKey`] with the
+/// required one.
 ///
 /// # Errors
-/// [`Error::File`] when a file is damaged or cannot be read, and when what it holds is not a plan
-/// that this program can run.
+/// [`Error::File`] if the file is damaged or cannot be read, or if it does not contain a plan that
+/// this program can run.
 pub fn load_plan(forward_graph: &Graph, path: impl AsRef<Path>) -> Result<Option<ExecutionPlan>> {
     match load(forward_graph, path.as_ref())? {
-        Loaded::Plan(plan) => Ok(Some(*plan)),
-        Loaded::Missing => Ok(None),
-        Loaded::Stale(reason) => {
+        LoadResult::Plan(plan) => Ok(Some(*plan)),
+        LoadResult::Missing => Ok(None),
+        LoadResult::Stale(reason) => {
             log_invalidated(&reason);
             Ok(None)
         }
     }
 }
 
-/// Reads a plan from its file, whatever graph it was made of.
+/// Reads a plan from its file, for any graph.
 ///
 /// # Errors
 /// [`Error::File`] when the file is missing, damaged, of another version, or its constants are missing.
@@ -76,30 +77,31 @@ pub fn read_plan(path: impl AsRef<Path>) -> Result<ExecutionPlan> {
     let path = path.as_ref();
     let remedy = "`build_session_cached` and `meganeura explain --cache` write such files";
     match file::load(None, path)? {
-        Loaded::Plan(plan) => Ok(*plan),
-        Loaded::Missing => Err(Error::file(path, "does not exist", remedy)),
-        Loaded::Stale(reason) => Err(Error::file(path, format!("cannot be used: {reason}"), remedy)),
+        LoadResult::Plan(plan) => Ok(*plan),
+        LoadResult::Missing => Err(Error::file(path, "does not exist", remedy)),
+        LoadResult::Stale(reason) => Err(Error::file(path, format!("cannot be used: {reason}"), remedy)),
     }
 }
 
-/// Says in the log why a file is not used.
+/// Logs the reason why a file is not used.
 pub fn log_invalidated(reason: &str) {
     log::info!("cache invalidated: {reason}");
 }
 
-/// [`load_plan`] with the reason where there is no plan.
+/// Reads a plan like [`load_plan`], but also returns the reason why there is no plan.
 ///
 /// # Errors
-/// As there.
-pub fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
+/// As [`load_plan`].
+pub fn load(forward_graph: &Graph, path: &Path) -> Result<LoadResult> {
     let mut loaded = file::load(Some(&graph_hash(forward_graph)), path)?;
-    if let Loaded::Plan(plan) = &mut loaded {
+    if let LoadResult::Plan(plan) = &mut loaded {
         plan.renew_sources(forward_graph);
     }
     Ok(loaded)
 }
 
-/// Whether a file may be overwritten by a plan: it is one, or empty, or does not exist.
+/// Returns `true` if a plan may overwrite the file: it contains a plan, is empty, or does not
+/// exist.
 pub fn may_replace(path: &Path) -> bool {
     file::may_replace(path)
 }

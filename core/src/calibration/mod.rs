@@ -1,8 +1,9 @@
 //! Measured rates of devices, saved in a file: the cost model uses them instead of the defaults for a class of devices.
 //!
-//! `meganeura doctor --calibrate FILE` measures and writes; `MEGANEURA_CALIBRATION=FILE`, or `calibration = "FILE"` in the
-//! configuration, makes every device that the file has an entry for use it. An entry holds for one device with one
-//! driver. Rates are part of the key of cached plans, so a new calibration makes plans anew.
+//! `meganeura doctor --calibrate FILE` measures and writes; `MEGANEURA_CALIBRATION=FILE`, or
+//! `calibration = "FILE"` in the configuration, applies the file to every device that it has an
+//! entry for. An entry is valid for one device with one driver. Rates are part of the key of cached
+//! plans, so a new calibration invalidates them.
 
 mod rates;
 mod warm_up;
@@ -39,9 +40,9 @@ pub struct Calibration {
 pub struct Calibrated {
     /// Its backend.
     pub backend: String,
-    /// Its name in the listing.
+    /// Name of the device in the listing.
     pub name: String,
-    /// Its driver, as the listing has it.
+    /// Driver of the device, as listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
     /// Time that one more dependent launch adds to a step, in nanoseconds.
@@ -53,7 +54,7 @@ pub struct Calibrated {
 }
 
 impl Calibrated {
-    /// Rates of a device.
+    /// Creates the entry of a device.
     pub fn new(backend: &str, info: &DeviceInfo, rates: &Rates) -> Self {
         Calibrated {
             backend: backend.to_owned(),
@@ -72,14 +73,15 @@ impl Calibrated {
         ];
         match all.iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0)) {
             Some((what, rate)) => Err(format!(
-                "{what} of '{}' is {rate}, but a rate is finite and above 0",
+                "{what} of '{}' is {rate}, expected a finite number above 0",
                 self.name
             )),
             None => Ok(()),
         }
     }
 
-    /// The device's model with these rates. Half precision keeps its ratio to single precision.
+    /// Returns the device's cost model with these rates. Half precision keeps its ratio to single
+    /// precision.
     fn model(&self, class: CostModel) -> CostModel {
         let half = class.half_flops_per_second / class.flops_per_second;
         CostModel {
@@ -93,7 +95,8 @@ impl Calibrated {
 }
 
 impl Calibration {
-    /// The file in force: the environment's, else the configuration's, a path of which is relative to its folder.
+    /// Returns the calibration file in effect: that of the environment variable, else that of the
+    /// configuration. A relative path in the configuration is relative to its folder.
     pub fn path(config: &Config) -> Option<PathBuf> {
         match std::env::var_os(CALIBRATION_VARIABLE).filter(|v| !v.is_empty()) {
             Some(path) => Some(path.into()),
@@ -107,7 +110,7 @@ impl Calibration {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Config`] when it cannot be read or parsed, or a rate is none.
+    /// [`Error::Config`] when it cannot be read or parsed, or a rate is invalid.
     pub fn read(path: &Path) -> Result<Self> {
         let fail = |message: String| Error::Config {
             origin: path.display().to_string(),
@@ -123,7 +126,7 @@ impl Calibration {
         Ok(calibration)
     }
 
-    /// Writes a file, all of it or nothing.
+    /// Writes a file atomically.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be written.
@@ -137,14 +140,15 @@ impl Calibration {
         })
     }
 
-    /// Puts an entry in the place of one for the same device.
+    /// Adds an entry, or replaces the entry for the same device.
     pub fn set(&mut self, entry: Calibrated) {
         self.devices
             .retain(|d| (&d.backend, &d.name) != (&entry.backend, &entry.name));
         self.devices.push(entry);
     }
 
-    /// The entry for a device. One that was measured with another driver is passed over with a warning.
+    /// Returns the entry for a device. An entry that was measured with another driver is ignored
+    /// with a warning.
     pub fn entry(&self, backend: &str, info: &DeviceInfo) -> Option<&Calibrated> {
         let entry = self
             .devices
@@ -153,8 +157,8 @@ impl Calibration {
         if entry.driver != info.driver {
             let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".into());
             log::warn!(
-                "{}: the calibration is of '{}', the device has '{}' now, so it is not used; measure again with \
-                 `meganeura doctor --calibrate FILE`",
+                "{}: the calibration was measured with '{}', but the device now has '{}', so it is not used; measure \
+                 again with `meganeura doctor --calibrate FILE`",
                 info.name,
                 name(&entry.driver),
                 name(&info.driver)
@@ -165,7 +169,7 @@ impl Calibration {
     }
 }
 
-/// A device with its measured rates, where the file in force has some.
+/// Returns the device with its measured rates, if the file in effect has some.
 ///
 /// # Errors
 /// As [`Calibration::read`].
@@ -175,26 +179,26 @@ pub fn apply(device: Arc<dyn Device>, backend: &str, info: &DeviceInfo, config: 
     };
     let calibration = Calibration::read(&path)?;
     Ok(match calibration.entry(backend, info) {
-        Some(entry) => Arc::new(Measured::new(device, entry)),
+        Some(entry) => Arc::new(CalibratedDevice::new(device, entry)),
         None => device,
     })
 }
 
-/// A device whose rates are known.
-struct Measured {
+/// A device with measured rates.
+struct CalibratedDevice {
     inner: Arc<dyn Device>,
     capabilities: Capabilities,
 }
 
-impl Measured {
+impl CalibratedDevice {
     fn new(inner: Arc<dyn Device>, entry: &Calibrated) -> Self {
         let mut capabilities = inner.capabilities().clone();
         capabilities.cost = entry.model(capabilities.cost);
-        Measured { inner, capabilities }
+        CalibratedDevice { inner, capabilities }
     }
 }
 
-impl Device for Measured {
+impl Device for CalibratedDevice {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

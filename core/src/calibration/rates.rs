@@ -1,4 +1,4 @@
-//! A few rates of a device.
+//! The measured rates of a device.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 /// Measured rates of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// A step of one small call, from submission to the end of the wait for it.
+    /// Duration of a step of one small call, from its submission until the wait for it ends.
     pub step: Duration,
     /// Time that one more dependent launch adds to a step.
     pub launch: Duration,
     /// Bytes a second, read and written, of copies of 64 MB.
     pub bytes_per_second: f64,
-    /// Rows and columns of the matrices that were multiplied: the largest size that was tried.
+    /// Rows and columns of the square matrices that were multiplied: the largest size that was tried.
     pub edge: usize,
-    /// FLOP/s of their matmul in `f32`, two FLOPs for each multiplication and addition.
+    /// FLOP/s of the matmul of these matrices in `f32`; a multiplication and an addition are two FLOPs.
     pub flops_per_second: f64,
-    /// The same with operands rounded to `f16`, where that is faster.
+    /// FLOP/s of the matmul with operands rounded to `f16`, if that is faster.
     pub mixed_flops_per_second: Option<f64>,
 }
 

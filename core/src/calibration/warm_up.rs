@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
-/// Load that a device has at least.
+/// Minimum duration of the load.
 const MIN_DURATION: Duration = Duration::from_millis(500);
-/// Load after which it is taken as it is.
+/// Maximum duration of the load.
 const MAX: Duration = Duration::from_secs(3);
-/// Times of such spans are compared with each other.
+/// Length of the time spans that are compared with each other.
 const SPAN: Duration = Duration::from_millis(250);
-/// Part of the time by which a span is faster than the one before while the clock still rises.
+/// Relative speedup between two spans above which the clock is still rising.
 const RISE: f64 = 0.03;
 
-/// Repeats a batch of work until it is no longer getting faster: for half a second at least, for three at most. `batch` does
-/// some milliseconds of the same work, waits for it and says how long it took. The result is how long all took.
+/// Repeats a batch of work until it no longer gets faster: for at least half a second and at most
+/// three seconds. `batch` does some milliseconds of the same work, waits for it and returns the
+/// time it took. Returns the total time.
 ///
-/// GPUs lower their clock while a process mostly does other things than use them, and raise it only under load that lasts.
-/// An H200 was at 345 instead of 1,980 MHz some seconds after a Vulkan device was opened that was used for a tenth of the time:
-/// matmuls took five times as long, and samples of 20 ms did not change it. CPUs need no warm-up.
+/// GPUs lower their clock while a process uses them little, and raise it only under sustained load.
+/// An H200 ran at 345 instead of 1,980 MHz for some seconds after opening a Vulkan device that was
+/// busy a tenth of the time: matmuls took five times as long, and samples of 20 ms did not change
+/// that. CPUs need no warm-up.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,7 +34,7 @@ pub fn warm_up<E>(mut batch: impl FnMut() -> Result<Duration, E>) -> Result<Dura
     let (mut total, mut span, mut before) = (Duration::ZERO, Duration::ZERO, f64::INFINITY);
     let mut best = f64::INFINITY;
     loop {
-        // Batches without a length would never end.
+        // Batches of zero duration would loop forever.
         let time = batch()?.max(Duration::from_micros(1));
         total += time;
         span += time;
@@ -52,7 +54,8 @@ pub fn warm_up<E>(mut batch: impl FnMut() -> Result<Duration, E>) -> Result<Dura
 mod tests {
     use super::*;
 
-    /// Seconds of load of a device whose batches take as long as told, by the seconds of load before.
+    /// Returns the seconds of load on a device whose batch takes `time(t)` seconds after `t`
+    /// seconds of load.
     fn load(time: impl Fn(f64) -> f64) -> f64 {
         let mut now = 0.0;
         let took = warm_up(|| {
@@ -73,7 +76,8 @@ mod tests {
 
     #[test]
     fn one_whose_clock_rises_is_waited_for() {
-        // Five times as fast after a second: no span but the last ones is as fast as the one before.
+        // Gets five times as fast within a second: until then, every span is faster than the one
+        // before.
         let rising = |now: f64| 0.02 / (1.0 + 4.0 * now.min(1.0));
         let found = load(rising);
         assert!((1.2..2.0).contains(&found), "{found}");

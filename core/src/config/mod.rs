@@ -43,13 +43,13 @@ pub struct Config {
     pub fallback: Option<String>,
     /// File of measured rates of devices; see [`calibration`](crate::calibration).
     pub calibration: Option<PathBuf>,
-    /// Settings of each backend by its name; their meaning is the backend's.
+    /// Settings of each backend, by the backend's name; the backend defines their meaning.
     #[serde(default)]
     pub backend: BTreeMap<String, BTreeMap<String, toml::Value>>,
     /// Settings of rewriting.
     #[serde(default)]
     pub rewrite: RewriteConfig,
-    /// Plugins: shared objects, and folders or files of those without native code.
+    /// Plugins: shared objects, and folders or files of plugins without native code.
     #[serde(default)]
     pub plugins: PluginSettings,
     /// The file that this was read from.
@@ -57,39 +57,40 @@ pub struct Config {
     pub path: Option<PathBuf>,
 }
 
-/// Which plugins to load; see the crate `meganeura-plugin-host`.
+/// Plugins to load; see the crate `meganeura-plugin-host`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginSettings {
-    /// Absolute paths. Only a file that `MEGANEURA_CONFIG` names may list any: the one in the working directory may be
-    /// somebody else's, as that of a repository that was fetched.
+    /// Absolute paths. Only a file that `MEGANEURA_CONFIG` names may list plugins: a file in the
+    /// working directory may come from someone else, for instance with a cloned repository.
     #[serde(default)]
     pub load: Vec<PathBuf>,
-    /// Where given, nothing is loaded but files with one of these SHA-256 sums, in hexadecimal digits.
+    /// If given, only files with one of these SHA-256 sums (hexadecimal digits) are loaded.
     pub allow_sha256: Option<Vec<String>>,
 }
 
 impl Config {
-    /// Reads the file that `MEGANEURA_CONFIG` names, else `meganeura.toml` in the working directory, else
-    /// gives the defaults.
+    /// Reads the file that `MEGANEURA_CONFIG` names, else `meganeura.toml` in the working
+    /// directory, else returns the defaults.
     ///
     /// # Errors
-    /// [`Error::Config`] when a named file is missing, a file cannot be read or parsed, or one that nobody named lists
-    /// plugins to load.
+    /// [`Error::Config`] if a named file is missing, a file cannot be read or parsed, or the file
+    /// in the working directory lists plugins to load.
     pub fn load() -> Result<Self> {
         match std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()) {
             Some(path) => Config::read(Path::new(&path)),
             None if Path::new(CONFIG_FILE).is_file() => {
                 let config = Config::read(Path::new(CONFIG_FILE))?;
-                match config.plugins.load.is_empty() {
-                    true => Ok(config),
-                    false => Err(Error::Config {
+                if config.plugins.load.is_empty() {
+                    Ok(config)
+                } else {
+                    Err(Error::Config {
                         origin: config.origin(),
                         message: format!(
-                            "a file that is found in the working directory may not load plugins, whose code would run: \
-                             name it in {CONFIG_VARIABLE}, or the plugins in MEGANEURA_PLUGINS"
+                            "a file found in the working directory must not load plugins, because their code would \
+                         run: set {CONFIG_VARIABLE} to the file, or list the plugins in MEGANEURA_PLUGINS"
                         ),
-                    }),
+                    })
                 }
             }
             None => Ok(Config::default()),
@@ -107,7 +108,7 @@ impl Config {
         };
         let text = read_text_limited(path, MAX_SETTINGS).map_err(|e| {
             fail(format!(
-                "it cannot be read: {e}; {CONFIG_VARIABLE} names the file, {CONFIG_FILE} is the usual one"
+                "it cannot be read: {e}; the file is {CONFIG_VARIABLE}, or {CONFIG_FILE} by default"
             ))
         })?;
         let mut config: Config = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
@@ -115,7 +116,7 @@ impl Config {
         Ok(config)
     }
 
-    /// A non-negative integer setting of a backend.
+    /// Returns a setting of a backend that is a non-negative integer.
     ///
     /// # Errors
     /// [`Error::Config`] when the setting is something else.
@@ -129,11 +130,11 @@ impl Config {
             .map(Some)
             .ok_or_else(|| Error::Config {
                 origin: self.origin(),
-                message: format!("backend.{backend}.{key} is {value:?}, but it is a non-negative integer"),
+                message: format!("backend.{backend}.{key}: expected a non-negative integer, found {value:?}"),
             })
     }
 
-    /// A setting of a backend that is a text.
+    /// Returns a setting of a backend that is a text.
     ///
     /// # Errors
     /// [`Error::Config`] when the setting is something else.
@@ -143,14 +144,14 @@ impl Config {
         };
         value.as_str().map(Some).ok_or_else(|| Error::Config {
             origin: self.origin(),
-            message: format!("backend.{backend}.{key} is {value:?}, but it is a text in quotation marks"),
+            message: format!("backend.{backend}.{key}: expected a text in quotation marks, found {value:?}"),
         })
     }
 
-    /// A setting of a backend that is one of some words, of which the first is meant where it is not given.
+    /// Returns a setting of a backend that is one of several words; the first is the default.
     ///
     /// # Errors
-    /// [`Error::Config`] for another word, or no text.
+    /// [`Error::Config`] for another word, or a value that is not a text.
     pub fn backend_choice<const N: usize>(
         &self,
         backend: &str,
@@ -175,7 +176,8 @@ impl Config {
         })
     }
 
-    /// A setting of a backend that is a path: as other paths of the configuration, relative to its folder.
+    /// Returns a setting of a backend that is a path. Like other paths of the configuration, it is relative to the
+    /// configuration's folder.
     ///
     /// # Errors
     /// [`Error::Config`] when the setting is something else.
@@ -187,22 +189,25 @@ impl Config {
         }))
     }
 
-    /// Checks that a backend is given no settings but those that it knows.
+    /// Checks that the configuration contains only settings that the backend supports.
     ///
     /// # Errors
-    /// [`Error::Config`] when there is another.
+    /// [`Error::Config`] if it contains another setting.
     pub fn check_backend(&self, backend: &str, known: &[&str]) -> Result<()> {
         let given = self.backend.get(backend).into_iter().flat_map(BTreeMap::keys);
         match given.into_iter().find(|key| !known.contains(&key.as_str())) {
             None => Ok(()),
             Some(key) => Err(Error::Config {
                 origin: self.origin(),
-                message: format!("backend.{backend}.{key} is no setting; there are {}", known.join(", ")),
+                message: format!(
+                    "backend.{backend}.{key} is not a setting; there are {}",
+                    known.join(", ")
+                ),
             }),
         }
     }
 
-    /// Where the settings came from, for messages.
+    /// Returns the origin of the settings (a file, or the program's code), for messages.
     pub fn origin(&self) -> String {
         self.path
             .as_ref()
@@ -235,7 +240,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("backend.cpu.pin is no setting; there are threads"),
+                .contains("backend.cpu.pin is not a setting; there are threads"),
             "{error}"
         );
         assert_eq!(config.backend_text("cpu", "pin").expect("a text"), Some("x"));

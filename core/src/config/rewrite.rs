@@ -20,35 +20,37 @@ use crate::precision::Precision;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewriteConfig {
-    /// Whether rules are applied at all. Equal computations are merged and unused ones removed in any case.
+    /// Enables rewrite rules. Equal computations are merged and unused ones removed in any case.
     pub enabled: bool,
-    /// Whether elementwise calls are clustered into fused ones.
+    /// Enables clustering of elementwise calls into fused ones.
     pub cluster: bool,
-    /// Whether projections of few rows (up to four) may take the rotation of their rows and the write into a cache along.
+    /// Enables fusing projections of few rows (up to four) with the rotation of these rows and the
+    /// write into a cache.
     pub projections: bool,
-    /// Whether inference computes what depends on parameters, states and constants alone once for many steps (folded
-    /// batch norms, transposed weights), not in each step. It takes memory for the results.
+    /// Enables computing values that depend only on parameters, states and constants (folded batch
+    /// norms, transposed weights) once for many inference steps instead of in every step. It takes
+    /// memory for the results.
     pub prepare: bool,
-    /// Whether convolutions and what is between them may be computed from images that are stored channels last, where the
-    /// device says that this is faster.
+    /// Enables computing convolutions and the calls between them on images in channels-last layout,
+    /// if the device reports that as faster.
     pub channels_last: bool,
-    /// Rule sets to leave out, by namespace.
+    /// Rule sets that are not used, by namespace.
     pub disable: Vec<String>,
-    /// Most rounds of saturation.
+    /// Maximum rounds of equality saturation (the repeated application of all rules).
     pub iterations: usize,
-    /// Most rows of the e-graph's tables.
+    /// Maximum rows of the e-graph's tables.
     pub tuples: usize,
-    /// Most milliseconds of saturation, and again of extraction.
+    /// Maximum milliseconds of saturation; extraction has the same limit.
     pub time_ms: u64,
-    /// Most steps of the exact search.
+    /// Maximum steps of the exact search for the cheapest graph.
     pub steps: u64,
-    /// Whether to compute the cost that greedy rewriting reaches, too, for comparison.
+    /// Also computes the cost that greedy rewriting reaches, for comparison.
     pub baseline: bool,
     /// Memory limit of the plan; activations are recomputed to stay within it. No limit by default.
     pub memory_budget: Option<MemoryBudget>,
-    /// Precision of matmuls and convolutions; [`Precision::default_for`] the device unless it is given.
+    /// Precision of matmuls and convolutions; by default [`Precision::default_for`] the device.
     pub precision: Option<Precision>,
-    /// The scale of gradients in training in mixed precision; [`LossScaling::default`] unless it is given.
+    /// Scale of gradients when training in mixed precision; [`LossScaling::default`] by default.
     pub loss_scale: Option<LossScaling>,
 }
 
@@ -74,13 +76,14 @@ impl Default for RewriteConfig {
 }
 
 impl RewriteConfig {
-    /// The scale of gradients in training, if they have one: in mixed precision, which training is only on request.
+    /// Returns the loss scaling of training; `None` without mixed precision, which training uses
+    /// only on request.
     pub fn loss_scaling(&self, mode: Mode) -> Option<LossScaling> {
         let scales = mode == Mode::Training && self.precision == Some(Precision::Mixed);
         scales.then(|| self.loss_scale.unwrap_or_default())
     }
 
-    /// No rewriting, no clustering, and everything computed in each step.
+    /// Returns settings without rewriting and clustering, with everything computed in each step.
     pub fn off() -> Self {
         RewriteConfig {
             enabled: false,

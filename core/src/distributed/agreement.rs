@@ -1,12 +1,13 @@
-//! Whether all ranks train the same, found out before they begin: afterwards it would be a wrong result, or a wait.
+//! Checks before training that all ranks train the same: later, a difference would give wrong
+//! results or a deadlock.
 
 use super::{Collective, CollectiveError, CollectiveFailure, Communicator};
 use crate::error::{Error, Result};
 
-/// The most bytes of a text that are gathered from one rank.
+/// Maximum bytes of a text that are gathered from one rank.
 const MAX_TEXT: usize = 1 << 20;
 
-/// Texts of all ranks, by rank, of any lengths up to 1 MiB.
+/// Gathers the texts of all ranks, each of up to 1 MiB, in the order of the ranks.
 ///
 /// # Errors
 /// As [`Communicator::all_gather`]; a longer text.
@@ -41,17 +42,17 @@ pub fn gather_texts(communicator: &dyn Communicator, tensor: &str, text: &str) -
     Ok(lengths.iter().enumerate().map(text).collect())
 }
 
-/// Compares facts, by name, between all ranks. `what` names them together, as in "the plan".
+/// Compares named facts between all ranks. `what` is their common title, as in "the plan".
 ///
 /// # Errors
-/// [`CollectiveFailure::Mismatch`] on every rank where any of them differ, with the first rank that differs from this one,
-/// the name and both values; as [`Communicator::all_gather`].
+/// [`CollectiveFailure::Mismatch`] on every rank where any of them differ, with the first rank that differs from this
+/// one, the name and both values; as [`Communicator::all_gather`].
 pub fn agree(communicator: &dyn Communicator, what: &str, facts: &[(&str, String)]) -> Result<()> {
     // Values are one line each, so that a line is a fact.
     let line = |(name, value): &(&str, String)| format!("{name}\t{}", value.replace(['\n', '\t'], " "));
     let own: Vec<String> = facts.iter().map(line).collect();
     let texts = gather_texts(communicator, what, &own.join("\n"))?;
-    // Every rank must see a difference, also those that agree with rank 0.
+    // Every rank must report a difference, including ranks that agree with rank 0.
     let own_text = &texts[communicator.rank()];
     let differs = |(_, text): &(usize, &String)| *text != own_text;
     let Some((peer, text)) = texts.iter().enumerate().find(differs) else {
@@ -64,12 +65,13 @@ pub fn agree(communicator: &dyn Communicator, what: &str, facts: &[(&str, String
         Some((own, their)) => {
             let (name, value) = own.split_once('\t').unwrap_or((own, ""));
             let (their_name, their_value) = their.split_once('\t').unwrap_or((their, ""));
-            match name == their_name {
-                true => format!("its {name} is {their_value}, here it is {value}"),
-                false => format!("it has {their_name}, here there is {name}"),
+            if name == their_name {
+                format!("its {name} is {their_value}, that of this rank is {value}")
+            } else {
+                format!("it has {their_name}, this rank has {name}")
             }
         }
-        None => format!("it has {} facts, here there are {}", theirs.len(), own.len()),
+        None => format!("it has {} facts, this rank has {}", theirs.len(), own.len()),
     };
     Err(Error::collective(CollectiveError {
         rank: communicator.rank(),

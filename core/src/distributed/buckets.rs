@@ -1,4 +1,4 @@
-//! Gradients in buckets: what one all-reduce takes together.
+//! Gradient buckets: groups of gradients that are all-reduced together.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,8 @@ use crate::dtype::DType;
 use crate::plan::optimizer::final_gradients;
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Bytes from which on a bucket is full. Larger ones cost memory, smaller ones latency; a gradient is never split.
+/// Bytes at which a bucket is full. Larger buckets cost memory, smaller ones latency; a gradient is
+/// never split.
 pub const BUCKET_BYTES: usize = 25 << 20;
 
 /// A gradient in a bucket.
@@ -19,23 +20,23 @@ pub struct BucketEntry {
     pub buffer: BufferRef,
     /// Number of elements.
     pub len: usize,
-    /// Whether the buffer is an input, which the step must find as it was.
+    /// `true` if the buffer is an input, which the step must find unchanged.
     pub is_input: bool,
 }
 
-/// Gradients that one all-reduce takes together.
+/// Gradients that are all-reduced together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// In the order in which they lie in the bucket.
+    /// Gradients in the order in which the bucket stores them.
     pub entries: Vec<BucketEntry>,
-    /// Number of elements of all.
+    /// Total number of elements.
     pub len: usize,
     /// The rank that all gradients of the bucket are reduced to, where optimizer states are sharded.
     pub owner: Option<usize>,
 }
 
 impl Bucket {
-    /// What it holds, for messages: its first and last gradient.
+    /// Returns a title for messages: the first and the last gradient.
     pub fn title(&self) -> String {
         match &self.entries[..] {
             [] => "no gradients".into(),
@@ -48,8 +49,8 @@ impl Bucket {
     }
 }
 
-/// All gradients of a plan in buckets. Gradients of the last layers come first, as the backward pass makes them in this
-/// order.
+/// All gradients of a plan in buckets. Gradients of the last layers come first, because the
+/// backward pass computes them first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Buckets {
     /// The buckets.
@@ -57,18 +58,19 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// The gradients that the update of a plan reads, in buckets of at least `bytes` bytes but for the last.
+    /// Groups the gradients that the update of a plan reads into buckets of at least `bytes` bytes;
+    /// the last may be smaller.
     ///
     /// # Errors
-    /// A gradient that is not `f32`, or that is no result of the step but a state.
+    /// A gradient that is not `f32`, or that is a state instead of a result of the step.
     pub fn of(plan: &ExecutionPlan, bytes: usize) -> Result<Self, CollectiveFailure> {
         Buckets::grouped(plan, bytes, None)
     }
 
-    /// [`Buckets::of`] with gradients of one owner in each bucket.
+    /// Groups gradients like [`Buckets::of`], but all gradients of a bucket have the same owner.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buckets::of`].
     pub fn of_owners(plan: &ExecutionPlan, bytes: usize, owners: &Owners) -> Result<Self, CollectiveFailure> {
         Buckets::grouped(plan, bytes, Some(owners))
     }
@@ -98,7 +100,7 @@ impl Buckets {
             let is_input = inputs.contains(&buffer);
             if !is_input && !written.contains(&buffer) {
                 let message = format!(
-                    "the gradient of '{name}' is {}, which no step computes",
+                    "the gradient of '{name}', {}, is not computed by any step",
                     plan.describe(buffer)
                 );
                 return Err(CollectiveFailure::Invalid(message));
@@ -117,7 +119,7 @@ impl Buckets {
         Ok(buckets)
     }
 
-    /// The bucket that takes the next gradient of an owner.
+    /// Returns the bucket for the next gradient of an owner.
     fn open(&mut self, owner: Option<usize>, bytes: usize) -> &mut Bucket {
         let last = self.buckets.iter().rposition(|bucket| bucket.owner == owner);
         let at = match last.filter(|&at| 4 * self.buckets[at].len < bytes) {
@@ -133,12 +135,12 @@ impl Buckets {
         &mut self.buckets[at]
     }
 
-    /// Elements of the largest bucket.
+    /// Returns the number of elements of the largest bucket.
     pub fn largest(&self) -> usize {
         self.buckets.iter().map(|bucket| bucket.len).max().unwrap_or(0)
     }
 
-    /// Bytes of all gradients.
+    /// Returns the bytes of all gradients.
     pub fn bytes(&self) -> usize {
         self.buckets.iter().map(|bucket| 4 * bucket.len).sum()
     }

@@ -1,11 +1,13 @@
 //! Collectives of data-parallel training: several processes, the *ranks*, each with a session of the same plan.
 //!
-//! The core defines what a [`Communicator`] does; crates bring them and announce them with
-//! [`register_communicator!`](crate::register_communicator), as they do backends. Nothing here moves data between
-//! processes. [`ThreadGroup`] has the threads of one process as ranks and is for tests.
+//! The core defines the interface [`Communicator`]; other crates implement it and register their
+//! communicators with [`register_communicator!`](crate::register_communicator), as for backends.
+//! Nothing here moves data between processes. [`ThreadGroup`] uses the threads of one process as
+//! ranks and is for tests.
 //!
-//! Collectives work on host memory. They block, or are started and waited for later ([`Communicator::start`]). A communicator
-//! that knows devices may also average gradients in their memory ([`Communicator::all_reduce_mean_on_device`]).
+//! Collectives work on host memory. They block, or are started and awaited later
+//! ([`Communicator::start`]). A communicator that supports devices may also average gradients in
+//! device memory ([`Communicator::all_reduce_mean_on_device`]).
 
 mod agreement;
 mod buckets;
@@ -20,44 +22,46 @@ use std::time::Duration;
 pub use agreement::{agree, gather_texts};
 pub use buckets::{BUCKET_BYTES, Bucket, BucketEntry, Buckets};
 pub use owners::Owners;
-pub use pending::{Call, Overlapped, Pending};
+pub use pending::{Call, OverlappedCommunicator, PendingCollective};
 pub use threads::{ThreadCommunicator, ThreadGroup};
 
 use crate::backend::DeviceBuffer;
 pub use crate::error::{Collective, CollectiveError, CollectiveFailure};
 use crate::error::{Error, Result, names_there_are};
 
-/// How long a rank waits for the others in one collective, unless told otherwise.
+/// Default time that a rank waits for other ranks in one collective.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// The connection of one rank to all others.
+/// The connection of one rank to all other ranks.
 ///
-/// Every rank calls the same collectives in the same order, with data of the same sizes. A call that differs between
-/// ranks, a rank that is gone and a rank that does not come within [`time_limit`](Self::time_limit) are errors, after which
-/// the communicator is of no more use. `tensor` says in errors what is communicated.
+/// Every rank calls the same collectives in the same order, with data of the same sizes. It is an error if a call
+/// differs between ranks, if a rank ended, or if a rank does not arrive within [`time_limit`](Self::time_limit); the
+/// communicator is then unusable. Errors include `tensor` as the name of the data.
 ///
 /// Sums are deterministic: the same on every rank, bit for bit.
 pub trait Communicator: Send + Sync + fmt::Debug {
-    /// Name that it is registered by, such as `mpi`.
+    /// Returns the name that it is registered by, such as `mpi`.
     fn name(&self) -> &str;
 
-    /// Number of this rank, from 0.
+    /// Returns the number of this rank, from 0.
     fn rank(&self) -> usize;
 
-    /// Number of ranks, at least 1.
+    /// Returns the number of ranks, at least 1.
     fn size(&self) -> usize;
 
-    /// How long a collective waits for other ranks.
+    /// Returns the maximum time that a collective waits for other ranks.
     fn time_limit(&self) -> Duration;
 
-    /// Replaces `data`, `f32 [n]` with the same `n` on every rank, by the sum over all ranks.
+    /// Replaces `data` by the sum over all ranks; `data` is `f32 [n]` with the same `n` on every rank.
     ///
     /// # Errors
-    /// A rank that is gone, that does not come in time, or that calls something else; a failure of the transport.
+    /// A rank that ended, does not arrive in time, or calls another collective; a failure of the
+    /// transport.
     fn all_reduce_sum(&self, tensor: &str, data: &mut [f32]) -> Result<()>;
 
-    /// Replaces `data`, `f32 [n]` with the same `n` on every rank, by the sum over all ranks on the rank `root`. On the other
-    /// ranks `data` may hold anything afterwards. Unless a communicator has something cheaper, it is an all-reduce.
+    /// Replaces `data` on the rank `root` by the sum over all ranks; `data` is `f32 [n]` with the same `n` on every
+    /// rank. On other ranks, the contents of `data` are undefined afterwards. The default implementation is an
+    /// all-reduce.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_sum`]; no such rank.
@@ -66,61 +70,65 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         self.all_reduce_sum(tensor, data)
     }
 
-    /// Sums `data`, `f32 [size * n]`, over all ranks, and puts the part of this rank into `own`, `f32 [n]`.
+    /// Sums `data`, `f32 [size * n]`, over all ranks, and writes this rank's part to `own`,
+    /// `f32 [n]`.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_sum`]; lengths that do not fit together.
+    /// As [`Communicator::all_reduce_sum`]; lengths that do not match.
     fn reduce_scatter_sum(&self, tensor: &str, data: &[f32], own: &mut [f32]) -> Result<()>;
 
-    /// Puts `own`, `n` bytes of each rank, one after the other into `all`, `size * n` bytes.
+    /// Concatenates the `n` bytes `own` of each rank in `all`, which has `size * n` bytes.
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter_sum`].
     fn all_gather(&self, tensor: &str, own: &[u8], all: &mut [u8]) -> Result<()>;
 
-    /// Replaces `data` by what the rank `root` has; the same number of bytes on every rank.
+    /// Replaces `data` by that of the rank `root`; it has the same number of bytes on every rank.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_sum`]; no such rank.
     fn broadcast(&self, tensor: &str, root: usize, data: &mut [u8]) -> Result<()>;
 
-    /// Returns after every rank called it.
+    /// Returns after every rank has called it.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_sum`].
     fn barrier(&self, what: &str) -> Result<()>;
 
-    /// Starts a collective on `data`, `f32 [n]`, and returns a handle that gives the data back. Until it was waited for, the
-    /// caller may compute, and start more: these follow in the order in which they were started, as all collectives do. A
-    /// communicator that only blocks makes the call at once; [`Overlapped`] gives it a thread.
+    /// Starts a collective on `data`, `f32 [n]`, and returns a handle that gives the data back.
+    /// Meanwhile the caller may compute and start further collectives: they run in the order in
+    /// which they were started. The default implementation blocks until the call is complete;
+    /// [`OverlappedCommunicator`] runs it on a thread.
     ///
-    /// Errors come out of [`Pending::wait`].
-    fn start(&self, call: Call, tensor: &str, data: Vec<f32>) -> Pending {
-        Pending::complete(call.complete(self, tensor, data))
+    /// [`PendingCollective::wait`] returns the errors.
+    fn start(&self, call: Call, tensor: &str, data: Vec<f32>) -> PendingCollective {
+        PendingCollective::complete(call.complete(self, tensor, data))
     }
 
-    /// Selector of the device that this rank works on, such as `cuda:1`, where the communicator moves data between devices. A
-    /// trainer that was given no device takes this one.
+    /// Returns the selector of the device that this rank uses, such as `cuda:1`, if the
+    /// communicator moves data between devices. It is the default device of a trainer.
     fn device(&self) -> Option<String> {
         None
     }
 
-    /// Whether [`all_reduce_mean_on_device`](Self::all_reduce_mean_on_device) takes this memory.
+    /// Returns `true` if [`all_reduce_mean_on_device`](Self::all_reduce_mean_on_device) supports
+    /// this memory.
     ///
     /// # Errors
-    /// Memory that it would take, but for another device than [`device`](Self::device).
+    /// Memory of a supported kind, but on another device than [`device`](Self::device).
     fn takes_device_memory(&self, buffer: &DeviceBuffer) -> Result<bool> {
         let _ = buffer;
         Ok(false)
     }
 
-    /// Replaces `f32` tensors in the memory of a device by their means over all ranks, which have as many of the same sizes. It
-    /// returns when that is enqueued: behind what is in the tensors' queue already, or for tensors that tell when they are
-    /// [`ready`](DeviceTensor::ready) behind that. What is put into the queue afterwards sees the means.
+    /// Replaces `f32` tensors in device memory by their means over all ranks; every rank passes the
+    /// same number of tensors with the same sizes. Returns when the operation is enqueued: after
+    /// all work in the tensors' queue, or, for a tensor with a [`ready`](DeviceTensor::ready)
+    /// event, after that event. Work that is enqueued later sees the means.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_sum`], but a rank that does not come may be an error of the next call only; memory that it does not
-    /// take.
+    /// As [`Communicator::all_reduce_sum`], but a rank that does not arrive may be reported by the
+    /// next call; unsupported memory.
     fn all_reduce_mean_on_device(&self, tensor: &str, tensors: &[DeviceTensor]) -> Result<()> {
         let _ = tensors;
         Err(Error::collective(CollectiveError {
@@ -128,38 +136,38 @@ pub trait Communicator: Send + Sync + fmt::Debug {
             size: self.size(),
             operation: Collective::AllReduce,
             tensor: tensor.to_owned(),
-            failure: CollectiveFailure::Invalid(format!("'{}' does not take memory of devices", self.name())),
+            failure: CollectiveFailure::Invalid(format!("'{}' does not support device memory", self.name())),
         }))
     }
 
-    /// Whether this rank was asked from outside to end soon, as `mpirun` asks by a signal. A run then ends after the same
-    /// update on every rank, with a last checkpoint.
+    /// Returns `true` if an external signal asked this rank to stop, as `mpirun` does. The run then
+    /// ends after the same update on every rank, with a last checkpoint.
     fn stop_requested(&self) -> bool {
         false
     }
 
-    /// Tells the other ranks that this one ends with an error, so that they need not wait for the time limit. The
-    /// communicator is of no more use. Calls after the first change nothing.
+    /// Notifies the other ranks that this one ends with an error, so that they need not wait for
+    /// the time limit. The communicator is unusable afterwards. Further calls have no effect.
     fn abort(&self, reason: &str);
 }
 
 /// An `f32` tensor in the memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTensor {
-    /// Where it begins, and the queue in whose order it is used.
+    /// Start of the tensor, and the queue that orders its uses.
     pub buffer: DeviceBuffer,
-    /// Its elements, of which the buffer has at least as many.
+    /// Number of elements; the buffer has at least this many.
     pub elements: usize,
-    /// The event of the device that is signalled when the tensor is complete, where that is before all that is in its queue
+    /// Event that the device signals when the tensor is complete, if that is before all work in its queue
     /// ([`Executable::signal_when_done`](crate::backend::Executable::signal_when_done)).
     pub ready: Option<u64>,
 }
 
-/// What a communicator is opened with.
+/// Options for opening a communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorOptions {
-    /// How long a collective waits for other ranks.
+    /// Maximum time that a collective waits for other ranks.
     pub time_limit: Duration,
 }
 
@@ -172,7 +180,7 @@ impl Default for CommunicatorOptions {
 }
 
 impl CommunicatorOptions {
-    /// Options with that time limit.
+    /// Creates options with this time limit.
     pub fn with_time_limit(time_limit: Duration) -> Self {
         CommunicatorOptions { time_limit }
     }
@@ -181,7 +189,7 @@ impl CommunicatorOptions {
 /// Entry of the registry of communicators.
 #[derive(Debug)]
 pub struct CommunicatorEntry {
-    /// Name that users ask for it by: lower case.
+    /// Name by which users select it, in lower case.
     pub name: &'static str,
     /// Joins the group that the process was started in.
     pub open: fn(&CommunicatorOptions) -> Result<Arc<dyn Communicator>>,
@@ -189,7 +197,7 @@ pub struct CommunicatorEntry {
 
 inventory::collect!(CommunicatorEntry);
 
-/// Announces a communicator:
+/// Registers a communicator:
 /// `register_communicator!(CommunicatorEntry { name: "mine", open: |options| Ok(Arc::new(Mine::open(options)?)) });`
 #[macro_export]
 macro_rules! register_communicator {
@@ -198,7 +206,7 @@ macro_rules! register_communicator {
     };
 }
 
-/// Communicators that this release knows of, and how to get them.
+/// Communicators of this release, and how to get them.
 const KNOWN: &[(&str, &str)] = &[
     (
         "mpi",
@@ -206,11 +214,11 @@ const KNOWN: &[(&str, &str)] = &[
     ),
     (
         "nccl",
-        "build with the crate `meganeura-cuda`, which usual builds of the command have",
+        "build with the crate `meganeura-cuda`, which is part of default builds of the command",
     ),
 ];
 
-/// Names of all registered communicators, sorted.
+/// Returns the names of all registered communicators, sorted.
 pub fn communicators() -> Vec<&'static str> {
     let mut names: Vec<_> = inventory::iter::<CommunicatorEntry>
         .into_iter()
@@ -220,10 +228,12 @@ pub fn communicators() -> Vec<&'static str> {
     names
 }
 
-/// Opens the communicator of that name: joins the group of processes that this one was started in.
+/// Opens the communicator with this name: joins the group of processes that this one was started
+/// in.
 ///
 /// # Errors
-/// [`Error::Plugin`] when there is none of that name, with those that there are, or it cannot be opened.
+/// [`Error::Plugin`] if no communicator has this name (the error lists the existing ones), or it
+/// cannot be opened.
 pub fn open(name: &str, options: &CommunicatorOptions) -> Result<Arc<dyn Communicator>> {
     let mut entries = inventory::iter::<CommunicatorEntry>.into_iter();
     if let Some(entry) = entries.find(|entry| entry.name == name) {
@@ -235,18 +245,18 @@ pub fn open(name: &str, options: &CommunicatorOptions) -> Result<Arc<dyn Communi
         Some((_, how)) => (*how).to_owned(),
         None if names.is_empty() => {
             let all: Vec<String> = KNOWN.iter().map(|(name, how)| format!("`{name}`: {how}")).collect();
-            format!("none is part of this build; there are {}", all.join("; "))
+            format!("this build has none; known are {}", all.join("; "))
         }
         None => names_there_are(name, names.iter().copied()),
     };
     Err(Error::Plugin {
         plugin: name.to_owned(),
-        message: "no communicator of that name is part of this build".into(),
+        message: "this build has no communicator of that name".into(),
         remedy,
     })
 }
 
-/// The bytes of numbers, for collectives that take bytes.
+/// Returns the bytes of numbers, for collectives on bytes.
 pub(crate) fn bytes_of_f32(data: &mut [f32]) -> &mut [u8] {
     // SAFETY: `f32` has no padding and every bit pattern is valid; the length in bytes is that of the slice; u8 has no
     // alignment; the borrow is exclusive.

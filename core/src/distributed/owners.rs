@@ -1,13 +1,13 @@
-//! Which rank updates which parameter, where optimizer states are sharded (ZeRO stage 1).
+//! Assignment of parameters to ranks for updates with sharded optimizer states (ZeRO stage 1).
 
 use std::collections::HashMap;
 
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// The owner of each trained parameter: the rank that has its moments and makes its update.
+/// The owner of each trained parameter: the rank that stores its moments and computes its update.
 ///
-/// Parameters are whole: the largest first, each goes to the rank that has least so far. So every rule works, also one that
-/// looks at a parameter as a whole, and a state lies on one rank with the shape that a checkpoint has it in.
+/// Parameters are not split: in order of decreasing size, each goes to the rank with the smallest load so far. So rules
+/// that need the whole parameter work, and a state is on one rank, with the same shape as in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owners {
     of: HashMap<BufferRef, usize>,
@@ -15,9 +15,10 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// Divides the trained parameters of a plan between so many ranks: the same on every rank.
+    /// Divides the trained parameters of a plan between `ranks` ranks, identically on every rank.
     pub fn of(plan: &ExecutionPlan, ranks: usize) -> Self {
-        // Parameters with one gradient go together, as it is reduced to one rank.
+        // Parameters that share a gradient get the same owner, as the gradient is reduced to one
+        // rank.
         let mut parts: Vec<(BufferRef, usize, Vec<BufferRef>)> = Vec::new();
         let mut places: HashMap<BufferRef, usize> = HashMap::new();
         for &(parameter, gradient) in &plan.param_grad_pairs {
@@ -28,7 +29,7 @@ impl Owners {
             parts[at].1 += plan.buffer_types[parameter.index()].numel();
             parts[at].2.push(parameter);
         }
-        // A stable sort: parts of one size stay in the plan's order.
+        // A stable sort: parts of equal size stay in the plan's order.
         parts.sort_by_key(|(_, elements, _)| std::cmp::Reverse(*elements));
         let mut owners = Owners {
             of: HashMap::new(),
@@ -45,12 +46,12 @@ impl Owners {
         owners
     }
 
-    /// The owner of a parameter; `None` for a buffer that is no trained parameter.
+    /// Returns the owner of a parameter; `None` for a buffer that is not a trained parameter.
     pub fn owner(&self, parameter: BufferRef) -> Option<usize> {
         self.of.get(&parameter).copied()
     }
 
-    /// Elements that each rank updates.
+    /// Returns the number of elements that each rank updates.
     pub fn loads(&self) -> &[usize] {
         &self.loads
     }

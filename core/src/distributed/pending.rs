@@ -1,4 +1,4 @@
-//! Collectives that go on while the caller does something else.
+//! Collectives that run while the caller does other work.
 
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -9,26 +9,26 @@ use std::time::Duration;
 use super::{Communicator, bytes_of_f32};
 use crate::error::{Error, Result};
 
-/// A collective that can be started: [`Communicator::start`].
+/// A collective that can be started with [`Communicator::start`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Call {
-    /// [`Communicator::all_reduce_sum`].
+    /// Sum on every rank: [`Communicator::all_reduce_sum`].
     AllReduceSum,
-    /// [`Communicator::reduce_sum`].
+    /// Sum on one rank: [`Communicator::reduce_sum`].
     ReduceSum {
         /// The rank that gets the sum.
         root: usize,
     },
-    /// [`Communicator::broadcast`].
+    /// Copy from one rank to all ranks: [`Communicator::broadcast`].
     Broadcast {
-        /// The rank whose data all get.
+        /// The rank whose data is sent to all.
         root: usize,
     },
 }
 
 impl Call {
-    /// Makes the call, and returns when it is complete.
+    /// Runs the collective to completion.
     ///
     /// # Errors
     /// Those of the collective.
@@ -45,10 +45,10 @@ impl Call {
     }
 }
 
-/// The handle of a collective that was started. Dropping it does not stop the collective.
+/// The handle of a started collective. Dropping it does not stop the collective.
 #[derive(Debug)]
 #[must_use = "what the collective gives, and its error, come out of `wait`"]
-pub struct Pending(Outcome);
+pub struct PendingCollective(Outcome);
 
 #[derive(Debug)]
 enum Outcome {
@@ -56,13 +56,13 @@ enum Outcome {
     Running(Receiver<Result<Vec<f32>>>),
 }
 
-impl Pending {
-    /// The handle of a collective that is over.
+impl PendingCollective {
+    /// Creates the handle of a completed collective.
     pub fn complete(outcome: Result<Vec<f32>>) -> Self {
-        Pending(Outcome::Complete(outcome))
+        PendingCollective(Outcome::Complete(outcome))
     }
 
-    /// Waits for the collective, and gives its data back.
+    /// Waits for the collective, and returns its data.
     ///
     /// # Errors
     /// Those of the collective.
@@ -81,14 +81,16 @@ fn thread_ended() -> Error {
     )
 }
 
-/// A communicator whose started collectives run on a thread of their own, one after the other, in the order in which they
-/// were started. Blocking collectives wait for those first, so that the order of calls is that of the program.
+/// A communicator that runs started collectives on a thread of its own, one after the other, in the
+/// order in which they were started. Blocking collectives wait for them first, so that calls keep
+/// the program's order.
 ///
-/// It makes an asynchronous communicator of one that only blocks: communicators implement the blocking calls alone.
-pub struct Overlapped<C: Communicator + 'static> {
+/// It turns a blocking communicator into an asynchronous one: communicators only need to implement
+/// the blocking calls.
+pub struct OverlappedCommunicator<C: Communicator + 'static> {
     inner: Arc<C>,
     thread: Mutex<Option<Worker>>,
-    unfinished: Arc<Unfinished>,
+    unfinished: Arc<UnfinishedCount>,
 }
 
 struct Worker {
@@ -105,38 +107,38 @@ struct Job {
 
 /// The number of started collectives that are not complete.
 #[derive(Debug, Default)]
-struct Unfinished {
+struct UnfinishedCount {
     count: Mutex<usize>,
     changed: Condvar,
 }
 
-impl Unfinished {
+impl UnfinishedCount {
     fn lock(&self) -> MutexGuard<'_, usize> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts a collective as complete, also if it panics.
-struct Counted<'a>(&'a Unfinished);
+/// Guard that counts a collective as complete when it is dropped, also after a panic.
+struct CompletionGuard<'a>(&'a UnfinishedCount);
 
-impl Drop for Counted<'_> {
+impl Drop for CompletionGuard<'_> {
     fn drop(&mut self) {
         *self.0.lock() -= 1;
         self.0.changed.notify_all();
     }
 }
 
-impl<C: Communicator + 'static> Overlapped<C> {
-    /// Gives a communicator the thread, which is started with the first collective that needs it.
+impl<C: Communicator + 'static> OverlappedCommunicator<C> {
+    /// Wraps a communicator. The thread is started with the first collective that needs it.
     pub fn new(inner: C) -> Self {
-        Overlapped {
+        OverlappedCommunicator {
             inner: Arc::new(inner),
             thread: Mutex::new(None),
             unfinished: Arc::default(),
         }
     }
 
-    /// Hands a collective to the thread, or back where there is no thread to be had.
+    /// Passes a collective to the thread, or returns it if no thread can be started.
     fn submit(&self, job: Job) -> Result<(), Job> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
@@ -156,10 +158,10 @@ impl<C: Communicator + 'static> Overlapped<C> {
         let (inner, unfinished) = (self.inner.clone(), self.unfinished.clone());
         let run = move || {
             for job in received {
-                let counted = Counted(&unfinished);
+                let counted = CompletionGuard(&unfinished);
                 let outcome = job.call.complete(&*inner, &job.tensor, job.data);
                 drop(counted);
-                // Nobody waits where the handle was dropped.
+                // If the handle was dropped, no receiver is left.
                 let _ = job.outcome.send(outcome);
             }
         };
@@ -167,7 +169,7 @@ impl<C: Communicator + 'static> Overlapped<C> {
         spawned.ok().map(|handle| Worker { jobs, handle })
     }
 
-    /// The communicator, after everything that was started is complete.
+    /// Waits for all started collectives, and returns the communicator.
     fn settled(&self) -> &C {
         let mut count = self.unfinished.lock();
         while *count > 0 {
@@ -178,13 +180,13 @@ impl<C: Communicator + 'static> Overlapped<C> {
     }
 }
 
-impl<C: Communicator + 'static> fmt::Debug for Overlapped<C> {
+impl<C: Communicator + 'static> fmt::Debug for OverlappedCommunicator<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl<C: Communicator + 'static> Communicator for Overlapped<C> {
+impl<C: Communicator + 'static> Communicator for OverlappedCommunicator<C> {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -225,7 +227,7 @@ impl<C: Communicator + 'static> Communicator for Overlapped<C> {
         self.settled().barrier(what)
     }
 
-    fn start(&self, call: Call, tensor: &str, data: Vec<f32>) -> Pending {
+    fn start(&self, call: Call, tensor: &str, data: Vec<f32>) -> PendingCollective {
         let (outcome, receiver) = mpsc::channel();
         let job = Job {
             call,
@@ -234,9 +236,9 @@ impl<C: Communicator + 'static> Communicator for Overlapped<C> {
             outcome,
         };
         match self.submit(job) {
-            Ok(()) => Pending(Outcome::Running(receiver)),
-            // Without a thread the call is made at once.
-            Err(job) => Pending::complete(call.complete(self.settled(), tensor, job.data)),
+            Ok(()) => PendingCollective(Outcome::Running(receiver)),
+            // Without a thread the call runs immediately.
+            Err(job) => PendingCollective::complete(call.complete(self.settled(), tensor, job.data)),
         }
     }
 
@@ -249,11 +251,12 @@ impl<C: Communicator + 'static> Communicator for Overlapped<C> {
     }
 }
 
-impl<C: Communicator + 'static> Drop for Overlapped<C> {
+impl<C: Communicator + 'static> Drop for OverlappedCommunicator<C> {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(Worker { jobs, handle }) = thread.take() {
-            // The thread must be over before the communicator is: libraries are finalized by the thread that opened them.
+            // The thread must end before the communicator is dropped: a library is finalized by the
+            // thread that opened it.
             drop(jobs);
             let _ = handle.join();
         }

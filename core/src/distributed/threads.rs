@@ -1,21 +1,21 @@
-//! Ranks as threads of one process, for tests: everything but a network, with sums in the order of the ranks.
+//! Ranks as threads of one process, for tests: no network, and sums in the order of the ranks.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Collective, CollectiveError, CollectiveFailure, Communicator, Overlapped};
+use super::{Collective, CollectiveError, CollectiveFailure, Communicator, OverlappedCommunicator};
 use crate::error::{Error, Result};
 
-/// Makes communicators whose ranks are threads of this process. It is for tests of what is distributed; it is not
-/// registered, and training with it is slower than with one rank, which uses all cores anyway.
+/// A group of ranks that are threads of this process, for tests of distributed code. It is not registered. Training
+/// with it is slower than with one rank, because one rank uses all cores anyway.
 #[derive(Debug)]
 pub struct ThreadGroup;
 
 impl ThreadGroup {
-    /// The communicators of so many ranks, in order, one for each thread.
+    /// Returns the communicators of `size` ranks, in order, one for each thread.
     #[expect(clippy::new_ret_no_self, reason = "a group is its members")]
     pub fn new(size: usize, time_limit: Duration) -> Vec<Arc<dyn Communicator>> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GroupState {
             size,
             time_limit,
             state: Mutex::new(State {
@@ -26,7 +26,7 @@ impl ThreadGroup {
             changed: Condvar::new(),
         });
         let rank = |rank| -> Arc<dyn Communicator> {
-            Arc::new(Overlapped::new(ThreadCommunicator {
+            Arc::new(OverlappedCommunicator::new(ThreadCommunicator {
                 rank,
                 shared: shared.clone(),
             }))
@@ -35,15 +35,15 @@ impl ThreadGroup {
     }
 }
 
-/// One rank of a [`ThreadGroup`]. Dropping it tells the others that it is gone.
+/// One rank of a [`ThreadGroup`]. Dropping it notifies the other ranks.
 #[derive(Debug)]
 pub struct ThreadCommunicator {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct GroupState {
     size: usize,
     time_limit: Duration,
     state: Mutex<State>,
@@ -52,16 +52,16 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What each rank brought to the present collective.
+    /// Collective and data of each rank that has arrived at the current collective.
     posts: Vec<Option<Post>>,
-    /// All posts, once every rank has come, and how many ranks took them.
+    /// All posts, once every rank has arrived; `taken` counts the ranks that took them.
     complete: Option<Arc<Vec<Post>>>,
     taken: usize,
     /// Ranks that ended, with their reasons.
     gone: Vec<Option<String>>,
 }
 
-/// What a rank calls, and its data.
+/// The collective that a rank calls, and its data.
 #[derive(Clone, Debug)]
 struct Post {
     operation: Collective,
@@ -71,17 +71,20 @@ struct Post {
 }
 
 impl Post {
-    /// How the call differs from that of another rank, if it does.
+    /// Returns the difference from another rank's call, if there is one.
     fn difference(&self, other: &Post) -> Option<String> {
         let title = |post: &Post| format!("{} of {}", post.operation, post.tensor);
         if title(self) != title(other) {
             return Some(format!("it calls {}", title(other)));
         }
         if self.root != other.root {
-            return Some(format!("its root is {}, here it is {}", other.root, self.root));
+            return Some(format!(
+                "its root is {}, the root of this rank is {}",
+                other.root, self.root
+            ));
         }
         let (own, theirs) = (self.data.len(), other.data.len());
-        (own != theirs).then(|| format!("it has {theirs} bytes, here there are {own}"))
+        (own != theirs).then(|| format!("it has {theirs} bytes, this rank has {own}"))
     }
 }
 
@@ -100,7 +103,7 @@ impl ThreadCommunicator {
         if root < self.shared.size {
             return Ok(());
         }
-        let message = format!("there is no rank {root}");
+        let message = format!("rank {root} does not exist");
         Err(self.error(operation, tensor, CollectiveFailure::Invalid(message)))
     }
 
@@ -108,7 +111,7 @@ impl ThreadCommunicator {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings data, and returns what all ranks brought. After an error, the rank counts as gone.
+    /// Posts data, and returns the posts of all ranks. After an error, the rank counts as gone.
     fn exchange(&self, post: Post) -> Result<Arc<Vec<Post>>> {
         let (operation, tensor) = (post.operation, post.tensor.clone());
         let all = self.try_exchange(post);
@@ -123,9 +126,11 @@ impl ThreadCommunicator {
         let until = Instant::now() + self.shared.time_limit;
         let mut state = self.lock();
         if state.gone[self.rank].is_some() {
-            return Err(CollectiveFailure::Transport("the communicator failed before".into()));
+            return Err(CollectiveFailure::Transport(
+                "the communicator failed in an earlier call".into(),
+            ));
         }
-        // The others may still be taking what the collective before gave.
+        // Other ranks may still be taking the posts of the previous collective.
         while state.posts[self.rank].is_some() {
             state = self.wait(state, until)?;
         }
@@ -156,13 +161,14 @@ impl ThreadCommunicator {
         }
     }
 
-    /// Waits for a change; an error if there will be none.
+    /// Waits until another rank posts, takes its results or ends. Returns an error if a missing rank has ended, or
+    /// after the time limit.
     fn wait<'s>(
         &self,
         state: MutexGuard<'s, State>,
         until: Instant,
     ) -> Result<MutexGuard<'s, State>, CollectiveFailure> {
-        // A rank that came before it ended counts as there; one that has not come never will.
+        // A rank that posted before it ended is present; one that did not will never arrive.
         let lost = state.gone.iter().zip(&state.posts).enumerate();
         let mut lost = lost.filter_map(|(peer, (gone, post))| Some((peer, gone.as_ref().filter(|_| post.is_none())?)));
         if let Some((peer, reason)) = lost.next() {
@@ -181,7 +187,7 @@ impl ThreadCommunicator {
         Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    /// Exchanges numbers and adds them up in the order of the ranks.
+    /// Exchanges numbers and sums them in the order of the ranks.
     fn sum(&self, operation: Collective, tensor: &str, root: usize, data: &[f32]) -> Result<Vec<f32>> {
         let all = self.exchange(Post {
             operation,

@@ -1,9 +1,9 @@
-//! What can go wrong between ranks.
+//! Errors of collectives.
 
 use std::fmt;
 use std::time::Duration;
 
-/// An operation in which all ranks take part.
+/// An operation in which all ranks participate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Collective {
@@ -11,22 +11,22 @@ pub enum Collective {
     AllReduce,
     /// Sum over all ranks, on one rank.
     Reduce,
-    /// Sum over all ranks, a part of it on each.
+    /// Sum over all ranks, one part on each rank.
     ReduceScatter,
-    /// What all ranks have, on every rank.
+    /// Data of all ranks, on every rank.
     AllGather,
-    /// What one rank has, on every rank.
+    /// Data of one rank, on every rank.
     Broadcast,
-    /// Nothing but waiting for each other.
+    /// Synchronization without data.
     Barrier,
-    /// Finding out whether all ranks train the same.
+    /// Check whether all ranks train the same.
     Agreement,
     /// A step whose gradients are averaged.
     Step,
 }
 
 impl Collective {
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all-reduce",
@@ -47,38 +47,38 @@ impl fmt::Display for Collective {
     }
 }
 
-/// Why a collective failed.
+/// Cause of a failed collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CollectiveFailure {
-    /// Another rank ended, or told that it ends.
+    /// Another rank ended, or announced that it ends.
     PeerLost {
-        /// That rank.
+        /// The rank that ended.
         peer: usize,
-        /// What it said, if it did.
+        /// The reason that it gave, or an empty text.
         reason: String,
     },
-    /// Other ranks did not come in time.
+    /// Other ranks did not arrive in time.
     TimedOut {
-        /// Those that did not come, as far as is known.
+        /// The ranks that did not arrive, if they can be determined.
         missing: Vec<usize>,
-        /// How long this rank waited.
+        /// Time that this rank waited.
         limit: Duration,
     },
-    /// Another rank does something else: another operation, tensor or size, or it trains something else.
+    /// Another rank does something different: another operation, tensor or size, or other training.
     Mismatch {
         /// The first rank that differs from this one.
         peer: usize,
-        /// What differs, with both values.
+        /// The difference, with both values.
         what: String,
     },
-    /// The arguments make no sense on this rank.
+    /// The arguments are invalid on this rank.
     Invalid(String),
     /// The transport failed.
     Transport(String),
 }
 
-/// A collective that failed, as one rank saw it.
+/// A failed collective, as observed by one rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} of {size}: {operation} of {tensor} failed: {}\n  help: {}", self.what(), self.remedy())]
 pub struct CollectiveError {
@@ -86,27 +86,27 @@ pub struct CollectiveError {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// What was being done.
+    /// Operation that failed.
     pub operation: Collective,
-    /// With which tensor, bucket of gradients or other data.
+    /// Tensor, bucket of gradients or other data of the operation.
     pub tensor: String,
-    /// Why it failed.
+    /// Cause of the failure.
     pub failure: CollectiveFailure,
 }
 
 impl CollectiveError {
     fn what(&self) -> String {
         match &self.failure {
-            CollectiveFailure::PeerLost { peer, reason } if reason.is_empty() => format!("rank {peer} is gone"),
+            CollectiveFailure::PeerLost { peer, reason } if reason.is_empty() => format!("rank {peer} disconnected"),
             CollectiveFailure::PeerLost { peer, reason } => format!("rank {peer} ended: {reason}"),
             CollectiveFailure::TimedOut { missing, limit } => {
                 let seconds = limit.as_secs_f64();
                 match &missing[..] {
-                    [] => format!("other ranks did not come within {seconds} s"),
-                    [one] => format!("rank {one} did not come within {seconds} s"),
+                    [] => format!("other ranks did not arrive within {seconds} s"),
+                    [one] => format!("rank {one} did not arrive within {seconds} s"),
                     more => {
                         let list: Vec<String> = more.iter().map(ToString::to_string).collect();
-                        format!("ranks {} did not come within {seconds} s", list.join(", "))
+                        format!("ranks {} did not arrive within {seconds} s", list.join(", "))
                     }
                 }
             }
@@ -118,15 +118,15 @@ impl CollectiveError {
     fn remedy(&self) -> &'static str {
         match self.failure {
             CollectiveFailure::PeerLost { .. } => {
-                "see what that rank printed; a run with checkpoints goes on from the last one with `--resume`"
+                "see the output of that rank; a run with checkpoints continues from the last one with `--resume`"
             }
             CollectiveFailure::TimedOut { .. } => {
-                "see whether that rank still runs, and the network; a longer time limit if it is only slow"
+                "check that rank and the network; if the rank is only slow, raise the time limit"
             }
             CollectiveFailure::Mismatch { .. } => {
                 "start every rank with the same program, model, data, options and kind of device"
             }
-            CollectiveFailure::Invalid(_) => "give data of sizes that fit together",
+            CollectiveFailure::Invalid(_) => "pass data of matching sizes",
             CollectiveFailure::Transport(_) => "see the messages of the transport above",
         }
     }

@@ -1,7 +1,7 @@
-//! The one error type of the library.
+//! The error type of the library.
 //!
-//! Every message says what went wrong, with which node, tensor or file, and what to do about it
-//! (the `help:` line).
+//! Every message describes the problem, names the node, tensor or file, and suggests a remedy (the
+//! `help:` line).
 
 mod collective;
 mod names;
@@ -45,7 +45,7 @@ impl fmt::Display for SourceLocation {
     }
 }
 
-/// A node as errors speak of it: operator, name if it has one, and where it was built.
+/// A node as errors name it: operator, name if it has one, and source location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLabel(pub String);
 
@@ -55,11 +55,11 @@ impl fmt::Display for NodeLabel {
     }
 }
 
-/// The kinds of tensors that a session knows by name.
+/// Kinds of tensors that a session addresses by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TensorKind {
-    /// Fed by the caller at each step.
+    /// Data that the caller sets before each step.
     Input,
     /// Trained or loaded weights.
     Parameter,
@@ -74,7 +74,7 @@ pub enum TensorKind {
 }
 
 impl TensorKind {
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             TensorKind::Input => "input",
@@ -100,11 +100,11 @@ pub struct MissingKernel {
     pub kernel: String,
     /// Provenance label of the dispatch.
     pub label: String,
-    /// The device's own words.
+    /// Reason that the device reports.
     pub reason: String,
 }
 
-/// Everything that can go wrong, from a wrong builder call to a lost device.
+/// All errors of the library, from a wrong builder call to a lost device.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -113,17 +113,17 @@ pub enum Error {
     InvalidOp {
         /// The rejected call.
         node: NodeLabel,
-        /// What is wrong, in the operator's own words.
+        /// Description of the problem, by the operator.
         message: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
     /// The graph as a whole is not usable.
     #[error("invalid graph: {message}{}", help(remedy))]
     InvalidGraph {
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
     /// The nodes depend on each other in a circle.
@@ -155,7 +155,7 @@ pub enum Error {
         help("wrap it in `stop_gradient` if no gradient should flow, or use a differentiable form")
     )]
     NotDifferentiable {
-        /// Where the gradient stops.
+        /// The node at which the gradient stops.
         node: NodeLabel,
         /// The operator's reason.
         reason: String,
@@ -163,7 +163,7 @@ pub enum Error {
     /// The session has no tensor of that name.
     #[error("there is no {kind} named '{name}'{}", known(name, candidates))]
     UnknownTensor {
-        /// What was looked for.
+        /// Kind of the tensor that was requested.
         kind: TensorKind,
         /// The name given.
         name: String,
@@ -179,7 +179,7 @@ pub enum Error {
         name: String,
         /// Its shape.
         shape: Shape,
-        /// Elements given or asked for.
+        /// Elements that were given or requested.
         found: usize,
     },
     /// An array of another shape than the tensor's.
@@ -205,7 +205,7 @@ pub enum Error {
         expected: String,
         /// Element type given.
         found: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
     /// `step` was called before every input had data.
@@ -232,29 +232,29 @@ pub enum Error {
     DeviceSelection {
         /// The selector as given.
         selector: String,
-        /// Where it came from: the API, an environment variable, a configuration file.
+        /// Origin of the selector: the API, an environment variable, a configuration file.
         source_name: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
-        /// The candidates with the strings to paste.
+        /// The candidates, with selectors to copy.
         listing: String,
     },
     /// The device lacks kernels that the plan needs.
-    #[error("device '{device}' lacks {} of the plan's kernels:\n{}{}", missing.len(), list_missing(missing), help("build the plan for this device with `build`, which replaces what it lacks by decompositions"))]
+    #[error("device '{device}' lacks {} of the plan's kernels:\n{}{}", missing.len(), list_missing(missing), help("build the plan for this device with `build`, which decomposes unsupported operators"))]
     MissingKernels {
         /// The device.
         device: String,
-        /// What it lacks.
+        /// The missing kernels.
         missing: Vec<MissingKernel>,
     },
     /// A plan that is not consistent.
     #[error("invalid plan: {message}")]
     InvalidPlan {
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
     /// Plans that share tensors store them with different layouts.
-    #[error("the plans store {} of their tensors with different layouts:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; where packing differs, without the rule sets that pack (`disable = [\"packing\"]`)"))]
+    #[error("the plans store {} of their tensors with different layouts:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; if their packing differs, disable the packing rules (`disable = [\"packing\"]`)"))]
     ParametersDiffer {
         /// Each with its name and both layouts.
         differences: Vec<String>,
@@ -266,17 +266,18 @@ pub enum Error {
         device: String,
         /// Bytes asked for.
         requested: usize,
-        /// Bytes that the device has, if known.
+        /// Bytes that the device has, if it reports them.
         available: Option<u64>,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
-    /// The host has no memory for a copy of what a device has, or for what is read or written.
-    #[error("there is no memory for {what}, which takes {}{}", megabytes(*bytes), help("close other programs, raise the limit of the address space (`ulimit -v`), or use a smaller model or batch"))]
+    /// The host has not enough memory for a copy of device data, or for data that is read or
+    /// written.
+    #[error("not enough memory for {what}, which needs {}{}", megabytes(*bytes), help("close other programs, raise the limit of the address space (`ulimit -v`), or use a smaller model or batch"))]
     HostMemory {
-        /// What it is for.
+        /// Purpose of the memory.
         what: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
     },
     /// A tensor that is larger than any buffer of the device.
@@ -285,21 +286,21 @@ pub enum Error {
         help("use a smaller batch or model, or split the tensor")
     )]
     BufferTooLarge {
-        /// What it is: a parameter or input by name, or the result of a call.
+        /// The tensor: the name of a parameter or input, or the result of a call.
         tensor: String,
         /// Its size.
         bytes: u64,
         /// The largest that the device has.
         limit: u64,
     },
-    /// A budget that no recomputation reaches.
+    /// A memory budget that no recomputation reaches.
     #[error("the memory budget of {} cannot be reached: the minimum possible is {}, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; recomputation does not reduce parameters, gradients and the optimizer's state"))]
     MemoryBudget {
         /// Bytes that were given.
         budget: usize,
-        /// The least bytes that recomputation reaches; a budget of so many is met.
+        /// Smallest budget in bytes that recomputation can meet.
         least: usize,
-        /// Bytes that the plan takes without recomputation.
+        /// Bytes of the plan without recomputation.
         without: usize,
     },
     /// A backend failed.
@@ -307,7 +308,7 @@ pub enum Error {
     Backend {
         /// Its name.
         backend: String,
-        /// What it says.
+        /// Message of the backend.
         message: String,
     },
     /// A plugin is missing, duplicated or broken.
@@ -315,9 +316,9 @@ pub enum Error {
     Plugin {
         /// Its name.
         plugin: String,
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
     /// A rule set that cannot be used.
@@ -327,9 +328,9 @@ pub enum Error {
         set: String,
         /// The rule, where one is at fault.
         rule: Option<String>,
-        /// Place in its text, and the text there.
+        /// Position in its text, and the text there.
         span: Option<String>,
-        /// What is wrong, and the failing case if there is one.
+        /// Description of the problem, and the failing case if there is one.
         message: String,
     },
     /// A configuration file or environment variable that cannot be used.
@@ -337,34 +338,34 @@ pub enum Error {
     Config {
         /// File or variable.
         origin: String,
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
-    /// A file that cannot be read or written, or that holds something else than it should.
+    /// A file that cannot be read or written, or that has unexpected contents.
     #[error("'{path}' {message}{}", help(remedy))]
     File {
         /// The file.
         path: String,
-        /// What is wrong, with the file as the subject.
+        /// Description of the problem, with the file as the subject.
         message: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
-    /// An operation in which all ranks of a distributed run take part.
+    /// A collective of a distributed run failed.
     #[error(transparent)]
     Collective(Box<CollectiveError>),
-    /// Hyper-parameters or call order that make no sense.
+    /// Invalid hyper-parameters or an invalid order of calls.
     #[error("{message}{}", help(remedy))]
     InvalidUse {
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
-        /// What to do about it.
+        /// Suggested remedy.
         remedy: String,
     },
 }
 
 impl Error {
-    /// An [`Error::InvalidGraph`].
+    /// Returns an [`Error::InvalidGraph`].
     pub fn graph(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidGraph {
             message: message.into(),
@@ -372,14 +373,14 @@ impl Error {
         }
     }
 
-    /// An [`Error::InvalidPlan`].
+    /// Returns an [`Error::InvalidPlan`].
     pub fn plan(message: impl Into<String>) -> Self {
         Error::InvalidPlan {
             message: message.into(),
         }
     }
 
-    /// An [`Error::Backend`].
+    /// Returns an [`Error::Backend`].
     pub fn backend(backend: impl Into<String>, message: impl Into<String>) -> Self {
         Error::Backend {
             backend: backend.into(),
@@ -387,7 +388,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::File`].
+    /// Returns an [`Error::File`].
     pub fn file(path: &Path, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::File {
             path: path.display().to_string(),
@@ -396,12 +397,12 @@ impl Error {
         }
     }
 
-    /// An [`Error::Collective`].
+    /// Returns an [`Error::Collective`].
     pub fn collective(error: CollectiveError) -> Self {
         Error::Collective(Box::new(error))
     }
 
-    /// An [`Error::InvalidUse`].
+    /// Returns an [`Error::InvalidUse`].
     pub fn misuse(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidUse {
             message: message.into(),
@@ -409,7 +410,8 @@ impl Error {
         }
     }
 
-    /// An [`Error::UnknownTensor`] with the known names ordered by likeness to the one given.
+    /// Creates an [`Error::UnknownTensor`] with the existing names, ordered by similarity to the
+    /// given one.
     pub fn unknown_tensor<'a>(kind: TensorKind, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let mut candidates: Vec<String> = known.map(str::to_owned).collect();
         candidates.sort_by_key(|c| (edit_distance(c, name), c.clone()));
@@ -421,7 +423,7 @@ impl Error {
     }
 }
 
-/// Panics with the full report of an error: what the plain form of a `try_` method does.
+/// Returns the value, or panics with the full report of the error, as the plain form of a `try_` method does.
 #[track_caller]
 pub fn unwrap_report<T>(result: Result<T>) -> T {
     match result {
@@ -444,7 +446,7 @@ fn quoted(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-/// Outputs are read, everything else is given.
+/// Returns the remedy for data of a wrong length: outputs are read, all other tensors are set.
 fn length_help(kind: TensorKind, elements: usize) -> String {
     match kind {
         TensorKind::Output => format!(
@@ -466,7 +468,8 @@ fn shape_help(shape: &[usize], found: &[usize]) -> String {
              `try_load_weights` does that by name"
         }
         _ => {
-            "give an array of that shape; where the order of the elements is right, `set_parameter` takes them without one"
+            "pass an array of that shape; if the elements are in the right order, `set_parameter` accepts them \
+             without a shape"
         }
     })
 }
@@ -479,14 +482,14 @@ fn list_missing(missing: &[MissingKernel]) -> String {
     lines.join("\n")
 }
 
-/// How much is missing of memory of a known size.
+/// Returns a note with the missing bytes, if the available memory is given.
 fn shortage(requested: usize, available: Option<u64>) -> String {
     match available {
         None => String::new(),
         Some(available) => {
             let missing = (requested as u64).saturating_sub(available);
             let (has, missing) = (megabytes(available as usize), megabytes(missing as usize));
-            format!(": it has {has}, {missing} too little")
+            format!(": it has {has}, {missing} are missing")
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The names that messages propose for one that there is not.
+//! Suggestions for misspelled names in error messages.
 
 use super::quoted;
 
-/// The known names that may have been meant, as a list for a message; empty if none is like the one given.
+/// Returns the known names that may have been meant, as a list for a message; empty if none is
+/// similar.
 pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 5;
     let mut known: Vec<&str> = known.filter(|k| is_close(name, k)).collect();
@@ -11,8 +12,8 @@ pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     known.join(", ")
 }
 
-/// What a message says of the names that there are: all of them if they are few, those that may have been meant if they
-/// are many. It is a part of a sentence such as `there are a, b`, or empty.
+/// Returns the part of a message that lists existing names: all if they are few, only the similar ones if they are
+/// many. It is part of a sentence, such as `there are a, b`, or empty.
 pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     const FEW: usize = 12;
     let known: Vec<&str> = known.collect();
@@ -24,17 +25,19 @@ pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> 
     }
 }
 
-/// Whether one name may be a slip for another: a third of its last part differs at most, or one is a part of the other.
+/// Returns `true` if a name may be a misspelling: at most a third of its last part differs, or one
+/// name contains the other.
 fn is_close(name: &str, known: &str) -> bool {
     const MIN_PART: usize = 3;
     let part = |a: &str, b: &str| a.len() >= MIN_PART && b.contains(a);
-    // What all names begin with, such as `core.`, makes none of them alike.
+    // A common prefix of all names, such as `core.`, does not make names similar.
     let last = name.rsplit('.').next().unwrap_or(name);
     let allowed = (last.chars().count() / 3).max(1);
     distance(name, known) <= allowed || part(name, known) || part(known, name)
 }
 
-/// How much a name differs from another one, or from its last part if it has parts itself (`core.matmul`).
+/// Returns the edit distance of a name from another one or from that one's last part (`matmul` of `core.matmul`): the
+/// smaller of the two.
 fn distance(name: &str, known: &str) -> usize {
     let last = known.rsplit('.').next().unwrap_or(known);
     edit_distance(known, name).min(edit_distance(last, name))
@@ -54,18 +57,19 @@ pub(super) fn known(name: &str, candidates: &[String]) -> String {
         .take(SHOWN)
         .cloned()
         .collect();
-    match close.is_empty() {
-        false => format!("; of {} the closest are {}", candidates.len(), quoted(&close)),
-        true => format!(
+    if !close.is_empty() {
+        format!("; of {} the closest are {}", candidates.len(), quoted(&close))
+    } else {
+        format!(
             "; none of {} is like it: there are {} and {} more",
             candidates.len(),
             quoted(&candidates[..SHOWN]),
             candidates.len() - SHOWN
-        ),
+        )
     }
 }
 
-/// Levenshtein distance, to propose the name that was meant.
+/// Returns the Levenshtein distance.
 pub(super) fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

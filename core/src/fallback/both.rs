@@ -8,51 +8,52 @@ use crate::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::error::{Error, Result};
 use crate::plan::{BufferRef, ExecutionPlan, Part as Place};
 
-/// Times of a step may be told at the following one.
+/// Number of steps whose submissions are kept: a device may report the times of a step with the
+/// next one.
 const STEPS_TO_BE_TOLD: u64 = 2;
 
-/// Consecutive dispatches of a segment that run on one device.
+/// A range of consecutive dispatches of a segment that all run on one device.
 pub(super) struct Part {
-    /// Which one.
+    /// Index of the device.
     pub(super) device: usize,
-    /// The number of the segment in that device's plan.
+    /// Index of the segment in that device's plan.
     pub(super) segment: usize,
-    /// What it needs, the old contents of what it writes included.
+    /// Buffers that it reads, including old contents of buffers that it writes.
     pub(super) needs: Vec<BufferRef>,
-    /// What it writes.
+    /// Buffers that it writes.
     pub(super) writes: Vec<BufferRef>,
 }
 
 /// A plan on two devices.
-pub(super) struct Both {
+pub(super) struct TwoDevicePlan {
     name: String,
     executables: [Box<dyn Executable>; 2],
     parts: Vec<Vec<Part>>,
     sizes: Vec<usize>,
-    /// On which devices the contents of a buffer are what they should be.
+    /// Devices on which the contents of each buffer are up to date.
     valid: Vec<[bool; 2]>,
-    /// What a faulty step has to put back.
+    /// Buffers that must be restored after a faulty step.
     exposed: Vec<BufferRef>,
     steps: u64,
     /// Time that the devices spent on the last step, if both measure it.
     device_time: Option<Duration>,
-    /// Why nothing can be done with it any more.
+    /// Reason why the executable cannot be used any more.
     unusable: Option<String>,
-    measured: Measured,
+    measured: TimingMap,
 }
 
-/// What is kept to tell whose a measured time is.
-struct Measured {
+/// Data for mapping a measured time to its dispatches and step.
+struct TimingMap {
     on: bool,
-    /// Numbers in the whole plan of the dispatches that each device has.
+    /// For each device, the indices of its dispatches in the whole plan.
     numbers: [Vec<u32>; 2],
-    /// Submissions to each device, with the step that they were part of.
+    /// Submissions to each device, with the ticket of the step that each belongs to.
     submissions: [VecDeque<(Ticket, Ticket)>; 2],
-    /// Times of copies from one device to the other.
+    /// Times of the copies from one device to the other.
     copies: Vec<PassTiming>,
 }
 
-impl Both {
+impl TwoDevicePlan {
     pub(super) fn new(
         name: &str,
         executables: [Box<dyn Executable>; 2],
@@ -62,7 +63,7 @@ impl Both {
     ) -> Self {
         let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
         let of = |device: usize| (0u32..).zip(owners).filter(move |(_, owner)| **owner == device);
-        Both {
+        TwoDevicePlan {
             name: name.to_owned(),
             executables,
             parts,
@@ -72,7 +73,7 @@ impl Both {
             steps: 0,
             device_time: None,
             unusable: None,
-            measured: Measured {
+            measured: TimingMap {
                 on: false,
                 numbers: [0, 1].map(|device| of(device).map(|(i, _)| i).collect()),
                 submissions: Default::default(),
@@ -89,10 +90,10 @@ impl Both {
             ));
         }
         let valid = self.valid.get(buffer.index()).copied();
-        valid.ok_or_else(|| Error::backend(&self.name, format!("there is no buffer {buffer}")))
+        valid.ok_or_else(|| Error::backend(&self.name, format!("buffer {buffer} does not exist")))
     }
 
-    /// The contents of a buffer.
+    /// Reads the contents of a buffer.
     fn contents(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
         let device = usize::from(!self.check(buffer)?[0]);
         let mut bytes = vec![0; self.sizes[buffer.index()]];
@@ -100,22 +101,22 @@ impl Both {
         Ok(bytes)
     }
 
-    /// An executable that has the contents of a buffer.
+    /// Returns an executable whose contents of a buffer are up to date.
     fn source(&mut self, buffer: BufferRef) -> Result<&mut dyn Executable> {
         let device = usize::from(!self.check(buffer)?[0]);
         Ok(&mut *self.executables[device])
     }
 
-    /// Writes to a buffer wherever its contents are.
+    /// Writes to a buffer on every device on which its contents are up to date.
     fn write_by(&mut self, buffer: BufferRef, mut write: impl FnMut(&mut dyn Executable) -> Result<()>) -> Result<()> {
         let valid = self.check(buffer)?;
-        // What is not valid is copied as a whole when it is needed.
+        // A copy that is not valid is replaced as a whole when it is needed.
         let mut outcomes = [Ok(()), Ok(())];
         for device in (0..2).filter(|&device| valid[device]) {
             outcomes[device] = write(&mut *self.executables[device]);
         }
         for (device, other) in [(0, 1), (1, 0)] {
-            // They are not to go on with different contents.
+            // The devices must not continue with different contents.
             if outcomes[device].is_err() && valid[other] && outcomes[other].is_ok() {
                 self.valid[buffer.index()][device] = false;
             }
@@ -124,7 +125,7 @@ impl Both {
         first.and(second)
     }
 
-    /// Copies a buffer to a device that does not have its contents.
+    /// Copies a buffer to a device on which its contents are not up to date.
     fn copy(&mut self, buffer: BufferRef, device: usize) -> Result<()> {
         let start = Instant::now();
         let bytes = self.contents(buffer)?;
@@ -174,7 +175,7 @@ impl Both {
         Ok(())
     }
 
-    /// Puts back what a step had changed that failed: it is as if it had not been made. The error is the first one.
+    /// Restores the changes of a failed step. Returns the first error.
     fn put_back(&mut self, before: Vec<(BufferRef, Vec<u8>)>) -> Result<()> {
         let mut outcome = Ok(());
         for (buffer, bytes) in before {
@@ -185,8 +186,8 @@ impl Both {
     }
 }
 
-impl Measured {
-    /// Notes a submission to a device.
+impl TimingMap {
+    /// Records a submission to a device.
     fn note(&mut self, device: usize, ticket: Ticket, step: u64) {
         if self.on {
             let submissions = &mut self.submissions[device];
@@ -195,10 +196,10 @@ impl Measured {
         }
     }
 
-    /// A time that a device told, as one of the whole plan.
+    /// Converts a time that a device measured to one of the whole plan.
     fn of_whole(&self, device: usize, pass: PassTiming) -> PassTiming {
         let number = |i: &u32| self.numbers[device].get(*i as usize).copied();
-        // Devices that do not number their submissions have the last one.
+        // A pass of a device that does not number its submissions belongs to the last one.
         let step = self.submissions[device]
             .iter()
             .rev()
@@ -211,7 +212,7 @@ impl Measured {
     }
 }
 
-impl Executable for Both {
+impl Executable for TwoDevicePlan {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         self.write_by(buffer, |executable| executable.write(buffer, offset, bytes))
     }
@@ -229,7 +230,7 @@ impl Executable for Both {
     }
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
-        // Scalars go with each part; to a device that runs none they are of no use.
+        // Every part gets the scalars; a device without dispatches does not need them.
         for (buffer, bytes) in args.scalars {
             let len = self.sizes.get(buffer.index()).map_or(0, |size| bytes.len().min(*size));
             self.write(*buffer, 0, &bytes[..len])?;
@@ -267,7 +268,7 @@ impl Executable for Both {
             let told = self.executables[device].take_timings().into_iter();
             passes.extend(told.map(|pass| self.measured.of_whole(device, pass)));
         }
-        // One device waits for the other, so that the order of beginnings is that of execution.
+        // One device waits for the other, so the order of start times is the order of execution.
         passes.sort_by_key(|pass| pass.start);
         passes
     }

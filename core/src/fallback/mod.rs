@@ -1,8 +1,8 @@
 //! The fallback device: it runs the dispatches that the chosen device can neither run nor decompose.
 //!
 //! It is used only if the configuration names it (`fallback = "cpu"`); without one, such dispatches are an error. Their
-//! operands and results are copied through the host. Both devices have all buffers, and no two buffers share memory. The
-//! host synchronizes after each part of a step. The report of a build lists these dispatches
+//! operands and results are copied through the host. Both devices have all buffers, and no two buffers share memory.
+//! The host synchronizes after each part of a step. The report of a build lists these dispatches
 //! (`OptimizeReport::fallback_dispatches` in the crate `meganeura-compiler`).
 
 mod both;
@@ -16,7 +16,7 @@ use crate::ops::Semantics;
 use crate::plan::memory::MemoryLayout;
 use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use crate::registry;
-use both::{Both, Part};
+use both::{Part, TwoDevicePlan};
 
 /// A device with a fallback device.
 pub struct WithFallback {
@@ -30,12 +30,12 @@ impl WithFallback {
         WithFallback { first, other }
     }
 
-    /// Whether a dispatch runs on the other device.
+    /// Returns `true` if the fallback device runs a dispatch.
     fn runs_on_fallback(&self, dispatch: &Dispatch) -> bool {
         self.first.supports(&dispatch.kernel_desc(&dispatch.types())) != Support::Yes
     }
 
-    /// The device of each dispatch: 0 for the first.
+    /// Returns the device of each dispatch: 0 for the first.
     fn owners(&self, plan: &ExecutionPlan) -> Vec<usize> {
         let owner = |d: &Dispatch| usize::from(self.runs_on_fallback(d));
         plan.dispatches.iter().map(owner).collect()
@@ -52,16 +52,13 @@ impl Device for WithFallback {
             Support::Yes => return Support::Yes,
             refused => refused,
         };
-        // Decompositions, and arithmetic in `f32` for half precision, come first.
+        // Decompositions, and arithmetic in `f32` for half precision, take precedence.
         let takes = registry::op(kernel.name).is_some_and(|op| {
             matches!(op.get().semantics(), Semantics::Primitive(_))
                 && !is_widened(op, kernel)
                 && self.other.supports(kernel) == Support::Yes
         });
-        match takes {
-            true => Support::Yes,
-            false => refused,
-        }
+        if takes { Support::Yes } else { refused }
     }
 
     fn launches(&self, kernel: &KernelDesc) -> u32 {
@@ -81,7 +78,7 @@ impl Device for WithFallback {
         self.first.has_mixed_precision()
     }
 
-    /// Of the dispatches that are the first device's.
+    /// Returns the reason why the first device refused a plugin's kernel; the fallback device is not queried.
     fn refused_kernel(&self, op: &str) -> Option<Error> {
         self.first.refused_kernel(op)
     }
@@ -107,7 +104,7 @@ impl Device for WithFallback {
         if owners.iter().all(|owner| *owner == 0) {
             return self.first.kernel_sources(plan);
         }
-        // The part of the first device numbers its dispatches anew, in the same order.
+        // The first device's plan numbers its own dispatches from 0, in the same order.
         let own = plan.segments.iter().flat_map(Segment::range);
         let own: Vec<usize> = own.filter(|&i| owners[i] == 0).collect();
         let mut sources = self.first.kernel_sources(&split(plan, &owners).1[0])?;
@@ -122,7 +119,7 @@ impl Device for WithFallback {
         if owners.iter().all(|owner| *owner == 0) {
             return self.first.workspace_bytes(plan);
         }
-        // What the other device keeps is not in the first one's memory.
+        // Buffers of the fallback device are not in the first device's memory.
         self.first.workspace_bytes(&split(plan, &owners).1[0])
     }
 
@@ -148,11 +145,11 @@ impl Device for WithFallback {
         }
         let executables = [self.first.compile(&plans[0])?, self.other.compile(&plans[1])?];
         let name = &self.first.capabilities().name;
-        Ok(Box::new(Both::new(name, executables, parts, plan, &owners)))
+        Ok(Box::new(TwoDevicePlan::new(name, executables, parts, plan, &owners)))
     }
 }
 
-/// The parts of each segment, and the plan of each device. In these every part is a segment.
+/// Splits a plan: returns the parts of each segment, and a plan for each device, in which every part is a segment.
 fn split(plan: &ExecutionPlan, owners: &[usize]) -> (Vec<Vec<Part>>, [ExecutionPlan; 2]) {
     let empty = || ExecutionPlan {
         dispatches: Vec::new(),
@@ -173,7 +170,8 @@ fn split(plan: &ExecutionPlan, owners: &[usize]) -> (Vec<Vec<Part>>, [ExecutionP
             own.segments.push(Segment {
                 first: own.dispatches.len(),
                 count: run.len(),
-                // A part of what runs once; the whole is told when it is due.
+                // A part of a segment that runs once; the executable of the whole plan is told when
+                // to run it.
                 once: false,
                 ..segment.clone()
             });

@@ -1,24 +1,26 @@
-//! What killed processes leave, told from what living ones are at work on.
+//! Detection and removal of temporary files and folders that killed processes left.
 //!
-//! A process holds a lock of the operating system on each file or folder with a temporary name. The system gives it up
-//! when the process ends, in whatever way; what nobody holds may be removed.
+//! A process locks each temporary file or folder with a lock of the operating system. The system
+//! releases the lock when the process ends, in any way; an unlocked temporary file may be removed.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Age from on which no program can be at work on something, where the file system has no locks.
+/// Age from which a temporary file counts as abandoned on a file system without locks.
 const STALE: Duration = Duration::from_secs(3600);
-/// Between the name of a file and the letters that make the name of a temporary one its own.
+/// Separator between the name of a file and the random letters of its temporary name.
 const PARTIAL: &str = ".partial";
-/// How many letters there are.
+/// Number of random letters.
 const LETTERS: usize = 6;
 
-/// Holds a file or folder that was just made, until the handle is dropped. `None` where there are no locks.
+/// Locks a file or folder that was just created, until the handle is dropped. Returns `None` on a
+/// file system without locks.
 ///
 /// # Errors
-/// It is gone, or another program holds it: one that takes it for abandoned. Make another one.
+/// It is gone, or another program that considers it abandoned has locked it. The caller should
+/// create another one.
 pub(super) fn hold(path: &Path) -> io::Result<Option<File>> {
     let held = match File::open(path) {
         Ok(file) => lock(&file)?.then_some(file),
@@ -31,7 +33,7 @@ pub(super) fn hold(path: &Path) -> io::Result<Option<File>> {
     Ok(held)
 }
 
-/// Locks a file that was just made; false where there are no locks.
+/// Locks a file that was just created; returns `false` on a file system without locks.
 ///
 /// # Errors
 /// Another program holds it.
@@ -43,37 +45,37 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// What no living process is at work on, and which none can take while this is there: [`hold`] and [`lock`] fail until it was
-/// removed, or this is dropped.
+/// An abandoned file or folder. While this exists, no other process can lock it: [`hold`] and
+/// [`lock`] fail until it is removed, or this is dropped.
 #[derive(Debug)]
-pub(super) struct Abandoned {
+pub(super) struct AbandonedPath {
     /// Locked. `None` where there are no locks.
     _file: Option<File>,
 }
 
-/// Takes something with a temporary name, so that it can be removed, if no living process is at work on it.
-pub(super) fn take_abandoned(path: &Path) -> Option<Abandoned> {
+/// Locks a file or folder with a temporary name for removal. Returns `None` if a living process uses it.
+pub(super) fn take_abandoned(path: &Path) -> Option<AbandonedPath> {
     let found = fs::symlink_metadata(path).ok()?;
-    // Opening anything else may wait for ever.
+    // Opening anything else may block forever.
     if !found.is_file() && !found.is_dir() {
         return None;
     }
     let file = File::open(path).ok();
     match file.as_ref().map(File::try_lock) {
-        Some(Ok(())) => return Some(Abandoned { _file: file }),
+        Some(Ok(())) => return Some(AbandonedPath { _file: file }),
         Some(Err(TryLockError::WouldBlock)) => return None,
         Some(Err(TryLockError::Error(_))) | None => {}
     }
     let age = SystemTime::now().duration_since(found.modified().ok()?).ok()?;
-    (age > STALE).then_some(Abandoned { _file: None })
+    (age > STALE).then_some(AbandonedPath { _file: None })
 }
 
-/// Begins the names of temporary files for a file.
+/// Returns the prefix of the names of a file's temporary files.
 pub(super) fn prefix_of(name: &str) -> String {
     format!(".{name}{PARTIAL}")
 }
 
-/// Whether a name is that of a temporary file.
+/// Returns `true` for the name of a temporary file.
 pub(super) fn is_partial_name(name: &str) -> bool {
     let Some((before, letters)) = name.rsplit_once(PARTIAL) else {
         return false;
@@ -84,7 +86,7 @@ pub(super) fn is_partial_name(name: &str) -> bool {
         && letters.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
-/// Removes what killed processes left of files in a folder, whose names `wanted` knows.
+/// Removes abandoned temporary files of a folder whose names `wanted` accepts.
 pub(super) fn clean(folder: &Path, wanted: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -94,7 +96,7 @@ pub(super) fn clean(folder: &Path, wanted: impl Fn(&str) -> bool) {
             continue;
         }
         if let Some(_taken) = take_abandoned(&entry.path()) {
-            // One that cannot be removed is only in the way.
+            // A file that cannot be removed does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }

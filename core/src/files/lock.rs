@@ -1,4 +1,4 @@
-//! Folders that one process at a time may write.
+//! Exclusive locks of folders for writing.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -11,32 +11,32 @@ use crate::error::{Error, Result};
 
 /// Name of the file that is locked.
 pub const LOCK: &str = ".lock";
-/// What is read of it at most.
+/// Maximum bytes that are read from it.
 const MAX_BYTES: u64 = 4096;
-/// Times that another process may come in between.
+/// Maximum attempts when other processes interfere.
 const ATTEMPTS: usize = 100;
 
-/// A folder that is this process's alone until this is dropped. The operating system gives the lock up when a process ends,
-/// in whatever way, so that one that was killed is in nobody's way.
+/// Exclusive use of a folder by this process until it is dropped. The operating system releases the
+/// lock when a process ends, in any way, so a killed process blocks no other.
 #[derive(Debug)]
 pub struct FolderLock {
     path: PathBuf,
     _file: File,
 }
 
-/// Who holds a folder.
+/// The process that holds a folder.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     process: u32,
     host: String,
-    /// Seconds since 1970 at which it took the folder.
+    /// Time at which it locked the folder, in seconds since 1970.
     since: u64,
-    /// When the process started, in ticks since its system did, where that is known: numbers of processes come again.
+    /// Start of the process, in ticks since boot, if available: it distinguishes processes that reuse an id.
     started: Option<u64>,
 }
 
 impl FolderLock {
-    /// Takes a folder, which exists.
+    /// Locks an existing folder.
     ///
     /// # Errors
     /// [`Error::File`] with the process that has it, its host and for how long; or if the folder cannot be written.
@@ -44,7 +44,7 @@ impl FolderLock {
         let path = folder.join(LOCK);
         let failed = |e: io::Error| {
             let message = format!("cannot be locked: {e}");
-            Error::file(folder, message, "name a folder that you can write to")
+            Error::file(folder, message, "name a writable folder")
         };
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
             let message = format!("cannot be locked: '{LOCK}' in it is not a regular file");
@@ -62,13 +62,13 @@ impl FolderLock {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(taken(folder, owner(&mut file))),
-                // A file system without locks: what the file says is all there is.
+                // On a file system without locks, rely on the contents of the file.
                 Err(TryLockError::Error(_)) => match owner(&mut file) {
                     Some(owner) if !owner.is_gone() => return Err(taken(folder, Some(owner))),
                     _ => {}
                 },
             }
-            // Whoever had it may have removed it before it was locked here.
+            // The previous holder may have removed the file before it was locked here.
             if !is_at(&file, &path) {
                 continue;
             }
@@ -83,7 +83,7 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // While it is locked still: after that it may be another process's.
+        // Remove the file while it is still locked: later it may be another process's.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -93,11 +93,11 @@ fn taken(folder: &Path, owner: Option<Owner>) -> Error {
         Some(owner) => {
             let now = seconds();
             let minutes = now.saturating_sub(owner.since) / 60;
-            format!("process {} on '{}', for {minutes} min", owner.process, owner.host)
+            format!("process {} on '{}', since {minutes} min", owner.process, owner.host)
         }
         None => "another process".into(),
     };
-    let remedy = "wait until that process has ended, or name another folder; nothing was changed";
+    let remedy = "wait until that process ends, or name another folder; nothing was changed";
     Error::file(folder, format!("is in use by {who}"), remedy)
 }
 
@@ -105,7 +105,7 @@ fn owner(file: &mut File) -> Option<Owner> {
     let mut text = String::new();
     file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
     let mut owner: Owner = ron::from_str(text.trim()).ok()?;
-    // It goes to a terminal.
+    // The host name is printed to a terminal.
     owner.host.retain(|c| !c.is_control());
     Some(owner)
 }
@@ -120,7 +120,7 @@ impl Owner {
         }
     }
 
-    /// Whether it is known that it has ended.
+    /// Returns `true` if the process certainly ended.
     fn is_gone(&self) -> bool {
         let knows = self.host == host() && self.started.is_some();
         knows && started(self.process) != self.started
@@ -138,15 +138,15 @@ fn host() -> String {
     name.map_or_else(|| "this machine".into(), |name| name.trim().to_owned())
 }
 
-/// When a process started (field 22 of `/proc/PID/stat`), where there is that.
+/// Returns the start time of a process (field 22 of `/proc/PID/stat`), if available.
 fn started(process: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which may have any characters.
+    // The fields follow the name, which may contain any characters.
     let fields = text.rsplit_once(") ")?.1;
     fields.split(' ').nth(19)?.parse().ok()
 }
 
-/// Whether a path leads to an open file.
+/// Returns `true` if the path leads to this open file.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -156,7 +156,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Whether a path leads to an open file: open ones are not removed there.
+/// Returns `true` if the path exists: on these systems, open files cannot be removed.
 #[cfg(not(unix))]
 fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
@@ -176,7 +176,7 @@ mod tests {
         drop(first);
         assert!(!folder.path().join(LOCK).exists());
         drop(FolderLock::take(folder.path()).expect("free again"));
-        // What a killed process leaves is locked by nobody.
+        // The files of killed processes are not locked.
         for left in ["(process:1,host:\"elsewhere\",since:0,started:None)", "", "rubbish"] {
             fs::write(folder.path().join(LOCK), left).expect("writes");
             drop(FolderLock::take(folder.path()).expect("nobody's"));

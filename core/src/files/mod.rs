@@ -1,4 +1,4 @@
-//! Files that are either written as a whole or not at all.
+//! Atomic writing of files.
 
 mod abandoned;
 mod folder;
@@ -19,40 +19,44 @@ pub use read::{
     read_within_memory,
 };
 
-/// Writes a file under a temporary name in the same folder and renames it when it is complete and on the disk. Whoever
-/// reads the path sees the old file or the new one, also when the process is killed or several of them write at once.
+/// Writes a file under a temporary name in the same folder, and renames it when it is complete and
+/// on disk. Readers of the path see the old or the new file, even if the process is killed or
+/// several processes write at once.
 ///
-/// Devices, such as `/dev/stdout`, and pipes stay what they are: they get what is written as it comes. A link to a file that is not there
-/// is a link to the new file.
+/// Devices, such as `/dev/stdout`, and pipes are not replaced: data is written to them directly. A
+/// link to a missing file becomes a link to the new file.
 ///
-/// What is left of a killed process is a file whose name begins with `.`, the file's own name and `.partial`. The next
-/// write of the file removes it; that of a living process stays, as that process holds a lock on it.
+/// A killed process leaves a file whose name is `.`, the file's own name and `.partial` with a
+/// suffix. The next write of the file removes it. The temporary file of a living process remains,
+/// because the process holds a lock on it.
 ///
 /// # Errors
-/// [`Error::File`] when the folder does not exist or cannot be written, or the disk is full; the old file is as it was.
+/// [`Error::File`] when the folder does not exist or cannot be written, or the disk is full; the
+/// old file is unchanged.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     if is_stream(path) {
         return write_through(path, write).map_err(|error| {
             let message = format!("could not be written: {error}");
-            Error::file(path, message, "check what reads it, or write to a file")
+            Error::file(path, message, "check the program that reads it, or write to a file")
         });
     }
     try_write(&target_of(path), write).map_err(|error| {
         let remedy = match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on the disk, or write elsewhere",
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "make the folder first",
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free disk space, or write to another disk",
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "create the folder first",
             io::ErrorKind::IsADirectory => "name a file, not a folder",
-            _ => "check that the folder can be written, or write elsewhere",
+            _ => "check that the folder is writable, or write to another folder",
         };
         Error::file(
             path,
-            format!("could not be written: {error}; what was there is as it was"),
+            format!("could not be written: {error}; an existing file is unchanged"),
             remedy,
         )
     })
 }
 
-/// Whether a path leads to a device of characters or a pipe, which no file may take the place of.
+/// Returns `true` if a path leads to a character device or a pipe, which must not be replaced by a
+/// file.
 #[cfg(unix)]
 fn is_stream(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
@@ -70,9 +74,9 @@ fn write_through(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<(
     buffered.flush()
 }
 
-/// Where a file is or is going to be: behind a link, so that it is its target that is replaced.
+/// Returns the path to replace: the target of a link, if `path` is one.
 fn target_of(path: &Path) -> PathBuf {
-    // As many links behind each other as Linux follows.
+    // Maximum chain of links, as in Linux.
     const LINKS: usize = 40;
     let mut target = path.to_owned();
     for _ in 0..LINKS {
@@ -88,7 +92,7 @@ fn target_of(path: &Path) -> PathBuf {
 fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     match fs::symlink_metadata(target) {
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(found) if !found.is_file() => return Err(io::Error::other("it is there, and no regular file")),
+        Ok(found) if !found.is_file() => return Err(io::Error::other("it exists and is not a regular file")),
         _ => {}
     }
     let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -100,7 +104,7 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // Those of the file that is replaced; else those of any new file, which the user's mask limits.
+        // Permissions of the replaced file, or of a new file, which the umask limits.
         let mode = fs::metadata(target).map_or(0o666, |m| m.permissions().mode() & 0o777);
         temporary.permissions(fs::Permissions::from_mode(mode));
     }
@@ -112,20 +116,21 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     // Without this, a crash of the machine could leave the new name with the old file's contents gone.
     file.as_file().sync_all()?;
     file.persist(target)?;
-    // The rename is in the folder; where that cannot be synchronised, the file system does it in its time.
+    // The rename is an entry of the folder. If it cannot be synced, the file system writes it
+    // eventually.
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
     Ok(())
 }
 
-/// Makes a temporary file, which this process holds.
+/// Creates a temporary file and locks it.
 fn make(named: &tempfile::Builder, folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     const ATTEMPTS: usize = 100;
     let mut last = None;
     for _ in 0..ATTEMPTS {
         let file = named.tempfile_in(folder)?;
-        // A program that cleans may be faster.
+        // A program that cleans may remove it first.
         match abandoned::lock(file.as_file()).and_then(|_| fs::symlink_metadata(file.path())) {
             Ok(_) => return Ok(file),
             Err(e) => last = Some(e),
@@ -134,15 +139,15 @@ fn make(named: &tempfile::Builder, folder: &Path) -> io::Result<tempfile::NamedT
     Err(last.unwrap_or_else(|| io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Removes what killed processes left of files that [`write_atomically`] was writing in a folder, and whose names begin
-/// like this. What living ones are writing stays.
+/// Removes from a folder the abandoned temporary files of [`write_atomically`] whose names begin with `begin`. Files of
+/// living processes remain.
 pub fn clean_partial_files(folder: &Path, begin: &str) {
     abandoned::clean(folder, |name| {
         name.strip_prefix('.').is_some_and(|name| name.starts_with(begin))
     });
 }
 
-/// SHA-256 (FIPS 180-4) of bytes, as lower-case hexadecimal digits.
+/// Returns the SHA-256 (FIPS 180-4) of bytes, as lower-case hexadecimal digits.
 pub fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -151,7 +156,7 @@ pub fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     hex(hash)
 }
 
-/// [`sha256`] of the bytes of many small values, which are not kept.
+/// Computes [`sha256`] of the bytes of many small values without storing them.
 pub fn sha256_of<const N: usize>(values: impl Iterator<Item = [u8; N]>) -> String {
     const CHUNK: usize = 1 << 16;
     let (mut hash, mut chunk) = (Sha256::new(), Vec::with_capacity(CHUNK + N));
@@ -170,61 +175,62 @@ pub(crate) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A text with a first line that tells what it is, by words that only such files begin with, in which version, and the
-/// hash of what follows.
+/// Prepends a first line to a text: a magic text that identifies the kind of file, the version, and
+/// the hash of the rest.
 pub fn seal(magic: &str, version: u32, body: &str) -> String {
     format!("{magic}{version}, sha256 {}\n{body}", checksum(body))
 }
 
-/// What the first line says of a text that [`seal`] may have made.
+/// Result of parsing the first line of a text that [`seal`] may have made.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Sealed<'a> {
-    /// It is not one of these.
+pub enum SealLine<'a> {
+    /// The text is not of this kind.
     Foreign,
-    /// What follows is not what it speaks of.
+    /// The hash does not match the rest.
     Damaged,
-    /// It is of another version.
+    /// The text has another version.
     OtherVersion(u32),
-    /// What follows is as it was written.
+    /// The rest, unchanged.
     Whole(&'a str),
 }
 
-/// Takes the first line off a text, without regard to carriage returns, which version control may add.
-pub fn unseal<'a>(magic: &str, version: u32, text: &'a str) -> Sealed<'a> {
+/// Removes the first line of a text, ignoring carriage returns, which version control may add.
+pub fn unseal<'a>(magic: &str, version: u32, text: &'a str) -> SealLine<'a> {
     let Some(rest) = text.strip_prefix(magic) else {
-        return match text.is_empty() {
-            true => Sealed::Damaged,
-            false => Sealed::Foreign,
+        return if text.is_empty() {
+            SealLine::Damaged
+        } else {
+            SealLine::Foreign
         };
     };
     let Some((line, body)) = rest.split_once('\n') else {
-        return Sealed::Damaged;
+        return SealLine::Damaged;
     };
     let Some((found, hash)) = line.trim_end_matches('\r').split_once(", sha256 ") else {
-        return Sealed::Damaged;
+        return SealLine::Damaged;
     };
     match found.parse::<u32>() {
-        Err(_) => Sealed::Damaged,
-        Ok(found) if found != version => Sealed::OtherVersion(found),
-        Ok(_) if checksum(body) == hash => Sealed::Whole(body),
-        Ok(_) => Sealed::Damaged,
+        Err(_) => SealLine::Damaged,
+        Ok(found) if found != version => SealLine::OtherVersion(found),
+        Ok(_) if checksum(body) == hash => SealLine::Whole(body),
+        Ok(_) => SealLine::Damaged,
     }
 }
 
-/// Hash of a text without regard to carriage returns.
+/// Returns the hash of a text, ignoring carriage returns.
 fn checksum(text: &str) -> String {
     sha256(text.split('\r').map(str::as_bytes))
 }
 
-/// The folder of this library within the user's folder for what can be made anew: `meganeura` in `XDG_CACHE_HOME`, or
-/// in `.cache` of `HOME`. `None` where there is neither. It need not exist.
+/// Returns this library's folder within the user's cache folder: `meganeura` in `XDG_CACHE_HOME`,
+/// or in `.cache` of `HOME`; `None` if neither variable is set. The folder need not exist.
 pub fn cache_folder() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     Some(caches.join("meganeura"))
 }
 
-/// The folder that a file is in.
+/// Returns the parent folder of a file.
 pub fn folder_of(file: &Path) -> PathBuf {
     match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -260,21 +266,21 @@ mod tests {
     #[test]
     fn what_was_sealed_is_told_from_anything_else() {
         let text = seal("// things, format ", 3, "one\ntwo\n");
-        assert_eq!(unseal("// things, format ", 3, &text), Sealed::Whole("one\ntwo\n"));
+        assert_eq!(unseal("// things, format ", 3, &text), SealLine::Whole("one\ntwo\n"));
         let windows = text.replace('\n', "\r\n");
         assert_eq!(
             unseal("// things, format ", 3, &windows),
-            Sealed::Whole("one\r\ntwo\r\n")
+            SealLine::Whole("one\r\ntwo\r\n")
         );
-        assert_eq!(unseal("// things, format ", 4, &text), Sealed::OtherVersion(3));
-        assert_eq!(unseal("// others, format ", 3, &text), Sealed::Foreign);
+        assert_eq!(unseal("// things, format ", 4, &text), SealLine::OtherVersion(3));
+        assert_eq!(unseal("// others, format ", 3, &text), SealLine::Foreign);
         for damaged in [
             "",
             "// things, format 3",
             "// things, format x, sha256 0\n",
             &text.replace("two", "too"),
         ] {
-            assert_eq!(unseal("// things, format ", 3, damaged), Sealed::Damaged, "{damaged}");
+            assert_eq!(unseal("// things, format ", 3, damaged), SealLine::Damaged, "{damaged}");
         }
     }
 
@@ -288,7 +294,7 @@ mod tests {
             Err(io::ErrorKind::StorageFull.into())
         };
         let error = write_atomically(&path, full).expect_err("it is full").to_string();
-        assert!(error.contains("make room on the disk"), "{error}");
+        assert!(error.contains("free disk space"), "{error}");
         assert_eq!(fs::read(&path).expect("it is there"), b"old");
         assert_eq!(names(folder.path()), ["data"]);
         write_atomically(&path, |w| w.write_all(b"new")).expect("writes");
@@ -324,7 +330,7 @@ mod tests {
         let error = write_atomically(&inside, |_| Ok(()))
             .expect_err("no folder")
             .to_string();
-        assert!(error.contains("make the folder first"), "{error}");
+        assert!(error.contains("create the folder first"), "{error}");
         let error = write_atomically(folder.path(), |_| Ok(()))
             .expect_err("a folder")
             .to_string();

@@ -1,20 +1,20 @@
-//! Files that users name, read within bounds.
+//! Bounded reading of files that users name.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Bytes of a file that is a text of settings.
+/// Maximum bytes of a settings file.
 pub const MAX_SETTINGS: u64 = 1 << 24;
 
-/// Opens a regular file. Devices and pipes, which may have no end, or wait for a writer for ever, are not opened.
+/// Opens a regular file. Devices and pipes, which may be endless or block forever, are refused.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for anything else than a regular file; what the system says.
+/// [`io::ErrorKind::InvalidInput`] for anything but a regular file; errors of the system.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     check_regular(&fs::metadata(path)?)?;
     let file = File::open(path)?;
-    // Another one may have taken its place.
+    // The path may have been replaced meanwhile.
     check_regular(&file.metadata()?)?;
     Ok(file)
 }
@@ -25,11 +25,11 @@ fn check_regular(found: &fs::Metadata) -> io::Result<()> {
         found if found.is_dir() => "a folder",
         _ => "a device or a pipe",
     };
-    let message = format!("it is {what}, not a regular file; write what comes from it to a file first");
+    let message = format!("it is {what}, not a regular file; copy its contents to a file first");
     Err(io::Error::new(io::ErrorKind::InvalidInput, message))
 }
 
-/// The bytes of a regular file, of which there may be so many.
+/// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
 /// As [`open_regular`]; [`io::ErrorKind::FileTooLarge`] with both sizes.
@@ -39,7 +39,7 @@ pub fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if length <= limit {
         bytes.try_reserve_exact(length as usize)?;
-        // No more is read than was promised, however the file grows.
+        // Limit the bytes, as the file may grow while it is read.
         file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     }
     match length.max(bytes.len() as u64) {
@@ -48,17 +48,17 @@ pub fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The text of a regular file, in UTF-8, as [`read_limited`] reads it.
+/// Reads the text of a regular file, in UTF-8, like [`read_limited`].
 ///
 /// # Errors
-/// As there; [`io::ErrorKind::InvalidData`] for what is no UTF-8.
+/// As [`read_limited`]; [`io::ErrorKind::InvalidData`] if the file is not UTF-8.
 pub fn read_text_limited(path: &Path, limit: u64) -> io::Result<String> {
     let bytes = read_limited(path, limit)?;
     String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// The bytes of a regular file that there is memory for. What is made of them has to have room as well, so that they may be
-/// half of what is free.
+/// Reads a regular file that fits into memory. It may take half of the free memory, as the caller
+/// needs room for the result of parsing it.
 ///
 /// # Errors
 /// As [`read_limited`].
@@ -66,26 +66,28 @@ pub fn read_within_memory(path: &Path) -> io::Result<Vec<u8>> {
     read_limited(path, free_memory().map_or(u64::MAX, |free| free / 2))
 }
 
-/// Opens a regular file whose contents there is memory for, as [`read_within_memory`] says.
+/// Opens a regular file whose contents fit into memory, with the limit of [`read_within_memory`].
 ///
 /// # Errors
-/// As there.
+/// As [`read_within_memory`].
 pub fn open_within_memory(path: &Path) -> io::Result<File> {
     let file = open_regular(path)?;
     let (length, limit) = (file.metadata()?.len(), free_memory().map_or(u64::MAX, |free| free / 2));
-    match length > limit {
-        true => Err(too_large(length, limit)),
-        false => Ok(file),
+    if length > limit {
+        Err(too_large(length, limit))
+    } else {
+        Ok(file)
     }
 }
 
 fn too_large(found: u64, limit: u64) -> io::Error {
-    let message = format!("it has {found} bytes, and may have {limit}");
+    let message = format!("it has {found} bytes, expected at most {limit}");
     io::Error::new(io::ErrorKind::FileTooLarge, message)
 }
 
-/// Bytes of memory that this process can still have: what the machine, the control group and the limit of the address space
-/// (`ulimit -v`) leave. `None` where the system does not say it as Linux does.
+/// Returns the bytes of memory that this process can still allocate: limited by the machine, the
+/// control group and the limit of the address space (`ulimit -v`). Returns `None` on systems
+/// without Linux's `/proc`.
 pub fn free_memory() -> Option<u64> {
     let text = |path: &str| fs::read_to_string(path).ok();
     let machine = text("/proc/meminfo").and_then(|text| {
@@ -95,7 +97,7 @@ pub fn free_memory() -> Option<u64> {
     let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
     let group = number("/sys/fs/cgroup/memory.max").map(|limit| {
         let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
-        // Pages of files are given up when memory is needed.
+        // The kernel drops cached pages of files when memory is needed.
         let cached = text("/sys/fs/cgroup/memory.stat").and_then(|stat| {
             let line = stat.lines().find_map(|line| line.strip_prefix("file "))?;
             line.trim().parse::<u64>().ok()
@@ -105,7 +107,7 @@ pub fn free_memory() -> Option<u64> {
     [machine, group, address_space_left()].into_iter().flatten().min()
 }
 
-/// Bytes that the limit of the address space (`ulimit -v`) leaves, where there is such a limit.
+/// Returns the bytes that the limit of the address space (`ulimit -v`) leaves, if there is one.
 pub fn address_space_left() -> Option<u64> {
     let limit = limit_of(&fs::read_to_string("/proc/self/limits").ok()?)?;
     let used = fs::read_to_string("/proc/self/status").ok();
@@ -113,14 +115,14 @@ pub fn address_space_left() -> Option<u64> {
     Some(limit.saturating_sub(used.unwrap_or(0)))
 }
 
-/// A line such as `MemTotal:  1000 kB`, in bytes.
+/// Parses a line such as `MemTotal:  1000 kB` into bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     number.checked_mul(1024)
 }
 
-/// The soft limit of the address space, if there is one.
+/// Returns the soft limit of the address space, if there is one.
 fn limit_of(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(read_text_limited(&path, 5).expect("within"), "12345");
         let error = read_limited(&path, 4).expect_err("beyond");
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
-        assert!(error.to_string().contains("has 5 bytes, and may have 4"), "{error}");
+        assert!(error.to_string().contains("has 5 bytes, expected at most 4"), "{error}");
         let said = |path: &Path| read_limited(path, 5).expect_err("no file").to_string();
         assert!(said(folder.path()).contains("a folder, not a regular file"));
         fs::write(&path, [0xff]).expect("written");
@@ -153,9 +155,9 @@ mod tests {
             let pipe = folder.path().join("pipe");
             let made = std::process::Command::new("mkfifo").arg(&pipe).status();
             assert!(made.is_ok_and(|status| status.success()));
-            // Without a writer: it would wait for ever.
+            // Opening a pipe without a writer would block forever.
             assert!(said(&pipe).contains("a device or a pipe"));
-            // A hole of a file takes no room on the disk.
+            // A hole in a file takes no disk space.
             let hole = File::create(&path).expect("made");
             hole.set_len(1 << 43).expect("a hole");
             let error = read_within_memory(&path).expect_err("no memory for it");

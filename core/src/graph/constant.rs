@@ -1,4 +1,4 @@
-//! Data of a constant, as little-endian words of its dtype.
+//! The data of a constant, stored as little-endian bytes of its dtype.
 
 use crate::dtype::DType;
 use crate::storage::decode;
@@ -12,7 +12,7 @@ pub struct ConstantData {
 }
 
 impl ConstantData {
-    /// From `f32` elements.
+    /// Creates a constant from `f32` elements.
     pub fn from_f32(data: Vec<f32>) -> Self {
         let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
         ConstantData {
@@ -22,7 +22,7 @@ impl ConstantData {
         }
     }
 
-    /// From `u32` elements.
+    /// Creates a constant from `u32` elements.
     pub fn from_u32(data: Vec<u32>) -> Self {
         let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
         ConstantData {
@@ -32,7 +32,7 @@ impl ConstantData {
         }
     }
 
-    /// From storage bytes, little-endian; `None` if they are not whole elements.
+    /// Creates a constant from storage bytes, little-endian; `None` if they are not whole elements.
     pub fn from_bytes(dtype: DType, bytes: Vec<u8>) -> Option<Self> {
         let size = dtype.block().bytes;
         bytes.len().is_multiple_of(size).then(|| ConstantData {
@@ -42,7 +42,7 @@ impl ConstantData {
         })
     }
 
-    /// One element, rounded (floats) or saturated (integers) to the dtype.
+    /// Creates a constant of one element, rounded (floats) or saturated (integers) to the dtype.
     pub fn splat(dtype: DType, value: f64) -> Self {
         ConstantData {
             dtype,
@@ -51,7 +51,7 @@ impl ConstantData {
         }
     }
 
-    /// So many elements as [`ConstantData::splat`] rounds one.
+    /// Creates `len` elements with the same value, rounded like [`ConstantData::splat`].
     pub fn repeated(dtype: DType, value: f64, len: usize) -> Self {
         let one = ConstantData::splat(dtype, value);
         ConstantData {
@@ -61,33 +61,33 @@ impl ConstantData {
         }
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns `true` if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Storage bytes, little-endian.
+    /// Returns the storage bytes, little-endian.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The first element; `None` if there is none.
+    /// Returns the first element; `None` if there is none.
     pub fn first(&self) -> Option<f64> {
         let bytes = self.bytes.get(..self.dtype.block().bytes)?;
         decode(self.dtype, bytes).first().copied()
     }
 
-    /// Elements as `f64`.
+    /// Returns the elements as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         decode(self.dtype, &self.bytes)
     }

@@ -1,4 +1,4 @@
-//! What passes need to build one graph from another.
+//! Methods with which passes build one graph from another.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -7,8 +7,8 @@ use super::{Effect, Graph, Node, NodeId, NodeKind, Provenance, Value};
 use crate::error::{Error, Result};
 
 impl Graph {
-    /// Runs `build` with every new node inheriting this name and location, as passes do that
-    /// replace or differentiate a node.
+    /// Runs `build`; every node that it adds inherits this name and location. Passes that replace or differentiate a
+    /// node use it.
     pub fn with_provenance<R>(&mut self, provenance: Provenance, build: impl FnOnce(&mut Graph) -> R) -> R {
         let outer = self.provenance.replace(provenance);
         let result = build(self);
@@ -16,9 +16,10 @@ impl Graph {
         result
     }
 
-    /// Runs `build` with every new node, and every error of a call in it, at the line that calls this method, unless an
-    /// outer call has decided that: for functions of several builder calls, whose callers look for a line of their own.
-    /// The function itself has `#[track_caller]` for that.
+    /// Runs `build` and reports the line that calls this method as the source location of its new
+    /// nodes and errors, unless an outer call of this method has set one. It is for functions that
+    /// make several builder calls: errors then name the line of the caller. The function itself
+    /// needs `#[track_caller]`.
     #[track_caller]
     pub fn at_caller<R>(&mut self, build: impl FnOnce(&mut Graph) -> R) -> R {
         let outer = self.provenance.take();
@@ -30,8 +31,8 @@ impl Graph {
         result
     }
 
-    /// [`Graph::at_caller`], where errors of the calls say that they are in `what`, such as `linear 'fc1' (64 to 10
-    /// features)`. The innermost one counts.
+    /// Runs `build` like [`Graph::at_caller`], but errors of the calls also name `what`, such as
+    /// `linear 'fc1' (64 to 10 features)`. The innermost `what` counts.
     #[track_caller]
     pub fn within<R>(&mut self, what: impl Into<String>, build: impl FnOnce(&mut Graph) -> R) -> R {
         let outer = self.within.replace(what.into());
@@ -40,7 +41,7 @@ impl Graph {
         result
     }
 
-    /// Name and location of a node.
+    /// Returns the name and location of a node.
     pub fn provenance(&self, id: NodeId) -> Provenance {
         self.nodes
             .get(id.index())
@@ -50,14 +51,15 @@ impl Graph {
             })
     }
 
-    /// Rewires one operand by hand, without any check until [`Graph::verify`].
+    /// Replaces one operand of a node, without any check until [`Graph::verify`].
     pub fn replace_operand(&mut self, node: NodeId, operand: usize, value: impl Into<Value>) {
         if let Some(slot) = self.nodes.get_mut(node.index()).and_then(|n| n.inputs.get_mut(operand)) {
             *slot = value.into();
         }
     }
 
-    /// Makes a node another call with the same results, without any check until [`Graph::verify`].
+    /// Replaces kind and operands of a node, without any check until [`Graph::verify`]. The new call must have the same
+    /// result types.
     pub fn replace_call(&mut self, id: NodeId, kind: NodeKind, inputs: Vec<Value>) {
         if let Some(node) = self.nodes.get_mut(id.index()) {
             (node.kind, node.inputs) = (kind, inputs);
@@ -72,12 +74,14 @@ impl Graph {
         new
     }
 
-    /// Adds the nodes that the results of another graph need, and gives those results here. An input of `other` that
-    /// `feeds` names is that value; other leaves are added with their names, which must be free here.
+    /// Adds the nodes that the results of another graph need, and returns those results in this
+    /// graph. `feeds` replaces inputs of `other` by values of this graph; other leaves are added
+    /// with their names, which must be unused here.
     ///
     /// # Errors
-    /// What [`Graph::verify`] finds in `other`; a feed of another type than its input, or whose name is none of `other`'s
-    /// inputs; effects and gradients, which belong to a graph as a whole.
+    /// All errors of [`Graph::verify`] on `other`; a feed with another type than its input, or with
+    /// a name that is not an input of `other`; effects and gradients, which belong to a graph as a
+    /// whole.
     pub fn splice(&mut self, other: &Graph, feeds: &[(&str, Value)]) -> Result<Vec<Value>> {
         other.verify()?;
         if !other.effects.is_empty() || !other.gradients.is_empty() {
@@ -139,7 +143,7 @@ impl Graph {
         Ok(other.outputs.iter().map(|v| map[v]).collect())
     }
 
-    /// Gives a node without a name the name and place of an equal one.
+    /// Gives an unnamed node the name and source location of another node that computes the same.
     pub fn name_if_unnamed(&mut self, id: NodeId, equal: &Node) {
         let node = &mut self.nodes[id.index()];
         if node.name.is_none() && node.is_op() && equal.name.is_some() {
@@ -148,7 +152,7 @@ impl Graph {
         }
     }
 
-    /// Takes over everything that is not a node from the graph that this one is derived from.
+    /// Copies everything except the nodes from the graph that this one is derived from; `map` converts its values.
     pub fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
         self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
@@ -168,13 +172,13 @@ impl Graph {
         self.next_uid = self.next_uid.max(source.next_uid);
     }
 
-    /// Inputs and parameters whose gradients [`Graph::require_grad`] asked for.
+    /// Returns the inputs and parameters whose gradients [`Graph::require_grad`] requested.
     pub fn wants_gradient(&self) -> &[NodeId] {
         &self.wants_gradient
     }
 
-    /// Replaces the gradients, `(parameter, gradient)`, and the list of [`wants_gradient`](Graph::wants_gradient), as a pass
-    /// that merges parameters does after [`adopt_roots`](Graph::adopt_roots).
+    /// Replaces the gradients, `(parameter, gradient)`, and the list of [`wants_gradient`](Graph::wants_gradient), as a
+    /// pass that merges parameters does after [`adopt_roots`](Graph::adopt_roots).
     pub fn replace_gradients(&mut self, gradients: Vec<(NodeId, Value)>, wanted: Vec<NodeId>) {
         self.gradients = gradients;
         self.wants_gradient = wanted;
@@ -186,18 +190,18 @@ impl Graph {
         self.thaw_writes();
     }
 
-    /// Rewires reads of written leaves from now on, as while the graph was built.
+    /// Makes later reads of a written leaf return the written value, as during the construction of the graph.
     pub fn thaw_writes(&mut self) {
         self.current = self.effects.iter().map(|e| (e.target, e.value)).collect();
     }
 
-    /// Ends the rewiring of reads to written values: passes mean the exact value that they name.
+    /// Ends the redirection of reads to written values, because passes refer to exact values.
     pub fn freeze_writes(&mut self) {
         self.current.clear();
     }
 
-    /// Values that must be computed: outputs, gradients and effects; and the leaves that effects
-    /// write or gradients belong to.
+    /// Iterates over the values that must be computed: outputs, gradients and effects; and the
+    /// leaves that effects write or gradients belong to.
     pub fn roots(&self) -> impl Iterator<Item = Value> + '_ {
         let gradients = self.gradients.iter().flat_map(|&(leaf, value)| [leaf.into(), value]);
         let effects = self.effects.iter().flat_map(|e| [e.target.into(), e.value]);

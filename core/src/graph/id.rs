@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 /// Index of a node; as an operand it means the node's port 0.
 ///
-/// An id remembers the graph that returned it, so that a graph refuses the nodes of another one. That is a check and no
-/// part of the id's value: comparisons, hashes and files know the index alone, so that equal graphs have equal plans.
-/// Clones of a graph share their ids, because the nodes that they have in common are the same.
+/// An id contains the graph that created it, so that a graph rejects nodes of another one. That is
+/// only a check: comparisons, hashes and files use only the index, so equal graphs have equal
+/// plans. Clones of a graph share ids, because their common nodes are the same.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(into = "Stored", from = "Stored")]
+#[serde(into = "StoredId", from = "StoredId")]
 pub struct NodeId(pub u32, Owner);
 
-/// How files have it.
+/// Representation in files.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "NodeId")]
-struct Stored(u32);
+struct StoredId(u32);
 
-/// Which graph an id belongs to; zero where that is not known.
+/// The graph that an id belongs to; zero if it is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u32);
 
 impl Default for Owner {
-    /// Another one at each call, as each new graph needs.
+    /// Returns a new value at each call, as each new graph needs.
     fn default() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Owner(NEXT.fetch_add(1, MemoryOrder::Relaxed).max(1))
@@ -34,7 +34,7 @@ impl Default for Owner {
 }
 
 impl NodeId {
-    /// The node at that place of a graph's list, whichever graph it is used with.
+    /// Creates the id of the node with this index, valid for any graph.
     pub const fn new(index: u32) -> Self {
         NodeId(index, Owner(0))
     }
@@ -47,7 +47,7 @@ impl NodeId {
         self.1 == owner || self.1 == Owner(0)
     }
 
-    /// As a list index.
+    /// Returns the id as a list index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -91,14 +91,14 @@ impl Ord for NodeId {
     }
 }
 
-impl From<NodeId> for Stored {
+impl From<NodeId> for StoredId {
     fn from(id: NodeId) -> Self {
-        Stored(id.0)
+        StoredId(id.0)
     }
 }
 
-impl From<Stored> for NodeId {
-    fn from(Stored(index): Stored) -> Self {
+impl From<StoredId> for NodeId {
+    fn from(StoredId(index): StoredId) -> Self {
         NodeId::new(index)
     }
 }

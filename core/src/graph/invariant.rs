@@ -1,18 +1,20 @@
-//! Values that are the same in every step, until somebody writes a parameter or a state.
+//! Values that are the same in every step, until a parameter or a state is written.
 //!
-//! In a graph for inference, what is computed from parameters, states and constants alone need not be computed again in
-//! each step: folded batch norms, transposed or normalised weights, positions. Plans compute it in a segment of its own
-//! ([`PREPARE`](crate::plan::PREPARE)), and the cost model does not count it.
+//! In an inference graph, values computed only from parameters, states and constants need not be
+//! recomputed in each step: folded batch norms, transposed or normalised weights, positions. Plans
+//! compute them in a segment of their own ([`PREPARE`](crate::plan::PREPARE)), and the cost model
+//! does not count them.
 
 use super::{Graph, NodeKind};
 use crate::error::Error;
 use crate::shape::TensorType;
 
-/// Results up to this size are kept between steps, whatever they are made of.
+/// Maximum bytes of results that are always kept between steps.
 const MAX_SMALL_BYTES: usize = 64 * 1024;
 
-/// Whether results may be kept between steps: they are not much larger than what they are computed from. Expanded
-/// vectors and dequantized weights would take memory, and reading them would take longer than computing them.
+/// Returns `true` if results may be kept between steps: they are not much larger than their
+/// operands. Expanded vectors and dequantized weights would take memory, and reading them would
+/// take longer than computing them.
 pub fn may_be_kept<'a>(
     operands: impl IntoIterator<Item = &'a TensorType>,
     results: impl IntoIterator<Item = &'a TensorType>,
@@ -23,8 +25,9 @@ pub fn may_be_kept<'a>(
 }
 
 impl Graph {
-    /// For each node whether steps leave its value alone: parameters, states and constants that the graph does not write,
-    /// and calls on nothing else whose results [may be kept](may_be_kept). No node of a graph with gradients: training
+    /// Returns for each node whether its value is the same in all steps: parameters, states and
+    /// constants that the graph does not write, and calls that depend only on such nodes and whose
+    /// results [may be kept](may_be_kept). No node of a graph with gradients is invariant: training
     /// changes its parameters.
     ///
     /// # Errors
@@ -58,7 +61,7 @@ impl Graph {
         Ok(invariant)
     }
 
-    /// The calls among the [invariant nodes](Self::invariant_nodes).
+    /// Returns the calls among the [invariant nodes](Self::invariant_nodes).
     ///
     /// # Errors
     /// A cycle.

@@ -11,31 +11,32 @@ use crate::shape::{Shape, TensorType};
 const OVERFLOW_HELP: &str = "check the dimensions: a tensor must fit in memory";
 
 impl Graph {
-    /// An `f32` input of that shape, fed with `set_input` before each step.
+    /// Adds an `f32` input of that shape, fed with `set_input` before each step.
     #[track_caller]
     pub fn input(&mut self, name: &str, shape: &[usize]) -> NodeId {
         self.input_typed(name, shape, DType::F32)
     }
 
-    /// A `u32` input (token ids, class ids, positions), fed with `set_input_u32`.
+    /// Adds a `u32` input (token ids, class ids, positions), fed with `set_input_u32`.
     #[track_caller]
     pub fn input_u32(&mut self, name: &str, shape: &[usize]) -> NodeId {
         self.input_typed(name, shape, DType::U32)
     }
 
-    /// An input of any dtype.
+    /// Adds an input of any dtype.
     #[track_caller]
     pub fn input_typed(&mut self, name: &str, shape: &[usize], dtype: DType) -> NodeId {
         self.leaf(NodeKind::Input, name, shape, dtype)
     }
 
-    /// A trainable `f32` parameter, zero until it is set.
+    /// Adds a trainable `f32` parameter, zero until it is set.
     #[track_caller]
     pub fn parameter(&mut self, name: &str, shape: &[usize]) -> NodeId {
         self.parameter_with(name, shape, Init::Zeros)
     }
 
-    /// A parameter of any dtype that is not trained, zero until it is set: weights in a narrow type, or packed ones.
+    /// Adds a parameter of any dtype that is not trained, zero until it is set: weights in a narrow
+    /// type, or packed ones.
     #[track_caller]
     pub fn parameter_typed(&mut self, name: &str, shape: &[usize], dtype: DType) -> NodeId {
         let kind = NodeKind::Parameter {
@@ -46,7 +47,7 @@ impl Graph {
         self.leaf(kind, name, shape, dtype)
     }
 
-    /// A trainable `f32` parameter that `Session::initialize_parameters` fills by `init`.
+    /// Adds a trainable `f32` parameter that `Session::initialize_parameters` fills by `init`.
     #[track_caller]
     pub fn parameter_with(&mut self, name: &str, shape: &[usize], init: Init) -> NodeId {
         let kind = NodeKind::Parameter {
@@ -71,7 +72,7 @@ impl Graph {
             Some(NodeKind::Parameter { .. }) if trainable && !is_f32 => self.reject(
                 "trainable",
                 location,
-                format!("{parameter} is not f32, and only f32 parameters are trained"),
+                format!("expected an f32 parameter, found {parameter}: only f32 parameters can be trained"),
                 "keep the parameter that is trained in f32",
             ),
             Some(NodeKind::Parameter { trainable: t, .. }) => *t = trainable,
@@ -80,25 +81,25 @@ impl Graph {
                 "trainable",
                 location,
                 format!("{parameter} is not a parameter"),
-                "pass what `parameter` returned",
+                "pass the value that `parameter` returned",
             ),
         }
         parameter
     }
 
-    /// Persistent `f32` data that is not trained, zero in a fresh session.
+    /// Adds persistent `f32` data that is not trained, zero in a fresh session.
     #[track_caller]
     pub fn state(&mut self, name: &str, shape: &[usize]) -> NodeId {
         self.state_filled(name, shape, 0.0)
     }
 
-    /// Persistent `f32` data with another initial value in every element.
+    /// Adds persistent `f32` data with another initial value in every element.
     #[track_caller]
     pub fn state_filled(&mut self, name: &str, shape: &[usize], fill: f32) -> NodeId {
         self.leaf(NodeKind::State { fill }, name, shape, DType::F32)
     }
 
-    /// A scalar that the session supplies at each step; one node per name.
+    /// Adds a scalar that the session supplies at each step; one node per name.
     #[track_caller]
     pub fn scalar_input(&mut self, name: &str, dtype: DType) -> NodeId {
         match self.leaf_names.get(name) {
@@ -107,31 +108,31 @@ impl Graph {
         }
     }
 
-    /// An `f32` constant in row-major order.
+    /// Adds an `f32` constant in row-major order.
     #[track_caller]
     pub fn constant(&mut self, data: Vec<f32>, shape: &[usize]) -> NodeId {
         self.constant_data(ConstantData::from_f32(data), shape)
     }
 
-    /// A `u32` constant in row-major order.
+    /// Adds a `u32` constant in row-major order.
     #[track_caller]
     pub fn constant_u32(&mut self, data: Vec<u32>, shape: &[usize]) -> NodeId {
         self.constant_data(ConstantData::from_u32(data), shape)
     }
 
-    /// An `f32` constant of shape `[]`.
+    /// Adds an `f32` constant of shape `[]`.
     #[track_caller]
     pub fn scalar(&mut self, value: f32) -> NodeId {
         self.constant(vec![value], &[])
     }
 
-    /// A constant scalar of a given dtype (rounded or truncated to it).
+    /// Adds a constant scalar of a given dtype (rounded or truncated to it).
     #[track_caller]
     pub fn scalar_of(&mut self, dtype: DType, value: f64) -> NodeId {
         self.constant_data(ConstantData::splat(dtype, value), &[])
     }
 
-    /// A constant of any dtype and shape; as many elements as the shape has.
+    /// Adds a constant of any dtype and shape; `data` must have as many elements as the shape.
     #[track_caller]
     pub fn constant_data(&mut self, data: ConstantData, shape: &[usize]) -> NodeId {
         let location = Location::caller();
@@ -146,7 +147,12 @@ impl Graph {
                 ty.numel(),
                 data.len()
             );
-            return self.poison("constant", location, message, "make the data fit the shape");
+            return self.poison(
+                "constant",
+                location,
+                message,
+                "pass data with the number of elements of the shape",
+            );
         }
         self.push(Node {
             kind: NodeKind::Constant(Arc::new(data)),

@@ -1,9 +1,9 @@
 //! The graph IR: a list of nodes whose edges are values.
 //!
-//! A value is one port of one node, so an operator may have several results. Builder methods live
-//! beside their operators in [`crate::ops`]; this module knows no operator. They never panic: a
-//! wrong call yields a poisoned node, and the error comes out of [`Graph::verify`] with the
-//! location of the call.
+//! A value is one port of one node, so an operator may have several results. Builder methods are
+//! next to their operators in [`crate::ops`]; this module refers to no operator. They never panic:
+//! a wrong call yields a poisoned node, and [`Graph::verify`] returns the error with the location
+//! of the call.
 
 mod constant;
 mod derive;
@@ -42,7 +42,7 @@ use crate::shape::TensorType;
 pub struct Value {
     /// The node.
     pub node: NodeId,
-    /// Which of its results.
+    /// Index among its results.
     pub port: u32,
 }
 
@@ -73,18 +73,18 @@ impl fmt::Display for Value {
     }
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     /// Data that the caller feeds before a step.
     Input,
     /// Weights; `trainable` ones get a gradient and optimizer updates.
     Parameter {
-        /// Whether training changes it.
+        /// `true` if training changes it.
         trainable: bool,
-        /// How a fresh session may fill it; that of a packed one is its sources'.
+        /// Initializer for fresh sessions; a packed parameter uses those of its sources.
         init: Init,
-        /// What it holds, if it holds other parameters.
+        /// The parameters that it contains, if it is packed.
         packing: Option<Arc<Packing>>,
     },
     /// Persistent, untrained data that effects may write (running statistics, caches).
@@ -94,7 +94,7 @@ pub enum NodeKind {
     },
     /// A number that the session sets at each step (learning rate, random seed …).
     Scalar,
-    /// Data known when the graph is built.
+    /// Data that is fixed when the graph is built.
     Constant(Arc<ConstantData>),
     /// A call of an operator.
     Op {
@@ -103,14 +103,14 @@ pub enum NodeKind {
         /// Its attributes.
         attrs: Attrs,
     },
-    /// A rejected builder call; the graph's errors say why.
+    /// A rejected builder call; the graph's errors contain the reason.
     Poison,
 }
 
 /// One node.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it is.
+    /// Kind of the node.
     pub kind: NodeKind,
     /// Operands.
     pub inputs: Vec<Value>,
@@ -123,7 +123,7 @@ pub struct Node {
     pub location: Option<SourceLocation>,
 }
 
-/// An in-place write of persistent data that must execute even when its result is unused.
+/// An in-place write of persistent data that must execute even if its result is unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Effect {
     /// The state or parameter node that is written.
@@ -146,34 +146,35 @@ pub struct Provenance {
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) outputs: Vec<Value>,
-    /// Their names, or none at all.
+    /// Names of the outputs; empty if they have none.
     pub(crate) output_names: Vec<Arc<str>>,
     pub(crate) gradients: Vec<(NodeId, Value)>,
     pub(crate) wants_gradient: Vec<NodeId>,
     pub(crate) effects: Vec<Effect>,
-    /// Latest value of each written leaf: what later reads of the leaf see.
+    /// Latest value of each written leaf, which later reads of the leaf use.
     current: HashMap<NodeId, Value>,
     leaf_names: HashMap<Arc<str>, NodeId>,
     errors: Vec<Error>,
     next_uid: u32,
     provenance: Option<Provenance>,
-    /// What errors of builder calls are said to be in.
+    /// Context that errors of builder calls include.
     within: Option<String>,
-    /// What its ids carry, so that those of another graph are noticed.
+    /// Owner of this graph's ids, to detect ids of another graph.
     owner: Owner,
 }
 
-const FOREIGN_HELP: &str = "pass values of this graph: each graph has nodes of its own, and a pass returns a new graph";
+const FOREIGN_HELP: &str = "pass values of this graph: node ids are specific to a graph, and a pass returns a new \
+    graph";
 
 impl Graph {
-    /// An empty graph.
+    /// Creates an empty graph.
     pub fn new() -> Self {
         Graph::default()
     }
 
     // ---- operators ----------------------------------------------------------------------------
 
-    /// Adds a call of an operator: what every builder method ends in.
+    /// Adds a call of an operator; every builder method uses it.
     ///
     /// Shapes and dtypes are inferred and checked here; a rejected call gives a poisoned node.
     #[track_caller]
@@ -200,7 +201,7 @@ impl Graph {
         };
         let written: Vec<Value> = op.writes().iter().map(|&(input, _)| inputs[input]).collect();
         if (1..written.len()).any(|i| written[..i].contains(&written[i])) {
-            let message = "one state stands for two of those that it writes".to_owned();
+            let message = "the same state is passed for two operands that the operator writes".to_owned();
             return self.poison(op.name(), location, message, "give each its own state");
         }
         let node = self.push(Node {
@@ -220,7 +221,8 @@ impl Graph {
         node
     }
 
-    /// A write must start from the latest value of persistent data: find the leaf behind it.
+    /// Records that `new` overwrites `old`, and finds the leaf whose latest value `old` is: it must be a state or a
+    /// parameter.
     fn record_write(&mut self, op: OpRef, old: Value, new: Value, location: &'static Location<'static>) {
         let leaf = self
             .current
@@ -236,7 +238,7 @@ impl Graph {
                 "{} is not a state or parameter, so it cannot be written",
                 self.label(leaf)
             );
-            return self.reject(op.name(), location, message, "write what `state` returned");
+            return self.reject(op.name(), location, message, "write to the value that `state` returned");
         }
         self.current.insert(leaf, new);
         self.effects.retain(|e| e.target != leaf);
@@ -246,7 +248,7 @@ impl Graph {
         });
     }
 
-    /// The latest value of a leaf that has been written, the value itself otherwise.
+    /// Returns the latest value of a leaf that has been written, the value itself otherwise.
     pub fn current_value(&self, value: impl Into<Value>) -> Value {
         let value = value.into();
         match self.current.get(&value.node) {
@@ -255,18 +257,18 @@ impl Graph {
         }
     }
 
-    /// The results of a node.
+    /// Iterates over the results of a node.
     pub fn values(&self, node: NodeId) -> impl Iterator<Item = Value> + use<> {
         let ports = self.nodes[node.index()].outputs.len() as u32;
         (0..ports).map(move |port| Value { node, port })
     }
 
-    /// The value of another port of a node with several results.
+    /// Returns the value of another port of a node with several results.
     pub fn port(&self, node: NodeId, port: u32) -> Value {
         Value { node, port }
     }
 
-    /// Names a node; the name follows it into dispatch labels, profiles and errors.
+    /// Sets the name of a node, for the labels of its dispatches, profiles and errors.
     #[track_caller]
     pub fn named(&mut self, node: NodeId, name: &str) -> NodeId {
         if let Err(message) = self.check_owner(node) {
@@ -279,7 +281,7 @@ impl Graph {
         node
     }
 
-    /// Asks for the gradient of an input (parameters that are trainable have one anyway).
+    /// Requests the gradient of an input (trainable parameters always have one).
     #[track_caller]
     pub fn require_grad(&mut self, input: NodeId) -> NodeId {
         let location = Location::caller();
@@ -298,7 +300,7 @@ impl Graph {
                 "require_grad",
                 location,
                 format!("{input} is not an input or parameter"),
-                "pass what `input` returned",
+                "pass the value that `input` returned",
             ),
         }
         input
@@ -320,26 +322,28 @@ impl Graph {
         self.output_names.clear();
     }
 
-    /// [`Graph::set_outputs`] with names, by which a session reads the results: `set_named_outputs([("loss", loss),
-    /// ("logits", logits)])`, then `session.read_output_named("logits")`. The order counts as well: the first is the loss
-    /// when training.
+    /// Sets the results like [`Graph::set_outputs`], and their names, so that a session can read the results by name:
+    /// `set_named_outputs([("loss", loss), ("logits", logits)])`, then `session.read_output_named("logits")`. The order
+    /// matters, too: the first is the loss when training.
     ///
-    /// An empty name, and one that two outputs have, are errors of [`verify`](Graph::verify), and of every build.
+    /// An empty name or a duplicate name is an error of [`verify`](Graph::verify), and of every
+    /// build.
     #[track_caller]
     pub fn set_named_outputs<'n, V: Into<Value>>(&mut self, outputs: impl IntoIterator<Item = (&'n str, V)>) {
         let location = Location::caller();
         let (names, values): (Vec<&str>, Vec<V>) = outputs.into_iter().unzip();
         for (i, name) in names.iter().enumerate() {
             if name.is_empty() || names[..i].contains(name) {
-                let message = match name.is_empty() {
-                    true => format!("output {i} has an empty name"),
-                    false => format!("two outputs are called '{name}'"),
+                let message = if name.is_empty() {
+                    format!("output {i} has an empty name")
+                } else {
+                    format!("two outputs are called '{name}'")
                 };
                 self.reject(
                     "set_named_outputs",
                     location,
                     message,
-                    "give every output a name of its own",
+                    "give every output a unique name",
                 );
             }
         }
@@ -347,8 +351,8 @@ impl Graph {
         self.output_names = names.into_iter().map(Arc::from).collect();
     }
 
-    /// A number that no other call of this method on this graph returns: it keeps random and
-    /// stateful calls apart where equal calls would be merged.
+    /// Returns a number that is unique within this graph: as an attribute, it prevents merging of
+    /// equal random or stateful calls.
     pub fn fresh_uid(&mut self) -> u32 {
         self.next_uid += 1;
         self.next_uid
@@ -356,58 +360,59 @@ impl Graph {
 
     // ---- reading ------------------------------------------------------------------------------
 
-    /// All nodes; a [`NodeId`] is an index into them.
+    /// Returns all nodes; a [`NodeId`] is an index into them.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Node ids in list order.
+    /// Iterates over node ids in list order.
     pub fn node_ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
         let owner = self.owner;
         (0..self.nodes.len() as u32).map(move |i| NodeId::of(owner, i))
     }
 
-    /// The results.
+    /// Returns the results.
     pub fn outputs(&self) -> &[Value] {
         &self.outputs
     }
 
-    /// Names of the results, in their order; none if [`Graph::set_outputs`] set them.
+    /// Iterates over the names of the results, in their order; none if [`Graph::set_outputs`] set
+    /// them.
     pub fn output_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.output_names.iter().map(|name| &**name)
     }
 
-    /// Leaf and its gradient, after differentiation.
+    /// Returns leaves and their gradients, after differentiation.
     pub fn gradients(&self) -> &[(NodeId, Value)] {
         &self.gradients
     }
 
-    /// In-place writes of persistent data, in program order.
+    /// Returns the in-place writes of persistent data, in program order.
     pub fn effects(&self) -> &[Effect] {
         &self.effects
     }
 
-    /// Type of a value; `None` for a poisoned or foreign one.
+    /// Returns the type of a value; `None` for a poisoned or foreign one.
     pub fn ty(&self, value: impl Into<Value>) -> Option<&TensorType> {
         self.try_type(value.into()).ok().flatten()
     }
 
-    /// Shape of a value; empty for a poisoned or foreign one.
+    /// Returns the shape of a value; empty for a poisoned or foreign one.
     pub fn shape(&self, value: impl Into<Value>) -> &[usize] {
         self.ty(value).map_or(&[], |t| t.shape.dims())
     }
 
-    /// Dtype of a value; `F32` for a poisoned or foreign one.
+    /// Returns the dtype of a value; `F32` for a poisoned or foreign one.
     pub fn dtype(&self, value: impl Into<Value>) -> DType {
         self.ty(value).map_or(DType::F32, |t| t.dtype)
     }
 
-    /// The leaf of that name; where a packed parameter holds a parameter of that name, the packed one.
+    /// Returns the leaf with that name; for a parameter within a packed parameter, the packed one.
     pub fn leaf_named(&self, name: &str) -> Option<NodeId> {
         self.leaf_names.get(name).copied()
     }
 
-    /// How errors speak of a node.
+    /// Returns the label of a node for errors.
     pub fn label(&self, id: NodeId) -> NodeLabel {
         let Some(node) = self.nodes.get(id.index()) else {
             return NodeLabel(format!("{id} (not in this graph)"));
@@ -422,12 +427,12 @@ impl Graph {
         NodeLabel(text)
     }
 
-    /// Errors of rejected builder calls, in order.
+    /// Returns the errors of rejected builder calls, in order.
     pub fn errors(&self) -> &[Error] {
         &self.errors
     }
 
-    /// An id that another graph gave is an error, even if a node of this graph has its number.
+    /// Returns an error for the id of another graph, even if a node of this graph has its index.
     fn check_owner(&self, id: NodeId) -> Result<(), String> {
         if id.may_belong_to(self.owner) {
             return Ok(());
@@ -458,7 +463,7 @@ impl Graph {
         }
     }
 
-    /// Rejects the graph for a reason that only a builder method above this crate can see.
+    /// Reports an error of the graph that only a builder method outside of this crate can detect.
     #[track_caller]
     pub fn report(&mut self, what: &str, message: impl Into<String>, remedy: &str) -> NodeId {
         self.poison(what, Location::caller(), message.into(), remedy)
@@ -510,7 +515,7 @@ impl Graph {
     }
 }
 
-/// Checks arity and asks the operator for the types of its results.
+/// Checks the number of operands, and infers the types of the results with the operator's rule.
 fn infer(op: OpRef, attrs: &Attrs, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
     op.arity().check(inputs.len())?;
     let outputs = op.infer(&Call {
@@ -523,7 +528,7 @@ fn infer(op: OpRef, attrs: &Attrs, inputs: &[TensorType]) -> Result<Vec<TensorTy
 }
 
 impl Node {
-    /// Whether this is a leaf that users fill by its name.
+    /// Returns `true` for leaves that users fill by name.
     pub fn is_named_leaf(&self) -> bool {
         matches!(
             self.kind,
@@ -531,12 +536,12 @@ impl Node {
         )
     }
 
-    /// Whether this is a call of an operator.
+    /// Returns `true` if this is a call of an operator.
     pub fn is_op(&self) -> bool {
         matches!(self.kind, NodeKind::Op { .. })
     }
 
-    /// Operator and attributes of a call.
+    /// Returns the operator and attributes of a call.
     pub fn op(&self) -> Option<(OpRef, &Attrs)> {
         match &self.kind {
             NodeKind::Op { op, attrs } => Some((*op, attrs)),
@@ -546,7 +551,7 @@ impl Node {
 }
 
 impl NodeKind {
-    /// What errors and listings call it: the operator's name for a call.
+    /// Returns the word for the kind of node in errors and listings; for a call, the operator's name.
     pub fn noun(&self) -> &'static str {
         match self {
             NodeKind::Input => "input",

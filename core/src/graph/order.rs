@@ -1,21 +1,21 @@
-//! Topological order.
+//! Topological sorting of the nodes.
 
 use super::{Graph, NodeId, Value};
 use crate::error::Error;
 
 impl Graph {
-    /// An equivalent graph whose nodes follow their operands.
+    /// Returns an equivalent graph whose nodes follow their operands.
     ///
     /// # Panics
-    /// With the report of [`Graph::try_toposort`]'s error.
+    /// Panics with the text of the error if [`Graph::try_toposort`] fails.
     #[must_use]
     #[track_caller]
     pub fn toposort(&self) -> Graph {
         crate::error::unwrap_report(self.try_toposort())
     }
 
-    /// An equivalent graph whose nodes follow their operands. Nodes keep their relative order
-    /// where the edges leave a choice, so a sorted graph is returned unchanged.
+    /// Returns an equivalent graph whose nodes follow their operands. Nodes keep their relative
+    /// order where the edges leave a choice, so a sorted graph is returned unchanged.
     ///
     /// # Errors
     /// [`Error::Cycle`] naming the nodes on it.
@@ -38,8 +38,8 @@ impl Graph {
         Ok(sorted)
     }
 
-    /// Node ids, operands first; by depth-first search in list order, without recursion because
-    /// training graphs are deep.
+    /// Returns the ids of all nodes, each after its operands. The depth-first search in list order has no recursion,
+    /// because training graphs are deep.
     ///
     /// # Errors
     /// A cycle.
@@ -47,7 +47,7 @@ impl Graph {
         self.topological_order_after(&[])
     }
 
-    /// The same with, for each node, others that must come before it although it does not use them.
+    /// Sorts like [`Graph::topological_order`], but each node also follows the nodes that `extra` lists for it.
     pub fn topological_order_after(&self, extra: &[Vec<NodeId>]) -> Result<Vec<NodeId>, Error> {
         #[derive(Clone, Copy, PartialEq)]
         enum Mark {

@@ -1,4 +1,4 @@
-//! Packed parameters: one leaf that holds several parameters.
+//! Packed parameters: one leaf that contains several parameters.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use super::{Graph, Node, NodeId, NodeKind, Provenance};
 use crate::init::Init;
 use crate::shape::{Shape, TensorType};
 
-/// How a parameter holds others: they stand one after the other along an axis, and their only copy is there.
+/// Layout of a packed parameter: its sources are concatenated along an axis and stored only there.
 ///
-/// The leaf has a name of its own, but users speak of the sources alone.
+/// The leaf has its own name, but users only use the names of the sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packing {
-    /// Axis along which the sources are joined.
+    /// Axis along which the sources are concatenated.
     pub axis: usize,
     /// The sources in their order.
     pub sources: Vec<PackedSource>,
@@ -20,17 +20,17 @@ pub struct Packing {
 /// A parameter that is part of a packed one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedSource {
-    /// Name by which users know it.
+    /// Name that users use.
     pub name: Arc<str>,
-    /// Its size along the axis; on the others it has those of the packed parameter.
+    /// Size along the axis; the other axes are those of the packed parameter.
     pub size: usize,
-    /// How a fresh session may fill it.
+    /// Initializer for fresh sessions.
     pub init: Init,
 }
 
 impl Packing {
-    /// Type of a source of this size within storage of type `packed`. `None` unless the axis exists and holds as
-    /// much.
+    /// Returns the type of a source of this size within a parameter of type `packed`; `None` unless
+    /// the axis exists and is large enough.
     pub(crate) fn source_type(packed: &TensorType, axis: usize, size: usize) -> Option<TensorType> {
         let mut dims = packed.shape.to_vec();
         let whole = dims.get_mut(axis)?;
@@ -41,7 +41,7 @@ impl Packing {
         Some(TensorType::new(packed.dtype, Shape::new(&dims).ok()?))
     }
 
-    /// The sources fill a parameter of type `packed`, and no two have one name.
+    /// Checks that the sources fill a parameter of type `packed`, and that their names differ.
     pub(super) fn check(&self, packed: &TensorType) -> Result<(), String> {
         let Some(&whole) = packed.shape.get(self.axis) else {
             return Err(format!("it is packed along axis {} of {packed}", self.axis));
@@ -64,7 +64,7 @@ impl Packing {
 }
 
 impl Graph {
-    /// Adds a parameter that holds others, under a name made of theirs that no leaf has.
+    /// Adds a parameter that contains other parameters, under an unused name made of their names.
     pub fn packed_parameter(
         &mut self,
         ty: TensorType,
@@ -93,7 +93,7 @@ impl Graph {
         id
     }
 
-    /// Lets a leaf be found by its name, and a packed parameter by those of its sources.
+    /// Registers a leaf by its name, and a packed parameter by the names of its sources.
     pub(super) fn register_leaf(&mut self, id: NodeId) {
         let node = &self.nodes[id.index()];
         let own = node.name.clone().filter(|_| !node.is_op());
@@ -105,7 +105,7 @@ impl Graph {
 }
 
 impl Node {
-    /// What a packed parameter holds; `None` for every other node.
+    /// Returns the layout of a packed parameter; `None` for every other node.
     pub fn packing(&self) -> Option<&Packing> {
         match &self.kind {
             NodeKind::Parameter { packing, .. } => packing.as_deref(),

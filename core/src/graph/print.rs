@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use super::{Graph, Node, NodeKind};
 
 impl fmt::Display for Graph {
-    /// One line a node: `%5 = core.matmul(%3, %4) {transpose_b=true} : f32[4, 10]  # fc1`.
+    /// Writes one line a node: `%5 = core.matmul(%3, %4) {transpose_b=true} : f32[4, 10]  # fc1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for id in self.node_ids() {
             let node = &self.nodes[id.index()];
@@ -41,7 +41,7 @@ impl fmt::Display for Graph {
 }
 
 impl Graph {
-    /// The graph in Graphviz's DOT language; render it with `dot -Tsvg`.
+    /// Returns the graph in Graphviz's DOT language; render it with `dot -Tsvg`.
     pub fn to_dot(&self) -> String {
         let mut dot = String::from("digraph meganeura {\n  node [shape=box, fontname=monospace];\n");
         for id in self.node_ids() {

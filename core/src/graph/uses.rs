@@ -1,19 +1,19 @@
-//! Who reads what: for passes that merge calls.
+//! Users of each value, for passes that merge calls.
 
 use std::collections::HashSet;
 
 use super::{Graph, NodeId, Value};
 
-/// How the values of a graph are used.
+/// Uses of the values of a graph.
 pub struct Uses {
-    /// Users of each node's results, once for each operand.
+    /// For each node, the users of its results: once for each operand.
     pub users: Vec<Vec<NodeId>>,
-    /// Values that are needed whatever uses them.
+    /// Values that are needed even without users.
     pub roots: HashSet<Value>,
 }
 
 impl Uses {
-    /// The uses in a graph.
+    /// Finds the uses in a graph.
     pub fn of(graph: &Graph) -> Self {
         let mut users = vec![Vec::new(); graph.nodes().len()];
         for id in graph.node_ids() {
@@ -27,7 +27,7 @@ impl Uses {
         }
     }
 
-    /// Whether a node has one user and is nobody's result.
+    /// Returns `true` if a node has exactly one user and is not an output.
     pub fn is_private(&self, id: NodeId) -> bool {
         self.users[id.index()].len() == 1 && !self.roots.contains(&id.into())
     }

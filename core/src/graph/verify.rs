@@ -1,11 +1,11 @@
-//! Consistency of a whole graph: every stage of the pipeline ends in it.
+//! Verification of a whole graph, after every stage of the pipeline.
 
 use super::{Graph, NodeKind, Value, infer};
 use crate::error::{Error, Result};
 
 impl Graph {
-    /// Checks the graph: no rejected builder call, operands and ports that exist, types that the
-    /// operators infer anew, no cycle, outputs present.
+    /// Checks the graph: no rejected builder call, operands and ports that exist, types that equal
+    /// those that the operators infer, no cycle, outputs present.
     ///
     /// # Errors
     /// The first error in builder order.
@@ -57,7 +57,7 @@ impl Graph {
             }
             NodeKind::Poison => {
                 return Err(Error::graph(
-                    format!("{} stands for a rejected call", self.label(id)),
+                    format!("{} is the result of a rejected call", self.label(id)),
                     "",
                 ));
             }
@@ -72,7 +72,8 @@ impl Graph {
         Ok(())
     }
 
-    /// Messages are made only where there is something to say: graphs are verified after every pass.
+    /// Verifies one operand. `user` is called only for errors, as graphs are verified after every
+    /// pass.
     fn verify_value(&self, value: Value, user: impl Fn() -> String) -> Result<()> {
         self.try_type(value)
             .map(|_| ())

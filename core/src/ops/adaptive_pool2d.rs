@@ -1,4 +1,4 @@
-//! Pooling to a given size, whatever the size of the image.
+//! Pooling to a given output size, for any image size.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::upsample2d::{image_sizes, resized};
@@ -14,20 +14,20 @@ use crate::shape::TensorType;
 pub(super) struct AdaptiveAvgPool2d;
 pub(super) struct AdaptiveMaxPool2d;
 
-/// What is taken of a window.
+/// Reduction of the elements of a window.
 #[derive(Clone, Copy, PartialEq)]
 enum Pooling {
     Mean,
     Largest,
 }
 
-/// Windows along an axis: the `i`-th begins at `i input / output` rounded down and ends before
-/// `(i + 1) input / output` rounded up.
+/// Returns the windows along an axis: the `i`-th begins at `i input / output` rounded down and ends
+/// before `(i + 1) input / output` rounded up.
 fn windows(input: usize, output: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..output).map(move |i| i * input / output..((i + 1) * input).div_ceil(output))
 }
 
-/// Pools both axes: windows are rectangles, so one axis after the other gives the same.
+/// Pools both axes, one after the other: windows are rectangles, so the result is the same.
 fn pool(cx: &mut Expansion, pooling: Pooling) -> Result<Vec<Value>, String> {
     let shape = cx.graph.shape(cx.inputs[0]).to_vec();
     let (from, to) = ([shape[2], shape[3]], [cx.outputs[0].shape[2], cx.outputs[0].shape[3]]);
@@ -52,10 +52,11 @@ fn pool(cx: &mut Expansion, pooling: Pooling) -> Result<Vec<Value>, String> {
     Ok(vec![x])
 }
 
-/// Overlapping windows along an axis: their elements side by side on a new axis, which is then reduced.
+/// Pools overlapping windows along an axis: gathers their elements on a new axis, and reduces that.
 fn pool_axis(g: &mut Graph, x: Value, axis: usize, output: usize, pooling: Pooling) -> Value {
     let windows: Vec<_> = windows(g.shape(x)[axis], output).collect();
-    // Sizes differ by one at most; a smaller window has its last element twice, each time by half.
+    // Sizes differ by at most one; a smaller window contains its last element twice, each weighted
+    // by half.
     let size = windows.iter().map(ExactSizeIterator::len).max().unwrap_or(1);
     let mut indices = Vec::with_capacity(output * size);
     let mut shares = Vec::with_capacity(output * size);
@@ -67,7 +68,7 @@ fn pool_axis(g: &mut Graph, x: Value, axis: usize, output: usize, pooling: Pooli
             shares.push(if once { 1.0 } else { 1.0 / (repeated + 1) as f32 });
         }
     }
-    // What is after the axis; weights broadcast along it.
+    // Axes after this one; weights broadcast along them.
     let after = vec![1; 3 - axis];
     let dtype = g.dtype(x);
     let column = |g: &mut Graph, values: Vec<f32>, shape: &[usize]| {
@@ -221,8 +222,8 @@ impl Operator for AdaptiveMaxPool2d {
 }
 
 impl Graph {
-    /// Mean over all axes after the channels: `x [n, c, ...]` with one axis or more to pool gives `[n, c]`,
-    /// which is what a linear layer takes; `reshape` brings back axes of size 1.
+    /// Computes the mean over all axes after the channels: `x [n, c, ...]`, with at least one axis to pool, gives
+    /// `[n, c]`. That is the input shape of a linear layer; `reshape` restores axes of size 1.
     #[track_caller]
     pub fn global_avg_pool(&mut self, x: impl Into<Value>) -> NodeId {
         let x = x.into();
@@ -236,15 +237,15 @@ impl Graph {
         self.mean(x, &axes, false)
     }
 
-    /// Mean of windows of `x [n, c, h, w]` that cover it, chosen so that the result is `[n, c, oh, ow]`:
-    /// along an axis the `i`-th is from `i h / oh` rounded down to `(i + 1) h / oh` rounded up.
+    /// Computes the mean of windows that cover `x [n, c, h, w]`. Their positions give the result `[n, c, oh, ow]`:
+    /// along an axis, window `i` reaches from `i h / oh` rounded down to `(i + 1) h / oh` rounded up.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&mut self, x: impl Into<Value>, output_size: [usize; 2]) -> NodeId {
         let attrs = Attrs::new().with("output_size", output_size);
         self.call(OpRef::new(&AdaptiveAvgPool2d), attrs, vec![x.into()])
     }
 
-    /// Largest elements of the windows of [`Graph::adaptive_avg_pool2d`].
+    /// Computes the largest elements of the windows of [`Graph::adaptive_avg_pool2d`].
     #[track_caller]
     pub fn adaptive_max_pool2d(&mut self, x: impl Into<Value>, output_size: [usize; 2]) -> NodeId {
         let attrs = Attrs::new().with("output_size", output_size);

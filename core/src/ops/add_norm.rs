@@ -9,8 +9,8 @@ use crate::attrs::Attrs;
 use crate::graph::Value;
 use crate::shape::TensorType;
 
-/// A normalisation of the sum of operands 0 and 1. The other operands are those of the normalisation behind its
-/// first one, the other ports are its ports.
+/// An operator that normalises the sum of operands 0 and 1. Its further operands are the parameters of the
+/// normalisation. Port 0 is the sum; the further ports are the ports of the normalisation.
 pub(super) struct AddNorm {
     name: &'static str,
     shapes: &'static str,

@@ -1,4 +1,4 @@
-//! Position of the smallest element.
+//! The operator for the index of the smallest element along an axis.
 
 use super::arg_reduce::Argmax;
 use super::sample::{Sample, Sizes};
@@ -10,7 +10,8 @@ use crate::shape::TensorType;
 
 pub(super) struct Argmin;
 
-/// `x` in the opposite order: negated, or as the complement where negation has no room.
+/// Returns values whose order is the reverse of that of `x`: the negated floats, or the bitwise complement of integers,
+/// as negation could overflow.
 pub(super) fn reversed_order(graph: &mut Graph, x: Value) -> NodeId {
     if graph.dtype(x).is_integer() {
         graph.bit_not(x)
@@ -70,7 +71,7 @@ impl Operator for Argmin {
 }
 
 impl Graph {
-    /// Index (`u32`) of the first smallest element along an axis, which is removed.
+    /// Returns the index (`u32`) of the first smallest element along an axis; the axis is removed.
     #[track_caller]
     pub fn argmin(&mut self, x: impl Into<Value>, axis: i32) -> NodeId {
         self.call(OpRef::new(&Argmin), Attrs::new().with("axis", axis), vec![x.into()])

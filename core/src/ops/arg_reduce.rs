@@ -1,4 +1,4 @@
-//! Position of the largest element.
+//! The operator for the index of the largest element along an axis.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -110,7 +110,7 @@ impl Operator for Argmax {
 }
 
 impl Graph {
-    /// Index (`u32`) of the first largest element along an axis, which is removed.
+    /// Returns the index (`u32`) of the first largest element along an axis; the axis is removed.
     #[track_caller]
     pub fn argmax(&mut self, x: impl Into<Value>, axis: i32) -> NodeId {
         self.call(OpRef::new(&Argmax), Attrs::new().with("axis", axis), vec![x.into()])

@@ -3,7 +3,7 @@
 use super::channels_last::ChannelsLast;
 use super::conv2d::ImageLayout;
 use super::layer_norm::expect_eps;
-use super::norm_grad::{BatchNormGrad, Saved, through_statistics};
+use super::norm_grad::{BatchNormGrad, SavedStatistics, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float,
@@ -40,7 +40,7 @@ pub(super) fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, St
     Ok(channels)
 }
 
-/// Shape in which a per-channel vector broadcasts against `x`.
+/// Returns the shape in which a per-channel vector broadcasts against `x`.
 pub(super) fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
     let shape = g.shape(x);
     let mut dims = vec![1; shape.len()];
@@ -48,15 +48,15 @@ pub(super) fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
     dims
 }
 
-/// All axes but the channels, and the number of elements of a channel.
+/// Returns all axes but the channels, and the number of elements of a channel.
 pub(super) fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
     let shape = g.shape(x);
     let axes = (0..shape.len() as i32).filter(|&a| a != 1).collect();
     (axes, shape.iter().product::<usize>() / shape[1].max(1))
 }
 
-/// A batch norm of images that are stored channels last: of a matrix with a row for each place, whose axis 1 are the
-/// channels. Operands and results of the type of operand 0 are images.
+/// Computes a batch norm on images in channels-last layout as one on a matrix with one row per
+/// pixel, whose axis 1 is the channels. Operands and results with the type of operand 0 are images.
 pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
     ChannelsLast::follows(move |cx| {
         let x = &cx.inputs()[0];
@@ -150,7 +150,7 @@ impl Operator for BatchNorm {
             let shape = channel_shape(cx, x);
             let (dmean, drstd) = (cx.try_grad(3), cx.try_grad(4));
             let mut along = |v: Value| Value::from(cx.reshape(v, &shape));
-            let saved = Saved {
+            let saved = SavedStatistics {
                 mean: Some(along(mean)),
                 rstd: along(rstd),
                 dmean: dmean.map(&mut along),
@@ -207,7 +207,7 @@ impl Operator for BatchNorm {
             let y = cx
                 .graph
                 .call(OpRef::new(&BatchNormInference), attrs, cx.inputs.to_vec());
-            // The running statistics stay what they are.
+            // The running statistics do not change.
             Ok(vec![y.into(), cx.inputs[3], cx.inputs[4], cx.inputs[3], cx.inputs[4]])
         }))
     }
@@ -322,7 +322,8 @@ impl Operator for BatchNormInference {
     }
 }
 
-/// Scale and shift that normalisation with given statistics comes down to, from weight, bias, mean and variance.
+/// Returns the scale and shift that are equivalent to normalisation with given statistics, from
+/// weight, bias, mean and variance.
 fn affine(g: &mut Graph, operands: &[Value], eps: f64) -> [NodeId; 2] {
     let [weight, bias, mean, var] = [0, 1, 2, 3].map(|i| operands[i]);
     let eps = g.scalar_of(g.dtype(var), eps);
@@ -409,10 +410,10 @@ impl Operator for BatchNormAffine {
 }
 
 impl Graph {
-    /// Batch normalisation of `x [n, channels, ...]` in training form: uses the statistics of the batch
-    /// and moves `running_mean` and `running_var` (states) by `momentum` towards them. In inference
-    /// sessions the same node uses the running statistics instead and writes nothing. `weight`, `bias`
-    /// and the statistics are `[channels]`.
+    /// Computes batch normalisation of `x [n, channels, ...]` in training form: uses the statistics
+    /// of the batch and moves `running_mean` and `running_var` (states) by `momentum` towards them.
+    /// In inference sessions the same node uses the running statistics instead and writes nothing.
+    /// `weight`, `bias` and the statistics are `[channels]`.
     #[track_caller]
     #[expect(clippy::too_many_arguments, reason = "the operands of the published formula")]
     pub fn batch_norm(
@@ -436,7 +437,8 @@ impl Graph {
         self.call(OpRef::new(&BatchNorm), attrs, inputs)
     }
 
-    /// Batch normalisation of `x [n, channels, ...]` with given statistics, all others `[channels]`.
+    /// Computes batch normalisation of `x [n, channels, ...]` with given statistics; all other
+    /// operands are `[channels]`.
     #[track_caller]
     pub fn batch_norm_inference(
         &mut self,
@@ -451,8 +453,9 @@ impl Graph {
         self.call(OpRef::new(&BatchNormInference), Attrs::new().with("eps", eps), inputs)
     }
 
-    /// Scale (port 0) and shift (port 1), both `[channels]`, that [`Graph::batch_norm_inference`] comes down to:
-    /// `x * scale + shift` for each channel. All operands are `[channels]`.
+    /// Computes scale (port 0) and shift (port 1), both `[channels]`, that are equivalent to
+    /// [`Graph::batch_norm_inference`]: `x * scale + shift` for each channel. All operands are
+    /// `[channels]`.
     #[track_caller]
     pub fn batch_norm_affine(
         &mut self,

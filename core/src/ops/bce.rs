@@ -11,9 +11,9 @@ use crate::shape::TensorType;
 pub(super) struct BceLoss;
 pub(super) struct BceWithLogitsLoss;
 
-/// Logarithms are not taken to be below this, so that a certain prediction that is wrong has a finite loss.
+/// Minimum of the logarithms, so that a confident wrong prediction has a finite loss.
 const LOG_LIMIT: f64 = -100.0;
-/// Least denominator of the derivative by a probability.
+/// Minimum denominator of the derivative with respect to a probability.
 const MIN_VARIANCE: f64 = 1e-12;
 
 impl Operator for BceLoss {
@@ -91,7 +91,7 @@ impl Operator for BceLoss {
     }
 }
 
-/// `ln p` and `ln(1 - p)` within their limit.
+/// Returns `ln p` and `ln(1 - p)`, both at least [`LOG_LIMIT`].
 fn logs(g: &mut Graph, p: Value) -> [NodeId; 2] {
     let dtype = g.dtype(p);
     let one = g.scalar_of(dtype, 1.0);
@@ -168,15 +168,17 @@ impl Operator for BceWithLogitsLoss {
 }
 
 impl Graph {
-    /// Mean binary cross-entropy in nats of `probabilities` against `targets`, both in `[0, 1]` and of one shape.
-    /// Prefer [`Graph::bce_with_logits_loss`] where the probabilities come out of a sigmoid.
+    /// Computes the mean binary cross-entropy in nats of `probabilities` against `targets`, both in
+    /// `[0, 1]` and of one shape. Prefer [`Graph::bce_with_logits_loss`] where the probabilities
+    /// come out of a sigmoid.
     #[track_caller]
     pub fn bce_loss(&mut self, probabilities: impl Into<Value>, targets: impl Into<Value>) -> NodeId {
         let inputs = vec![probabilities.into(), targets.into()];
         self.call(OpRef::new(&BceLoss), Attrs::new(), inputs)
     }
 
-    /// Mean binary cross-entropy in nats of `sigmoid(logits)` against `targets` in `[0, 1]`, of one shape.
+    /// Computes the mean binary cross-entropy in nats of `sigmoid(logits)` against `targets` in
+    /// `[0, 1]`, of one shape.
     #[track_caller]
     pub fn bce_with_logits_loss(&mut self, logits: impl Into<Value>, targets: impl Into<Value>) -> NodeId {
         let inputs = vec![logits.into(), targets.into()];

@@ -1,4 +1,4 @@
-//! Rows written into a cache at a position that the step is given.
+//! Writing of rows into a cache at a position given at run time.
 
 use super::positions::{checked, expect_positions, first_rows};
 use super::rope::RopeCacheWrite;
@@ -32,7 +32,7 @@ impl CacheDims {
     /// Reads the dimensions of a call.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let [new, cache, positions] = call.inputs else {
             return Err("takes new rows, a cache and positions".into());
@@ -66,13 +66,13 @@ impl CacheDims {
         })
     }
 
-    /// What the position of the first row must be below.
+    /// Returns the exclusive upper bound of the position of the first row.
     pub fn bound(&self) -> usize {
         first_rows(self.capacity, self.rows)
     }
 }
 
-/// The cache with rows replaced by the new ones, as a value of its own.
+/// Returns a copy of the cache with the new rows at the position.
 pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &CacheDims) -> Value {
     let &CacheDims {
         batch,
@@ -89,7 +89,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &
     let new = g.reshape(new, &[batch * rows, width]);
     let first = checked(g, position, dims.bound());
     let first = g.reshape(first, &[batch, 1]);
-    // Which of the new rows each row of the cache takes; rows before the first wrap to large numbers.
+    // Index of the new row for each row of the cache; rows before the first wrap to large numbers.
     let all = g.constant_u32((0..capacity).map(|i| i as u32).collect(), &[capacity]);
     let relative = g.sub(all, first);
     let count = g.scalar_of(DType::U32, rows as f64);
@@ -174,7 +174,7 @@ impl Operator for CacheWrite {
                 };
                 let mut out = cache.data.clone();
                 for (sequence, &position) in positions.data.iter().enumerate() {
-                    // One that is out of range writes nothing.
+                    // A position out of range writes nothing.
                     if position as usize + rows <= capacity {
                         let to = (sequence * capacity + position as usize) * width;
                         let from = sequence * rows * width;
@@ -194,7 +194,7 @@ impl Operator for CacheWrite {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // The other rows are not touched.
+        // Other rows are not touched.
         Cost {
             flops: 0,
             bytes: call.inputs.first().map_or(0, |new| 2 * new.bytes() as u64),
@@ -236,13 +236,15 @@ impl Operator for CacheWrite {
 }
 
 impl Graph {
-    /// Writes rows into a key-value cache: `new [batch..., rows, width]` becomes rows `kv_pos .. kv_pos + rows` of
-    /// `cache [batch..., capacity, width]`, a state or parameter; the other rows stay what they are. `kv_pos` is the
-    /// number of rows that are cached already: `u32 [1]`, or with batch axes one for each sequence, `u32 [batch...]`. Rows of
-    /// `f32` may be written into a cache of `f16`, which rounds them.
+    /// Writes rows into a KV cache: `new [batch..., rows, width]` becomes rows
+    /// `kv_pos .. kv_pos + rows` of `cache [batch..., capacity, width]`, a state or parameter;
+    /// other rows do not change. `kv_pos` is the number of rows already in the cache: `u32 [1]`, or
+    /// with batch axes one for each sequence, `u32 [batch...]`. Rows of `f32` may be written into a
+    /// cache of `f16`, which rounds them.
     ///
     /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
-    /// A position from which the rows do not fit is an error of the step, which then writes nothing.
+    /// A position from which the rows do not fit is an error of the step, which then writes nothing
+    /// to the cache.
     #[track_caller]
     pub fn cache_write(&mut self, new: impl Into<Value>, cache: impl Into<Value>, kv_pos: impl Into<Value>) -> NodeId {
         let operands = vec![new.into(), cache.into(), kv_pos.into()];

@@ -1,7 +1,7 @@
 //! Conversion between element types.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -41,8 +41,8 @@ impl Operator for Cast {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        // Rounding is treated as the identity, as for every float result; through integers nothing flows,
-        // which differentiation decides by dtype.
+        // The gradient treats rounding as the identity. No gradient flows through integers;
+        // differentiation detects them by their dtype.
         Gradient::rule(|cx| {
             let (x, y) = (cx.operand(0), cx.result(0));
             let (from, to) = (cx.dtype(x), cx.dtype(y));
@@ -68,8 +68,8 @@ impl Operator for Cast {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -104,7 +104,7 @@ impl Operator for Cast {
 }
 
 impl Graph {
-    /// `x` converted to another element type; the operand itself if it has that type.
+    /// Converts `x` to another element type; the operand itself if it has that type.
     #[track_caller]
     pub fn cast(&mut self, x: impl Into<Value>, to: DType) -> NodeId {
         let x = x.into();

@@ -2,7 +2,7 @@
 
 use super::random::{mix, random_word};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, ChannelsLast, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, Call, ChannelsLast, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -11,7 +11,7 @@ use crate::shape::TensorType;
 
 pub(super) struct AddGumbelNoise;
 
-/// The distance of neighbours among 32-bit fractions.
+/// Distance between neighbouring 32-bit fractions.
 const STEP: f64 = 1.0 / 4_294_967_296.0;
 
 /// Checks a call: logits, then a temperature and two seeds for each row.
@@ -44,12 +44,12 @@ fn check(call: &Call) -> Result<(), String> {
     Ok(())
 }
 
-/// The random word of a category in a row with these seeds.
+/// Returns the random word of a category, in a row with these seeds.
 fn word(category: u32, seeds: [u32; 2]) -> u32 {
     mix(mix(random_word(0, 0, 0, category) ^ seeds[0]) ^ seeds[1])
 }
 
-/// [`mix`] of each word with a seed.
+/// Applies [`mix`] to each word with a seed.
 fn mixed(g: &mut Graph, words: NodeId, seed: Value) -> NodeId {
     let shifted = |g: &mut Graph, x: NodeId, by: f64| {
         let by = g.scalar_of(DType::U32, by);
@@ -94,12 +94,12 @@ impl Operator for AddGumbelNoise {
         Ok(vec![call.inputs[0].clone()])
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
-        // Noise depends on the numbers of categories.
+        // Noise depends on the indices of categories.
         ChannelsLast::No
     }
 
@@ -131,7 +131,8 @@ impl Operator for AddGumbelNoise {
                 let words = g.random_bits_of(none, none, 0, &[categories]);
                 let words = mixed(g, words, first);
                 let words = mixed(g, words, second);
-                // As f32, numbers close to 1 are not known well enough for 1 less them; but then that is known.
+                // Numbers close to 1 are too coarse in f32 to subtract them from 1. Therefore,
+                // `1 - x` is computed directly there.
                 let fraction = |g: &mut Graph, words: NodeId| {
                     let words = g.cast(words, DType::F32);
                     let [step, half] = [STEP, 0.5 * STEP].map(|x| g.scalar(x as f32));
@@ -176,8 +177,9 @@ impl Operator for AddGumbelNoise {
 }
 
 impl Graph {
-    /// `logits`, `f32 [rows..., categories]`, with Gumbel noise times the row's `temperature`, `f32 [rows..., 1]`: the same for
-    /// the same seeds, `u32 [rows..., 1]`. The argmax of a row is a draw from the softmax of `logits / temperature`.
+    /// Adds Gumbel noise, multiplied by the row's `temperature`, `f32 [rows..., 1]`, to `logits`,
+    /// `f32 [rows..., categories]`. The same seeds, `u32 [rows..., 1]`, give the same noise. The argmax of a row is
+    /// then a draw from the softmax of `logits / temperature`.
     #[track_caller]
     pub fn add_gumbel_noise(
         &mut self,
@@ -190,9 +192,10 @@ impl Graph {
         self.call(OpRef::new(&AddGumbelNoise), Attrs::new(), operands)
     }
 
-    /// Draws a category, `u32 [rows...]`, for each row of `logits`, `f32 [rows..., categories]`: with the probabilities of their
-    /// softmax at the row's `temperature`, `f32 [rows...]`, or the most likely one (the first of equals) where that is 0. The
-    /// same `seeds`, `u32 [rows..., 2]`, draw the same. No gradient flows.
+    /// Draws a category, `u32 [rows...]`, for each row of `logits`, `f32 [rows..., categories]`. The probabilities are
+    /// the softmax of the row's logits divided by its `temperature`, `f32 [rows...]`; a temperature of 0 selects the
+    /// most likely category (the first of equals). Equal `seeds`, `u32 [rows..., 2]`, give equal draws. No gradient
+    /// flows.
     #[track_caller]
     pub fn categorical(
         &mut self,

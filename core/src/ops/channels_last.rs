@@ -1,8 +1,9 @@
-//! How calls on images are computed channels last.
+//! Rules for computing calls on images in channels-last layout.
 //!
-//! Images of a graph are `[batch, channels, height, width]` (NCHW). Where a device is faster with `[batch, height, width,
-//! channels]` (NHWC), as tensor cores and vector units are, since the sum of a convolution goes over channels, the optimizer
-//! computes convolutions and what is between them so. An operator says here what it becomes then.
+//! Images of a graph are `[batch, channels, height, width]` (NCHW). Many devices (tensor cores,
+//! vector units) are faster with `[batch, height, width, channels]` (NHWC), because a convolution
+//! sums over channels. On such devices, the optimizer computes convolutions and the calls between
+//! them in NHWC. This module lets an operator define its NHWC form.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,53 +12,55 @@ use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
 use crate::shape::TensorType;
 
-/// The axes of an image with channels first, in the order in which it has them channels last.
+/// Permutation of an image from NCHW to NHWC.
 pub(super) const TO_NHWC: [i32; 4] = [0, 2, 3, 1];
-/// The axes of an image with channels last, in the order in which it has them channels first.
+/// Permutation of an image from NHWC to NCHW.
 pub(super) const TO_NCHW: [i32; 4] = [0, 3, 1, 2];
 
-/// The axes of weights `[out channels, channels, height, width]`, in the order that they have for images channels last.
+/// Permutation of weights from `[out channels, channels, height, width]` to
+/// `[height, width, channels, out channels]`.
 pub(super) const TO_HWIO: [i32; 4] = [2, 3, 1, 0];
-/// The axes of weights `[height, width, channels, out channels]`, in the order that they have for images with channels first.
+/// The inverse permutation of weights.
 pub(super) const TO_OIHW: [i32; 4] = [3, 2, 0, 1];
 
-/// Where an axis of an image with channels first is channels last.
+/// Index in NHWC of each axis of NCHW.
 const AXES: [i64; 4] = [0, 3, 1, 2];
 
-/// A value for each result, with its layout (results that are no images are [`ImageLayout::Nchw`]), but for last ones that
-/// nothing uses; or `None` where the call is computed with channels first.
+/// A value for each result, with its layout (results that are not images have
+/// [`ImageLayout::Nchw`]); unused last results may be omitted. `None` if the call is computed in
+/// NCHW.
 pub type ChannelsLastResults = Result<Option<Vec<(Value, ImageLayout)>>, String>;
 
 type Rule<'a> = Box<dyn Fn(&mut ChannelsLastCx) -> ChannelsLastResults + 'a>;
 
-/// How a call is computed if images are stored channels last.
+/// The form that a call takes on images in channels-last layout.
 pub enum ChannelsLast<'a> {
-    /// From images with channels first.
+    /// The call has no such form: it is computed in NCHW only.
     No,
-    /// Element by element, by the same call.
+    /// The call is elementwise, so the same call works in any layout.
     Pointwise,
-    /// By this rule, where an operand is there channels last alone.
+    /// The rule gives the form; it is used if an operand is available only in channels-last layout.
     Follows(Rule<'a>),
-    /// By this rule, wherever its operands come from: it is faster so.
+    /// The rule gives the form; it is used in any case, because it is faster.
     Starts(Rule<'a>),
 }
 
 impl<'a> ChannelsLast<'a> {
-    /// A [`ChannelsLast::Follows`].
+    /// Returns a [`ChannelsLast::Follows`].
     pub fn follows(rule: impl Fn(&mut ChannelsLastCx) -> ChannelsLastResults + 'a) -> Self {
         ChannelsLast::Follows(Box::new(rule))
     }
 
-    /// A [`ChannelsLast::Starts`].
+    /// Returns a [`ChannelsLast::Starts`].
     pub fn starts(rule: impl Fn(&mut ChannelsLastCx) -> ChannelsLastResults + 'a) -> Self {
         ChannelsLast::Starts(Box::new(rule))
     }
 }
 
-/// An operand of a call in the order that a rule wants.
+/// Layout of an operand that a rule requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperandOrder {
-    /// As the call has it.
+    /// The layout that the operand has in the call.
     Same,
     /// An image with channels last.
     Nhwc,
@@ -65,10 +68,10 @@ pub enum OperandOrder {
     Hwio,
 }
 
-/// Gives an operand of the call in an order.
+/// Function that returns an operand of the call in a given layout.
 type Operands<'a> = dyn FnMut(&mut Graph, usize, OperandOrder) -> Value + 'a;
 
-/// What a rule works with: the graph to build on (through deref), and the call.
+/// Context of a rule: the graph to build on (through deref), and the call.
 pub struct ChannelsLastCx<'a> {
     graph: &'a mut Graph,
     attrs: &'a Attrs,
@@ -78,7 +81,8 @@ pub struct ChannelsLastCx<'a> {
 }
 
 impl<'a> ChannelsLastCx<'a> {
-    /// A call on operands of these types, of whose results some are used.
+    /// Creates the context of a call with operands of these types; `used` marks the results that
+    /// are used.
     pub fn new(
         graph: &'a mut Graph,
         attrs: &'a Attrs,
@@ -95,37 +99,40 @@ impl<'a> ChannelsLastCx<'a> {
         }
     }
 
-    /// Attributes of the call.
+    /// Returns the attributes of the call.
     pub fn attrs(&self) -> &'a Attrs {
         self.attrs
     }
 
-    /// Types of the operands, with channels first.
+    /// Returns the types of the operands, with channels first.
     pub fn inputs(&self) -> &'a [TensorType] {
         self.inputs
     }
 
-    /// Whether anything uses a result of the call.
+    /// Returns `true` if a result of the call is used.
     pub fn is_used(&self, port: usize) -> bool {
         self.used.get(port).is_some_and(|&used| used)
     }
 
-    /// Operand `i` channels last. One with fewer axes than an image gets axes of one element first, as in broadcasting.
+    /// Returns operand `i` in NHWC. An operand with fewer axes than an image first gets leading
+    /// axes of size 1, as in broadcasting.
     pub fn nhwc(&mut self, i: usize) -> Value {
         (self.operands)(self.graph, i, OperandOrder::Nhwc)
     }
 
-    /// Operand `i`, weights `[out channels, channels, height, width]`, as `[height, width, channels, out channels]`.
+    /// Permutes operand `i`, weights `[out channels, channels, height, width]`, as
+    /// `[height, width, channels, out channels]`.
     pub fn hwio(&mut self, i: usize) -> Value {
         (self.operands)(self.graph, i, OperandOrder::Hwio)
     }
 
-    /// Operand `i` as the call has it.
+    /// Returns operand `i` in the layout that it has in the call.
     pub fn nchw(&mut self, i: usize) -> Value {
         (self.operands)(self.graph, i, OperandOrder::Same)
     }
 
-    /// A value as a matrix with a row for each place of an image, or whatever there is before its last axis.
+    /// Reshapes a value to a matrix: all axes before the last become rows (one per pixel of an
+    /// image).
     pub fn rows(&mut self, x: Value) -> Value {
         let shape = self.shape(x).to_vec();
         let (last, others) = shape
@@ -135,7 +142,7 @@ impl<'a> ChannelsLastCx<'a> {
         self.reshape(x, &[rows, last]).into()
     }
 
-    /// All operands as the call has them, but for the first, which is given.
+    /// Returns all operands in the layout that they have in the call, except that the first is replaced by `first`.
     pub fn with_first(&mut self, first: Value) -> Vec<Value> {
         let others = (1..self.inputs.len()).map(|i| (self.operands)(self.graph, i, OperandOrder::Same));
         let others: Vec<Value> = others.collect();
@@ -156,7 +163,7 @@ impl DerefMut for ChannelsLastCx<'_> {
     }
 }
 
-/// The number channels last of an axis of an image with channels first, which may count from the last one.
+/// Converts the index of an axis of NCHW, which may be negative, to that of NHWC.
 ///
 /// # Errors
 /// There is no such axis.
@@ -169,8 +176,8 @@ pub(super) fn axis_channels_last(axis: i64) -> Result<i64, String> {
 }
 
 impl Graph {
-    /// An image `[batch, channels, height, width]` as `[batch, height, width, channels]`; a value with fewer axes gets axes
-    /// of one element first, as in broadcasting. Where only axes of one element move, nothing is copied.
+    /// Permutes an image `[batch, channels, height, width]` as `[batch, height, width, channels]`; a value with fewer
+    /// axes gets axes of one element first, as in broadcasting. If only axes of one element move, no data is copied.
     #[track_caller]
     pub fn to_channels_last(&mut self, x: impl Into<Value>) -> Value {
         let x = x.into();
@@ -184,20 +191,21 @@ impl Graph {
         self.reordered(x, TO_NHWC)
     }
 
-    /// An image `[batch, height, width, channels]` as `[batch, channels, height, width]`; the inverse of
-    /// [`Graph::to_channels_last`].
+    /// Permutes an image `[batch, height, width, channels]` as `[batch, channels, height, width]`;
+    /// the inverse of [`Graph::to_channels_last`].
     #[track_caller]
     pub fn to_channels_first(&mut self, x: impl Into<Value>) -> Value {
         self.reordered(x.into(), TO_NCHW)
     }
 
-    /// Weights `[out channels, channels, height, width]` as `[height, width, channels, out channels]`.
+    /// Permutes weights `[out channels, channels, height, width]` as
+    /// `[height, width, channels, out channels]`.
     #[track_caller]
     pub fn to_hwio(&mut self, weights: impl Into<Value>) -> Value {
         self.reordered(weights.into(), TO_HWIO)
     }
 
-    /// The inverse of [`Graph::to_hwio`].
+    /// Reverses [`Graph::to_hwio`].
     #[track_caller]
     pub fn to_oihw(&mut self, weights: impl Into<Value>) -> Value {
         self.reordered(weights.into(), TO_OIHW)

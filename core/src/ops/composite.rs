@@ -1,8 +1,8 @@
-//! Composite operators as data: a name, a formula and a decomposition are an operator.
+//! Composite operators, each defined by a name, a formula and a decomposition.
 //!
-//! What else an operator must say follows from its decomposition: the types of its results, its gradient, its
-//! definition, its arithmetic. This is the short way to an operator of one's own; whoever wants another gradient or
-//! cost implements [`Operator`].
+//! The decomposition determines the rest: the types of results, the gradient, the definition and
+//! the arithmetic cost. This is the short way to define a custom operator; for a custom gradient or
+//! cost, implement [`Operator`].
 
 use std::cell::Cell;
 
@@ -13,10 +13,11 @@ use crate::graph::{Graph, NodeKind, Value};
 use crate::reference::call_operands;
 use crate::shape::TensorType;
 
-/// Builds the decomposition of a call on a graph: from the operands and attributes to one value for each port.
+/// Function that builds the decomposition of a call on a graph, from operands and attributes: it returns one value for
+/// each port.
 pub type Decompose = fn(&mut Graph, &[Value], &Attrs) -> Result<Vec<Value>, String>;
 
-/// An operator that is its decomposition.
+/// An operator that its decomposition defines.
 ///
 /// ```
 /// use meganeura_core::Graph;
@@ -34,7 +35,7 @@ pub type Decompose = fn(&mut Graph, &[Value], &Attrs) -> Result<Vec<Value>, Stri
 /// assert_eq!(g.shape(y), vec![2, 3]);
 /// ```
 ///
-/// Announce it with [`register_op!`](crate::register_op), or as an operator of a
+/// Register it with [`register_op!`](crate::register_op), or as an operator of a
 /// [`RuleSet`](crate::rule_set::RuleSet). On devices without a kernel for it the decomposition runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Composite {
@@ -50,9 +51,9 @@ pub struct Composite {
 }
 
 impl Composite {
-    /// An operator of so many operands, without attributes and with one result. `name` has a namespace,
-    /// `mine.squared_relu`; `formula` says what it computes, in plain text. Tests run it on `f32` operands of one
-    /// shape, see [`Composite::with_samples`].
+    /// Creates an operator with this number of operands, without attributes and with one result.
+    /// `name` has a namespace, `mine.squared_relu`; `formula` is plain text. Tests run it on `f32`
+    /// operands of one shape, see [`Composite::with_samples`].
     pub const fn new(name: &'static str, operands: usize, formula: &'static str, decompose: Decompose) -> Self {
         Composite {
             name,
@@ -71,7 +72,7 @@ impl Composite {
         }
     }
 
-    /// The same with shapes and origin for the reference documentation.
+    /// Sets shapes and origin for the reference documentation.
     #[must_use]
     pub const fn with_doc(mut self, shapes: &'static str, source: &'static str) -> Self {
         self.doc.shapes = shapes;
@@ -79,7 +80,7 @@ impl Composite {
         self
     }
 
-    /// The same with the method of [`Graph`] that calls it, for the reference documentation: see
+    /// Sets the method of [`Graph`] that calls it, for the reference documentation: see
     /// [`Operator::signature`].
     #[must_use]
     pub const fn with_signature(mut self, signature: &'static str) -> Self {
@@ -87,8 +88,8 @@ impl Composite {
         self
     }
 
-    /// The same with attributes, which every call has in this order, and cases that give them values: what tests
-    /// run on every backend.
+    /// Sets the attributes, which every call has in this order, and sample cases with values for
+    /// them: tests run these on every backend.
     #[must_use]
     pub const fn with_attributes(
         mut self,
@@ -100,28 +101,28 @@ impl Composite {
         self
     }
 
-    /// The same with several results, by name.
+    /// Sets the names of the results, if there are several.
     #[must_use]
     pub const fn with_ports(mut self, ports: &'static [&'static str]) -> Self {
         self.ports = ports;
         self
     }
 
-    /// The same with cases of its own, for operands that differ in shape or element type.
+    /// Sets custom sample cases, for operands that differ in shape or element type.
     #[must_use]
     pub const fn with_samples(mut self, samples: fn(&mut Sizes) -> Vec<Sample>) -> Self {
         self.samples = Some(samples);
         self
     }
 
-    /// The same with another version, to be raised when the meaning of its kernels changes.
+    /// Sets the version, which must increase when the meaning of its kernels changes.
     #[must_use]
     pub const fn with_version(mut self, version: u32) -> Self {
         self.version = version;
         self
     }
 
-    /// The decomposition on a graph of its own, and the values of the ports.
+    /// Returns the decomposition on a separate graph, and the values of the ports.
     fn expand(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<(Graph, Vec<Value>), String> {
         self.arity().check(inputs.len())?;
         for (name, kind) in self.attributes {
@@ -154,7 +155,7 @@ impl Composite {
     }
 }
 
-/// The arithmetic of all calls of a graph.
+/// Returns the arithmetic operations of all calls of a graph.
 pub fn graph_flops(graph: &Graph) -> u64 {
     let calls = graph.nodes().iter().filter_map(|node| {
         let (op, attrs) = node.op()?;
@@ -169,8 +170,8 @@ pub fn graph_flops(graph: &Graph) -> u64 {
     calls.fold(0, u64::saturating_add)
 }
 
-/// How deep decompositions are being expanded within each other on this thread: one that contains itself must not
-/// take the stack.
+/// Nesting depth of the decompositions that this thread expands. Its limit prevents that a decomposition that contains
+/// itself overflows the stack.
 struct Level;
 
 thread_local! {
@@ -239,7 +240,7 @@ impl Operator for Composite {
         Semantics::composite(|cx| (self.decompose)(cx.graph, cx.inputs, cx.attrs))
     }
 
-    /// Operands and results are moved once; the arithmetic is that of the decomposition.
+    /// Counts each operand and result as moved once, and the arithmetic operations of the decomposition.
     fn cost(&self, call: &Call) -> Cost {
         let flops = self
             .expand(call.attrs, call.inputs)

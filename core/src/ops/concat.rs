@@ -10,12 +10,13 @@ use crate::graph::{Graph, Value};
 use crate::reference::RefCall;
 use crate::shape::{Shape, TensorType};
 
-/// Operands of each concatenation in the decomposition of one with more. Kernels of GPUs bind only a few buffers.
+/// Maximum operands of each concatenation in a decomposition, because GPU kernels bind only a few buffers.
 const GROUP: usize = 8;
 
 pub(super) struct Concat;
 
-/// Concatenates tensors in groups of at most [`GROUP`] operands. A group becomes padded operands and selections.
+/// Concatenates tensors: up to [`GROUP`] by padding and selection, more by a tree of concatenations of up to [`GROUP`]
+/// operands.
 fn join(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
     if parts.len() <= GROUP {
         return select_parts(g, parts, axis);
@@ -31,7 +32,8 @@ fn join(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
     level[0]
 }
 
-/// The concatenation as each part, padded to the whole size, where the indices along the axis are its own.
+/// Concatenates by selection: pads each part to the size of the result, and selects its elements at its own indices
+/// along the axis.
 fn select_parts(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
     let sizes: Vec<usize> = parts.iter().map(|&part| g.shape(part)[axis]).collect();
     let total: usize = sizes.iter().sum();

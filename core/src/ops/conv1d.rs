@@ -46,7 +46,7 @@ impl Conv1dOptions {
     }
 }
 
-/// The same geometry with a height of 1.
+/// Returns the options of the equivalent two-dimensional convolution, with a height of 1.
 fn flat(attrs: &Attrs) -> Result<Conv2dOptions, String> {
     let number = |name| -> Result<u32, String> {
         let v = attrs.int(name)?;
@@ -175,8 +175,8 @@ impl Operator for Conv1d {
 }
 
 impl Graph {
-    /// Convolution of `x [n, c, l]` with `weight [o, c / groups, k]`, giving `[n, o, out]` with
-    /// `out = (l + 2 padding - dilation (k - 1) - 1) / stride + 1`.
+    /// Computes the convolution of `x [n, c, l]` with `weight [o, c / groups, k]`, giving
+    /// `[n, o, out]` with `out = (l + 2 padding - dilation (k - 1) - 1) / stride + 1`.
     #[track_caller]
     pub fn conv1d(&mut self, x: impl Into<Value>, weight: impl Into<Value>, options: Conv1dOptions) -> NodeId {
         self.call(OpRef::new(&Conv1d), options.attrs(), vec![x.into(), weight.into()])

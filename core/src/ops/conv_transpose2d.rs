@@ -1,4 +1,4 @@
-//! Transposed convolution: the derivative of a convolution as a layer of its own.
+//! Transposed convolution: an operator that computes the derivative of a convolution with respect to its input.
 
 use super::conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 use super::sample::{Sample, SampleInput, Sizes};
@@ -15,7 +15,7 @@ pub(super) struct ConvTranspose2d;
 /// Geometry of a transposed convolution; heights come before widths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose2dOptions {
-    /// Distance between the places of neighbouring inputs in the output.
+    /// Distance in the output between the windows of neighbouring input elements.
     pub stride: [u32; 2],
     /// Rows and columns removed on both sides.
     pub padding: [u32; 2],
@@ -44,7 +44,7 @@ impl ConvTranspose2dOptions {
         self.convolution().attrs().with("output_padding", self.output_padding)
     }
 
-    /// The convolution that it is the transpose of.
+    /// Returns the options of the convolution whose transpose this is.
     fn convolution(self) -> Conv2dOptions {
         Conv2dOptions {
             stride: self.stride,
@@ -55,7 +55,7 @@ impl ConvTranspose2dOptions {
     }
 }
 
-/// Size of the result along an axis, which is that of the convolution's operand.
+/// Returns the size of the result along an axis: the input size of the convolution.
 fn output_size(call: &Call, options: Conv2dOptions, axis: usize) -> Result<usize, String> {
     let (input, kernel) = (call.inputs[0].shape[2 + axis], call.inputs[1].shape[2 + axis]);
     let extra: [usize; 2] = call.attrs.sizes("output_padding")?;
@@ -86,7 +86,7 @@ fn output_size(call: &Call, options: Conv2dOptions, axis: usize) -> Result<usize
     }
 }
 
-/// Sizes of the convolution that this is the transpose of.
+/// Returns the sizes of the convolution whose transpose this is.
 fn dims(call: &Call) -> Result<Conv2dDims, String> {
     let (x, w) = (&call.inputs[0], &call.inputs[1]);
     let (&[n, c, h, width], &[wc, og, _, _]) = (&x.shape[..], &w.shape[..]) else {
@@ -204,9 +204,10 @@ impl Operator for ConvTranspose2d {
 }
 
 impl Graph {
-    /// Transposed convolution of `x [n, c, h, w]` with `weight [c, o / groups, kh, kw]`, giving
-    /// `[n, o, oh, ow]` with `oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`.
-    /// The output padding is smaller than the stride.
+    /// Computes the transposed convolution of `x [n, c, h, w]` with
+    /// `weight [c, o / groups, kh, kw]`, giving `[n, o, oh, ow]` with `oh = (h - 1) stride - 2
+    /// padding + dilation (kh - 1) + output_padding + 1`. The output padding is smaller than the
+    /// stride.
     #[track_caller]
     pub fn conv_transpose2d(
         &mut self,

@@ -1,4 +1,4 @@
-//! How many elements are not finite.
+//! Number of elements that are not finite.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
@@ -43,7 +43,7 @@ impl Operator for CountNonFinite {
     fn semantics(&self) -> Semantics<'_> {
         Semantics::composite(|cx| {
             let g = &mut *cx.graph;
-            // No half is above the largest f32, and infinities of all types are.
+            // Every half fits into f32, and infinities stay infinite.
             let x = g.cast(cx.inputs[0], DType::F32);
             let size = g.abs(x);
             let largest = g.scalar(f32::MAX);
@@ -81,7 +81,7 @@ impl Operator for CountNonFinite {
 }
 
 impl Graph {
-    /// How many elements are NaN or infinite, as `f32 []`.
+    /// Returns the number of elements that are NaN or infinite, as `f32 []`.
     #[track_caller]
     pub fn count_non_finite(&mut self, x: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&CountNonFinite), Attrs::new(), vec![x.into()])

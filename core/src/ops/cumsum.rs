@@ -36,7 +36,7 @@ fn reference(call: &RefCall) -> Vec<f64> {
     out
 }
 
-/// `x` moved by so many places along an axis, with zeros behind it.
+/// Shifts `x` by `by` elements along an axis, and fills the start (the end if `reverse`) with zeros.
 fn shifted(g: &mut Graph, x: Value, axis: usize, by: usize, reverse: bool) -> NodeId {
     let shape = g.shape(x).to_vec();
     let len = shape[axis];
@@ -158,8 +158,8 @@ impl Operator for Cumsum {
 }
 
 impl Graph {
-    /// Running sums along an axis (a negative one counts from the last): up to and including each element, or
-    /// up to it if `exclusive`; from the end if `reverse`.
+    /// Computes the running sums along an axis (a negative one counts from the last): up to and
+    /// including each element, or up to it if `exclusive`; from the end if `reverse`.
     #[track_caller]
     pub fn cumsum(&mut self, x: impl Into<Value>, axis: i32, exclusive: bool, reverse: bool) -> NodeId {
         let attrs = Attrs::new()

@@ -1,12 +1,12 @@
-//! Depthwise convolution: a convolution with a group for each channel. There is no operator of its own.
+//! Depthwise convolution: a builder method that calls a convolution with a group for each channel.
 
 use super::Conv2dOptions;
 use crate::NodeId;
 use crate::graph::{Graph, Value};
 
 impl Graph {
-    /// Convolution of each channel of `x [n, c, h, w]` with a kernel of its own, `weight [c, 1, kh, kw]`:
-    /// [`Graph::conv2d`] with `c` groups.
+    /// Computes the convolution of each channel of `x [n, c, h, w]` with a kernel of its own,
+    /// `weight [c, 1, kh, kw]`: [`Graph::conv2d`] with `c` groups.
     #[track_caller]
     pub fn depthwise_conv2d(
         &mut self,

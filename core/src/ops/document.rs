@@ -1,7 +1,7 @@
 //! The operator reference, derived from the operators themselves.
 //!
-//! What an operator says of itself ([`Doc`](super::Doc)) is joined with what can be found out by asking it: the
-//! element types that it accepts, its attributes, its results, how its gradient comes about.
+//! It combines each operator's description ([`Doc`](super::Doc)) with properties that it determines by calling the
+//! operator: accepted element types, attributes, results and the kind of gradient.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::reference::expand_call;
 use crate::shape::TensorType;
 
-/// The reference of these operators as Markdown, one section each, in the given order.
+/// Returns the reference of these operators as Markdown, one section each, in the given order.
 pub fn markdown(ops: &[OpRef]) -> String {
     let mut text = String::from(INTRODUCTION);
     for &op in ops {
@@ -39,7 +39,7 @@ kernels
 for them compute in `f32` and round the result. Integer results have no gradient.
 ";
 
-/// One operator as a section of Markdown.
+/// Formats one operator as a section of Markdown.
 pub fn section(op: OpRef) -> String {
     let doc = op.doc();
     let samples = op.samples(&mut Sizes::new(0));
@@ -66,7 +66,7 @@ pub fn section(op: OpRef) -> String {
     text
 }
 
-/// How programs call it, as Rust.
+/// Returns the Rust call of the operator.
 fn call(op: OpRef) -> String {
     match op.signature() {
         method if method.is_empty() => {
@@ -96,7 +96,8 @@ fn infer(op: &dyn Operator, sample: &Sample, inputs: &[TensorType]) -> Option<Ve
     op.infer(&call).ok()
 }
 
-/// The types that the `f32` operands of the samples may have as well, and the types of the others.
+/// Returns the element types that may replace `f32` in the operands of the samples, and the types of the other
+/// operands.
 fn element_types(op: &dyn Operator, samples: &[Sample]) -> String {
     let every = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
     let accepts = |dtype: &DType| {
@@ -187,7 +188,7 @@ fn gradient(op: &dyn Operator) -> String {
     }
 }
 
-/// The operators of the decomposition, of the first sample that has one.
+/// Returns the names of the operators in the decomposition of the first sample that has one.
 fn computed_as(op: OpRef, samples: &[Sample]) -> String {
     if matches!(op.semantics(), Semantics::Primitive(_)) {
         return "a primitive".into();
@@ -200,9 +201,10 @@ fn computed_as(op: OpRef, samples: &[Sample]) -> String {
         Some(called.map(|(o, _)| format!("`{}`", o.name())).collect::<BTreeSet<_>>())
     });
     let list: Vec<String> = names.unwrap_or_default().into_iter().collect();
-    match list.is_empty() {
-        true => "its operand".into(),
-        false => format!("one kernel, or a graph of {}", list.join(", ")),
+    if list.is_empty() {
+        "its operand".into()
+    } else {
+        format!("one kernel, or a graph of {}", list.join(", "))
     }
 }
 
@@ -227,7 +229,7 @@ fn inference(op: &dyn Operator) -> String {
     }
 }
 
-/// Types and attributes of a sample and of its results.
+/// Returns the types and attributes of a sample and of its results.
 fn example(op: &dyn Operator, sample: &Sample) -> String {
     let list = |types: &[TensorType]| {
         let texts: Vec<String> = types.iter().map(ToString::to_string).collect();
@@ -237,9 +239,10 @@ fn example(op: &dyn Operator, sample: &Sample) -> String {
         return String::new();
     };
     let outputs = infer(op, sample, &inputs).unwrap_or_default();
-    let attrs = match sample.attrs.is_empty() {
-        true => String::new(),
-        false => format!(" {{{}}}", sample.attrs),
+    let attrs = if sample.attrs.is_empty() {
+        String::new()
+    } else {
+        format!(" {{{}}}", sample.attrs)
     };
     format!("`({}){attrs} -> {}`", list(&inputs), list(&outputs))
 }

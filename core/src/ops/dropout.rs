@@ -2,7 +2,7 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, ChannelsLast, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator,
+    Arity, AttrDecls, AttrKind, Call, ChannelsLast, Cost, Doc, FusionRole, Gradient, InferenceForm, OpRef, Operator,
     Semantics, expect_float,
 };
 use crate::NodeId;
@@ -13,7 +13,7 @@ use crate::shape::TensorType;
 
 pub(super) struct Dropout;
 
-/// Random words below this drop their element: `p` in 32-bit fixed point.
+/// Returns the threshold `p` in 32-bit fixed point: elements whose random word is below it are dropped.
 pub fn drop_threshold(p: f64) -> u32 {
     (p * 4_294_967_296.0) as u32
 }
@@ -63,7 +63,7 @@ impl Operator for Dropout {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        // Linear in x, and the same mask comes out of the same counter.
+        // Dropout is linear in x, and the same counter gives the same mask.
         Gradient::rule(|cx| {
             let dy = cx.grad(0);
             let attrs = cx.attrs().clone();
@@ -96,12 +96,12 @@ impl Operator for Dropout {
         InferenceForm::Rewrite(Box::new(|cx| Ok(vec![cx.inputs[0]])))
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
-        // Which elements are dropped depends on their numbers.
+        // The mask depends on the indices of elements.
         ChannelsLast::No
     }
 
@@ -127,8 +127,8 @@ impl Operator for Dropout {
 }
 
 impl Graph {
-    /// In training, zeroes each element with probability `p` (in `[0, 1)`) and scales the others by
-    /// `1 / (1 - p)`, by other random numbers at every step; in inference sessions the identity.
+    /// Zeroes each element with probability `p` (in `[0, 1)`) in training, and scales the remaining ones by
+    /// `1 / (1 - p)`. Each step draws new random numbers. In inference sessions, it is the identity.
     #[track_caller]
     pub fn dropout(&mut self, x: impl Into<Value>, p: f32) -> NodeId {
         let [seed, step] = self.random_scalars();

@@ -3,7 +3,7 @@
 use super::channels_last::ChannelsLast;
 use super::conv2d::ImageLayout;
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -68,8 +68,8 @@ impl Operator for Expand {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::View
+    fn fusing(&self) -> FusionRole {
+        FusionRole::View
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
@@ -106,8 +106,8 @@ impl Operator for Expand {
 }
 
 impl Graph {
-    /// Repeats `x` along axes of size 1 and along new leading axes; the operand itself if it has that
-    /// shape. Elementwise operators broadcast by themselves and need no call of this.
+    /// Repeats `x` along axes of size 1 and along new leading axes; the operand itself if it has
+    /// that shape. Elementwise operators broadcast implicitly and do not need it.
     #[track_caller]
     pub fn expand(&mut self, x: impl Into<Value>, shape: &[usize]) -> NodeId {
         let x = x.into();

@@ -1,4 +1,4 @@
-//! Products with one of several matrices, chosen for each row: the linear layers of mixtures of experts.
+//! Products with a matrix chosen for each row: the linear layers of mixtures of experts.
 
 use super::quantized::{expanded, packed};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
@@ -17,15 +17,15 @@ pub(super) struct QuantizedExpertMatMul;
 /// Sizes of a [`Graph::expert_matmul`] and of its derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertDims {
-    /// Rows, each of which has an expert.
+    /// Number of rows. Each one is multiplied by the matrix of one expert.
     pub rows: usize,
-    /// Matrices.
+    /// Number of experts, each with one matrix.
     pub experts: usize,
     /// Columns of the result.
     pub n: usize,
-    /// The summed dimension; of a derivative, the columns of the second operand.
+    /// The summed dimension. For the derivative with respect to the matrices: the columns of the second operand.
     pub k: usize,
-    /// Whether the matrices are stored `[n, k]`, not `[k, n]`.
+    /// `true` if the matrices are stored `[n, k]`, not `[k, n]`.
     pub transpose_b: bool,
     /// Format of the matrices; `None` if they are plain floating-point numbers.
     pub format: Option<BlockFormat>,
@@ -35,7 +35,7 @@ impl ExpertDims {
     /// Reads the sizes of a `core.expert_matmul` or a `core.quantized_expert_matmul`.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let (x, indices, format, weight) = match call.inputs {
             [x, indices, weight] => (x, indices, None, weight.clone()),
@@ -78,7 +78,7 @@ impl ExpertDims {
     /// Reads the sizes of a `core.expert_matmul_weight_grad`.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of_weight_grad(call: &Call) -> Result<Self, String> {
         let [a, indices, b] = call.inputs else {
             return Err("takes rows, their experts and other rows".into());
@@ -102,7 +102,8 @@ impl ExpertDims {
         })
     }
 
-    /// Work of a call: each row is multiplied by one matrix, and as many matrices are read as rows choose at most.
+    /// Returns the work of a call: each row is multiplied by one matrix, and at most one matrix is read for each row.
+    /// `weights` are the operands with the matrices.
     fn cost(&self, call: &Call, weights: std::ops::Range<usize>) -> Cost {
         let streaming = Cost::streaming(call, 0).bytes;
         let all: u64 = call.inputs[weights]
@@ -128,31 +129,33 @@ fn expect_indices(indices: &TensorType) -> Result<(), String> {
     }
 }
 
-/// Every row has an expert.
+/// Checks that there is one expert index for each row.
 fn expect_one_each(x: &TensorType, leading: &[usize], indices: &TensorType, of_rows: &[usize]) -> Result<(), String> {
-    match leading == of_rows {
-        true => Ok(()),
-        false => Err(format!(
+    if leading == of_rows {
+        Ok(())
+    } else {
+        Err(format!(
             "the rows {x} need one expert each: {indices} must have all axes of the rows but the last"
-        )),
+        ))
     }
 }
 
-/// The shape of the rows with other columns.
+/// Returns the shape of the rows with another number of columns.
 fn with_columns(x: &TensorType, columns: usize) -> Result<Shape, String> {
     let rows = &x.shape[..x.shape.rank() - 1];
     Shape::new(&[rows, &[columns]].concat())
 }
 
-/// Whether operands that are multiplied have one type of elements.
+/// Checks that the two multiplied operands have one element type.
 fn expect_same_float(call: &Call, [a, b]: [usize; 2]) -> Result<(), String> {
     expect_float(call, a, "the rows")?;
-    match call.inputs[a].dtype == call.inputs[b].dtype {
-        true => Ok(()),
-        false => Err(format!(
+    if call.inputs[a].dtype == call.inputs[b].dtype {
+        Ok(())
+    } else {
+        Err(format!(
             "the operands {} and {} have different element types; use `cast` to convert one",
             call.inputs[a], call.inputs[b]
-        )),
+        ))
     }
 }
 
@@ -470,8 +473,8 @@ impl Operator for QuantizedExpertMatMul {
                 let [words, scales] = packed(&[experts, n, blocks], format);
                 let inputs = vec![x.clone(), indices.clone(), words, scales];
                 samples.push(Sample {
-                    // Rows may be rounded to integers: the error is one of their numbers, not of a result in which
-                    // they cancel out.
+                    // Kernels may round rows to integers: the error is relative to the numbers of a
+                    // row, not to a result in which they cancel out.
                     tolerance: 5e-5,
                     ..Sample::new(format!("{label} of {format:?}"), inputs, Attrs::new())
                 });
@@ -499,9 +502,10 @@ impl Graph {
         self.call(OpRef::new(&ExpertMatMulWeightGrad), attrs, vec![a, experts, b])
     }
 
-    /// Rows `x [..., k]` times the matrix of an expert each: row `i` by `weight [experts, n, k]` at `experts [...]`
-    /// (`u32`), transposed, `-> [..., n]`. `x` and `weight` have one floating-point dtype, and gradients flow to both. An index
-    /// that is no expert is an error of the step that meets it.
+    /// Multiplies each row of `x [..., k]` by the transposed matrix of one expert, `-> [..., n]`.
+    /// `weight [experts, n, k]` contains the matrices, `experts [...]` (`u32`) the expert of each row. `x` and `weight`
+    /// have one floating-point dtype, and gradients flow to both. An index that is not an expert is an error of the
+    /// step.
     #[track_caller]
     pub fn expert_matmul(
         &mut self,
@@ -512,9 +516,10 @@ impl Graph {
         self.expert_matmul_with(x.into(), experts.into(), weight.into(), true)
     }
 
-    /// [`Graph::expert_matmul`] of `x f32 [..., k]` with weights in any float type, `[experts, n, k]`, or with `scales` the
-    /// words of [`Graph::dequantize`]. They are expanded inside of the product, and only those of experts that rows have are
-    /// read. Gradients flow to `x` and to the floating-point operands.
+    /// Computes [`Graph::expert_matmul`] of `x f32 [..., k]` with weights in any float type,
+    /// `[experts, n, k]`, or with `scales` the words of [`Graph::dequantize`]. The weights are
+    /// dequantized within the product, and only those of selected experts are read. Gradients flow
+    /// to `x` and to the floating-point operands.
     #[track_caller]
     pub fn quantized_expert_matmul(
         &mut self,

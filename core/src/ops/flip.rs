@@ -108,7 +108,7 @@ impl Operator for Flip {
 }
 
 impl Graph {
-    /// `x` with the order along `axes` reversed (negative ones count from the last; none means all).
+    /// Reverses the order of `x` along `axes` (negative ones count from the last; none means all).
     #[track_caller]
     pub fn flip(&mut self, x: impl Into<Value>, axes: &[i32]) -> NodeId {
         self.call(OpRef::new(&Flip), Attrs::new().with("axes", axes), vec![x.into()])

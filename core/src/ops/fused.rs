@@ -1,4 +1,4 @@
-//! Several calls as one.
+//! Several calls fused into one.
 
 use super::rms_norm::sample_eps;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
@@ -11,7 +11,7 @@ use crate::shape::TensorType;
 
 pub(super) struct Fused;
 
-/// The operator that runs a [`Program`], its attribute `program`.
+/// The operator that runs a [`Program`], its attribute `program`. Programs are several calls in one kernel.
 pub const FUSED: OpRef = OpRef::new(&Fused);
 
 impl Operator for Fused {
@@ -55,7 +55,7 @@ impl Operator for Fused {
         })
     }
 
-    /// The work of all steps, but the traffic of operands and results alone.
+    /// Counts the operations of all steps, but the memory traffic of operands and results only.
     fn cost(&self, call: &Call) -> Cost {
         Cost {
             // A call that does not fit costs nothing: it is rejected elsewhere.
@@ -69,10 +69,10 @@ impl Operator for Fused {
     }
 }
 
-/// The work of all steps of a call's program.
+/// Returns the work of all steps of a call's program.
 ///
 /// # Errors
-/// When the operands do not fit.
+/// Operands that do not match.
 pub(super) fn flops(call: &Call) -> Result<u64, String> {
     let program = call.attrs.program("program")?;
     let types = program.infer(call.inputs)?;
@@ -87,25 +87,26 @@ pub(super) fn flops(call: &Call) -> Result<u64, String> {
     Ok(steps.fold(0, u64::saturating_add))
 }
 
-/// Writes a program down, for samples.
-struct Draft {
+/// Builder of programs for samples.
+struct ProgramBuilder {
     steps: Vec<Step>,
 }
 
-/// An operand of a sample's program.
+/// Returns an operand of a sample's program.
 const fn operand(i: u32) -> Slot {
     Slot::Operand(i)
 }
 
-impl Draft {
+impl ProgramBuilder {
     fn new() -> Self {
-        Draft { steps: Vec::new() }
+        ProgramBuilder { steps: Vec::new() }
     }
 
     /// Adds a call of an operator of this crate.
     fn call(&mut self, name: &str, attrs: Attrs, inputs: &[Slot]) -> Slot {
         let at = self.steps.len() as u32;
-        // All names below are of operators of this crate; one that were not would be missed by every test.
+        // All names below are operators of this crate. An unknown name would be skipped, and tests
+        // would notice.
         if let Some(op) = registered::op(name) {
             self.steps.push(Step {
                 op,
@@ -120,7 +121,7 @@ impl Draft {
         self.call(name, Attrs::new(), inputs)
     }
 
-    /// The sample of the program with these results, if there is such a program.
+    /// Returns the sample of the program with these results, if there is such a program.
     fn sample(self, label: &str, inputs: Vec<SampleInput>, results: &[Slot]) -> Option<Sample> {
         let program = Program::new(inputs.len(), self.steps, results.to_vec()).ok()?;
         Some(Sample::new(label, inputs, Attrs::new().with("program", program)))
@@ -131,14 +132,15 @@ fn samples(sizes: &mut Sizes) -> Vec<Sample> {
     let [m, k, n] = [sizes.dim(40), sizes.dim(30), sizes.dim(50)];
     let mut all = vec![bias_and_activation(m, n), gradient_of_relu(m, n)];
     all.extend([[m, k, n], [1, 5, 7]].map(product_with_bias));
-    // One row, few, and more than what is computed for every column anew; long sums that are cut.
+    // One row, few rows, and more rows than a kernel recomputes for every column; long sums that
+    // are split.
     for [m, k, n] in [[1, k, n], [3, 70, 33], [40, k, n], [1, 2500, 5]] {
         all.extend([product_of_a_gate([m, k, n]), packed_product_of_a_gate([m, k, n])]);
     }
     all.push(transposed_sum(m, n));
     all.extend([vec![0], vec![1], vec![0, 1]].map(|axes| folded(m, n, axes)));
     all.push(through_views(sizes.dim(6), sizes.dim(7), sizes.dim(9)));
-    // The last is longer than what a kernel goes over at once.
+    // The last row is longer than what a kernel processes at once.
     for [m, n] in [[m, n], [1, 1], [2, 1531]] {
         all.extend([around_a_softmax(m, n), around_a_norm(m, n)]);
     }
@@ -146,7 +148,7 @@ fn samples(sizes: &mut Sizes) -> Vec<Sample> {
 }
 
 fn bias_and_activation(m: usize, n: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let sum = d.of("core.add", &[operand(0), operand(1)]);
     let y = d.of("core.gelu_tanh", &[sum]);
     let scaled = d.of("core.mul", &[y, operand(2)]);
@@ -159,7 +161,7 @@ fn bias_and_activation(m: usize, n: usize) -> Option<Sample> {
 }
 
 fn gradient_of_relu(m: usize, n: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let positive = d.of("core.greater_than", &[operand(0), operand(2)]);
     let dx = d.of("core.select", &[positive, operand(1), operand(2)]);
     let inputs = vec![
@@ -171,7 +173,7 @@ fn gradient_of_relu(m: usize, n: usize) -> Option<Sample> {
 }
 
 fn product_with_bias([m, k, n]: [usize; 3]) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", true);
     let product = d.call("core.matmul", attrs, &[operand(0), operand(1)]);
     let sum = d.of("core.add", &[product, operand(2)]);
@@ -185,7 +187,7 @@ fn product_with_bias([m, k, n]: [usize; 3]) -> Option<Sample> {
 }
 
 fn product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let gated = d.of("core.swiglu_concat", &[operand(0)]);
     let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", false);
     let y = d.call("core.matmul_add", attrs, &[gated, operand(1), operand(2)]);
@@ -194,7 +196,7 @@ fn product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
 }
 
 fn packed_product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let gated = d.of("core.swiglu", &[operand(0), operand(1)]);
     let y = d.of("core.quantized_matmul", &[gated, operand(2)]);
     let [gate, weight] = [[m, k], [n, k]];
@@ -211,7 +213,7 @@ fn packed_product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
 }
 
 fn transposed_sum(m: usize, n: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let attrs = Attrs::new().with("axes", vec![1i64, 0]);
     let turned = d.call("core.permute", attrs, &[operand(0)]);
     let sum = d.of("core.sub", &[turned, operand(1)]);
@@ -220,7 +222,7 @@ fn transposed_sum(m: usize, n: usize) -> Option<Sample> {
 }
 
 fn folded(m: usize, n: usize, axes: Vec<i64>) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let product = d.of("core.mul", &[operand(0), operand(1)]);
     let label = format!("the sum of a product over {axes:?}");
     let attrs = Attrs::new().with("axes", axes).with("keep_dims", true);
@@ -230,7 +232,7 @@ fn folded(m: usize, n: usize, axes: Vec<i64>) -> Option<Sample> {
 }
 
 fn through_views(a: usize, b: usize, c: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let exp = d.of("core.exp", &[operand(0)]);
     let flat = d.call(
         "core.reshape",
@@ -245,7 +247,7 @@ fn through_views(a: usize, b: usize, c: usize) -> Option<Sample> {
 }
 
 fn around_a_softmax(m: usize, n: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let scores = d.of("core.mul", &[operand(0), operand(1)]);
     let scores = d.of("core.add", &[scores, operand(2)]);
     let weights = d.call("core.softmax", Attrs::new().with("axis", -1i64), &[scores]);
@@ -264,7 +266,7 @@ fn around_a_softmax(m: usize, n: usize) -> Option<Sample> {
 }
 
 fn around_a_norm(m: usize, n: usize) -> Option<Sample> {
-    let mut d = Draft::new();
+    let mut d = ProgramBuilder::new();
     let sum = d.of("core.add", &[operand(0), operand(1)]);
     let eps = Attrs::new().with("eps", sample_eps(n));
     let norm = d.call("core.layer_norm", eps, &[sum, operand(2), operand(3)]);

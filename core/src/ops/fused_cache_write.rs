@@ -1,4 +1,5 @@
-//! Rows that a program computes, written into a cache: a projection whose epilogue rotates its rows and writes them.
+//! Fused write of a program's result into a cache: a projection (matmul) whose epilogue rotates its rows and writes
+//! them.
 
 use super::cache_write::{self, CacheDims};
 use super::fused;
@@ -16,7 +17,7 @@ pub(super) struct FusedCacheWrite;
 /// The operator that writes the result of a [`Program`], its attribute `program`, into a cache.
 pub const FUSED_CACHE_WRITE: OpRef = OpRef::new(&FusedCacheWrite);
 
-/// Where the rows of a `core.fused_cache_write` call go.
+/// Destination of the rows of a `core.fused_cache_write` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FusedWriteDims {
     /// Into a cache of each sequence, as `core.cache_write` does it.
@@ -29,7 +30,7 @@ impl FusedWriteDims {
     /// Reads the dimensions of a call, and the type of the rows that the program computes.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<(Self, TensorType), String> {
         let [cache, places, ..] = call.inputs else {
             return Err("takes a cache, positions or slots, and what the program reads".into());
@@ -44,9 +45,10 @@ impl FusedWriteDims {
             inputs: &[rows.clone(), cache.clone(), places.clone()],
             ..*call
         };
-        let dims = match call.attrs.bool("paged")? {
-            true => FusedWriteDims::Paged(PagedWriteDims::of(&write)?),
-            false => FusedWriteDims::Whole(CacheDims::of(&write)?),
+        let dims = if call.attrs.bool("paged")? {
+            FusedWriteDims::Paged(PagedWriteDims::of(&write)?)
+        } else {
+            FusedWriteDims::Whole(CacheDims::of(&write)?)
         };
         Ok((dims, rows))
     }
@@ -108,7 +110,7 @@ impl Operator for FusedCacheWrite {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // The rows are written, and the other ones of the cache are not touched.
+        // The rows are written; other rows of the cache are not touched.
         let rows = FusedWriteDims::of(call).map_or(0, |(_, rows)| rows.bytes() as u64);
         let read = call.inputs.iter().skip(2).map(|ty| ty.bytes() as u64);
         Cost {
@@ -119,12 +121,12 @@ impl Operator for FusedCacheWrite {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let (k, wide, heads, half) = (sizes.dim(90), sizes.dim(40), sizes.dim(4), sizes.dim(12));
-        let whole = |batch: &[usize], rows, capacity| Written::Whole {
+        let whole = |batch: &[usize], rows, capacity| RowDestination::Whole {
             batch: batch.to_vec(),
             rows,
             capacity,
         };
-        let paged = |rows, blocks| Written::Paged { rows, blocks };
+        let paged = |rows, blocks| RowDestination::Paged { rows, blocks };
         let cases = [
             (whole(&[], 1, 9), k, Projection::plain(wide)),
             (whole(&[3], 1, 5), 64, Projection::plain(48)),
@@ -151,18 +153,18 @@ impl Operator for FusedCacheWrite {
     }
 }
 
-/// Where the rows of a sample go.
-enum Written {
+/// Destination of the rows of a sample.
+enum RowDestination {
     Whole {
         batch: Vec<usize>,
         rows: usize,
         capacity: usize,
     },
-    /// Rows, and blocks and rows of each.
+    /// Rows; number of blocks and rows of each.
     Paged { rows: usize, blocks: [usize; 2] },
 }
 
-/// The columns of a sample's projection, and those of a head if they are rotated.
+/// Width of a sample's projection, and the head size if its rows are rotated (RoPE).
 struct Projection {
     width: usize,
     head_dim: Option<usize>,
@@ -181,16 +183,17 @@ impl Projection {
     }
 }
 
-/// The sample of a projection of rows of `k` elements, after a norm of them and with a matrix of f16 or without both.
-fn sample(dtype: DType, written: &Written, k: usize, projection: &Projection, norm: bool) -> Option<Sample> {
+/// Returns a sample that writes projected rows of `k` elements: with `norm`, after an RMS norm and by `f16` weights;
+/// else by a plain `f32` matmul. Returns `None` if an operator is not registered.
+fn sample(dtype: DType, written: &RowDestination, k: usize, projection: &Projection, norm: bool) -> Option<Sample> {
     let width = projection.width;
     let (rows, cache, places) = match written {
-        Written::Whole { batch, rows, capacity } => {
+        RowDestination::Whole { batch, rows, capacity } => {
             let below = SampleInput::below(if batch.is_empty() { &[1] } else { batch }, capacity + 1 - rows);
             let shape = |last: &[usize]| [&batch[..], last].concat();
             (shape(&[*rows, k]), shape(&[*capacity, width]), below)
         }
-        &Written::Paged {
+        &RowDestination::Paged {
             rows,
             blocks: [blocks, block_rows],
         } => {
@@ -198,7 +201,7 @@ fn sample(dtype: DType, written: &Written, k: usize, projection: &Projection, no
             (vec![rows, k], vec![blocks, block_rows, width], slots)
         }
     };
-    let is_paged = matches!(written, Written::Paged { .. });
+    let is_paged = matches!(written, RowDestination::Paged { .. });
     let mut inputs = vec![
         SampleInput::cache(dtype, &cache).state(),
         places,
@@ -230,15 +233,14 @@ fn sample(dtype: DType, written: &Written, k: usize, projection: &Projection, no
     };
     if let Some(head_dim) = projection.head_dim {
         let attrs = super::rope::dynamic_attrs(10_000.0, head_dim as u32, RopeScaling::None);
-        last = match is_paged {
-            // Rows of blocks are sequences of one row each, whose slots stand for positions here.
-            true => {
-                let shape = |dims: &[usize]| Attrs::new().with("shape", dims);
-                let single = push("core.reshape", shape(&[rows[0], 1, width]), &[last])?;
-                let turned = push("core.rope_dynamic_offset", attrs, &[single, positions])?;
-                push("core.reshape", shape(&[rows[0], width]), &[turned])?
-            }
-            false => push("core.rope_dynamic_offset", attrs, &[last, positions])?,
+        last = if is_paged {
+            // Rows of a paged cache are sequences of one row each, with their slots as positions.
+            let shape = |dims: &[usize]| Attrs::new().with("shape", dims);
+            let single = push("core.reshape", shape(&[rows[0], 1, width]), &[last])?;
+            let turned = push("core.rope_dynamic_offset", attrs, &[single, positions])?;
+            push("core.reshape", shape(&[rows[0], width]), &[turned])?
+        } else {
+            push("core.rope_dynamic_offset", attrs, &[last, positions])?
         };
     }
     let program = Program::new(inputs.len(), steps, vec![last]).ok()?;

@@ -1,7 +1,9 @@
 //! Gated linear units: an activation of one operand times another.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -11,7 +13,7 @@ use crate::shape::{Shape, TensorType};
 pub(super) struct SwigluConcat;
 pub(super) struct SwigluConcatGrad;
 
-/// Gate and up, and a gradient if there is one, of one float type.
+/// Returns the type of gate, up and any gradient, which must be one float type.
 fn one_type(call: &Call) -> Result<TensorType, String> {
     expect_same_dtype(call)?;
     expect_float(call, 0, "the operands")?;
@@ -24,7 +26,7 @@ fn one_type(call: &Call) -> Result<TensorType, String> {
     }
 }
 
-/// The result of a packed gate and up: half as wide.
+/// Returns the type of the result for a packed gate and up: the last axis has half the size.
 fn unpacked(packed: &TensorType) -> Result<TensorType, String> {
     let mut dims = packed.shape.to_vec();
     match dims.last_mut() {
@@ -39,7 +41,7 @@ fn unpacked(packed: &TensorType) -> Result<TensorType, String> {
     Ok(TensorType::new(packed.dtype, Shape::new(&dims)?))
 }
 
-/// Gate and up of a packed value.
+/// Splits a packed value into gate and up.
 fn halves(g: &mut Graph, packed: Value) -> [NodeId; 2] {
     let width = g.shape(packed).last().copied().unwrap_or(0);
     let half = width / 2;
@@ -56,7 +58,7 @@ fn geglu(g: &mut Graph, gate: Value, up: Value) -> NodeId {
     g.mul(activated, up)
 }
 
-/// Gradients of gate and up.
+/// Returns the gradients of gate and up.
 fn swiglu_grad(g: &mut Graph, gate: Value, up: Value, dy: Value) -> [NodeId; 2] {
     let dtype = g.dtype(gate);
     let one = g.scalar_of(dtype, 1.0);
@@ -71,7 +73,8 @@ fn swiglu_grad(g: &mut Graph, gate: Value, up: Value, dy: Value) -> [NodeId; 2] 
     [g.mul(dactivated, slope), dup]
 }
 
-/// Gradients of gate and up, with the derivative of GELU: cdf(x) + x pdf(x) of the standard normal.
+/// Returns the gradients of gate and up, with the derivative of GELU: cdf(x) + x pdf(x) of the
+/// standard normal.
 fn geglu_grad(g: &mut Graph, gate: Value, up: Value, dy: Value) -> [NodeId; 2] {
     let dtype = g.dtype(gate);
     let mut number = |v: f64| g.scalar_of(dtype, v);
@@ -93,7 +96,7 @@ fn geglu_grad(g: &mut Graph, gate: Value, up: Value, dy: Value) -> [NodeId; 2] {
     [g.mul(dactivated, slope), dup]
 }
 
-/// A gradient rule for gate and up that calls the operator's own backward operator.
+/// Returns a gradient rule that calls the operator's own backward operator for the gradients of gate and up.
 fn fused(backward: &'static dyn Operator) -> Gradient<'static> {
     Gradient::rule(move |cx| {
         let mut inputs: Vec<Value> = (0..cx.arity()).map(|i| cx.operand(i)).collect();
@@ -104,7 +107,7 @@ fn fused(backward: &'static dyn Operator) -> Gradient<'static> {
     })
 }
 
-/// Samples of operators with so many operands of one shape.
+/// Returns samples of operators with `operands` operands of one shape.
 fn same_shapes(sizes: &mut Sizes, operands: usize) -> Vec<Sample> {
     [
         vec![],
@@ -122,7 +125,7 @@ fn same_shapes(sizes: &mut Sizes, operands: usize) -> Vec<Sample> {
     .collect()
 }
 
-/// Samples of a packed operand, with a gradient of half the width if wanted.
+/// Returns samples with a packed operand, and with a gradient of half its width if `with_gradient`.
 fn packed_shapes(sizes: &mut Sizes, with_gradient: bool) -> Vec<Sample> {
     let (rows, width) = (sizes.dim(40), sizes.dim(60));
     [vec![1], vec![7], vec![3, 33], vec![2, 3, 64], vec![rows, width]]
@@ -139,7 +142,7 @@ fn packed_shapes(sizes: &mut Sizes, with_gradient: bool) -> Vec<Sample> {
         .collect()
 }
 
-/// Source of all of them.
+/// Source of all gated units, for the reference.
 const SOURCE: &str = "Shazeer, 2020";
 
 /// `activation(gate) * up`.
@@ -217,8 +220,8 @@ impl Operator for Gated {
         Ok(vec![one_type(call)?])
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -311,8 +314,8 @@ impl Operator for SwigluConcat {
         Ok(vec![unpacked(&call.inputs[0])?])
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Prologue
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Prologue
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -385,21 +388,22 @@ impl Operator for SwigluConcatGrad {
 }
 
 impl Graph {
-    /// `silu(gate) * up` (Shazeer, 2020), of two operands of one float type, element by element.
+    /// Computes `silu(gate) * up` (Shazeer, 2020), of two operands of one float type, element by
+    /// element.
     #[track_caller]
     pub fn swiglu(&mut self, gate: impl Into<Value>, up: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&SWIGLU), Attrs::new(), vec![gate.into(), up.into()])
     }
 
-    /// [`Graph::swiglu`] of the halves of the last axis: `packed [..., 2d]`, gate first, gives `[..., d]`. The
-    /// axis must be even.
+    /// Computes [`Graph::swiglu`] of the halves of the last axis: `packed [..., 2d]`, gate first,
+    /// gives `[..., d]`. The axis must be even.
     #[track_caller]
     pub fn swiglu_concat(&mut self, packed: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&SwigluConcat), Attrs::new(), vec![packed.into()])
     }
 
-    /// `gelu(gate) * up` with the exact GELU (Shazeer, 2020), of two operands of one float type, element by
-    /// element.
+    /// Computes `gelu(gate) * up` with the exact GELU (Shazeer, 2020), of two operands of one float
+    /// type, element by element.
     #[track_caller]
     pub fn geglu(&mut self, gate: impl Into<Value>, up: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&GEGLU), Attrs::new(), vec![gate.into(), up.into()])

@@ -1,4 +1,4 @@
-//! Parts of a tensor along an axis, chosen by index.
+//! Selection of slices of a tensor along an axis, by index.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -125,7 +125,7 @@ impl Operator for Gather {
     }
 }
 
-/// Numbers of elements before, at and after an axis that `infer` has accepted.
+/// Returns the numbers of elements before, at and after an axis that `infer` has accepted.
 pub(super) fn around_axis(shape: &Shape, axis: i64) -> [usize; 3] {
     let axis = shape.axis(axis).unwrap_or(0);
     let product = |dims: &[usize]| dims.iter().product();
@@ -133,23 +133,24 @@ pub(super) fn around_axis(shape: &Shape, axis: i64) -> [usize; 3] {
 }
 
 impl Graph {
-    /// Rows `indices [i...]` (`u32`) of `x [rows, j...]` as `[i..., j...]`. An index outside of the rows is an
-    /// error of the step that meets it.
+    /// Gathers rows `indices [i...]` (`u32`) of `x [rows, j...]` as `[i..., j...]`. An index
+    /// outside of the rows is an error of the step.
     #[track_caller]
     pub fn gather(&mut self, x: impl Into<Value>, indices: impl Into<Value>) -> NodeId {
         self.gather_axis(x, indices, 0)
     }
 
-    /// Parts `indices [i...]` (`u32`) of `x [o..., n, j...]` along the axis of size `n`, as
-    /// `[o..., i..., j...]`; a negative axis counts from the last. An index outside of the axis is an error
-    /// of the step that meets it.
+    /// Gathers parts `indices [i...]` (`u32`) of `x [o..., n, j...]` along the axis of size `n`, as
+    /// `[o..., i..., j...]`; a negative axis counts from the last. An index outside of the axis is
+    /// an error of the step.
     #[track_caller]
     pub fn gather_axis(&mut self, x: impl Into<Value>, indices: impl Into<Value>, axis: i32) -> NodeId {
         let (x, indices) = (x.into(), indices.into());
         self.call(OpRef::new(&Gather), Attrs::new().with("axis", axis), vec![indices, x])
     }
 
-    /// Embedding lookup: [`Graph::gather`] under its usual name, with the usual order of arguments.
+    /// Looks up embeddings: [`Graph::gather`] under its usual name, with the usual order of
+    /// arguments.
     #[track_caller]
     pub fn embedding(&mut self, indices: impl Into<Value>, table: impl Into<Value>) -> NodeId {
         self.gather(table, indices)

@@ -1,4 +1,4 @@
-//! What a gradient rule works with.
+//! Contexts in which gradient rules run.
 
 use std::ops::{Deref, DerefMut};
 
@@ -15,7 +15,7 @@ pub(crate) struct GradCall<'a> {
     pub(crate) needs: Vec<bool>,
 }
 
-/// What a gradient rule works with: the graph (through deref), the call and the gradients of its
+/// Context of a gradient rule: the graph (through deref), the call and the gradients of its
 /// results.
 pub struct GradCx<'a> {
     pub(crate) graph: &'a mut Graph,
@@ -23,37 +23,38 @@ pub struct GradCx<'a> {
 }
 
 impl GradCx<'_> {
-    /// Attributes of the call.
+    /// Returns the attributes of the call.
     pub fn attrs(&self) -> &Attrs {
         self.call.attrs
     }
 
-    /// Operand `i` of the forward call.
+    /// Returns operand `i` of the forward call.
     pub fn operand(&self, i: usize) -> Value {
         self.call.inputs[i]
     }
 
-    /// Number of operands.
+    /// Returns the number of operands.
     pub fn arity(&self) -> usize {
         self.call.inputs.len()
     }
 
-    /// Result `port` of the forward call.
+    /// Returns result `port` of the forward call.
     pub fn result(&self, port: usize) -> Value {
         self.call.outputs[port]
     }
 
-    /// Whether the gradient of operand `i` will be used; others may be returned as `None`.
+    /// Returns `true` if the gradient of operand `i` will be used; gradients of other operands may
+    /// be `None`.
     pub fn needs(&self, i: usize) -> bool {
         self.call.needs[i]
     }
 
-    /// Gradient of a result, `None` if the loss does not depend on it.
+    /// Returns the gradient of a result, `None` if the loss does not depend on it.
     pub fn try_grad(&self, port: usize) -> Option<Value> {
         self.call.grads[port]
     }
 
-    /// Gradient of a result, zeros if the loss does not depend on it.
+    /// Computes the gradient of a result, zeros if the loss does not depend on it.
     pub fn grad(&mut self, port: usize) -> Value {
         if let Some(g) = self.call.grads[port] {
             return g;

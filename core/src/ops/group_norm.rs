@@ -1,8 +1,8 @@
-//! Group normalisation: over groups of channels of each image.
+//! Group normalisation: normalises groups of channels of each image.
 
 use super::batch_norm::channel_shape;
 use super::layer_norm::expect_eps;
-use super::norm_grad::{GroupNormGrad, Saved, through_statistics};
+use super::norm_grad::{GroupNormGrad, SavedStatistics, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
@@ -23,15 +23,15 @@ pub struct GroupDims {
     pub channels: usize,
     /// Groups of an image, at least one.
     pub groups: usize,
-    /// Elements of a channel.
+    /// Elements of a channel of an image.
     pub plane: usize,
 }
 
 impl GroupDims {
-    /// Sizes of a `core.group_norm` call or of its derivative.
+    /// Returns the sizes of a `core.group_norm` call or of its derivative.
     ///
     /// # Errors
-    /// When the groups do not divide the channels, or have no elements.
+    /// Groups that do not divide the channels, or have no elements.
     pub fn of(call: &Call) -> Result<Self, String> {
         let x = &call.inputs[0];
         let groups = call.attrs.int("groups")?;
@@ -61,17 +61,17 @@ impl GroupDims {
         })
     }
 
-    /// Elements of a group, which are contiguous.
+    /// Returns the number of elements of a group, which are contiguous.
     pub fn elements(&self) -> usize {
         self.channels / self.groups * self.plane
     }
 
-    /// The tensor with a group's elements on one axis.
+    /// Returns the shape that puts a group's elements on one axis.
     pub(super) fn rows(&self) -> [usize; 3] {
         [self.batch, self.groups, self.elements()]
     }
 
-    /// The operands have one entry for each channel.
+    /// Checks that the operands have one entry for each channel.
     pub(super) fn expect_channels(&self, x: &TensorType, operands: &[(&str, &TensorType)]) -> Result<(), String> {
         let c = TensorType::new(x.dtype, Shape::new(&[self.channels])?);
         match operands.iter().find(|(_, ty)| **ty != c) {
@@ -81,12 +81,12 @@ impl GroupDims {
     }
 }
 
-/// Shape of the saved statistics.
+/// Returns the shape of the saved statistics.
 pub(super) fn statistics_shape(dims: GroupDims) -> Result<Shape, String> {
     Shape::new(&[dims.batch, dims.groups])
 }
 
-/// Shapes and groups of sample cases.
+/// Returns shapes and groups of sample cases.
 pub(super) fn cases(sizes: &mut Sizes) -> Vec<(Vec<usize>, usize)> {
     let groups = sizes.dim(5);
     let varied = vec![sizes.dim(4), groups * sizes.dim(5), sizes.dim(9), sizes.dim(9)];
@@ -155,7 +155,7 @@ impl Operator for GroupNorm {
                 let shape = cx.shape(x).to_vec();
                 let rows = GroupDims::new(&shape, groups)?.rows();
                 let mut along = |v: Value| Value::from(cx.reshape(v, &[rows[0], rows[1], 1]));
-                let saved = Saved {
+                let saved = SavedStatistics {
                     mean: Some(along(mean)),
                     rstd: along(rstd),
                     dmean: dmean.map(&mut along),
@@ -235,8 +235,9 @@ impl Graph {
         self.call(OpRef::new(&GroupNorm), attrs, inputs)
     }
 
-    /// Instance normalisation: [`Graph::group_norm`] of `x [batch, c, ...]` with a group for each channel,
-    /// so that each channel of each image has statistics of its own (ports 1 and 2, `[batch, c]`).
+    /// Computes instance normalisation: [`Graph::group_norm`] of `x [batch, c, ...]` with a group
+    /// for each channel, so that each channel of each image has statistics of its own (ports 1 and
+    /// 2, `[batch, c]`).
     #[track_caller]
     pub fn instance_norm(
         &mut self,

@@ -1,4 +1,4 @@
-//! Group normalisation followed by SiLU, for inference: the block of diffusion networks.
+//! Group normalisation followed by SiLU, for inference: a common block of diffusion networks.
 
 use super::group_norm::GroupNorm;
 use super::sample::{Sample, Sizes};

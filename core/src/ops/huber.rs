@@ -91,8 +91,9 @@ impl Operator for HuberLoss {
 }
 
 impl Graph {
-    /// Mean Huber loss of `prediction` and `target` of one shape: half of the squared difference `d` where
-    /// `|d| <= delta`, else `delta (|d| - delta / 2)`. `delta` is above 0; PyTorch's default is 1.
+    /// Computes the mean Huber loss of `prediction` and `target` of one shape: half of the squared
+    /// difference `d` where `|d| <= delta`, else `delta (|d| - delta / 2)`. `delta` is above 0;
+    /// PyTorch's default is 1.
     #[track_caller]
     pub fn huber_loss(&mut self, prediction: impl Into<Value>, target: impl Into<Value>, delta: f32) -> NodeId {
         let attrs = Attrs::new().with("delta", delta);

@@ -11,7 +11,7 @@ use crate::shape::TensorType;
 
 pub(super) struct KlDivLoss;
 
-/// `1 / rows`, as a scalar of the operands' type.
+/// Returns `1 / rows`, as a scalar of the operands' type.
 fn per_row(g: &mut Graph, like: Value) -> NodeId {
     let shape = g.shape(like);
     let rows: usize = shape.iter().rev().skip(1).product();
@@ -19,7 +19,7 @@ fn per_row(g: &mut Graph, like: Value) -> NodeId {
     g.scalar_of(dtype, 1.0 / rows as f64)
 }
 
-/// `ln t`, and 0 where `t` is 0, as t ln t is 0 there.
+/// Returns `ln t`, or 0 where `t` is 0, because `t ln t` is 0 there.
 fn log_or_zero(g: &mut Graph, t: Value) -> NodeId {
     let dtype = g.dtype(t);
     let zero = g.scalar_of(dtype, 0.0);
@@ -89,7 +89,7 @@ impl Operator for KlDivLoss {
             let log_t = log_or_zero(g, t);
             let difference = g.sub(log_t, log);
             let each = g.mul(t, difference);
-            // Chosen, not multiplied: 0 times the -inf of an impossible class would be NaN.
+            // Select instead of multiplying: 0 times the -inf of an impossible class would be NaN.
             let zero = g.scalar_of(cx.outputs[0].dtype, 0.0);
             let absent = g.equal(t, zero);
             let each = g.select(absent, zero, each);
@@ -119,8 +119,9 @@ impl Operator for KlDivLoss {
 }
 
 impl Graph {
-    /// Kullback-Leibler divergence of `log_probabilities` (as of [`Graph::log_softmax`]) from the probabilities
-    /// `targets`, both `[rows..., classes]`: the sum over classes, the mean over rows.
+    /// Computes the Kullback-Leibler divergence `KL(targets || exp(log_probabilities))`: the sum over classes of
+    /// `targets * (ln(targets) - log_probabilities)`, averaged over the rows. Both operands are `[rows..., classes]`;
+    /// `log_probabilities` come from [`Graph::log_softmax`] or similar, `targets` are probabilities.
     #[track_caller]
     pub fn kl_div_loss(&mut self, log_probabilities: impl Into<Value>, targets: impl Into<Value>) -> NodeId {
         let inputs = vec![log_probabilities.into(), targets.into()];

@@ -55,13 +55,13 @@ impl Operator for L1Loss {
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        // Apart, so that no difference is near the kink.
+        // Separate ranges, so that no difference is near the kink.
         pair_samples(sizes, [(-2.0, 2.0), (2.1, 3.0)], &Attrs::new())
     }
 }
 
 impl Graph {
-    /// Mean of `|prediction - target|` over all elements, of shape `[]`.
+    /// Computes the mean of `|prediction - target|` over all elements, of shape `[]`.
     #[track_caller]
     pub fn l1_loss(&mut self, prediction: impl Into<Value>, target: impl Into<Value>) -> NodeId {
         self.call(

@@ -1,20 +1,22 @@
-//! Normalisation to the length 1: a composition of other operators, not one of its own.
+//! Normalisation of vectors to length 1: a builder method that calls other operators.
 
 use crate::NodeId;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 
 impl Graph {
-    /// `x / max(|x|, eps)` with the Euclidean length `|x|` along an axis (negative ones count from the end), for any
-    /// floating-point `x`, to the same shape and dtype: vectors become as long as 1. PyTorch calls it `normalize`, where `eps`
-    /// is 1e-12. A vector of zeros stays zeros, and its gradient is finite. Half precision is computed in `f32`, where
-    /// elements beyond 1e19 overflow when they are squared.
+    /// Computes `x / max(|x|, eps)` with the Euclidean length `|x|` along an axis (negative ones
+    /// count from the end), for any floating-point `x`, to the same shape and dtype: vectors become
+    /// as long as 1. PyTorch calls it `normalize`, where `eps` is 1e-12. A vector of zeros stays
+    /// zeros, and its gradient is finite. Half precision is computed in `f32`, where elements
+    /// beyond 1e19 overflow when they are squared.
     ///
-    /// Rejected: an axis that there is not; integers; an `eps` that is not finite, or so small that its square is 0 (1e-19).
+    /// Rejected: an axis out of range; integers; an `eps` that is not finite, or so small that its
+    /// square is 0 (1e-19).
     #[track_caller]
     pub fn l2_normalize(&mut self, x: impl Into<Value>, axis: i32, eps: f32) -> NodeId {
         let x = x.into();
-        // The root of the larger square is the larger root, and has a derivative at 0.
+        // Take the maximum of the squares: the result is the same, and it has a derivative at 0.
         let least = eps * eps;
         if !(least.is_normal() && eps > 0.0) {
             return self.report(

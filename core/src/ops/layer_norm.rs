@@ -1,10 +1,10 @@
 //! Layer normalisation over the last axis.
 
-use super::norm_grad::{LayerNormGrad, Saved, through_statistics};
+use super::norm_grad::{LayerNormGrad, SavedStatistics, through_statistics};
 use super::rms_norm::sample_eps;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float,
     expect_same_dtype,
 };
 use crate::NodeId;
@@ -14,7 +14,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct LayerNorm;
 
-/// Type of the saved statistics: one entry for each row, the last axis kept.
+/// Returns the type of the saved statistics: one number per row, with 1 as the last size.
 pub(super) fn row_type(x: &TensorType) -> Result<TensorType, String> {
     let mut dims = x.shape.to_vec();
     match dims.last_mut() {
@@ -24,7 +24,7 @@ pub(super) fn row_type(x: &TensorType) -> Result<TensorType, String> {
     Ok(TensorType::new(x.dtype, Shape::new(&dims)?))
 }
 
-/// The operands have one entry for each element of a row of `x`.
+/// Returns an error unless the operands have one entry for each element of a row of `x`.
 pub(super) fn expect_rows(x: &TensorType, operands: &[(&str, &TensorType)]) -> Result<(), String> {
     for (what, ty) in operands {
         if ty.shape.rank() != 1 || ty.shape.last() != x.shape.last() {
@@ -34,7 +34,7 @@ pub(super) fn expect_rows(x: &TensorType, operands: &[(&str, &TensorType)]) -> R
     Ok(())
 }
 
-/// The `eps` of a normalisation, a number that is not negative.
+/// Returns an error unless `eps` is a number that is not negative.
 pub(super) fn expect_eps(call: &Call) -> Result<(), String> {
     let eps = call.attrs.float("eps")?;
     if eps >= 0.0 && eps.is_finite() {
@@ -94,7 +94,7 @@ impl Operator for LayerNorm {
             let operands = vec![x, cx.operand(1), mean, rstd, dy];
             let call = cx.call(OpRef::new(&LayerNormGrad), Attrs::new(), operands);
             let [dx, dweight, dbias] = [0, 1, 2].map(|port| cx.port(call, port));
-            let saved = Saved {
+            let saved = SavedStatistics {
                 mean: Some(mean),
                 rstd,
                 dmean: cx.try_grad(1),
@@ -132,8 +132,8 @@ impl Operator for LayerNorm {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Rows
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

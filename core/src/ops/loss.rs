@@ -1,4 +1,4 @@
-//! What losses share: shape rules and samples of a prediction and a target, and means.
+//! Shared code of losses: shape rules and samples of a prediction and a target, and means.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Call, expect_float, expect_same_dtype};
@@ -7,10 +7,10 @@ use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
 use crate::shape::{Shape, TensorType};
 
-/// Shapes of a loss of two tensors.
+/// Documentation of the shapes of a loss of two tensors.
 pub(super) const PAIR_SHAPES: &str = "prediction, target: one shape -> []";
 
-/// The type `[]` of a loss of a prediction and a target of one float type, whatever the loss calls them.
+/// Infers the type `[]` of a loss of two tensors of one float type; the names are for errors.
 pub(super) fn infer_pair(call: &Call, [first, second]: [&str; 2]) -> Result<Vec<TensorType>, String> {
     expect_same_dtype(call)?;
     expect_float(call, 0, first)?;
@@ -24,7 +24,7 @@ pub(super) fn infer_pair(call: &Call, [first, second]: [&str; 2]) -> Result<Vec<
     Ok(vec![TensorType::new(p.dtype, Shape::scalar())])
 }
 
-/// Samples with a prediction and a target in these ranges.
+/// Returns samples with a prediction and a target in these ranges.
 pub(super) fn pair_samples(sizes: &mut Sizes, ranges: [(f64, f64); 2], attrs: &Attrs) -> Vec<Sample> {
     [vec![1], vec![], vec![4, 3], sizes.shape(3, 30)]
         .iter()
@@ -35,7 +35,7 @@ pub(super) fn pair_samples(sizes: &mut Sizes, ranges: [(f64, f64); 2], attrs: &A
         .collect()
 }
 
-/// What each element's derivative is multiplied by: the gradient of the mean over the number of elements.
+/// Returns the factor of each element's derivative: the gradient of the mean, divided by the number of elements.
 pub(super) fn element_scale(g: &mut Graph, like: Value, dy: Value) -> NodeId {
     let count: usize = g.shape(like).iter().product();
     let dtype = g.dtype(like);

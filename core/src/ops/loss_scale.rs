@@ -1,5 +1,5 @@
-//! What training in mixed precision keeps on the device: the loss scale, and corrections that depend on the number of
-//! updates made.
+//! Operators on the training state of mixed precision: the loss scale, and corrections that depend
+//! on the number of updates made.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Composite, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
@@ -152,14 +152,15 @@ impl Operator for LossScale {
     }
 }
 
-/// An operand `f32 []` of that value.
+/// Returns a sample operand `f32 []` with this value.
 fn number(value: f64) -> SampleInput {
     SampleInput::filled(DType::F32, &[], Fill::Constant(f64::from(value as f32)))
 }
 
 impl Graph {
-    /// The loss scale, its inverse, and counts of updates in a row that were made and of those that were left out, after
-    /// an update for which `found` elements of gradients were not finite: writes the four states in place.
+    /// Updates four states in place after an update with `found` non-finite gradient elements: the
+    /// loss scale, its inverse, the number of successful updates in a row, and the number of
+    /// skipped updates.
     #[track_caller]
     pub fn update_loss_scale(
         &mut self,
@@ -171,7 +172,7 @@ impl Graph {
         self.call(OpRef::new(&LossScale), Attrs::new(), inputs)
     }
 
-    /// `1 - beta^t` of the number of an update and the logarithm of a decay, both `f32 []`.
+    /// Computes `1 - beta^t` from the number `t` of an update and the logarithm of the decay `beta`, both `f32 []`.
     #[track_caller]
     pub fn bias_correction(&mut self, number: NodeId, log_beta: NodeId) -> NodeId {
         let inputs = vec![number.into(), log_beta.into()];

@@ -1,7 +1,7 @@
-//! A number in place of masked elements.
+//! Replacement of masked elements by a number.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -10,7 +10,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct MaskedFill;
 
-/// The mask is `u32` and broadcasts to the shape of `x`, or an error that says what is wrong.
+/// Checks that the mask is `u32` and broadcasts to the shape of `x`.
 pub(super) fn check_mask(x: &TensorType, mask: &TensorType) -> Result<(), String> {
     if mask.dtype != DType::U32 {
         return Err(format!("the mask must be u32, as comparisons yield it, not {mask}"));
@@ -21,7 +21,7 @@ pub(super) fn check_mask(x: &TensorType, mask: &TensorType) -> Result<(), String
     }
 }
 
-/// The number is one of the dtype, or an error that says so.
+/// Checks that the dtype can represent the number.
 fn check_value(dtype: DType, value: f64) -> Result<(), String> {
     let range = match dtype {
         DType::U32 => 0.0..=f64::from(u32::MAX),
@@ -85,8 +85,8 @@ impl Operator for MaskedFill {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -118,7 +118,8 @@ impl Operator for MaskedFill {
 }
 
 impl Graph {
-    /// `value` where `mask` (`u32`, of a shape that broadcasts to that of `x`) is not 0, else `x`.
+    /// Selects `value` where `mask` (`u32`, of a shape that broadcasts to that of `x`) is not 0,
+    /// else `x`.
     #[track_caller]
     pub fn masked_fill(&mut self, x: impl Into<Value>, mask: impl Into<Value>, value: f32) -> NodeId {
         let attrs = Attrs::new().with("value", value);

@@ -1,4 +1,4 @@
-//! Elements of a list in place of masked ones, in order.
+//! Replacement of masked elements by the elements of a list, in order.
 
 use super::masked_fill::check_mask;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
@@ -69,8 +69,8 @@ impl Operator for MaskedScatter {
             let mask = g.not_equal(mask, zero);
             let whole = g.expand(mask, &shape);
             let flat = g.reshape(whole, &[count]);
-            // The number of masked elements before each is its place in the source; others take any element,
-            // which is then not used.
+            // The index in the source is the number of masked elements before. For unmasked
+            // elements it is 0, and the value is not used.
             let before = g.cumsum(flat, 0, true, false);
             let place = g.select(flat, before, zero);
             let source = g.reshape(source, &[elements]);
@@ -109,8 +109,9 @@ impl Operator for MaskedScatter {
 }
 
 impl Graph {
-    /// The elements of `source`, in order, where `mask` (`u32`, of a shape that broadcasts to that of `x`) is
-    /// not 0, else `x`. A step whose mask asks for more elements than `source` has is an error.
+    /// Selects the elements of `source`, in order, where `mask` (`u32`, of a shape that broadcasts
+    /// to that of `x`) is nonzero, else `x`. A mask with more nonzero elements than `source` has
+    /// elements is an error of the step.
     #[track_caller]
     pub fn masked_scatter(&mut self, x: impl Into<Value>, mask: impl Into<Value>, source: impl Into<Value>) -> NodeId {
         let operands = vec![x.into(), mask.into(), source.into()];

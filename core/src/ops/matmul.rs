@@ -1,8 +1,8 @@
-//! Matrix product: plain, with either operand transposed, batched.
+//! Matrix product: batched, and with either operand transposed.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
     expect_float, expect_same_dtype,
 };
 use crate::NodeId;
@@ -13,7 +13,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct MatMul;
 
-/// Dimensions of a call: `[batch..., m, k] x [batch..., k, n]` after transposition.
+/// Sizes of a call: `[batch..., m, k] x [batch..., k, n]` after transposition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMulDims {
     /// Broadcast batch dimensions.
@@ -24,9 +24,9 @@ pub struct MatMulDims {
     pub n: usize,
     /// Summed dimension.
     pub k: usize,
-    /// Whether `a` is stored `[k, m]`.
+    /// `true` if `a` is stored `[k, m]`.
     pub transpose_a: bool,
-    /// Whether `b` is stored `[n, k]`.
+    /// `true` if `b` is stored `[n, k]`.
     pub transpose_b: bool,
 }
 
@@ -34,7 +34,7 @@ impl MatMulDims {
     /// Reads the dimensions of a `core.matmul` or `core.matmul_add` call.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let [a, b, ..] = call.inputs else {
             return Err("takes two matrices".into());
@@ -74,7 +74,7 @@ impl MatMulDims {
     }
 }
 
-/// A batch of matrices as one, under each other.
+/// Reshapes a batch of matrices to one matrix with the rows of all.
 fn rows(g: &mut Graph, x: Value) -> Value {
     let shape = g.shape(x).to_vec();
     let (columns, batch) = shape.split_last().map_or((1, &[][..]), |(c, batch)| (*c, batch));
@@ -104,8 +104,8 @@ fn reference(call: &RefCall) -> Vec<Vec<f64>> {
     vec![out]
 }
 
-/// Gradients of the two matrices of a call, of which they are the first operands and the result a product to
-/// which something may be added.
+/// Returns the gradients of the two matrices of a call whose result is their product, possibly plus
+/// another term. The matrices are its first operands.
 pub(super) fn product_gradients(cx: &mut GradCx) -> Result<[Option<Value>; 2], String> {
     let (ta, tb) = (cx.attrs().bool("transpose_a")?, cx.attrs().bool("transpose_b")?);
     let (a, b) = (cx.operand(0), cx.operand(1));
@@ -121,8 +121,8 @@ pub(super) fn product_gradients(cx: &mut GradCx) -> Result<[Option<Value>; 2], S
         grads[0] = Some(cx.unbroadcast(da.into(), a));
     }
     if cx.needs(1) {
-        // One right operand for a whole batch: all rows of the batch are one sum, instead of a sum of one
-        // product for each.
+        // With one right operand for the whole batch, its gradient is one sum over all rows of the
+        // batch, instead of a sum of one product per matrix.
         let (a, dy) = match (cx.shape(a).len() > 2, cx.shape(b).len() == 2 && !ta) {
             (true, true) => (rows(cx, a), rows(cx, dy)),
             _ => (a, dy),
@@ -179,8 +179,8 @@ impl Operator for MatMul {
         Semantics::primitive(reference)
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -233,19 +233,19 @@ impl Graph {
         self.call(OpRef::new(&MatMul), attrs, vec![a.into(), b.into()])
     }
 
-    /// `[..., m, k] x [..., k, n] -> [..., m, n]`; leading axes broadcast.
+    /// Multiplies `[..., m, k] x [..., k, n] -> [..., m, n]`; leading axes broadcast.
     #[track_caller]
     pub fn matmul(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
         self.matmul_with(a, b, false, false)
     }
 
-    /// `[..., k, m]` transposed times `[..., k, n] -> [..., m, n]`.
+    /// Multiplies `[..., k, m]`, transposed, by `[..., k, n]`, `-> [..., m, n]`.
     #[track_caller]
     pub fn matmul_at(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
         self.matmul_with(a, b, true, false)
     }
 
-    /// `[..., m, k]` times `[..., n, k]` transposed `-> [..., m, n]`.
+    /// Multiplies `[..., m, k]` by `[..., n, k]`, transposed, `-> [..., m, n]`.
     #[track_caller]
     pub fn matmul_bt(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
         self.matmul_with(a, b, false, true)
@@ -260,17 +260,18 @@ impl Graph {
         {
             let message = format!("the bias {tb} does not fit the last axis of {tx}");
             let per_channel = tx.shape.rank() > 2 && tb.shape.rank() == 1 && tx.shape.dims().get(1) == tb.shape.last();
-            let remedy = match per_channel {
-                true => "axis 1 has as many elements: `channel_bias_add` adds one to each channel",
-                false => "give the bias one element for each column; `channel_bias_add` adds to channels",
+            let remedy = if per_channel {
+                "axis 1 has as many elements: `channel_bias_add` adds one to each channel"
+            } else {
+                "give the bias one element for each column; `channel_bias_add` adds to channels"
             };
             return self.report("bias_add", message, remedy);
         }
         self.add(x, bias)
     }
 
-    /// Adds `bias [channels]` to `x [batch, channels, ...]`, to every element of a channel: the bias of a convolution. The
-    /// result has the shape of `x`, and both have one dtype.
+    /// Adds `bias [channels]` to `x [batch, channels, ...]`, to every element of a channel: the bias of a convolution.
+    /// The result has the shape of `x`, and both have one dtype.
     #[track_caller]
     pub fn channel_bias_add(&mut self, x: impl Into<Value>, bias: impl Into<Value>) -> NodeId {
         let (x, bias) = (x.into(), bias.into());

@@ -3,7 +3,7 @@
 use super::matmul::{MatMulDims, product_gradients};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float,
     expect_same_dtype,
 };
 use crate::NodeId;
@@ -74,8 +74,8 @@ impl Operator for MatMulAdd {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -118,7 +118,7 @@ impl Operator for MatMulAdd {
     }
 }
 
-/// A call with these leading axes of A and B, sizes `[m, n, k]` and addend.
+/// Returns a sample call; `a` and `b` are the leading axes of the matrices, `d` is the shape of the addend.
 fn sample(a: &[usize], b: &[usize], [m, n, k]: [usize; 3], d: &[usize], (ta, tb): (bool, bool)) -> Sample {
     let a = [a, &if ta { [k, m] } else { [m, k] }].concat();
     let b = [b, &if tb { [n, k] } else { [k, n] }].concat();
@@ -133,8 +133,9 @@ fn sample(a: &[usize], b: &[usize], [m, n, k]: [usize; 3], d: &[usize], (ta, tb)
 }
 
 impl Graph {
-    /// `a [..., m, k]` times `b [..., k, n]`, plus `d`, which broadcasts to the product: a bias `[n]` or a
-    /// residual `[..., m, n]`. The same as [`Graph::matmul`] and [`Graph::add`], in one pass.
+    /// Multiplies `a [..., m, k]` by `b [..., k, n]` and adds `d`, which broadcasts to the product:
+    /// a bias `[n]` or a residual `[..., m, n]`. The same as [`Graph::matmul`] and [`Graph::add`],
+    /// in one pass.
     #[track_caller]
     pub fn matmul_add(&mut self, a: impl Into<Value>, b: impl Into<Value>, d: impl Into<Value>) -> NodeId {
         let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", false);

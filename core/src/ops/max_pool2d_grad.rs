@@ -9,7 +9,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct MaxPool2dGrad;
 
-/// The shape of the pooled tensor's operand, whose planes the offsets and gradients must have.
+/// Returns the shape of the operand of the max pooling; offsets and gradients must have the same planes.
 fn x_shape(call: &Call) -> Result<Shape, String> {
     let [indices, dy] = call.inputs else {
         return Err("takes offsets and gradients".into());
@@ -81,7 +81,7 @@ impl Operator for MaxPool2dGrad {
         }
     }
 
-    /// The gradients of the samples of max pooling, with offsets of any plane.
+    /// Returns the gradients of the samples of max pooling, with random offsets.
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let of = |pooling: Sample| {
             let x = &pooling.inputs[0].shape;

@@ -1,5 +1,5 @@
-//! Maximum pooling of images that are stored channels last: what the optimizer makes of [`MaxPool2d`](super::pool2d) where
-//! nothing reads the offsets of the maxima.
+//! Maximum pooling of images in channels-last layout: replaces [`MaxPool2d`](super::pool2d) if the
+//! offsets of the maxima are not used.
 
 use super::channels_last::{TO_NCHW, TO_NHWC};
 use super::conv2d::ImageLayout;

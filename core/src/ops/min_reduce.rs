@@ -3,7 +3,7 @@
 use super::arg_min::reversed_order;
 use super::reduce::{extremum_gradient, fold, infer, samples};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -68,8 +68,8 @@ impl Operator for Min {
         )
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Reduction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Reduction
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -92,8 +92,8 @@ impl Operator for Min {
 }
 
 impl Graph {
-    /// Smallest element over `axes`; see [`Graph::sum`] for the arguments, and [`Graph::minimum`] for the smaller of two
-    /// tensors.
+    /// Computes the smallest element over `axes`; see [`Graph::sum`] for the arguments, and
+    /// [`Graph::minimum`] for the smaller of two tensors.
     #[track_caller]
     pub fn min(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Min, x.into(), axes, keep_dims)

@@ -73,7 +73,7 @@ impl Operator for Mse {
 }
 
 impl Graph {
-    /// Mean of `(prediction - target)^2` over all elements, of shape `[]`.
+    /// Computes the mean of `(prediction - target)^2` over all elements, of shape `[]`.
     #[track_caller]
     pub fn mse_loss(&mut self, prediction: impl Into<Value>, target: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&Mse), Attrs::new(), vec![prediction.into(), target.into()])

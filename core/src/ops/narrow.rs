@@ -1,7 +1,7 @@
-//! A contiguous part of one axis.
+//! Selection of a contiguous range of one axis.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -10,7 +10,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Narrow;
 
-/// The axis, and the part of it that is taken.
+/// Returns the axis, and the start and the length of the range.
 fn part(x: &TensorType, attrs: &Attrs) -> Result<(usize, usize, usize), String> {
     let axis = x.shape.axis(attrs.int("axis")?)?;
     let (start, length) = (attrs.size("start")?, attrs.size("length")?);
@@ -86,8 +86,8 @@ impl Operator for Narrow {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Part
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Part
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -122,7 +122,8 @@ impl Operator for Narrow {
 }
 
 impl Graph {
-    /// The entries `start` to `start + length - 1` of an axis (negative axes count from the last).
+    /// Takes the entries `start` to `start + length - 1` of an axis (negative axes count from the
+    /// last).
     #[track_caller]
     pub fn narrow(&mut self, x: impl Into<Value>, axis: i32, start: usize, length: usize) -> NodeId {
         let attrs = Attrs::new()

@@ -89,9 +89,10 @@ impl Operator for NllLoss {
 }
 
 impl Graph {
-    /// Mean over rows of minus the log-probability of each row's class: `log_probabilities [rows..., classes]`
-    /// (as of [`Graph::log_softmax`]) at `ids [rows...]` (`u32`). An id that is not below the number of classes
-    /// is an error of the step. [`Graph::cross_entropy_loss`] takes logits and is more accurate.
+    /// Computes the mean over rows of minus the log-probability of each row's class:
+    /// `log_probabilities [rows..., classes]` (such as the result of [`Graph::log_softmax`]) at `ids [rows...]`
+    /// (`u32`). A class id that is out of range is an error of the step. [`Graph::cross_entropy_loss`] takes logits and
+    /// is more accurate.
     #[track_caller]
     pub fn nll_loss(&mut self, log_probabilities: impl Into<Value>, ids: impl Into<Value>) -> NodeId {
         let inputs = vec![log_probabilities.into(), ids.into()];

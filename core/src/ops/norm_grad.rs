@@ -1,9 +1,9 @@
-//! Derivatives of the normalisations, as operators of their own: composed of elementwise steps and sums they
-//! would pass over memory some ten times, and a kernel needs two or three passes.
+//! Derivatives of the normalisations, as separate operators: a kernel needs two or three passes over memory, a
+//! composition of elementwise operators and sums about ten.
 //!
-//! The saved statistics are operands like any other here. What depends on the normalised tensor through them
-//! is contained in the formulas for `dx`; gradients of gradients come back through the statistics' ports
-//! ([`through_statistics`]).
+//! The saved statistics are ordinary operands here. The formulas for `dx` already include the
+//! dependence of the statistics on the normalised tensor; second derivatives flow through the
+//! statistics' ports ([`through_statistics`]).
 
 use super::batch_norm::{self, channel_shape, channel_type, reduced};
 use super::channels_last::ChannelsLast;
@@ -23,7 +23,7 @@ pub(super) struct RmsNormGrad;
 pub(super) struct GroupNormGrad;
 pub(super) struct BatchNormGrad;
 
-/// The incoming gradient, which is the last operand, has the type of `x`.
+/// Checks that the gradient of the result, the last operand, has the type of `x`.
 fn expect_dy(call: &Call) -> Result<(), String> {
     match (call.inputs.first(), call.inputs.last()) {
         (Some(x), Some(dy)) if x != dy => Err(format!("the gradient is {dy}, but the normalised tensor is {x}")),
@@ -39,8 +39,8 @@ fn cost(call: &Call) -> Cost {
     }
 }
 
-/// Statistics that a forward call saved, and what flows back into them, all broadcastable against `x`.
-pub(super) struct Saved {
+/// Statistics that a forward call saved, and their gradients, all broadcastable against `x`.
+pub(super) struct SavedStatistics {
     pub(super) mean: Option<Value>,
     pub(super) rstd: Value,
     pub(super) dmean: Option<Value>,
@@ -49,9 +49,9 @@ pub(super) struct Saved {
     pub(super) count: usize,
 }
 
-/// What the statistics' own gradients add to `dx`: a mean changes by `1 / count` with each of its elements,
-/// and rstd by `-rstd^2 xhat / count` (also where it is taken about zero).
-pub(super) fn through_statistics(g: &mut Graph, x: Value, dx: Value, saved: &Saved) -> Value {
+/// Adds to `dx` the contribution of the statistics' own gradients: a mean changes by `1 / count`
+/// with each of its elements, and rstd by `-rstd^2 xhat / count` (also if it is taken about zero).
+pub(super) fn through_statistics(g: &mut Graph, x: Value, dx: Value, saved: &SavedStatistics) -> Value {
     let dtype = g.dtype(x);
     let mut total = dx;
     if let Some(dmean) = saved.dmean {
@@ -71,13 +71,14 @@ pub(super) fn through_statistics(g: &mut Graph, x: Value, dx: Value, saved: &Sav
     total
 }
 
-/// `(x - mean) * rstd`, or `x * rstd` without a mean.
+/// Returns `(x - mean) * rstd`, or `x * rstd` without a mean.
 fn normalised(g: &mut Graph, x: Value, mean: Option<Value>, rstd: Value) -> NodeId {
     let centred = mean.map_or(x, |mean| g.sub(x, mean).into());
     g.mul(centred, rstd)
 }
 
-/// `rstd (d - mean(d) - xhat mean(d xhat))` along the last axis; without `mean(d)` where nothing was centred.
+/// Returns `rstd (d - mean(d) - xhat mean(d xhat))` along the last axis; without `mean(d)` if the normalisation does
+/// not subtract a mean.
 fn along_rows(g: &mut Graph, d: Value, xhat: Value, rstd: Value, centred: bool) -> NodeId {
     let product = g.mul(d, xhat);
     let mean_product = g.mean(product, &[-1], true);
@@ -391,7 +392,7 @@ impl Operator for BatchNormGrad {
     }
 }
 
-/// Operands whose types follow from the others.
+/// Checks that these operands have the type `wanted`.
 fn expect_statistics(call: &Call, operands: &[(&str, usize)], wanted: &TensorType) -> Result<(), String> {
     for &(name, i) in operands {
         if call.inputs[i] != *wanted {
@@ -408,7 +409,7 @@ fn five(inputs: &[Value]) -> Result<[Value; 5], String> {
     inputs.try_into().map_err(|_| "takes five operands".into())
 }
 
-/// Cases of the normalisations of rows, with a saved mean or without.
+/// Returns sample cases of the normalisations of rows, with a saved mean or without.
 pub(super) fn row_samples(sizes: &mut Sizes, with_mean: bool) -> Vec<Sample> {
     [
         vec![3],

@@ -1,5 +1,5 @@
-//! Derivatives of the normalisations of rows, plus a tensor: the gradient that reaches a residual stream through
-//! a normalisation is added to the one that passes by it, in the same pass.
+//! Derivatives of the normalisations of rows, plus a tensor. In one pass, they add the gradient of a residual stream
+//! that flows through a normalisation and the gradient that bypasses it.
 
 use super::norm_grad::{LayerNormGrad, RmsNormGrad, row_samples};
 use super::sample::{Sample, SampleInput, Sizes};
@@ -7,13 +7,13 @@ use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::shape::TensorType;
 
-/// A derivative, to whose first result the last operand is added.
+/// An operator that computes a derivative and adds the last operand to its first result.
 pub(super) struct NormGradAdd {
     name: &'static str,
     shapes: &'static str,
     formula: &'static str,
     ports: &'static [&'static str],
-    /// Operands of the derivative.
+    /// Number of operands of the derivative.
     operands: usize,
     with_mean: bool,
     grad: &'static dyn Operator,

@@ -1,4 +1,4 @@
-//! Class ids as rows of zeros with a single one.
+//! One-hot encoding of class ids.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -55,7 +55,7 @@ impl Operator for OneHot {
 
     fn semantics(&self) -> Semantics<'_> {
         Semantics::composite(|cx| {
-            // Putting checks the ids, which comparing them with all classes would not.
+            // `put_along_axis` checks the ids; a comparison with all classes would not.
             let classes = cx.attrs.size("classes")?;
             let dtype = cx.attrs.dtype("dtype")?;
             let mut dims = cx.graph.shape(cx.inputs[0]).to_vec();
@@ -91,14 +91,14 @@ impl Operator for OneHot {
 }
 
 impl Graph {
-    /// `ids [i...]` (`u32`) as `f32` rows `[i..., classes]`, 1 at the id and 0 elsewhere. An id that is not
-    /// below `classes` is an error of the step that meets it.
+    /// Encodes `ids [i...]` (`u32`) as `f32` rows `[i..., classes]`, 1 at the id and 0 elsewhere.
+    /// An id that is not below `classes` is an error of the step.
     #[track_caller]
     pub fn one_hot(&mut self, ids: impl Into<Value>, classes: usize) -> NodeId {
         self.one_hot_typed(ids, classes, DType::F32)
     }
 
-    /// [`Graph::one_hot`] in any element type.
+    /// Computes [`Graph::one_hot`] with another element type.
     #[track_caller]
     pub fn one_hot_typed(&mut self, ids: impl Into<Value>, classes: usize, dtype: DType) -> NodeId {
         let attrs = Attrs::new().with("classes", classes).with("dtype", dtype);

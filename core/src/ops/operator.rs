@@ -1,4 +1,4 @@
-//! What an operator is: the trait, and the types that its methods speak in.
+//! The trait of operators, and the types of its methods.
 
 use std::fmt;
 use std::ops::Deref;
@@ -16,16 +16,16 @@ use crate::shape::TensorType;
 /// Number of operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arity {
-    /// Exactly so many.
+    /// Exactly this number.
     Exactly(usize),
-    /// So many or more.
+    /// This number or more.
     AtLeast(usize),
     /// From the first to the second, both included.
     Between(usize, usize),
 }
 
 impl Arity {
-    /// Whether `count` operands are right.
+    /// Checks the number of operands.
     ///
     /// # Errors
     /// A message with both numbers.
@@ -46,7 +46,7 @@ impl Arity {
 /// Declared attributes: name and kind of each.
 pub type AttrDecls = Vec<(&'static str, AttrKind)>;
 
-/// One call as shape rules, costs and kernels see it.
+/// One call of an operator, in the form that shape rules, costs and kernels use.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// Attributes.
@@ -62,13 +62,13 @@ pub struct Call<'a> {
 pub struct Cost {
     /// Floating-point (or integer) operations.
     pub flops: u64,
-    /// Bytes read and written at least once.
+    /// Minimum bytes read and written.
     pub bytes: u64,
 }
 
 impl Cost {
-    /// Reads every operand and writes every result once, with some operations per result element. What is more than a
-    /// number holds is the largest one: files name any sizes.
+    /// Counts every operand read once and every result written once, with `flops_per_element` operations per result
+    /// element. Sums saturate, because files may contain any sizes.
     pub fn streaming(call: &Call, flops_per_element: u64) -> Self {
         let types = call.inputs.iter().chain(call.outputs);
         let results = call.outputs.iter().map(|t| t.numel() as u64);
@@ -79,55 +79,55 @@ impl Cost {
     }
 }
 
-/// Results of a gradient rule: one derivative per operand, `None` where none flows.
+/// Results of a gradient rule: one derivative per operand, `None` if no gradient flows to it.
 pub type Gradients = Result<Vec<Option<Value>>, String>;
 
 type GradRule<'a> = Box<dyn Fn(&mut GradCx) -> Gradients + 'a>;
 type ReferenceRule<'a> = Box<dyn Fn(&RefCall) -> Vec<Vec<f64>> + 'a>;
 type DecomposeRule<'a> = Box<dyn Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a>;
 
-/// How gradients flow through an operator. There is no default, so an approximation cannot hide.
+/// The way in which gradients flow through an operator. There is no default, so each operator must choose one.
 pub enum Gradient<'a> {
-    /// By this rule, which is the exact derivative.
+    /// A rule computes the exact derivative.
     Rule(GradRule<'a>),
-    /// By differentiating the decomposition.
+    /// The decomposition is differentiated.
     Decomposed,
     /// The derivative is zero wherever it exists (comparisons, integer results).
     Zero,
-    /// There is none, for this reason.
+    /// The operator is not differentiable, for this reason.
     NotDifferentiable(&'static str),
 }
 
 impl<'a> Gradient<'a> {
-    /// A [`Gradient::Rule`].
+    /// Returns a [`Gradient::Rule`].
     pub fn rule(rule: impl Fn(&mut GradCx) -> Gradients + 'a) -> Self {
         Gradient::Rule(Box::new(rule))
     }
 }
 
-/// What an operator computes.
+/// The definition of an operator.
 pub enum Semantics<'a> {
-    /// A primitive: an obviously right loop in `f64` is its definition.
+    /// A primitive: a simple reference loop in `f64` is its definition.
     Primitive(ReferenceRule<'a>),
     /// A composite: its definition is a graph of other operators.
     Composite(DecomposeRule<'a>),
     /// Both: the loop defines it, and a backend without a kernel for it can use the graph. A test
-    /// holds the two together.
+    /// compares the two.
     Both(ReferenceRule<'a>, DecomposeRule<'a>),
 }
 
 impl<'a> Semantics<'a> {
-    /// A [`Semantics::Primitive`].
+    /// Returns a [`Semantics::Primitive`].
     pub fn primitive(reference: impl Fn(&RefCall) -> Vec<Vec<f64>> + 'a) -> Self {
         Semantics::Primitive(Box::new(reference))
     }
 
-    /// A [`Semantics::Composite`].
+    /// Returns a [`Semantics::Composite`].
     pub fn composite(decompose: impl Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a) -> Self {
         Semantics::Composite(Box::new(decompose))
     }
 
-    /// A [`Semantics::Both`].
+    /// Returns a [`Semantics::Both`].
     pub fn both(
         reference: impl Fn(&RefCall) -> Vec<Vec<f64>> + 'a,
         decompose: impl Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a,
@@ -135,7 +135,7 @@ impl<'a> Semantics<'a> {
         Semantics::Both(Box::new(reference), Box::new(decompose))
     }
 
-    /// The graph form, if there is one.
+    /// Returns the decomposition, if there is one.
     pub fn decomposition(self) -> Option<DecomposeRule<'a>> {
         match self {
             Semantics::Primitive(_) => None,
@@ -143,7 +143,7 @@ impl<'a> Semantics<'a> {
         }
     }
 
-    /// The loop, if there is one.
+    /// Returns the reference loop, if there is one.
     pub fn reference(self) -> Option<ReferenceRule<'a>> {
         match self {
             Semantics::Primitive(r) | Semantics::Both(r, _) => Some(r),
@@ -152,7 +152,7 @@ impl<'a> Semantics<'a> {
     }
 }
 
-/// What a decomposition rule (or an inference form) works with: it builds on `graph` and returns one
+/// Context of a decomposition rule or an inference form: the rule builds on `graph` and returns one
 /// value per port of the operator.
 pub struct Expansion<'a> {
     /// The graph to build on.
@@ -166,7 +166,7 @@ pub struct Expansion<'a> {
 }
 
 impl Expansion<'_> {
-    /// What `read` makes of the call, which it sees as shape rules do.
+    /// Calls `read` with the call in the form that shape rules use.
     ///
     /// # Errors
     /// Those of `read`.
@@ -180,163 +180,169 @@ impl Expansion<'_> {
     }
 }
 
-/// What an operator becomes when a graph is built for inference.
+/// The form of an operator in graphs for inference.
 pub enum InferenceForm<'a> {
-    /// Itself.
+    /// The operator does not change.
     Same,
-    /// Something else (dropout: its operand; batch norm: the form with running statistics).
+    /// It is replaced by another computation: dropout by its operand, batch norm by the form with running statistics.
     Rewrite(DecomposeRule<'a>),
 }
 
 /// An operator that fuses a call with the call that computes its operand: see [`Operator::fused_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct FusedWrite {
-    /// Name of the operator that makes operand 0.
+    /// Name of the operator that computes operand 0.
     pub producer: &'static str,
-    /// Operands that both must have, as `(of the producer, of the call)`; the producer has no others but its first.
+    /// Pairs of operands that must be equal, as `(index in the producer, index in the call)`. The producer has no
+    /// further operands, except its first.
     pub same: &'static [(usize, usize)],
-    /// What does both, with the attributes of the producer, the producer's operand 0 and the call's other operands.
+    /// The fused operator. It is called with the attributes of the producer, operand 0 of the producer, and all
+    /// operands of the call except the first.
     pub op: OpRef,
 }
 
-/// An operator that writes what a program computes: see [`Operator::program_write`].
+/// An operator that writes the result of a program: see [`Operator::program_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramWrite {
-    /// Takes this call's operands but the first, then what else the program reads; its attribute `program` computes operand 0 of
-    /// this call.
+    /// The fused operator. Its operands are the operands of this call except the first, then the other operands of the
+    /// program. Its attribute `program` computes operand 0 of this call.
     pub op: OpRef,
-    /// Its attribute `paged`.
+    /// Value of the fused operator's attribute `paged`.
     pub paged: bool,
-    /// What this call does with operand 0 before it writes it, with its own attributes and its last operand.
+    /// Operator that this call applies to operand 0 before it writes it, with its own attributes
+    /// and its last operand.
     pub before: Option<OpRef>,
 }
 
-/// How a call may become part of a larger one, [`core.fused`](crate::program): what clustering goes by.
+/// The way in which clustering (the fusion of neighbouring calls) may fuse a call into [`core.fused`](crate::program).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fusing {
-    /// Not at all.
+pub enum FusionRole {
+    /// The call is never fused.
     #[default]
     Opaque,
-    /// Element by element, with broadcasting: an element of the result depends on the elements of the operands
-    /// at its place, and at most on the number of the place.
+    /// Computes element by element, with broadcasting: an element of the result depends only on the elements of the
+    /// operands at the same index, and possibly on the index.
     Pointwise,
-    /// The elements of operand 0 at other places, and nothing else.
+    /// Only moves elements of operand 0 to other indices.
     View,
-    /// Some entries of operand 0, and nothing else: what is [`Fusing::OfPart`] may read them where they are.
+    /// Selects entries of operand 0: a [`FusionRole::OfPart`] may read them in place.
     Part,
-    /// Each element from a few elements of operand 0, at other places too, which may be a [`Fusing::Part`] of a larger
-    /// value. It is merged with nothing else.
+    /// Computes each element from a few elements of operand 0, also at other indices. Operand 0 may
+    /// be a [`FusionRole::Part`] of a larger value; no other calls are fused.
     OfPart,
-    /// Folds operand 0 over axes; it may have a prologue.
+    /// Reduces operand 0 over axes; it may have a prologue.
     Reduction,
     /// Computes each element from a few elements of the operands, also at other indices: it may be the prologue of a
     /// contraction that reads few rows, together with the elementwise calls after it.
     Prologue,
-    /// A contraction that is long compared with its result; it may have an epilogue, and a prologue for operand 0 where
-    /// that is faster on a device.
+    /// A contraction (sums of products, as in matmuls and convolutions) with sums that are long compared with the
+    /// result. It may have an epilogue, and, if that is faster on a device, a prologue for operand 0.
     Contraction,
     /// Computes a value of operand 0's shape from whole rows of it, as softmax and the norms do; it may have a prologue
     /// for operand 0 and an epilogue for port 0.
     Rows,
 }
 
-/// What the reference documentation says of an operator beyond what can be derived from it.
+/// Documentation of an operator that cannot be derived from its definition.
 #[derive(Clone, Copy, Debug)]
 pub struct Doc {
-    /// Shapes of operands and results, and what must fit together.
+    /// Shapes of operands and results, and constraints between them.
     pub shapes: &'static str,
     /// The formula, in plain text.
     pub formula: &'static str,
-    /// Where it comes from, or how it is commonly known.
+    /// Source of the formula, or its common name.
     pub source: &'static str,
 }
 
-/// An operator. Implementors are stateless; attributes are data of each call.
+/// An operator. Types that implement it have no state; attributes belong to each call.
 ///
-/// The required methods have no default: each is a fact that somebody must have thought about.
+/// The required methods have no default, because the author must decide on each of them.
 pub trait Operator: Send + Sync + 'static {
-    /// Namespaced name, `core.matmul`.
+    /// Returns the namespaced name, `core.matmul`.
     fn name(&self) -> &'static str;
-    /// How programs call it: the method of [`Graph`] with the names of its parameters, `g.softmax(x, axis)`. Empty where
-    /// there is none: rules, derivatives or [`Graph::call`] make the operator then.
+    /// Returns the Rust call: the method of [`Graph`] with the names of its parameters,
+    /// `g.softmax(x, axis)`. Empty if there is no method: the operator is then created by rules,
+    /// derivatives or [`Graph::call`].
     fn signature(&self) -> String {
         String::new()
     }
-    /// Formula and source.
+    /// Returns formula and source.
     fn doc(&self) -> Doc;
-    /// Number of operands.
+    /// Returns the number of operands.
     fn arity(&self) -> Arity;
-    /// Types of the results, or why the call is wrong (in the words a user needs).
+    /// Infers the types of the results; returns an error message for users if the call is wrong.
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String>;
-    /// How gradients flow.
+    /// Returns the gradient rule.
     fn gradient(&self) -> Gradient<'_>;
-    /// What is computed.
+    /// Returns the definition.
     fn semantics(&self) -> Semantics<'_>;
-    /// Work of a call.
+    /// Returns the work of a call.
     fn cost(&self, call: &Call) -> Cost;
-    /// Cases that tests run on every backend; `sizes` varies the shapes from run to run.
+    /// Returns cases that tests run on every backend; `sizes` varies the shapes from run to run.
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample>;
 
-    /// Names and kinds of the attributes that every call has, in order: how the rules of a rewrite spell them
-    /// before the operands.
+    /// Returns the names and kinds of the attributes that every call has. Rewrite rules list them in this order before
+    /// the operands.
     fn attributes(&self) -> AttrDecls {
         Vec::new()
     }
-    /// Names of the results. Where their number depends on the call, the first ones have names.
+    /// Returns the names of the results. If their number depends on the call, only the first ones
+    /// have names.
     fn ports(&self) -> &'static [&'static str] {
         &["out"]
     }
-    /// The axis along which the operands are concatenated, for the operator that does nothing else: parameters that it
-    /// concatenates may be stored packed.
+    /// Returns the axis along which the operands are concatenated, for the concatenation operator:
+    /// parameters that it concatenates may be stored packed.
     fn packs(&self, attrs: &Attrs) -> Option<i64> {
         let _ = attrs;
         None
     }
-    /// The axis and the first index, for operators whose port 0 is a contiguous slice of operand 0 along an axis: adjacent
-    /// slices are recognised by it.
+    /// Returns the axis and the first index, for operators whose port 0 is a contiguous slice of
+    /// operand 0 along an axis. The optimizer uses it to recognise adjacent slices.
     fn entries(&self, call: &Call) -> Option<(usize, usize)> {
         let _ = call;
         None
     }
-    /// The operand whose bytes port 0 shares, for operators that only change the type.
+    /// Returns the operand whose bytes port 0 shares, for operators that do not change its elements.
     fn alias(&self) -> Option<usize> {
         None
     }
-    /// Operands that are persistent data overwritten by a port: `(operand, port)`.
+    /// Returns the operands that are persistent data overwritten by a port: `(operand, port)`.
     fn writes(&self) -> &'static [(usize, usize)] {
         &[]
     }
-    /// An operator that fuses this call with the call that computes its operand 0, for operators that write in place: rules
-    /// do not rewrite those.
+    /// Returns an operator that fuses this call with the call that computes its operand 0, for
+    /// operators that write in place: rules cannot rewrite such operators.
     fn fused_write(&self) -> Option<FusedWrite> {
         None
     }
-    /// An operator that writes what a program computes in place of operand 0 of this call, in one call with the program.
+    /// Returns an operator that fuses this call with the program that computes its operand 0.
     fn program_write(&self) -> Option<ProgramWrite> {
         None
     }
-    /// The operand that holds indices or class ids, and the number that they must be below: a larger one is
-    /// an error of the step that meets it.
+    /// Returns the operand that contains indices or class ids, and their exclusive upper bound: an index that is not
+    /// below it is an error of the step.
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
         let _ = call;
         None
     }
-    /// The form to use in inference graphs.
+    /// Returns the form to use in inference graphs.
     fn inference(&self) -> InferenceForm<'_> {
         InferenceForm::Same
     }
-    /// How a call may become part of a larger one.
-    fn fusing(&self) -> Fusing {
-        Fusing::Opaque
+    /// Returns the role of a call in fusion.
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Opaque
     }
-    /// How a call is computed if images are stored channels last, `[batch, height, width, channels]`.
+    /// Returns the form of a call on images in channels-last layout,
+    /// `[batch, height, width, channels]`.
     fn channels_last(&self) -> ChannelsLast<'_> {
         match self.fusing() {
-            Fusing::Pointwise => ChannelsLast::Pointwise,
+            FusionRole::Pointwise => ChannelsLast::Pointwise,
             _ => ChannelsLast::No,
         }
     }
-    /// Raised when the meaning of the kernel changes, so that cached plans are rejected.
+    /// Returns the version of the operator's meaning. Increase it with each change, so that cached plans are rejected.
     fn version(&self) -> u32 {
         1
     }
@@ -352,7 +358,7 @@ impl OpRef {
         OpRef(op)
     }
 
-    /// The operator, which lives as long as the program.
+    /// Returns the operator, which lives as long as the program.
     pub fn get(self) -> &'static dyn Operator {
         self.0
     }
@@ -381,7 +387,7 @@ impl fmt::Debug for OpRef {
 
 // ---- helpers that shape rules share ----------------------------------------------------------------
 
-/// The operand is a float, or an error that says which one is not.
+/// Checks that an operand is a float; `what` names it in the error.
 pub fn expect_float(call: &Call, operand: usize, what: &str) -> Result<(), String> {
     let ty = &call.inputs[operand];
     if ty.dtype.is_float() {
@@ -393,7 +399,7 @@ pub fn expect_float(call: &Call, operand: usize, what: &str) -> Result<(), Strin
     }
 }
 
-/// All operands have one dtype, or an error that names two that differ.
+/// Checks that all operands have one dtype; otherwise, the error names two that differ.
 pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
     match call.inputs.iter().find(|t| t.dtype != call.inputs[0].dtype) {
         None => Ok(()),
@@ -404,11 +410,12 @@ pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
     }
 }
 
-/// Whether rows can be kept in a key-value cache of a type: of their own, or of `f16` for rows of `f32`, which are rounded when
-/// they are written, and have pairs of elements, as backends write whole words.
+/// Checks that rows can be stored in a KV cache of this type: the same type, or `f16` for rows of
+/// `f32`, which are rounded. Rows of `f16` must have an even number of elements, as backends write
+/// whole words.
 ///
 /// # Errors
-/// In words for users.
+/// A message for users.
 pub(super) fn expect_cache_dtype(rows: &TensorType, cache: &TensorType) -> Result<(), String> {
     match (rows.dtype, cache.dtype) {
         (DType::F32, DType::F16) => match cache.shape.dims().last() {
@@ -424,7 +431,7 @@ pub(super) fn expect_cache_dtype(rows: &TensorType, cache: &TensorType) -> Resul
     }
 }
 
-/// A value in the element type of another one.
+/// Casts a value to the element type of another one.
 pub(super) fn cast_as(g: &mut Graph, x: Value, other: Value) -> Value {
     match g.dtype(other) {
         dtype if dtype == g.dtype(x) => x,
@@ -432,7 +439,7 @@ pub(super) fn cast_as(g: &mut Graph, x: Value, other: Value) -> Value {
     }
 }
 
-/// The name without its namespace.
+/// Returns the name without its namespace.
 pub(super) fn short_name(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }

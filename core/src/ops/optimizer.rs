@@ -1,6 +1,6 @@
 //! Parameter updates as operators: composites that write their parameter and their moments in place.
 //!
-//! Hyper-parameters are scalar operands, so that changing the learning rate changes no plan.
+//! Hyper-parameters are scalar operands, so changing the learning rate does not change the plan.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
@@ -16,7 +16,7 @@ pub(super) struct Sgd;
 pub(super) struct Momentum;
 pub(super) struct Adam;
 
-/// `tensors` operands of one type, the others scalars.
+/// Checks that the first `tensors` operands have one type and the rest are scalars.
 fn check(call: &Call, tensors: usize) -> Result<(), String> {
     expect_same_dtype(call)?;
     expect_float(call, 0, "the operands")?;
@@ -77,7 +77,7 @@ impl Operator for Accumulate {
             let new = g.mul(grad, scale);
             let more = g.add(sum, new);
             let zero = g.scalar_of(cx.outputs[0].dtype, 0.0);
-            // Chosen, not multiplied: 0 times a NaN of the last average would be NaN.
+            // Select instead of multiplying: 0 times a NaN of the last average would be NaN.
             let first = g.equal(keep, zero);
             Ok(vec![g.select(first, new, more).into()])
         })
@@ -367,7 +367,7 @@ pub struct AdamScalars {
     pub beta1: NodeId,
     /// Decay of the second moment.
     pub beta2: NodeId,
-    /// Added to the denominator.
+    /// Number added to the denominator.
     pub eps: NodeId,
     /// Weight decay.
     pub weight_decay: NodeId,
@@ -378,21 +378,21 @@ pub struct AdamScalars {
 }
 
 impl Graph {
-    /// Adds `scale * grad` to `sum` in place, or starts a new sum with it where `keep` is 0.
+    /// Adds `scale * grad` to `sum` in place; if `keep` is 0, it replaces `sum` by `scale * grad`.
     #[track_caller]
     pub fn accumulate_gradient(&mut self, [sum, grad]: [Value; 2], [scale, keep]: [NodeId; 2]) -> NodeId {
         let inputs = vec![sum, grad, scale.into(), keep.into()];
         self.call(OpRef::new(&Accumulate), Attrs::new(), inputs)
     }
 
-    /// Plain SGD: writes `p` in place.
+    /// Updates a parameter by plain SGD: writes `p` in place.
     #[track_caller]
     pub fn sgd_update(&mut self, [p, grad]: [Value; 2], [lr, weight_decay]: [NodeId; 2]) -> NodeId {
         let inputs = vec![p, grad, lr.into(), weight_decay.into()];
         self.call(OpRef::new(&Sgd), Attrs::new(), inputs)
     }
 
-    /// SGD with momentum: writes `p` and `v` in place.
+    /// Updates a parameter by SGD with momentum: writes `p` and `v` in place.
     #[track_caller]
     pub fn momentum_update(
         &mut self,
@@ -404,7 +404,7 @@ impl Graph {
         self.call(OpRef::new(&Momentum), Attrs::new().with("nesterov", nesterov), inputs)
     }
 
-    /// Adam (or AdamW if `decoupled`): writes `p`, `m` and `v` in place.
+    /// Updates a parameter by Adam (or AdamW if `decoupled`): writes `p`, `m` and `v` in place.
     #[track_caller]
     pub fn adam_update(&mut self, [p, grad, m, v]: [Value; 4], s: AdamScalars, decoupled: bool) -> NodeId {
         let mut inputs = vec![p, grad, m, v];

@@ -1,4 +1,4 @@
-//! Rows written into the blocks of a paged key-value cache.
+//! Writing of rows into the blocks of a paged KV cache.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
@@ -16,7 +16,7 @@ pub(super) struct PagedCacheWrite;
 /// Sizes of a `core.paged_cache_write` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedWriteDims {
-    /// Rows that are given.
+    /// Number of rows to write.
     pub rows: usize,
     /// Elements of a row.
     pub width: usize,
@@ -28,7 +28,7 @@ impl PagedWriteDims {
     /// Reads the dimensions of a call.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let [new, cache, slots] = call.inputs else {
             return Err("takes new rows, a cache and slots".into());
@@ -56,13 +56,14 @@ impl PagedWriteDims {
         })
     }
 
-    /// What a slot must be below: one more is that which writes nothing.
+    /// Returns the exclusive upper bound of slots. The bound includes one slot beyond the cache, whose writes are
+    /// discarded.
     pub fn bound(&self) -> usize {
         self.slots + 1
     }
 }
 
-/// The cache with rows in the slots of the new ones replaced by these, as a value of its own.
+/// Returns a copy of the cache with the new rows in the given slots.
 pub(super) fn written(g: &mut Graph, [new, cache, slots]: [Value; 3], dims: &PagedWriteDims) -> Value {
     if dims.rows == 0 {
         return cache;
@@ -70,7 +71,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, slots]: [Value; 3], dims: &Pag
     let shape = g.shape(cache).to_vec();
     let new = cast_as(g, new, cache);
     let flat = g.reshape(cache, &[dims.slots, dims.width]);
-    // A row more, for those that are written nowhere.
+    // An extra row takes the rows that must not be written.
     let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
     let all = g.concat(&[flat, spare], 0);
     let written = g.scatter(all, slots, new, 0);
@@ -135,7 +136,7 @@ impl Operator for PagedCacheWrite {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // The other rows are not touched.
+        // Other rows are not touched.
         Cost {
             flops: 0,
             bytes: call.inputs.first().map_or(0, |new| 2 * new.bytes() as u64),
@@ -176,13 +177,15 @@ impl Operator for PagedCacheWrite {
 }
 
 impl Graph {
-    /// Writes rows into a paged key-value cache: row `i` of `new [rows, width]` becomes row `slots[i] % block_rows` of block
-    /// `slots[i] / block_rows` of `cache [blocks, block_rows, width]`, a state or parameter; the other rows stay what they
-    /// are. `slots` is `u32 [rows]`; the slot `blocks * block_rows` writes nothing, so a step may have rows that stand for
-    /// no token. Of rows with one slot the last is written. Rows of `f32` may be written into a cache of `f16`, which rounds them.
+    /// Writes rows into a paged KV cache: row `i` of `new [rows, width]` becomes row
+    /// `slots[i] % block_rows` of block `slots[i] / block_rows` of
+    /// `cache [blocks, block_rows, width]`, a state or parameter; other rows do not change. `slots`
+    /// is `u32 [rows]`; the slot `blocks * block_rows` writes nothing, for padding rows without a
+    /// token. If several rows have the same slot, the last one is written. Rows of `f32` may be
+    /// written into a cache of `f16`, which rounds them.
     ///
     /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
-    /// A slot that is not there is an error of the step.
+    /// A slot out of range is an error of the step.
     #[track_caller]
     pub fn paged_cache_write(
         &mut self,

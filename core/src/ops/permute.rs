@@ -1,7 +1,7 @@
 //! Reordering of axes.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -10,8 +10,8 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Permute;
 
-/// The permutation of a call, checked against the operand's shape. Kernels read the axes as they are, so those of a
-/// call count from the first; [`Graph::permute`] resolves negative ones.
+/// Returns the permutation of a call, checked against the operand's shape. The axes of a call must
+/// not be negative, as kernels use them directly; [`Graph::permute`] resolves negative ones.
 fn permutation(attrs: &Attrs, shape: &Shape) -> Result<Vec<usize>, String> {
     let axes = attrs.ints("axes")?;
     let mut order = Vec::with_capacity(axes.len());
@@ -93,8 +93,8 @@ impl Operator for Permute {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::View
+    fn fusing(&self) -> FusionRole {
+        FusionRole::View
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -129,7 +129,7 @@ impl Graph {
     #[track_caller]
     pub fn permute(&mut self, x: impl Into<Value>, axes: &[i32]) -> NodeId {
         let x = x.into();
-        // What is out of range stays as it was given, for the error to name it.
+        // An axis out of range stays as given, so that the error names it.
         let rank = self.ty(x).map_or(0, |ty| ty.shape.rank() as i64);
         let resolve = |&a: &i32| match i64::from(a) {
             a if (-rank..0).contains(&a) => a + rank,

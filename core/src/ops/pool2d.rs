@@ -1,4 +1,4 @@
-//! Two-dimensional pooling, for images with channels before places and, as the optimizer makes it, channels last.
+//! Two-dimensional pooling, for images in NCHW and, where the optimizer chooses it, in NHWC.
 
 use super::channels_last::{ChannelsLast, TO_NCHW, TO_NHWC};
 use super::conv2d::{ImageLayout, used_stride, window_count};
@@ -34,8 +34,8 @@ fn avg_pool2d_grad(layout: ImageLayout) -> OpRef {
     }
 }
 
-/// The definition of an operator for a layout: the loop and, channels last, the operator for the other layout between
-/// permutations.
+/// Returns the definition of an operator for a layout: the reference loop, and for NHWC also a decomposition into the
+/// NCHW operator between permutations.
 fn semantics<'a>(
     layout: ImageLayout,
     other: OpRef,
@@ -58,12 +58,12 @@ pub struct Pool2dOptions {
     pub kernel: [u32; 2],
     /// Distance between windows.
     pub stride: [u32; 2],
-    /// Elements added on both sides: never the largest, and zeros for the average, which counts them.
+    /// Elements added on both sides: ignored by the maximum, and counted as zeros by the average.
     pub padding: [u32; 2],
 }
 
 impl Pool2dOptions {
-    /// Square windows side by side, without padding.
+    /// Creates options for square windows that neither overlap nor leave gaps, without padding.
     pub fn square(size: u32) -> Self {
         Pool2dOptions {
             kernel: [size; 2],
@@ -83,9 +83,9 @@ impl Pool2dOptions {
 /// All sizes of a pooling `x [n, c, h, w] -> y [n, c, oh, ow]`, or `x [n, h, w, c] -> y [n, oh, ow, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2dDims {
-    /// Batch times channels; channels last, batch.
+    /// Number of planes: batch times channels; with channels last, the batch.
     pub planes: usize,
-    /// Channels at each place, if they come last; otherwise 1.
+    /// Channels of each pixel, if they come last; otherwise 1.
     pub channels: usize,
     /// Input height and width.
     pub input: [usize; 2],
@@ -99,22 +99,22 @@ pub struct Pool2dDims {
     pub padding: [usize; 2],
 }
 
-/// Elements that every window may have; larger ones must not be larger than four images.
+/// Maximum elements of a window; larger windows are accepted up to four times the image size.
 const MAX_TAPS: usize = 1 << 24;
 
 impl Pool2dDims {
-    /// Sizes for an input `[batch, channels, height, width]`.
+    /// Returns the sizes for an input `[batch, channels, height, width]`.
     ///
     /// # Errors
-    /// When the windows do not fit.
+    /// Windows that do not fit.
     pub fn of(x: &[usize], attrs: &Attrs) -> Result<Self, String> {
         Self::of_layout(ImageLayout::Nchw, x, attrs)
     }
 
-    /// Sizes for an input of that shape and layout.
+    /// Returns the sizes for an input of that shape and layout.
     ///
     /// # Errors
-    /// When the windows do not fit.
+    /// Windows that do not fit.
     pub fn of_layout(layout: ImageLayout, x: &[usize], attrs: &Attrs) -> Result<Self, String> {
         let (planes, channels, [h, w]) = match (layout, x) {
             (ImageLayout::Nchw, &[n, c, h, w]) => (n * c, 1, [h, w]),
@@ -146,7 +146,7 @@ impl Pool2dDims {
             output[a] = window_count(input[a], kernel[a], stride[a], padding[a], 1)?;
             stride[a] = used_stride(stride[a], output[a]);
         }
-        // Kernels have a table of all taps; padding lets windows outgrow every image.
+        // Kernels have a table of all taps, and padding lets windows exceed the image.
         let taps = kernel[0].saturating_mul(kernel[1]);
         if taps > MAX_TAPS.max(input[0].saturating_mul(input[1]).saturating_mul(4)) {
             return Err(format!(
@@ -190,7 +190,7 @@ impl Pool2dDims {
     }
 }
 
-/// The operator for images with channels last, with the same attributes.
+/// Returns a channels-last form that calls the operator for that layout, with the same attributes.
 fn same_form<'a>(layout: ImageLayout, op: OpRef) -> ChannelsLast<'a> {
     match layout {
         ImageLayout::Nhwc => ChannelsLast::No,
@@ -252,7 +252,7 @@ pub(super) fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], Pool2dOptions)> {
     ]
 }
 
-/// The attributes of windows.
+/// Returns the declarations of the attributes that describe windows.
 pub(super) fn window_attributes() -> AttrDecls {
     ["kernel", "stride", "padding"]
         .map(|name| (name, AttrKind::Ints))
@@ -455,14 +455,14 @@ impl Operator for AvgPool2d {
     }
 }
 
-/// Shape of the pooled tensor's operand.
+/// Returns the shape of the pooled operand, whose gradient is computed.
 fn grad_x_shape(layout: ImageLayout, call: &Call) -> Result<[usize; 4], String> {
     let [n, c, _, _] = layout.to_nchw(four(&call.inputs[0].shape)?);
     let [h, w] = call.attrs.sizes("input_size")?;
     Ok(layout.of_nchw([n, c, h, w]))
 }
 
-/// A shape with the axes of an image.
+/// Returns the four sizes of an image's shape.
 fn four(shape: &[usize]) -> Result<[usize; 4], String> {
     shape
         .try_into()
@@ -560,13 +560,14 @@ impl Operator for AvgPool2dGrad {
 }
 
 impl Graph {
-    /// Largest element of each window of `x [n, c, h, w]`; port 1 holds the chosen offsets (`u32`).
+    /// Computes the largest element of each window of `x [n, c, h, w]`. Port 1 contains the offsets of the chosen
+    /// elements (`u32`).
     #[track_caller]
     pub fn max_pool2d(&mut self, x: impl Into<Value>, options: Pool2dOptions) -> NodeId {
         self.call(OpRef::new(&MaxPool2d), options.attrs(), vec![x.into()])
     }
 
-    /// Mean of each window of `x [n, c, h, w]`, padding counted as zeros.
+    /// Computes the mean of each window of `x [n, c, h, w]`; padding counts as zeros.
     #[track_caller]
     pub fn avg_pool2d(&mut self, x: impl Into<Value>, options: Pool2dOptions) -> NodeId {
         self.call(OpRef::new(&AVG_POOL2D), options.attrs(), vec![x.into()])

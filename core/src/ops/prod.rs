@@ -12,8 +12,8 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Prod;
 
-/// The product along an axis, which stays with size 1, as a tree: halves are multiplied until one element is
-/// left. The gradient of a tree multiplies by the siblings on the way down, so zeros need no care.
+/// Computes the product along an axis, which keeps size 1, as a tree: multiplies the two halves until one element
+/// remains. The gradient of a tree multiplies by the siblings instead of dividing, so zeros need no special case.
 fn tree(g: &mut Graph, mut x: Value, axis: usize) -> Value {
     let mut len = g.shape(x)[axis];
     let at = axis as i32;
@@ -28,7 +28,7 @@ fn tree(g: &mut Graph, mut x: Value, axis: usize) -> Value {
         let low = g.slice_axis(x, at, 0, half);
         let high = g.slice_axis(x, at, half, 2 * half);
         let product = g.mul(low, high);
-        // An odd one waits for the next round.
+        // An element without a partner is kept for the next round.
         x = if len % 2 == 1 {
             let rest = g.slice_axis(x, at, len - 1, len);
             g.concat(&[product, rest], at).into()
@@ -77,9 +77,12 @@ impl Operator for Prod {
         Semantics::both(
             |call| {
                 let dtype = call.outputs[0].dtype;
-                let times = |a: f64, b: f64| match dtype.is_integer() {
-                    true => wrap(dtype, a as i128 * b as i128),
-                    false => a * b,
+                let times = |a: f64, b: f64| {
+                    if dtype.is_integer() {
+                        wrap(dtype, a as i128 * b as i128)
+                    } else {
+                        a * b
+                    }
                 };
                 vec![fold(call, 1.0, times)]
             },
@@ -124,7 +127,8 @@ impl Operator for Prod {
 }
 
 impl Graph {
-    /// Product over `axes`; see [`Graph::sum`] for the arguments. The product of no elements is 1.
+    /// Computes the product over `axes`; see [`Graph::sum`] for the arguments. The product of no
+    /// elements is 1.
     #[track_caller]
     pub fn prod(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Prod, x.into(), axes, keep_dims)

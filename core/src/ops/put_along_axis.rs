@@ -1,4 +1,4 @@
-//! Sums of single elements at the places that an index tensor names, along an axis.
+//! Scatter-add of single elements at indices along an axis.
 
 use super::gather::around_axis;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
@@ -125,9 +125,9 @@ impl Operator for PutAlongAxis {
 }
 
 impl Graph {
-    /// Zeros of the shape of `updates` but for `size` at the axis, plus each element of `updates` at the place
-    /// along the axis that `indices` (`u32`, of the same shape) names. An index that is not below `size` is an
-    /// error of the step that meets it. The order of summation is fixed.
+    /// Adds each element of `updates` to zeros, at its index in `indices` along the axis. `indices` (`u32`) has the
+    /// shape of `updates`; the result has `size` elements along the axis, and the other sizes of `updates`. An index
+    /// that is not below `size` is an error of the step. The order of summation is fixed.
     #[track_caller]
     pub fn put_along_axis(
         &mut self,

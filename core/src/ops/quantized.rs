@@ -1,7 +1,7 @@
-//! Weights that stay packed: block-quantised tensors expanded, and products with weights of fewer bits.
+//! Quantized weights: dequantization, and products with block-quantized weights.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -13,7 +13,7 @@ pub(super) struct Dequantize;
 pub(super) struct QuantizedMatMul;
 pub(super) struct QuantizedMatMulAdd;
 
-/// The format of words and scales, and the type that they are expanded to.
+/// Returns the format of weights with these words and scales, and the type of the dequantized weights.
 pub(super) fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, TensorType), String> {
     if words.dtype != DType::U32 || !scales.dtype.is_float() {
         return Err(format!(
@@ -42,9 +42,9 @@ pub(super) fn expanded(words: &TensorType, scales: &TensorType) -> Result<(Block
 /// Sizes of a [`Graph::quantized_matmul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedDims {
-    /// Rows of the left operand, those of all batches.
+    /// Rows of the left operand, summed over all batches.
     pub m: usize,
-    /// Columns of the result, which are rows of the weight.
+    /// Columns of the result, which are the rows of the weight.
     pub n: usize,
     /// The summed dimension.
     pub k: usize,
@@ -56,7 +56,7 @@ impl QuantizedDims {
     /// Reads the sizes of a call.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words.
+    /// Operands that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let (x, format, weight) = match call.inputs {
             [x, weight] => (x, None, weight.clone()),
@@ -87,25 +87,26 @@ impl QuantizedDims {
     }
 }
 
-/// The numbers of words and scales.
+/// Dequantizes words and scales.
 fn dequantize(g: &mut Graph, words: Value, scales: Value, format: BlockFormat, shape: &[usize]) -> NodeId {
     let blocks = shape.iter().product::<usize>() / BLOCK;
     let words = g.reshape(words, &[blocks, format.words()]);
     let mut q = match format {
         BlockFormat::Q8_0 => {
-            // Two's complement with the sign flipped is 128 more than the number.
+            // Two's complement with its sign bit flipped is the number plus 128.
             let bytes = bits(g, words.into(), 8, &[0, 8, 16, 24]);
             let sign = g.scalar_of(DType::U32, 128.0);
             g.bit_xor(bytes, sign)
         }
         _ => {
             let low = g.slice_axis(words, -1, 0, 4);
-            // Halves of bytes, halves of a block first.
+            // The low nibbles of all bytes are the first half of a block, the high nibbles the
+            // second.
             bits(g, low.into(), 4, &[0, 8, 16, 24, 4, 12, 20, 28])
         }
     };
     q = g.reshape(q, &[blocks, BLOCK]);
-    // Bits above four, of bytes in turn.
+    // Add the bits above the lower four: their width, and the rounds and words that contain them.
     let above = match format {
         BlockFormat::Q6 => Some((2, [4, 2])),
         BlockFormat::Q5_1 | BlockFormat::Q5_0 => Some((1, [8, 1])),
@@ -147,8 +148,8 @@ fn dequantize(g: &mut Graph, words: Value, scales: Value, format: BlockFormat, s
     g.reshape(y, shape)
 }
 
-/// Numbers of `width` bits from words `[blocks, words]`: `[blocks, rounds, words, 4]`, where each
-/// round is four bits to begin at.
+/// Extracts numbers of `width` bits from words `[blocks, words]`, giving `[blocks, rounds, words, 4]`: each round
+/// extracts four numbers of each word, with the next four of `shifts`.
 fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
     let (rounds, count) = (shifts.len() / 4, g.shape(words).last().copied().unwrap_or(0));
     let blocks = g.shape(words).first().copied().unwrap_or(0);
@@ -159,7 +160,8 @@ fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
     g.bit_and(q, mask)
 }
 
-/// Words and scales whose numbers are exact in `f16`, of both signs by the words where there are no minima.
+/// Returns random words and scales, as two operands of a sample, whose dequantized numbers are exact in `f16`. In
+/// formats without minima, numbers have both signs, because integers do.
 pub(super) fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
     let (rows, blocks) = shape.split_at(shape.len() - 1);
     let last = |count: usize| [rows, &[blocks[0] * count]].concat();
@@ -271,8 +273,8 @@ impl Operator for QuantizedMatMul {
         Ok(vec![TensorType::new(DType::F32, Shape::new(&shape)?)])
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -344,7 +346,7 @@ impl Operator for QuantizedMatMul {
     }
 }
 
-/// The operands of the product in a call of [`QuantizedMatMulAdd`], and what is added.
+/// Splits the operands of a [`QuantizedMatMulAdd`] into those of the product and the addend.
 fn apart<T: Clone>(inputs: &[T]) -> Result<(Vec<T>, T), String> {
     let [x, addend, weight @ ..] = inputs else {
         return Err("takes rows, an addend, and a weight, which may be words and scales".into());
@@ -384,8 +386,8 @@ impl Operator for QuantizedMatMulAdd {
         Ok(types)
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -422,16 +424,17 @@ impl Operator for QuantizedMatMulAdd {
 }
 
 impl Graph {
-    /// The numbers `f32 [..., 32 blocks]` of `words`, `u32 [..., words of a block * blocks]`, and `scales [..., scales of a
-    /// block * blocks]`: see [`crate::quantization`]. How many there are of both says which format it is.
+    /// Dequantizes weights to `f32 [..., 32 blocks]`: see [`crate::quantization`]. `words` are
+    /// `u32 [..., blocks * words per block]`, `scales` are `[..., blocks * scales per block]`; their sizes determine
+    /// the format.
     #[track_caller]
     pub fn dequantize(&mut self, words: impl Into<Value>, scales: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&Dequantize), Attrs::new(), vec![words.into(), scales.into()])
     }
 
-    /// `x [..., m, k]` times a weight transposed, `-> f32 [..., m, n]`. The weight is `[n, k]` in any float type, or with
-    /// `scales` the words of [`Graph::dequantize`], and is expanded inside of the product: memory is read in
-    /// the stored size. Gradients flow to `x` and to the floating-point operands.
+    /// Multiplies `x [..., m, k]` by a weight, transposed, `-> f32 [..., m, n]`. The weight is `[n, k]` in any float
+    /// type, or with `scales` the words of [`Graph::dequantize`], and is dequantized within the product, so only the
+    /// stored bytes are read from memory. Gradients flow to `x` and to the floating-point operands.
     #[track_caller]
     pub fn quantized_matmul(&mut self, x: impl Into<Value>, weight: impl Into<Value>, scales: Option<Value>) -> NodeId {
         let mut operands = vec![x.into(), weight.into()];

@@ -1,4 +1,4 @@
-//! Random bits by counter: the same on every backend, reproducible, and recomputable.
+//! Random bits computed from counters: the same on every backend, reproducible, and recomputable.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -15,10 +15,11 @@ pub const STEP_SCALAR: &str = "random.step";
 
 pub(super) struct RandomBits;
 
-/// The random word of one element: 32-bit integer arithmetic only, so that every backend agrees.
+/// Computes the random word of one element: 32-bit integer arithmetic only, so that every backend
+/// agrees.
 ///
-/// Each of seed, call, step and element is folded in by a full-avalanche mixing (`lowbias32`, found by
-/// Chris Wellons' hash prospector, 2018).
+/// Seed, call, step and element are combined one after the other by a full-avalanche mixing
+/// function (`lowbias32`, found by Chris Wellons' hash prospector, 2018).
 pub fn random_word(seed: u32, uid: u32, step: u32, element: u32) -> u32 {
     let mut h = mix(seed ^ 0x9e37_79b9);
     h = mix(h ^ uid.wrapping_mul(0x85eb_ca6b));
@@ -26,7 +27,7 @@ pub fn random_word(seed: u32, uid: u32, step: u32, element: u32) -> u32 {
     mix(h ^ element)
 }
 
-/// The mixing function lowbias32.
+/// Mixes the bits of a word by the function lowbias32.
 pub(super) fn mix(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
@@ -105,12 +106,12 @@ impl Operator for RandomBits {
 }
 
 impl Graph {
-    /// Seed and step as operands of random operators.
+    /// Returns seed and step as operands of random operators.
     pub(super) fn random_scalars(&mut self) -> [Value; 2] {
         [SEED_SCALAR, STEP_SCALAR].map(|name| self.scalar_input(name, DType::U32).into())
     }
 
-    /// Independent uniform `u32` words, new at every step. Two calls give different words.
+    /// Draws independent uniform `u32` words, new ones in every step. Two calls give different words.
     #[track_caller]
     pub fn random_bits(&mut self, shape: &[usize]) -> NodeId {
         let [seed, step] = self.random_scalars();

@@ -4,7 +4,7 @@ use super::channels_last::{ChannelsLast, axis_channels_last};
 use super::conv2d::ImageLayout;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
     expect_float,
 };
 use crate::NodeId;
@@ -18,7 +18,7 @@ pub(super) struct Sum;
 pub(super) struct Max;
 pub(super) struct Mean;
 
-/// Operand shape with the reduced axes set to 1.
+/// Returns the operand's shape with the reduced axes set to 1.
 pub(super) fn kept_shape(shape: &Shape, attrs: &Attrs) -> Result<Vec<usize>, String> {
     let mut dims = shape.to_vec();
     for axis in shape.axes(attrs.ints("axes")?)? {
@@ -27,7 +27,7 @@ pub(super) fn kept_shape(shape: &Shape, attrs: &Attrs) -> Result<Vec<usize>, Str
     Ok(dims)
 }
 
-/// Types of the result of a reduction.
+/// Returns the types of the result of a reduction.
 pub(super) fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
     let x = &call.inputs[0];
     let axes = x.shape.axes(call.attrs.ints("axes")?)?;
@@ -42,14 +42,15 @@ pub(super) fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
     Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
 }
 
-/// A reduction of images that are stored channels last: over the same axes, which have other numbers. Results without the
-/// axes are as they were where the others keep their order.
+/// Returns the channels-last form of a reduction: it reduces the same axes, which have other indices in this layout. A
+/// result without the reduced axes does not change if the remaining axes keep their order.
 pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
     ChannelsLast::follows(move |cx| {
         let x = &cx.inputs()[0];
         let axes = x.shape.axes(cx.attrs().ints("axes")?)?;
         let keeps = cx.attrs().bool("keep_dims")?;
-        // Channels come after places then: of what is left, they may not come before them.
+        // Channels come after height and width in this layout, so the remaining axes must not be
+        // reordered.
         let mixes = !(axes.contains(&1) || axes.contains(&2) && axes.contains(&3));
         if x.shape.rank() != 4 || (!keeps && mixes) {
             return Ok(None);
@@ -84,7 +85,7 @@ pub(super) fn fold(call: &RefCall, start: f64, f: impl Fn(f64, f64) -> f64) -> V
     out
 }
 
-/// Sample cases of any reduction.
+/// Returns sample cases for any reduction.
 pub(super) fn samples(sizes: &mut Sizes, fill: Option<Fill>) -> Vec<Sample> {
     let s = sizes.shape(3, 40);
     let cases: Vec<(Vec<usize>, Vec<i64>, bool)> = vec![
@@ -114,14 +115,14 @@ pub(super) fn samples(sizes: &mut Sizes, fill: Option<Fill>) -> Vec<Sample> {
         .collect()
 }
 
-/// Brings a reduced value back to the operand's rank, so that it broadcasts against the operand.
+/// Reshapes a reduced value to the operand's rank, so that it broadcasts against the operand.
 pub(super) fn keep_dims(cx: &mut GradCx, reduced: Value) -> Result<Value, String> {
     let shape = Shape::new(cx.shape(cx.operand(0)))?;
     let kept = kept_shape(&shape, cx.attrs())?;
     Ok(cx.reshape(reduced, &kept).into())
 }
 
-/// The gradient of a smallest or largest element: equal ones share it evenly.
+/// Returns the gradient rule for a smallest or largest element: equal elements share the gradient evenly.
 pub(super) fn extremum_gradient() -> Gradient<'static> {
     Gradient::rule(|cx| {
         let (x, y, dy) = (cx.operand(0), cx.result(0), cx.grad(0));
@@ -186,8 +187,8 @@ impl Operator for Sum {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Reduction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Reduction
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
@@ -257,8 +258,8 @@ impl Operator for Max {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Reduction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Reduction
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
@@ -340,8 +341,8 @@ impl Operator for Mean {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Reduction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Reduction
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
@@ -368,33 +369,33 @@ impl Graph {
         self.call(OpRef::new(op), attrs, vec![x])
     }
 
-    /// Sum over `axes` (negative ones count from the last; none means all). `keep_dims` leaves the
-    /// reduced axes with size 1.
+    /// Computes the sum over `axes` (negative ones count from the last; none means all).
+    /// `keep_dims` leaves the reduced axes with size 1.
     #[track_caller]
     pub fn sum(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Sum, x.into(), axes, keep_dims)
     }
 
-    /// Largest element over `axes`; see [`Graph::sum`] for the arguments, and [`Graph::maximum`] for the larger of two
-    /// tensors.
+    /// Computes the largest element over `axes`; see [`Graph::sum`] for the arguments, and
+    /// [`Graph::maximum`] for the larger of two tensors.
     #[track_caller]
     pub fn max(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Max, x.into(), axes, keep_dims)
     }
 
-    /// Mean over `axes`; see [`Graph::sum`] for the arguments.
+    /// Computes the mean over `axes`; see [`Graph::sum`] for the arguments.
     #[track_caller]
     pub fn mean(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Mean, x.into(), axes, keep_dims)
     }
 
-    /// Sum of all elements, of shape `[]`.
+    /// Computes the sum of all elements, of shape `[]`.
     #[track_caller]
     pub fn sum_all(&mut self, x: impl Into<Value>) -> NodeId {
         self.reduce(&Sum, x.into(), &[], false)
     }
 
-    /// Mean of all elements, of shape `[]`.
+    /// Computes the mean of all elements, of shape `[]`.
     #[track_caller]
     pub fn mean_all(&mut self, x: impl Into<Value>) -> NodeId {
         self.reduce(&Mean, x.into(), &[], false)

@@ -1,25 +1,29 @@
-//! All operators by name: the core's own, those that plugins announce, and those that rule sets bring.
+//! Registry of all operators by name: operators of the core, of plugins and of rule sets.
 
 use std::collections::HashMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use super::{OpRef, builtin};
+use super::OpRef;
 use crate::error::Error;
 
 /// Entry of the registry of operators.
 pub struct OpEntry(pub OpRef);
-/// Entry of what brings operators in groups: linked rule sets, each with its operators.
+/// Entry for groups of operators: linked rule sets, each with its operators.
 pub(crate) struct OpGroups(pub(crate) fn() -> Vec<Vec<OpRef>>);
 
+/// Entry for the operators of this crate.
+pub(crate) struct BuiltinOps(pub(crate) fn() -> Vec<OpRef>);
+
 inventory::collect!(OpEntry);
+inventory::collect!(BuiltinOps);
 inventory::collect!(OpGroups);
 
-/// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered
-/// at run time add theirs.
+/// The registered operators, and the errors of rejected ones. Linked operators are collected once; rule sets that are
+/// registered at run time add their operators.
 struct OpTable {
     ops: Vec<OpRef>,
     by_name: HashMap<&'static str, OpRef>,
-    /// Operators that linked rule sets bring, with the place of the set.
+    /// Operators of linked rule sets, with the index of the set.
     of_sets: HashMap<&'static str, usize>,
     problems: Vec<Error>,
 }
@@ -29,25 +33,26 @@ fn op_table() -> &'static RwLock<OpTable> {
     TABLE.get_or_init(|| RwLock::new(collect_ops()))
 }
 
-/// All operators by name: this crate's, the plugins' and those of rule sets. Of two with one name the first is
-/// kept and the other reported by [`op_problems`].
+/// Returns all operators: those of this crate, of plugins and of rule sets. If two have the same
+/// name, the first is kept and [`op_problems`] reports the other.
 pub fn ops() -> Vec<OpRef> {
     op_table().read().unwrap_or_else(PoisonError::into_inner).ops.clone()
 }
 
-/// Operators that were rejected because their name is taken.
+/// Returns errors of operators that were rejected because their name is taken.
 pub fn op_problems() -> Vec<Error> {
     let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
     table.problems.clone()
 }
 
-/// The operator of that name.
+/// Returns the operator with this name.
 pub fn op(name: &str) -> Option<OpRef> {
     let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
     table.by_name.get(name).copied()
 }
 
-/// Index in [`linked_rule_sets`](crate::rule_set::linked_rule_sets) of the set that brought an operator.
+/// Returns the index in [`linked_rule_sets`](crate::rule_set::linked_rule_sets) of the set that
+/// contains an operator.
 pub fn linked_set_of(name: &str) -> Option<usize> {
     let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
     table.of_sets.get(name).copied()
@@ -67,7 +72,7 @@ pub fn register_ops(ops: &[OpRef]) -> Result<(), OpRef> {
 }
 
 impl OpTable {
-    /// Adds operators whose names are free.
+    /// Adds the operators whose names are free.
     fn extend(&mut self, ops: &[OpRef]) {
         for op in ops {
             self.by_name.insert(op.get().name(), *op);
@@ -84,7 +89,9 @@ fn collect_ops() -> OpTable {
         of_sets: HashMap::new(),
         problems: Vec::new(),
     };
-    table.extend(&builtin());
+    for list in inventory::iter::<BuiltinOps> {
+        table.extend(&(list.0)());
+    }
     let mut plugins: Vec<OpRef> = inventory::iter::<OpEntry>.into_iter().map(|e| e.0).collect();
     plugins.sort_by_key(|op| op.name());
     for op in plugins {

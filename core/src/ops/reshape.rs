@@ -1,7 +1,7 @@
-//! The same elements in another shape.
+//! Reshaping of a tensor.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -65,8 +65,8 @@ impl Operator for Reshape {
         Some(0)
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::View
+    fn fusing(&self) -> FusionRole {
+        FusionRole::View
     }
 
     fn cost(&self, _: &Call) -> Cost {
@@ -87,8 +87,8 @@ impl Operator for Reshape {
 }
 
 impl Graph {
-    /// The elements of `x` in row-major order, in another shape; the operand itself if it has that
-    /// shape. No data moves.
+    /// Reshapes `x` without moving data: its elements keep their row-major order. Returns the operand itself if it has
+    /// that shape.
     #[track_caller]
     pub fn reshape(&mut self, x: impl Into<Value>, shape: &[usize]) -> NodeId {
         let x = x.into();
@@ -98,7 +98,7 @@ impl Graph {
         self.call(OpRef::new(&Reshape), Attrs::new().with("shape", shape), vec![x])
     }
 
-    /// Reshapes to `[rows, rest]`: the first axis stays, the others are joined.
+    /// Reshapes to `[rows, rest]`: joins all axes except the first.
     #[track_caller]
     pub fn flatten(&mut self, x: impl Into<Value>) -> NodeId {
         let x = x.into();

@@ -1,10 +1,10 @@
 //! Root-mean-square normalisation over the last axis.
 
 use super::layer_norm::{expect_eps, expect_rows, row_type};
-use super::norm_grad::{RmsNormGrad, Saved, through_statistics};
+use super::norm_grad::{RmsNormGrad, SavedStatistics, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float,
     expect_same_dtype,
 };
 use crate::NodeId;
@@ -14,7 +14,8 @@ use crate::shape::TensorType;
 
 pub(super) struct RmsNorm;
 
-/// The `eps` of a sample case with rows of so many elements: the gradient of the shortest is dominated by it.
+/// Returns the `eps` of a sample case with rows of `width` elements. It is so large that it dominates the gradient of
+/// the shortest rows.
 pub(super) fn sample_eps(width: usize) -> f64 {
     if width < 3 { 0.5 } else { 1e-5 }
 }
@@ -64,7 +65,7 @@ impl Operator for RmsNorm {
             let operands = vec![x, cx.operand(1), rstd, dy];
             let call = cx.call(OpRef::new(&RmsNormGrad), Attrs::new(), operands);
             let [dx, dweight] = [0, 1].map(|port| cx.port(call, port));
-            let saved = Saved {
+            let saved = SavedStatistics {
                 mean: None,
                 rstd,
                 dmean: None,
@@ -99,8 +100,8 @@ impl Operator for RmsNorm {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Rows
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -125,7 +126,7 @@ impl Operator for RmsNorm {
 
 impl Graph {
     /// Divides each row (last axis) of `x [..., d]` by its root mean square and scales by `weight [d]`:
-    /// `x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is port 1, `[..., 1]`.
+    /// `x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`; port 1 is `rstd`, `[..., 1]`.
     #[track_caller]
     pub fn rms_norm(&mut self, x: impl Into<Value>, weight: impl Into<Value>, eps: f32) -> NodeId {
         let attrs = Attrs::new().with("eps", eps);

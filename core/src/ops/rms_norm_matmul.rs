@@ -1,10 +1,10 @@
-//! Root-mean-square normalisation as the prologue of matrix products.
+//! Matrix products with a root-mean-square normalisation as their prologue.
 
 use super::matmul::MatMul;
 use super::quantized::QuantizedMatMul;
 use super::rms_norm::{self, RmsNorm};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::graph::Value;
 use crate::shape::TensorType;
@@ -12,12 +12,12 @@ use crate::shape::TensorType;
 pub(super) struct RmsNormMatMul;
 pub(super) struct RmsNormQuantizedMatMul;
 
-/// Attributes of the product.
+/// Returns the attributes of a product without transposition.
 fn plain() -> Attrs {
     Attrs::new().with("transpose_a", false).with("transpose_b", false)
 }
 
-/// Types of the results of `product` after a normalisation, and of the rstd.
+/// Returns the types of the results of `product` after a normalisation, and of the rstd.
 fn infer(call: &Call, product: &dyn Operator, attrs: &Attrs) -> Result<Vec<TensorType>, String> {
     let [x, weight, matrix @ ..] = call.inputs else {
         return Err("takes rows, the norm's weight and a matrix".into());
@@ -36,7 +36,7 @@ fn infer(call: &Call, product: &dyn Operator, attrs: &Attrs) -> Result<Vec<Tenso
     Ok(types)
 }
 
-/// The normalisation, and `product` of it.
+/// Adds the normalisation of the first operand, and `product` of the result.
 fn expand(cx: &mut Expansion, product: OpRef, attrs: Attrs) -> Result<Vec<Value>, String> {
     let [x, weight, matrix @ ..] = cx.inputs else {
         return Err("takes rows, the norm's weight and a matrix".into());
@@ -46,7 +46,7 @@ fn expand(cx: &mut Expansion, product: OpRef, attrs: Attrs) -> Result<Vec<Value>
     Ok(vec![out.into(), cx.graph.port(rows, 1)])
 }
 
-/// Operations of a norm of so many elements, and of the products of what follows.
+/// Returns the operations of a norm of `normed` elements and of the products that follow it.
 fn flops(normed: u64, results: u64, others: u64) -> u64 {
     let products = results.saturating_mul(others).saturating_mul(2);
     normed.saturating_mul(4).saturating_add(products)
@@ -65,8 +65,8 @@ impl Operator for RmsNormMatMul {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn arity(&self) -> Arity {
@@ -129,8 +129,8 @@ impl Operator for RmsNormQuantizedMatMul {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn arity(&self) -> Arity {

@@ -1,4 +1,4 @@
-//! Sample cases: concrete calls that every backend is tested with.
+//! Sample cases: calls with concrete operands with which every backend is tested.
 
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -10,8 +10,8 @@ use crate::shape::{Shape, TensorType};
 /// Values of one operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
-    /// Uniform in the range, none of them within a small distance of an integer or of zero, so that
-    /// finite differences do not straddle a kink or a step there.
+    /// Uniform in the range, but at a minimum distance from zero and from integers, so that finite differences do not
+    /// cross a kink or a step there.
     Range(f64, f64),
     /// Integers in `0..bound`.
     Below(u32),
@@ -34,7 +34,7 @@ pub struct SampleInput {
     pub shape: Vec<usize>,
     /// Values.
     pub fill: Fill,
-    /// Whether the operand must be a state (for operators that write it).
+    /// `true` if the operand must be a state (for operators that write it).
     pub state: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A case with the default tolerance of `1e-5`.
+    /// Creates a case with the default tolerance of `1e-5`.
     pub fn new(label: impl Into<String>, inputs: Vec<SampleInput>, attrs: Attrs) -> Self {
         Sample {
             label: label.into(),
@@ -63,47 +63,47 @@ impl Sample {
         }
     }
 
-    /// The same case of a result that is rounded to the type of a cache.
+    /// Sets the tolerance for results that are rounded to the type of a cache.
     pub(super) fn written_to_cache(mut self, dtype: DType) -> Self {
         if dtype == DType::F16 {
-            // Half a unit of eleven bits.
+            // Half a unit in the last place of 11 bits.
             self.tolerance = self.tolerance.max(2f64.powi(-11));
         }
         self
     }
 
-    /// The same case with one more operand behind the first.
+    /// Inserts an operand after the first.
     pub(super) fn with_second(mut self, operand: SampleInput) -> Self {
         self.inputs.insert(1, operand);
         self
     }
 
-    /// Types of the operands.
+    /// Returns the types of the operands.
     ///
     /// # Errors
-    /// A shape with more elements than there can be.
+    /// A shape with too many elements.
     pub fn input_types(&self) -> Result<Vec<TensorType>, String> {
         self.inputs.iter().map(SampleInput::ty).collect()
     }
 }
 
 impl SampleInput {
-    /// `f32` operand with values in `[-2, 2]`.
+    /// Creates an `f32` operand with values in `[-2, 2]`.
     pub fn f32(shape: &[usize]) -> Self {
         SampleInput::range(shape, -2.0, 2.0)
     }
 
-    /// `f32` operand with values in a range.
+    /// Creates an `f32` operand with values in a range.
     pub fn range(shape: &[usize], low: f64, high: f64) -> Self {
         SampleInput::filled(DType::F32, shape, Fill::Range(low, high))
     }
 
-    /// `u32` operand with values in `0..bound`.
+    /// Creates a `u32` operand with values in `0..bound`.
     pub fn below(shape: &[usize], bound: usize) -> Self {
         SampleInput::filled(DType::U32, shape, Fill::Below(bound as u32))
     }
 
-    /// A key-value cache, with numbers that are exact in its type.
+    /// Creates a KV cache, with numbers that are exact in its type.
     pub(super) fn cache(dtype: DType, shape: &[usize]) -> Self {
         match dtype {
             DType::F16 => SampleInput::filled(dtype, shape, Fill::Below(5)),
@@ -111,12 +111,12 @@ impl SampleInput {
         }
     }
 
-    /// Whether its rows have pairs of elements, as those of a cache of `f16` need.
+    /// Returns `true` if its rows have an even number of elements, as a cache of `f16` requires.
     pub(super) fn has_pairs(&self) -> bool {
         self.shape.last().is_some_and(|width| width.is_multiple_of(2))
     }
 
-    /// Any operand.
+    /// Creates any operand.
     pub fn filled(dtype: DType, shape: &[usize], fill: Fill) -> Self {
         SampleInput {
             dtype,
@@ -126,16 +126,16 @@ impl SampleInput {
         }
     }
 
-    /// Its type.
+    /// Returns the operand's type.
     ///
     /// # Errors
-    /// A shape with more elements than there can be.
+    /// A shape with too many elements.
     pub fn ty(&self) -> Result<TensorType, String> {
         Ok(TensorType::new(self.dtype, Shape::new(&self.shape)?))
     }
 
-    /// Adds the operand to a graph: an input of a type, or what persists if the operator writes it, a state, or a parameter where
-    /// it is not of `f32`, as states are.
+    /// Adds the operand to a graph as an input, or, if the operator writes it, as a state (`f32`)
+    /// or a parameter (other types).
     #[track_caller]
     pub fn leaf(&self, g: &mut Graph, name: &str, dtype: DType) -> NodeId {
         match (self.state, self.dtype) {
@@ -145,14 +145,14 @@ impl SampleInput {
         }
     }
 
-    /// The same operand as a state.
+    /// Turns the operand into a state.
     #[must_use]
     pub fn state(mut self) -> Self {
         self.state = true;
         self
     }
 
-    /// Values of the operand, deterministic in the generator.
+    /// Draws the values of the operand; equal states of the generator give equal values.
     pub fn values(&self, rng: &mut SplitMix64) -> Vec<f64> {
         let len: usize = self.shape.iter().product();
         match self.fill {
@@ -194,21 +194,21 @@ fn distinct(len: usize, rng: &mut SplitMix64) -> Vec<f64> {
     values
 }
 
-/// Source of dimensions for sample cases: 1, odd, prime and larger-than-a-tile sizes come up often.
+/// Source of dimensions for sample cases; it often draws 1, odd numbers, primes and sizes larger than a tile.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     rng: SplitMix64,
 }
 
 impl Sizes {
-    /// A stream of sizes.
+    /// Creates a stream of sizes.
     pub fn new(seed: u64) -> Self {
         Sizes {
             rng: SplitMix64::new(seed ^ 0x5153_e5a1),
         }
     }
 
-    /// A dimension in `1..=max`.
+    /// Draws a dimension in `1..=max`.
     pub fn dim(&mut self, max: usize) -> usize {
         const INTERESTING: [usize; 12] = [1, 2, 3, 5, 7, 8, 13, 17, 31, 33, 64, 67];
         let fitting = INTERESTING.iter().filter(|&&d| d <= max).count();
@@ -219,12 +219,12 @@ impl Sizes {
         }
     }
 
-    /// A number in `0..bound`.
+    /// Draws a number in `0..bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         self.rng.below(bound)
     }
 
-    /// A shape of that rank.
+    /// Draws a shape of that rank.
     pub fn shape(&mut self, rank: usize, max: usize) -> Vec<usize> {
         (0..rank).map(|_| self.dim(max)).collect()
     }

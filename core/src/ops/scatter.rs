@@ -1,4 +1,4 @@
-//! Parts of a tensor along an axis replaced by others.
+//! Replacement of slices of a tensor along an axis.
 
 use super::gather::around_axis;
 use super::sample::{Sample, SampleInput, Sizes};
@@ -12,8 +12,8 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Scatter;
 
-/// 1 for each index that is the last of its kind, and so not overwritten by a later one: every place holds the
-/// last position that was written there.
+/// Returns 1 for each index that no later index repeats, so that its slice is not overwritten. To find these, it
+/// scatters positions: every row of the result then contains the last position that was written to it.
 fn is_last(g: &mut Graph, indices: Value, rows: usize) -> NodeId {
     let count = g.shape(indices).iter().product::<usize>();
     let positions = g.constant_u32((0..count as u32).collect(), &[count]);
@@ -164,9 +164,9 @@ impl Operator for Scatter {
 }
 
 impl Graph {
-    /// `x` with its parts along the axis at `indices [i]` (`u32`) replaced by those of `updates`, which has size
-    /// `i` at the axis; the last one counts where an index repeats. A negative axis counts from the last. An
-    /// index outside of the axis is an error of the step that meets it.
+    /// Replaces the slices of `x` along the axis at `indices [i]` (`u32`) by those of `updates`,
+    /// which has size `i` at the axis; if an index repeats, the last slice counts. A negative axis
+    /// counts from the last. An index out of range is an error of the step.
     #[track_caller]
     pub fn scatter(
         &mut self,

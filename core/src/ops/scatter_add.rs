@@ -1,4 +1,4 @@
-//! Sums of the parts along an axis that share an index.
+//! Sums of slices that have the same index, along an axis.
 
 use super::gather::around_axis;
 use super::sample::{Sample, SampleInput, Sizes};
@@ -11,7 +11,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct ScatterAdd;
 
-/// The axis of the result along which it is indexed.
+/// Returns the indexed axis of the result.
 fn axis(attrs: &Attrs, indices: &Shape, updates: &Shape) -> Result<usize, String> {
     let given = attrs.int("axis")?;
     let Some(rank) = (updates.rank() + 1).checked_sub(indices.rank()) else {
@@ -108,7 +108,7 @@ impl Operator for ScatterAdd {
         let streaming = Cost::streaming(call, 0);
         Cost {
             flops: updates.numel() as u64,
-            // Each row that is added to is read and written once more, wherever it lies.
+            // Each row that is added to is read and written once more.
             bytes: streaming.bytes.saturating_add(2 * updates.bytes() as u64),
         }
     }
@@ -138,15 +138,16 @@ impl Operator for ScatterAdd {
 }
 
 impl Graph {
-    /// `[rows, j...]` where row `r` is the sum of the rows of `updates [i..., j...]` whose entry in
-    /// `indices [i...]` (`u32`) is `r`. The order of summation is fixed.
+    /// Computes `[rows, j...]` where row `r` is the sum of the rows of `updates [i..., j...]` whose
+    /// entry in `indices [i...]` (`u32`) is `r`. The order of summation is fixed.
     #[track_caller]
     pub fn scatter_add(&mut self, updates: impl Into<Value>, indices: impl Into<Value>, rows: usize) -> NodeId {
         self.scatter_add_axis(updates, indices, 0, rows)
     }
 
-    /// [`Graph::scatter_add`] along an axis: `updates [o..., i..., j...]`, whose axes from `axis` on are those
-    /// of `indices [i...]`, summed into `[o..., rows, j...]`. A negative axis counts from the last of the result.
+    /// Computes [`Graph::scatter_add`] along an axis: `updates [o..., i..., j...]`, whose axes from
+    /// `axis` on are the axes of `indices [i...]`, summed into `[o..., rows, j...]`. A negative
+    /// axis counts from the last of the result.
     #[track_caller]
     pub fn scatter_add_axis(
         &mut self,

@@ -1,7 +1,7 @@
-//! Choice between two operands, element by element.
+//! Selection between two operands, element by element.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -88,8 +88,8 @@ impl Operator for Select {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -120,7 +120,8 @@ impl Operator for Select {
 }
 
 impl Graph {
-    /// `a` where `condition` (`u32`) is not 0, else `b`; all three broadcast. NumPy and PyTorch call it `where`.
+    /// Selects `a` where `condition` (`u32`) is not 0, else `b`; all three broadcast. NumPy and
+    /// PyTorch call it `where`.
     #[track_caller]
     pub fn select(&mut self, condition: impl Into<Value>, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
         self.call(

@@ -152,14 +152,14 @@ impl Operator for Slice {
 }
 
 impl Graph {
-    /// The part `starts..ends` of every axis.
+    /// Takes the part `starts..ends` of every axis.
     #[track_caller]
     pub fn slice(&mut self, x: impl Into<Value>, starts: &[usize], ends: &[usize]) -> NodeId {
         let steps = vec![1; starts.len()];
         self.slice_strided(x, starts, ends, &steps)
     }
 
-    /// Every `steps`-th element of the part `starts..ends` of every axis.
+    /// Takes every `steps`-th element of the part `starts..ends` of every axis.
     #[track_caller]
     pub fn slice_strided(&mut self, x: impl Into<Value>, starts: &[usize], ends: &[usize], steps: &[usize]) -> NodeId {
         let attrs = Attrs::new()
@@ -169,7 +169,7 @@ impl Graph {
         self.call(OpRef::new(&Slice), attrs, vec![x.into()])
     }
 
-    /// The part `start..end` of one axis (negative axes count from the last).
+    /// Takes the part `start..end` of one axis (negative axes count from the last).
     #[track_caller]
     pub fn slice_axis(&mut self, x: impl Into<Value>, axis: i32, start: usize, end: usize) -> NodeId {
         let x = x.into();

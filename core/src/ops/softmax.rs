@@ -1,7 +1,9 @@
 //! Softmax and its logarithm along one axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -110,8 +112,8 @@ impl Operator for Softmax {
         Cost::streaming(call, 12)
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Rows
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -178,8 +180,8 @@ impl Operator for LogSoftmax {
         Cost::streaming(call, 12)
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Rows
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -188,13 +190,13 @@ impl Operator for LogSoftmax {
 }
 
 impl Graph {
-    /// Softmax along an axis (negative axes count from the last).
+    /// Computes the softmax along an axis (negative axes count from the last).
     #[track_caller]
     pub fn softmax(&mut self, x: impl Into<Value>, axis: i32) -> NodeId {
         self.call(OpRef::new(&Softmax), Attrs::new().with("axis", axis), vec![x.into()])
     }
 
-    /// Logarithm of the softmax along an axis (negative axes count from the last).
+    /// Computes the logarithm of the softmax along an axis (negative axes count from the last).
     #[track_caller]
     pub fn log_softmax(&mut self, x: impl Into<Value>, axis: i32) -> NodeId {
         self.call(OpRef::new(&LogSoftmax), Attrs::new().with("axis", axis), vec![x.into()])

@@ -1,4 +1,4 @@
-//! Cutting a tensor into parts along an axis.
+//! Splitting of a tensor into parts along an axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -104,7 +104,7 @@ impl Operator for Split {
 }
 
 impl Graph {
-    /// Cuts `x` along an axis (negative axes count from the last) into parts of the given sizes, which add up to
+    /// Splits `x` along an axis (negative axes count from the last) into parts of the given sizes. The sizes add up to
     /// that of the axis.
     #[track_caller]
     pub fn split(&mut self, x: impl Into<Value>, axis: i32, sizes: &[usize]) -> Vec<Value> {
@@ -113,13 +113,13 @@ impl Graph {
         (0..sizes.len() as u32).map(|port| self.port(node, port)).collect()
     }
 
-    /// Cuts `x` along an axis into `n` parts of equal size, the last one smaller where `n` does not divide the
-    /// axis; fewer than `n` parts where so many suffice, as in PyTorch's `chunk`.
+    /// Splits `x` along an axis into `n` parts of equal size; the last one is smaller if `n` does not divide the axis.
+    /// There may be fewer than `n` parts, as in PyTorch's `chunk`.
     #[track_caller]
     pub fn chunk(&mut self, x: impl Into<Value>, axis: i32, n: usize) -> Vec<Value> {
         let x = x.into();
         let Some(ty) = self.ty(x) else {
-            // Poisoned or foreign: the call says what is wrong.
+            // Poisoned or foreign: the call reports the error.
             return self.split(x, axis, &[0]);
         };
         let len = match ty.shape.axis(axis.into()) {

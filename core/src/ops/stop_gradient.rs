@@ -1,7 +1,7 @@
-//! Identity through which no gradient flows.
+//! An identity operator through which no gradient flows.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, FusionRole, Gradient, InferenceForm, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -50,8 +50,8 @@ impl Operator for StopGradient {
         InferenceForm::Rewrite(Box::new(|cx| Ok(vec![cx.inputs[0]])))
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::View
+    fn fusing(&self) -> FusionRole {
+        FusionRole::View
     }
 
     fn cost(&self, _: &Call) -> Cost {
@@ -64,7 +64,7 @@ impl Operator for StopGradient {
 }
 
 impl Graph {
-    /// `x` as a constant for differentiation.
+    /// Treats `x` as a constant for differentiation.
     #[track_caller]
     pub fn stop_gradient(&mut self, x: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&StopGradient), Attrs::new(), vec![x.into()])

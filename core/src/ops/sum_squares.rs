@@ -68,7 +68,7 @@ impl Operator for SumSquares {
 }
 
 impl Graph {
-    /// Sum of the squares of all elements, of shape `[]`.
+    /// Computes the sum of the squares of all elements, of shape `[]`.
     #[track_caller]
     pub fn sum_squares(&mut self, x: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&SumSquares), Attrs::new(), vec![x.into()])

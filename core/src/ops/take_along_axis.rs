@@ -1,4 +1,4 @@
-//! One element for each position of an index tensor, along an axis.
+//! Selection of one element along an axis for each entry of an index tensor.
 
 use super::gather::around_axis;
 use super::sample::{Sample, SampleInput, Sizes};
@@ -11,7 +11,7 @@ use crate::shape::TensorType;
 
 pub(super) struct TakeAlongAxis;
 
-/// Whether two shapes are equal on all axes but one.
+/// Returns `true` if two shapes are equal except for one axis.
 pub(super) fn equal_but(a: &[usize], b: &[usize], axis: usize) -> bool {
     a.len() == b.len() && (0..a.len()).all(|i| i == axis || a[i] == b[i])
 }
@@ -85,7 +85,7 @@ impl Operator for TakeAlongAxis {
                 let (o, i) = (at / (count * inner), at % inner);
                 let index = index as usize;
                 let found = x.data.get((o * len + index) * inner + i);
-                // A step with an index out of range fails; the oracle has no better number for it.
+                // An index out of range fails the step, so the oracle may return NaN.
                 found.copied().filter(|_| index < len).unwrap_or(f64::NAN)
             };
             vec![indices.data.iter().enumerate().map(element).collect()]
@@ -126,9 +126,9 @@ impl Operator for TakeAlongAxis {
 }
 
 impl Graph {
-    /// For each entry of `indices` (`u32`, of the shape of `x` but for the axis) the element of `x` at that
-    /// place along the axis; a negative axis counts from the last. An index outside of the axis is an error of
-    /// the step that meets it.
+    /// Takes the element of `x` at each index along the axis. `indices` (`u32`) has the shape of `x` except for the
+    /// axis; the result has the shape of `indices`. A negative axis counts from the last. An index out of range is an
+    /// error of the step.
     #[track_caller]
     pub fn take_along_axis(&mut self, x: impl Into<Value>, indices: impl Into<Value>, axis: i32) -> NodeId {
         let attrs = Attrs::new().with("axis", axis);

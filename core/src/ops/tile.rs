@@ -46,7 +46,7 @@ impl Operator for Tile {
         let times = |(&size, &n): (&usize, &usize)| size.checked_mul(n);
         let dims: Option<Vec<usize>> = x.shape.iter().zip(&repeats).map(times).collect();
         let dims = dims.ok_or_else(|| format!("{x} repeated {repeats:?} times has too many elements"))?;
-        // The shape with an axis for the repeats must exist as well.
+        // The shape with an additional axis for the repeats must be valid, too.
         let apart: Vec<usize> = repeats.iter().zip(x.shape.iter()).flat_map(|(&n, &d)| [n, d]).collect();
         Shape::new(&apart)?;
         Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
@@ -98,7 +98,7 @@ impl Operator for Tile {
 }
 
 impl Graph {
-    /// `x` beside itself: `repeats[a]` times along axis `a`.
+    /// Repeats `x` `repeats[a]` times along axis `a`.
     #[track_caller]
     pub fn tile(&mut self, x: impl Into<Value>, repeats: &[usize]) -> NodeId {
         self.call(OpRef::new(&Tile), Attrs::new().with("repeats", repeats), vec![x.into()])

@@ -13,7 +13,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct TopK;
 
-/// Largest first, NaN before all.
+/// Compares numbers for descending order, with NaN first.
 fn descending(a: f64, b: f64) -> Ordering {
     match (a.is_nan(), b.is_nan()) {
         (false, false) => b.partial_cmp(&a).unwrap_or(Ordering::Equal),
@@ -138,8 +138,8 @@ impl Operator for TopK {
 }
 
 impl Graph {
-    /// The `k` largest elements along an axis, largest first: port 0 holds the values, port 1 their positions
-    /// (`u32`). Of equal elements the first comes first; NaN counts as largest.
+    /// Finds the `k` largest elements along an axis, largest first: port 0 holds the values, port 1 their positions
+    /// (`u32`). Equal elements keep their order; NaN counts as largest.
     #[track_caller]
     pub fn top_k(&mut self, x: impl Into<Value>, axis: i32, k: usize) -> NodeId {
         let attrs = Attrs::new().with("k", k).with("axis", axis);

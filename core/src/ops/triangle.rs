@@ -8,7 +8,7 @@ use crate::graph::{Graph, Value};
 use crate::ops::operator::short_name;
 use crate::shape::TensorType;
 
-/// The part on one side of a diagonal.
+/// An operator that keeps the part of each matrix on one side of a diagonal, and sets the rest to zero.
 pub(super) struct Triangle {
     lower: bool,
 }
@@ -17,10 +17,11 @@ pub(super) const TRIL: Triangle = Triangle { lower: true };
 pub(super) const TRIU: Triangle = Triangle { lower: false };
 
 impl Triangle {
-    /// 1 in the part, 0 outside: `[rows, columns]`.
+    /// Returns a mask `[rows, columns]` that is 1 in the kept part and 0 outside.
     fn mask(&self, g: &mut Graph, [rows, columns]: [usize; 2], diagonal: i64) -> NodeId {
-        // c <= r + diagonal, with what is negative on the other side. No number of rows or columns reaches the
-        // limit of u32 in memory, and beyond all of them the exact diagonal does not matter.
+        // c <= r + diagonal, with the diagonal added to the side on which it is positive. No number
+        // of rows or columns in memory reaches the limit of u32, and beyond all of them the exact
+        // diagonal does not matter.
         let limit = 1 << 31;
         let (up, down) = (diagonal.clamp(0, limit), (-diagonal).clamp(0, limit));
         let word = |i: usize, by: i64| u32::try_from(i as i64 + by).unwrap_or(u32::MAX);
@@ -146,14 +147,16 @@ impl Operator for Triangle {
 }
 
 impl Graph {
-    /// Each matrix of the last two axes with zeros above its `diagonal` (0 is the main one, 1 the next above).
+    /// Returns each matrix of the last two axes with zeros above its `diagonal` (0 is the main one,
+    /// 1 the next above).
     #[track_caller]
     pub fn tril(&mut self, x: impl Into<Value>, diagonal: i32) -> NodeId {
         let attrs = Attrs::new().with("diagonal", diagonal);
         self.call(OpRef::new(&TRIL), attrs, vec![x.into()])
     }
 
-    /// Each matrix of the last two axes with zeros below its `diagonal` (0 is the main one, 1 the next above).
+    /// Returns each matrix of the last two axes with zeros below its `diagonal` (0 is the main one,
+    /// 1 the next above).
     #[track_caller]
     pub fn triu(&mut self, x: impl Into<Value>, diagonal: i32) -> NodeId {
         let attrs = Attrs::new().with("diagonal", diagonal);

@@ -1,5 +1,5 @@
-//! Resizing images, and the transposes of it. Both forms are separable: an axis at a time, each result is a
-//! mix of at most two neighbours.
+//! Resizing of images, and its transpose. Both interpolations (nearest and bilinear) work on one axis after the other;
+//! along an axis, each result is a mix of at most two neighbours.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
@@ -15,22 +15,22 @@ pub(super) struct UpsampleNearest2dGrad;
 pub(super) struct UpsampleBilinear2d;
 pub(super) struct UpsampleBilinear2dGrad;
 
-/// Longest axis that is resized: tables have an entry for each of its elements.
+/// Maximum length of a resized axis: tables have an entry for each of its elements.
 pub(super) const MAX_AXIS: usize = 1 << 24;
 
-/// Which elements along an axis each result is a mix of: `lower (1 - fraction) + upper fraction`.
+/// Interpolation along an axis: each result is `lower (1 - fraction) + upper fraction`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AxisTaps {
     /// First neighbour of each result.
     pub lower: Vec<u32>,
     /// Second neighbour of each result, which may be the first one.
     pub upper: Vec<u32>,
-    /// Share of the second neighbour.
+    /// Weight of the second neighbour.
     pub fraction: Vec<f32>,
 }
 
 impl AxisTaps {
-    /// The element at `i input / output`, rounded down, alone.
+    /// Returns the interpolation that selects the element at `i input / output`, rounded down.
     fn nearest(input: usize, output: usize) -> Self {
         let lower: Vec<u32> = (0..output).map(|i| (i * input / output) as u32).collect();
         AxisTaps {
@@ -40,8 +40,8 @@ impl AxisTaps {
         }
     }
 
-    /// The two elements around a position: with aligned corners `i (input - 1) / (output - 1)`, otherwise
-    /// `(i + 1/2) input / output - 1/2`, but not below 0.
+    /// Returns the interpolation between the two elements around a position: with aligned corners, the position is
+    /// `i (input - 1) / (output - 1)`, otherwise `(i + 1/2) input / output - 1/2`, but not below 0.
     fn bilinear(input: usize, output: usize, align_corners: bool) -> Self {
         let mut taps = AxisTaps::nearest(0, 0);
         for i in 0..output {
@@ -60,10 +60,10 @@ impl AxisTaps {
         taps
     }
 
-    /// Rows and columns of a resizing from the first sizes to the second.
+    /// Returns the tables of rows and columns of a resizing from the first sizes to the second.
     ///
     /// # Errors
-    /// When `bilinear` is asked for and the attribute `align_corners` is not a flag.
+    /// `bilinear` is set, but the attribute `align_corners` is not a flag.
     pub fn of(attrs: &Attrs, from: [usize; 2], to: [usize; 2], bilinear: bool) -> Result<[Self; 2], String> {
         if !bilinear {
             return Ok([0, 1].map(|a| AxisTaps::nearest(from[a], to[a])));
@@ -73,7 +73,7 @@ impl AxisTaps {
     }
 }
 
-/// The last two sizes of `x [n, c, h, w]`, and the sizes that an attribute asks for.
+/// Returns the last two sizes of `x [n, c, h, w]`, and the sizes that an attribute requests.
 pub(super) fn image_sizes(call: &Call, attr: &str) -> Result<[[usize; 2]; 2], String> {
     expect_float(call, 0, "the operand")?;
     let x = &call.inputs[0];
@@ -96,13 +96,14 @@ pub(super) fn image_sizes(call: &Call, attr: &str) -> Result<[[usize; 2]; 2], St
     Ok([[h, w], to])
 }
 
-/// `x` with other sizes of the image.
+/// Returns the type of `x` with another height and width.
 pub(super) fn resized(x: &TensorType, [h, w]: [usize; 2]) -> Result<Vec<TensorType>, String> {
     let shape = Shape::new(&[x.shape[0], x.shape[1], h, w])?;
     Ok(vec![TensorType::new(x.dtype, shape)])
 }
 
-/// Sizes before and after a resizing, from the types of the call or of the transposed one.
+/// Returns the sizes before and after a resizing, from the types of the call or of the transposed
+/// one.
 fn sizes_of(cx: &Expansion, transposed: bool) -> [[usize; 2]; 2] {
     let operand = cx.graph.shape(cx.inputs[0]);
     let sizes = [
@@ -112,7 +113,7 @@ fn sizes_of(cx: &Expansion, transposed: bool) -> [[usize; 2]; 2] {
     if transposed { [sizes[1], sizes[0]] } else { sizes }
 }
 
-/// Column vector of weights along an axis, in the dtype of `like`.
+/// Returns the column vector of weights along an axis, in the dtype of `like`.
 fn weights(g: &mut Graph, values: Vec<f32>, axis: usize, like: Value) -> NodeId {
     let len = values.len();
     let shape = if axis == 2 { vec![len, 1] } else { vec![len] };
@@ -121,7 +122,7 @@ fn weights(g: &mut Graph, values: Vec<f32>, axis: usize, like: Value) -> NodeId 
     g.cast(constant, dtype)
 }
 
-/// Resizes an axis at a time.
+/// Resizes an image, one axis at a time.
 fn resize(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
     let [from, to] = sizes_of(cx, false);
     let taps = AxisTaps::of(cx.attrs, from, to, bilinear)?;
@@ -146,7 +147,7 @@ fn resize(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
     Ok(vec![x])
 }
 
-/// Gives each element what its results have received, an axis at a time.
+/// Computes the transpose of resizing, one axis at a time.
 fn transpose(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
     let [from, to] = sizes_of(cx, true);
     let taps = AxisTaps::of(cx.attrs, from, to, bilinear)?;
@@ -171,7 +172,7 @@ fn transpose(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
     Ok(vec![dy])
 }
 
-/// Sizes of sample images before and after.
+/// Returns sizes of sample images before and after.
 fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 2])> {
     let varied = [sizes.dim(3), sizes.dim(3), sizes.dim(13), sizes.dim(13)];
     vec![
@@ -184,7 +185,7 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 2])> {
     ]
 }
 
-/// Samples of one of the operators; `aligned` are the values of `align_corners` to try.
+/// Returns samples of one of the operators; `aligned` are the values of `align_corners` to try.
 fn samples(sizes: &mut Sizes, transposed: bool, aligned: &[Option<bool>]) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (x, to) in cases(sizes) {
@@ -203,7 +204,8 @@ fn samples(sizes: &mut Sizes, transposed: bool, aligned: &[Option<bool>]) -> Vec
     samples
 }
 
-/// One of the two operators of a transpose becomes the other: `attr` holds the size before the call.
+/// Returns the gradient rule of one of the two operators: it calls the other one. `attr` is the attribute with the
+/// image size before the call.
 fn other<'a>(op: OpRef, attr: &'static str, bilinear: bool) -> Gradient<'a> {
     Gradient::rule(move |cx| {
         let shape = cx.shape(cx.operand(0)).to_vec();
@@ -407,7 +409,7 @@ impl Operator for UpsampleBilinear2dGrad {
 }
 
 impl Graph {
-    /// `x [n, c, h, w]` resized to `[n, c, oh, ow]`: each result is the element at
+    /// Resizes `x [n, c, h, w]` to `[n, c, oh, ow]`: each result is the element at
     /// `(i h / oh, j w / ow)`, rounded down in exact arithmetic.
     #[track_caller]
     pub fn upsample_nearest2d(&mut self, x: impl Into<Value>, output_size: [usize; 2]) -> NodeId {
@@ -415,9 +417,9 @@ impl Graph {
         self.call(OpRef::new(&UpsampleNearest2d), attrs, vec![x.into()])
     }
 
-    /// `x [n, c, h, w]` resized to `[n, c, oh, ow]` by linear interpolation along both axes. With
-    /// `align_corners` the first and last elements keep their places; otherwise pixels are squares whose
-    /// centres are at halves, and the border is repeated.
+    /// Resizes `x [n, c, h, w]` to `[n, c, oh, ow]` by linear interpolation along both axes. With
+    /// `align_corners` the first and last elements keep their positions; otherwise pixels are
+    /// squares with centres at half-integers, and the border is repeated.
     #[track_caller]
     pub fn upsample_bilinear2d(&mut self, x: impl Into<Value>, output_size: [usize; 2], align_corners: bool) -> NodeId {
         let attrs = Attrs::new()

@@ -10,7 +10,7 @@ use crate::shape::TensorType;
 
 pub(super) struct Variance;
 
-/// One over the number of elements of each result, less the correction.
+/// Returns `1 / (n - correction)`, where `n` is the number of elements per result.
 fn factor(graph: &Graph, x: Value, results: usize, attrs: &Attrs) -> Result<f64, String> {
     let count = graph.shape(x).iter().product::<usize>() / results.max(1);
     Ok(1.0 / (count as f64 - attrs.size("correction")? as f64))
@@ -129,8 +129,8 @@ impl Operator for Variance {
 }
 
 impl Graph {
-    /// Variance over `axes`, the sum of squares divided by the number of elements less `correction` (1 for
-    /// Bessel's); see [`Graph::sum`] for the other arguments.
+    /// Computes the variance over `axes`, the sum of squares divided by the number of elements less
+    /// `correction` (1 for Bessel's); see [`Graph::sum`] for the other arguments.
     #[track_caller]
     pub fn variance(&mut self, x: impl Into<Value>, axes: &[i32], correction: u32, keep_dims: bool) -> NodeId {
         let attrs = Attrs::new()
@@ -140,8 +140,8 @@ impl Graph {
         self.call(OpRef::new(&Variance), attrs, vec![x.into()])
     }
 
-    /// Standard deviation: the square root of [`Graph::variance`]. Its gradient where the variance is 0 is that
-    /// of the square root there, infinite or NaN.
+    /// Computes the standard deviation: the square root of [`Graph::variance`]. Where the variance is 0, its gradient
+    /// is that of the square root of 0: infinite or NaN.
     #[track_caller]
     pub fn std_dev(&mut self, x: impl Into<Value>, axes: &[i32], correction: u32, keep_dims: bool) -> NodeId {
         let variance = self.variance(x, axes, correction, keep_dims);

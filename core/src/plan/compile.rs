@@ -1,7 +1,7 @@
 //! Lowering of a graph to a plan.
 //!
-//! What a device has no kernel for is replaced here, while the graph is there: half-precision calls are
-//! widened, composites are decomposed. What even that does not cover is an error that lists it.
+//! Calls without a kernel on the device are replaced here, while the graph is available: half-precision calls are
+//! widened, composites are decomposed. Calls that have no kernel after that are listed in an error.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,40 +20,41 @@ use crate::precision::Precision;
 use crate::reference::{expand_call, operand_name};
 use crate::shape::TensorType;
 
-/// Compiles a graph to a plan in which every operator is one kernel, for a device that has them all. `meganeura::compile` has
-/// the stage for the device that is in use.
+/// Compiles a graph to a plan for a device that has a kernel for every operator. `meganeura::compile` compiles for the
+/// selected device.
 ///
 /// # Panics
-/// With the report of [`try_compile`]'s error.
+/// Panics with the text of the error if [`try_compile`] fails.
 #[must_use]
 #[track_caller]
 pub fn compile(graph: &Graph) -> ExecutionPlan {
     unwrap_report(try_compile(graph))
 }
 
-/// [`compile`] with errors as values.
+/// Compiles like [`compile`], but returns errors instead of panicking.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds.
+/// All errors of [`Graph::verify`].
 pub fn try_compile(graph: &Graph) -> Result<ExecutionPlan> {
     let mut plan = compile_with(graph, "any", &|_| Support::Yes)?;
     plan.place_buffers(None)?;
     Ok(plan)
 }
 
-/// Compiles a graph for a device, at full precision: calls for which it has no kernel are widened or decomposed.
+/// Compiles a graph for a device, at full precision: calls without a kernel are widened or
+/// decomposed.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; [`Error::MissingKernels`] when the device lacks primitives that the graph
-/// needs.
+/// All errors of [`Graph::verify`]; [`Error::MissingKernels`] if the device lacks primitives that
+/// the graph needs.
 pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> {
     compile_at(graph, device, Precision::F32)
 }
 
-/// [`compile_for`] at a precision.
+/// Compiles like [`compile_for`], but at a given precision.
 ///
 /// # Errors
-/// See [`compile_for`].
+/// As [`compile_for`].
 pub fn compile_at(graph: &Graph, device: &dyn Device, precision: Precision) -> Result<ExecutionPlan> {
     let name = device.capabilities().name.clone();
     let mut plan = compile_with(graph, &name, &|k| device.supports(k))?;
@@ -64,8 +65,8 @@ pub fn compile_at(graph: &Graph, device: &dyn Device, precision: Precision) -> R
     Ok(plan)
 }
 
-/// Lets outputs and gradients that are old contents of persistent data be copies of them: the data itself is
-/// overwritten within the step, by a write of the graph or by an optimizer, or before the next one.
+/// Copies the outputs and gradients that are aliases of data that may be overwritten before they are read: of written
+/// or trained leaves, and of inputs. The copies keep the old contents.
 fn snapshot_overwritten(graph: &Graph) -> Graph {
     let written: HashSet<Value> = writes(graph).into_iter().map(|(_, old)| old).collect();
     let trains = !graph.gradients().is_empty();
@@ -73,7 +74,8 @@ fn snapshot_overwritten(graph: &Graph) -> Graph {
         let kind = &graph.nodes()[id.index()].kind;
         trains && matches!(kind, NodeKind::Parameter { trainable: true, .. })
     };
-    // What a graph assigns to a trained parameter is in the parameter's own buffer, which updates overwrite.
+    // A value that a graph assigns to a trained parameter is in the parameter's own buffer, which
+    // updates overwrite.
     let assigned: HashSet<Value> = graph
         .effects()
         .iter()
@@ -83,7 +85,7 @@ fn snapshot_overwritten(graph: &Graph) -> Graph {
     let overwritten = |mut value: Value| {
         loop {
             let node = &graph.nodes()[value.node.index()];
-            // Inputs are overwritten by the caller, before the result of the step may have been read.
+            // The caller may overwrite an input before it reads the result of the step.
             let fed = matches!(node.kind, NodeKind::Input);
             if fed || is_trained(value.node) || written.contains(&value) || assigned.contains(&value) {
                 return true;
@@ -111,7 +113,7 @@ fn snapshot_overwritten(graph: &Graph) -> Graph {
     out
 }
 
-/// Every write of persistent data: new value and old.
+/// Returns every write of persistent data, as pairs of the new and the old value.
 fn writes(graph: &Graph) -> Vec<(Value, Value)> {
     let mut writes = Vec::new();
     for id in graph.node_ids() {
@@ -153,7 +155,8 @@ fn compile_with(graph: &Graph, device: &str, supports: Supports) -> Result<Execu
     Ok(plan)
 }
 
-/// Appends a graph to a plan as a new segment. Leaves in `bound` use those buffers; others get their own.
+/// Appends a graph to a plan as a new segment. Leaves in `bound` use the given buffers; other
+/// leaves get their own.
 pub(super) fn lower(
     graph: &Graph,
     plan: &mut ExecutionPlan,
@@ -163,26 +166,28 @@ pub(super) fn lower(
     supports: Supports,
 ) -> Result<HashMap<Value, BufferRef>> {
     let schedule = schedule(graph)?;
-    // What no step changes comes first, in a segment of its own.
-    let invariant = match segment == FORWARD_BACKWARD {
-        true => graph.invariant_calls()?,
-        false => vec![false; graph.nodes().len()],
+    // Invariant values come first, in a segment of their own.
+    let invariant = if segment == FORWARD_BACKWARD {
+        graph.invariant_calls()?
+    } else {
+        vec![false; graph.nodes().len()]
     };
-    let (prepared, stepped): (Vec<NodeId>, Vec<NodeId>) = match invariant.contains(&true) {
-        true => (schedule.order.iter()).partition(|id| invariant[id.index()] || !graph.nodes()[id.index()].is_op()),
-        false => (Vec::new(), schedule.order.clone()),
+    let (prepared, stepped): (Vec<NodeId>, Vec<NodeId>) = if invariant.contains(&true) {
+        (schedule.order.iter()).partition(|id| invariant[id.index()] || !graph.nodes()[id.index()].is_op())
+    } else {
+        (Vec::new(), schedule.order.clone())
     };
     let mut lowering = Lowering {
         plan,
         supports,
         missing: Vec::new(),
-        // The builders of updates are the library's.
+        // The graph builders of updates belong to the library.
         sourced: segment == FORWARD_BACKWARD,
         source: None,
     };
     let mut values = HashMap::new();
     lowering.calls(graph, &prepared, &schedule, bound, None, &mut values)?;
-    // Views alone are no dispatches.
+    // A graph of views has no dispatches.
     if lowering.plan.has_open_dispatches() {
         lowering.plan.end_segment(PREPARE, true);
     }
@@ -199,7 +204,7 @@ pub(super) fn lower(
     Ok(values)
 }
 
-/// Order of execution, and the writes that happen in place.
+/// Order of execution of the nodes, and the writes that happen in place.
 struct Schedule {
     order: Vec<NodeId>,
     /// Values that are computed into the buffer of the persistent data that they replace.
@@ -230,10 +235,10 @@ fn schedule(graph: &Graph) -> Result<Schedule> {
     })
 }
 
-/// The edges of a graph from a value's node to its users, and edges that only order.
+/// Edges of a graph: from each node to its users, and additional ones that only determine the order.
 struct Ordering {
     users: Vec<Vec<NodeId>>,
-    /// For each node those that must come before it although it does not use them.
+    /// For each node, additional predecessors that it does not use as operands.
     extra: Vec<Vec<NodeId>>,
 }
 
@@ -251,7 +256,8 @@ impl Ordering {
         }
     }
 
-    /// Makes every other reader of `old` come before `writer`, unless one of them depends on the writer.
+    /// Orders every other reader of `old` before `writer`. Returns `false`, without a change, if one of them depends on
+    /// the writer.
     fn put_readers_first(&mut self, graph: &Graph, writer: NodeId, old: Value) -> bool {
         let readers = self.readers(graph, writer, old);
         if readers.is_empty() {
@@ -262,14 +268,14 @@ impl Ordering {
             return false;
         }
         for &reader in &readers {
-            // An edge like any other from now on, so that later writes see it.
+            // Treat it like any other edge, so that later writes respect it.
             self.users[reader.index()].push(writer);
         }
         self.extra[writer.index()].extend(readers);
         true
     }
 
-    /// Calls that read a value, also through aliases.
+    /// Returns the calls that read a value, also through aliases.
     fn readers(&self, graph: &Graph, writer: NodeId, old: Value) -> Vec<NodeId> {
         let mut aliases = vec![old];
         let mut readers = Vec::new();
@@ -292,7 +298,7 @@ impl Ordering {
         readers
     }
 
-    /// Everything that depends on a node.
+    /// Returns all nodes that depend on a node.
     fn reachable(&self, from: NodeId) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
         let mut open = vec![from];
@@ -311,14 +317,14 @@ struct Lowering<'a> {
     plan: &'a mut ExecutionPlan,
     supports: Supports<'a>,
     missing: Vec<MissingKernel>,
-    /// Whether lines of source are the user's.
+    /// `true` if source locations are lines of the user's code.
     sourced: bool,
-    /// The line that the present call came from.
+    /// Source line of the current call.
     source: Option<u32>,
 }
 
 impl Lowering<'_> {
-    /// Lowers all nodes. `label` replaces the nodes' own when a decomposition is lowered.
+    /// Lowers all nodes. `label` replaces the nodes' own labels when a decomposition is lowered.
     fn graph(
         &mut self,
         graph: &Graph,
@@ -332,7 +338,7 @@ impl Lowering<'_> {
         Ok(values)
     }
 
-    /// Lowers some of the nodes, whose operands are in `values` or among them.
+    /// Lowers some of the nodes. Each operand is in `values` already, or is a result of these nodes.
     fn calls(
         &mut self,
         graph: &Graph,
@@ -382,7 +388,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Writes that could not happen in place: only the last one of each leaf counts.
+    /// Copies new values that could not be written in place to their leaves; only the last write of each leaf counts.
     fn deferred_writes(&mut self, graph: &Graph, values: &HashMap<Value, BufferRef>) {
         for effect in graph.effects() {
             let (target, source) = (values[&effect.target.into()], values[&effect.value]);
@@ -437,8 +443,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Lowers one call: a kernel of the device, a widened call, or the decomposition. Results go to their
-    /// targets, or to buffers of their own; returns where they are.
+    /// Lowers one call: to a kernel of the device, a widened call, or the decomposition. Results
+    /// are written to their targets, or to buffers of their own; returns their buffers.
     fn call(
         &mut self,
         node: &Node,
@@ -513,7 +519,7 @@ impl Lowering<'_> {
         buffers
     }
 
-    /// Lowers the graph that stands for a call.
+    /// Lowers the graph that replaces a call.
     fn replacement(
         &mut self,
         graph: &Graph,

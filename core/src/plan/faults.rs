@@ -1,4 +1,5 @@
-//! Parameters and states that a step with a fault may already have changed.
+//! Analysis of faults (errors that a kernel detects, such as an index out of range): the parameters and states that a
+//! faulty step may already have changed.
 
 use std::collections::HashSet;
 
@@ -6,9 +7,9 @@ use super::{BufferRef, Dispatch, ExecutionPlan};
 use crate::ops::registered;
 
 impl ExecutionPlan {
-    /// Parameters and states that a step writes while it may still meet a fault: at the level of the last dispatch
-    /// that may have one, or before it. A backend that undoes a faulty step saves these; writes that come later it can
-    /// leave out.
+    /// Returns the parameters and states that a step writes before a fault is ruled out: at or
+    /// before the level of the last dispatch that may fault. A backend that rolls back a faulty
+    /// step saves these buffers; later writes need no copy.
     pub fn exposed_to_faults(&self, may_fault: &dyn Fn(usize) -> bool) -> Vec<BufferRef> {
         let positions = || {
             let segments = self.segments.iter().enumerate();
@@ -27,41 +28,43 @@ impl ExecutionPlan {
         exposed
     }
 
-    /// Parameters and states: what one step leaves to the next.
+    /// Returns the parameters and states: the data that is kept between steps.
     pub fn persistent(&self) -> impl Iterator<Item = BufferRef> + '_ {
         let parameters = self.param_buffers.iter().map(|(_, b)| *b);
         parameters.chain(self.state_buffers.iter().map(|s| s.buffer))
     }
 }
 
-/// Indices that a dispatch reads as the step is fed them: whether they are in range can be known before it runs.
+/// Indices that a dispatch reads from an input. As nothing changes them within the step, the host can check their range
+/// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIndices {
-    /// Number of the dispatch.
+    /// Index of the dispatch.
     pub dispatch: usize,
-    /// Their buffer, an input, which holds nothing else.
+    /// Buffer of the indices, an input.
     pub buffer: BufferRef,
-    /// How many there are, each a `u32`.
+    /// Number of indices, each a `u32`.
     pub count: usize,
-    /// What they must be below.
+    /// Exclusive upper bound.
     pub bound: usize,
 }
 
 impl HostIndices {
-    /// The first of the indices, in their buffer's bytes, that is out of range.
+    /// Returns the first index in the buffer's bytes that is out of range.
     pub fn first_outside(&self, bytes: &[u8]) -> Option<u32> {
-        /// Indices of which the largest is found at once, by vectors.
-        const TOGETHER: usize = 1024;
+        /// Number of indices whose maximum is computed at a time, with vector instructions.
+        const CHUNK_WORDS: usize = 1024;
         let (words, _) = bytes.as_chunks::<4>();
         let words = &words[..self.count.min(words.len())];
         let is_outside = |index: u32| index as usize >= self.bound;
         let largest = |words: &[[u8; 4]]| words.iter().fold(0, |most, &word| u32::from_le_bytes(word).max(most));
-        let outside = words.chunks(TOGETHER).find(|words| is_outside(largest(words)))?;
+        let outside = words.chunks(CHUNK_WORDS).find(|words| is_outside(largest(words)))?;
         let mut indices = outside.iter().map(|&word| u32::from_le_bytes(word));
         indices.find(|&index| is_outside(index))
     }
 
-    /// Of those of some dispatches, the first ones of each buffer with a count and a bound: the layers of a model read the same.
+    /// Removes duplicates: indices of several dispatches with the same buffer, count and bound, as
+    /// in all layers of a model.
     pub fn distinct(all: impl IntoIterator<Item = HostIndices>) -> Vec<HostIndices> {
         let mut found: Vec<HostIndices> = Vec::new();
         for own in all {
@@ -76,8 +79,8 @@ impl HostIndices {
 }
 
 impl ExecutionPlan {
-    /// Indices that inputs hold, for backends that look at them before anything is written: such dispatches meet no
-    /// fault, so the plan has fewer places that are [exposed](Self::exposed_to_faults) to one.
+    /// Returns the indices in inputs, for backends that check them before anything is written: such
+    /// dispatches cannot fault, so fewer buffers are [exposed](Self::exposed_to_faults).
     pub fn host_indices(&self) -> Vec<HostIndices> {
         let is_input = |buffer| self.input_buffers.iter().any(|(_, b)| *b == buffer);
         let fed = |(dispatch, d): (usize, &Dispatch)| {
@@ -95,12 +98,13 @@ impl ExecutionPlan {
 }
 
 impl Dispatch {
-    /// The number that indices which it reads must be below, if its operator reads any.
+    /// Returns the exclusive upper bound of indices that the dispatch reads, if its operator reads
+    /// any.
     pub fn index_bound(&self) -> Option<usize> {
         self.index_operand().map(|(_, bound)| bound)
     }
 
-    /// The operand that holds indices, and the number that they must be below.
+    /// Returns the operand that contains indices, and their exclusive upper bound.
     pub fn index_operand(&self) -> Option<(usize, usize)> {
         let types = self.types();
         registered::op(&self.kernel.name)?.index_bound(&self.kernel_desc(&types).call())
@@ -127,7 +131,7 @@ mod tests {
         assert_eq!(indices(5000).first_outside(&bytes(&words)), Some(50));
         assert_eq!(indices(1500).first_outside(&bytes(&words)), Some(50));
         assert_eq!(indices(1499).first_outside(&bytes(&words)), None);
-        // Of a buffer that is shorter, what is there.
+        // If the buffer is shorter, only the existing indices are checked.
         assert_eq!(indices(9000).first_outside(&bytes(&words[1501..])), Some(u32::MAX));
         assert_eq!(
             HostIndices::distinct([indices(3), indices(4), indices(3)]),
@@ -136,7 +140,8 @@ mod tests {
     }
     use crate::plan::try_compile;
 
-    /// Writes a state before an index is read, and another after it.
+    /// A state that is written before an index is read is exposed to its fault; a state that is written after it is
+    /// not.
     #[test]
     fn what_is_written_before_the_last_fault_is_exposed() {
         let mut g = Graph::new();

@@ -7,17 +7,17 @@ use crate::error::{Error, Result};
 
 impl ExecutionPlan {
     /// Adds the forward pass of another plan as a segment, which `Session::try_step_of` runs. Parameters and states of
-    /// equal names are shared, so weights and caches are in memory once; intermediates of different segments share memory.
-    /// Inputs get the names `{segment}.{input}`, named outputs `{segment}.{output}`. Outputs are appended to those of this
-    /// plan; the index of the first is returned.
+    /// equal names are shared, so weights and caches are in memory once; intermediates of different segments share
+    /// memory. Inputs get the names `{segment}.{input}`, named outputs `{segment}.{output}`. Its outputs follow the
+    /// outputs of this plan. Returns the index of the first of them.
     ///
-    /// Packed parameters can be shared only if both plans pack the same ones; otherwise, build both without the rule sets
-    /// that pack. On an error the plan is unchanged.
+    /// Packed parameters can be shared only if both plans pack the same parameters; otherwise,
+    /// build both without rule sets that pack. On an error the plan is unchanged.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`] with all tensors of equal names, but different types or packing; [`Error::InvalidUse`]
-    /// for a plan that trains, plans of different precision, the name of an existing or built-in segment, and one that is a
-    /// prefix of an input's name; a buffer that is larger than the device binds.
+    /// [`Error::ParametersDiffer`] with all tensors of equal names, but different types or packing;
+    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, the name of an existing or built-in
+    /// segment, and one that is a prefix of an input's name; a buffer that is larger than the device binds.
     pub fn join(&mut self, other: &ExecutionPlan, segment: &str, max_buffer_bytes: Option<u64>) -> Result<usize> {
         self.check_joint(other, segment)?;
         let differences = self.differences(other);
@@ -49,8 +49,8 @@ impl ExecutionPlan {
         let is_forward = |name: &str| [PREPARE, FORWARD_BACKWARD].contains(&name);
         if trains(self) || trains(other) || other.segments.iter().any(|s| !is_forward(&s.name)) {
             return refuse(
-                "plans that train, or that were merged already, cannot be merged into one session with others".into(),
-                "build both for inference, and merge the others into one of them",
+                "training plans and merged plans cannot be merged into a session with other plans".into(),
+                "build all plans for inference, and merge them into one of them",
             );
         }
         if self.precision != other.precision {
@@ -74,7 +74,7 @@ impl ExecutionPlan {
                 "give every plan that is merged its own segment name",
             );
         }
-        // By its beginning, an input's name says which segment it is of.
+        // The prefix of an input's name determines its segment.
         let begins = |(name, _): &&(String, BufferRef)| name.strip_prefix(segment).is_some_and(|n| n.starts_with('.'));
         if let Some((name, _)) = self.input_buffers.iter().find(begins) {
             return refuse(
@@ -85,7 +85,7 @@ impl ExecutionPlan {
         Ok(())
     }
 
-    /// Parameters and states that have one name in both plans, but are not stored in one way.
+    /// Lists parameters and states that exist in both plans, but are stored differently.
     fn differences(&self, other: &ExecutionPlan) -> Vec<String> {
         let own: HashMap<String, String> = self.storages().collect();
         let mut differences: Vec<String> = other
@@ -99,7 +99,7 @@ impl ExecutionPlan {
         differences
     }
 
-    /// How each parameter, state and scalar is stored, by the names that users know.
+    /// Returns the storage of each parameter, state and scalar, by the names that users see.
     fn storages(&self) -> impl Iterator<Item = (String, String)> + '_ {
         let scalars = self.scalar_buffers.iter();
         let scalars = scalars.map(|(name, b)| (format!("scalar {name}"), self.buffer_types[b.index()].to_string()));
@@ -118,7 +118,8 @@ impl ExecutionPlan {
         views.chain(scalars)
     }
 
-    /// The buffers of another plan that are buffers of this one: parameters, states, scalars and equal constants.
+    /// Maps buffers of another plan to buffers of this one: parameters, states, scalars and equal
+    /// constants.
     fn shared_leaves(&self, other: &ExecutionPlan) -> HashMap<BufferRef, BufferRef> {
         let mut map = HashMap::new();
         let by_name = |list: &[(String, BufferRef)]| list.iter().cloned().collect::<HashMap<String, BufferRef>>();
@@ -139,9 +140,9 @@ impl ExecutionPlan {
         map
     }
 
-    /// Adds the leaves of another plan that this one has not, all inputs among them.
+    /// Adds the leaves of another plan that this one lacks, including all inputs.
     fn add_leaves(&mut self, other: &ExecutionPlan, segment: &str, map: &HashMap<BufferRef, BufferRef>) {
-        // New ones are those behind the buffers that there were.
+        // New buffers come after the existing ones.
         let is_known = |list: &[(String, BufferRef)], buffer: BufferRef| list.iter().any(|(_, b)| *b == buffer);
         for ((name, buffer), info) in other.param_buffers.iter().zip(&other.param_info) {
             if is_known(&self.param_buffers, map[buffer]) {
@@ -180,7 +181,7 @@ impl ExecutionPlan {
         let inputs = other.input_buffers.iter();
         self.input_buffers
             .extend(inputs.map(|(name, b)| (format!("{segment}.{name}"), map[b])));
-        // Either all outputs have names or none has: those without go by their number.
+        // Either all outputs have names or none: unnamed outputs get their index as a name.
         if !(self.output_names.is_empty() && other.output_names.is_empty()) {
             let number = |i: usize| i.to_string();
             if self.output_names.is_empty() {
@@ -199,9 +200,10 @@ impl ExecutionPlan {
         self.sources.extend(other.sources.iter().cloned());
         let first = self.dispatches.len();
         self.segments.extend(other.segments.iter().map(|s| Segment {
-            name: match s.once {
-                true => format!("{segment}.{}", s.name),
-                false => segment.to_owned(),
+            name: if s.once {
+                format!("{segment}.{}", s.name)
+            } else {
+                segment.to_owned()
             },
             first: first + s.first,
             ..s.clone()

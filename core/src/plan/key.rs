@@ -1,18 +1,18 @@
-//! What a plan was built with.
+//! Build keys of plans.
 
 use serde::{Deserialize, Serialize};
 
 use crate::mode::Mode;
 
-/// What a plan was built with. A plan from a file is used only where every part of this is the same; the parts are
-/// words, so that a file shows them and a log can say what differs.
+/// Settings and environment of a plan's build. A plan from a file is used only if all of it matches. All fields are
+/// texts, so that files are readable and logs can name the differences.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildKey {
-    /// Version of this library, whose passes made it. Empty where the plan was compiled outside of a build.
+    /// Version of this library. Empty if the plan was compiled outside of a build.
     pub program: String,
     /// Training or inference.
     pub mode: Mode,
-    /// The update that the plan holds; empty if it holds none.
+    /// Form of the update in the plan; empty if there is none.
     pub update: String,
     /// Settings of rewriting.
     pub rewrite: String,
@@ -22,12 +22,12 @@ pub struct BuildKey {
     pub operators: String,
     /// The device's capabilities and rates.
     pub device: String,
-    /// Which kernels the device has.
+    /// Identifier of the device's kernels.
     pub kernels: String,
 }
 
 impl BuildKey {
-    /// Names of the parts in which another key differs.
+    /// Returns the names of the fields in which another key differs.
     pub fn differences(&self, other: &BuildKey) -> Vec<&'static str> {
         let parts = [
             ("program version", self.program != other.program),

@@ -1,4 +1,4 @@
-//! Dependency levels: which dispatches may run at the same time.
+//! Dependency levels: dispatches of one level may run at the same time.
 
 use std::collections::HashMap;
 
@@ -6,8 +6,8 @@ use super::memory::MemoryLayout;
 use super::{BufferRef, Dispatch, ExecutionPlan, Segment};
 
 impl ExecutionPlan {
-    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
-    /// level leaves is looked at after it.
+    /// Returns the plan with one segment for each level, and for each new segment the index of the original one. No
+    /// buffers share memory, so that the results of a level can be inspected after it.
     pub(crate) fn by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
         let mut plan = self.clone();
         plan.memory = MemoryLayout::default();
@@ -30,17 +30,17 @@ impl ExecutionPlan {
         (plan, origins)
     }
 
-    /// Number of the first dispatch that is in no segment yet.
+    /// Returns the index of the first dispatch that does not belong to a segment yet.
     fn first_open(&self) -> usize {
         self.segments.last().map_or(0, |s| s.range().end)
     }
 
-    /// Whether dispatches are in no segment yet.
+    /// Returns `true` if some dispatches do not belong to a segment yet.
     pub(super) fn has_open_dispatches(&self) -> bool {
         self.first_open() < self.dispatches.len()
     }
 
-    /// Makes a segment of the dispatches behind the last one, in levels.
+    /// Ends a segment: sorts the dispatches that belong to no segment yet into levels, and adds them as a segment.
     pub(super) fn end_segment(&mut self, name: &str, once: bool) {
         let first = self.first_open();
         let count = self.dispatches.len() - first;
@@ -67,9 +67,9 @@ struct Access {
 /// Sets each dispatch's level to the longest chain of hazards that leads to it, and sorts by level.
 ///
 /// The dispatches come in program order. Hazards are over buffers: read after write, write after read,
-/// write after write. The levels are those of Kahn's algorithm, which takes away, level by level, what
-/// depends on nothing left; walking in program order finds the same number in one pass, because every
-/// hazard points forwards. Dispatches of a level keep their program order.
+/// write after write. The levels are those of Kahn's algorithm, which repeatedly removes all nodes
+/// without remaining dependencies; walking in program order finds the same level in one pass,
+/// because every hazard points forwards. Dispatches of a level keep their program order.
 fn assign_levels(dispatches: &mut [Dispatch]) {
     let mut accesses: HashMap<BufferRef, Access> = HashMap::new();
     for d in dispatches.iter_mut() {
@@ -95,7 +95,7 @@ fn assign_levels(dispatches: &mut [Dispatch]) {
     dispatches.sort_by_key(|d| d.level);
 }
 
-/// Finds two dispatches of one level that touch a buffer which one of them writes.
+/// Finds two dispatches of one level that use the same buffer, if one of them writes it.
 pub(super) fn find_conflict(dispatches: &[Dispatch]) -> Option<(usize, usize, BufferRef)> {
     let mut touched: HashMap<BufferRef, (usize, bool)> = HashMap::new();
     let mut level = None;

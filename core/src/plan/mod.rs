@@ -1,8 +1,8 @@
 //! The execution plan: a fully static description of a step, as plain data.
 //!
-//! Every value of the graph owns one logical buffer (reshapes share theirs); leaves are filled before the
-//! dispatches begin. Backends replay the dispatches of the segments that a step asks for, level by level:
-//! dispatches of one level are independent of each other.
+//! Every value of the graph owns one logical buffer (reshapes share their operand's); leaves are
+//! filled before the dispatches begin. Backends replay the dispatches of the requested segments,
+//! level by level: dispatches of one level are independent of each other.
 
 mod compile;
 mod faults;
@@ -39,7 +39,7 @@ use crate::ops::registered;
 use crate::precision::Precision;
 use crate::shape::TensorType;
 
-/// Version of the plan's data model; raised with every incompatible change.
+/// Version of the plan's data model; increased with every incompatible change.
 pub const PLAN_VERSION: u32 = 8;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
@@ -48,7 +48,7 @@ pub const PLAN_VERSION: u32 = 8;
 pub struct BufferRef(pub u32);
 
 impl BufferRef {
-    /// As a list index.
+    /// Returns the id as a list index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -65,51 +65,52 @@ impl fmt::Display for BufferRef {
 pub struct KernelRef {
     /// Namespaced operator name.
     pub name: String,
-    /// Version of its meaning.
+    /// Version of the operator's meaning.
     pub version: u32,
 }
 
-/// A buffer as a dispatch sees it.
+/// A buffer that a dispatch reads or writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operand {
     /// The buffer.
     pub buffer: BufferRef,
-    /// Dtype and shape in which it is seen (aliases may differ in shape).
+    /// Dtype and shape as the dispatch uses them. For an alias, they may differ from the buffer's own.
     pub ty: TensorType,
 }
 
 /// One kernel launch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dispatch {
-    /// What runs.
+    /// Kernel to run.
     pub kernel: KernelRef,
     /// Attributes of the call.
     pub attrs: Attrs,
     /// Read operands.
     pub inputs: Vec<Operand>,
-    /// Written operands. One that shares its buffer with an input is computed in place.
+    /// Written operands. An output that shares its buffer with an input is computed in place.
     pub outputs: Vec<Operand>,
-    /// Position in the dependency order of its segment, from 0.
+    /// Dependency level within the segment, from 0: dispatches of one level are independent of each other.
     pub level: u32,
     /// Provenance: name or number of the node it came from, and the operator.
     pub label: String,
     /// The line that the call came from, as an index into the list of source lines of the plan.
     pub source: Option<u32>,
-    /// Whether a cooperative-matrix variant was chosen (GPU backends).
+    /// `true` if a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
-    /// Name of the kernel's variant (its schedule) that the backend chose, if it recorded one. Only that backend interprets
-    /// it.
+    /// Name of the kernel's variant (its schedule) that the backend chose, if it recorded one. Only that backend
+    /// interprets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
 
 impl Dispatch {
-    /// What runs, for listings: the kernel's name, and of a program its calls, as in `core.fused[add, relu]`.
+    /// Returns the title for listings: the kernel's name, and for a program its calls, as in
+    /// `core.fused[add, relu]`.
     pub fn title(&self) -> String {
         call_title(&self.kernel.name, &self.attrs)
     }
 
-    /// Size of all operands in bytes. A buffer that is read and written counts once.
+    /// Returns the total size of all operands in bytes; a buffer that is read and written counts once.
     pub fn operand_bytes(&self) -> u64 {
         let mut seen: Vec<BufferRef> = Vec::new();
         let mut bytes = 0;
@@ -122,12 +123,13 @@ impl Dispatch {
         bytes
     }
 
-    /// Types of what it reads, and of what it writes.
+    /// Returns the types of its inputs and of its outputs.
     pub fn types(&self) -> [Vec<TensorType>; 2] {
         [&self.inputs, &self.outputs].map(|operands| operands.iter().map(|o| o.ty.clone()).collect())
     }
 
-    /// Its kernel as devices and operators see it, with its own [types](Self::types).
+    /// Returns the description of the kernel for devices and operators; `types` are the dispatch's own
+    /// [types](Self::types).
     pub fn kernel_desc<'a>(&'a self, [inputs, outputs]: &'a [Vec<TensorType>; 2]) -> KernelDesc<'a> {
         KernelDesc {
             name: &self.kernel.name,
@@ -138,7 +140,8 @@ impl Dispatch {
         }
     }
 
-    /// Its price on a device, as of its [call](call_cost), in picoseconds; 0 for a kernel that is no operator's.
+    /// Returns the cost on a device in picoseconds, as that of its [call](call_cost); 0 if the kernel belongs to no
+    /// operator.
     pub fn cost(&self, target: &dyn Target) -> u64 {
         let types = self.types();
         let kernel = self.kernel_desc(&types);
@@ -146,7 +149,7 @@ impl Dispatch {
     }
 }
 
-/// An operator's name, and of a program the calls.
+/// Returns an operator's name, and for a program its calls.
 fn call_title(name: &str, attrs: &Attrs) -> String {
     let programs = attrs.iter().filter_map(|(_, attr)| match attr {
         Attr::Program(program) => Some(format!("[{}]", program.title())),
@@ -155,39 +158,41 @@ fn call_title(name: &str, attrs: &Attrs) -> String {
     std::iter::once(name.to_owned()).chain(programs).collect()
 }
 
-/// A consecutive range of dispatches that a step may include or leave out.
+/// A consecutive range of dispatches that a step may run or skip.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// Name; see [`PREPARE`], [`FORWARD_BACKWARD`], [`ACCUMULATE`], [`LOSS_SCALE`] and [`UPDATE`].
     pub name: String,
-    /// First dispatch.
+    /// Index of the first dispatch.
     pub first: usize,
     /// Number of dispatches.
     pub count: usize,
-    /// An `f32` of the plan; where it is not 0 when the segment begins, no parameter and no state is written by it.
+    /// An `f32` buffer: if it is not 0 when the segment begins, the segment writes no parameter and no state.
     pub skip_if: Option<BufferRef>,
-    /// Whether its results stay the same until a parameter or a state that it reads is written from outside. Such a segment
-    /// runs before the one that follows it, if one of them was.
+    /// `true` if its results stay valid until a parameter or a state that it reads is written from
+    /// outside. Such a segment then runs again before the segment that follows it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
 }
 
-/// Segment that computes what depends on parameters, states and constants alone, for the forward pass behind it.
+/// Segment that computes prepared values, which depend only on parameters, states and constants,
+/// for the forward pass after it.
 pub const PREPARE: &str = "prepare";
 
 /// Segment that computes outputs and gradients.
 pub const FORWARD_BACKWARD: &str = "forward_backward";
-/// Segment that adds the gradients to their averages, where several steps make one update.
+/// Segment that adds the gradients to their averages, if several steps make one update.
 pub const ACCUMULATE: &str = "accumulate";
-/// Segment that looks for gradients that are not finite, and changes the loss scale; see [`crate::loss_scaling`].
+/// Segment that counts gradients that are not finite, and changes the loss scale; see
+/// [`crate::loss_scaling`].
 pub const LOSS_SCALE: &str = "loss_scale";
 /// Segment that updates the parameters from the gradients, or from their averages.
 pub const UPDATE: &str = "update";
-/// Segments that a step may have; others are those of joined plans.
+/// Built-in segments; all other segments belong to joined plans.
 pub(crate) const OWN_SEGMENTS: [&str; 5] = [PREPARE, FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
 
 impl Segment {
-    /// Indices of its dispatches.
+    /// Returns the indices of its dispatches.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.count
     }
@@ -198,46 +203,46 @@ impl Segment {
 pub struct StateBuffer {
     /// Name.
     pub name: String,
-    /// Where it lives.
+    /// Its buffer.
     pub buffer: BufferRef,
     /// Every element's value in a fresh session.
     pub fill: f32,
-    /// Whether it belongs to the optimizer (moments).
+    /// `true` if it belongs to the optimizer (moments).
     pub optimizer: bool,
-    /// The packed parameter whose layout it has: its name ends in that of the parameter, and with that of a source
-    /// instead it names the part that belongs to the source.
+    /// The packed parameter that has the same layout as this state. The state's name then ends in the parameter's name;
+    /// with the name of a source instead, it is the name of that source's part of the state.
     pub packed: Option<BufferRef>,
 }
 
-/// Facts about a parameter beyond its buffer, in the order of [`ExecutionPlan::param_buffers`].
+/// Properties of a parameter, in the order of [`ExecutionPlan::param_buffers`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParamInfo {
-    /// Whether training changes it.
+    /// `true` if training changes it.
     pub trainable: bool,
-    /// How a fresh session may fill it; a packed one is filled source by source.
+    /// Initializer for fresh sessions; a packed parameter is filled source by source.
     pub init: Init,
 }
 
-/// A step as data: buffers, who fills them, and the dispatches.
+/// A step as data: buffers, the contents of leaves, and dispatches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExecutionPlan {
     /// [`PLAN_VERSION`] at the time of compilation.
     pub version: u32,
-    /// Everything but the graph that it was built from.
+    /// All settings and properties of the environment that determine the plan, in addition to the graph.
     pub build_key: BuildKey,
     /// Precision of matmuls and convolutions.
     pub precision: Precision,
-    /// The loss scale of the gradients during backpropagation, if they have one.
+    /// Settings of the loss scale during backpropagation, if gradients are scaled.
     pub loss_scaling: Option<LossScaling>,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
-    /// Dtype and shape in which each buffer was made.
+    /// Dtype and shape with which each buffer was created.
     #[serde(with = "stored::buffer_types")]
     pub buffer_types: Vec<TensorType>,
-    /// Parameters by name. A packed one has an internal name here; users refer to those that
-    /// [`ExecutionPlan::parameters`] lists.
+    /// Parameters by name. A packed parameter has an internal name here; users refer to the
+    /// parameters that [`ExecutionPlan::parameters`] lists.
     pub param_buffers: Vec<(String, BufferRef)>,
-    /// Facts about each parameter, in the same order.
+    /// Properties of each parameter, in the same order.
     pub param_info: Vec<ParamInfo>,
     /// Inputs by name.
     pub input_buffers: Vec<(String, BufferRef)>,
@@ -249,21 +254,21 @@ pub struct ExecutionPlan {
     pub state_buffers: Vec<StateBuffer>,
     /// Scalars that the session sets at each step, by name.
     pub scalar_buffers: Vec<(String, BufferRef)>,
-    /// All launches, segment after segment, sorted by level within each.
+    /// All dispatches, segment after segment, sorted by level within each.
     #[serde(with = "stored::dispatches")]
     pub dispatches: Vec<Dispatch>,
-    /// Parts of a step.
+    /// The segments of a step.
     pub segments: Vec<Segment>,
-    /// The first graph output.
+    /// The first graph output: the loss when training.
     pub loss_buffer: Option<BufferRef>,
     /// All graph outputs.
     pub output_buffers: Vec<BufferRef>,
     /// Types of the graph outputs.
     pub output_types: Vec<TensorType>,
-    /// Names of the graph outputs, as many as there are, or none.
+    /// Names of the graph outputs; one for each output, or empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub output_names: Vec<String>,
-    /// Trainable parameter and its gradient.
+    /// Each trained parameter with its gradient.
     pub param_grad_pairs: Vec<(BufferRef, BufferRef)>,
     /// Every gradient by the name of its leaf (parameters and inputs).
     pub gradient_buffers: Vec<(String, BufferRef)>,
@@ -271,35 +276,35 @@ pub struct ExecutionPlan {
     pub lse_buffers: Vec<(NodeId, BufferRef)>,
     /// Packed parameters: buffer, and names of the sources with their sizes along the axis.
     pub derived_params: Vec<(BufferRef, Vec<(String, usize)>)>,
-    /// Facts about each packed parameter, in the same order.
+    /// Properties of each packed parameter, in the same order.
     pub derived_info: Vec<DerivedInfo>,
     /// Offsets of the buffers.
     pub memory: MemoryLayout,
     /// The dispatches that are recomputed to need less memory, if a budget was given.
     pub recomputation: Option<Recomputation>,
-    /// Lines of source that dispatches came from.
+    /// Source lines that dispatches come from.
     pub sources: Vec<SourceLine>,
 }
 
 impl ExecutionPlan {
-    /// Number of levels of a segment.
+    /// Returns the number of levels of a segment.
     pub fn levels(&self, segment: &Segment) -> usize {
         self.dispatches[segment.range()]
             .last()
             .map_or(0, |d| d.level as usize + 1)
     }
 
-    /// The segment of that name.
+    /// Returns the segment with that name.
     pub fn segment(&self, name: &str) -> Option<&Segment> {
         self.segments.iter().find(|s| s.name == name)
     }
 
-    /// Bytes of all buffers together, as if none shared memory with another.
+    /// Returns the total bytes of all buffers if none shared memory.
     pub fn total_bytes(&self) -> usize {
         self.buffers.iter().sum()
     }
 
-    /// Contents of a constant buffer.
+    /// Iterates over the constant buffers, with their contents as storage bytes.
     pub fn constants(&self) -> impl Iterator<Item = (BufferRef, Vec<u8>)> + '_ {
         let floats = self
             .constant_buffers
@@ -308,7 +313,7 @@ impl ExecutionPlan {
         floats.chain(self.raw_constant_buffers.iter().map(|(b, v)| (*b, v.clone())))
     }
 
-    /// What a buffer is, for messages: a leaf by its name, or the result of a call; with its type.
+    /// Returns a description of a buffer for messages: the name of its leaf or the call that computes it, and its type.
     pub fn describe(&self, buffer: BufferRef) -> String {
         let leaf = |kind: TensorKind, list: &[(String, BufferRef)]| {
             let found = list.iter().find(|(_, b)| *b == buffer);
@@ -338,7 +343,7 @@ impl ExecutionPlan {
 }
 
 impl fmt::Display for ExecutionPlan {
-    /// One line a dispatch, by segment and level.
+    /// Writes one line a dispatch, by segment and level.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

@@ -1,4 +1,4 @@
-//! Tensors by name, where one buffer may hold several: packed parameters and what has their layout.
+//! Named tensors within buffers: packed parameters, and tensors with their layout.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,33 +7,33 @@ use crate::graph::Packing;
 use crate::init::Init;
 use crate::shape::TensorType;
 
-/// Facts about a packed parameter, in the order of [`ExecutionPlan::derived_params`].
+/// Properties of a packed parameter, in the order of [`ExecutionPlan::derived_params`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DerivedInfo {
-    /// Axis along which the sources stand one after the other.
+    /// Axis along which the sources are concatenated.
     pub axis: usize,
-    /// How a fresh session may fill each source.
+    /// Initializer of each source.
     pub init: Vec<Init>,
 }
 
 /// A named tensor of a plan: all of a buffer, or a part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorView {
-    /// Name by which users know it.
+    /// Name that users see.
     pub name: String,
     /// Its own dtype and shape.
     pub ty: TensorType,
-    /// Buffer that holds it.
+    /// Buffer that contains it.
     pub buffer: BufferRef,
-    /// Where it lies in the buffer; `None` if it is all of it.
+    /// Its part of the buffer; `None` if it is the whole buffer.
     pub part: Option<Part>,
 }
 
-/// Place of a tensor in the row-major storage of a larger one of the same rank, of which it takes consecutive
-/// entries of one axis: runs of bytes at equal distances.
+/// Location of a tensor that is a slice, along one axis, of a larger tensor in row-major storage: runs of bytes at
+/// equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: usize,
     /// Number of runs.
     pub runs: usize,
@@ -44,8 +44,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// The entries `start .. start + size` of an axis. `None` if they do not lie there, or do not begin and end
-    /// at storage granules.
+    /// Returns the location of the entries `start .. start + size` of an axis. Returns `None` if
+    /// they are out of range, or do not begin and end at storage granules.
     pub fn of(whole: &TensorType, axis: usize, start: usize, size: usize) -> Option<Part> {
         let length = *whole.shape.get(axis)?;
         if start.checked_add(size)? > length {
@@ -53,13 +53,16 @@ impl Part {
         }
         let inner: usize = whole.shape[axis + 1..].iter().product();
         let granule = whole.dtype.block().elements;
-        let bytes = |entries: usize| match (entries * inner).is_multiple_of(granule) {
-            true => whole.dtype.storage_bytes(entries * inner),
-            false => None,
+        let bytes = |entries: usize| {
+            if (entries * inner).is_multiple_of(granule) {
+                whole.dtype.storage_bytes(entries * inner)
+            } else {
+                None
+            }
         };
         let (offset, runs, run) = (bytes(start)?, whole.shape[..axis].iter().product(), bytes(size)?);
         Some(Part {
-            // Nothing begins at the beginning, so that its empty span lies within any storage.
+            // An empty part gets offset 0, so that its empty span is within any storage.
             offset: if runs == 0 || run == 0 { 0 } else { offset },
             runs,
             run,
@@ -67,7 +70,7 @@ impl Part {
         })
     }
 
-    /// Bytes from the first to the last of its own.
+    /// Returns the number of bytes from its first to its last byte.
     pub fn span(&self) -> usize {
         match (self.runs, self.run) {
             (0, _) | (_, 0) => 0,
@@ -75,12 +78,12 @@ impl Part {
         }
     }
 
-    /// Whether it is one run.
+    /// Returns `true` if there are no gaps between the runs.
     pub fn is_contiguous(&self) -> bool {
         self.span() == self.runs * self.run
     }
 
-    /// Copies the tensor out of its span.
+    /// Copies the tensor from `span`, the bytes from its first to its last.
     pub fn gather(&self, span: &[u8], tensor: &mut [u8]) {
         if self.run > 0 {
             let runs = span.chunks(self.stride);
@@ -90,7 +93,7 @@ impl Part {
         }
     }
 
-    /// Copies the tensor into its span, leaving what lies between its runs.
+    /// Copies the tensor to `span`, the bytes from its first to its last, without changing the bytes between its runs.
     pub fn scatter(&self, tensor: &[u8], span: &mut [u8]) {
         if self.run > 0 {
             let runs = span.chunks_mut(self.stride);
@@ -102,14 +105,15 @@ impl Part {
 }
 
 impl ExecutionPlan {
-    /// All parameters by the names that users know, with the sources of a packed one in its place.
+    /// Returns all parameters by the names that users see; a packed parameter is replaced by its sources.
     pub fn parameters(&self) -> Vec<TensorView> {
         let own = self.param_buffers.iter();
         own.flat_map(|(name, buffer)| self.views("", name, *buffer, Some(*buffer)))
             .collect()
     }
 
-    /// All gradients by the names of their parameters and inputs, likewise.
+    /// Returns all gradients by the names of their parameters and inputs; the gradient of a packed parameter is
+    /// replaced by the gradients of its sources.
     pub fn gradients(&self) -> Vec<TensorView> {
         let own = self.gradient_buffers.iter().flat_map(|(name, buffer)| {
             let leaf = self.leaf(name);
@@ -123,8 +127,8 @@ impl ExecutionPlan {
         own.collect()
     }
 
-    /// All states, those of the optimizer included. Where a packed parameter has one moment, it is that of its
-    /// sources.
+    /// Returns all states, including those of the optimizer. The moment of a packed parameter is
+    /// returned as the moments of its sources.
     pub fn states(&self) -> Vec<TensorView> {
         let own = self.state_buffers.iter().flat_map(|state| {
             let packed = state.packed.and_then(|p| self.parameter_name(p).map(|name| (p, name)));
@@ -136,12 +140,12 @@ impl ExecutionPlan {
         own.collect()
     }
 
-    /// Position in [`ExecutionPlan::derived_params`] of the packed parameter in a buffer.
+    /// Returns the index in [`ExecutionPlan::derived_params`] of the packed parameter in a buffer.
     pub(crate) fn derived(&self, parameter: BufferRef) -> Option<usize> {
         self.derived_params.iter().position(|(b, _)| *b == parameter)
     }
 
-    /// The tensor in a buffer, or the parts of it if it has the layout of a packed parameter.
+    /// Returns the tensor in a buffer, or its parts if it has the layout of a packed parameter.
     fn views(&self, prefix: &str, name: &str, buffer: BufferRef, layout: Option<BufferRef>) -> Vec<TensorView> {
         let Some(derived) = layout.and_then(|parameter| self.derived(parameter)) else {
             return vec![TensorView {
@@ -160,8 +164,8 @@ impl ExecutionPlan {
         self.sources(derived).into_iter().map(part).collect()
     }
 
-    /// Name, type and place of each source of a packed parameter. Sources that the storage cannot hold, which
-    /// [`ExecutionPlan::verify`] rejects, are missing.
+    /// Returns name, type and location of each source of a packed parameter. Sources that do not
+    /// fit into the storage, which [`ExecutionPlan::verify`] rejects, are omitted.
     pub(crate) fn sources(&self, derived: usize) -> Vec<(&str, TensorType, Part)> {
         let (buffer, sources) = &self.derived_params[derived];
         let axis = self.derived_info.get(derived).map_or(usize::MAX, |info| info.axis);
@@ -179,13 +183,13 @@ impl ExecutionPlan {
         found
     }
 
-    /// Name of the parameter in a buffer.
+    /// Returns the name of the parameter in a buffer.
     pub(crate) fn parameter_name(&self, buffer: BufferRef) -> Option<&str> {
         let found = self.param_buffers.iter().find(|(_, b)| *b == buffer);
         found.map(|(name, _)| name.as_str())
     }
 
-    /// The parameter or input of that name, a packed parameter by its own.
+    /// Returns the parameter or input with that name; a packed parameter by its own name.
     fn leaf(&self, name: &str) -> Option<BufferRef> {
         let mut leaves = self.param_buffers.iter().chain(&self.input_buffers);
         leaves.find(|(n, _)| n == name).map(|(_, b)| *b)

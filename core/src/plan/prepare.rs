@@ -1,4 +1,5 @@
-//! Segments that run once for many steps: what depends on parameters, states and constants alone.
+//! Segments that run once for many steps and compute prepared values, which depend only on
+//! parameters, states and constants.
 
 use std::collections::HashSet;
 
@@ -6,25 +7,26 @@ use super::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use crate::error::{Error, Result};
 
 impl ExecutionPlan {
-    /// The segment that must have run before another one, if there is one.
+    /// Returns the segment that must run before another one, if there is one.
     pub fn prepared_by(&self, segment: usize) -> Option<usize> {
         let before = segment.checked_sub(1)?;
         self.segments.get(before).filter(|s| s.once).map(|_| before)
     }
 
-    /// The dispatches of each step: all but those of segments that run once for many steps.
+    /// Iterates over the dispatches of every step, without segments that run once for many steps.
     pub fn step_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
         let stepped = self.segments.iter().filter(|s| !s.once);
         stepped.flat_map(|s| &self.dispatches[s.range()])
     }
 
-    /// The dispatches that run once for many steps.
+    /// Iterates over the dispatches that run once for many steps.
     pub fn prepared_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
         let prepared = self.segments.iter().filter(|s| s.once);
         prepared.flat_map(|s| &self.dispatches[s.range()])
     }
 
-    /// Buffers that a segment reads and does not write: those whose change makes its results stale.
+    /// Returns the buffers that a segment reads but does not write: a change of them makes its
+    /// results stale.
     pub fn sources_of(&self, segment: &Segment) -> HashSet<BufferRef> {
         let dispatches = &self.dispatches[segment.range()];
         let written = buffers(dispatches, |d| &d.outputs);
@@ -33,7 +35,8 @@ impl ExecutionPlan {
         read
     }
 
-    /// Results of segments that run once which later segments read: they take memory from step to step.
+    /// Returns the buffers that segments that run once write and that segments of each step read: they stay in memory
+    /// between steps.
     pub(super) fn kept_between_steps(&self) -> HashSet<BufferRef> {
         let prepared = self.segments.iter().filter(|s| s.once);
         let written: HashSet<BufferRef> = prepared
@@ -44,8 +47,8 @@ impl ExecutionPlan {
         read.filter(|b| written.contains(b)).collect()
     }
 
-    /// The plan with everything in every step: dispatches of segments that run once become the first levels of those
-    /// behind them.
+    /// Makes all segments run in every step: dispatches of segments that run once become the first levels of the
+    /// segment after them.
     #[must_use]
     pub fn without_prepare(mut self) -> Self {
         while let Some(at) = self.segments.iter().position(|s| s.once) {
@@ -54,7 +57,7 @@ impl ExecutionPlan {
         self
     }
 
-    /// Makes a segment that runs once a part of the one behind it.
+    /// Merges the segment at this index, which runs once, into the next one.
     fn repeat(&mut self, at: usize) {
         let prepare = self.segments.remove(at);
         let levels = self.levels(&prepare);
@@ -64,8 +67,8 @@ impl ExecutionPlan {
         self.dispatches[own].iter_mut().for_each(|d| d.level += levels as u32);
     }
 
-    /// Makes segments whose sources a dispatch writes a part of every step: in a merged plan, steps of one part may write
-    /// what another part only reads.
+    /// Makes segments that run once run in every step if a dispatch writes a buffer that they read. In a merged plan,
+    /// steps of one part may write data that another part only reads.
     pub(super) fn repeat_what_steps_change(&mut self) {
         let written = buffers(&self.dispatches, |d| &d.outputs);
         let is_changed = |plan: &Self, s: &Segment| s.once && !plan.sources_of(s).is_disjoint(&written);
@@ -74,7 +77,8 @@ impl ExecutionPlan {
         }
     }
 
-    /// What runs once reads only what outlives a step and no step writes, and another segment follows.
+    /// Checks that segments that run once read only persistent data that no step writes, and that
+    /// another segment follows.
     pub(super) fn verify_prepare(&self) -> Result<()> {
         if self.segments.iter().all(|s| !s.once) {
             return Ok(());

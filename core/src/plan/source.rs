@@ -1,4 +1,4 @@
-//! Where dispatches come from.
+//! Source lines of dispatches.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,8 +16,8 @@ pub struct SourceLine {
     pub file: String,
     /// Line, from 1.
     pub line: u32,
-    /// In a file of a plan: the first node of the graph that was built there, from which the line is found again after
-    /// the source was edited.
+    /// In a plan file, the first node of the graph that this line built. If the source was edited, the current line is
+    /// found by this node.
     pub node: Option<NodeId>,
 }
 
@@ -34,12 +34,12 @@ impl SourceLine {
 }
 
 impl ExecutionPlan {
-    /// The line that a dispatch came from.
+    /// Returns the line that a dispatch came from.
     pub fn source_of(&self, dispatch: &Dispatch) -> Option<&SourceLine> {
         self.sources.get(dispatch.source? as usize)
     }
 
-    /// Index of a line among the sources, where it is added if it is new.
+    /// Returns the index of a location in the list of source lines, after adding it if it is new.
     pub(super) fn source_index(&mut self, location: SourceLocation) -> u32 {
         let known = self.sources.iter().position(|s| s.is(&location));
         let index = known.unwrap_or_else(|| {
@@ -53,7 +53,7 @@ impl ExecutionPlan {
         index as u32
     }
 
-    /// Notes the node of each source in the graph that the plan was made from.
+    /// Records the node of each source in the graph that the plan was compiled from.
     pub(crate) fn tie_sources(&mut self, graph: &Graph) {
         let mut first: HashMap<SourceLocation, NodeId> = HashMap::new();
         for id in graph.node_ids() {
@@ -67,7 +67,7 @@ impl ExecutionPlan {
         }
     }
 
-    /// Takes the lines anew from an equal graph, whose source may have been edited.
+    /// Updates the source lines from an equal graph, because its source may have been edited.
     pub(crate) fn renew_sources(&mut self, graph: &Graph) {
         for source in &mut self.sources {
             let node = source.node.and_then(|id| graph.nodes().get(id.index()));

@@ -1,5 +1,6 @@
-//! How lists of a plan stand in files: what many entries have in common is written with the first of them, and the
-//! others name it. Layers repeat, so that most of a plan is said once; it takes a fraction of the time to read.
+//! Compact serialization of a plan's lists: data that many entries share is written only with the first of them, and
+//! later ones refer to it. As layers repeat, most of a plan is written only once, which makes reading several times
+//! faster.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,26 +11,27 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::{BufferRef, Dispatch, Operand};
 use crate::shape::TensorType;
 
-/// Names of kernels that repeat are no longer than this in bytes, lest a small file become a large plan.
+/// Maximum bytes of a kernel name that may be repeated, so that a small file cannot become a large
+/// plan.
 const MAX_NAME: usize = 255;
 
-/// The first index at which something stands, for each index.
-struct Firsts<K>(HashMap<K, u32>);
+/// The first index at which a key occurs.
+struct FirstIndices<K>(HashMap<K, u32>);
 
-impl<K: Hash + Eq> Firsts<K> {
-    /// Where the same stood before; notes it where it did not.
+impl<K: Hash + Eq> FirstIndices<K> {
+    /// Returns the index of an earlier occurrence of the key; records the index if there is none.
     fn before(&mut self, key: K, index: usize) -> Option<u32> {
         let first = *self.0.entry(key).or_insert(index as u32);
         (first as usize != index).then_some(first)
     }
 }
 
-/// A dispatch in a file; `D` and `L` are references where it is written.
+/// A dispatch in a file; `D` and `L` are references when it is written.
 #[derive(Serialize, Deserialize)]
 enum Entry<D, L> {
-    /// All of it.
+    /// A dispatch with all its data.
     Call(D),
-    /// The call of an earlier dispatch, with the same attributes and types, on other buffers.
+    /// A dispatch with the call, attributes and types of an earlier one, but with other buffers.
     Like {
         dispatch: u32,
         inputs: Vec<BufferRef>,
@@ -38,7 +40,7 @@ enum Entry<D, L> {
         label: L,
         source: Option<u32>,
         use_coop: bool,
-        // Files without it are older than it.
+        // Older files lack this field.
         #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
         variant: Option<L>,
     },
@@ -52,12 +54,12 @@ fn types(operands: &[Operand]) -> Vec<&TensorType> {
     operands.iter().map(|o| &o.ty).collect()
 }
 
-/// The list [`super::ExecutionPlan::dispatches`].
+/// Serialization of the list [`super::ExecutionPlan::dispatches`].
 pub(super) mod dispatches {
     use super::*;
 
     pub(in super::super) fn serialize<S: Serializer>(list: &[Dispatch], serializer: S) -> Result<S::Ok, S::Error> {
-        let mut firsts = Firsts(HashMap::new());
+        let mut firsts = FirstIndices(HashMap::new());
         let entries = list.iter().enumerate().map(|(i, d)| {
             let call = (&d.kernel, &d.attrs, types(&d.inputs), types(&d.outputs));
             let long = d.kernel.name.len() > MAX_NAME;
@@ -97,7 +99,10 @@ pub(super) mod dispatches {
                     let earlier = list.get(dispatch as usize);
                     let earlier = earlier.filter(|d| d.kernel.name.len() <= MAX_NAME);
                     let earlier = earlier.ok_or_else(|| {
-                        D::Error::custom(format!("'{label}' is like dispatch {dispatch}, which it cannot be"))
+                        D::Error::custom(format!(
+                            "'{label}' refers to dispatch {dispatch}, which is not an earlier \
+                            dispatch"
+                        ))
                     })?;
                     let operands = |own: &[Operand], buffers: Vec<BufferRef>| -> Option<Vec<Operand>> {
                         let same = own.len() == buffers.len();
@@ -137,18 +142,18 @@ pub(super) mod dispatches {
 /// The type of a buffer in a file.
 #[derive(Serialize, Deserialize)]
 enum TypeEntry<T> {
-    /// The type.
+    /// A type.
     Type(T),
-    /// That of an earlier buffer.
+    /// The same type as that of an earlier buffer, by its index.
     Like(u32),
 }
 
-/// The list [`super::ExecutionPlan::buffer_types`].
+/// Serialization of the list [`super::ExecutionPlan::buffer_types`].
 pub(super) mod buffer_types {
     use super::*;
 
     pub(in super::super) fn serialize<S: Serializer>(list: &[TensorType], serializer: S) -> Result<S::Ok, S::Error> {
-        let mut firsts = Firsts(HashMap::new());
+        let mut firsts = FirstIndices(HashMap::new());
         let entries = list.iter().enumerate().map(|(i, ty)| match firsts.before(ty, i) {
             None => TypeEntry::Type(ty),
             Some(buffer) => TypeEntry::Like(buffer),
@@ -167,7 +172,7 @@ pub(super) mod buffer_types {
                 TypeEntry::Like(buffer) => {
                     let earlier = list.get(buffer as usize).cloned();
                     earlier.ok_or_else(|| {
-                        D::Error::custom(format!("a type is that of b{buffer}, which is not before it"))
+                        D::Error::custom(format!("a type refers to b{buffer}, which is not an earlier buffer"))
                     })?
                 }
             };
@@ -182,7 +187,7 @@ mod tests {
     use crate::Graph;
     use crate::plan::{ExecutionPlan, try_compile};
 
-    /// Four equal calls, and two others.
+    /// Returns a plan with four equal calls and two different ones.
     fn plan() -> ExecutionPlan {
         let mut g = Graph::new();
         let mut x = g.input("x", &[2, 3]);
@@ -229,17 +234,20 @@ mod tests {
         for (change, why) in [
             (
                 text.replace("Like(dispatch:0,", "Like(dispatch:1000000,"),
-                "which it cannot be",
+                "which is not an earlier dispatch",
             ),
             (
                 text.replacen("Like(dispatch:0,", "Like(dispatch:3,", 1),
-                "which it cannot be",
+                "which is not an earlier dispatch",
             ),
             (
                 text.replacen("inputs:[1],", "inputs:[1,1],", 1),
                 "more or fewer operands",
             ),
-            (text.replacen("Like(0)", "Like(77)", 1), "which is not before it"),
+            (
+                text.replacen("Like(0)", "Like(77)", 1),
+                "which is not an earlier buffer",
+            ),
         ] {
             assert_ne!(change, text, "{why}");
             let error = ron::from_str::<ExecutionPlan>(&change).expect_err(why).to_string();

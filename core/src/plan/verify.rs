@@ -1,4 +1,4 @@
-//! Consistency of a plan, checked after compilation and before execution.
+//! Consistency checks of a plan, after compilation and before execution.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ impl ExecutionPlan {
     pub fn verify(&self) -> Result<()> {
         if self.version != PLAN_VERSION {
             return Err(Error::plan(format!(
-                "it has format version {}, this build reads {PLAN_VERSION}; compile it again",
+                "it has format version {}, expected {PLAN_VERSION}; compile it again",
                 self.version
             )));
         }
@@ -36,11 +36,13 @@ impl ExecutionPlan {
         self.verify_memory()?;
         let repeated = self.recomputation.iter().flat_map(|r| &r.repeated);
         if let Some(index) = repeated.into_iter().find(|i| **i as usize >= self.dispatches.len()) {
-            return Err(Error::plan(format!("there is no dispatch {index} to be a second run")));
+            return Err(Error::plan(format!(
+                "dispatch {index}, which is marked as recomputed, does not exist"
+            )));
         }
         for d in &self.dispatches {
             if d.source.is_some() && self.source_of(d).is_none() {
-                return Err(Error::plan(format!("{}: its line of source is not listed", d.label)));
+                return Err(Error::plan(format!("{}: its source line is not in the table", d.label)));
             }
             verify_dispatch(d).map_err(|m| Error::plan(format!("{}: {m}", d.label)))?;
             for operand in d.inputs.iter().chain(&d.outputs) {
@@ -63,7 +65,7 @@ impl ExecutionPlan {
         self.buffers
             .get(buffer.index())
             .copied()
-            .ok_or_else(|| Error::plan(format!("{user}: there is no buffer {buffer}")))
+            .ok_or_else(|| Error::plan(format!("{user}: buffer {buffer} does not exist")))
     }
 
     fn verify_tables(&self) -> Result<()> {
@@ -94,7 +96,7 @@ impl ExecutionPlan {
         }
         let names: std::collections::BTreeSet<&String> = self.output_names.iter().collect();
         if names.len() != self.output_names.len() || ![0, self.output_buffers.len()].contains(&names.len()) {
-            return Err(Error::plan("names of outputs are missing or there twice"));
+            return Err(Error::plan("names of outputs are missing or repeated"));
         }
         for (buffer, ty) in self.output_buffers.iter().zip(&self.output_types) {
             if ty.bytes() > self.size_of(*buffer, "outputs")? {
@@ -113,14 +115,15 @@ impl ExecutionPlan {
         Ok(())
     }
 
-    /// Packed parameters are filled by their sources, and what has their layout has their size.
+    /// Checks that the sources of each packed parameter fill it, and that buffers with the layout of a packed parameter
+    /// have its size.
     fn verify_packed(&self) -> Result<()> {
         if self.derived_params.len() != self.derived_info.len() {
             return Err(Error::plan("its tables have different lengths"));
         }
         for (i, ((buffer, sources), info)) in self.derived_params.iter().zip(&self.derived_info).enumerate() {
             let Some(name) = self.parameter_name(*buffer) else {
-                return Err(Error::plan(format!("{buffer} is packed, but no parameter")));
+                return Err(Error::plan(format!("{buffer} is packed, but is not a parameter")));
             };
             let whole = &self.buffer_types[buffer.index()];
             let sizes = sources.iter().map(|(_, size)| *size);
@@ -151,7 +154,8 @@ impl ExecutionPlan {
         Ok(())
     }
 
-    /// No two inputs, parameters, sources of packed parameters or states have one name.
+    /// Checks that the names of inputs, parameters, sources of packed parameters and states are
+    /// unique.
     fn verify_names(&self) -> Result<()> {
         let mut seen = HashSet::new();
         let leaves = self.param_buffers.iter().chain(&self.input_buffers).map(|(n, _)| n);
@@ -199,8 +203,8 @@ impl ExecutionPlan {
     }
 }
 
-/// Holds a dispatch against its operator: kernels rely on what is checked here, so that a plan from a file
-/// cannot make them leave their operands.
+/// Verifies a dispatch against its operator. Kernels rely on these checks, so that a plan from a
+/// file cannot make them access memory outside of their operands.
 fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
     let op = registered::op(&d.kernel.name).ok_or_else(|| format!("there is no operator '{}'", d.kernel.name))?;
     if op.version() != d.kernel.version {
@@ -225,8 +229,8 @@ fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
         if d.outputs[..port].iter().any(|o| o.buffer == output.buffer) {
             return Err(format!("two of its results share {}", output.buffer));
         }
-        // In place only over the operand that the operator writes, under whatever other names it is read too, as
-        // a gradient that is the parameter.
+        // A result may only overwrite the operand that the operator writes. That buffer may also be
+        // read as another operand, for instance as a gradient that is the parameter.
         let shares = |operand: &Operand| operand.buffer == output.buffer;
         let declared = op.writes().iter().any(|&(o, p)| p == port && shares(&d.inputs[o]));
         if d.inputs.iter().any(shares) && !declared {

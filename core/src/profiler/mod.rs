@@ -1,4 +1,4 @@
-//! Traces: what host and devices did when, in the format of [Perfetto](https://perfetto.dev).
+//! Traces of host and device activity, in the format of [Perfetto](https://perfetto.dev).
 //!
 //! ```no_run
 //! meganeura_core::profiler::init()?;
@@ -7,16 +7,17 @@
 //! # Ok::<(), meganeura_core::Error>(())
 //! ```
 //!
-//! <https://ui.perfetto.dev> shows the file. The host's threads have a track each, with nested spans: building and its
-//! passes, steps, submitting, waiting. Spans are those of the crate [`tracing`], so the program's own (at level `INFO`
-//! or above) are there too. Every session has another track, of the passes of its device; their arguments name the
-//! dispatches, the calls that they came from and the lines of source.
+//! <https://ui.perfetto.dev> shows the file. Each thread of the host has a track with nested spans:
+//! building and its passes, steps, submitting, waiting. Spans are those of the crate [`tracing`],
+//! so the program's own spans (at level `INFO` or above) are included. Every session has another
+//! track with the passes of its device; their arguments name the dispatches, the original calls and
+//! the lines of source.
 //!
-//! Devices that measure durations alone have their passes put one after the other, from the time of submission on. The
-//! passes of a step appear when somebody waits for it, or for a later one.
+//! If a device measures only durations, its passes are placed one after the other, beginning at the
+//! time of submission. The passes of a step appear after a wait for it, or for a later one.
 //!
-//! Until [`init`] is called, nothing is recorded and a span costs the load of a number. Afterwards devices measure every
-//! step, which makes them slower.
+//! Until [`init`] is called, nothing is recorded, and a span costs one load. Afterwards devices
+//! measure every step, which makes steps slower.
 
 mod perfetto;
 mod recorder;
@@ -30,14 +31,14 @@ use crate::error::{Error, Result};
 use crate::files;
 use recorder::{Recorder, Store};
 
-/// Variable that names a file for a trace.
+/// Variable that names the trace file.
 pub const TRACE_VARIABLE: &str = "MEGANEURA_TRACE";
-/// Spans and passes that are kept; those after them are counted and dropped.
+/// Maximum number of spans and passes that are kept; later ones are counted and dropped.
 pub const MAX_RECORDS: usize = 1 << 20;
 
 static STORE: OnceLock<Arc<Store>> = OnceLock::new();
 
-/// Begins to record, by a subscriber of [`tracing`] for the whole process. Calling it again changes nothing.
+/// Starts recording, with a process-wide subscriber of [`tracing`]. Further calls have no effect.
 ///
 /// # Errors
 /// A program that has another subscriber.
@@ -47,7 +48,7 @@ pub fn init() -> Result<()> {
     }
     let store = Arc::new(Store::new(MAX_RECORDS));
     if tracing::subscriber::set_global_default(Recorder(store.clone())).is_err() {
-        // Of two calls at the same time, one is too late.
+        // Of two concurrent calls, one comes too late.
         return match STORE.get() {
             Some(_) => Ok(()),
             None => Err(Error::misuse(
@@ -56,12 +57,12 @@ pub fn init() -> Result<()> {
             )),
         };
     }
-    // Nobody else can have come so far.
+    // No other thread can have come this far.
     let _ = STORE.set(store);
     Ok(())
 }
 
-/// Whether something is recorded.
+/// Returns `true` while recording.
 pub fn is_on() -> bool {
     STORE.get().is_some()
 }
@@ -70,14 +71,14 @@ pub(crate) fn store() -> Option<&'static Arc<Store>> {
     STORE.get()
 }
 
-/// Writes all that was recorded since [`init`]. Recording goes on; spans that are not over are left out.
+/// Writes everything recorded since [`init`]. Recording continues; open spans are omitted.
 ///
 /// # Errors
-/// A trace that was not begun; a file that cannot be written.
+/// Recording was not started; a file that cannot be written.
 pub fn save(path: impl AsRef<Path>) -> Result<()> {
     let store = store().ok_or_else(|| {
         Error::misuse(
-            "nothing was recorded that could be saved",
+            "nothing was recorded to save",
             "call `profiler::init` at the start of the program",
         )
     })?;
@@ -86,8 +87,8 @@ pub fn save(path: impl AsRef<Path>) -> Result<()> {
     })
 }
 
-/// Begins to record if [`TRACE_VARIABLE`] names a file, which is written when the result is finished or dropped. A
-/// variable that is empty counts as not set.
+/// Starts recording if [`TRACE_VARIABLE`] names a file. The file is written when the result is
+/// finished or dropped. An empty variable counts as not set.
 ///
 /// # Errors
 /// As [`init`] and, at once, as [`save`].
@@ -97,7 +98,7 @@ pub fn from_environment() -> Result<Option<TraceFile>> {
     };
     init()?;
     let path = PathBuf::from(path);
-    // A file that cannot be written is better known now than after hours.
+    // Report early that a file cannot be written, rather than after hours.
     save(&path)?;
     Ok(Some(TraceFile { path: Some(path) }))
 }
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_was_not_begun_cannot_be_saved() {
-        // No unit test of this crate begins a trace of the process.
+        // No unit test of this crate starts a trace of the process.
         assert!(!is_on());
         let error = save("/nowhere/trace").expect_err("nothing to save").to_string();
         assert!(error.contains("profiler::init"), "{error}");

@@ -1,5 +1,5 @@
 //! Perfetto's trace format: a stream of protocol buffers (`protos/perfetto/trace/trace_packet.proto` and
-//! `track_event/track_event.proto` there). Messages are declared here as far as they are used.
+//! `track_event/track_event.proto` there). Only the message fields that are used here are declared.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -8,13 +8,13 @@ use prost::Message;
 
 use super::recorder::{Log, PassRecord, SpanRecord, Value};
 
-/// Tracks have numbers of their own: that of the process, then those of devices and of threads.
+/// Ids of tracks: the process, the first device, the first thread.
 const PROCESS_TRACK: u64 = 1;
 const FIRST_DEVICE_TRACK: u64 = 1 << 20;
 const FIRST_THREAD_TRACK: u64 = 1 << 32;
-/// The one writer of the file.
+/// Id of the packet sequence; a file has one sequence, because it has one writer.
 const SEQUENCE: u32 = 1;
-/// Flags of packets: earlier names do not count; names of earlier packets are used.
+/// Flags of packets: the table of names is reset; names of earlier packets are used.
 const NAMES_BEGIN: u32 = 1;
 const NAMES_NEEDED: u32 = 2;
 /// Kinds of events.
@@ -145,7 +145,7 @@ fn annotation_of((name, value): &(&'static str, Value)) -> DebugAnnotation {
     annotation(name, value)
 }
 
-/// Writes packets and keeps the numbers of names.
+/// Writer of packets, with the ids of the names that it has written.
 struct Packets<'a> {
     writer: &'a mut dyn Write,
     names: HashMap<String, u64>,
@@ -199,9 +199,9 @@ impl Packets<'_> {
         })
     }
 
-    /// Writes the slices of a track, which lie in or behind each other, in the order of their starts.
+    /// Writes the slices of a track, which are nested or disjoint, in the order of their starts.
     fn slices(&mut self, track: u64, slices: impl Iterator<Item = Slice>) -> io::Result<()> {
-        // Depths and ends of those that are not over.
+        // Depths and ends of open slices.
         let mut open: Vec<(usize, u64)> = Vec::new();
         for slice in slices {
             while let Some((_, end)) = open.pop_if(|(depth, _)| *depth >= slice.depth) {
@@ -217,7 +217,7 @@ impl Packets<'_> {
     }
 }
 
-/// A named stretch of time.
+/// A named time span on a track.
 struct Slice {
     name: String,
     category: &'static str,
@@ -268,7 +268,8 @@ impl Slice {
     }
 }
 
-/// The passes of a track in slices of a step each. Passes come one after the other: what overlaps the one before is cut.
+/// Groups the passes of a track into one slice per step. Passes of a track do not overlap: a pass that begins before
+/// the end of the previous one is shortened.
 fn steps(passes: &[&PassRecord]) -> Vec<Slice> {
     let mut slices = Vec::with_capacity(passes.len());
     let mut last = 0;

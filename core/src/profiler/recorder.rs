@@ -1,4 +1,4 @@
-//! Keeps spans and passes until they are saved.
+//! Storage of spans and passes until they are saved.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::backend::PassTiming;
 use crate::plan::{Dispatch, ExecutionPlan};
 
-/// Characters of a text that are kept.
+/// Maximum characters of a text that is recorded.
 const MAX_CHARS: usize = 256;
 
 /// An argument of a span.
@@ -27,29 +27,29 @@ pub(super) enum Value {
     Text(String),
 }
 
-/// Arguments by name.
+/// Arguments of a span, each with its name.
 pub(super) type Fields = Vec<(&'static str, Value)>;
 
-/// A span that is over, with nanoseconds since the start of the trace.
+/// A completed span, with nanoseconds since the start of the trace.
 #[derive(Clone, Debug)]
 pub(super) struct SpanRecord {
     pub(super) thread: u32,
     pub(super) name: &'static str,
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Number of spans around it.
+    /// Number of spans that contain this one.
     pub(super) depth: usize,
     pub(super) fields: Fields,
 }
 
-/// A call as traces show it.
+/// Label and source line of a dispatch, for traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CallPlace {
     pub(super) label: String,
     pub(super) source: Option<String>,
 }
 
-/// A pass of a device.
+/// A recorded pass of a device.
 #[derive(Clone, Debug)]
 pub(super) struct PassRecord {
     pub(super) track: usize,
@@ -61,40 +61,40 @@ pub(super) struct PassRecord {
     pub(super) end: u64,
 }
 
-/// What was recorded.
+/// All recorded spans and passes.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// Names of threads by their numbers.
+    /// Names of threads, by thread number.
     pub(super) threads: BTreeMap<u32, String>,
     pub(super) spans: Vec<SpanRecord>,
     /// Names of devices' tracks.
     pub(super) tracks: Vec<String>,
     pub(super) passes: Vec<PassRecord>,
-    /// Records that there was no room for.
+    /// Number of records that were discarded because the log was full.
     pub(super) dropped: u64,
 }
 
-/// A span that somebody holds.
-struct Held {
+/// A span that has at least one handle, so that it may still be entered.
+struct OpenSpan {
     name: &'static str,
     fields: Mutex<Fields>,
 }
 
-/// All that is recorded, in bounded memory.
+/// Store for all records, with a maximum number of them.
 pub(crate) struct Store {
     origin: Instant,
     capacity: usize,
-    /// Spans that somebody holds, with the number of holders.
-    held: Mutex<HashMap<u64, (Arc<Held>, usize)>>,
+    /// Spans with handles, each with the number of its handles.
+    held: Mutex<HashMap<u64, (Arc<OpenSpan>, usize)>>,
     log: Mutex<Log>,
 }
 
-/// A span that a thread is in.
-struct Entered {
+/// A span that a thread has entered.
+struct EnteredSpan {
     id: u64,
-    held: Option<Arc<Held>>,
+    held: Option<Arc<OpenSpan>>,
     start: Instant,
-    /// Left while spans within it were not.
+    /// `true` if the thread left it before it left the spans within it.
     left: bool,
 }
 
@@ -104,10 +104,10 @@ static NEXT_THREAD: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static THREAD: u32 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
-    static STACK: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<EnteredSpan>> = const { RefCell::new(Vec::new()) };
 }
 
-// Nothing that is locked here is left half changed by a panic.
+// Panics leave no locked data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -130,7 +130,7 @@ impl Store {
         u64::try_from(time.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The log, if there is room for another record.
+    /// Returns the log if it has room for another record, else counts the record as discarded.
     fn room(&self) -> Option<MutexGuard<'_, Log>> {
         let mut log = lock(&self.log);
         if log.spans.len() + log.passes.len() < self.capacity {
@@ -138,7 +138,7 @@ impl Store {
         }
         if log.dropped == 0 {
             log::warn!(
-                "the trace is full: what comes after {} spans and passes is dropped",
+                "the trace is full: everything after {} spans and passes is dropped",
                 self.capacity
             );
         }
@@ -146,7 +146,7 @@ impl Store {
         None
     }
 
-    fn span(&self, entered: &Entered, end: Instant, depth: usize) {
+    fn span(&self, entered: &EnteredSpan, end: Instant, depth: usize) {
         let Some(held) = &entered.held else { return };
         let Some(mut log) = self.room() else { return };
         let thread = THREAD.with(|&number| number);
@@ -165,7 +165,7 @@ impl Store {
     }
 }
 
-/// The track of a session's device.
+/// The track for the passes of a session's device.
 pub(crate) struct DeviceTrack {
     store: Arc<Store>,
     number: usize,
@@ -173,7 +173,7 @@ pub(crate) struct DeviceTrack {
 }
 
 impl DeviceTrack {
-    /// A new track for the passes of a plan.
+    /// Creates a new track for the passes of a plan.
     pub(crate) fn new(store: &Arc<Store>, device: &str, plan: &ExecutionPlan) -> Self {
         let mut log = lock(&store.log);
         let number = log.tracks.len();
@@ -185,7 +185,7 @@ impl DeviceTrack {
         }
     }
 
-    /// Goes on with another plan.
+    /// Replaces the plan whose calls the passes refer to.
     pub(crate) fn renew(&mut self, plan: &ExecutionPlan) {
         self.calls = calls(plan);
     }
@@ -215,7 +215,7 @@ fn calls(plan: &ExecutionPlan) -> Arc<[CallPlace]> {
     plan.dispatches.iter().map(place).collect()
 }
 
-/// The subscriber that feeds a store.
+/// The subscriber of `tracing` that stores all records.
 pub(super) struct Recorder(pub(super) Arc<Store>);
 
 impl Subscriber for Recorder {
@@ -226,11 +226,11 @@ impl Subscriber for Recorder {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let id = NEXT_SPAN.fetch_add(1, Ordering::Relaxed);
         let mut fields = Fields::new();
-        span.record(&mut Collect(&mut fields));
+        span.record(&mut FieldVisitor(&mut fields));
         let mut held = lock(&self.0.held);
-        // A program that keeps more spans than the trace has room for gets those left out.
+        // If a program holds more spans than the trace has room for, further ones are dropped.
         if held.len() < self.0.capacity {
-            let entry = Held {
+            let entry = OpenSpan {
                 name: span.metadata().name(),
                 fields: Mutex::new(fields),
             };
@@ -241,7 +241,7 @@ impl Subscriber for Recorder {
 
     fn record(&self, span: &Id, values: &Record<'_>) {
         if let Some((held, _)) = lock(&self.0.held).get(&span.into_u64()) {
-            values.record(&mut Collect(&mut lock(&held.fields)));
+            values.record(&mut FieldVisitor(&mut lock(&held.fields)));
         }
     }
 
@@ -253,7 +253,7 @@ impl Subscriber for Recorder {
         let id = span.into_u64();
         let held = lock(&self.0.held).get(&id).map(|(held, _)| held.clone());
         STACK.with_borrow_mut(|stack| {
-            stack.push(Entered {
+            stack.push(EnteredSpan {
                 id,
                 held,
                 start: Instant::now(),
@@ -268,7 +268,8 @@ impl Subscriber for Recorder {
             let Some(at) = stack.iter().rposition(|e| e.id == id && !e.left) else {
                 return;
             };
-            // One that is left before those within it ends with them, so that all are nested.
+            // A span that is left before inner ones ends together with them, so that all spans are
+            // nested.
             stack[at].left = true;
             while stack.last().is_some_and(|e| e.left) {
                 if let Some(entered) = stack.pop() {
@@ -299,10 +300,10 @@ impl Subscriber for Recorder {
     }
 }
 
-/// Takes the arguments of a span; one that is given again is replaced.
-struct Collect<'a>(&'a mut Fields);
+/// Visitor that collects the arguments of a span; a later value of an argument replaces the earlier one.
+struct FieldVisitor<'a>(&'a mut Fields);
 
-impl Collect<'_> {
+impl FieldVisitor<'_> {
     fn set(&mut self, field: &Field, value: Value) {
         match self.0.iter_mut().find(|(name, _)| *name == field.name()) {
             Some((_, old)) => *old = value,
@@ -311,7 +312,7 @@ impl Collect<'_> {
     }
 }
 
-impl Visit for Collect<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.set(field, Value::Unsigned(value));
     }
@@ -364,7 +365,8 @@ mod tests {
                 let _inner = info_span!("inner", i, name = "x".repeat(1000)).entered();
             }
             outer.record("late", true);
-            // Others' spans count from level INFO on, ours all.
+            // Spans of other crates are recorded from level INFO on, those of this crate at all
+            // levels.
             let _quiet = tracing::debug_span!(target: "other", "quiet").entered();
             let _own = debug_span!("own").entered();
         });

@@ -1,4 +1,4 @@
-//! Which device to use: grammar, precedence and listing.
+//! Device selection: grammar, precedence and listing.
 //!
 //! Precedence: API, environment (`MEGANEURA_DEVICE_ID`), configuration file, automatic. The library never
 //! falls back to another device by itself.
@@ -21,13 +21,13 @@ pub const DEVICE_VARIABLE: &str = "MEGANEURA_DEVICE_ID";
 pub enum Selector {
     /// The best real GPU, else the CPU.
     Auto,
-    /// A numeric identity on any backend, `9860` or `0x2684`.
+    /// A device on any backend by its numeric id, `9860` or `0x2684`.
     NumericId(u64),
-    /// A backend, and which of its devices.
+    /// A device of one backend.
     Backend {
-        /// Name.
+        /// Name of the backend.
         name: String,
-        /// Which device.
+        /// The device.
         device: DeviceSelector,
     },
 }
@@ -35,13 +35,13 @@ pub enum Selector {
 /// The part of a selector after the backend's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
-    /// The best one.
+    /// The best device.
     Best,
-    /// Index in the listing, `:0`.
+    /// The device with this index in the listing, `:0`.
     Index(usize),
-    /// Unique part of the name, without regard to case, `:name=RTX`.
+    /// The device whose name contains this text, without regard to case, `:name=RTX`. Only one device may match.
     Name(String),
-    /// Numeric identity, `:id=0x2684`.
+    /// The device with this numeric id, `:id=0x2684`.
     NumericId(u64),
 }
 
@@ -50,7 +50,7 @@ impl Selector {
     /// backend's `name[:selector]`, or a bare decimal or `0x...` number (a device id).
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the syntax error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
@@ -101,24 +101,24 @@ fn parse_number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("'{text}' is not a number (decimal, or hexadecimal with 0x)"))
 }
 
-/// Where a selector came from.
+/// Origin of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectorSource {
-    /// The program.
+    /// The program, through the API.
     Api,
-    /// [`DEVICE_VARIABLE`].
+    /// The environment variable [`DEVICE_VARIABLE`].
     Environment,
     /// A configuration file.
     File(String),
-    /// Nobody: automatic.
+    /// No selector was given; the selection is automatic.
     Default,
 }
 
-/// How messages call a selector that the program passes; see [`name_api_selectors`].
+/// Name that messages use for the origin of the program's selectors; see [`name_api_selectors`].
 static API_NAME: OnceLock<&'static str> = OnceLock::new();
 
-/// Says how messages call the selectors that this program passes to the library: by the option of a command, such as
-/// `--device`, instead of "the API". The first call counts.
+/// Sets the name that messages use for the origin of this program's selectors, for instance the option `--device` of a
+/// command, instead of "the API". Only the first call has an effect.
 pub fn name_api_selectors(name: &'static str) {
     let _ = API_NAME.set(name);
 }
@@ -134,8 +134,7 @@ impl std::fmt::Display for SelectorSource {
     }
 }
 
-/// The selector in force and where it comes from. An environment variable that is set but empty counts as
-/// not set.
+/// Returns the selector in effect and its origin. An empty environment variable counts as not set.
 pub fn effective_selector(api: Option<&str>, config: &Config) -> (String, SelectorSource) {
     if let Some(selector) = api {
         return (selector.to_owned(), SelectorSource::Api);
@@ -149,24 +148,26 @@ pub fn effective_selector(api: Option<&str>, config: &Config) -> (String, Select
     }
 }
 
-/// A backend with its devices, or why it has none.
+/// A backend with its devices, or the reason why it has none.
 pub struct BackendListing {
     /// The backend.
     pub backend: Arc<dyn Backend>,
     /// Its name.
     pub name: String,
-    /// Devices found, or what failed.
+    /// Devices found, or the error of the search.
     pub devices: Result<Vec<DeviceInfo>>,
 }
 
-/// Every registered backend with its devices, after loading those that the configuration names.
+/// Returns every registered backend with its devices, after loading the backends that the
+/// configuration names.
 pub fn list(config: &Config) -> Vec<BackendListing> {
     let mut all = list_those(config, |_| true);
     note_same_hardware(&mut all);
     all
 }
 
-/// Registered backends of some names with their devices: those of others are not looked for.
+/// Returns the registered backends whose names match, with their devices; other backends are not
+/// searched for devices.
 fn list_those(config: &Config, wanted: impl Fn(&str) -> bool) -> Vec<BackendListing> {
     registry::load_backends(config);
     let backends = registry::backends().into_iter().map(|b| (b.info().name, b));
@@ -180,7 +181,7 @@ fn list_those(config: &Config, wanted: impl Fn(&str) -> bool) -> Vec<BackendList
         .collect()
 }
 
-/// Says of each device which others are the same hardware, through another backend.
+/// Adds a note to each device whose hardware another backend lists, too.
 fn note_same_hardware(listing: &mut [BackendListing]) {
     let known: Vec<(String, String)> = listing
         .iter()
@@ -206,7 +207,7 @@ fn note_same_hardware(listing: &mut [BackendListing]) {
     }
 }
 
-/// The exact string that selects a device.
+/// Returns the exact selector of a device.
 pub fn selector_of(backend: &str, device: &DeviceInfo) -> String {
     if backend == "cpu" && device.index == 0 {
         backend.to_owned()
@@ -215,7 +216,7 @@ pub fn selector_of(backend: &str, device: &DeviceInfo) -> String {
     }
 }
 
-/// The listing as text: one line a device, with the string to paste.
+/// Formats the listing: one device per line, with the selector to copy.
 pub fn format_listing(listing: &[BackendListing]) -> String {
     let mut text = String::from("devices:\n");
     for entry in listing {
@@ -249,7 +250,7 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
     text
 }
 
-/// Plugins that bring no backend, and why.
+/// Returns the plugins that were rejected, with the reasons.
 fn refused_plugins() -> Vec<(String, String)> {
     let refused = registry::problems().into_iter().filter_map(|problem| match problem {
         Error::Plugin { plugin, message, .. } => Some((plugin, message)),
@@ -258,7 +259,7 @@ fn refused_plugins() -> Vec<(String, String)> {
     refused.collect()
 }
 
-/// A device as a line of the listing.
+/// Formats a device as a line of the listing.
 pub fn format_device(backend: &str, d: &DeviceInfo) -> String {
     let mut line = format!("{:<12} {} ({})", selector_of(backend, d), d.name, d.kind.name());
     if let Some(id) = d.numeric_id {
@@ -279,24 +280,25 @@ pub fn format_device(backend: &str, d: &DeviceInfo) -> String {
     line
 }
 
-/// A device that was chosen.
-pub struct Selected {
+/// A selected device.
+pub struct SelectedDevice {
     /// Its backend.
     pub backend: Arc<dyn Backend>,
     /// The device.
     pub info: DeviceInfo,
-    /// The string that selects it.
+    /// Its selector.
     pub selector: String,
-    /// What chose it.
+    /// Origin of the selector.
     pub source: SelectorSource,
 }
 
-impl Selected {
-    /// Opens the device, with the one behind it that the configuration names as its [`fallback`](crate::fallback), if it is
-    /// another.
+impl SelectedDevice {
+    /// Opens the device, combined with the [`fallback`](crate::fallback) device that the
+    /// configuration names, unless both are the same.
     ///
     /// # Errors
-    /// When the backend cannot open it, its [`calibration`] cannot be read, or the fallback cannot be selected.
+    /// The backend cannot open the device, its [`calibration`] cannot be read, or the fallback
+    /// cannot be selected.
     pub fn open(&self, config: &Config) -> Result<Arc<dyn Device>> {
         let device = self.open_alone(config)?;
         let Some(fallback) = &config.fallback else {
@@ -307,7 +309,11 @@ impl Selected {
         if other.selector == self.selector {
             return Ok(device);
         }
-        log::info!("what {} lacks runs on {}", self.selector, other.selector);
+        log::info!(
+            "operators without a kernel on {} run on {}",
+            self.selector,
+            other.selector
+        );
         Ok(Arc::new(WithFallback::new(device, other.open_alone(config)?)))
     }
 
@@ -322,14 +328,15 @@ impl Selected {
 ///
 /// # Errors
 /// [`Error::DeviceSelection`] with the listing, when the selector is malformed, matches nothing or several.
-pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
+pub fn select(api: Option<&str>, config: &Config) -> Result<SelectedDevice> {
     let (text, source) = effective_selector(api, config);
     choose(&text, source, config)
 }
 
-fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selected> {
+fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<SelectedDevice> {
     let selector = Selector::parse(text);
-    // Where one backend is named, drivers of others are not loaded: they take time, and may be broken.
+    // If a backend is named, do not load the drivers of other backends: that takes time, and they
+    // may be broken.
     let of_one = match &selector {
         Ok(selector @ Selector::Backend { name, .. }) => {
             let listing = list_those(config, |other| other == name);
@@ -350,7 +357,7 @@ fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selecte
             })?
         }
     };
-    let selected = Selected {
+    let selected = SelectedDevice {
         selector: selector_of(&backend.info().name, &info),
         backend,
         info,
@@ -371,11 +378,11 @@ fn owned((entry, device): Candidate) -> (Arc<dyn Backend>, DeviceInfo) {
     (entry.backend.clone(), device.clone())
 }
 
-/// A backend that failed is left out of the automatic choice, but not without a word.
+/// Warns of backends that failed; automatic selection skips them.
 fn warn_of_failures(listing: &[BackendListing]) -> &[BackendListing] {
     for entry in listing {
         if let Err(e) = &entry.devices {
-            log::warn!("the backend '{}' is not considered: {e}", entry.name);
+            log::warn!("the backend '{}' is skipped: {e}", entry.name);
         }
     }
     listing
@@ -388,7 +395,7 @@ fn usable(listing: &[BackendListing]) -> impl Iterator<Item = Candidate<'_>> {
     })
 }
 
-/// Preference of the automatic choice, higher is better; 0 is never chosen.
+/// Returns the rank in automatic selection, higher is better; 0 is never selected.
 fn rank(kind: DeviceKind) -> u32 {
     match kind {
         DeviceKind::DiscreteGpu => 4,
@@ -399,7 +406,8 @@ fn rank(kind: DeviceKind) -> u32 {
     }
 }
 
-/// The best of the candidates, the first listed of equals. Among processors the CPU backend comes first.
+/// Returns the candidate with the highest rank, then the one with the most memory; of equal ones, the first in the
+/// list. Among CPUs, the backend `cpu` comes first.
 fn best<'a>(candidates: impl Iterator<Item = Candidate<'a>>, allow_software: bool) -> Option<Candidate<'a>> {
     let mut best: Option<(Candidate<'a>, (u32, bool, u64))> = None;
     for candidate in candidates {
@@ -417,7 +425,8 @@ fn best<'a>(candidates: impl Iterator<Item = Candidate<'a>>, allow_software: boo
     best.map(|(candidate, _)| candidate)
 }
 
-/// The automatic choice among all backends that reach the hardware of a candidate: the most preferred one that passes its own test.
+/// Chooses among all backends that reach the hardware of a candidate: the most preferred one that
+/// passes its self-test.
 fn preferred<'a>(candidate: Candidate<'a>, listing: &'a [BackendListing], config: &Config) -> Candidate<'a> {
     let Some(hardware) = &candidate.1.hardware else {
         return candidate;
@@ -434,13 +443,13 @@ fn preferred<'a>(candidate: Candidate<'a>, listing: &'a [BackendListing], config
         match entry.backend.self_test(device.index, config) {
             Ok(()) => return (entry, device),
             Err(error) => log::warn!(
-                "{} is not chosen for {}, because it fails its test: {error}",
+                "{} is not selected for {}, because its test fails: {error}",
                 selector_of(&entry.name, device),
                 device.name
             ),
         }
     }
-    // The one that needs no test.
+    // The backend that needs no test.
     let own = usable(listing)
         .find(|(entry, d)| Some(entry.backend.preference()) == least && d.hardware.as_ref() == Some(hardware));
     own.unwrap_or(candidate)
@@ -494,7 +503,7 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing], config: &Conf
     }
 }
 
-/// Why an index selects nothing, with those that would select something.
+/// Returns the error message for an index that no device has, with valid selectors.
 fn no_index(index: usize, backend: &str, devices: &[DeviceInfo]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = devices.iter().take(SHOWN).map(|d| selector_of(backend, d)).collect();
@@ -505,7 +514,10 @@ fn no_index(index: usize, backend: &str, devices: &[DeviceInfo]) -> String {
     if shown.is_empty() {
         return format!("'{backend}' has no devices, so there is no index {index}");
     }
-    format!("'{backend}' has no index {index}: there is {}{rest}", shown.join(", "))
+    format!(
+        "'{backend}' has no index {index}; available: {}{rest}",
+        shown.join(", ")
+    )
 }
 
 fn not_rejected(chosen: Candidate) -> Result<Candidate, String> {

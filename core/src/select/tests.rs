@@ -84,8 +84,8 @@ fn wrong_selectors_say_what_is_wrong() {
         ("", "empty"),
         ("nonsense", "there is no backend 'nonsense'"),
         ("blade", "'blade' is not linked"),
-        ("vk:7", "'vk' has no index 7: there is vk:0, vk:1, vk:2, vk:3"),
-        ("cpu:1", "'cpu' has no index 1: there is cpu"),
+        ("vk:7", "'vk' has no index 7; available: vk:0, vk:1, vk:2, vk:3"),
+        ("cpu:1", "'cpu' has no index 1; available: cpu"),
         ("vk:-1", "is not an index"),
         ("vk:name=RTX", "matches several devices: vk:1, vk:2"),
         ("vk:name=AMD", "matches no device"),
@@ -155,10 +155,10 @@ fn the_listing_has_the_strings_to_paste() {
     }
 }
 
-/// A backend for the same card as another, which is preferred and may fail its test.
-struct Preferred(Vec<DeviceInfo>, bool);
+/// A backend that is preferred to another one for the same card; `true` if its self-test passes.
+struct PreferredBackend(Vec<DeviceInfo>, bool);
 
-impl Backend for Preferred {
+impl Backend for PreferredBackend {
     fn info(&self) -> crate::backend::BackendInfo {
         Fake("own", Vec::new()).info()
     }
@@ -172,9 +172,10 @@ impl Backend for Preferred {
         1
     }
     fn self_test(&self, _: usize, _: &Config) -> Result<()> {
-        match self.1 {
-            true => Ok(()),
-            false => Err(Error::backend("own", "wrong sums")),
+        if self.1 {
+            Ok(())
+        } else {
+            Err(Error::backend("own", "wrong sums"))
         }
     }
 }
@@ -192,7 +193,7 @@ fn of_two_backends_for_one_card_the_preferred_one_is_chosen_if_it_passes_its_tes
             devices[2].hardware = Some("ab".into());
             devices[2].memory_bytes = Some(100);
         }
-        let own = Preferred(vec![card("Big", if same { "ab" } else { "cd" }, 90)], passes);
+        let own = PreferredBackend(vec![card("Big", if same { "ab" } else { "cd" }, 90)], passes);
         other.push(BackendListing {
             name: "own".into(),
             devices: own.devices(&Config::default()),
@@ -217,13 +218,13 @@ fn of_two_backends_for_one_card_the_preferred_one_is_chosen_if_it_passes_its_tes
     );
 }
 
-/// Its driver may be broken.
+/// A selector with a backend's name does not query other backends, because their drivers may be broken.
 #[test]
 fn others_than_the_named_backend_are_not_asked_for_devices() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    struct Counted(Fake, AtomicUsize);
-    impl Backend for Counted {
+    struct CountingBackend(Fake, AtomicUsize);
+    impl Backend for CountingBackend {
         fn info(&self) -> crate::backend::BackendInfo {
             self.0.info()
         }
@@ -237,7 +238,7 @@ fn others_than_the_named_backend_are_not_asked_for_devices() {
     }
     let registered = |name| {
         let devices = vec![DeviceInfo::new(0, "Processor", DeviceKind::Software)];
-        let backend = Arc::new(Counted(Fake(name, devices), AtomicUsize::new(0)));
+        let backend = Arc::new(CountingBackend(Fake(name, devices), AtomicUsize::new(0)));
         registry::register_backend(backend.clone()).expect("a new name");
         backend
     };
@@ -248,7 +249,7 @@ fn others_than_the_named_backend_are_not_asked_for_devices() {
     assert_eq!(selected.selector, "named-for-test:0");
     assert_eq!(named.1.load(Ordering::Relaxed), 1);
     assert_eq!(other.1.load(Ordering::Relaxed), before);
-    // All are listed where nothing is selected.
+    // If no device is selected, all backends are listed.
     let error = select(Some("named-for-test:1"), &config).err().expect("there is one");
     assert!(error.to_string().contains("other-for-test:0"), "{error}");
     assert_eq!(other.1.load(Ordering::Relaxed), before + 1);

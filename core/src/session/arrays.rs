@@ -1,15 +1,16 @@
-//! Parameters as arrays with a shape, as other frameworks have them.
+//! Upload of parameters as arrays whose shape is checked.
 
 use super::Session;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 
 impl Session {
-    /// Uploads an `f32` parameter from an array in row-major order, whose shape has to be the parameter's:
-    /// [`Session::try_set_parameter`] takes any data with as many elements, that of a transposed matrix as well.
+    /// Uploads an `f32` parameter from an array in row-major order, whose shape must be that of the
+    /// parameter. [`Session::try_set_parameter`], in contrast, accepts any data with the right
+    /// number of elements, even a transposed matrix.
     ///
     /// # Errors
-    /// [`Error::WrongShape`], also where the shape would fit transposed, which the error says; data with another number
-    /// of elements than `shape`; as [`Session::try_set_parameter`].
+    /// [`Error::WrongShape`], with a hint if the transposed array would fit; data with another
+    /// number of elements than `shape`; as [`Session::try_set_parameter`].
     pub fn try_set_parameter_array(&mut self, name: &str, shape: &[usize], data: &[f32]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         if tensor.ty.shape.dims() != shape {
@@ -23,7 +24,7 @@ impl Session {
         self.try_set_parameter(name, data)
     }
 
-    /// [`Session::try_set_parameter_array`], panicking with its report.
+    /// Calls [`Session::try_set_parameter_array`], and panics on errors.
     #[track_caller]
     pub fn set_parameter_array(&mut self, name: &str, shape: &[usize], data: &[f32]) {
         unwrap_report(self.try_set_parameter_array(name, shape, data));

@@ -1,15 +1,15 @@
-//! What a session counts, and how it takes back steps that turn out to have met a fault.
+//! Counters of a session, and the rollback of steps that met a fault.
 
 use std::collections::VecDeque;
 
 use super::Session;
 use crate::backend::Executable;
 
-/// Most steps whose outcome may be open. A device that lets more come together is waited for; so what is kept for them
-/// stays small, also where it says nonsense.
+/// Maximum number of steps in flight, so that the memory for them is bounded. Before it submits more steps, the session
+/// waits for the device.
 pub(super) const MAX_IN_FLIGHT: usize = 1024;
 
-/// Numbers that the next step depends on, beside what is in memory.
+/// Numbers that the next step depends on, in addition to tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
     /// Steps made.
@@ -20,17 +20,18 @@ pub(super) struct Counters {
     pub(super) accumulated: u32,
 }
 
-/// Steps whose outcome is not known.
+/// Steps whose outcome is open: they may still be rolled back.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled {
-    /// The counters before each, the last step's last.
+pub(super) struct OpenSteps {
+    /// Counters before each open step, oldest first.
     before: VecDeque<Counters>,
-    /// Steps that the executable gave up, as far as they have been taken back.
+    /// Steps that the executable rolled back and that are already reverted here.
     rolled_back: u64,
 }
 
-impl Unsettled {
-    /// Notes a step: the counters before it, and how many of the last steps may yet be given up.
+impl OpenSteps {
+    /// Adds a step with the counters before it, and forgets all but the latest `in_flight` steps, because only these
+    /// may still be rolled back.
     fn push(&mut self, before: Counters, in_flight: usize) {
         let in_flight = in_flight.min(MAX_IN_FLIGHT);
         if in_flight > 0 {
@@ -41,7 +42,8 @@ impl Unsettled {
         }
     }
 
-    /// The counters before the oldest of the steps that the executable gave up, if it did, and forgets these.
+    /// Removes the steps that the executable rolled back, and returns the counters before the oldest of them; `None` if
+    /// there are none.
     fn take_back(&mut self, rolled_back: u64) -> Option<Counters> {
         let counters = self.first_rolled_back(rolled_back)?;
         let kept = self
@@ -59,14 +61,15 @@ impl Unsettled {
         self.before.get(at).copied()
     }
 
-    /// Discards the accumulation of the steps in flight: their average is not continued.
+    /// Sets the number of accumulated steps to 0 in the counters of all steps in flight, because their average is not
+    /// continued.
     pub(super) fn forget_average(&mut self) {
         self.before.iter_mut().for_each(|counters| counters.accumulated = 0);
     }
 }
 
 impl Session {
-    /// The counters without the steps that were given up. Steps in flight count.
+    /// Returns the counters without rolled-back steps, but with the steps in flight.
     pub(super) fn counters(&self) -> Counters {
         let before = self.in_flight.first_rolled_back(self.executable.rolled_back());
         before.unwrap_or_else(|| self.counted())
@@ -81,7 +84,7 @@ impl Session {
         }
     }
 
-    /// Takes back the steps that were given up.
+    /// Reverts the counters of rolled-back steps.
     pub(super) fn settle(&mut self) {
         if let Some(before) = self.in_flight.take_back(self.executable.rolled_back()) {
             self.steps = before.steps;
@@ -91,17 +94,17 @@ impl Session {
         }
     }
 
-    /// Whether no more steps should be submitted before the last one was waited for.
+    /// Returns `true` if the last step must be awaited before more steps are submitted.
     pub(super) fn has_too_many_in_flight(&self) -> bool {
         self.executable.in_flight() >= MAX_IN_FLIGHT
     }
 
-    /// Notes a submission, of a step or of a part of one that is not counted yet.
+    /// Records that a step was submitted, or a part of a step that is not counted yet.
     pub(super) fn note_submission(&mut self) {
         self.in_flight.push(self.counted(), self.executable.in_flight());
     }
 
-    /// Counts a step that was submitted.
+    /// Counts a submitted step.
     pub(super) fn count_step(&mut self) {
         self.steps += 1;
         if let Some(active) = self.optimizer.as_mut().filter(|active| !active.paused) {
@@ -123,7 +126,7 @@ mod tests {
 
     #[test]
     fn steps_are_taken_back_to_the_first_that_was_given_up() {
-        let mut in_flight = Unsettled::default();
+        let mut in_flight = OpenSteps::default();
         for step in 0..5 {
             in_flight.push(at(step), 2);
         }
@@ -137,10 +140,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut in_flight = Unsettled::default();
+        let mut in_flight = OpenSteps::default();
         (0..5000).for_each(|step| in_flight.push(at(step), usize::MAX));
         assert_eq!(in_flight.before.len(), MAX_IN_FLIGHT);
-        // The latest ones are kept, and a count that makes no sense goes back to the oldest of these.
+        // The latest steps are kept, and an invalid count reverts to the oldest of them.
         assert_eq!(in_flight.first_rolled_back(1), Some(at(4999)));
         assert_eq!(in_flight.take_back(u64::MAX), Some(at(5000 - MAX_IN_FLIGHT as u64)));
         assert!(in_flight.before.is_empty());
@@ -148,7 +151,7 @@ mod tests {
 
     #[test]
     fn settled_steps_are_not_kept() {
-        let mut in_flight = Unsettled::default();
+        let mut in_flight = OpenSteps::default();
         (0..9).for_each(|step| in_flight.push(at(step), 0));
         assert_eq!(in_flight.before.capacity(), 0);
         in_flight.push(at(9), 1);

@@ -1,4 +1,4 @@
-//! A step that looks for the first NaN or infinity.
+//! Search for the first NaN or infinity in a step.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Result, TensorKind, unwrap_report};
 use crate::plan::{BufferRef, Dispatch, Operand, Segment};
 
-/// What is wrong with a number.
+/// Kind of a non-finite value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Not a number.
@@ -20,27 +20,29 @@ pub enum Defect {
     Infinity,
 }
 
-/// The first result of a step that has a NaN which none of its operands has, or an infinity where all operands are
-/// finite.
+/// The first result of a step that introduces a NaN or an infinity: a NaN although no operand has one, or an infinity
+/// although all operands are finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NonFinite {
-    /// The call: name or number of its node, and the operator. A tensor's name where it was there before the step.
+    /// Name of the call: name or number of its node, and the operator. For a tensor that existed before the step, its
+    /// name.
     pub name: String,
     /// File and line of the call, if it came from one.
     pub source: Option<String>,
     /// Part of the step.
     pub stage: Stage,
-    /// Which of its results.
+    /// Index of the result.
     pub result: usize,
-    /// What is wrong.
+    /// Kind of the value.
     pub defect: Defect,
-    /// The first element that is wrong, in row-major order.
+    /// Index of the first non-finite element, in row-major order.
     pub index: usize,
-    /// How many elements are.
+    /// Number of non-finite elements.
     pub count: usize,
     /// Number of elements.
     pub len: usize,
-    /// Smallest and largest finite element of each float operand; `None` where none is finite, or the type has none.
+    /// Smallest and largest finite element of each float operand; `None` if none is finite, or the
+    /// type is not a float.
     pub operands: Vec<Option<(f32, f32)>>,
 }
 
@@ -75,7 +77,7 @@ impl fmt::Display for NonFinite {
     }
 }
 
-/// What is known of the contents of a buffer.
+/// The non-finite values in a buffer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Contents {
     nan: Option<usize>,
@@ -118,38 +120,38 @@ impl Contents {
 }
 
 impl Session {
-    /// Makes a step, one level after the other, and looks at every result: the first one that brought a NaN or an
-    /// infinity into the step, or `None` if there is none.
+    /// Runs a step, one level after the other, and inspects every result. Returns the first one
+    /// that introduced a NaN or an infinity into the step, or `None`.
     ///
-    /// Without one it is a step like any other, with the same results. Where one is found, the step is given up:
-    /// parameters, states and counters are what they were before it.
+    /// Without such a result, the step is an ordinary one. If one is found, the step is rolled back: parameters, states
+    /// and counters are unchanged.
     ///
-    /// It runs on a copy of the session's memory in which no buffers share, so it needs room for that, and takes many
-    /// times as long.
+    /// It runs on a copy of the session's memory in which no buffers share memory, so it needs room
+    /// for that, and takes many times as long.
     ///
     /// # Errors
     /// Those of [`Session::try_step`]; not enough memory.
     pub fn try_step_debug(&mut self) -> Result<Option<NonFinite>> {
-        let mut hunt = Hunt::default();
+        let mut hunt = NonFiniteSearch::default();
         self.step_by_levels(&mut |level| hunt.look(level))?;
         Ok(hunt.found)
     }
 
-    /// [`Session::try_step_debug`], panicking with its report.
+    /// Calls [`Session::try_step_debug`], and panics on errors.
     #[track_caller]
     pub fn step_debug(&mut self) -> Option<NonFinite> {
         unwrap_report(self.try_step_debug())
     }
 }
 
-/// The search, with what the buffers are known to hold.
+/// A search for the first non-finite value, with the non-finite values of all buffers so far.
 #[derive(Default)]
-struct Hunt {
+struct NonFiniteSearch {
     contents: Vec<Contents>,
     found: Option<NonFinite>,
 }
 
-impl Hunt {
+impl NonFiniteSearch {
     fn look(&mut self, level: &mut Level) -> Result<ControlFlow<()>> {
         self.found = match level.segment {
             Some(segment) => self.level(level, segment)?,
@@ -163,14 +165,15 @@ impl Hunt {
 
     fn read(level: &mut Level, buffer: BufferRef) -> Result<Contents> {
         let dtype = level.plan.buffer_types[buffer.index()].dtype;
-        match dtype.is_integer() {
-            true => Ok(Contents::default()),
-            false => Ok(Contents::of(dtype, &level.read(buffer)?)),
+        if dtype.is_integer() {
+            Ok(Contents::default())
+        } else {
+            Ok(Contents::of(dtype, &level.read(buffer)?))
         }
     }
 
-    /// Looks at what is there before the step. Only parameters have no use for infinities: masks are infinite, and so
-    /// are states that keep a minimum.
+    /// Inspects the leaves before the step. An infinity is a defect only in parameters: masks, and states that store a
+    /// minimum, may be infinite.
     fn leaves(&mut self, level: &mut Level) -> Result<Option<NonFinite>> {
         let plan = level.plan;
         self.contents = vec![Contents::default(); plan.buffers.len()];
@@ -184,7 +187,7 @@ impl Hunt {
             .iter()
             .map(|s| (TensorKind::State, &s.name, s.buffer));
         for (kind, name, buffer) in inputs.chain(parameters).chain(states) {
-            let contents = Hunt::read(level, buffer)?;
+            let contents = NonFiniteSearch::read(level, buffer)?;
             self.contents[buffer.index()] = contents;
             let nan = contents.nan.map(|i| (Defect::NaN, i));
             let infinite = contents.infinite.filter(|_| kind == TensorKind::Parameter);
@@ -205,7 +208,7 @@ impl Hunt {
         Ok(None)
     }
 
-    /// Looks at what a level left, in the order of its dispatches.
+    /// Inspects the results of a level, in the order of its dispatches.
     fn level(&mut self, level: &mut Level, segment: &Segment) -> Result<Option<NonFinite>> {
         let plan = level.plan;
         for i in segment.range() {
@@ -216,7 +219,7 @@ impl Hunt {
                 .map(|o| self.contents[o.buffer.index()])
                 .collect();
             for (result, output) in dispatch.outputs.iter().enumerate() {
-                let contents = Hunt::read(level, output.buffer)?;
+                let contents = NonFiniteSearch::read(level, output.buffer)?;
                 self.contents[output.buffer.index()] = contents;
                 if let Some((defect, index)) = made(&operands, &contents) {
                     return Ok(Some(NonFinite {
@@ -237,7 +240,7 @@ impl Hunt {
     }
 }
 
-/// What a call brought into its result, and where it is first.
+/// Returns the defect that a call introduced into its result, and the index of the first such element.
 fn made(operands: &[Contents], result: &Contents) -> Option<(Defect, usize)> {
     let had_nan = operands.iter().any(|o| o.nan.is_some());
     let had_any = operands.iter().any(|o| o.count > 0);
@@ -248,7 +251,7 @@ fn made(operands: &[Contents], result: &Contents) -> Option<(Defect, usize)> {
     }
 }
 
-/// Ranges of the float operands.
+/// Returns the ranges of the finite elements of the float operands.
 fn ranges(dispatch: &Dispatch, operands: &[Contents]) -> Vec<Option<(f32, f32)>> {
     let floats = |(operand, _): &(&Operand, &Contents)| operand.ty.dtype.is_float();
     let pairs = dispatch.inputs.iter().zip(operands).filter(floats);

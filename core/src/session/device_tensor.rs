@@ -1,4 +1,4 @@
-//! Tensors in the memory of the device, for other code of that device.
+//! Access to tensors in device memory, for other code that runs on the same device.
 
 use super::Session;
 use crate::backend::DeviceBuffer;
@@ -6,25 +6,27 @@ use crate::error::{Error, Result, TensorKind};
 use crate::plan::BufferRef;
 use crate::shape::TensorType;
 
-/// A tensor of a session in the memory of its device.
+/// A tensor of a session in device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceTensor {
-    /// Where it is, row-major, without gaps.
+    /// Its buffer, row-major and dense.
     pub buffer: DeviceBuffer,
     /// Dtype and shape.
     pub ty: TensorType,
 }
 
 impl Session {
-    /// Where an input is in the memory of the device, for code of the same device that writes it without a copy: a pointer of the host
-    /// on the CPU, a device pointer on CUDA. It stays there as long as the session. The input counts as set from now on.
+    /// Returns the location of an input in device memory, so that code for the same device can
+    /// write it without a copy: a host pointer on the CPU, a device pointer on CUDA. It stays valid
+    /// for the lifetime of the session. The input counts as set from now on.
     ///
-    /// Whoever writes there has to be done, or enqueued in [`DeviceBuffer::stream`], before the next step, and must not write while a
-    /// step that was submitted before may read.
+    /// Writes must be complete, or enqueued in [`DeviceBuffer::stream`], before the next step, and
+    /// must not overlap with an earlier step that may still read the input.
     ///
     /// # Errors
-    /// Unknown name; a device that does not tell ([`Executable::device_buffer`](crate::backend::Executable::device_buffer)); an input
-    /// with indices on a device whose host checks them before a step.
+    /// Unknown name; a device that does not support it
+    /// ([`Executable::device_buffer`](crate::backend::Executable::device_buffer)); an input with
+    /// indices on a device whose host checks them before a step.
     pub fn try_input_on_device(&mut self, name: &str) -> Result<DeviceTensor> {
         let tensor = self.tensors.find(TensorKind::Input, name)?;
         let (buffer, ty) = (tensor.buffer, tensor.ty.clone());
@@ -33,11 +35,12 @@ impl Session {
         Ok(tensor)
     }
 
-    /// Where the output of that index is in the memory of the device. Its contents are those of the last step, in the order of
-    /// [`DeviceBuffer::stream`] or after [`Session::wait`], until the next step.
+    /// Returns the location of an output in device memory. It contains the results of the last
+    /// step, in the order of [`DeviceBuffer::stream`] or after [`Session::wait`], until the next
+    /// step.
     ///
     /// # Errors
-    /// No such output; a device that does not tell.
+    /// No such output; a device that does not support it.
     pub fn try_output_on_device(&mut self, index: usize) -> Result<DeviceTensor> {
         let tensor = self.tensors.output(index)?;
         let (buffer, ty) = (tensor.buffer, tensor.ty.clone());
@@ -50,10 +53,10 @@ impl Session {
         let buffer = found.ok_or_else(|| {
             Error::misuse(
                 format!(
-                    "{} does not tell where {what} is in its memory",
+                    "{} does not expose the memory of {what}",
                     self.device.capabilities().name
                 ),
-                "copy it with the methods that set inputs and read outputs",
+                "copy the data with the methods that set inputs and read outputs",
             )
         })?;
         Ok(DeviceTensor { buffer, ty })

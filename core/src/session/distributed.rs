@@ -1,9 +1,9 @@
 //! Sessions of several ranks: the gradients of a step are averaged over all ranks before the update.
 //!
-//! A step whose update is due is two submissions. The first computes the gradients (and adds them to their averages, where
-//! several steps make one update). The host then reads them bucket by bucket, has the communicator sum them up, and writes
-//! the mean back; or the communicator averages them in the memory of the device. The second looks for gradients that are not finite, clips and updates: it sees the mean alone, so that all
-//! ranks decide alike.
+//! A step with an update is two submissions. The first computes the gradients (and adds them to their averages, if
+//! several steps make one update). The host then reads them bucket by bucket, lets the communicator sum them, and
+//! writes the mean back; or the communicator averages them in device memory. The second submission checks for
+//! non-finite gradients, clips and updates. It uses only the mean, so all ranks make the same decisions.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use super::sharding::{ShardedState, Sharding};
 use super::{Session, bytes_of, bytes_of_mut};
 use crate::backend::Executable;
 use crate::distributed::{
-    BUCKET_BYTES, Bucket, Buckets, Call, Communicator, DeviceTensor, Owners, Pending, agree, bytes_of_f32,
+    BUCKET_BYTES, Bucket, Buckets, Call, Communicator, DeviceTensor, Owners, PendingCollective, agree, bytes_of_f32,
 };
 use crate::error::{Collective, CollectiveError, CollectiveFailure, Error, Result, TensorKind};
 use crate::files::sha256;
@@ -21,25 +21,26 @@ use crate::host_memory;
 use crate::plan::optimizer::is_accumulation;
 use crate::plan::{BufferRef, TensorView};
 
-/// What a session knows of the other ranks.
+/// State of data-parallel training over several ranks.
 pub(super) struct Distributed {
     pub(super) communicator: Arc<dyn Communicator>,
     pub(super) buckets: Buckets,
-    /// Memory of buckets that is used again: of two, as one is copied while another is reduced.
+    /// Reusable memory for two buckets: one is copied while the other one is reduced.
     pub(super) spare: Vec<Vec<f32>>,
-    /// Who updates what, where optimizer states are sharded.
+    /// Owner of each parameter, if optimizer states are sharded.
     pub(super) owners: Option<Owners>,
     pub(super) sharding: Sharding,
-    /// What inputs held that are gradients themselves.
+    /// Inputs that the reduction overwrites because they are also gradients, with their original contents.
     inputs: Vec<(BufferRef, Vec<f32>)>,
-    /// Whether gradients are averaged in the memory of the device.
+    /// `true` if gradients are averaged in device memory.
     on_device: bool,
-    /// The event that tells when the gradients of a bucket are complete, for each bucket, where the device has such events.
+    /// Events of the device, one for each bucket, that it signals when the bucket's gradients are complete. Empty if
+    /// the device has no such events.
     ready: Vec<u64>,
 }
 
 impl Distributed {
-    /// What is called for a bucket.
+    /// Returns the collective for a bucket.
     fn call(bucket: &Bucket) -> Call {
         match bucket.owner {
             None => Call::AllReduceSum,
@@ -47,12 +48,13 @@ impl Distributed {
         }
     }
 
-    /// Numbers in front of the gradients of a bucket: the first one that every rank gets also tells whose step failed, so
-    /// that no rank waits for one that has given up.
+    /// Returns the number of flags before the gradients of a bucket. The first bucket that every rank receives begins
+    /// with one flag per rank. A rank sets its flag if its step failed, so that the other ranks do not wait for it.
     fn flags(&self, number: usize) -> usize {
-        match number == 0 && self.owners.is_none() {
-            true => self.communicator.size(),
-            false => 0,
+        if number == 0 && self.owners.is_none() {
+            self.communicator.size()
+        } else {
+            0
         }
     }
 
@@ -68,21 +70,25 @@ impl Distributed {
 }
 
 impl Session {
-    /// Makes the session one of several ranks, each with a session of the same plan: every update is then made from the
-    /// mean of all ranks' gradients (of their averages over accumulated steps). With examples divided evenly, the mean is
-    /// the gradient of all examples. Every rank calls this at the same time, and then makes the same steps.
+    /// Makes the session one of several ranks, each with a session of the same plan: every update
+    /// then uses the mean of all ranks' gradients (of their averages over accumulated steps). If
+    /// examples are divided evenly, the mean is the gradient over all examples. Every rank must
+    /// call this at the same time, and then run the same steps.
     ///
-    /// It compares the plan, its dtypes, the optimizer and the version of the program between the ranks, and changes
-    /// no parameter: [`Session::try_broadcast_parameters`] does. With one rank nothing changes.
+    /// Compares the plan, its dtypes, the optimizer and the version of the program between the
+    /// ranks. Does not change parameters: see [`Session::try_broadcast_parameters`]. With one rank
+    /// it has no effect.
     ///
-    /// Gradients are reduced in the memory of the device if the communicator takes it there, bucket by bucket beside the rest of the
-    /// backward pass where the device tells when a bucket is complete; else on the host after the backward pass, one bucket while the next
-    /// one is copied. Where a collective or the step of a rank fails, the step of every rank is an error, or
-    /// the next one; sessions may then differ, and training goes on from a checkpoint.
+    /// Gradients are reduced in device memory if the communicator supports it; if the device
+    /// signals when a bucket is complete, buckets are reduced while the backward pass is still
+    /// running. Otherwise they are reduced on the host after the backward pass, one bucket while
+    /// the next one is copied. If a collective or the step of a rank fails, this or the next step
+    /// of every rank returns an error. Sessions may then differ, and training must resume from a
+    /// checkpoint.
     ///
     /// # Errors
-    /// [`Error::Collective`] where a rank has another plan, version, precision or optimizer, on every rank, or does not
-    /// answer; a plan without gradients, or whose gradients are not `f32`.
+    /// [`Error::Collective`] on every rank if a rank has another plan, version, precision or
+    /// optimizer, or does not answer; a plan without gradients, or whose gradients are not `f32`.
     pub fn try_set_communicator(&mut self, communicator: Arc<dyn Communicator>) -> Result<()> {
         if self.plan.param_grad_pairs.is_empty() {
             return Err(Error::misuse(
@@ -93,7 +99,7 @@ impl Session {
         if self.distributed.as_ref().is_some_and(|d| d.owners.is_some()) {
             return Err(Error::misuse(
                 "the optimizer's states are sharded over the ranks of another communicator",
-                "build another session, and load what a checkpoint has",
+                "build another session, and load a checkpoint",
             ));
         }
         self.settle();
@@ -112,17 +118,18 @@ impl Session {
         self.renew_buckets()
     }
 
-    /// The communicator, if there are other ranks.
+    /// Returns the communicator, if there are other ranks.
     pub fn communicator(&self) -> Option<&Arc<dyn Communicator>> {
         self.distributed.as_ref().map(|d| &d.communicator)
     }
 
-    /// The buckets in which gradients are reduced, if there are other ranks.
+    /// Returns the buckets in which gradients are reduced, if there are other ranks.
     pub fn gradient_buckets(&self) -> Option<&Buckets> {
         self.distributed.as_ref().map(|d| &d.buckets)
     }
 
-    /// What must be the same on every rank. Placement of buffers is a device's own matter.
+    /// Returns the facts that must be equal on all ranks. Offsets of buffers are not among them, because they may
+    /// differ between devices.
     fn facts(&self) -> Vec<(&'static str, String)> {
         let plan = &self.plan;
         let mut parameters = String::new();
@@ -149,7 +156,7 @@ impl Session {
         ]
     }
 
-    /// The buckets of the present plan.
+    /// Divides the gradients into buckets again, for the current plan.
     pub(super) fn renew_buckets(&mut self) -> Result<()> {
         let Some(distributed) = &mut self.distributed else {
             return Ok(());
@@ -169,7 +176,8 @@ impl Session {
         agreed
     }
 
-    /// The part of a step before the update: runs segments and replaces the gradients by their means over all ranks.
+    /// Runs the part of a step before the update: runs segments and replaces the gradients by their
+    /// means over all ranks.
     pub(super) fn run_and_reduce(&mut self, segments: &[usize]) -> Result<()> {
         let run = self.run_segments(segments);
         let Some(mut distributed) = self.distributed.take() else {
@@ -180,7 +188,8 @@ impl Session {
         reduced
     }
 
-    /// While a bucket is reduced, the one before it is written back and the next one is read.
+    /// Reduces all buckets. While one is reduced, the previous one is written back and the next one
+    /// is read.
     fn reduce(&mut self, distributed: &mut Distributed, run: Result<()>) -> Result<()> {
         let _reduce = tracing::debug_span!("reduce", bytes = distributed.buckets.bytes()).entered();
         if distributed.on_device {
@@ -189,7 +198,7 @@ impl Session {
         let mut failed = run.err();
         distributed.inputs.clear();
         distributed.sharding.begin();
-        let mut started: Option<(usize, Pending)> = None;
+        let mut started: Option<(usize, PendingCollective)> = None;
         for number in 0..distributed.buckets.buckets.len() {
             let data = self.read_bucket(distributed, number, &mut failed);
             let bucket = &distributed.buckets.buckets[number];
@@ -210,7 +219,8 @@ impl Session {
         }
     }
 
-    /// Whether gradients are averaged in the memory of the device: if all ranks can. Every rank calls it.
+    /// Decides whether gradients are averaged in device memory: only if all ranks support it. Every
+    /// rank calls it.
     fn agree_on_device(&mut self, distributed: &mut Distributed) -> Result<()> {
         distributed.on_device = false;
         distributed.ready.clear();
@@ -225,7 +235,7 @@ impl Session {
         tensors?;
         match answers {
             [_, wrong] if wrong > 0.0 => {
-                let failure = CollectiveFailure::Invalid("another rank works on a device that is not its own".into());
+                let failure = CollectiveFailure::Invalid("another rank uses a device that is not its own".into());
                 Err(distributed.error(Collective::Agreement, "the devices", failure))
             }
             [able, _] => {
@@ -241,14 +251,13 @@ impl Session {
         }
     }
 
-    /// Averages the gradients in the memory of the device. Nothing waits for the step: one that fails later tells the other ranks, whose
-    /// next collective is an error.
+    /// Averages the gradients in device memory without waiting for the step. A step that fails
+    /// later notifies the other ranks, and their next collective fails.
     fn reduce_on_device(&mut self, distributed: &Distributed, run: Result<()>) -> Result<()> {
         give_up(distributed, run.err())?;
         let tensors = self.gradients_on_device(distributed);
-        let tensors = tensors.and_then(|tensors| {
-            tensors.ok_or_else(|| Error::misuse("a gradient is not in the memory of the device any more", ""))
-        });
+        let tensors = tensors
+            .and_then(|tensors| tensors.ok_or_else(|| Error::misuse("a gradient is no longer in device memory", "")));
         match tensors {
             Ok(tensors) => distributed
                 .communicator
@@ -257,7 +266,7 @@ impl Session {
         }
     }
 
-    /// The gradients in the memory of the device, if the communicator takes them there.
+    /// Returns the gradients in device memory, if the communicator supports that memory.
     fn gradients_on_device(&mut self, distributed: &Distributed) -> Result<Option<Vec<DeviceTensor>>> {
         let mut tensors = Vec::new();
         let buckets = distributed.buckets.buckets.iter().enumerate();
@@ -280,7 +289,7 @@ impl Session {
         Ok(Some(tensors))
     }
 
-    /// The gradients of a bucket; zeros after an error of the step, which is noted.
+    /// Reads the gradients of a bucket. After an error of the step, it stores the error in `failed` and returns zeros.
     fn read_bucket(&mut self, distributed: &mut Distributed, number: usize, failed: &mut Option<Error>) -> Vec<f32> {
         let flags = distributed.flags(number);
         let Distributed {
@@ -314,12 +323,12 @@ impl Session {
         data
     }
 
-    /// Waits for a bucket and writes the means of its gradients, on the rank that gets them.
+    /// Waits until a bucket is reduced and, on the ranks that receive it, writes the means of its gradients.
     fn finish_bucket(
         &mut self,
         distributed: &mut Distributed,
         number: usize,
-        pending: Pending,
+        pending: PendingCollective,
         failed: &mut Option<Error>,
     ) -> Result<()> {
         let sum = pending.wait();
@@ -352,7 +361,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives inputs back what they held, which the reduction replaced.
+    /// Restores the contents of inputs that the reduction replaced.
     pub(super) fn restore_inputs(&mut self) -> Result<()> {
         let Some(distributed) = &mut self.distributed else {
             return Ok(());
@@ -363,8 +372,8 @@ impl Session {
         Ok(())
     }
 
-    /// Replaces all parameters and states (the optimizer's included, but for those that one rank alone has) by those of the
-    /// rank `root`. Every rank calls it.
+    /// Replaces all parameters and states by those of the rank `root`, including the optimizer's
+    /// states, except those that only one rank has. Every rank calls it.
     ///
     /// # Errors
     /// [`Error::Collective`]; a state that is not `f32`; errors of the last step.
@@ -389,16 +398,18 @@ impl Session {
             communicator.broadcast(&title, root, bytes_of_f32(&mut data))?;
             self.try_set_state(&view.name, &data)?;
         }
-        // In the order that all ranks know; what one rank alone has is its own.
+        // All ranks use the same order; states that only one rank has are not broadcast.
         for state in self.sharded_states().into_iter().filter(|state| state.ranks.len() > 1) {
             let holds = state.ranks.contains(&communicator.rank());
-            let root = match state.ranks.contains(&root) {
-                true => root,
-                false => state.ranks[0],
+            let root = if state.ranks.contains(&root) {
+                root
+            } else {
+                state.ranks[0]
             };
-            let mut data = match holds {
-                true => self.try_read_state(&state.name)?,
-                false => vec![0.0; state.shape.numel()],
+            let mut data = if holds {
+                self.try_read_state(&state.name)?
+            } else {
+                vec![0.0; state.shape.numel()]
             };
             let title = format!("{} '{}'", TensorKind::State, state.name);
             communicator.broadcast(&title, root, bytes_of_f32(&mut data))?;
@@ -409,9 +420,10 @@ impl Session {
         Ok(())
     }
 
-    /// Replaces what differs between ranks by its mean over all of them, so that one rank's session stands for all: the
-    /// model's own states (running statistics, sums of losses) and gradients of an update that is not complete. Every rank
-    /// calls it. Parameters and moments are the same on every rank anyway.
+    /// Replaces data that differs between ranks by its mean over all ranks, so that one rank's
+    /// session represents all: the model's own states (running statistics, sums of losses) and
+    /// gradients of an incomplete update. Every rank calls it. Parameters and moments are equal on
+    /// every rank anyway.
     ///
     /// # Errors
     /// [`Error::Collective`]; errors of the last step.
@@ -448,7 +460,7 @@ impl Session {
     }
 }
 
-/// Tells the other ranks where this one's step failed.
+/// Returns the error of a failed step of this rank, if there is one, after notifying the other ranks.
 fn give_up(distributed: &Distributed, failed: Option<Error>) -> Result<()> {
     match failed {
         None => Ok(()),

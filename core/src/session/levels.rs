@@ -1,4 +1,4 @@
-//! A step whose levels can be looked at one after the other.
+//! Level-by-level execution of a step, with inspection after each level.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,20 +11,20 @@ use crate::host_memory;
 use crate::plan::memory::check_fit;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, PREPARE, Segment, UPDATE};
 
-/// Part of a step.
+/// The part of a step that computed a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// What is there before the step: inputs, parameters and states.
+    /// None: the tensor existed before the step. It is an input, parameter or state.
     Before(TensorKind),
-    /// Outputs and states.
+    /// The forward pass: outputs and states.
     Forward,
-    /// Gradients.
+    /// The backward pass: gradients.
     Backward,
-    /// The average of several steps' gradients.
+    /// The accumulation of gradients over several steps.
     Accumulate,
-    /// The search for gradients that are not finite.
+    /// The count of non-finite gradient elements, for the loss scale.
     LossScale,
-    /// The optimizer.
+    /// The update by the optimizer.
     Update,
 }
 
@@ -41,27 +41,27 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What a level of a step left, or what was there before the first one.
+/// The state of an executable after a level of a step, or before the first level.
 pub(super) struct Level<'a> {
     executable: &'a mut dyn Executable,
     /// A plan in which no buffers share memory.
     pub(super) plan: &'a ExecutionPlan,
-    /// The dispatches of the level; `None` before the step.
+    /// The dispatches of the level, as a segment; `None` before the step.
     pub(super) segment: Option<&'a Segment>,
-    /// Name of the segment that the level is part of.
+    /// Name of the original segment that contains the level.
     part: &'a str,
     forward: &'a [bool],
 }
 
 impl Level<'_> {
-    /// Storage bytes of a buffer.
+    /// Reads the storage bytes of a buffer.
     pub(super) fn read(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
         let mut bytes = host_memory::filled("the data of a dispatch", self.plan.buffers[buffer.index()], 0)?;
         self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Part of the step that a dispatch of the level belongs to.
+    /// Returns the part of the step that a dispatch of the level belongs to.
     pub(super) fn stage(&self, dispatch: usize) -> Stage {
         match self.part {
             UPDATE => Stage::Update,
@@ -74,14 +74,14 @@ impl Level<'_> {
 }
 
 impl Session {
-    /// Makes a step, one level after the other, on a copy of the session's memory in which no buffers share; `look` is
-    /// called before the first level and after each. Where it breaks, the step is given up: parameters, states and
-    /// counters are what they were before it.
+    /// Runs a step, one level after the other, on a copy of the session's memory in which no buffers share memory;
+    /// `look` is called before the first level and after each. If `look` returns a break, the step is rolled back:
+    /// parameters, states and counters are unchanged.
     pub(super) fn step_by_levels(&mut self, look: &mut dyn FnMut(&mut Level) -> Result<ControlFlow<()>>) -> Result<()> {
         self.settle();
         let (due, count) = self.due_segments();
         self.tensors.check_inputs_set(&due[..count])?;
-        // The copy has nothing that was prepared before.
+        // The copy has no prepared values.
         let runs = |(i, s): (usize, &Segment)| s.name == PREPARE || due[..count].contains(&i);
         let due: Vec<bool> = self.plan.segments.iter().enumerate().map(runs).collect();
         let (plan, segments) = self.plan.by_levels();
@@ -123,7 +123,7 @@ impl Session {
     }
 }
 
-/// Copies the contents of buffers between executables of plans with the same ones.
+/// Copies the contents of buffers from one executable to another, whose plan has the same buffers.
 fn copy_buffers(
     from: &mut dyn Executable,
     to: &mut dyn Executable,
@@ -139,12 +139,12 @@ fn copy_buffers(
     Ok(())
 }
 
-/// For each dispatch whether outputs or states need it.
+/// Returns for each dispatch whether an output or a state depends on it.
 fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
     let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
     let mut needed: HashSet<BufferRef> = plan.output_buffers.iter().copied().chain(states).collect();
     let mut forward = vec![false; plan.dispatches.len()];
-    // Segments are levels, which have the segment's name and a number.
+    // Segments of this plan are levels, named after the original segment with a number.
     let is_own = |s: &&Segment| {
         s.name
             .rsplit_once(' ')

@@ -1,4 +1,4 @@
-//! A session: a compiled plan with its memory, fed, stepped and read by tensor name.
+//! A session: a compiled plan with its memory; inputs are set and results read by tensor name.
 //!
 //! Every method that can fail has a `try_` form that returns a `Result`; the plain form panics with the
 //! same message.
@@ -49,39 +49,39 @@ use crate::plan::{
 use crate::profiler::DeviceTrack;
 use crate::select;
 use crate::storage::scalar_bytes;
-use counters::Unsettled;
+use counters::OpenSteps;
 use distributed::Distributed;
 use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;
 use prepare::prepare;
 use tensors::Tensors;
-use watched::Watched;
+use watched::WatchedExecutable;
 use weights::listed;
 
 /// A compiled plan with its memory on a device.
 pub struct Session {
     device: Arc<dyn Device>,
-    executable: Box<Watched>,
+    executable: Box<WatchedExecutable>,
     plan: ExecutionPlan,
     tensors: Tensors,
     optimizer: Option<ActiveOptimizer>,
-    /// Form of the update that the plan holds, if it holds one.
+    /// Form of the plan's update, if it has one.
     attached: Option<String>,
     seed: u32,
     steps: u64,
-    in_flight: Unsettled,
+    in_flight: OpenSteps,
     scalars: Vec<(BufferRef, [u8; 4])>,
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
     debug: DebugOptions,
     profiling: bool,
-    /// Whether any parameter was ever set or initialized: without, all are zero.
+    /// `true` if any parameter was set or initialized: otherwise all are zero.
     parameters_set: bool,
-    /// Times of passes that nobody has taken.
+    /// Times of passes that [`Session::take_timings`] has not returned yet.
     passes: Vec<PassTiming>,
-    /// Where passes go in the trace of the program, if there is one.
+    /// Track for passes in the trace, while a trace is recorded.
     track: Option<DeviceTrack>,
-    /// The other ranks, if there are such.
+    /// State of data-parallel training over several ranks.
     distributed: Option<Distributed>,
 }
 
@@ -91,14 +91,14 @@ impl Session {
     /// Opens the device that environment and configuration file select, and prepares the plan on it.
     ///
     /// # Panics
-    /// With the report of [`Session::try_new`]'s error.
+    /// Panics with the text of the error if [`Session::try_new`] fails.
     #[must_use]
     #[track_caller]
     pub fn new(plan: ExecutionPlan) -> Self {
         unwrap_report(Session::try_new(plan))
     }
 
-    /// [`Session::new`] with errors as values.
+    /// Prepares a session like [`Session::new`], but returns errors instead of panicking.
     ///
     /// # Errors
     /// No such device; missing kernels; not enough memory.
@@ -108,7 +108,7 @@ impl Session {
         Session::on(device, plan)
     }
 
-    /// Prepares a plan on a device that is open already, with the debug options of the environment.
+    /// Prepares a plan on an open device, with the debug options of the environment.
     ///
     /// # Errors
     /// An inconsistent plan; missing kernels, all listed; not enough memory; wrong debug options.
@@ -116,10 +116,10 @@ impl Session {
         Session::debugged(device, plan, DebugOptions::from_environment()?)
     }
 
-    /// [`Session::on`] with debug options.
+    /// Calls [`Session::on`] with debug options.
     ///
     /// # Errors
-    /// As there; a folder for kernels that cannot be written.
+    /// As [`Session::on`]; a folder for kernels that cannot be written.
     pub fn debugged(device: Arc<dyn Device>, plan: ExecutionPlan, debug: DebugOptions) -> Result<Self> {
         plan.verify()?;
         check_kernels(&*device, &plan)?;
@@ -134,7 +134,7 @@ impl Session {
             attached,
             seed: 0,
             steps: 0,
-            in_flight: Unsettled::default(),
+            in_flight: OpenSteps::default(),
             scalars: Vec::new(),
             user_scalars: HashMap::new(),
             last_ticket: None,
@@ -147,29 +147,29 @@ impl Session {
         })
     }
 
-    /// Takes an optimizer whose update the plan holds already.
+    /// Activates the optimizer of an update that the plan already contains.
     pub fn adopt_optimizer(&mut self, update: Update) {
         self.attached = Some(update.form());
         self.optimizer = Some(ActiveOptimizer::new(update));
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &ExecutionPlan {
         &self.plan
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
     // ---- data in ------------------------------------------------------------------------------
 
-    /// Uploads a parameter, also one that is part of a packed parameter.
+    /// Uploads a parameter. It may be part of a packed parameter.
     ///
     /// # Errors
-    /// Unknown name, one of packed storage, wrong number of elements, a parameter that is not `f32`; where its place is
-    /// not contiguous, errors of the last step.
+    /// Unknown name, the name of packed storage, wrong number of elements, a parameter that is not
+    /// `f32`; for a parameter that is not contiguous in memory, errors of the last step.
     pub fn try_set_parameter(&mut self, name: &str, data: &[f32]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked(DType::F32, data.len())?;
@@ -177,7 +177,7 @@ impl Session {
         tensor.write(&mut *self.executable, bytes_of(data))
     }
 
-    /// [`Session::try_set_parameter`], panicking with its report.
+    /// Calls [`Session::try_set_parameter`], and panics on errors.
     #[track_caller]
     pub fn set_parameter(&mut self, name: &str, data: &[f32]) {
         unwrap_report(self.try_set_parameter(name, data));
@@ -194,22 +194,24 @@ impl Session {
         tensor.write(&mut *self.executable, bytes)
     }
 
-    /// Writes a parameter: [`Session::try_set_parameter`] under the name that filling a cache goes by.
+    /// Writes a parameter; the same as [`Session::try_set_parameter`], under the name used for
+    /// filling caches.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::try_set_parameter`].
     pub fn try_upload_param(&mut self, name: &str, data: &[f32]) -> Result<()> {
         self.try_set_parameter(name, data)
     }
 
-    /// [`Session::try_upload_param`], panicking with its report.
+    /// Calls [`Session::try_upload_param`], and panics on errors.
     #[track_caller]
     pub fn upload_param(&mut self, name: &str, data: &[f32]) {
         unwrap_report(self.try_upload_param(name, data));
     }
 
-    /// Fills every `f32` parameter by its initial distribution (zeros if it was given none); the values depend on
-    /// the seed and the parameter's name alone, also where parameters are stored packed. Others stay as they are.
+    /// Fills every `f32` parameter by its initializer (zeros by default). The values depend only on
+    /// the seed and the parameter's name, even if parameters are stored packed. Parameters of other
+    /// types do not change.
     ///
     /// # Errors
     /// A lost device; [`Error::HostMemory`].
@@ -237,7 +239,7 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::try_initialize_parameters`], panicking with its report.
+    /// Calls [`Session::try_initialize_parameters`], and panics on errors.
     #[track_caller]
     pub fn initialize_parameters(&mut self, seed: u64) {
         unwrap_report(self.try_initialize_parameters(seed));
@@ -255,7 +257,7 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::try_set_input`], panicking with its report.
+    /// Calls [`Session::try_set_input`], and panics on errors.
     #[track_caller]
     pub fn set_input(&mut self, name: &str, data: &[f32]) {
         unwrap_report(self.try_set_input(name, data));
@@ -273,7 +275,7 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::try_set_input_u32`], panicking with its report.
+    /// Calls [`Session::try_set_input_u32`], and panics on errors.
     #[track_caller]
     pub fn set_input_u32(&mut self, name: &str, data: &[u32]) {
         unwrap_report(self.try_set_input_u32(name, data));
@@ -301,7 +303,7 @@ impl Session {
         tensor.write(&mut *self.executable, bytes_of(data))
     }
 
-    /// [`Session::try_set_state`], panicking with its report.
+    /// Calls [`Session::try_set_state`], and panics on errors.
     #[track_caller]
     pub fn set_state(&mut self, name: &str, data: &[f32]) {
         unwrap_report(self.try_set_state(name, data));
@@ -319,7 +321,7 @@ impl Session {
         };
         if self.optimizer.is_some() && name.starts_with("optimizer.") {
             return Err(Error::misuse(
-                format!("scalar '{name}' belongs to the optimizer, which sets it at every step"),
+                format!("scalar '{name}' belongs to the optimizer, which sets it in every step"),
                 "change the optimizer: `adjust_learning_rate`, or `set_optimizer` with other numbers",
             ));
         }
@@ -339,15 +341,15 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::try_set_scalar`], panicking with its report.
+    /// Calls [`Session::try_set_scalar`], and panics on errors.
     #[track_caller]
     pub fn set_scalar(&mut self, name: &str, value: f64) {
         unwrap_report(self.try_set_scalar(name, value));
     }
 
-    /// Seed of the random numbers of the following steps (dropout masks).
+    /// Sets the seed of the random numbers of the following steps, such as in dropout.
     pub fn set_seed(&mut self, seed: u64) {
-        // Both halves count.
+        // Use both halves.
         self.seed = (seed ^ (seed >> 32)) as u32;
     }
 
@@ -355,18 +357,19 @@ impl Session {
 
     /// Submits forward, backward and, with an optimizer set, the update, as one submission.
     ///
-    /// A step with a fault, such as an index out of range, changes no parameter, no state and no counter. Where its error is
-    /// returned by a later call, the steps that were submitted in between are rolled back, too.
+    /// A step with a fault, such as an index out of range, changes no parameter, no state and no
+    /// counter. If a later call returns its error, the steps submitted in between are rolled back,
+    /// too.
     ///
     /// # Errors
-    /// Inputs that were never set; a training step before any parameter was; a lost device; errors of the step's kernels (they may also come out of
-    /// the next call that waits, or of one of the next steps, which is not made then).
+    /// Inputs that were never set; a training step before any parameter was set; a lost device; errors of the step's
+    /// kernels. The next call that waits also returns these errors, or a later step does, and then does not run.
     pub fn try_step(&mut self) -> Result<()> {
         self.submit(None)
     }
 
-    /// [`Session::try_step`] of the segment of a plan that was merged into this session ([`ExecutionPlan::join`]). Inputs of
-    /// other segments need no data, and outputs of other segments keep what they hold.
+    /// Submits a step like [`Session::try_step`], but of the segment of a plan that was merged into this session
+    /// ([`ExecutionPlan::join`]). Inputs of other segments need no data, and outputs of other segments do not change.
     ///
     /// # Errors
     /// As [`Session::try_step`]; no such segment.
@@ -384,11 +387,11 @@ impl Session {
         self.submit(Some(number))
     }
 
-    /// Submits a segment, or those that are due.
+    /// Submits a segment, or all segments that are due.
     fn submit(&mut self, segment: Option<usize>) -> Result<()> {
         let _step = tracing::debug_span!("step", number = self.steps).entered();
         self.follow_trace();
-        // What is due follows from the counters, which a step that was given up takes back.
+        // Due segments depend on the counters, which a rolled-back step reverts.
         self.settle();
         let (segments, count) = match segment {
             Some(segment) => self.with_preparation(segment),
@@ -417,7 +420,8 @@ impl Session {
         Ok(())
     }
 
-    /// Submits segments, with the scalars that were gathered. They count as made by the counters as they are.
+    /// Submits segments with the gathered scalars. If they are rolled back later, the counters return to their current
+    /// values.
     fn run_segments(&mut self, segments: &[usize]) -> Result<()> {
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
@@ -430,32 +434,34 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a segment is one that the update begins with.
+    /// Returns `true` for the segments of the update.
     fn is_update(&self, segment: usize) -> bool {
         matches!(self.plan.segments[segment].name.as_str(), LOSS_SCALE | UPDATE)
     }
 
-    /// A training step from parameters that are all zero would mostly stay there, without a word.
+    /// Rejects a training step if no parameter was initialized or set: all are then zero, and most of them would
+    /// silently stay zero.
     fn check_parameters_set(&mut self) -> Result<()> {
         if self.parameters_set || self.optimizer.is_none() || self.plan.param_grad_pairs.is_empty() {
             return Ok(());
         }
         let parameters = self.plan.parameters();
-        // A sum of vectors may well begin at zero; a network does not learn from matrices of zeros.
+        // Vectors may start at zero in a valid model, but a network does not learn from zero
+        // matrices.
         if parameters.iter().all(|view| view.ty.shape.rank() < 2) {
             return Ok(());
         }
         let names: Vec<String> = parameters.into_iter().map(|view| view.name).collect();
         Err(Error::misuse(
             format!(
-                "training begins, and no parameter was initialized or set: {} are all zero",
+                "training starts, but no parameter was initialized or set: {} are all zero",
                 listed(&names)
             ),
             "call `initialize_parameters(seed)`, or set or load them; to train from zeros, set one to zeros",
         ))
     }
 
-    /// The segments of the next step, and how many there are.
+    /// Returns the segments that the next step runs, and their number.
     fn due_segments(&mut self) -> ([usize; OWN_SEGMENTS.len()], usize) {
         let mut segments = [0; OWN_SEGMENTS.len()];
         let mut count = 0;
@@ -468,7 +474,8 @@ impl Session {
         (segments, count)
     }
 
-    /// A segment of a merged plan, behind the one that prepares it, if that has to run.
+    /// Returns a segment of a merged plan. If the segment that prepares its values has to run, that segment comes
+    /// first. Also returns their number.
     fn with_preparation(&mut self, segment: usize) -> ([usize; OWN_SEGMENTS.len()], usize) {
         let mut segments = [segment; OWN_SEGMENTS.len()];
         match self.plan.prepared_by(segment) {
@@ -480,7 +487,7 @@ impl Session {
         }
     }
 
-    /// Whether a segment of the plan is part of the next step.
+    /// Returns `true` if the next step runs a segment of the plan.
     fn is_due(&mut self, segment: usize) -> bool {
         let active = self.optimizer.as_ref().filter(|active| !active.paused);
         match self.plan.segments[segment].name.as_str() {
@@ -492,7 +499,7 @@ impl Session {
         }
     }
 
-    /// [`Session::try_step`], panicking with its report.
+    /// Calls [`Session::try_step`], and panics on errors.
     #[track_caller]
     pub fn step(&mut self) {
         unwrap_report(self.try_step());
@@ -512,13 +519,13 @@ impl Session {
         stats
     }
 
-    /// [`Session::try_wait`], panicking with its report.
+    /// Calls [`Session::try_wait`], and panics on errors.
     #[track_caller]
     pub fn wait(&mut self) {
         unwrap_report(self.try_wait());
     }
 
-    /// Values of all scalars for the next step, in memory that is reused.
+    /// Collects the values of all scalars for the next step, in reusable memory.
     fn gather_scalars(&mut self) -> Result<()> {
         let plan = &self.plan;
         self.scalars.clear();
@@ -550,7 +557,7 @@ impl Session {
         Ok(())
     }
 
-    /// Memory of the session.
+    /// Returns a summary of the session's memory.
     pub fn memory_summary(&self) -> MemorySummary {
         MemorySummary::of(&self.plan)
     }
@@ -566,7 +573,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Plain 4-byte numbers, whose bytes may be looked at and replaced freely.
+/// Numbers of 4 bytes, for which any bytes are a valid value.
 trait Word: Copy {}
 impl Word for f32 {}
 impl Word for u32 {}

@@ -1,7 +1,7 @@
 //! The optimizer of a session.
 
 use super::Session;
-use super::counters::Unsettled;
+use super::counters::OpenSteps;
 use super::prepare::prepare;
 use super::tensors::Tensors;
 use crate::backend::Executable;
@@ -13,16 +13,16 @@ use crate::plan::optimizer::{
     attach_share, split_scalar_name,
 };
 
-/// The update in force.
+/// The active update and its counters.
 pub(super) struct ActiveOptimizer {
     update: Update,
-    /// The rule of each parameter group, that of parameters in none first.
+    /// Rule of each parameter group; the first is for parameters in no group.
     rules: Vec<Box<dyn Optimizer>>,
     /// Updates made so far.
     updates: u64,
     /// Steps since the last update whose gradients were accumulated.
     accumulated: u32,
-    /// Whether updates are stopped for the time being.
+    /// `true` while updates are paused.
     pub(super) paused: bool,
 }
 
@@ -37,7 +37,7 @@ impl ActiveOptimizer {
         }
     }
 
-    /// Whether the next step makes an update.
+    /// Returns `true` if the next step makes an update.
     pub(super) fn is_due(&self) -> bool {
         self.accumulated + 1 >= self.update.accumulate
     }
@@ -50,14 +50,14 @@ impl ActiveOptimizer {
         self.accumulated
     }
 
-    /// Counts on from there.
+    /// Sets the counters, to continue from them.
     pub(super) fn go_on(&mut self, updates: u64, accumulated: u32) {
         self.updates = updates;
-        // What a file says must not skip an update.
+        // A number from a file must not skip an update.
         self.accumulated = accumulated.min(self.update.accumulate - 1);
     }
 
-    /// Counts a step.
+    /// Counts a step, and its update if it makes one.
     pub(super) fn advance(&mut self) {
         if self.is_due() {
             self.accumulated = 0;
@@ -67,7 +67,7 @@ impl ActiveOptimizer {
         }
     }
 
-    /// Value of a scalar of the plan for the next step, if it belongs to the optimizer.
+    /// Returns the value of a scalar for the next step; `None` if the scalar does not belong to the optimizer.
     pub(super) fn scalar(&self, name: &str) -> Option<f64> {
         match name {
             ACCUMULATION_SCALE => return Some(1.0 / f64::from(self.update.accumulate)),
@@ -85,19 +85,20 @@ impl ActiveOptimizer {
         found
     }
 
-    /// Sets the rate of every group; an error leaves them as they are.
+    /// Sets the learning rate of every group. On an error, all learning rates are unchanged.
     fn set_learning_rate(&mut self, lr: f32) -> Result<(), String> {
         let before = self.update.rule.learning_rate();
         let Err(message) = self.apply_learning_rate(lr) else {
             return Ok(());
         };
-        // The check of the whole update names the group.
+        // Checking the whole update gives a message with the group.
         let message = self.update.check().err().unwrap_or(message);
         self.apply_learning_rate(before)?;
         Err(message)
     }
 
-    /// Sets the rate of every group, then checks them all. Called in every step, so it allocates nothing.
+    /// Sets the learning rate of every group, and then checks all of them. It is called in every step, so it must not
+    /// allocate.
     fn apply_learning_rate(&mut self, lr: f32) -> Result<(), String> {
         self.update.rule.set_learning_rate(lr);
         let scales = self.update.groups.iter().map(|group| group.learning_rate_scale);
@@ -109,10 +110,10 @@ impl ActiveOptimizer {
 }
 
 impl Session {
-    /// Makes updates part of the following steps: an optimizer, or an [`Update`] with clipping, accumulation and
-    /// parameter groups around one. A change of numbers alone keeps the moments, also when what is around the
-    /// rule changes; another kind of rule starts with new ones. Another number of accumulated steps starts with a
-    /// new average.
+    /// Makes updates part of the following steps. `update` is an optimizer, or an [`Update`] with clipping,
+    /// accumulation and parameter groups. If the rule's kind stays the same, moments are kept, even if clipping,
+    /// accumulation or groups change; another kind of rule starts with new moments. A different number of accumulated
+    /// steps starts a new average.
     ///
     /// # Errors
     /// Hyper-parameters out of range; a parameter group that names no parameter; a plan without gradients.
@@ -126,7 +127,7 @@ impl Session {
         let rebuilt = self.attached.as_deref() != Some(&form);
         // Moments and the number of updates belong together, also after a pause.
         let updates = before.filter(|_| keeps).map_or(0, |active| active.updates);
-        // Gradients that were added up with another weight belong to no average of the new kind.
+        // Gradients that were accumulated with another weight cannot be part of the new average.
         let goes_on = before.filter(|active| !rebuilt && active.update.accumulate == update.accumulate);
         let accumulated = goes_on.map_or(0, |active| active.accumulated);
         if goes_on.is_none() {
@@ -144,13 +145,13 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::try_set_optimizer`], panicking with its report.
+    /// Calls [`Session::try_set_optimizer`], and panics on errors.
     #[track_caller]
     pub fn set_optimizer(&mut self, update: impl Into<Update>) {
         unwrap_report(self.try_set_optimizer(update));
     }
 
-    /// Makes a plain SGD update part of every following step. The last optimizer call wins.
+    /// Makes a plain SGD update part of every following step. It replaces an earlier optimizer.
     ///
     /// # Errors
     /// As [`Session::try_set_optimizer`].
@@ -158,13 +159,13 @@ impl Session {
         self.try_set_optimizer(Sgd::new(lr))
     }
 
-    /// [`Session::try_set_learning_rate`], panicking with its report.
+    /// Calls [`Session::try_set_learning_rate`], and panics on errors.
     #[track_caller]
     pub fn set_learning_rate(&mut self, lr: f32) {
         unwrap_report(self.try_set_learning_rate(lr));
     }
 
-    /// Makes an Adam update part of every following step. The last optimizer call wins.
+    /// Makes an Adam update part of every following step. It replaces an earlier optimizer.
     ///
     /// # Errors
     /// As [`Session::try_set_optimizer`].
@@ -177,44 +178,44 @@ impl Session {
         })
     }
 
-    /// [`Session::try_set_adam`], panicking with its report.
+    /// Calls [`Session::try_set_adam`], and panics on errors.
     #[track_caller]
     pub fn set_adam(&mut self, lr: f32, beta1: f32, beta2: f32, eps: f32) {
         unwrap_report(self.try_set_adam(lr, beta1, beta2, eps));
     }
 
-    /// Stops updates: following steps compute gradients and change no parameter. Setting a rule of the same
-    /// kind later goes on with the same moments, and with what was accumulated.
+    /// Pauses updates: following steps compute gradients but do not change parameters. Setting a
+    /// rule of the same kind later continues with the same moments and accumulated gradients.
     pub fn clear_optimizer(&mut self) {
         if let Some(active) = &mut self.optimizer {
             active.paused = true;
         }
     }
 
-    /// Changes the rate of the optimizer in force, whatever its rule.
+    /// Changes the learning rate of the active optimizer, for any rule.
     ///
     /// # Errors
     /// A session without an optimizer; a rate that is not a finite number of at least 0.
     pub fn try_adjust_learning_rate(&mut self, lr: f32) -> Result<()> {
         let Some(active) = &mut self.optimizer else {
             return Err(Error::misuse(
-                "there is no optimizer whose learning rate could change",
+                "the session has no optimizer",
                 "set one first, by `set_optimizer`, `set_adam` or `set_learning_rate`",
             ));
         };
         active
             .set_learning_rate(lr)
-            .map_err(|message| Error::misuse(message, "the rate stays what it was"))
+            .map_err(|message| Error::misuse(message, "the rate is unchanged"))
     }
 
-    /// [`Session::try_adjust_learning_rate`], panicking with its report.
+    /// Calls [`Session::try_adjust_learning_rate`], and panics on errors.
     #[track_caller]
     pub fn adjust_learning_rate(&mut self, lr: f32) {
         unwrap_report(self.try_adjust_learning_rate(lr));
     }
 
-    /// Compiles the plan anew with this update, carrying parameters, states and inputs over, and moments if
-    /// they are to be kept.
+    /// Recompiles the plan with this update. Parameters, states and inputs are kept, and moments if
+    /// requested.
     pub(super) fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
         let mut plan = self.plan.clone();
         self.attach_to(&mut plan, update)?;
@@ -232,7 +233,8 @@ impl Session {
         let tensors = Tensors::of(&plan);
         let moments = plan.state_buffers.iter().filter(|s| s.optimizer && keep_moments);
         for state in moments {
-            // By the names that users know: the sources of a packed parameter may have moments in common or not.
+            // Use the names that users see: sources of a packed parameter may or may not share
+            // their moments.
             for new in tensors.states_in(state.buffer) {
                 if let Ok(old) = self.tensors.find(TensorKind::State, &new.name) {
                     let mut bytes = host_memory::filled(&format!("a copy of '{}'", new.name), old.ty.bytes(), 0)?;
@@ -243,7 +245,7 @@ impl Session {
         }
         self.collect_passes();
         self.executable = executable;
-        self.in_flight = Unsettled::default();
+        self.in_flight = OpenSteps::default();
         self.last_ticket = None;
         self.plan = plan;
         self.measure_anew();
@@ -251,7 +253,7 @@ impl Session {
         self.renew_buckets()
     }
 
-    /// Adds the update to a plan: of all trained parameters, or of those that this rank owns.
+    /// Adds the update to a plan: for all trained parameters, or for those that this rank owns.
     fn attach_to(&self, plan: &mut ExecutionPlan, update: &Update) -> Result<()> {
         let sharded = self
             .distributed
@@ -264,7 +266,7 @@ impl Session {
         attach_share(plan, update, &*self.device, Some(&is_own))
     }
 
-    /// The update in force.
+    /// Returns the active update.
     pub(super) fn update(&self) -> Option<&Update> {
         self.optimizer.as_ref().map(|active| &active.update)
     }

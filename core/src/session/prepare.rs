@@ -1,23 +1,28 @@
-//! From a plan to something that runs.
+//! Compilation of a plan to an executable.
 
-use super::watched::Watched;
+use super::watched::WatchedExecutable;
 use crate::backend::{Device, Support};
 use crate::debug::DebugOptions;
 use crate::error::{Error, MissingKernel, Result};
 use crate::plan::ExecutionPlan;
 use crate::plan::memory::check_fit;
 
-/// Compiles a plan as the options want it, after checking that the device has room and kernels for it.
-pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOptions) -> Result<Box<Watched>> {
+/// Compiles a plan with these options, after checking that the device has enough memory and all
+/// kernels.
+pub(super) fn prepare(
+    device: &dyn Device,
+    plan: &ExecutionPlan,
+    debug: &DebugOptions,
+) -> Result<Box<WatchedExecutable>> {
     let _span = tracing::debug_span!("prepare", dispatches = plan.dispatches.len()).entered();
     let plan = &*debug.applied(plan);
-    // Of what there is beside the buffers, only the backend knows, once it has its kernels.
+    // The backend determines its workspace only after it has generated its kernels.
     check_fit(plan, 0, device.capabilities())?;
     debug.dump_kernels(device, plan)?;
-    Ok(Box::new(Watched::new(device.compile(plan)?, plan)))
+    Ok(Box::new(WatchedExecutable::new(device.compile(plan)?, plan)))
 }
 
-/// A plan may list only kernels that the device has.
+/// Checks that the device has all kernels of a plan.
 pub(crate) fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
     let mut missing: Vec<MissingKernel> = Vec::new();
     for d in &plan.dispatches {

@@ -10,29 +10,29 @@ use crate::backend::{Executable, PassTiming};
 use crate::plan::Dispatch;
 use crate::profiler::{self, DeviceTrack};
 
-/// Times of equal passes together.
+/// Total times of passes with the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimingRow {
-    /// The kernels of the pass.
+    /// Name of the pass, made from its kernels.
     pub label: String,
-    /// How often it ran.
+    /// Number of runs.
     pub count: usize,
-    /// Time of all its runs.
+    /// Total time of all runs.
     pub total: Duration,
-    /// Size of the operands of all runs in bytes. A kernel may read only a part of a large operand, such as the filled rows of a
-    /// cache.
+    /// Size of the operands of all runs in bytes. A kernel may read only a part of a large operand, such as the filled
+    /// rows of a cache.
     pub bytes: u64,
 }
 
-/// Measured times, the costliest passes first; displays as a table.
+/// Measured times, the passes with the greatest total time first; `Display` formats a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// One row for each kind of pass.
+    /// One row for all passes with the same kernels.
     pub rows: Vec<TimingRow>,
 }
 
 impl Timings {
-    /// Adds up equal passes. `bytes` returns the size of a dispatch's operands.
+    /// Adds up the times of passes with the same kernels. `bytes` returns the size of a dispatch's operands.
     fn of(passes: Vec<PassTiming>, bytes: impl Fn(u32) -> u64) -> Self {
         let mut rows: Vec<TimingRow> = Vec::new();
         let mut known: HashMap<Arc<str>, usize> = HashMap::new();
@@ -81,15 +81,15 @@ impl fmt::Display for Timings {
 }
 
 impl Session {
-    /// Starts or stops measuring the time of every pass. Those of a step are there when it was waited for, or at the
-    /// following one; measuring makes steps slower.
+    /// Starts or stops measuring the time of every pass. Times of a step are available after a wait
+    /// for it, or at the following step; measuring makes steps slower.
     pub fn set_profiling(&mut self, on: bool) {
         self.collect_passes();
         self.profiling = on;
         self.measure();
     }
 
-    /// Times measured since the last call, equal passes together.
+    /// Returns the times measured since the last call, with equal passes combined.
     pub fn take_timings(&mut self) -> Timings {
         self.collect_passes();
         let dispatches = &self.plan.dispatches;
@@ -108,14 +108,14 @@ impl Session {
     }
 }
 
-/// Records measured passes in the trace of the program.
+/// Recording of measured passes in the trace of the program.
 impl Session {
-    /// Follows what begins or ends: a trace, profiling.
+    /// Makes the device measure if a trace or profiling is active, and stops it otherwise.
     fn measure(&mut self) {
         self.executable.set_profiling(self.profiling || self.track.is_some());
     }
 
-    /// Makes the device measure if a trace was begun meanwhile.
+    /// Makes the device measure if a trace was started after the last step.
     pub(super) fn follow_trace(&mut self) {
         if self.track.is_none()
             && let Some(store) = profiler::store()
@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Takes over from another executable.
+    /// Continues to measure after the executable was replaced.
     pub(super) fn measure_anew(&mut self) {
         if let Some(track) = &mut self.track {
             track.renew(&self.plan);
@@ -134,7 +134,7 @@ impl Session {
         self.measure();
     }
 
-    /// Takes what the device has measured so far.
+    /// Fetches the device's measurements, and records them.
     pub(super) fn collect_passes(&mut self) {
         if !self.profiling && self.track.is_none() {
             return;
@@ -152,7 +152,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.track.is_some() {
-            // Whatever the step's outcome, nobody is there to be told.
+            // An error of the step cannot be reported here.
             let _ = self.try_wait();
         }
     }

@@ -1,15 +1,15 @@
-//! How far a session has come, beside what its tensors hold.
+//! The progress of a session: its counters and scalars, without its tensors.
 
 use serde::{Deserialize, Serialize};
 
 use super::Session;
 use crate::error::{Error, Result};
 
-/// Counters of a session. Together with parameters and states (the optimizer's included) they are all that the
-/// following steps depend on.
+/// Counters of a session. Together with parameters and states (including the optimizer's), they
+/// determine the following steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Seed of random numbers, as the steps see it.
+    /// Seed of random numbers in steps.
     pub seed: u32,
     /// Steps made.
     pub steps: u64,
@@ -24,8 +24,8 @@ pub struct Progress {
 }
 
 impl Session {
-    /// How far the session has come. Steps count that nobody has waited for; [`Session::try_wait`] says whether they met a
-    /// fault.
+    /// Returns the progress. Steps count even if they were not awaited; [`Session::try_wait`]
+    /// returns their faults.
     pub fn progress(&self) -> Progress {
         let counters = self.counters();
         let mut scalars: Vec<(String, f64)> = self.user_scalars.iter().map(|(n, v)| (n.clone(), *v)).collect();
@@ -40,11 +40,12 @@ impl Session {
         }
     }
 
-    /// Goes on from where another session of the same plan had come to. Its parameters and states are to be set too.
+    /// Sets the progress, as another session of the same plan returned it. Parameters and states must be set
+    /// separately.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] when the optimizer is of another form, or a scalar does not exist; errors of the last step.
-    /// Nothing has changed then.
+    /// [`Error::InvalidUse`] if the optimizer has another form, or a scalar does not exist; errors
+    /// of the last step. The session is then unchanged.
     pub fn try_set_progress(&mut self, progress: &Progress) -> Result<()> {
         self.try_wait()?;
         self.settle();
@@ -53,7 +54,7 @@ impl Session {
             let word = |form: &Option<String>| form.clone().unwrap_or_else(|| "none".into());
             return Err(Error::misuse(
                 format!(
-                    "the optimizer is '{}', but that of the progress was '{}'",
+                    "the optimizer is '{}', but the saved progress is of '{}'",
                     word(&own),
                     word(&progress.optimizer)
                 ),
@@ -64,7 +65,7 @@ impl Session {
         if let Some((name, _)) = progress.scalars.iter().find(|(name, _)| !known(name)) {
             return Err(Error::misuse(
                 format!("the graph has no scalar '{name}'"),
-                "go on with the graph that the progress is of",
+                "continue with the graph of the saved progress",
             ));
         }
         self.seed = progress.seed;

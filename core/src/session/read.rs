@@ -1,4 +1,4 @@
-//! Results of a session, and its weights.
+//! Reading of a session's results, parameters and states.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::host_memory;
 use crate::plan::BufferRef;
 
 impl Session {
-    /// The loss of the last step: the first output.
+    /// Reads the loss of the last step: the first output.
     ///
     /// # Errors
     /// A plan without outputs, or whose first output is not one `f32`; errors of the step.
@@ -21,13 +21,13 @@ impl Session {
         Ok(loss[0])
     }
 
-    /// [`Session::try_read_loss`], panicking with its report.
+    /// Calls [`Session::try_read_loss`], and panics on errors.
     #[track_caller]
     pub fn read_loss(&mut self) -> f32 {
         unwrap_report(self.try_read_loss())
     }
 
-    /// The first `len` elements of the first output.
+    /// Reads the first `len` elements of the first output.
     ///
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
@@ -37,13 +37,13 @@ impl Session {
         Ok(data)
     }
 
-    /// [`Session::try_read_output`], panicking with its report.
+    /// Calls [`Session::try_read_output`], and panics on errors.
     #[track_caller]
     pub fn read_output(&mut self, len: usize) -> Vec<f32> {
         unwrap_report(self.try_read_output(len))
     }
 
-    /// The whole output of that index.
+    /// Reads the whole output with this index.
     ///
     /// # Errors
     /// No such output, another number of elements or another dtype; errors of the step.
@@ -51,7 +51,7 @@ impl Session {
         self.read_output_prefix(index, data, false)
     }
 
-    /// As many elements of the output of that index as `data` has, from the first on.
+    /// Reads the first elements of an output, as many as fit into `data`.
     ///
     /// # Errors
     /// As [`Session::try_read_output_by_index`]; an output with fewer elements.
@@ -59,17 +59,19 @@ impl Session {
         self.read_output_prefix(index, data, true)
     }
 
-    /// [`Session::try_read_output_by_index`], panicking with its report.
+    /// Calls [`Session::try_read_output_by_index`], and panics on errors.
     #[track_caller]
     pub fn read_output_by_index(&mut self, index: usize, data: &mut [f32]) {
         unwrap_report(self.try_read_output_by_index(index, data));
     }
 
-    /// The whole output of that name, which [`Graph::set_named_outputs`](crate::Graph::set_named_outputs) gave it; outputs
-    /// without names go by their numbers, from `"0"` on. Half precision is widened to `f32`.
+    /// Reads the whole output with this name, which
+    /// [`Graph::set_named_outputs`](crate::Graph::set_named_outputs) assigned; unnamed outputs have
+    /// their index as a name, from `"0"` on. Half precision is widened to `f32`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] with the names that there are; another dtype; no step made yet; errors of the step.
+    /// [`Error::UnknownTensor`] with the existing names; another dtype; no step made yet; errors of
+    /// the step.
     pub fn try_read_output_named(&mut self, name: &str) -> Result<Vec<f32>> {
         let index = self.tensors.output_named(name)?;
         let len = self.tensors.output(index)?.ty.numel();
@@ -78,21 +80,21 @@ impl Session {
         Ok(data)
     }
 
-    /// [`Session::try_read_output_named`], panicking with its report.
+    /// Calls [`Session::try_read_output_named`], and panics on errors.
     #[track_caller]
     pub fn read_output_named(&mut self, name: &str) -> Vec<f32> {
         unwrap_report(self.try_read_output_named(name))
     }
 
-    /// Number of the output of that name, for the methods that take an index.
+    /// Returns the index of the output with this name, for the methods that take an index.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] with the names that there are.
+    /// [`Error::UnknownTensor`] with the existing names.
     pub fn try_output_index(&self, name: &str) -> Result<usize> {
         self.tensors.output_named(name)
     }
 
-    /// The whole `u32` output of that index.
+    /// Reads the whole `u32` output of that index.
     ///
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
@@ -102,7 +104,7 @@ impl Session {
         self.fetch(buffer, bytes_of_mut(data))
     }
 
-    /// Storage bytes of the output of that index.
+    /// Reads the storage bytes of the output of that index.
     ///
     /// # Errors
     /// No such output; no step made yet; errors of the step.
@@ -137,7 +139,7 @@ impl Session {
         self.fetch(buffer, bytes_of_mut(data))
     }
 
-    /// Reads a buffer, which waits for the last step.
+    /// Reads a buffer, after waiting for the last step.
     fn fetch(&mut self, buffer: BufferRef, bytes: &mut [u8]) -> Result<()> {
         let _read = tracing::debug_span!("read", bytes = bytes.len()).entered();
         let read = self.executable.read(buffer, 0, bytes);
@@ -145,7 +147,7 @@ impl Session {
         read
     }
 
-    /// Results exist only after a step.
+    /// Returns an error before the first step, as there are no results yet.
     pub(super) fn check_stepped(&self) -> Result<()> {
         if self.counters().steps > 0 {
             return Ok(());
@@ -156,7 +158,7 @@ impl Session {
         ))
     }
 
-    /// A parameter.
+    /// Reads a parameter.
     ///
     /// # Errors
     /// Unknown name; errors of the step.
@@ -164,7 +166,7 @@ impl Session {
         self.read_tensor(TensorKind::Parameter, name)
     }
 
-    /// A parameter of any dtype as storage bytes (little-endian).
+    /// Reads a parameter of any dtype as storage bytes (little-endian).
     ///
     /// # Errors
     /// Unknown name; errors of the step.
@@ -175,13 +177,14 @@ impl Session {
         Ok(bytes)
     }
 
-    /// [`Session::try_read_parameter`], panicking with its report.
+    /// Calls [`Session::try_read_parameter`], and panics on errors.
     #[track_caller]
     pub fn read_parameter(&mut self, name: &str) -> Vec<f32> {
         unwrap_report(self.try_read_parameter(name))
     }
 
-    /// The gradient of a parameter, or of an input marked by `require_grad`, in the last step.
+    /// Reads the gradient of a parameter, or of an input marked by `require_grad`, in the last
+    /// step.
     ///
     /// # Errors
     /// Unknown name, or one without a gradient; errors of the step.
@@ -191,13 +194,13 @@ impl Session {
         self.read_tensor(TensorKind::Gradient, name)
     }
 
-    /// [`Session::try_read_grad`], panicking with its report.
+    /// Calls [`Session::try_read_grad`], and panics on errors.
     #[track_caller]
     pub fn read_grad(&mut self, name: &str) -> Vec<f32> {
         unwrap_report(self.try_read_grad(name))
     }
 
-    /// Persistent data that is not a parameter.
+    /// Reads persistent data that is not a parameter.
     ///
     /// # Errors
     /// Unknown name; errors of the step.
@@ -205,7 +208,7 @@ impl Session {
         self.read_tensor(TensorKind::State, name)
     }
 
-    /// [`Session::try_read_state`], panicking with its report.
+    /// Calls [`Session::try_read_state`], and panics on errors.
     #[track_caller]
     pub fn read_state(&mut self, name: &str) -> Vec<f32> {
         unwrap_report(self.try_read_state(name))
@@ -224,8 +227,8 @@ impl Session {
     /// such as from a training to an evaluation session.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with both lists of names where both have parameters and no name is in both; a tensor of another
-    /// size; errors of either device.
+    /// [`Error::InvalidUse`] with both lists of names if both sessions have parameters, but no
+    /// common name; a tensor of another size; errors of either device.
     pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
         let names = |s: &Session| -> Vec<String> { s.plan.parameters().into_iter().map(|v| v.name).collect() };
         let (ours, theirs) = (names(self), names(other));

@@ -1,14 +1,17 @@
-//! Optimizer states sharded over ranks (ZeRO stage 1): each rank has the moments of some parameters, updates these, and gives
-//! the others what came out.
+//! Optimizer states sharded over ranks (ZeRO stage 1): each rank stores the moments of some
+//! parameters, updates these parameters, and sends them to all other ranks.
 //!
-//! Gradients are reduced to the owner of their parameter. Before the update, ranks add up what is known of gradients by
-//! parts alone: the squares for clipping by the norm, and the number of elements that are not finite for the loss scale.
+//! Gradients are reduced to the owner of their parameter. Before the update, ranks sum two
+//! quantities that each computes for its own gradients: the squares for clipping by the norm, and
+//! the number of non-finite elements for the loss scale.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{Session, bytes_of, bytes_of_mut};
 use crate::backend::Executable;
-use crate::distributed::{BUCKET_BYTES, Buckets, Call, Communicator, Owners, Pending, bytes_of_f32, gather_texts};
+use crate::distributed::{
+    BUCKET_BYTES, Buckets, Call, Communicator, Owners, PendingCollective, bytes_of_f32, gather_texts,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host_memory;
@@ -17,27 +20,27 @@ use crate::plan::{BufferRef, ExecutionPlan};
 use crate::shape::Shape;
 use crate::storage::{decode, scalar_bytes};
 
-/// A state of the optimizer, `f32`, that some ranks have and others not.
+/// A state of the optimizer, `f32`, that only some ranks have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardedState {
     /// Its name.
     pub name: String,
     /// Its shape.
     pub shape: Shape,
-    /// The ranks that have it, in order; moments are on one.
+    /// The ranks that have it, in ascending order; a moment is on one rank.
     pub ranks: Vec<usize>,
 }
 
-/// What a session knows of the shares of all ranks.
+/// The distribution of optimizer states over all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Sharding {
     /// States of the optimizer on any rank.
     states: Vec<ShardedState>,
-    /// Parameters of one owner that are sent together.
+    /// Groups of parameters with the same owner that are sent together.
     packets: Vec<Packet>,
-    /// Gradients of this rank's parameters, and of how many of them each is the gradient.
+    /// Gradients of this rank's parameters, and the number of parameters that share each gradient.
     own_gradients: HashMap<BufferRef, usize>,
-    /// Those that are the same on every rank, and so in no bucket.
+    /// Gradients that are the same on every rank, and therefore in no bucket.
     own_constants: Vec<BufferRef>,
     totals: Totals,
 }
@@ -45,12 +48,12 @@ pub(super) struct Sharding {
 #[derive(Debug, Default)]
 struct Packet {
     owner: usize,
-    /// Name and number of elements.
+    /// Name, buffer and number of elements of each parameter.
     parameters: Vec<(String, BufferRef, usize)>,
     len: usize,
 }
 
-/// What is added up over ranks.
+/// Sums over all ranks, as the update needs them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     squares: f64,
@@ -83,10 +86,10 @@ impl Sharding {
             if ty.dtype != DType::F32 {
                 return Err(Error::misuse(
                     format!(
-                        "the parameter '{}' is {}, and sharding is for f32",
+                        "sharding supports only f32, but the parameter '{}' is {}",
                         found.name, ty.dtype
                     ),
-                    "train it in f32 (mixed precision keeps parameters so), or without sharded optimizer states",
+                    "train it in f32 (mixed precision keeps f32 parameters), or without sharded optimizer states",
                 ));
             }
             let owner = owners.owner(found.parameter).unwrap_or(0);
@@ -118,12 +121,12 @@ impl Sharding {
         packet.parameters.push((name, parameter, len));
     }
 
-    /// Begins another update.
+    /// Resets the sums, for another update.
     pub(super) fn begin(&mut self) {
         self.totals = Totals::default();
     }
 
-    /// Notes the mean gradient of a parameter of this rank.
+    /// Adds the mean gradient of a parameter of this rank to the sums.
     pub(super) fn note(&mut self, gradient: BufferRef, values: &[f32]) {
         let times = self.own_gradients.get(&gradient).copied().unwrap_or(0);
         self.totals.add(values.iter().copied().map(f64::from), times);
@@ -141,13 +144,15 @@ impl Packet {
 }
 
 impl Session {
-    /// Shards the optimizer's states over the ranks of the communicator (ZeRO stage 1): each trained parameter has an owner,
-    /// which alone has its moments and makes its update. Gradients are reduced to owners, and owners broadcast what they
-    /// updated. Parameters and losses are those without sharding; [`Session::memory_summary`] shows what is saved. Gradients
-    /// that are accumulated stay on every rank. Moments that the session has are kept by the owners.
+    /// Shards the optimizer's states over the ranks of the communicator (ZeRO stage 1): each
+    /// trained parameter has an owner, the only rank that stores its moments and computes its
+    /// update. Gradients are reduced to owners, and owners broadcast updated parameters. Parameters
+    /// and losses are the same as without sharding; [`Session::memory_summary`] shows the saved
+    /// memory. Accumulated gradients stay on every rank. Owners keep existing moments.
     ///
-    /// Every rank calls this after [`Session::try_set_communicator`]. From then on a call of [`Session::try_set_optimizer`]
-    /// with another kind of rule is one that every rank makes at the same time. With one rank nothing changes.
+    /// Every rank calls this after [`Session::try_set_communicator`]. From then on, every rank must
+    /// call [`Session::try_set_optimizer`] with another kind of rule at the same time. With one
+    /// rank it has no effect.
     ///
     /// # Errors
     /// As [`Session::try_set_communicator`]; trained parameters that are not `f32`.
@@ -165,7 +170,8 @@ impl Session {
         }
     }
 
-    /// States of the optimizer that this rank lacks because others have them ([`Session::try_shard_optimizer`]).
+    /// Returns the states of the optimizer that only other ranks have
+    /// ([`Session::try_shard_optimizer`]).
     pub fn states_of_other_ranks(&self) -> Vec<ShardedState> {
         let Some(distributed) = &self.distributed else {
             return Vec::new();
@@ -175,8 +181,8 @@ impl Session {
         states.filter(|state| !state.ranks.contains(&rank)).cloned().collect()
     }
 
-    /// On the rank `root`, the values of [`Session::states_of_other_ranks`], in this order; on others, nothing. Every rank
-    /// calls it.
+    /// Gathers on the rank `root` the values of [`Session::states_of_other_ranks`], in this order;
+    /// other ranks get an empty list. Every rank calls it.
     ///
     /// # Errors
     /// [`Error::Collective`]; errors of the last step.
@@ -188,9 +194,10 @@ impl Session {
         let mut gathered = Vec::new();
         for state in states.into_iter().filter(|state| !state.ranks.contains(&root)) {
             let holder = state.ranks.first().copied().unwrap_or(root);
-            let mut data = match holder == communicator.rank() {
-                true => self.try_read_state(&state.name)?,
-                false => vec![0.0; state.shape.numel()],
+            let mut data = if holder == communicator.rank() {
+                self.try_read_state(&state.name)?
+            } else {
+                vec![0.0; state.shape.numel()]
             };
             communicator.broadcast(&format!("state '{}'", state.name), holder, bytes_of_f32(&mut data))?;
             if communicator.rank() == root {
@@ -206,7 +213,7 @@ impl Session {
             .map_or_else(Vec::new, |d| d.sharding.states.clone())
     }
 
-    /// Finds out who has what, after the plan was compiled anew.
+    /// Computes the distribution again, after the plan was recompiled.
     pub(super) fn renew_sharding(&mut self) -> Result<()> {
         let Some(distributed) = &mut self.distributed else {
             return Ok(());
@@ -221,7 +228,8 @@ impl Session {
         Ok(())
     }
 
-    /// Adds up over ranks what the update needs of all gradients, and gives it to the plan.
+    /// Sums over ranks the quantities that the update needs of all gradients, and writes them to
+    /// the plan's scalars.
     pub(super) fn reduce_totals(&mut self, sharding: &mut Sharding, communicator: &dyn Communicator) -> Result<()> {
         for &buffer in &sharding.own_constants {
             let ty = &self.plan.buffer_types[buffer.index()];
@@ -253,7 +261,7 @@ impl Session {
         Ok(())
     }
 
-    /// After an update: gives every rank the parameters that others updated.
+    /// Sends updated parameters to every rank after an update.
     pub(super) fn share_parameters(&mut self) -> Result<()> {
         let Some(mut distributed) = self.distributed.take() else {
             return Ok(());
@@ -272,7 +280,7 @@ impl Session {
 
     fn share(&mut self, sharding: &Sharding, communicator: &dyn Communicator, spare: &mut Vec<Vec<f32>>) -> Result<()> {
         let _share = tracing::debug_span!("share_parameters", packets = sharding.packets.len()).entered();
-        let mut started: Option<(&Packet, Pending)> = None;
+        let mut started: Option<(&Packet, PendingCollective)> = None;
         for (number, packet) in sharding.packets.iter().enumerate() {
             let mut data = spare.pop().unwrap_or_default();
             data.resize(packet.len, 0.0);
@@ -302,8 +310,9 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for a packet and writes what others updated. Returns its memory.
-    fn take_packet(&mut self, packet: &Packet, pending: Pending, rank: usize) -> Result<Vec<f32>> {
+    /// Waits for a packet of parameters that another rank updated, and writes them. Returns the packet's memory for
+    /// reuse.
+    fn take_packet(&mut self, packet: &Packet, pending: PendingCollective, rank: usize) -> Result<Vec<f32>> {
         let data = pending.wait()?;
         let mut rest = &data[..];
         for (_, buffer, len) in &packet.parameters {
@@ -317,7 +326,7 @@ impl Session {
     }
 }
 
-/// The optimizer's states on all ranks, in the order of the ranks.
+/// Returns the optimizer's states on all ranks, in the order of the ranks.
 fn gather_states(communicator: &dyn Communicator, plan: &ExecutionPlan) -> Result<Vec<ShardedState>> {
     let of_optimizer: HashSet<BufferRef> = plan
         .state_buffers

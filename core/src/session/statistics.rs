@@ -8,26 +8,27 @@ use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::shape::TensorType;
 use crate::statistics::{NamedStatistics, TensorStatistics};
 
-/// Statistics of an intermediate result.
+/// Statistics of a result that a step computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResultStatistics {
-    /// The call: name or number of its node, and the operator.
+    /// Name of the call: name or number of its node, and the operator.
     pub name: String,
     /// File and line of the call, if it came from one.
     pub source: Option<String>,
     /// Part of the step.
     pub stage: Stage,
-    /// Which of its results.
+    /// Index of the result.
     pub result: usize,
     /// Dtype and shape.
     pub ty: TensorType,
-    /// What is in it.
+    /// Its statistics.
     pub statistics: TensorStatistics,
 }
 
 impl Session {
-    /// Statistics of all parameters, all states (the optimizer's included) or all gradients of the last step, in the
-    /// order of the plan. The host reads each of them, which costs time.
+    /// Computes the statistics of all parameters, all states (the optimizer's included) or all
+    /// gradients of the last step, in the order of the plan. The host reads each of them, which
+    /// costs time.
     ///
     /// # Errors
     /// Another kind of tensor; gradients before the first step; errors of the step.
@@ -41,8 +42,8 @@ impl Session {
             }
             TensorKind::Input | TensorKind::Output | TensorKind::Scalar => {
                 return Err(Error::misuse(
-                    format!("there are no statistics of an {kind} to be had by its kind"),
-                    "ask for those of parameters, states or gradients, or use `TensorStatistics::of` on its elements",
+                    format!("statistics are not available for an {kind}"),
+                    "request parameters, states or gradients, or use `TensorStatistics::of` on its elements",
                 ));
             }
         };
@@ -61,18 +62,19 @@ impl Session {
         Ok(all)
     }
 
-    /// [`Session::try_statistics`], panicking with its report.
+    /// Calls [`Session::try_statistics`], and panics on errors.
     #[track_caller]
     pub fn statistics(&mut self, kind: TensorKind) -> Vec<NamedStatistics> {
         unwrap_report(self.try_statistics(kind))
     }
 
-    /// Makes a step, and returns statistics of every result that it computed, in the order of execution: activations
-    /// and their gradients, what clusters and packed products give, and what the update writes. Results that clusters
-    /// keep to themselves are not among them.
+    /// Runs a step, and returns statistics of every result that it computed, in the order of
+    /// execution: activations and their gradients, results of clusters and packed products, and
+    /// writes of the update. Intermediate results within clusters are not included.
     ///
-    /// It is a step like any other, with the same results, that runs like [`Session::try_step_debug`]: on a copy of the
-    /// session's memory in which no buffers share, so it needs room for that, and takes many times as long.
+    /// It is an ordinary step with the same results, but runs like [`Session::try_step_debug`]: on
+    /// a copy of the session's memory in which no buffers share memory, so it needs room for that,
+    /// and takes many times as long.
     ///
     /// # Errors
     /// Those of [`Session::try_step`]; not enough memory.
@@ -99,7 +101,7 @@ impl Session {
         Ok(all)
     }
 
-    /// [`Session::try_step_statistics`], panicking with its report.
+    /// Calls [`Session::try_step_statistics`], and panics on errors.
     #[track_caller]
     pub fn step_statistics(&mut self) -> Vec<ResultStatistics> {
         unwrap_report(self.try_step_statistics())

@@ -1,4 +1,4 @@
-//! Memory of a session.
+//! Summary of a session's memory.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use crate::plan::optimizer::is_moment;
 /// Sizes of a session's buffers, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySummary {
-    /// All buffers together, those that share memory counted once.
+    /// Bytes of all buffers; shared memory is counted once.
     pub total_buffer_bytes: usize,
-    /// The part that holds the optimizer's moments (for Adam both, twice the parameters' own size). Gradients
-    /// that are accumulated, and their norm, are not among them.
+    /// Bytes of the optimizer's moments (for Adam both, twice the size of the parameters), without
+    /// accumulated gradients and their norm.
     pub adam_state_bytes: usize,
     /// Number of buffers.
     pub num_buffers: usize,
-    /// Largest of them.
+    /// Size of the largest buffer.
     pub largest_buffer_bytes: usize,
 }
 
@@ -32,7 +32,8 @@ impl MemorySummary {
 }
 
 impl fmt::Display for MemorySummary {
-    /// `42 buffers, 128.4 MB total (64.2 MB adam state), largest 32.0 MB`, in units of 10^6 bytes.
+    /// Writes `42 buffers, 128.4 MB total (64.2 MB adam state), largest 32.0 MB`, in units of 10^6
+    /// bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: usize| bytes as f64 / 1e6;
         write!(

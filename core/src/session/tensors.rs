@@ -1,4 +1,4 @@
-//! Tensors of a session by name.
+//! Lookup of a session's tensors by name.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) buffer: BufferRef,
     pub(super) ty: TensorType,
-    /// Where it lies in the buffer, if it is not all of it.
+    /// Its part of the buffer; `None` if it is the whole buffer.
     part: Option<Part>,
 }
 
-/// All named tensors, and which inputs have data.
+/// All named tensors, and the inputs that have no data yet.
 #[derive(Debug)]
 pub(super) struct Tensors {
     parameters: BTreeMap<String, Tensor>,
@@ -27,9 +27,9 @@ pub(super) struct Tensors {
     states: BTreeMap<String, Tensor>,
     gradients: BTreeMap<String, Tensor>,
     outputs: Vec<Tensor>,
-    /// Names of storage that holds several tensors, which are not for users, and the names of the tensors.
+    /// By the internal name of each packed tensor, the names of the tensors that it contains.
     packed: BTreeMap<String, Vec<String>>,
-    /// Inputs that have no data, and the segments that need it.
+    /// By name, the inputs that have no data yet, and the segments that need them.
     unset: BTreeMap<String, Vec<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl Tensors {
         };
         let inputs = map(TensorKind::Input, plan.input_buffers.iter().map(input).collect());
         let outputs = plan.output_buffers.iter().zip(&plan.output_types).enumerate();
-        // Those without a name go by their number.
+        // Unnamed outputs have their index as a name.
         let name = |index: usize| {
             plan.output_names
                 .get(index)
@@ -74,7 +74,7 @@ impl Tensors {
         }
     }
 
-    /// After the plan was compiled anew: the same inputs remain set.
+    /// Rebuilds the tensors after the plan was recompiled. Inputs with data keep it.
     pub(super) fn renew(&mut self, plan: &ExecutionPlan) {
         let unset = std::mem::take(&mut self.unset);
         *self = Tensors {
@@ -96,12 +96,12 @@ impl Tensors {
         })
     }
 
-    /// The states in a buffer.
+    /// Iterates over the states in a buffer.
     pub(super) fn states_in(&self, buffer: BufferRef) -> impl Iterator<Item = &Tensor> {
         self.states.values().filter(move |t| t.buffer == buffer)
     }
 
-    /// Output `index` as a tensor.
+    /// Returns output `index` as a tensor.
     pub(super) fn output(&self, index: usize) -> Result<&Tensor> {
         self.outputs.get(index).ok_or_else(|| {
             let known = self.outputs.iter().map(|t| t.name.as_str());
@@ -109,7 +109,7 @@ impl Tensors {
         })
     }
 
-    /// Number of the output of that name.
+    /// Returns the index of the output with this name.
     pub(super) fn output_named(&self, name: &str) -> Result<usize> {
         self.outputs.iter().position(|t| t.name == name).ok_or_else(|| {
             let known = self.outputs.iter().map(|t| t.name.as_str());
@@ -121,7 +121,7 @@ impl Tensors {
         self.unset.remove(name);
     }
 
-    /// Whether all inputs that these segments need have data.
+    /// Checks that all inputs that these segments need have data.
     pub(super) fn check_inputs_set(&self, segments: &[usize]) -> Result<()> {
         if self.unset.is_empty() {
             return Ok(());
@@ -131,14 +131,15 @@ impl Tensors {
             .iter()
             .filter(|(_, users)| users.iter().any(|s| segments.contains(s)));
         let names: Vec<String> = needed.map(|(name, _)| name.clone()).collect();
-        match names.is_empty() {
-            true => Ok(()),
-            false => Err(Error::InputNotSet { names }),
+        if names.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::InputNotSet { names })
         }
     }
 }
 
-/// Names of storage that holds several tensors, and theirs.
+/// Returns the internal name of each packed tensor, with the names of the tensors that it contains.
 fn packed_names(plan: &ExecutionPlan) -> BTreeMap<String, Vec<String>> {
     let derived = plan.derived_params.iter();
     let parameters = derived.filter_map(|(buffer, sources)| {
@@ -162,8 +163,8 @@ fn packed_error(kind: TensorKind, name: &str, sources: &[String]) -> Error {
     )
 }
 
-/// The segments that read an input: what nothing reads needs no data. What is a result as it is belongs to the segment
-/// that it came with.
+/// Returns the segments that read an input: an unused input needs no data. An input that is also an
+/// output belongs to the segment that it was added with.
 fn users(plan: &ExecutionPlan, name: &str, buffer: BufferRef) -> Vec<usize> {
     let reads = |s: &Segment| {
         let dispatches = &plan.dispatches[s.range()];
@@ -193,7 +194,7 @@ impl Tensor {
         }
     }
 
-    /// Writes its storage bytes, as many as it has.
+    /// Writes all storage bytes of the tensor.
     pub(super) fn write(&self, executable: &mut dyn Executable, bytes: &[u8]) -> Result<()> {
         match &self.part {
             Some(part) => executable.write_part(self.buffer, part, bytes),
@@ -201,7 +202,7 @@ impl Tensor {
         }
     }
 
-    /// Reads its storage bytes, as many as it has.
+    /// Reads all storage bytes of the tensor.
     pub(super) fn read(&self, executable: &mut dyn Executable, bytes: &mut [u8]) -> Result<()> {
         match &self.part {
             Some(part) => executable.read_part(self.buffer, part, bytes),
@@ -209,7 +210,7 @@ impl Tensor {
         }
     }
 
-    /// The buffer, if data of this dtype and length is right for it.
+    /// Returns the tensor's buffer if data of this dtype and length fits.
     pub(super) fn checked(&self, dtype: DType, len: usize) -> Result<BufferRef> {
         if self.ty.dtype != dtype {
             let remedy = match (self.kind, self.ty.dtype) {
@@ -240,7 +241,7 @@ impl Tensor {
         Ok(self.buffer)
     }
 
-    /// The buffer, if so many storage bytes are right for it.
+    /// Returns the tensor's buffer if this number of storage bytes fits.
     pub(super) fn checked_bytes(&self, bytes: usize) -> Result<BufferRef> {
         if self.ty.bytes() == bytes {
             return Ok(self.buffer);

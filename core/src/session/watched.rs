@@ -1,45 +1,45 @@
-//! What a session knows of segments that run once for many steps: whether their results are still right.
+//! An executable that detects when segments that run once must run again.
 
 use crate::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::error::Result;
 use crate::plan::{BufferRef, ExecutionPlan, Part};
 
 /// A segment that runs again only after one of the buffers that it reads was written.
-struct Once {
+struct UnchangedSegment {
     segment: usize,
-    /// Sorted.
+    /// The buffers that the segment reads, sorted.
     sources: Vec<BufferRef>,
     is_stale: bool,
 }
 
-/// An executable all of whose writes are noted, so that none of them can be forgotten.
-pub(super) struct Watched {
+/// An executable that records all writes of buffers, to detect stale results of segments that run once.
+pub(super) struct WatchedExecutable {
     inner: Box<dyn Executable>,
-    once: Vec<Once>,
-    /// Steps that were rolled back when this was looked at last: what they prepared may be undone or half done.
+    once: Vec<UnchangedSegment>,
+    /// Number of rolled-back steps at the last check. If it has changed, all segments that run once must run again.
     rolled_back: u64,
 }
 
-impl Watched {
+impl WatchedExecutable {
     pub(super) fn new(inner: Box<dyn Executable>, plan: &ExecutionPlan) -> Self {
         let once = plan.segments.iter().enumerate().filter(|(_, s)| s.once);
         let once = once.map(|(segment, s)| {
             let mut sources: Vec<BufferRef> = plan.sources_of(s).into_iter().collect();
             sources.sort_unstable();
-            Once {
+            UnchangedSegment {
                 segment,
                 sources,
                 is_stale: true,
             }
         });
-        Watched {
+        WatchedExecutable {
             once: once.collect(),
             rolled_back: inner.rolled_back(),
             inner,
         }
     }
 
-    /// Whether a segment has to run before its results are used.
+    /// Returns `true` if a segment has to run before its results are used.
     pub(super) fn is_stale(&mut self, segment: usize) -> bool {
         if self.once.is_empty() {
             return false;
@@ -63,7 +63,7 @@ impl Watched {
     }
 }
 
-impl Executable for Watched {
+impl Executable for WatchedExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         self.note_write(buffer);
         self.inner.write(buffer, offset, bytes)

@@ -15,7 +15,7 @@ use crate::host_memory;
 use crate::shape::{Shape, TensorType};
 use crate::storage::{decode, scalar_bytes};
 
-/// Names that a message lists at most, of each kind.
+/// Maximum number of names of each kind in a message.
 const MAX_LISTED: usize = 10;
 
 /// Tensors by name, as they are stored: little-endian, row-major.
@@ -32,10 +32,11 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// A tensor of `f32`, row-major.
+    /// Creates a tensor of `f32`, row-major.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] if the shape has another number of elements, or more than can be counted; [`Error::HostMemory`].
+    /// [`Error::InvalidUse`] if the shape has another number of elements, or too many;
+    /// [`Error::HostMemory`].
     pub fn f32(shape: &[usize], data: &[f32]) -> Result<Self> {
         let shape = Shape::new(shape).map_err(|message| Error::misuse(message, "use a smaller shape"))?;
         if shape.numel() != data.len() {
@@ -45,7 +46,7 @@ impl Weight {
                     shape.numel(),
                     data.len()
                 ),
-                "pass as many elements as the shape has",
+                "pass the number of elements of the shape",
             ));
         }
         let mut bytes = host_memory::room("a tensor to be saved", size_of_val(data))?;
@@ -56,35 +57,36 @@ impl Weight {
         })
     }
 
-    /// A tensor of any type from its storage bytes, little-endian and row-major.
+    /// Creates a tensor of any type from its storage bytes, little-endian and row-major.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] if the type has another number of bytes.
     pub fn from_bytes(ty: TensorType, bytes: Vec<u8>) -> Result<Self> {
-        match ty.bytes() == bytes.len() {
-            true => Ok(Weight { ty, bytes }),
-            false => Err(Error::misuse(
+        if ty.bytes() == bytes.len() {
+            Ok(Weight { ty, bytes })
+        } else {
+            Err(Error::misuse(
                 format!(
                     "a tensor of {ty} has {} bytes, and the data {}",
                     ty.bytes(),
                     bytes.len()
                 ),
-                "pass as many bytes as the type has",
-            )),
+                "pass the number of bytes of the type",
+            ))
         }
     }
 
-    /// Shape and element type.
+    /// Returns shape and element type.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// Little-endian, row-major.
+    /// Returns the elements, little-endian and row-major.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The elements as `f32`; those of integers beyond 2^24 are rounded.
+    /// Returns the elements as `f32`; integers beyond 2^24 are rounded.
     pub fn to_f32(&self) -> Vec<f32> {
         decode(self.ty.dtype, &self.bytes)
             .into_iter()
@@ -92,7 +94,7 @@ impl Weight {
             .collect()
     }
 
-    /// The same elements as another floating-point type.
+    /// Returns the elements as another floating-point type.
     fn converted(&self, dtype: DType) -> Option<Vec<u8>> {
         if self.ty.dtype == dtype {
             return Some(self.bytes.clone());
@@ -109,12 +111,12 @@ impl Weight {
         )
     }
 
-    /// The transposed matrix; `None` for other ranks.
+    /// Returns the transposed matrix; `None` if the tensor is not a matrix.
     pub fn transposed(&self) -> Option<Weight> {
         self.transposed_in(Vec::with_capacity(self.bytes.len()))
     }
 
-    /// [`Weight::transposed`], where it is an error that there is no memory for it.
+    /// Returns the same as [`Weight::transposed`], but returns an error if there is not enough memory.
     ///
     /// # Errors
     /// [`Error::HostMemory`].
@@ -142,12 +144,12 @@ impl Weight {
 }
 
 impl Weights {
-    /// The names, sorted.
+    /// Iterates over the names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// A tensor.
+    /// Returns the tensor with this name.
     pub fn get(&self, name: &str) -> Option<&Weight> {
         self.tensors.get(name)
     }
@@ -157,23 +159,24 @@ impl Weights {
         self.tensors.insert(name.into(), weight);
     }
 
-    /// Keeps the tensors whose names are wanted.
+    /// Keeps only the tensors whose names match.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| wanted(name));
     }
 
-    /// Number of tensors.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Reads a safetensors file: tensors of `F32`, `F16`, `BF16`, `F64` (narrowed to `f32`), `U32` and `I32`. The file is
-    /// read as a whole; its header is checked against its size before anything is taken from it.
+    /// Reads a safetensors file: tensors of `F32`, `F16`, `BF16`, `F64` (narrowed to `f32`), `U32`
+    /// and `I32`. The whole file is read; its header is checked against its size before any tensor
+    /// is parsed.
     ///
     /// # Errors
     /// [`Error::File`] for a file that cannot be read, is damaged, or has a tensor of another type.
@@ -184,13 +187,20 @@ impl Weights {
         Weights::parse(path, &bytes)
     }
 
-    /// [`Weights::read`] of bytes in memory; the path is for messages.
+    /// Reads like [`Weights::read`], but from bytes in memory; the path is for messages.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Weights::read`].
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let damaged = |what: String| Error::file(path, what, "it is damaged, or no safetensors file; get it again");
-        let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(format!("is no safetensors file: {e}")))?;
+        let damaged = |what: String| {
+            Error::file(
+                path,
+                what,
+                "it is damaged or not a safetensors file; download it \
+            again",
+            )
+        };
+        let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(format!("is not a safetensors file: {e}")))?;
         let mut weights = Weights::default();
         for (name, view) in file.iter() {
             let shape = Shape::new(view.shape()).map_err(|e| damaged(format!("the tensor '{name}': {e}")))?;
@@ -215,7 +225,8 @@ impl Weights {
         Ok(weights)
     }
 
-    /// The bytes of a safetensors file, whose metadata say that it is `pt`, as readers of other libraries expect it.
+    /// Returns the bytes of a safetensors file, with the metadata `pt`, which readers of other
+    /// libraries expect.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] if the format cannot hold them.
@@ -223,15 +234,15 @@ impl Weights {
         self.to_bytes_with_metadata("format", "pt")
     }
 
-    /// [`Weights::to_bytes`] with this entry as its metadata. There is one alone, because the order of several is not
-    /// fixed: equal tensors are to give equal bytes.
+    /// Returns the same as [`Weights::to_bytes`], but with this entry as the metadata. Only one entry is possible,
+    /// because the order of several is not fixed, and equal tensors must give equal bytes.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Weights::to_bytes`].
     pub fn to_bytes_with_metadata(&self, key: &str, value: &str) -> Result<Vec<u8>> {
         let failed = |e: safetensors::SafeTensorError| {
             Error::misuse(
-                format!("safetensors cannot hold these tensors: {e}"),
+                format!("safetensors cannot store these tensors: {e}"),
                 "save fewer of them",
             )
         };
@@ -251,17 +262,17 @@ impl Weights {
         safetensors::serialize(views, Some(metadata)).map_err(failed)
     }
 
-    /// Writes a safetensors file, as a whole or not at all.
+    /// Writes a safetensors file atomically.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be written; an earlier file is as it was.
+    /// [`Error::File`] if it cannot be written; an earlier file is then unchanged.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let bytes = self.to_bytes()?;
         write_atomically(path.as_ref(), |w| w.write_all(&bytes))
     }
 }
 
-/// `f64` as `f32`.
+/// Converts `f64` numbers to `f32`, both as little-endian bytes.
 fn narrowed(bytes: &[u8]) -> Vec<u8> {
     let values = bytes.chunks_exact(8).map(|c| {
         let mut array = [0; 8];
@@ -271,19 +282,20 @@ fn narrowed(bytes: &[u8]) -> Vec<u8> {
     values.flat_map(f32::to_le_bytes).collect()
 }
 
-/// New name of a tensor of a file; `None` leaves the tensor out.
+/// Function that returns the new name of a tensor of a file; `None` skips the tensor.
 pub type Rename<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// How [`Session::try_load_weights`] matches tensors.
+/// Options for matching tensors in [`Session::try_load_weights`].
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// Whether the names must be the same: a tensor that the session lacks, or that the file lacks, is an error. Otherwise
-    /// the [`LoadReport`] lists them. Shapes must fit in any case.
+    /// Requires equal sets of names: a tensor that the session or the file lacks is an error.
+    /// Otherwise the [`LoadReport`] lists them. Shapes must match in any case.
     pub strict: bool,
-    /// The name in the session of a tensor of the file; `None` leaves the tensor out. By default names are the same.
+    /// Maps the name of a tensor of the file to its name in the session; `None` skips the tensor.
+    /// By default names are equal.
     pub rename: Option<Rename<'a>>,
-    /// Whether the matrix of that name (in the session) is stored transposed, as PyTorch's `Linear` stores its weight. By
-    /// default none is.
+    /// Returns whether the matrix with this name (in the session) is stored transposed in the file,
+    /// as PyTorch's `Linear` stores its weight. By default none is.
     pub transpose: Option<&'a dyn Fn(&str) -> bool>,
 }
 
@@ -297,12 +309,12 @@ impl Default for LoadOptions<'_> {
     }
 }
 
-/// What [`Session::try_load_weights`] matched.
+/// Result of [`Session::try_load_weights`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Tensors that were set, by the session's names.
     pub loaded: Vec<String>,
-    /// Tensors of the session that the file lacks: they are as they were.
+    /// Tensors of the session that the file lacks: they are unchanged.
     pub missing: Vec<String>,
     /// Tensors of the file, by their new names, that the session lacks.
     pub unexpected: Vec<String>,
@@ -321,7 +333,7 @@ impl fmt::Display for LoadReport {
     }
 }
 
-/// The first names of a list, and how many more there are.
+/// Formats the first names of a list, and the number of the rest.
 pub(super) fn listed(names: &[String]) -> String {
     let first: Vec<String> = names.iter().take(MAX_LISTED).map(|n| format!("'{n}'")).collect();
     match names.len().saturating_sub(MAX_LISTED) {
@@ -331,7 +343,8 @@ pub(super) fn listed(names: &[String]) -> String {
 }
 
 impl Session {
-    /// Names of the model's tensors: parameters, and states that are not the optimizer's.
+    /// Returns the names of the model's tensors: parameters, and states that are not the
+    /// optimizer's.
     fn weight_names(&self) -> Vec<(TensorKind, String)> {
         let parameters = self.plan.parameters().into_iter();
         let parameters = parameters.map(|view| (TensorKind::Parameter, view.name));
@@ -357,12 +370,13 @@ impl Session {
         Ok(weights)
     }
 
-    /// Sets parameters and states by name. Floating-point types are converted to those of the session. Everything is checked
-    /// before the first tensor is set, so that an error changes nothing.
+    /// Sets parameters and states by name. Floating-point types are converted to the session's
+    /// types. Everything is checked before the first tensor is set, so an error changes nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] listing tensors that are missing or unexpected ([`LoadOptions::strict`]), that have another
-    /// shape (one that fits transposed is named) or a type that cannot be converted; none that match at all.
+    /// [`Error::InvalidUse`] listing tensors that are missing or unexpected
+    /// ([`LoadOptions::strict`]), or that have another shape (with a hint if it fits transposed) or
+    /// a type that cannot be converted; no tensor that matches.
     pub fn try_load_weights(&mut self, weights: &Weights, options: &LoadOptions) -> Result<LoadReport> {
         let mut by_name: BTreeMap<String, (&str, &Weight)> = BTreeMap::new();
         for (theirs, weight) in &weights.tensors {
@@ -373,7 +387,7 @@ impl Session {
             if let Some((other, _)) = by_name.insert(ours.clone(), (theirs, weight)) {
                 return Err(Error::misuse(
                     format!("'{other}' and '{theirs}' are both renamed to '{ours}'"),
-                    "give every tensor a name of its own",
+                    "give every tensor a unique name",
                 ));
             }
         }
@@ -412,7 +426,7 @@ impl Session {
         if (options.strict && differs) || (writes.is_empty() && !weights.is_empty()) {
             return Err(Error::misuse(
                 mismatch(&report),
-                "rename the tensors, or load without `strict` what both have",
+                "rename the tensors, or load only the common ones without `strict`",
             ));
         }
         self.parameters_set = true;
@@ -424,8 +438,8 @@ impl Session {
         Ok(report)
     }
 
-    /// Saves parameters and states (not the optimizer's) to a safetensors file, as a whole or not at all. What trained on one
-    /// device can be loaded on any other, bit for bit.
+    /// Saves parameters and states (not the optimizer's) to a safetensors file, atomically. Weights
+    /// trained on one device can be loaded on any other, bit for bit.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be written; errors of the last step.
@@ -433,14 +447,15 @@ impl Session {
         self.try_weights()?.write(path)
     }
 
-    /// [`Session::try_save`], panicking with its report.
+    /// Calls [`Session::try_save`], and panics on errors.
     #[track_caller]
     pub fn save(&mut self, path: impl AsRef<Path>) {
         unwrap_report(self.try_save(path));
     }
 
-    /// Loads what [`Session::try_save`] saved, or any other safetensors file whose tensors have the names and shapes of the
-    /// session's; [`Session::try_load_weights`] can rename and transpose, and load a part.
+    /// Loads a file of [`Session::try_save`], or any other safetensors file whose tensors have the
+    /// names and shapes of the session's. [`Session::try_load_weights`] can rename, transpose, and
+    /// load only a part.
     ///
     /// # Errors
     /// Those of [`Weights::read`] and [`Session::try_load_weights`].
@@ -454,14 +469,14 @@ impl Session {
             })
     }
 
-    /// [`Session::try_load`], panicking with its report.
+    /// Calls [`Session::try_load`], and panics on errors.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) {
         unwrap_report(self.try_load(path).map(drop));
     }
 }
 
-/// What a strict load says of tensors without a counterpart.
+/// Returns the message of a strict load about tensors without a counterpart.
 fn mismatch(report: &LoadReport) -> String {
     let mut parts = Vec::new();
     if !report.missing.is_empty() {
@@ -479,23 +494,23 @@ fn mismatch(report: &LoadReport) -> String {
     parts.join("; ")
 }
 
-/// The storage bytes of a tensor for a place of that type, or why it does not fit.
+/// Converts a tensor to the storage bytes of the session's type. If it does not match, returns the reason.
 fn fitted(weight: &Weight, wanted: &TensorType, transpose: bool) -> std::result::Result<Vec<u8>, String> {
     let turned;
-    let weight = match transpose {
-        false => weight,
-        true => {
-            turned = weight
-                .transposed()
-                .ok_or_else(|| format!("is {} and cannot be transposed: it is no matrix", weight.ty))?;
-            &turned
-        }
+    let weight = if !transpose {
+        weight
+    } else {
+        turned = weight
+            .transposed()
+            .ok_or_else(|| format!("is {} and cannot be transposed: it is not a matrix", weight.ty))?;
+        &turned
     };
     if weight.ty.shape != wanted.shape {
         let reversed: Vec<usize> = weight.ty.shape.dims().iter().rev().copied().collect();
-        let hint = match weight.ty.shape.dims().len() == 2 && reversed == wanted.shape.dims() {
-            true => " (it would fit transposed)",
-            false => "",
+        let hint = if weight.ty.shape.dims().len() == 2 && reversed == wanted.shape.dims() {
+            " (it would fit transposed)"
+        } else {
+            ""
         };
         return Err(format!(
             "has the shape {} instead of {}{hint}",

@@ -1,4 +1,4 @@
-//! Random graphs of elementwise calls with views, several users of a value, reductions, norms and products.
+//! Random graphs of elementwise calls, with views, reductions, norms, products and values that several calls use.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ pub(crate) struct Dag {
     pub(crate) feeds: HashMap<String, Vec<f64>>,
 }
 
-/// Sizes at which kernels change what they do: nothing to go over, odd ones, and more than a run of elements.
+/// Sizes at which kernels change their behaviour: empty loops, odd sizes, and more than one run of elements.
 const SIZES: [usize; 9] = [1, 2, 3, 5, 7, 16, 31, 33, 61];
 
 struct Maker<'a> {
@@ -24,7 +24,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn pick(&mut self) -> NodeId {
-        // The latest ones more often, so that chains come about.
+        // Prefers recent values, so that chains are formed.
         let n = self.values.len();
         let back = self.rng.below(n).min(self.rng.below(n));
         self.values[n - 1 - back]
@@ -39,7 +39,7 @@ impl Maker<'_> {
         self.graph.input(&name, shape)
     }
 
-    /// An operand of which the broadcast shape has as many elements as `with`.
+    /// Returns an operand that broadcasts to the shape of `with`.
     fn partner(&mut self, with: NodeId) -> NodeId {
         let shape = self.graph.shape(with).to_vec();
         let fitting: Vec<NodeId> = (self.values.iter().copied())
@@ -136,7 +136,7 @@ impl Maker<'_> {
     }
 }
 
-/// A random graph, the same for the same state of the generator.
+/// Returns a random graph that depends only on the state of the generator.
 pub(crate) fn dag(rng: &mut SplitMix64) -> Dag {
     let rank = 1 + rng.below(3);
     let shape: Vec<usize> = (0..rank).map(|_| SIZES[rng.below(SIZES.len())]).collect();

@@ -1,4 +1,4 @@
-//! What the tests of the operators share: sample calls as graphs with values.
+//! Shared code of operator tests: sample calls as graphs with values.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::Sample;
 use meganeura_core::random::SplitMix64;
 
-/// A sample case as a graph.
+/// A sample case as a graph, with the values of its inputs.
 pub(crate) struct Case {
     pub(crate) graph: Graph,
     pub(crate) call: NodeId,

@@ -1,4 +1,4 @@
-//! Calls that nobody means to make: sample cases with attributes, shapes and types changed at random.
+//! Invalid calls: sample cases whose attributes, shapes and types are changed at random.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -98,7 +98,7 @@ fn change_attr(rng: &mut SplitMix64, attrs: &Attrs) -> Attrs {
                 Attr::Bool(v) => *v = !*v,
                 Attr::Str(v) => v.push('x'),
                 Attr::DType(v) => *v = pick(rng, &DTYPES),
-                // A changed program would be rejected where it is made.
+                // A changed program would be rejected when it is created.
                 Attr::Program(_) => {}
             }
         }
@@ -107,8 +107,8 @@ fn change_attr(rng: &mut SplitMix64, attrs: &Attrs) -> Attrs {
     next
 }
 
-/// A name as a static one, as those of attributes are; the same for equal names, so that nothing is lost (which a sanitizer would
-/// report).
+/// Returns a name as a static string, as attributes require; equal names share one string, so that no memory leaks (a
+/// sanitizer would report a leak).
 fn for_ever(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +139,7 @@ fn change_input(rng: &mut SplitMix64, sample: &mut Sample) {
             sample.inputs.push(another);
         }
         4 => drop(sample.inputs.remove(at)),
-        // The same size wherever it occurs, so that operands go on fitting together.
+        // Changes all occurrences of the size, so that operands still match.
         5..=7 if rank > 0 => {
             let (old, new) = (input.shape[rng.below(rank)], pick(rng, &SIZES));
             for d in sample.inputs.iter_mut().flat_map(|i| &mut i.shape) {
@@ -153,7 +153,7 @@ fn change_input(rng: &mut SplitMix64, sample: &mut Sample) {
     }
 }
 
-/// The sample with one to three changes.
+/// Returns the sample with one to three changes.
 pub(crate) fn mutated(sample: &Sample, rng: &mut SplitMix64) -> Sample {
     let mut sample = sample.clone();
     for _ in 0..1 + rng.below(3) {

@@ -1,4 +1,4 @@
-//! Attention, rotary embedding and gated units against plain loops, and derivatives through every result.
+//! Tests of attention, rotary embedding and gated units against plain loops, and of derivatives through every result.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ struct Sizes {
     heads: [usize; 3],
 }
 
-/// Output and log-sum-exp by the definition.
+/// Computes output and log-sum-exp by the definition.
 fn attention(s: Sizes, options: AttentionOptions, [q, k, v]: [&[f64]; 3]) -> [Vec<f64>; 2] {
     let ([rows_q, rows_k], [heads, kv_heads, width]) = (s.rows, s.heads);
     let scale = options.scale.map_or(1.0 / (width as f64).sqrt(), f64::from);
@@ -115,18 +115,18 @@ fn attention_is_what_its_formula_says() {
             }
         }
     }
-    // More queries than keys need no mask to be impossible.
+    // More queries than keys are possible without a mask.
     let s = Sizes {
         batch: 2,
         rows: [5, 2],
         heads: [2, 1, 3],
     };
     check(s, AttentionOptions::new(2, 1, 3), 2.0);
-    // Scores of some ten thousands do not overflow.
+    // Scores above ten thousand do not overflow.
     check(s, AttentionOptions::new(2, 1, 3), 200.0);
 }
 
-/// A loss that weighs both results differently, against central differences.
+/// The gradient of a loss that depends on both results equals central differences.
 #[test]
 fn gradients_through_both_results() {
     for (with_out, with_lse) in [(true, true), (false, true), (true, false)] {
@@ -229,7 +229,7 @@ fn gated_units_are_what_their_formulas_say() {
     let silu: Vec<f64> = gate.iter().zip(&up).map(|(x, u)| x / (1.0 + (-x).exp()) * u).collect();
     close(&values.get(outputs[0]).expect("a result").data, &silu, "swiglu");
     close(&values.get(outputs[1]).expect("a result").data, &silu, "swiglu_concat");
-    // gelu(x) - gelu(-x) = x, whatever the distribution function is.
+    // gelu(x) - gelu(-x) = x holds for every distribution function.
     let gelu = &values.get(outputs[2]).expect("a result").data;
     let negated = gate.iter().map(|x| -x).collect();
     let feeds = HashMap::from([("gate".to_owned(), negated), ("up".to_owned(), up.clone())]);

@@ -1,4 +1,4 @@
-//! Declared attributes against those that calls have.
+//! Tests that declared attributes match the attributes of calls.
 
 use meganeura_core::ops::sample::Sizes;
 use meganeura_core::registry;

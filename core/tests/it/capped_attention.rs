@@ -1,4 +1,5 @@
-//! Attention with bounded scores: values by loops, derivatives by central differences in `f64`.
+//! Tests of attention with a soft cap on the scores: values against loops, derivatives against central differences in
+//! `f64`.
 
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::AttentionOptions;
@@ -21,7 +22,7 @@ fn options(causal: bool, window: Option<u32>) -> AttentionOptions {
     }
 }
 
-/// What one query `[HEADS * WIDTH]` gets of these rows of keys and values `[KV_HEADS * WIDTH]`.
+/// Computes the result of one query `[HEADS * WIDTH]` with these rows of keys and values `[KV_HEADS * WIDTH]`.
 fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]]) -> Vec<f64> {
     let mut out = Vec::new();
     for head in 0..HEADS {
@@ -121,7 +122,7 @@ fn attention_to_a_cache() {
     g.set_outputs(vec![y]);
     g.verify().expect("valid");
     let mut keys = numbers(batch * capacity * KV_HEADS * WIDTH, 2);
-    // What nobody has written changes nothing.
+    // Unwritten rows have no effect.
     keys[2 * KV_HEADS * WIDTH..5 * KV_HEADS * WIDTH].fill(f64::NAN);
     let feeds = feeds(&[
         ("q", numbers(batch * count * HEADS * WIDTH, 1)),

@@ -1,12 +1,12 @@
-//! Collectives of threads, and what they say where ranks differ or are gone.
+//! Tests of collectives between threads, and of their errors if ranks differ or fail.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use meganeura_core::distributed::{
-    Call, Collective, CollectiveError, CollectiveFailure, Communicator, CommunicatorOptions, Pending, ThreadGroup,
-    agree, gather_texts, open,
+    Call, Collective, CollectiveError, CollectiveFailure, Communicator, CommunicatorOptions, PendingCollective,
+    ThreadGroup, agree, gather_texts, open,
 };
 use meganeura_core::error::Error;
 
@@ -110,7 +110,7 @@ fn a_rank_that_is_gone_ends_the_others() {
     });
     for error in errors.into_iter().flatten() {
         assert!(
-            // The other one may have ended by then, because of the first.
+            // The other rank may have ended by then, because of the first one.
             matches!(error.failure, CollectiveFailure::PeerLost { .. }),
             "{error}"
         );
@@ -138,7 +138,7 @@ fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
         }
     );
     assert!(
-        error.to_string().contains("rank 1 did not come within 0.2 s"),
+        error.to_string().contains("rank 1 did not arrive within 0.2 s"),
         "{error}"
     );
 }
@@ -175,7 +175,7 @@ fn started_collectives_are_made_in_their_order() {
         on_ranks(size, LIMIT, |c| {
             let rank = c.rank();
             let total = (size * (size - 1) / 2) as f32;
-            let sums: Vec<Pending> = (0..5)
+            let sums: Vec<PendingCollective> = (0..5)
                 .map(|i| {
                     c.start(
                         Call::AllReduceSum,
@@ -187,7 +187,7 @@ fn started_collectives_are_made_in_their_order() {
             let root = size - 1;
             let reduced = c.start(Call::ReduceSum { root }, "to the last", vec![rank as f32; 7]);
             let sent = c.start(Call::Broadcast { root }, "from the last", vec![rank as f32; 3]);
-            // A blocking one waits for those before it.
+            // A blocking collective waits for earlier ones.
             let mut data = [1.0];
             c.all_reduce_sum("blocking", &mut data).expect("a sum");
             assert_eq!(data, [size as f32]);
@@ -200,14 +200,14 @@ fn started_collectives_are_made_in_their_order() {
                 assert_eq!(reduced, [total; 7]);
             }
             assert_eq!(sent.wait().expect("data"), [root as f32; 3]);
-            // Nobody waits for this one, and it is made all the same.
+            // No rank waits for this collective, but it still completes.
             let _ = c.start(Call::AllReduceSum, "dropped", vec![1.0]);
             c.barrier("the end").expect("all come");
         });
     }
 }
 
-/// The caller goes on while others are not there yet.
+/// A rank that starts a collective continues before the other ranks have started theirs.
 #[test]
 fn a_started_collective_does_not_block() {
     let start = Instant::now();
@@ -249,7 +249,7 @@ fn a_sum_for_one_rank_names_a_rank_that_is_not_there() {
         c.reduce_sum("x", 2, &mut [1.0]).expect_err("there are two").to_string()
     });
     assert!(
-        errors.iter().all(|error| error.contains("there is no rank 2")),
+        errors.iter().all(|error| error.contains("rank 2 does not exist")),
         "{errors:?}"
     );
 }

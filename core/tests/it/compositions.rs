@@ -1,4 +1,5 @@
-//! Builder methods that are several calls: values by loops, derivatives by central differences in `f64`.
+//! Tests of builder methods that consist of several calls: values against loops, derivatives against central
+//! differences in `f64`.
 
 use std::collections::HashMap;
 
@@ -29,7 +30,8 @@ pub(crate) fn value(g: &Graph, node: NodeId, feeds: &Feeds) -> Vec<f64> {
         .clone()
 }
 
-/// Derivatives by every input that wants one of a loss that weighs each element of the result differently.
+/// Checks the derivatives with respect to every differentiable input. The loss weights each element of the result
+/// differently.
 pub(crate) fn check_gradients(mut g: Graph, y: NodeId, feeds: &Feeds) {
     let shape = g.shape(y).to_vec();
     let weights = numbers(shape.iter().product(), 91).iter().map(|w| *w as f32).collect();
@@ -177,11 +179,13 @@ fn what_has_no_length_is_refused() {
 
 // ---- masked attention ------------------------------------------------------------------------------------
 
-/// Two sequences, 4 query heads on 2 key-value heads of 4 features, whose scale is exact.
+/// Number of query heads, of key-value heads, and of features per head; with 4 features, the scale of the scores is
+/// exact.
 const HEADS: [usize; 3] = [4, 2, 4];
 const BATCH: usize = 2;
 
-/// By the definition, with the mask as a number that is added to each score `[batch, head, query, key]`.
+/// Computes the result by the definition, with the mask as a number that is added to each score
+/// `[batch, head, query, key]`.
 fn expected([q, k, v]: [&[f64]; 3], [rows_q, rows_k]: [usize; 2], mask: impl Fn([usize; 4]) -> f64) -> Vec<f64> {
     let [heads, kv_heads, width] = HEADS;
     let mut out = vec![0.0; q.len()];
@@ -204,7 +208,7 @@ fn expected([q, k, v]: [&[f64]; 3], [rows_q, rows_k]: [usize; 2], mask: impl Fn(
     out
 }
 
-/// Attention with a mask of that shape and type, and whatever is fed to it.
+/// Builds attention with a mask of this shape and type, and the values of its inputs.
 fn masked(rows: [usize; 2], shape: &[usize], dtype: DType, causal: bool, mask: Vec<f64>) -> (Graph, NodeId, Feeds) {
     let [heads, kv_heads, width] = HEADS;
     let mut g = Graph::new();
@@ -255,7 +259,7 @@ fn an_additive_mask_is_added_to_the_scores_and_has_a_gradient() {
     let bias = numbers(4 * 15, 9);
     let shared = masked(rows, &[4, 3, 5], DType::F32, false, bias.clone());
     agrees(shared, rows, |[_, h, i, j]| bias[(h * 3 + i) * 5 + j]);
-    // What a causal layer hides stays hidden.
+    // The mask cannot show keys that a causal layer hides.
     let causal = masked(rows, &[3, 5], DType::F32, true, bias[..15].to_vec());
     agrees(
         causal,
@@ -271,7 +275,7 @@ fn an_additive_mask_is_added_to_the_scores_and_has_a_gradient() {
 #[test]
 fn a_boolean_mask_hides_keys() {
     let rows = [4, 4];
-    // Row 2 sees nothing: zeros, and no NaN in a gradient.
+    // Row 2 sees nothing: its result is zero, and no gradient is NaN.
     let seen = [1, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0];
     let mask = seen.iter().map(|&s| f64::from(s)).collect();
     let case = masked(rows, &[4, 4], DType::U32, false, mask);
@@ -324,7 +328,7 @@ fn masks_that_do_not_fit_are_refused() {
         wide.contains("does not broadcast") && wide.contains("[2, 2, 3, 3]"),
         "{wide}"
     );
-    // A padding mask as it is fed would be taken for one of queries and keys.
+    // An unexpanded padding mask would be interpreted as one of queries and keys.
     let padding = of(&[2, 3], DType::U32, two);
     assert!(padding.contains("`key_padding_mask`"), "{padding}");
     let half = of(&[3, 3], DType::F16, two);

@@ -1,4 +1,4 @@
-//! Every decomposition against the operator's own definition, and down to the primitives.
+//! Tests of every decomposition against the operator's definition, down to the primitives.
 
 use std::collections::BTreeSet;
 
@@ -49,7 +49,7 @@ fn decompositions_agree_with_definitions() {
     assert!(checked > 50, "only {checked}");
 }
 
-/// Collects the primitives that a call comes down to.
+/// Collects the primitives that a call is decomposed into.
 fn primitives(
     op: OpRef,
     attrs: &meganeura_core::attrs::Attrs,
@@ -91,7 +91,7 @@ fn every_operator_comes_down_to_the_primitive_set() {
             primitives(op, &sample.attrs, &inputs, &node.outputs, &mut found, 0);
         }
     }
-    // A backend must cover these; a new entry needs a reason.
+    // A backend must support these; a new entry needs a reason.
     let expected: BTreeSet<&str> = [
         // arithmetic
         "core.log2",
@@ -124,17 +124,17 @@ fn every_operator_comes_down_to_the_primitive_set() {
         // integers
         "core.argmax",
         "core.random_bits",
-        // the bits of a word are not to be had by arithmetic
+        // the bits of a word are not accessible by arithmetic
         "core.bit_and",
         "core.shift_left",
         "core.shift_right",
-        // an index of its own for each element, or a partial sort: nothing above expresses them without a cost
-        // that grows with the square of the axis, and with an error of the step for a bad index
+        // a separate index for each element, or a partial sort: other primitives cannot express these without a cost
+        // that grows with the square of the axis and without losing the error for an invalid index
         "core.take_along_axis",
         "core.put_along_axis",
         "core.scatter",
         "core.top_k",
-        // patterns whose decomposition would be much larger than themselves
+        // patterns whose decomposition would be much larger
         "core.matmul",
         "core.conv2d",
         "core.conv2d_input_grad",
@@ -147,7 +147,7 @@ fn every_operator_comes_down_to_the_primitive_set() {
     assert_eq!(found, expected);
 }
 
-/// Nothing is allocated for what is refused.
+/// The cost of an evaluation is computed without evaluating, so a refused evaluation allocates nothing.
 #[test]
 fn what_evaluating_takes_is_known_before() {
     const ANY: Extent = Extent {
@@ -161,7 +161,7 @@ fn what_evaluating_takes_is_known_before() {
     g.set_outputs(vec![y]);
     let found = extent(&g, ANY).expect("small");
     assert_eq!(found.elements, 8 * 16 + 16 * 4 + 8 * 4);
-    // Read, multiplied and added, written; the inputs count once as well.
+    // Elements read, multiplied and added, written; the inputs also count once.
     assert_eq!(found.work, 2 * (8 * 16 + 16 * 4) + 2 * 8 * 16 * 4 + 8 * 4);
     let less = Extent {
         work: found.work - 1,
@@ -170,7 +170,7 @@ fn what_evaluating_takes_is_known_before() {
     let error = extent(&g, less).expect_err("one less").to_string();
     assert!(error.contains("matmul") && error.contains("operations"), "{error}");
 
-    // What is within a composite counts: the scores of attention are more than its operands and results.
+    // Values inside a composite count: the scores of attention are larger than its operands and results.
     let rows = 1 << 20;
     let mut g = Graph::new();
     let q = g.input("q", &[rows, 8]);

@@ -1,11 +1,12 @@
-//! Products with a matrix for each expert: what is refused, and that rows have the products of their experts.
+//! Tests of products with a matrix for each expert: refused calls, and products of rows with the matrices of their
+//! experts.
 
 use std::collections::HashMap;
 
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Graph};
 
-/// What is said of a product of operands with these shapes.
+/// Returns the error of a product of operands with these shapes.
 fn refused(x: &[usize], experts: &[usize], weight: &[usize]) -> String {
     let mut g = Graph::new();
     let x = g.input("x", x);
@@ -57,7 +58,8 @@ fn operands_that_do_not_fit() {
     assert_eq!(said.len(), 5);
 }
 
-/// Two experts, of which one doubles what the other swaps; a row with neither has no numbers.
+/// Each row is multiplied by the matrix of its expert: one doubles the row, the other swaps its elements. A row whose
+/// expert does not exist is NaN.
 #[test]
 fn rows_have_the_products_of_their_experts() {
     let mut g = Graph::new();

@@ -1,4 +1,4 @@
-//! Every operator's gradient against central differences in `f64`.
+//! Tests of every operator's gradient against central differences in `f64`.
 
 use crate::common::{Case, case};
 use meganeura_core::autodiff::try_differentiate;
@@ -10,10 +10,10 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::registry;
 
-/// Operand elements that are probed; a sample of them in large operands.
+/// Maximum number of operand elements whose derivative is checked; large operands are sampled.
 const PROBES: usize = 12;
 
-/// Adds a loss that weighs every element of some results differently.
+/// Adds a loss that weights every element of some results differently.
 fn add_loss(c: &mut Case, ports: &[u32]) -> Value {
     let mut rng = SplitMix64::new(99);
     let mut loss: Option<Value> = None;
@@ -34,7 +34,8 @@ fn add_loss(c: &mut Case, ports: &[u32]) -> Value {
     loss
 }
 
-/// A case with its loss and the derivatives: of all float results if the operator allows that, else of the first.
+/// Returns a case with its loss and the derivatives of the loss. The loss uses all float results if the operator
+/// supports that, otherwise only the first one.
 fn differentiated(op: OpRef, sample: &Sample, probed: &[usize]) -> (Case, Value, Graph) {
     let build = |ports: &dyn Fn(u32) -> bool| {
         let mut c = case(op, sample, 5);
@@ -115,7 +116,7 @@ fn every_gradient_matches_finite_differences() {
         for seed in 0..2 {
             for sample in op.samples(&mut Sizes::new(seed)) {
                 let elements: usize = sample.inputs.iter().map(|i| i.shape.iter().product::<usize>()).sum();
-                // Finite differences of a large case are slow and show nothing that a small one does not.
+                // Finite differences of a large case are slow and find no additional errors.
                 if elements <= 4000 {
                     check(op, &sample);
                     checked += 1;

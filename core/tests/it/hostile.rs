@@ -1,4 +1,4 @@
-//! No call makes a shape rule, a cost, a decomposition or a gradient rule panic, however little sense it makes.
+//! Tests that no invalid call makes a shape rule, a cost, a decomposition or a gradient rule panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{evaluate, expand_call};
 use meganeura_core::{DType, Shape, TensorType, registry};
 
-/// Elements up to which a call is also evaluated.
+/// Maximum number of elements of a call that is also evaluated.
 const SMALL: usize = 4000;
 
 fn shapes(sample: &Sample) -> Option<Vec<TensorType>> {
@@ -23,7 +23,7 @@ fn shapes(sample: &Sample) -> Option<Vec<TensorType>> {
     sample.inputs.iter().map(ty).collect()
 }
 
-/// Everything about a call; an error if something that must hold does not.
+/// Checks all functions of an operator for a call; returns an error if an invariant does not hold.
 fn examine(op: OpRef, sample: &Sample) -> Result<bool, String> {
     let Some(inputs) = shapes(sample) else { return Ok(false) };
     let not_written = |&(operand, _): &(usize, usize)| sample.inputs.get(operand).is_none_or(|i| !i.state);
@@ -79,7 +79,7 @@ fn examine(op: OpRef, sample: &Sample) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Differentiates a sum of the float results; only a reason not to is an acceptable error.
+/// Differentiates a sum of the float results; the only acceptable error is a reason why there is no gradient.
 fn gradient(op: OpRef, sample: &Sample, inputs: &[TensorType]) -> Result<(), String> {
     if matches!(op.gradient(), Gradient::NotDifferentiable(_)) {
         return Ok(());
@@ -147,7 +147,7 @@ fn no_call_panics() {
     assert!(accepted > 1000, "only {accepted}");
 }
 
-/// Types and attributes that were found to be accepted, and failed later.
+/// Shape rules refuse types and attributes that were once accepted and then failed in later stages.
 #[test]
 fn what_used_to_fail_later_is_refused_with_a_reason() {
     let refusal = |name: &str, inputs: &[(DType, &[usize])], attrs: Attrs| {
@@ -201,7 +201,7 @@ fn what_used_to_fail_later_is_refused_with_a_reason() {
     }
 }
 
-/// The gap is the widest that an attribute holds, and there is nothing between one element.
+/// A single element may have the maximum gap, because it has no neighbour to be separated from.
 #[test]
 fn one_element_may_have_any_gap() {
     let mut g = Graph::new();

@@ -1,11 +1,11 @@
-//! Losses: calls that cannot be and what is said of them, and values at the limits.
+//! Tests of losses: rejected calls with their messages, and values at the limits.
 
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::dtype::DType;
 use meganeura_core::graph::{Graph, NodeId};
 use meganeura_core::reference::evaluate;
 
-/// What is said of the graph that `build` makes.
+/// Returns the error of the graph that `build` creates.
 fn rejection(build: impl FnOnce(&mut Graph) -> NodeId) -> String {
     let mut graph = Graph::new();
     let node = build(&mut graph);
@@ -23,7 +23,7 @@ fn says(message: &str, parts: &[&str]) {
 
 type Loss = fn(&mut Graph, NodeId, NodeId) -> NodeId;
 
-/// The losses of a prediction and a target of one shape.
+/// Losses of a prediction and a target of one shape.
 const PAIRS: [(&str, Loss); 6] = [
     ("mse", |g, p, t| g.mse_loss(p, t)),
     ("l1", |g, p, t| g.l1_loss(p, t)),
@@ -84,7 +84,7 @@ fn attributes_and_classes() {
     says(&floats, &["f32[3]", "need u32[3]"]);
 }
 
-/// Loss of one prediction and target, and its derivatives by both.
+/// Returns the loss of one prediction and one target, and its derivatives with respect to both.
 fn at(loss: Loss, prediction: f64, target: f64) -> [f64; 3] {
     let mut g = Graph::new();
     let [p, t] = ["p", "t"].map(|name| {
@@ -105,7 +105,7 @@ fn at(loss: Loss, prediction: f64, target: f64) -> [f64; 3] {
 #[test]
 fn certain_predictions_have_finite_losses() {
     let [bce, logits, kl] = [PAIRS[3].1, PAIRS[4].1, PAIRS[5].1];
-    // A probability of 0 for what is: ln 0 counts as -100.
+    // The probability of the true class is 0: ln 0 is replaced by -100.
     let [loss, slope, _] = at(bce, 0.0, 1.0);
     assert_eq!(loss, 100.0);
     assert!(slope.is_finite() && slope < 0.0, "{slope}");
@@ -115,7 +115,7 @@ fn certain_predictions_have_finite_losses() {
     assert_eq!(at(logits, 1000.0, 0.0)[..2], [1000.0, 1.0]);
     let far = at(logits, -1000.0, 0.0);
     assert!(far[0].abs() < 1e-300 && far[1].abs() < 1e-300, "{far:?}");
-    // Classes that cannot be and are not contribute nothing.
+    // Classes with probability 0 in both distributions contribute nothing.
     assert_eq!(at(kl, f64::NEG_INFINITY, 0.0)[0], 0.0);
     assert_eq!(at(kl, -1.0, 0.0), [0.0, 0.0, 0.0]);
 }

@@ -1,4 +1,4 @@
-//! What some operators compute where samples do not look: ties, NaN, zeros, repeated indices, parts.
+//! Tests of operators in cases that samples do not cover: ties, NaN, zeros, repeated indices, parts.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ fn feeds(list: &[(&str, &[f64])]) -> HashMap<String, Vec<f64>> {
         .collect()
 }
 
-/// Values by the definitions.
+/// Returns the values of results, by the operators' definitions.
 fn values(g: &mut Graph, results: &[Value], list: &[(&str, &[f64])]) -> Vec<Vec<f64>> {
     g.set_outputs(results.to_vec());
     let all = evaluate(g, &feeds(list)).expect("evaluates");
@@ -25,7 +25,7 @@ fn values(g: &mut Graph, results: &[Value], list: &[(&str, &[f64])]) -> Vec<Vec<
         .collect()
 }
 
-/// Gradient of the sum of `y` times 1, 2, 3 ... by the input `x`.
+/// Returns the gradient of the sum of `y` times 1, 2, 3 ... by the input `x`.
 fn gradient(g: &mut Graph, y: Value, x: &str, list: &[(&str, &[f64])]) -> Vec<f64> {
     let shape = g.shape(y).to_vec();
     let count: usize = shape.iter().product();
@@ -162,7 +162,7 @@ fn negative_axes_of_a_permutation_count_from_the_last() {
     assert_eq!(g.shape(y), [3, 1, 2]);
     let data: [(&str, &[f64]); 1] = [("x", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])];
     assert_eq!(values(&mut g, &[y.into()], &data), [[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]]);
-    // Rules and kernels see axes that count from the first.
+    // Rules and kernels receive non-negative axes.
     let attrs = g.nodes()[y.index()].op().expect("a call").1.clone();
     assert_eq!(attrs.ints("axes"), Ok(&[2, 0, 1][..]));
 }
@@ -250,7 +250,7 @@ fn categories_are_drawn_with_their_probabilities() {
         }
         counts
     };
-    // Whichever of the two words differs.
+    // Either of the two words differs.
     for seed in [|i: usize| [i as f64, 7.0], |i: usize| [7.0, i as f64]] {
         for (found, expected) in draw(&mut g, 1.0, &seed).into_iter().zip(probabilities) {
             assert!((found - expected).abs() < 0.015, "{found}, not {expected}");

@@ -1,4 +1,4 @@
-//! Graphs and plans as text: what each stage makes of a small graph, in full.
+//! Tests of printed graphs and plans: the complete output of each stage for a small graph.
 
 use meganeura_compiler::optimize;
 use meganeura_core::{Graph, autodiff, plan};

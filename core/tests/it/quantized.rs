@@ -1,4 +1,4 @@
-//! Weights of few bits: what is refused, and what sessions do with parameters that are not `f32`.
+//! Tests of quantized weights: refused calls, and parameters of sessions that are not `f32`.
 
 use meganeura_core::{DType, Graph, NodeId};
 
@@ -9,7 +9,7 @@ fn says(g: &Graph, parts: &[&str]) {
     }
 }
 
-/// Words and scales of these shapes.
+/// Adds words and scales of these shapes.
 fn packed(g: &mut Graph, words: &[usize], scales: &[usize]) -> [NodeId; 2] {
     [
         g.parameter_typed("words", words, DType::U32),
@@ -94,5 +94,5 @@ fn narrow_parameters_are_not_trained() {
     g.trainable(weight, false);
     assert!(g.errors().is_empty());
     g.trainable(weight, true);
-    says(&g, &["only f32 parameters are trained"]);
+    says(&g, &["only f32 parameters can be trained"]);
 }

@@ -1,4 +1,4 @@
-//! Calls of attention, rotary embedding and gated units that cannot be, and what is said of them.
+//! Tests of rejected calls of attention, rotary embedding and gated units, and of their messages.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::dtype::DType;
@@ -6,7 +6,7 @@ use meganeura_core::graph::{Graph, NodeId};
 use meganeura_core::ops::{AttentionOptions, OpRef, RopeScaling};
 use meganeura_core::registry;
 
-/// What is said of the graph that `build` makes; it is said once, and `verify` repeats it.
+/// Returns the error of the graph that `build` creates; it is reported once, and `verify` returns the same error.
 fn rejection(build: impl FnOnce(&mut Graph) -> NodeId) -> String {
     let mut graph = Graph::new();
     let node = build(&mut graph);
@@ -24,7 +24,7 @@ fn says(message: &str, parts: &[&str]) {
     }
 }
 
-/// Attention of operands of these shapes.
+/// Returns the error of attention with operands of these shapes.
 fn attention(shapes: [&[usize]; 3], options: AttentionOptions) -> String {
     rejection(|g| {
         let [q, k, v] = ["q", "k", "v"].map(|name| name.to_owned());
@@ -63,7 +63,7 @@ fn widths_that_do_not_fit() {
     says(&message, &["the values", "5 elements"]);
     let message = attention([&[8], &[4, 4], &[4, 4]], options);
     says(&message, &["the queries", "[..., rows, heads * head_dim]"]);
-    // A product of heads and width beyond any number is no panic.
+    // An overflowing product of heads and width does not panic.
     let huge = AttentionOptions::new(u32::MAX, u32::MAX, u32::MAX);
     let message = attention([&[4, 8], &[4, 8], &[4, 8]], huge);
     says(&message, &["were announced"]);
@@ -127,7 +127,7 @@ fn element_types_of_attention() {
     says(&message, &["different element types", "cast"]);
 }
 
-/// A call with raw attributes, as a plugin or a file could make it.
+/// Returns the error of a call with raw attributes, as a plugin or a file could create it.
 fn raw(name: &str, shapes: &[&[usize]], attrs: Attrs) -> String {
     rejection(|g| {
         let inputs = shapes.iter().enumerate();

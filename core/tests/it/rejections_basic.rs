@@ -1,10 +1,10 @@
-//! Calls that cannot be: each is rejected in words that say what is wrong.
+//! Tests of rejected calls: the messages describe the errors.
 
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::{DType, registry};
 
-/// Builds a wrong call, and checks that its one error has all the words.
+/// Builds an invalid call, and checks that its only error contains all the words.
 #[track_caller]
 fn rejects(words: &[&str], build: impl FnOnce(&mut Graph)) {
     let mut g = Graph::new();
@@ -14,7 +14,7 @@ fn rejects(words: &[&str], build: impl FnOnce(&mut Graph)) {
     assert!(words.iter().all(|w| errors[0].contains(w)), "{words:?}: {}", errors[0]);
 }
 
-/// Calls an operator with attributes that no builder method writes.
+/// Calls an operator with attributes that no builder method creates.
 #[track_caller]
 fn rejects_attrs(words: &[&str], name: &str, inputs: &[(DType, &[usize])], attrs: Attrs) {
     rejects(words, |g| {
@@ -287,7 +287,7 @@ fn movement() {
     });
     rejects(&["core.split", "more than can be counted"], |g| {
         let x = g.input("x", &[3, 4]);
-        // Attributes are signed, so that it takes three to overflow.
+        // Attributes are signed, so three sizes are needed for an overflow.
         g.split(x, 1, &[isize::MAX as usize; 3]);
     });
     rejects(&["core.split", "list of sizes is empty"], |g| {
@@ -340,5 +340,27 @@ fn movement() {
         "core.tril",
         &[(F32, &[3, 3])],
         far,
+    );
+}
+
+#[test]
+fn windows_far_larger_than_the_image() {
+    use meganeura_core::ops::Pool2dOptions;
+    let errors = |size: u32| {
+        let mut g = Graph::new();
+        let x = g.input("x", &[1, 1, 1, 1]);
+        let options = Pool2dOptions {
+            kernel: [size; 2],
+            stride: [1, 1],
+            padding: [size / 2; 2],
+        };
+        g.max_pool2d(x, options);
+        g.errors().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(errors(4096).is_empty());
+    let found = errors(4098);
+    assert!(
+        matches!(found.as_slice(), [e] if e.contains("far larger than the image")),
+        "{found:?}"
     );
 }

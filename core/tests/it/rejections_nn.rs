@@ -1,5 +1,5 @@
-//! Normalisation, convolution, pooling and resizing: calls that are impossible, and values by hand or by
-//! loops that share nothing with the operators.
+//! Tests of normalisation, convolution, pooling and resizing: rejected calls, and values against literals and loops
+//! that share nothing with the operators.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, registry};
 
-/// Values of a result for some inputs.
+/// Returns the values of a result for some inputs.
 fn values(graph: &mut Graph, result: impl Into<Value>, feeds: &[(&str, Vec<f64>)]) -> Vec<f64> {
     let result = result.into();
     graph.set_outputs(vec![result]);
@@ -36,7 +36,7 @@ fn close(found: &[f64], wanted: &[f64]) {
     }
 }
 
-/// The message of a call on inputs of these shapes.
+/// Returns the message of a call on inputs of these shapes.
 fn rejection(name: &str, shapes: &[&[usize]], attrs: Attrs) -> String {
     let op = registry::ops()
         .into_iter()
@@ -55,7 +55,7 @@ fn rejection(name: &str, shapes: &[&[usize]], attrs: Attrs) -> String {
     }
 }
 
-/// Each case is rejected with a message that contains the words.
+/// Checks that each case is rejected with a message that contains the words.
 fn rejected(name: &str, cases: Vec<(&[&[usize]], Attrs, &str)>) {
     for (shapes, attrs, words) in cases {
         let message = rejection(name, shapes, attrs);
@@ -298,7 +298,7 @@ fn images_that_cannot_be_pooled_or_resized() {
     );
 }
 
-/// Builders that check for themselves.
+/// Builder methods with their own checks describe the error.
 #[test]
 fn builders_explain_what_they_take() {
     let message = |build: &dyn Fn(&mut Graph) -> NodeId| {
@@ -450,7 +450,7 @@ fn depthwise_convolution_keeps_channels_apart() {
     close(&values(&mut g, y, &feeds), &[31.0, 42.0, 3.0, 4.0]);
 }
 
-/// Mean and largest element of every window of a plane.
+/// Returns the mean and the maximum of every window of a plane.
 fn windows(x: &[f64], [h, w]: [usize; 2], [oh, ow]: [usize; 2]) -> (Vec<f64>, Vec<f64>) {
     let range = |i: usize, size: usize, out: usize| i * size / out..((i + 1) * size).div_ceil(out);
     let (mut means, mut largest) = (Vec::new(), Vec::new());
@@ -478,7 +478,7 @@ fn adaptive_pooling_by_loops() {
         let (mean, largest) = (g.adaptive_avg_pool2d(x, to), g.adaptive_max_pool2d(x, to));
         assert_eq!(g.shape(mean), [1, 1, to[0], to[1]]);
         let mut data = random(from[0] * from[1], 9);
-        // An element in two windows, and twice in one of them, keeps what it is.
+        // An infinite element in two windows, and twice in one of them, stays infinite.
         data[from[0] * from[1] / 2] = f64::INFINITY;
         let wanted = windows(&data, from, to);
         let feeds = [("x", data)];
@@ -487,7 +487,7 @@ fn adaptive_pooling_by_loops() {
     }
 }
 
-/// The largest element gets all of the gradient, also where the gather has put it into its window twice.
+/// The largest element gets the whole gradient, even if the gather has copied it into its window twice.
 #[test]
 fn adaptive_max_pool_gives_its_gradient_to_the_largest() {
     let mut g = Graph::new();
@@ -539,7 +539,7 @@ fn resizing_by_hand() {
     close(&found, &[2.5]);
 }
 
-/// The gradient of a gradient, against differences of the gradient: it flows through the saved statistics.
+/// Gradients of gradients equal central differences of the gradient; they flow through the saved statistics.
 #[test]
 fn gradients_of_norms_can_be_differentiated() {
     type Build = fn(&mut Graph, NodeId, NodeId, NodeId) -> NodeId;

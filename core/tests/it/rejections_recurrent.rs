@@ -1,4 +1,4 @@
-//! Recurrent layers: calls that are impossible, and sequences that are too long to be expanded.
+//! Tests of recurrent layers: rejected calls, and sequences that are too long to be expanded.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::graph::{Graph, Value};
@@ -6,7 +6,7 @@ use meganeura_core::ops::Call;
 use meganeura_core::reference::{evaluate, expand_call};
 use meganeura_core::{DType, Shape, TensorType, registry};
 
-/// The message of a call on inputs of these types.
+/// Returns the message of a call on inputs of these types.
 fn rejection(name: &str, operands: &[(DType, &[usize])], attrs: Attrs) -> String {
     let op = registry::ops()
         .into_iter()
@@ -28,15 +28,16 @@ const F: DType = DType::F32;
 
 type Operands<'a> = [(DType, &'a [usize])];
 
-/// Number and type of an operand, and words of the message.
+/// A wrong operand: its index, its type, and words of the expected message.
 type Case<'a> = (usize, (DType, &'a [usize]), &'a str);
 
-/// The same operands with another one in some place, or behind them.
+/// Returns the operands after replacing the one at an index, or appending one.
 fn with<'a>(operands: &Operands<'a>, i: usize, operand: (DType, &'a [usize])) -> Vec<(DType, &'a [usize])> {
     let mut operands = operands.to_vec();
-    match i < operands.len() {
-        true => operands[i] = operand,
-        false => operands.push(operand),
+    if i < operands.len() {
+        operands[i] = operand
+    } else {
+        operands.push(operand)
     }
     operands
 }

@@ -1,4 +1,5 @@
-//! Rotary positions with speeds of each pair: values by sines and cosines, derivatives by central differences in `f64`.
+//! Tests of rotary positions with one speed per pair: values against sines and cosines, derivatives against central
+//! differences in `f64`.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Graph;
@@ -38,7 +39,7 @@ fn pairs_are_turned_by_their_speeds_and_lengthened() {
     check_gradients(g, y, &feeds);
 }
 
-/// With the usual speeds it is the operator.
+/// With the default speeds, the result equals that of the operator `core.rope_dynamic_offset`.
 #[test]
 fn the_usual_speeds_are_the_usual_rotation() {
     let mut g = Graph::new();

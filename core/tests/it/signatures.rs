@@ -1,4 +1,4 @@
-//! What the reference says of calling an operator is a method of `Graph`, with its parameters.
+//! Tests that the reference of each operator names a method of `Graph` with its parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use meganeura_core::ops::document;
 use meganeura_core::registry;
 
-/// Operators that only rules, derivatives and optimizers make.
+/// Operators without a builder method: only rules, derivatives and optimizers create them.
 const WITHOUT: [&str; 35] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
@@ -45,18 +45,19 @@ const WITHOUT: [&str; 35] = [
     "core.upsample_nearest2d_grad",
 ];
 
-/// The texts of all files of operators.
+/// Collects the texts of all files of operators.
 fn sources(folder: &Path, texts: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).expect("the folder of operators") {
         let path = entry.expect("an entry").path();
-        match path.is_dir() {
-            true => sources(&path, texts),
-            false => texts.push(std::fs::read_to_string(&path).expect("text")),
+        if path.is_dir() {
+            sources(&path, texts)
+        } else {
+            texts.push(std::fs::read_to_string(&path).expect("text"))
         }
     }
 }
 
-/// The parts of a list between commas that are in no brackets.
+/// Splits a list at top-level commas.
 fn parts(list: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
     for (i, c) in list.char_indices() {
@@ -75,7 +76,7 @@ fn parts(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Names of parameters by the names of methods of the graph, those that macros make included.
+/// Returns the parameter names of each method of the graph, including methods that macros generate.
 fn methods() -> BTreeMap<String, Vec<String>> {
     let mut texts = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut texts);
@@ -103,7 +104,7 @@ fn methods() -> BTreeMap<String, Vec<String>> {
             .split("\nbuilders! {\n")
             .nth(1)
             .and_then(|t| t.split("\n}\n").next());
-        // A table whose rows have operands of their own, one whose rows have two, the others.
+        // A table with separate operands in each row, a table with two operands, or another table.
         let first = match text.contains("macro_rules! builders") {
             true if text.contains("$operand") => "",
             true if text.contains("a: impl Into") => "a, b",

@@ -1,11 +1,11 @@
-//! A graph becomes part of another.
+//! Tests of inserting a graph into another one.
 
 use std::collections::HashMap;
 
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Graph};
 
-/// `y = x w + 1` with `x [2, 3]`, in a graph of its own.
+/// Builds `y = x w + 1` with `x [2, 3]`, in a separate graph.
 fn inner() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3]);

@@ -1,4 +1,4 @@
-//! Attributes of a node, with the values that a function's call gives them.
+//! Attributes of a node, with references to attributes of a function call resolved.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ pub(crate) struct Attributes<'m> {
 }
 
 impl<'m> Attributes<'m> {
-    /// Those of `node`; inside of a function, `call` has the values that references take.
+    /// Collects the attributes of `node`; inside a function, `call` contains the values of referenced attributes.
     pub(crate) fn of(node: &'m NodeProto, call: Option<&Attributes<'m>>) -> Self {
         let mut by_name = HashMap::new();
         for attribute in &node.attribute {
             let found = match attribute.ref_attr_name.as_str() {
                 "" => Some(attribute),
-                // A reference to what the call leaves out is as if it were not there.
+                // A reference to an attribute that the call omits counts as missing.
                 name => call.and_then(|call| call.by_name.get(name).copied()),
             };
             if let Some(found) = found {
@@ -27,7 +27,7 @@ impl<'m> Attributes<'m> {
         Attributes { by_name }
     }
 
-    /// Adds those that are not there.
+    /// Adds the defaults of attributes that the node does not have.
     pub(crate) fn add_defaults(&mut self, defaults: &'m [AttributeProto]) {
         for default in defaults {
             self.by_name.entry(&default.name).or_insert(default);

@@ -1,10 +1,10 @@
-//! The table of operators as a document.
+//! Documentation of the supported operators as a Markdown table.
 
 use std::fmt::Write as _;
 
 use crate::ops::{OnnxOp, Support};
 
-/// A Markdown table of operators: domain, name, since which version, and what is not supported.
+/// Returns a Markdown table of operators: domain, name, first supported version, and limitations.
 pub fn markdown<'a>(operators: impl Iterator<Item = &'a OnnxOp>) -> String {
     let mut rows: Vec<&OnnxOp> = operators.collect();
     rows.sort_by_key(|op| (op.domain, op.name));

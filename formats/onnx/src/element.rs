@@ -1,4 +1,4 @@
-//! Element types of ONNX, and what they are in a graph.
+//! Element types of ONNX, and the corresponding types in a graph.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use crate::small::SmallFloat;
 
 /// Element type of a tensor of a model.
 ///
-/// Graphs have 32-bit integers, no `f64`, and no floats of less than 16 bits: [`ElementType::dtype`] says what becomes of
-/// each. Data that do not fit are an error when they are given ([`crate::Runner`]), arithmetic of integers with up to 16 bits
-/// wraps as theirs, and casts round to the floats of 8 and 4 bits.
+/// Graphs have 32-bit integers, no `f64`, and no floats of less than 16 bits: [`ElementType::dtype`] is the corresponding type.
+/// Values that do not fit are an error when they are passed ([`crate::Runner`]). Arithmetic of integers with up to 16 bits wraps
+/// to their size, and casts round to the floats of 8 and 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // Each is what its name says.
@@ -43,7 +43,7 @@ pub enum ElementType {
 
 use ElementType::*;
 
-/// Numbers of `TensorProto.DataType`.
+/// Element types with their numbers in `TensorProto.DataType`.
 const NUMBERS: [(ElementType, i32); 22] = [
     (F32, 1),
     (U8, 2),
@@ -70,24 +70,25 @@ const NUMBERS: [(ElementType, i32); 22] = [
 ];
 
 impl ElementType {
-    /// The type with that number in `TensorProto.DataType`; an error that names those which no graph has.
+    /// Returns the type with this number in `TensorProto.DataType`. For types that graphs do not support, the error
+    /// contains a description of the type.
     pub(crate) fn from_number(number: i64) -> Result<Self, String> {
         let known = NUMBERS.iter().find(|(_, n)| i64::from(*n) == number);
         known.map(|(element, _)| *element).ok_or_else(|| match number {
-            0 => "it has no element type".into(),
+            0 => "its element type is missing".into(),
             8 => "strings are not supported".into(),
             14 | 15 => "complex numbers are not supported".into(),
             24 => "floats of 8 bits without a mantissa are not supported".into(),
-            _ => format!("{number} is not an element type"),
+            _ => format!("{number} is not a known element type"),
         })
     }
 
-    /// Its number in `TensorProto.DataType`.
+    /// Returns the number of the type in `TensorProto.DataType`.
     pub(crate) fn number(self) -> i32 {
         NUMBERS.iter().find(|(e, _)| *e == self).map_or(0, |(_, n)| *n)
     }
 
-    /// Element type in a graph: booleans are `u32` 0 or 1, and integers keep their sign.
+    /// Returns the element type in a graph: booleans are `u32` 0 or 1, and integers keep their signedness.
     pub fn dtype(self) -> DType {
         match self {
             F32 | F64 | F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ | F4E2M1 => DType::F32,
@@ -98,17 +99,17 @@ impl ElementType {
         }
     }
 
-    /// Whether it is a floating-point type.
+    /// Returns true for a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, F32 | F64 | F16 | BF16) || SmallFloat::of(self).is_some()
     }
 
-    /// Whether it is an integer type with a sign.
+    /// Returns true for a signed integer type.
     pub fn is_signed(self) -> bool {
         matches!(self, I2 | I4 | I8 | I16 | I32 | I64)
     }
 
-    /// Bits of an element in a file.
+    /// Returns the size of an element in a file, in bits.
     pub(crate) fn bits(self) -> usize {
         match self {
             U2 | I2 => 2,
@@ -120,8 +121,8 @@ impl ElementType {
         }
     }
 
-    /// Smallest and largest integer of the type; of floats those that it, and types of as many bits, hold
-    /// exactly.
+    /// Returns the smallest and largest integer of the type. For floats, these are the bounds of the integers that the type, and
+    /// types of the same size, represent exactly.
     pub(crate) fn range(self) -> (i64, i64) {
         match self {
             U2 => (0, 3),
@@ -142,7 +143,21 @@ impl ElementType {
         }
     }
 
-    /// `value` as arithmetic of the type leaves it: wrapped to its bits.
+    /// Returns the smallest and largest integer of the type that its 32-bit type in a graph can represent; `None` for
+    /// floats.
+    pub(crate) fn graph_range(self) -> Option<(i64, i64)> {
+        if self.is_float() {
+            return None;
+        }
+        let (low, high) = self.range();
+        Some(if self.is_signed() {
+            (low.max(i32::MIN.into()), high.min(i32::MAX.into()))
+        } else {
+            (low, high.min(u32::MAX.into()))
+        })
+    }
+
+    /// Wraps `value` to the bits of the type.
     pub(crate) fn wrap(self, value: i64) -> i64 {
         match self {
             U2 => value & 3,
@@ -160,7 +175,7 @@ impl ElementType {
         }
     }
 
-    /// Lower-case name, as in NumPy where NumPy has the type.
+    /// Returns the lower-case name, as in NumPy if NumPy has the type.
     pub fn name(self) -> &'static str {
         match self {
             F32 => "float32",

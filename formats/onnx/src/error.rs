@@ -1,16 +1,17 @@
-//! What can go wrong, and one problem of one node.
+//! Errors, and single issues of a model's nodes.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::preflight::Report;
+use crate::element::ElementType;
+use crate::report::Report;
 
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model cannot be read, imported or run.
+/// Error of reading, importing or running a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,23 +20,36 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The bytes are no ONNX model, or contradict themselves.
+    /// The bytes are not an ONNX model, or are inconsistent.
     #[error("{path}: {message}", path = path.display())]
     Broken {
         /// The file, or `<memory>`.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Description and location of the problem.
         message: String,
     },
-    /// The model is well-formed, and cannot be imported as it stands: all reasons at once.
+    /// The model is well-formed, but cannot be imported; the report contains all reasons.
     #[error("{0}")]
     Unsupported(Box<Report>),
-    /// An input or its data do not fit the model.
+    /// An input or its data do not match the model.
     #[error("{0}")]
     Input(String),
+    /// A 64-bit integer does not fit into the 32 bits that a graph has for it.
+    #[error(
+        "{operator} `{place}`: expected {element} results that fit into 32 bits, found one that does not\n  help: give \
+         smaller values, or compute in float32 from this node on"
+    )]
+    Overflow {
+        /// Name of the node, or of its first result.
+        place: String,
+        /// Operator of the node.
+        operator: String,
+        /// Element type of the node's result.
+        element: ElementType,
+    },
     /// Building, compiling or running the graph failed.
     #[error(transparent)]
     Graph(#[from] meganeura_core::Error),
@@ -49,7 +63,7 @@ impl Error {
         }
     }
 
-    /// The same error of that file.
+    /// Returns the error with this file as its location.
     pub(crate) fn of_file(self, file: &std::path::Path) -> Self {
         match self {
             Error::Broken { message, .. } => Error::Broken {
@@ -61,18 +75,18 @@ impl Error {
     }
 }
 
-/// What kind of obstacle an [`Issue`] is.
+/// Kind of an [`Issue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum IssueKind {
-    /// The file contradicts itself: a value that no node makes, two of one name, shapes that do not fit.
+    /// The file is inconsistent: a value that no node computes, duplicate names, shapes that do not match.
     Broken,
-    /// Data in another file are not there.
+    /// Data in another file are missing.
     MissingData,
-    /// A dimension has a name and no value.
+    /// A dimension has a name but no size.
     UnboundDimension,
-    /// No importer for the operator, or for how this node uses it.
+    /// There is no importer for the operator, or for the way in which this node uses it.
     Unsupported,
 }
 
@@ -90,21 +104,22 @@ impl fmt::Display for IssueKind {
 /// One obstacle to importing a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Issue {
-    /// Its kind.
+    /// Kind of the issue.
     pub kind: IssueKind,
-    /// The node's name, or that of its first result; the name of the input, dimension or tensor otherwise.
+    /// The node's name, or that of its first result; otherwise the name of the input, dimension or tensor.
     pub place: String,
-    /// Domain and operator, `ai.onnx` written as nothing; empty where no node is concerned.
+    /// Domain and operator, without the domain for `ai.onnx`; empty if the issue does not concern a node.
     pub operator: String,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
 }
 
 impl fmt::Display for Issue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.operator.is_empty() {
-            true => write!(f, "`{}`: {}", self.place, self.message),
-            false => write!(f, "{} `{}`: {}", self.operator, self.place, self.message),
+        if self.operator.is_empty() {
+            write!(f, "`{}`: {}", self.place, self.message)
+        } else {
+            write!(f, "{} `{}`: {}", self.operator, self.place, self.message)
         }
     }
 }

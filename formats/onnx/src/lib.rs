@@ -1,7 +1,7 @@
-//! ONNX models as graphs of Meganeura.
+//! Import and export of ONNX models as graphs of Meganeura.
 //!
-//! A [`Model`] is a file as it stands. [`Model::preflight`] says what importing it would meet, [`Model::import`] makes a
-//! graph of it, whose weights are parameters with the names of the file, and a [`Runner`] runs it:
+//! A [`Model`] is a parsed file. [`Model::preflight`] reports what an import would encounter. [`Model::import`] converts the
+//! model to a graph, whose weights are parameters with the names of the file. A [`Runner`] runs it:
 //!
 //! ```no_run
 //! use meganeura_compiler::Builder;
@@ -17,8 +17,7 @@
 //! # }
 //! ```
 //!
-//! Dimensions with names get numbers before anything else ([`Dims`]); all shapes follow from them, because arithmetic on
-//! shapes is computed while importing.
+//! Named dimensions get sizes first ([`Dims`]); all shapes are derived from them, because shape arithmetic is computed at import.
 
 mod attributes;
 mod document;
@@ -28,11 +27,14 @@ mod export;
 mod import;
 mod model;
 mod ops;
+mod port;
 mod preflight;
 mod proto;
 mod read;
+mod report;
 mod runner;
 mod small;
+mod staged;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -41,9 +43,10 @@ pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
 pub use export::{ExportOptions, export};
-pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo};
-pub use model::{Dim, Dims, Model, Port};
+pub use import::{Call, Guard, Import, ImportOptions, Operand, Parameter, TensorInfo};
+pub use model::Model;
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};
-pub use preflight::Report;
+pub use port::{Dim, Dims, Port};
+pub use report::Report;
 pub use runner::Runner;
 pub use tensor::Tensor;

@@ -1,106 +1,21 @@
-//! A model as its file describes it.
+//! A parsed model file.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use meganeura_core::graph::Graph;
 use prost::Message;
-use serde::Serialize;
 
 use crate::element::ElementType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Issue, Result};
 use crate::import::{Import, ImportOptions};
-use crate::preflight::Report;
+use crate::port::{Dim, Dims, Port};
 use crate::proto::{GraphProto, ModelProto, ValueInfoProto, dimension_proto, type_proto};
+use crate::report::Report;
 
-/// Versions of the intermediate representation that are read.
+/// Supported versions of the intermediate representation.
 const IR_VERSIONS: std::ops::RangeInclusive<i64> = 3..=14;
-
-/// A dimension of an input or result.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum Dim {
-    /// A number.
-    Size(usize),
-    /// A name that [`Dims`] gives a number. One that the file leaves open has the name of its place: `x.2` is the third
-    /// dimension of `x`.
-    Name(String),
-}
-
-impl fmt::Display for Dim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Dim::Size(size) => write!(f, "{size}"),
-            Dim::Name(name) => f.write_str(name),
-        }
-    }
-}
-
-/// An input or result as the file declares it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Port {
-    /// Its name.
-    pub name: String,
-    /// Its element type.
-    pub element: ElementType,
-    /// Its dimensions; `None` where the file does not even say how many there are.
-    pub dims: Option<Vec<Dim>>,
-}
-
-impl fmt::Display for Port {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.element)?;
-        match &self.dims {
-            None => f.write_str(" of any shape"),
-            Some(dims) => {
-                let dims: Vec<String> = dims.iter().map(Dim::to_string).collect();
-                write!(f, "[{}]", dims.join(", "))
-            }
-        }
-    }
-}
-
-/// Numbers for the dimensions that a model leaves open, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dims(BTreeMap<String, usize>);
-
-impl Dims {
-    /// No numbers: enough for a model without open dimensions.
-    pub fn new() -> Self {
-        Dims::default()
-    }
-
-    /// With this number for that name: the name of the file, or `INPUT.AXIS`, which goes first.
-    #[must_use]
-    pub fn bind(mut self, name: impl Into<String>, size: usize) -> Self {
-        self.0.insert(name.into(), size);
-        self
-    }
-
-    /// The number for a name.
-    pub fn get(&self, name: &str) -> Option<usize> {
-        self.0.get(name).copied()
-    }
-
-    /// All names with their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.0.iter().map(|(name, size)| (name.as_str(), *size))
-    }
-
-    pub(crate) fn insert(&mut self, name: &str, size: usize) -> Option<usize> {
-        self.0.insert(name.to_owned(), size)
-    }
-
-    /// The size of a dimension: that of `place` (`INPUT.AXIS`) if it is given, else that of the dimension's own name.
-    pub(crate) fn resolve(&self, dim: &Dim, place: &str) -> Option<usize> {
-        match dim {
-            Dim::Size(size) => Some(*size),
-            Dim::Name(name) => self.get(place).or_else(|| self.get(name)),
-        }
-    }
-}
 
 /// An ONNX model.
 ///
@@ -126,10 +41,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads a file. Data that it has in other files are read when they are needed, from the file's folder alone.
+    /// Reads a file. Data in other files are read when they are needed, and only from the file's folder.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Broken`] if the file is no ONNX model.
+    /// [`Error::Io`], or [`Error::Broken`] if the file is not an ONNX model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = meganeura_core::files::read_within_memory(path).map_err(|source| Error::Io {
@@ -141,27 +56,32 @@ impl Model {
         Ok(model)
     }
 
-    /// Reads a model from memory, which can have no data in other files.
+    /// Reads a model from memory, which cannot have data in other files.
     ///
     /// # Errors
-    /// [`Error::Broken`] if the bytes are no ONNX model.
+    /// [`Error::Broken`] if the bytes are not an ONNX model.
     pub fn from_bytes(bytes: impl Into<Vec<u8>>) -> Result<Self> {
         Model::parse(bytes.into().into())
     }
 
     fn parse(bytes: Bytes) -> Result<Self> {
-        let proto = ModelProto::decode(bytes).map_err(|e| Error::broken(format!("this is no ONNX model: {e}")))?;
+        if bytes.starts_with(b"GGUF") {
+            return Err(Error::broken(
+                "expected an ONNX model, found a GGUF file; use it with `generate`, `chat`, `serve` or `train text`",
+            ));
+        }
+        let proto = ModelProto::decode(bytes).map_err(|e| Error::broken(format!("this is not an ONNX model: {e}")))?;
         let Some(graph) = proto.graph.as_deref() else {
-            return Err(Error::broken("this is no ONNX model: it has no graph"));
+            return Err(Error::broken("this is not an ONNX model: it has no graph"));
         };
         if !IR_VERSIONS.contains(&proto.ir_version) {
             let (first, last) = IR_VERSIONS.into_inner();
             return Err(Error::broken(format!(
-                "version {} of the format is not supported; versions {first} to {last} are",
+                "version {} of the format is not supported; expected {first} to {last}",
                 proto.ir_version
             )));
         }
-        // An input with an initializer has that as its default; before version 4 of the format every initializer is an input.
+        // An initializer is the default of the input with its name; before version 4 of the format every initializer is an input.
         let parameters: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
         let (defaults, inputs): (Vec<_>, Vec<_>) =
             graph.input.iter().partition(|v| parameters.contains(v.name.as_str()));
@@ -177,28 +97,28 @@ impl Model {
         })
     }
 
-    /// What the model takes, in the order of the file.
+    /// Returns the inputs of the model, in the order of the file.
     pub fn inputs(&self) -> &[Port] {
         &self.inputs
     }
 
-    /// Inputs that need not be given, because an initializer has their default value. [`ImportOptions::constants`] gives
-    /// them other values.
+    /// Returns the optional inputs, whose default values are initializers. [`ImportOptions::constants`] replaces these values.
     pub fn defaults(&self) -> &[Port] {
         &self.defaults
     }
 
-    /// What the model gives, in the order of the file. The graph knows shapes that the file leaves open.
+    /// Returns the results of the model, in the order of the file. If the file does not specify their shapes, the
+    /// imported graph does.
     pub fn outputs(&self) -> &[Port] {
         &self.outputs
     }
 
-    /// Domains with the versions of their operators; the empty domain is `ai.onnx`.
+    /// Returns the domains with the versions of their operators; the empty domain is `ai.onnx`.
     pub fn opsets(&self) -> impl Iterator<Item = (&str, i64)> {
         self.proto.opset_import.iter().map(|o| (domain(&o.domain), o.version))
     }
 
-    /// Program that wrote the file, with its version.
+    /// Returns the program that wrote the file, with its version.
     pub fn producer(&self) -> String {
         [self.proto.producer_name.as_str(), &self.proto.producer_version]
             .join(" ")
@@ -206,44 +126,61 @@ impl Model {
             .to_owned()
     }
 
-    /// Entries that the file's writer added.
+    /// Returns the metadata entries of the file.
     pub fn metadata(&self) -> impl Iterator<Item = (&str, &str)> {
         let entries = self.proto.metadata_props.iter();
         entries.map(|entry| (entry.key.as_str(), entry.value.as_str()))
     }
 
-    /// The model's graph for these dimensions, with its weights as parameters without values. [`Model::import`] tells more,
-    /// and [`crate::Runner`] runs it.
+    /// Returns the model's graph for these dimensions, with its weights as parameters without values. [`Model::import`] returns
+    /// more details, and [`crate::Runner`] runs the model.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with everything that is in the way.
+    /// [`Error::Unsupported`] with all issues.
     pub fn graph(&self, dims: &Dims) -> Result<Graph> {
         Ok(self.import(&ImportOptions::new(dims.clone()))?.graph)
     }
 
-    /// The model's graph, with the values of its parameters and what its inputs and results are.
+    /// Imports the model: its graph, with the values of its parameters and the types of its inputs and results.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with everything that is in the way.
+    /// [`Error::Unsupported`] with all issues.
     pub fn import(&self, options: &ImportOptions) -> Result<Import> {
         crate::import::import(self, options)
     }
 
-    /// What importing the model would meet, all at once: operators that are not supported, dimensions without a number,
-    /// missing data, and how much memory and arithmetic it would take.
+    /// Returns a report of what an import would encounter: all unsupported operators, dimensions without a size and missing data,
+    /// and the required memory and arithmetic.
     pub fn preflight(&self, dims: &Dims) -> Report {
         self.preflight_with(&ImportOptions::new(dims.clone()))
     }
 
-    /// [`Model::preflight`] of an import with other options.
+    /// Returns the report of [`Model::preflight`] for an import with other options.
     pub fn preflight_with(&self, options: &ImportOptions) -> Report {
         crate::preflight::preflight(self, options)
     }
 
-    /// The numbers that inputs of these shapes give the model's open dimensions.
+    /// Creates a report of issues.
+    pub(crate) fn report(&self, issues: Vec<Issue>) -> Report {
+        Report {
+            inputs: self.inputs().to_vec(),
+            outputs: self.outputs().to_vec(),
+            opsets: self
+                .opsets()
+                .map(|(name, version)| (name.to_owned(), version))
+                .collect(),
+            nodes: self.graph_proto().map_or(0, |g| g.node.len()),
+            issues,
+            notes: Vec::new(),
+            estimate: None,
+        }
+    }
+
+    /// Returns the sizes of the model's open dimensions for inputs of these shapes.
     ///
     /// # Errors
-    /// [`Error::Input`] if an input is not one of the model's, has another rank or size, or two of them contradict.
+    /// [`Error::Input`] if the model does not have an input, an input has another rank or size, or two inputs contradict each
+    /// other.
     pub fn dims_of<'a>(&self, shapes: impl IntoIterator<Item = (&'a str, &'a [usize])>) -> Result<Dims> {
         let mut dims = Dims::new();
         for (name, shape) in shapes {
@@ -254,7 +191,7 @@ impl Model {
                     known.join(", ")
                 )));
             };
-            let wrong = || Error::Input(format!("an input of shape {shape:?} is given for {port}"));
+            let wrong = || Error::Input(format!("expected {port}, found an input of shape {shape:?}"));
             let Some(declared) = &port.dims else {
                 dims.insert(&format!("{name}.rank"), shape.len());
                 for (axis, &size) in shape.iter().enumerate() {
@@ -296,12 +233,12 @@ impl Model {
     }
 }
 
-/// A domain's name, the same for both spellings of the standard's own.
+/// Returns the normalized name of a domain: both spellings of the standard domain have the same one.
 pub(crate) fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
-/// The type of an input or result of the model.
+/// Returns the type of an input or result of the model.
 fn port(info: &ValueInfoProto) -> Result<Port> {
     let fail = |message: &str| Error::broken(format!("`{}`: {message}", info.name));
     let tensor = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
@@ -318,7 +255,7 @@ fn port(info: &ValueInfoProto) -> Result<Port> {
         let dims = shape.dim.iter().enumerate();
         dims.map(|(axis, dim)| match &dim.value {
             Some(dimension_proto::Value::DimValue(size)) if *size >= 0 => Dim::Size(*size as usize),
-            // Some exporters give all unknown dimensions the name `?`, though they differ.
+            // Some exporters name all unknown dimensions `?`, although they differ.
             Some(dimension_proto::Value::DimParam(name)) if !name.is_empty() && name != "?" => Dim::Name(name.clone()),
             _ => Dim::Name(format!("{}.{axis}", info.name)),
         })

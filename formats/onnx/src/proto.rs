@@ -1,10 +1,10 @@
-//! The messages of `onnx.proto`, of which only the fields that an import or export needs. Field numbers are those of the
-//! ONNX intermediate representation, <https://github.com/onnx/onnx/blob/main/onnx/onnx.proto>.
+//! The messages of `onnx.proto`, with only the fields that an import or export needs. Field numbers are those of the ONNX
+//! intermediate representation, <https://github.com/onnx/onnx/blob/main/onnx/onnx.proto>.
 
 use bytes::Bytes;
 use prost::Message;
 
-/// A file.
+/// A model file.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ModelProto {
     #[prost(int64, tag = "1")]
@@ -29,7 +29,7 @@ pub(crate) struct ModelProto {
     pub(crate) functions: Vec<FunctionProto>,
 }
 
-/// Which version of the operators of a domain a model uses.
+/// Version of the operators of a domain.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct OperatorSetIdProto {
     #[prost(string, tag = "1")]
@@ -114,7 +114,7 @@ pub(crate) struct AttributeProto {
     pub(crate) graphs: Vec<GraphProto>,
     #[prost(int32, tag = "20")]
     pub(crate) r#type: i32,
-    /// Inside of a function: the attribute of the call that this one takes its value of.
+    /// Inside a function: the attribute of the call that provides the value of this one.
     #[prost(string, tag = "21")]
     pub(crate) ref_attr_name: String,
     #[prost(message, optional, tag = "22")]
@@ -133,7 +133,7 @@ pub(crate) mod attribute_type {
     pub(crate) const STRINGS: i32 = 8;
 }
 
-/// A tensor with its elements, or with the place of them in another file.
+/// A tensor with its elements, or with their location in another file.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
     #[prost(int64, repeated, tag = "1")]
@@ -163,7 +163,7 @@ pub(crate) struct TensorProto {
     pub(crate) data_location: i32,
 }
 
-/// A tensor of which only some elements are not zero.
+/// A sparse tensor.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SparseTensorProto {
     #[prost(message, optional, tag = "1")]
@@ -190,7 +190,7 @@ pub(crate) struct TypeProto {
     pub(crate) value: Option<type_proto::Value>,
 }
 
-/// The kinds of types.
+/// Kinds of types.
 pub(crate) mod type_proto {
     /// A type.
     #[derive(Clone, PartialEq, prost::Oneof)]
@@ -208,7 +208,7 @@ pub(crate) mod type_proto {
     }
 }
 
-/// A message of which only the presence counts.
+/// A message whose contents are ignored; only its presence matters.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Opaque {}
 
@@ -235,9 +235,9 @@ pub(crate) struct DimensionProto {
     pub(crate) value: Option<dimension_proto::Value>,
 }
 
-/// The kinds of dimensions.
+/// Kinds of dimensions.
 pub(crate) mod dimension_proto {
-    /// A number, or the name of one that is known later.
+    /// A size, or the name of a size that is determined later.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub(crate) enum Value {
         #[prost(int64, tag = "1")]
@@ -247,7 +247,7 @@ pub(crate) mod dimension_proto {
     }
 }
 
-/// A function that the model defines of other operators.
+/// A function that the model defines by other operators.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FunctionProto {
     #[prost(string, tag = "1")]

@@ -1,4 +1,4 @@
-//! Elements of a tensor of a file, in the file or in one beside it.
+//! Reader of a tensor's elements, from the file or from an external data file.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,14 +11,14 @@ use crate::proto::TensorProto;
 use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor, element_count};
 
-/// Why a tensor cannot be read.
+/// Reason why a tensor cannot be read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ReadError {
-    /// The message contradicts itself.
+    /// The message is inconsistent.
     Broken(String),
-    /// Data in another file cannot be had.
+    /// Data in another file are not available.
     Missing(String),
-    /// An element type that no graph has.
+    /// An element type that graphs do not support.
     Unsupported(String),
 }
 
@@ -30,14 +30,14 @@ impl ReadError {
     }
 }
 
-/// Element type and dimensions, which must be numbers whose product an allocation can hold.
+/// Returns the element type and dimensions, whose product must fit into an allocation.
 pub(crate) fn tensor_type(proto: &TensorProto) -> Result<(ElementType, Vec<usize>), ReadError> {
     let element = ElementType::from_number(proto.data_type.into()).map_err(ReadError::Unsupported)?;
     let dims = dimensions(&proto.dims).map_err(ReadError::Broken)?;
     Ok((element, dims))
 }
 
-/// Dimensions from a file as sizes.
+/// Converts dimensions of a file to sizes.
 pub(crate) fn dimensions(dims: &[i64]) -> Result<Vec<usize>, String> {
     let sizes: Option<Vec<usize>> = dims.iter().map(|&d| usize::try_from(d).ok()).collect();
     let sizes = sizes.ok_or_else(|| format!("dimensions {dims:?} have a negative size"))?;
@@ -47,7 +47,7 @@ pub(crate) fn dimensions(dims: &[i64]) -> Result<Vec<usize>, String> {
     }
 }
 
-/// The tensor with its elements. `folder` is where files with external data may be.
+/// Reads the tensor with its elements. `folder` is the folder of files with external data.
 pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<Tensor, ReadError> {
     let (element, dims) = tensor_type(proto)?;
     let count = element_count(&dims).unwrap_or(0);
@@ -59,7 +59,7 @@ pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<
         let found = proto.raw_data.len();
         if found != bytes {
             return Err(ReadError::Broken(format!(
-                "{element} {dims:?} takes {bytes} bytes, and the file has {found}"
+                "{element} {dims:?}: expected {bytes} bytes, found {found}"
             )));
         }
         from_bytes(element, count, &proto.raw_data)
@@ -68,7 +68,7 @@ pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<
         if data.len() != count {
             let found = data.len();
             return Err(ReadError::Broken(format!(
-                "{element} {dims:?} has {count} elements, and the file gives {found}"
+                "{element} {dims:?}: expected {count} elements, found {found}"
             )));
         }
         data
@@ -76,7 +76,7 @@ pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<
     Ok(Tensor::new(element, &dims, data))
 }
 
-/// Elements in their bytes, little-endian; as many bytes as they take.
+/// Converts little-endian bytes to elements; the number of bytes must match.
 fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
     use ElementType::*;
     let nibble = |i: usize| i64::from((bytes[i / 2] >> (4 * (i % 2))) & 15);
@@ -140,12 +140,12 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
     }
 }
 
-/// The number with these bits of a small floating-point type.
+/// Returns the number with these bits of a small floating-point type.
 fn small(element: ElementType, bits: u8) -> f32 {
     SmallFloat::of(element).map_or(0.0, |small| small.decode(bits))
 }
 
-/// Elements in the fields that the format has for each element type.
+/// Reads elements from the field of the message for this element type.
 fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String> {
     use ElementType::*;
     let of_int32 = |wrap: &dyn Fn(i32) -> i64| Data::Int(proto.int32_data.iter().map(|&v| wrap(v)).collect());
@@ -171,7 +171,7 @@ fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String
             Data::F32(proto.int32_data.iter().map(|&v| small(element, v as u8)).collect())
         }
         U2 | I2 | U4 | I4 | F4E2M1 => {
-            // Several in a byte, the first in its lowest bits.
+            // Several elements in a byte, the first in its lowest bits.
             let bits = element.bits();
             let count = element_count(&dimensions(&proto.dims)?).unwrap_or(0);
             let bytes = proto.int32_data.iter().map(|&v| v as u8);
@@ -187,7 +187,7 @@ fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String
     })
 }
 
-/// Where a tensor's external data are.
+/// Location of a tensor's external data.
 #[derive(Debug)]
 pub(crate) struct Location {
     pub(crate) file: PathBuf,
@@ -195,7 +195,8 @@ pub(crate) struct Location {
     length: Option<u64>,
 }
 
-/// The place of external data: a file in the model's folder and nowhere else, so that a model cannot read files of its user.
+/// Returns the location of external data. Only files in the model's folder are allowed, so that a model cannot read other files
+/// of its user.
 pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Location, ReadError> {
     let entry = |key: &str| {
         proto
@@ -207,7 +208,7 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
     let number = |key: &str| match entry(key).map(str::parse::<u64>) {
         None => Ok(None),
         Some(Ok(n)) => Ok(Some(n)),
-        Some(Err(_)) => Err(ReadError::Broken(format!("{key} of its external data is no number"))),
+        Some(Err(_)) => Err(ReadError::Broken(format!("{key} of its external data is not a number"))),
     };
     let name = entry("location").ok_or_else(|| ReadError::Broken("its external data have no location".into()))?;
     let folder = folder.ok_or_else(|| {
@@ -221,11 +222,11 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
         .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     if !inside || name.is_empty() {
         return Err(ReadError::Broken(format!(
-            "its external data are in `{name}`, which is not in the model's folder"
+            "its external data are in `{name}`, outside of the model's folder"
         )));
     }
     let file = folder.join(path);
-    // A symbolic link may lead out of the folder.
+    // A symbolic link may point outside of the folder.
     let resolved = file
         .canonicalize()
         .map_err(|e| ReadError::Missing(format!("its data are in {}, which cannot be read: {e}", file.display())))?;
@@ -245,7 +246,7 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
     })
 }
 
-/// Returns the folder of the files' contents of a Hub repository, if a folder is that of a snapshot or in one:
+/// Returns the folder with the file contents of a Hub repository, if `folder` is a snapshot or inside one:
 /// `models--OWNER--NAME/blobs` of `models--OWNER--NAME/snapshots/REVISION`.
 fn hub_blobs(folder: &Path) -> Option<PathBuf> {
     let is_repository = |path: &&Path| {
@@ -265,7 +266,7 @@ fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {
     if place.length.is_some_and(|length| length != bytes as u64) {
         let length = place.length.unwrap_or(0);
         return Err(ReadError::Broken(format!(
-            "it takes {bytes} bytes, and its external data have {length}"
+            "expected {bytes} bytes of external data, found {length}"
         )));
     }
     if place.offset.checked_add(bytes as u64).is_none_or(|end| end > size) {

@@ -8,42 +8,60 @@ use meganeura_core::Session;
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::import::{Import, ImportOptions, TensorInfo};
-use crate::model::{Dims, Model, Port};
+use crate::import::{Guard, Import, ImportOptions, TensorInfo, may_decide_shapes};
+use crate::model::Model;
+use crate::port::{Dims, Port};
+use crate::staged::StagedModel;
 use crate::tensor::Tensor;
 
 /// A model in a session, with its weights.
 #[derive(Debug)]
 pub struct Runner {
-    session: Session,
     inputs: Vec<TensorInfo>,
     outputs: Vec<TensorInfo>,
-    report: OptimizeReport,
-    /// Position among the inputs and value of those that became constants.
+    /// Positions and values of inputs that became constants.
     constants: Vec<(usize, Tensor)>,
+    plan: Plan,
 }
 
-/// Inputs with at most that many elements become constants if shapes depend on them.
-const MAX_CONSTANT_INPUT: usize = 64;
+/// Execution of a model.
+#[derive(Debug)]
+enum Plan {
+    /// The model runs as one graph.
+    Whole(Box<SingleSession>),
+    /// The model runs in stages, because shapes depend on computed data.
+    Staged {
+        staged: Box<StagedModel>,
+        /// Inputs of the next run.
+        given: Vec<Tensor>,
+    },
+}
+
+#[derive(Debug)]
+struct SingleSession {
+    session: Session,
+    report: OptimizeReport,
+    guards: Vec<Guard>,
+}
 
 impl Runner {
-    /// A runner for inputs like these, in the order of [`Model::inputs`]: they give the open dimensions their sizes.
+    /// Creates a runner for inputs like these, in the order of [`Model::inputs`]: their shapes determine the open dimensions.
     ///
-    /// Where shapes in the model depend on the data of its inputs (a target shape, a number of elements), small inputs and
-    /// those of integers become constants, and [`Runner::run`] refuses other values for them.
+    /// If shapes in the model depend on the data of its inputs (a target shape, a number of elements), small inputs and integer
+    /// inputs become constants, and [`Runner::run`] rejects other values for them.
     ///
     /// # Errors
-    /// As [`Runner::new`] and [`Model::dims_of`].
+    /// The same errors as [`Runner::new`] and [`Model::dims_of`].
     pub fn for_inputs(model: &Model, inputs: &[Tensor], builder: &Builder) -> Result<Self> {
         Runner::with_constants(model, inputs, &HashMap::new(), builder)
     }
 
-    /// [`Runner::for_inputs`] of a model some of whose inputs are constants: values by name, also of [`Model::defaults`].
-    /// `inputs` are the other ones.
+    /// Creates a runner like [`Runner::for_inputs`], with constants for some inputs: values by name, also for
+    /// [`Model::defaults`]. `inputs` are the remaining ones.
     ///
     /// # Errors
-    /// As [`Runner::for_inputs`]; [`Error::Input`] if a constant has another type than the input, or the model has no input
-    /// of its name.
+    /// The same errors as [`Runner::for_inputs`]; [`Error::Input`] if a constant has another type than the input, or the model
+    /// has no input of its name.
     pub fn with_constants(
         model: &Model,
         inputs: &[Tensor],
@@ -73,148 +91,263 @@ impl Runner {
         let shapes = shapes.chain(own.map(|(name, t)| (name.as_str(), t.dims())));
         let mut import_options = ImportOptions::new(model.dims_of(shapes)?);
         import_options.constants = values;
+        let is_data_dependent =
+            |result: &Result<Import>| matches!(result, Err(Error::Unsupported(report)) if report.depends_on_data());
         let first = model.import(&import_options);
-        let (import, constants) = match first {
-            Err(Error::Unsupported(report)) if report.depends_on_data() => {
-                let small = |t: &Tensor| t.len() <= MAX_CONSTANT_INPUT || t.ints().is_some();
-                let small: Vec<(usize, Tensor)> = inputs
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, t)| small(t))
-                    .map(|(i, t)| (i, t.clone()))
-                    .collect();
-                for (i, tensor) in &small {
-                    import_options.constants.insert(ports[*i].name.clone(), tensor.clone());
-                }
-                (model.import(&import_options)?, small)
-            }
-            other => (other?, Vec::new()),
+        if !is_data_dependent(&first) {
+            return Runner::of_import(&first?, builder);
+        }
+        let small: Vec<(usize, Tensor)> = inputs
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| may_decide_shapes(t))
+            .map(|(i, t)| (i, t.clone()))
+            .collect();
+        let mut with_inputs = import_options.clone();
+        for (i, tensor) in &small {
+            with_inputs.constants.insert(ports[*i].name.clone(), tensor.clone());
+        }
+        let second = model.import(&with_inputs);
+        if !is_data_dependent(&second) {
+            let mut runner = Runner::of_import(&second?, builder)?;
+            runner.constants = small;
+            return Ok(runner);
+        }
+        Runner::in_stages(model, import_options, &ports, inputs, builder)
+    }
+
+    /// Creates a runner of a model whose shapes depend on computed data, and runs it once to know the shapes of its outputs.
+    fn in_stages(
+        model: &Model,
+        options: ImportOptions,
+        ports: &[&Port],
+        inputs: &[Tensor],
+        builder: &Builder,
+    ) -> Result<Self> {
+        let info = |(port, tensor): (&&Port, &Tensor)| TensorInfo {
+            name: port.name.clone(),
+            element: port.element,
+            dims: tensor.dims().to_vec(),
         };
-        let mut runner = Runner::of_import(&import, builder)?;
-        runner.constants = constants;
+        let outputs = model.outputs().iter().map(|port| TensorInfo {
+            name: port.name.clone(),
+            element: port.element,
+            dims: Vec::new(),
+        });
+        let mut runner = Runner {
+            inputs: ports.iter().zip(inputs).map(info).collect(),
+            outputs: outputs.collect(),
+            constants: Vec::new(),
+            plan: Plan::Staged {
+                staged: Box::new(StagedModel::new(model, options, builder)),
+                given: Vec::new(),
+            },
+        };
+        runner.run(inputs)?;
         Ok(runner)
     }
 
-    /// Imports a model for these dimensions, builds it for inference and sets its weights. The builder says on which device
-    /// and how; `Builder::new()` takes the device that environment and configuration file select.
+    /// Imports a model for these dimensions, builds it for inference and sets its weights. The builder selects the device and the
+    /// options; `Builder::new()` uses the device from the environment and the configuration file.
     ///
     /// # Errors
-    /// As [`Model::import`], and those of building a session.
+    /// The same errors as [`Model::import`], and errors of building a session.
     pub fn new(model: &Model, dims: &Dims, builder: &Builder) -> Result<Self> {
         Runner::of_import(&model.import(&ImportOptions::new(dims.clone()))?, builder)
     }
 
-    /// The same of a model that is imported.
+    /// Creates a runner for an imported model.
     ///
     /// # Errors
-    /// Those of building a session.
+    /// Errors of building a session.
     pub fn of_import(import: &Import, builder: &Builder) -> Result<Self> {
-        let (mut session, report) = builder.clone().inference().build(&import.graph)?;
+        let (mut session, report) = builder.clone().inference().build(&import.checked_graph())?;
         import.set_parameters(&mut session)?;
         Ok(Runner {
-            session,
             inputs: import.inputs.clone(),
             outputs: import.outputs.clone(),
-            report,
             constants: Vec::new(),
+            plan: Plan::Whole(Box::new(SingleSession {
+                session,
+                report,
+                guards: import.guards.clone(),
+            })),
         })
     }
 
-    /// What the model takes.
+    /// Returns the inputs of the model.
     pub fn inputs(&self) -> &[TensorInfo] {
         &self.inputs
     }
 
-    /// What the model gives.
+    /// Returns the outputs of the model. If their shapes depend on computed data, these are the shapes of the last run.
     pub fn outputs(&self) -> &[TensorInfo] {
         &self.outputs
     }
 
-    /// How the graph was rewritten.
+    /// Returns the report of the graph's rewriting; of the last stage, if the model runs in stages.
     pub fn report(&self) -> &OptimizeReport {
-        &self.report
+        match &self.plan {
+            Plan::Whole(whole) => &whole.report,
+            Plan::Staged { staged, .. } => &staged.last().1,
+        }
     }
 
-    /// The session, for profiles and statistics.
+    /// Returns the session, for profiles and statistics; of the last stage, if the model runs in stages.
     pub fn session(&mut self) -> &mut Session {
-        &mut self.session
+        match &mut self.plan {
+            Plan::Whole(whole) => &mut whole.session,
+            Plan::Staged { staged, .. } => staged.last_session(),
+        }
     }
 
-    /// Runs the model on inputs in the order of [`Runner::inputs`], or of [`Model::inputs`] if [`Runner::for_inputs`] made it.
+    /// Returns the number of stages in which the model runs. It is 1 unless shapes depend on computed data.
+    pub fn stages(&self) -> usize {
+        match &self.plan {
+            Plan::Whole(_) => 1,
+            Plan::Staged { staged, .. } => staged.len(),
+        }
+    }
+
+    /// Runs the model on inputs in the order of [`Runner::inputs`], or of [`Model::inputs`] if [`Runner::for_inputs`] created the
+    /// runner.
+    ///
+    /// If shapes depend on computed data, the model runs in stages. If the data that determine the shapes of a stage
+    /// differ from the last run, the stage is imported and compiled again.
     ///
     /// # Errors
-    /// [`Error::Input`] if number, element types or shapes of the inputs differ, or an integer does not fit into 32 bits.
+    /// [`Error::Input`] if the number, element types or shapes of the inputs differ, or an integer does not fit into 32 bits;
+    /// [`Error::Overflow`] if a 64-bit integer that the model computes does not fit; those of [`Model::import`] for a stage.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.set_inputs(inputs)?;
-        self.session.try_step()?;
-        self.session.try_wait()?;
+        if let Plan::Whole(whole) = &mut self.plan {
+            whole.session.try_step()?;
+            whole.session.try_wait()?;
+        }
         self.results()
     }
 
-    /// Gives the inputs of the next step.
+    /// Sets the inputs of the next step.
     ///
     /// # Errors
-    /// As [`Runner::run`].
+    /// The same errors as [`Runner::run`].
     pub fn set_inputs(&mut self, inputs: &[Tensor]) -> Result<()> {
         let mut constants = self.constants.iter().peekable();
-        let mut given = Vec::with_capacity(self.inputs.len());
+        let mut chosen = Vec::with_capacity(self.inputs.len());
         for (i, tensor) in inputs.iter().enumerate() {
             match constants.next_if(|(at, _)| *at == i) {
                 Some((_, constant)) if constant == tensor => {}
                 Some(_) => {
                     let message =
-                        format!("input {i} has another value than the shapes of the model were computed from");
+                        format!("input {i} must keep the value that the shapes of the model were computed from");
                     return Err(Error::Input(message));
                 }
-                None => given.push(tensor),
+                None => chosen.push(tensor),
             }
         }
-        if given.len() != self.inputs.len() {
+        if chosen.len() != self.inputs.len() {
             let names: Vec<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
             return Err(wrong_count(inputs.len(), &names));
         }
-        for (info, tensor) in self.inputs.iter().zip(given) {
-            let tensor = converted(tensor, &info.name, info.element)?;
-            if tensor.dims() != info.dims {
-                let (name, wanted, found) = (&info.name, &info.dims, tensor.dims());
-                return Err(Error::Input(format!(
-                    "input `{name}` has the shape {wanted:?}, and {found:?} is given"
-                )));
+        match &mut self.plan {
+            Plan::Whole(whole) => {
+                for (info, tensor) in self.inputs.iter().zip(chosen) {
+                    set_input(&mut whole.session, info, tensor)?;
+                }
             }
-            if let Some(value) = tensor.beyond_f32() {
-                let name = &info.name;
-                let message =
-                    format!("input `{name}`: {value:e} does not fit into f32, the type for float64 in a graph");
-                return Err(Error::Input(message));
+            Plan::Staged { given, .. } => {
+                let checked = self
+                    .inputs
+                    .iter()
+                    .zip(chosen)
+                    .map(|(info, tensor)| Ok(checked(info, tensor)?.into_owned()));
+                *given = checked.collect::<Result<_>>()?;
             }
-            let bytes = tensor
-                .graph_bytes()
-                .map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;
-            self.session.try_set_input_bytes(&info.name, &bytes)?;
         }
         Ok(())
     }
 
-    /// Results of the last step.
+    /// Returns the results of the last step. A model in stages runs now, on the inputs of [`Runner::set_inputs`].
     ///
     /// # Errors
-    /// Those of reading from the device.
+    /// [`Error::Overflow`] if a 64-bit integer exceeded 32 bits; errors of reading from the device; in stages, those of
+    /// [`Runner::run`].
     pub fn results(&mut self) -> Result<Vec<Tensor>> {
-        let mut results = Vec::with_capacity(self.outputs.len());
-        for (i, info) in self.outputs.iter().enumerate() {
-            let bytes = self.session.try_read_output_bytes(i)?;
-            results.push(Tensor::from_graph_bytes(info.element, &info.dims, bytes));
+        match &mut self.plan {
+            Plan::Whole(whole) => read_results(&mut whole.session, &self.outputs, &whole.guards),
+            Plan::Staged { staged, given } => {
+                let names = self.inputs.iter().map(|info| info.name.as_str());
+                let results = staged.run(&names.zip(given.iter()).collect())?;
+                for (info, result) in self.outputs.iter_mut().zip(&results) {
+                    info.dims = result.dims().to_vec();
+                }
+                Ok(results)
+            }
         }
-        Ok(results)
     }
 }
 
-/// A tensor in the element type of an input.
+/// Sets an input of a session.
+pub(crate) fn set_input(session: &mut Session, info: &TensorInfo, tensor: &Tensor) -> Result<()> {
+    let bytes = checked(info, tensor)?
+        .graph_bytes()
+        .map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;
+    Ok(session.try_set_input_bytes(&info.name, &bytes)?)
+}
+
+/// Converts a tensor to the element type of an input, and checks its shape and numbers.
+fn checked<'t>(info: &TensorInfo, tensor: &'t Tensor) -> Result<Cow<'t, Tensor>> {
+    let name = &info.name;
+    let tensor = converted(tensor, name, info.element)?;
+    if tensor.dims() != info.dims {
+        let (wanted, found) = (&info.dims, tensor.dims());
+        return Err(Error::Input(format!(
+            "input `{name}`: expected shape {wanted:?}, found {found:?}"
+        )));
+    }
+    if let Some(value) = tensor.beyond_f32() {
+        let message = format!("input `{name}`: {value:e} does not fit into f32, the type for float64 in a graph");
+        return Err(Error::Input(message));
+    }
+    Ok(tensor)
+}
+
+/// Reads the outputs of a session, whose graph has one more output if there are guards.
+pub(crate) fn read_results(session: &mut Session, outputs: &[TensorInfo], guards: &[Guard]) -> Result<Vec<Tensor>> {
+    check_guards(session, outputs.len(), guards)?;
+    let mut results = Vec::with_capacity(outputs.len());
+    for (i, info) in outputs.iter().enumerate() {
+        let bytes = session.try_read_output_bytes(i)?;
+        results.push(Tensor::from_graph_bytes(info.element, &info.dims, bytes));
+    }
+    Ok(results)
+}
+
+/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step. The output `at` has the index of
+/// the node.
+fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()> {
+    if guards.is_empty() {
+        return Ok(());
+    }
+    let bytes = session.try_read_output_bytes(at)?;
+    let code = bytes.first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
+    let raised = guards.len().checked_sub(code).and_then(|i| guards.get(i));
+    match raised {
+        None => Ok(()),
+        Some(guard) => Err(Error::Overflow {
+            place: guard.place.clone(),
+            operator: guard.operator.clone(),
+            element: guard.element,
+        }),
+    }
+}
+
+/// Converts a tensor to the element type of an input.
 fn converted<'t>(tensor: &'t Tensor, name: &str, element: ElementType) -> Result<Cow<'t, Tensor>> {
     if tensor.element() == element {
         return Ok(Cow::Borrowed(tensor));
     }
-    // The float types of an array library are not always those of a model.
+    // An array library may have other float types than the model.
     let floats = tensor.element().is_float() && element.is_float();
     let integers = tensor.ints().is_some() && !element.is_float() && fits(tensor, element);
     if floats || integers {
@@ -226,7 +359,7 @@ fn converted<'t>(tensor: &'t Tensor, name: &str, element: ElementType) -> Result
     )))
 }
 
-/// Whether all integers are in the range of the type.
+/// Returns true if all integers are in the range of the type.
 fn fits(tensor: &Tensor, element: ElementType) -> bool {
     let (low, high) = element.range();
     tensor
@@ -236,8 +369,5 @@ fn fits(tensor: &Tensor, element: ElementType) -> bool {
 
 fn wrong_count(given: usize, names: &[&str]) -> Error {
     let count = names.len();
-    Error::Input(format!(
-        "{given} inputs are given, and the model takes {count}: {}",
-        names.join(", ")
-    ))
+    Error::Input(format!("found {given} inputs, expected {count}: {}", names.join(", ")))
 }

@@ -2,7 +2,7 @@
 
 use crate::element::ElementType;
 
-/// A floating-point type of a sign, an exponent and a mantissa in one byte or less.
+/// A floating-point type with a sign, an exponent and a mantissa in at most one byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SmallFloat {
     exponent: u32,
@@ -10,19 +10,19 @@ pub(crate) struct SmallFloat {
     bias: i32,
     /// Largest finite number.
     pub(crate) max: f32,
-    /// What is beyond it, if numbers do not saturate.
+    /// Result of rounding numbers beyond the maximum, if they do not saturate.
     pub(crate) beyond: f32,
-    /// What NaN becomes: 0 where the type has none.
+    /// Value of NaN: 0 if the type has none.
     pub(crate) nan: f32,
-    /// Bits of infinity, behind which all are NaN; of types that have one.
+    /// Bits of infinity, after which all bits are NaN; `None` for types without infinity.
     infinity: Option<u8>,
-    /// Bits of the only NaN without its sign, or with it alone.
+    /// Bits of the only NaN: either without the sign bit, or exactly the sign bit.
     only_nan: Option<u8>,
 }
 
 impl SmallFloat {
-    /// Layout of a type: Micikevicius et al., 2022 (E4M3FN, E5M2), Noune et al., 2022 (FNUZ), and the MX specification of the
-    /// Open Compute Project (E2M1).
+    /// Returns the layout of a type, from these sources: Micikevicius et al., 2022 (E4M3FN, E5M2), Noune et al., 2022
+    /// (FNUZ), and the MX specification of the Open Compute Project (E2M1).
     pub(crate) fn of(element: ElementType) -> Option<Self> {
         let usual = SmallFloat {
             exponent: 4,
@@ -75,17 +75,17 @@ impl SmallFloat {
         })
     }
 
-    /// Exponent of the smallest number that is not subnormal.
+    /// Returns the exponent of the smallest number that is not subnormal.
     pub(crate) fn lowest(&self) -> i32 {
         1 - self.bias
     }
 
-    /// Exponent of the largest number.
+    /// Returns the exponent of the largest number.
     pub(crate) fn highest(&self) -> i32 {
         self.max.log2().floor() as i32
     }
 
-    /// The number that has these bits.
+    /// Returns the number with these bits.
     pub(crate) fn decode(&self, bits: u8) -> f32 {
         let width = self.exponent + self.mantissa as u32;
         let sign_bit = 1u8 << width;
@@ -106,7 +106,7 @@ impl SmallFloat {
         }
     }
 
-    /// The nearest number of the type, an even one at a tie; at most the largest.
+    /// Rounds to the nearest number of the type, to even in a tie; at most to the maximum.
     pub(crate) fn round(&self, x: f64) -> f32 {
         if x.is_nan() {
             return self.nan;
@@ -122,7 +122,7 @@ impl SmallFloat {
 mod tests {
     use super::*;
 
-    /// All numbers of a type round to themselves, and what is between two of them to the nearer one.
+    /// Each number of a type rounds to itself, and values between two numbers round to the nearer one.
     #[test]
     fn numbers_are_rounded_to_the_nearest() {
         use ElementType::*;

@@ -1,4 +1,4 @@
-//! Tensors on the host: weights, inputs, results, and what an import knows beforehand.
+//! Tensors on the host: weights, inputs, results, and values that are known at import.
 
 use half::{bf16, f16};
 use meganeura_core::DType;
@@ -16,7 +16,7 @@ pub struct Tensor {
     pub(crate) data: Data,
 }
 
-/// Elements; all integers and booleans share a form, `f16` and `bf16` are widened.
+/// Elements; all integers and booleans use one representation, `f16` and `bf16` are widened.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Data {
     F32(Vec<f32>),
@@ -24,33 +24,34 @@ pub(crate) enum Data {
     Int(Vec<i64>),
 }
 
-/// Number of elements, if a `usize` and an allocation can hold it.
+/// Returns the number of elements, if it fits into a `usize` and an allocation.
 pub(crate) fn element_count(dims: &[usize]) -> Option<usize> {
     let count = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    // So many that their bits can still be counted, whatever the type is.
+    // The limit keeps the number of bits in range for every type.
     count.filter(|&n| n <= isize::MAX as usize / 64)
 }
 
 impl Tensor {
-    /// From `f32` elements. Panics if there are not as many as the dimensions say.
+    /// Creates a tensor from `f32` elements. Panics if their number does not match the dimensions.
     pub fn f32(dims: &[usize], data: Vec<f32>) -> Self {
         Tensor::new(ElementType::F32, dims, Data::F32(data))
     }
 
-    /// From `i64` elements. Panics like [`Tensor::f32`].
+    /// Creates a tensor from `i64` elements. Panics like [`Tensor::f32`].
     pub fn i64(dims: &[usize], data: Vec<i64>) -> Self {
         Tensor::new(ElementType::I64, dims, Data::Int(data))
     }
 
-    /// From integers of any of the integer types or booleans, wrapped to the type. Panics like [`Tensor::f32`], and for a
-    /// floating-point type.
+    /// Creates a tensor from integers of any integer type or booleans, wrapped to the type. Panics like [`Tensor::f32`], and for
+    /// a floating-point type.
     pub fn integers(element: ElementType, dims: &[usize], mut data: Vec<i64>) -> Self {
         assert!(!element.is_float(), "{element} is not an integer type");
         data.iter_mut().for_each(|v| *v = element.wrap(*v));
         Tensor::new(element, dims, Data::Int(data))
     }
 
-    /// From `f64` elements, rounded to a floating-point type. Panics like [`Tensor::f32`], and for an integer type.
+    /// Creates a tensor from `f64` elements, rounded to a floating-point type. Panics like [`Tensor::f32`], and for an integer
+    /// type.
     pub fn floats(element: ElementType, dims: &[usize], data: Vec<f64>) -> Self {
         let data = match element {
             ElementType::F64 => Data::F64(data),
@@ -65,10 +66,10 @@ impl Tensor {
         Tensor::new(element, dims, data)
     }
 
-    /// From a `TensorProto` message on its own, as the data of ONNX's test cases are (`input_0.pb`).
+    /// Reads a tensor from a single `TensorProto` message, the format of ONNX's test cases (`input_0.pb`).
     ///
     /// # Errors
-    /// [`crate::Error::Broken`] if the bytes are none, or of a type that is not supported.
+    /// [`crate::Error::Broken`] if the bytes are not such a message, or the type is not supported.
     pub fn from_proto(bytes: &[u8]) -> crate::Result<Self> {
         use prost::Message;
         let proto =
@@ -76,7 +77,7 @@ impl Tensor {
         crate::read::read_tensor(&proto, None).map_err(|e| crate::Error::broken(e.message()))
     }
 
-    /// A scalar integer.
+    /// Creates a scalar integer.
     pub(crate) fn scalar_i64(value: i64) -> Self {
         Tensor::i64(&[], vec![value])
     }
@@ -91,27 +92,27 @@ impl Tensor {
         }
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn element(&self) -> ElementType {
         self.element
     }
 
-    /// Dimensions.
+    /// Returns the dimensions.
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.data.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All elements as `f32`, rounded.
+    /// Returns all elements as `f32`, rounded.
     pub fn to_f32(&self) -> Vec<f32> {
         match &self.data {
             Data::F32(data) => data.clone(),
@@ -120,7 +121,7 @@ impl Tensor {
         }
     }
 
-    /// All elements as `f64`.
+    /// Returns all elements as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         match &self.data {
             Data::F32(data) => data.iter().map(|&v| v.into()).collect(),
@@ -129,7 +130,7 @@ impl Tensor {
         }
     }
 
-    /// All elements as `i64`; floats are truncated.
+    /// Returns all elements as `i64`; floats are truncated.
     pub fn to_i64(&self) -> Vec<i64> {
         match &self.data {
             Data::F32(data) => data.iter().map(|&v| v as i64).collect(),
@@ -138,12 +139,12 @@ impl Tensor {
         }
     }
 
-    /// All elements as the bits of `f16`, rounded.
+    /// Returns all elements as the bits of `f16`, rounded.
     pub fn f16_bits(&self) -> Vec<u16> {
         self.to_f32().iter().map(|&v| f16::from_f32(v).to_bits()).collect()
     }
 
-    /// The integers of an integer or boolean tensor.
+    /// Returns the integers of an integer or boolean tensor.
     pub(crate) fn ints(&self) -> Option<&[i64]> {
         match &self.data {
             Data::Int(data) => Some(data),
@@ -151,12 +152,12 @@ impl Tensor {
         }
     }
 
-    /// The same elements in another shape, with as many elements.
+    /// Returns the same elements in another shape with the same number of elements.
     pub(crate) fn reshaped(&self, dims: &[usize]) -> Self {
         Tensor::new(self.element, dims, self.data.clone())
     }
 
-    /// The elements at these positions, in a new shape.
+    /// Returns the elements at these positions, in a new shape.
     pub(crate) fn pick(&self, dims: &[usize], positions: impl Iterator<Item = usize>) -> Self {
         let data = match &self.data {
             Data::F32(data) => Data::F32(positions.map(|i| data[i]).collect()),
@@ -166,7 +167,7 @@ impl Tensor {
         Tensor::new(self.element, dims, data)
     }
 
-    /// As another element type, by the rules of ONNX's Cast: floats to integers truncate, and integers wrap.
+    /// Converts to another element type, by the rules of ONNX's Cast: floats to integers truncate, and integers wrap.
     pub(crate) fn cast(&self, to: ElementType) -> Self {
         if to.is_float() {
             return Tensor::floats(to, &self.dims, self.to_f64());
@@ -179,7 +180,7 @@ impl Tensor {
         Tensor::integers(to, &self.dims, data)
     }
 
-    /// Bytes of the elements in the type that a graph has for them; an error names an integer that does not fit.
+    /// Returns the elements as bytes of their type in a graph; an error contains the first integer that does not fit.
     pub(crate) fn graph_bytes(&self) -> Result<Vec<u8>, String> {
         let out_of_range = |v: &i64| {
             format!(
@@ -201,7 +202,7 @@ impl Tensor {
                     bytes.extend(u32::try_from(*v).map_err(|_| out_of_range(v))?.to_le_bytes());
                 }
             }
-            // Without another copy of what is often all that a model has.
+            // Avoids another copy, because `f32` weights are most of a model.
             (Data::F32(data), DType::F32) => bytes.extend(data.iter().flat_map(|v| v.to_le_bytes())),
             (_, DType::F16) => self
                 .to_f32()
@@ -216,7 +217,7 @@ impl Tensor {
         Ok(bytes)
     }
 
-    /// A finite element that `f32` does not have.
+    /// Returns a finite element that `f32` cannot represent.
     pub(crate) fn beyond_f32(&self) -> Option<f64> {
         match &self.data {
             Data::F64(data) => data
@@ -227,18 +228,20 @@ impl Tensor {
         }
     }
 
-    /// The elements as a graph's constant; an error names an integer that does not fit into the graph's type.
+    /// Returns the elements as a constant of a graph; an error contains an integer that does not fit into the graph's
+    /// type.
     pub(crate) fn to_constant(&self) -> Result<ConstantData, String> {
         let data = ConstantData::from_bytes(self.element.dtype(), self.graph_bytes()?);
         data.ok_or_else(|| format!("a constant of {} cannot be converted", self.element))
     }
 
-    /// From bytes that a graph's result has, as the type of the model; as many as the dimensions say.
+    /// Creates a tensor of the model's type from the bytes of a graph's result; their number must match the dimensions.
     pub(crate) fn from_graph_bytes(element: ElementType, dims: &[usize], bytes: Vec<u8>) -> Self {
         let data = ConstantData::from_bytes(element.dtype(), bytes).map_or_else(Vec::new, |data| data.to_f64());
-        match element.is_float() {
-            true => Tensor::floats(element, dims, data),
-            false => Tensor::integers(element, dims, data.into_iter().map(|v| v as i64).collect()),
+        if element.is_float() {
+            Tensor::floats(element, dims, data)
+        } else {
+            Tensor::integers(element, dims, data.into_iter().map(|v| v as i64).collect())
         }
     }
 }

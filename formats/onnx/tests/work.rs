@@ -1,5 +1,5 @@
-//! Work of building a model, counted in bytes that are allocated: it grows in proportion to the model. The counter is of the
-//! whole process, so that these tests have one of their own.
+//! Tests of the work of building a model, counted in allocated bytes: it is proportional to the size of the model. The counter
+//! covers the whole process, so these tests have a separate binary.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -8,28 +8,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use meganeura_compiler::Builder;
 use meganeura_core::graph::{Graph, Value};
 
-struct Counting;
+struct CountingAllocator;
 
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed on to the allocator of the system.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
+        // SAFETY: the caller fulfils the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
+        // SAFETY: the caller fulfils the contract of `GlobalAlloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Bytes that are allocated to build a graph with `count` calls.
+/// Returns the bytes that are allocated to build a graph with `count` calls.
 fn work(graph: fn(&mut Graph, Value, usize), count: usize) -> u64 {
     let mut g = Graph::new();
     let x = g.input("x", &[4]);
@@ -40,7 +40,7 @@ fn work(graph: fn(&mut Graph, Value, usize), count: usize) -> u64 {
     BYTES.load(Ordering::Relaxed) - before
 }
 
-/// A concatenation of results of different calls.
+/// Adds a concatenation of results of different calls.
 fn concatenation(g: &mut Graph, x: Value, count: usize) {
     let parts: Vec<Value> = (0..count)
         .map(|i| {
@@ -52,7 +52,7 @@ fn concatenation(g: &mut Graph, x: Value, count: usize) {
     g.set_outputs(vec![y]);
 }
 
-/// Calls of which each reads the one before.
+/// Adds a chain of calls.
 fn chain(g: &mut Graph, x: Value, count: usize) {
     let mut y = x;
     for i in 0..count {
@@ -72,7 +72,7 @@ fn work_grows_in_proportion_to_the_graph() {
         ("concatenation", concatenation as fn(&mut Graph, Value, usize), 500),
         ("chain", chain, 2000),
     ] {
-        // What is made once is not counted.
+        // One-time allocations are not counted.
         work(graph, 8);
         let (half, whole) = (work(graph, count), work(graph, 2 * count));
         assert!(

@@ -1,4 +1,4 @@
-//! Fusions that are applied by name, without a cost model.
+//! Tests of fusions that are applied by name, without a cost model.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use meganeura_core::Graph;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 
-/// Calls of an operator in a graph.
+/// Returns the number of calls of an operator in a graph.
 fn calls(graph: &Graph, name: &str) -> usize {
     let named = |n: &&meganeura_core::graph::Node| n.op().is_some_and(|(op, _)| op.name() == name);
     graph.nodes().iter().filter(named).count()
 }
 
-/// The outputs on random leaves, the same for graphs with the same leaves.
+/// Evaluates a graph with random inputs and parameters, the same for graphs with equal names. Returns the outputs.
 fn outputs(graph: &Graph) -> Vec<Vec<f64>> {
     let mut feeds = HashMap::new();
     let mut names: Vec<(String, usize)> = graph

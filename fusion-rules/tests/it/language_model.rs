@@ -1,8 +1,8 @@
-//! A whole language model: its training graph is rewritten exactly, within the budgets.
+//! Tests of rewriting a whole language model: its training graph is rewritten completely, within the budgets.
 
-use meganeura_compiler::build::prepare;
+use meganeura_compiler::builder::prepare;
 use meganeura_compiler::link_plugins;
-use meganeura_compiler::rewrite::{RewriteConfig, Simulated};
+use meganeura_compiler::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura_core::Mode;
 use meganeura_nn::models::preset;
 
@@ -12,11 +12,11 @@ fn the_training_graph_of_smollm2_is_extracted_exactly() {
     let model = preset("smollm2-135m").expect("a preset");
     let config = RewriteConfig {
         baseline: true,
-        // Slow machines are no fault of the rules.
+        // The test must not fail on slow machines.
         time_ms: 60_000,
         ..RewriteConfig::default()
     };
-    let target = Simulated::discrete_gpu();
+    let target = SimulatedDevice::discrete_gpu();
     let (graph, report) = prepare(&model.graph(128), Mode::Training, &target, &config, None).expect("rewrites");
     graph.verify().expect("valid");
     assert!(report.extraction_exact, "{report}");

@@ -1,12 +1,13 @@
-//! Whole models, rewritten and not, by the reference definitions: outputs, gradients and running statistics.
+//! Tests that whole models give the same results with and without rewriting, by the reference definitions: outputs,
+//! gradients and running statistics.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
 use meganeura_compiler::OptimizeReport;
-use meganeura_compiler::build::prepare;
+use meganeura_compiler::builder::prepare;
 use meganeura_compiler::optimize::for_inference;
-use meganeura_compiler::rewrite::{RewriteConfig, Simulated};
+use meganeura_compiler::rewrite::{RewriteConfig, SimulatedDevice};
 use meganeura_core::Mode;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeKind};
@@ -17,7 +18,7 @@ use meganeura_nn::models::{
     segmentation,
 };
 
-/// Values for the leaves, by name.
+/// Returns values for the leaves, by name.
 fn feeds(graph: &Graph) -> HashMap<String, Vec<f64>> {
     let mut rng = SplitMix64::new(3);
     let mut feeds = HashMap::new();
@@ -36,7 +37,7 @@ fn feeds(graph: &Graph) -> HashMap<String, Vec<f64>> {
     feeds
 }
 
-/// Outputs by number, and gradients and written states by name; those of packed parameters by their sources' names.
+/// Returns outputs by index, and gradients and written states by name; for packed parameters, by their sources' names.
 fn results(graph: &Graph, feeds: &HashMap<String, Vec<f64>>) -> BTreeMap<String, Vec<f64>> {
     let values = evaluate(graph, feeds).unwrap_or_else(|e| panic!("{e}\n{graph}"));
     let mut found = BTreeMap::new();
@@ -70,12 +71,12 @@ fn results(graph: &Graph, feeds: &HashMap<String, Vec<f64>>) -> BTreeMap<String,
 
 fn prepared(graph: &Graph, mode: Mode) -> (Graph, OptimizeReport) {
     let config = RewriteConfig {
-        // Tests share their processors with others.
+        // Other tests run at the same time.
         time_ms: 300_000,
         ..RewriteConfig::default()
     };
-    let (optimized, report) =
-        prepare(graph, mode, &Simulated::discrete_gpu(), &config, None).unwrap_or_else(|e| panic!("{e}\n{graph}"));
+    let (optimized, report) = prepare(graph, mode, &SimulatedDevice::discrete_gpu(), &config, None)
+        .unwrap_or_else(|e| panic!("{e}\n{graph}"));
     assert_eq!(report.budget_hit, None);
     assert!(report.extraction_exact);
     (optimized, report)
@@ -174,7 +175,8 @@ fn resnet() {
     );
 }
 
-/// Training a real language model is within all budgets but time, which depends on the machine.
+/// The training graph of a real language model is rewritten within all budgets except time, which depends on the
+/// machine.
 #[test]
 fn a_whole_language_model_is_extracted_exactly() {
     assert_eq!(meganeura_rules::rule_sets().len(), 9, "the rules are linked");

@@ -1,4 +1,4 @@
-//! Every shipped rule holds on graphs that are found for it, and what it makes of the first of them is as recorded.
+//! Tests that every built-in rule holds on generated graphs, and that its result for the first graph equals the recorded one.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use meganeura_compiler::rewrite::RuleSet;
 use meganeura_compiler::rewrite::verify::{Outcome, RuleVerdict, VerifyOptions, verify_rule_set};
 
-/// Set this environment variable to write the golden files anew.
+/// Environment variable that makes the test rewrite the golden files.
 const WRITE: &str = "MEGANEURA_WRITE_GOLDEN";
 
 fn golden_file(set: &RuleSet) -> PathBuf {
@@ -14,7 +14,7 @@ fn golden_file(set: &RuleSet) -> PathBuf {
     folder.join(format!("{}.txt", set.namespace))
 }
 
-/// The first graph of every rule before and after.
+/// Returns the first graph of every rule before and after.
 fn golden_text(set: &RuleSet, verdicts: &[RuleVerdict]) -> String {
     let mut text = format!(
         "Rules of '{}' on the first graph that is found for each. Written by `{WRITE}=1 cargo test -p meganeura-rules \

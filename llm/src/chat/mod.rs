@@ -25,7 +25,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message.
+    /// Creates a message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message {
             role: role.into(),
@@ -45,14 +45,14 @@ pub struct ChatInput<'a> {
     pub kwargs: Option<&'a serde_json::Map<String, Json>>,
     /// Ends the text where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// Special tokens which text of messages must not become ([`Tokenizer::special_tokens`]); `None` allows it.
+    /// Special tokens whose spellings stay text in messages ([`Tokenizer::special_tokens`]); with `None`, they do not.
     ///
     /// [`Tokenizer::special_tokens`]: crate::Tokenizer::special_tokens
     pub special_tokens: Option<&'a SpecialTokens>,
 }
 
 impl<'a> ChatInput<'a> {
-    /// A conversation that ends where the model's answer begins.
+    /// Creates a conversation that ends where the model's answer begins.
     pub fn new(messages: &'a [Json]) -> Self {
         ChatInput {
             messages,
@@ -69,7 +69,7 @@ impl<'a> ChatInput<'a> {
 pub struct RenderedChat {
     /// The text.
     pub text: String,
-    /// Byte offsets in `text`, ascending: a special token that spans one of them is text of a message.
+    /// Byte offsets in `text`, ascending. Spellings of special tokens that span one of them are encoded as text.
     pub(crate) guards: Vec<usize>,
 }
 
@@ -78,11 +78,11 @@ pub struct RenderedChat {
 pub struct ChatTemplate {
     path: PathBuf,
     template: Template,
-    /// Template for conversations with tools, if the checkpoint has one of its own.
+    /// Template for conversations with tools, if the checkpoint has a separate one.
     with_tools: Option<Template>,
-    /// Sources of both, to find the roles that they name.
+    /// Sources of both templates, to search them for the names of roles.
     sources: [String; 2],
-    /// Common roles that were found to be written although the template does not name them.
+    /// Common roles that the source of the template does not contain, but whose messages appeared in a rendered text.
     written: Mutex<Vec<&'static str>>,
     bos: String,
     eos: String,
@@ -100,17 +100,17 @@ struct Raw {
 #[serde(untagged)]
 enum Templates {
     One(String),
-    Several(Vec<Named>),
+    Several(Vec<NamedTemplate>),
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedTemplate {
     name: String,
     template: String,
 }
 
 impl Templates {
-    /// The template for conversations, and the one for conversations with tools.
+    /// Returns the source of the template for conversations, and of the one for conversations with tools.
     fn sources(self) -> Option<Sources> {
         match self {
             Templates::One(source) => Some(Sources {
@@ -154,11 +154,11 @@ impl Mark {
     }
 }
 
-/// Roles that a template may write without naming them, as ChatML does.
+/// Roles that a template may support although its source does not contain their names, as in ChatML.
 const COMMON_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn none(path: &Path) -> Error {
-    let remedy = "chat with a model that was made for it, or use `generate`";
+    let remedy = "use an instruction-tuned model with a chat template, or use `generate`";
     Error::file(path, "has no chat template", remedy)
 }
 
@@ -168,15 +168,16 @@ impl ChatTemplate {
     /// `additional_chat_templates/tool_use.jinja`.
     ///
     /// # Errors
-    /// [`Error::File`]: no template, or one that is no Jinja, or too large.
+    /// [`Error::File`]: a missing template, one that is not valid Jinja, or one that is too large.
     pub fn open(folder: &Path) -> Result<Self> {
         ChatTemplate::find(folder)?.ok_or_else(|| none(folder))
     }
 
-    /// [`ChatTemplate::open`], with `None` for a checkpoint that has no template.
+    /// Opens a template like [`ChatTemplate::open`]; returns `None` for a checkpoint without a
+    /// template.
     ///
     /// # Errors
-    /// [`Error::File`]: a template that is no Jinja, or a file that cannot be read.
+    /// [`Error::File`]: a template that is not valid Jinja, or a file that cannot be read.
     pub fn find(folder: &Path) -> Result<Option<Self>> {
         if gguf::is_one(folder) {
             let file = Gguf::open(folder)?;
@@ -229,7 +230,7 @@ impl ChatTemplate {
     }
 
     fn of(path: PathBuf, sources: Sources, [bos, eos]: [String; 2]) -> Result<Self> {
-        let compile = |source: &str| Template::new(source.to_owned()).map_err(|e| damaged(&path, e));
+        let compile = |source: &str| Template::new(source.to_owned()).map_err(|e| e.convert(|e| damaged(&path, e)));
         Ok(ChatTemplate {
             template: compile(&sources.default)?,
             with_tools: sources.with_tools.as_deref().map(compile).transpose()?,
@@ -244,10 +245,10 @@ impl ChatTemplate {
     /// Sets the date that templates write, in seconds since 1970 in UTC, instead of the current one in the local time zone.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`]: seconds that are no date.
+    /// [`Error::InvalidUse`]: a number of seconds that is outside of the range of dates.
     pub fn set_date(&mut self, seconds: i64) -> Result<()> {
         let date = jiff::Timestamp::from_second(seconds);
-        let date = date.map_err(|e| Error::misuse(format!("{seconds} s since 1970 is no date: {e}"), ""))?;
+        let date = date.map_err(|e| Error::misuse(format!("{seconds} s since 1970 is not a date: {e}"), ""))?;
         let date = date.to_zoned(jiff::tz::TimeZone::UTC);
         for template in std::iter::once(&mut self.template).chain(&mut self.with_tools) {
             template.set_date(date.clone());
@@ -255,11 +256,11 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// Renders a conversation as text that ends where the model's answer begins, with special tokens of `special_tokens` only
-    /// where the template writes them.
+    /// Renders a conversation as text that ends where the model's answer begins, with special
+    /// tokens of `special_tokens` only if the template writes them.
     ///
     /// # Errors
-    /// Those of [`ChatTemplate::render_chat`].
+    /// The errors of [`ChatTemplate::render_chat`].
     pub fn render(&self, messages: &[Message], special_tokens: Option<&SpecialTokens>) -> Result<RenderedChat> {
         let message = |m: &Message| serde_json::json!({"role": m.role, "content": m.content});
         let messages: Vec<Json> = messages.iter().map(message).collect();
@@ -274,9 +275,9 @@ impl ChatTemplate {
     /// The role `developer` becomes `system` in templates that do not name it.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`]: a role that the template does not write, a variable that it does not read. [`Error::File`] with
-    /// the template's own error for messages that it cannot take, or the limit that it exceeded: a million instructions,
-    /// 64 MiB of text.
+    /// [`Error::InvalidUse`]: a role that the template does not support, a variable that it does not read.
+    /// [`Error::File`] with the template's own error for messages that it rejects, or the exceeded limit: a million
+    /// instructions, 64 MiB of text.
     pub fn render_chat(&self, input: &ChatInput) -> Result<RenderedChat> {
         let has_tools = !input.tools.is_empty();
         let template = self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.template);
@@ -348,7 +349,8 @@ impl ChatTemplate {
         let mut unnamed = Vec::new();
         for message in messages {
             let Some(role) = message["role"].as_str() else { continue };
-            if names(role) {
+            // An empty role would match any empty string in the template.
+            if !role.is_empty() && names(role) {
                 continue;
             }
             if role == "developer" {
@@ -382,7 +384,7 @@ impl ChatTemplate {
     fn render_with(&self, template: &Template, input: &ChatInput) -> Result<RenderedChat> {
         let guard = Guard::new(input);
         let list = |items: &[Json]| items.iter().map(|item| guard.value(item)).collect::<Value>();
-        // Transformers passes none, too: some templates compare with it.
+        // As in transformers, the value is `none` without tools, because some templates compare with it.
         let tools = match input.tools {
             [] => Value::from(()),
             tools => list(tools),
@@ -400,34 +402,98 @@ impl ChatTemplate {
         // The conversation itself cannot be replaced.
         let values = Value::from_pairs(usual.chain(kwargs).chain(own));
         let text = template.render(values);
-        let text = text.map_err(|e| Error::file(&self.path, format!("cannot render the conversation: {e}"), ""))?;
+        let refused = |e| Error::file(&self.path, format!("cannot render the conversation: {e}"), "");
+        let text = text.map_err(|e| e.convert(refused))?;
         Ok(guard.take_out(text))
     }
 }
 
-/// Marks spellings of special tokens in messages, by a character that occurs nowhere else.
+/// Words that templates compare with, or concatenate with special tokens, as in `'<|' + message.role + '|>'`. They are
+/// not user text, so they get no guards at their start and end.
+const STRUCTURE: [&str; 56] = [
+    "arguments",
+    "array",
+    "assistant",
+    "audio",
+    "boolean",
+    "citations",
+    "content",
+    "default",
+    "description",
+    "developer",
+    "documents",
+    "enum",
+    "false",
+    "file",
+    "format",
+    "function",
+    "functions",
+    "id",
+    "image",
+    "image_url",
+    "index",
+    "input_audio",
+    "integer",
+    "items",
+    "model",
+    "name",
+    "null",
+    "number",
+    "object",
+    "parameters",
+    "properties",
+    "query",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "required",
+    "return",
+    "role",
+    "snippet",
+    "strict",
+    "string",
+    "system",
+    "text",
+    "thinking",
+    "title",
+    "tool",
+    "tool_call_id",
+    "tool_calls",
+    "tool_plan",
+    "tool_response",
+    "true",
+    "type",
+    "url",
+    "user",
+    "value",
+    "video",
+];
+
+/// Inserts guards (a character that occurs nowhere else) into spellings of special tokens in messages.
 struct Guard<'a> {
-    spellings: Option<&'a AhoCorasick>,
+    tokens: Option<(&'a SpecialTokens, &'a AhoCorasick)>,
     character: char,
 }
 
 impl<'a> Guard<'a> {
     fn new(input: &ChatInput<'a>) -> Self {
-        /// Characters of a private plane; a conversation that uses all but the last is guarded by the last.
+        /// Candidates for the guard, for private use in Unicode. The last one is used if texts contain all of the rest.
         const FIRST: char = '\u{f5a00}';
         const LAST: char = '\u{f5a64}';
-        let spellings = input.special_tokens.and_then(SpecialTokens::automaton);
+        let tokens = input
+            .special_tokens
+            .and_then(|tokens| Some((tokens, tokens.automaton()?)));
         let kwargs = input.kwargs.into_iter().flat_map(|kwargs| kwargs.values());
         let texts = input.messages.iter().chain(input.tools).chain(kwargs);
         let is_used = |c: char| texts.clone().any(|json| contains(json, c));
-        let character = match spellings {
+        let character = match tokens {
             Some(_) => (FIRST..LAST).find(|&c| !is_used(c)).unwrap_or(LAST),
             None => LAST,
         };
-        Guard { spellings, character }
+        Guard { tokens, character }
     }
 
-    /// JSON as templates read it.
+    /// Converts JSON to a template value.
     fn value(&self, json: &Json) -> Value {
         match json {
             Json::Null => Value::from(()),
@@ -439,15 +505,40 @@ impl<'a> Guard<'a> {
             Json::String(text) => Value::from(self.mark(text)),
             Json::Array(all) => all.iter().map(|item| self.value(item)).collect(),
             Json::Object(fields) => {
-                let pairs = fields.iter().map(|(name, field)| (self.mark(name), self.value(field)));
+                let value = |name: &str, field: &Json| match field {
+                    // Roles that the template does not name are errors.
+                    Json::String(role) if name == "role" => Value::from(self.mark_within(role)),
+                    field => self.value(field),
+                };
+                let pairs = fields.iter().map(|(name, field)| (self.mark(name), value(name, field)));
                 Value::from_pairs(pairs)
             }
         }
     }
 
-    /// Returns the text with the guard character after the first character of each spelling.
+    /// Returns the text with guards in each spelling, and at its start or end if adjacent text could complete a
+    /// spelling.
     fn mark(&self, text: &str) -> String {
-        let Some(spellings) = self.spellings else {
+        let mut marked = self.mark_within(text);
+        if let Some((tokens, _)) = self.tokens
+            && STRUCTURE.binary_search(&text).is_err()
+        {
+            // Templates often trim texts.
+            let (at_start, at_end) = tokens.edges(text.trim());
+            if at_end {
+                marked.insert(marked.trim_end().len(), self.character);
+            }
+            if at_start {
+                let start = marked.len() - marked.trim_start().len();
+                marked.insert(start, self.character);
+            }
+        }
+        marked
+    }
+
+    /// Returns the text with a guard after the first character of each spelling.
+    fn mark_within(&self, text: &str) -> String {
+        let Some((_, spellings)) = self.tokens else {
             return text.to_owned();
         };
         let mut marked = String::with_capacity(text.len());
@@ -464,9 +555,9 @@ impl<'a> Guard<'a> {
         marked + &text[copied..]
     }
 
-    /// The text without the character, and where it was. It may have been escaped in JSON.
+    /// Removes the guards from the text, and records their positions. The guard character may be escaped as JSON.
     fn take_out(&self, text: String) -> RenderedChat {
-        if self.spellings.is_none() {
+        if self.tokens.is_none() {
             return RenderedChat {
                 text,
                 guards: Vec::new(),

@@ -1,4 +1,4 @@
-//! Mixtures of experts.
+//! Configuration of mixtures of experts.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,15 +11,16 @@ use super::raw::Raw;
 use super::{MAX_SIZE, unsupported};
 use crate::files::damaged;
 
-/// What files of a family leave out.
-struct Usual {
+/// The defaults of a family for missing fields.
+struct FamilyDefaults {
     experts: usize,
     experts_per_token: usize,
     hidden: usize,
 }
 
-impl Usual {
-    /// `None` for a family without experts; `intermediate` are the features of a dense feed-forward layer.
+impl FamilyDefaults {
+    /// Returns the defaults of a family, or `None` for a family without experts; `intermediate` is the size of a dense
+    /// feed-forward layer.
     fn of(family: &str, intermediate: usize) -> Option<Self> {
         let [experts, experts_per_token, hidden] = match family {
             "qwen3_moe" => [128, 8, 768],
@@ -28,7 +29,7 @@ impl Usual {
             "mixtral" => [8, 2, intermediate],
             _ => return None,
         };
-        Some(Usual {
+        Some(FamilyDefaults {
             experts,
             experts_per_token,
             hidden,
@@ -37,9 +38,10 @@ impl Usual {
 }
 
 impl Raw {
-    /// The experts of a model of these families, which others have not, whatever their files say.
+    /// Returns the experts of a model of these families; other families have none, whatever their
+    /// files contain.
     pub(super) fn moe(&self, family: &str, path: &Path) -> Result<Option<MoeConfig>> {
-        let Some(usual) = Usual::of(family, self.intermediate_size) else {
+        let Some(usual) = FamilyDefaults::of(family, self.intermediate_size) else {
             return Ok(None);
         };
         if self.clip_qkv.is_some() {
@@ -54,14 +56,15 @@ impl Raw {
         if step == 0 {
             return Err(damaged(path, "decoder_sparse_step is 0"));
         }
-        let dense_layers = match is_qwen {
-            false => Default::default(),
-            true => set(
+        let dense_layers = if !is_qwen {
+            Default::default()
+        } else {
+            set(
                 self.num_hidden_layers,
                 "mlp_only_layers, decoder_sparse_step",
                 path,
                 |layer| dense.contains(&layer) || !(layer + 1).is_multiple_of(step),
-            )?,
+            )?
         };
         let moe = MoeConfig {
             experts: self.num_experts.or(self.num_local_experts).unwrap_or(usual.experts),

@@ -12,7 +12,8 @@ use super::{ModelConfig, damaged};
 use crate::files::read_text;
 use crate::sampling::Sampling;
 
-/// Sampling values that a checkpoint recommends. A server uses them for fields that a request leaves out.
+/// Recommended sampling values of a checkpoint. A server uses them for fields that are missing in a
+/// request.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct SamplingDefaults {
     /// `false` asks for the most likely token.
@@ -30,7 +31,8 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// The values as options of a sampler; a temperature of 1 if nothing is recommended, as in OpenAI's API.
+    /// Returns the values as options of a sampler; a temperature of 1 if nothing is recommended, as
+    /// in OpenAI's API.
     pub fn sampling(&self) -> Sampling {
         let none = Sampling::default();
         let temperature = match self.do_sample {
@@ -61,18 +63,18 @@ struct TokenizerSettings {
     #[serde(default)]
     eos_token: Value,
     #[serde(default)]
-    added_tokens_decoder: HashMap<String, Named>,
+    added_tokens_decoder: HashMap<String, NamedValue>,
 }
 
-/// A tokenizer file, of which only the added tokens are read.
+/// Contents of a tokenizer file; only the added tokens are read.
 #[derive(Deserialize)]
 struct TokenizerFile {
     #[serde(default)]
-    added_tokens: Vec<Named>,
+    added_tokens: Vec<NamedValue>,
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedValue {
     #[serde(default)]
     id: Option<u32>,
     content: String,
@@ -121,7 +123,7 @@ impl ModelConfig {
     }
 }
 
-/// The id of the end token that a tokenizer names by its spelling.
+/// Returns the id of the end token that a tokenizer specifies by its spelling.
 fn end_token(settings: TokenizerSettings, folder: &Path) -> Result<Option<u32>> {
     let spelling = match &settings.eos_token {
         Value::String(text) => text,

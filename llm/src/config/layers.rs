@@ -1,4 +1,4 @@
-//! Which layers have a window, and which have no positions.
+//! Sets of layers that have a window, or no position embedding.
 
 use std::path::Path;
 
@@ -9,13 +9,14 @@ use super::raw::Raw;
 use super::unsupported;
 use crate::files::damaged;
 
-/// A layer that sees all positions up to its own.
+/// Name of a layer type without a window: a row attends to all positions up to its own.
 const FULL: &str = "full_attention";
-/// A layer that sees the window.
+/// Name of a layer type with a window.
 const SLIDING: &str = "sliding_attention";
 
 impl Raw {
-    /// The layers without a position embedding (`no_rope_layers` of SmolLM3, which has 0 for them).
+    /// Returns the layers without a position embedding (`no_rope_layers` of SmolLM3, which has 0
+    /// for them).
     pub(super) fn nope_layers(&self, family: &str, path: &Path) -> Result<LayerSet> {
         if family != "smollm3" {
             return Ok(LayerSet::NONE);
@@ -35,8 +36,8 @@ impl Raw {
         }
     }
 
-    /// The window and the layers that see all positions nevertheless, of a model with this window in some layers at least.
-    /// Where `layer_types` does not say which, `is_sliding` does.
+    /// Returns the window and the layers without it, whose rows attend to all earlier positions, for a model that has
+    /// this window in at least some layers. Without `layer_types`, `is_sliding` decides.
     pub(super) fn windows(
         &self,
         window: Option<u32>,
@@ -64,7 +65,7 @@ impl Raw {
             None => set(layers, "layer_types", path, |layer| !is_sliding(layer))?,
         };
         let all = (0..layers.min(LayerSet::LAYERS + 1)).all(|layer| full.contains(layer));
-        // A window that no layer has.
+        // No layer has the window.
         Ok(if all {
             (None, LayerSet::NONE)
         } else {
@@ -73,11 +74,11 @@ impl Raw {
     }
 }
 
-/// The layers of a model for which something holds.
+/// Returns the layers of a model that fulfil a condition.
 pub(super) fn set(layers: usize, option: &str, path: &Path, holds: impl Fn(usize) -> bool) -> Result<LayerSet> {
-    // No model has so many; a file may say so.
-    const MOST: usize = 1 << 16;
-    if layers > MOST || (LayerSet::LAYERS..layers).any(&holds) {
+    // No model has this number of layers, but a damaged file may contain it.
+    const MAX_LAYERS: usize = 1 << 16;
+    if layers > MAX_LAYERS || (LayerSet::LAYERS..layers).any(&holds) {
         let what = format!("more than {} layers that differ ({option})", LayerSet::LAYERS);
         return Err(unsupported(path, what));
     }

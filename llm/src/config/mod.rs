@@ -1,4 +1,4 @@
-//! What `config.json` says of a model.
+//! Model configurations, read from `config.json`.
 
 mod experts;
 mod generation;
@@ -19,7 +19,8 @@ use crate::gguf::{self, Gguf};
 pub use generation::SamplingDefaults;
 use raw::Raw;
 
-/// Families that are known, by the `model_type` of their configurations. Of `gemma3`, the text part is read.
+/// Supported families, by the `model_type` of their configurations. For `gemma3`, the text part is
+/// read.
 pub const FAMILIES: &[&str] = &[
     "llama",
     "mistral",
@@ -38,32 +39,32 @@ pub const FAMILIES: &[&str] = &[
     "mixtral",
 ];
 
-/// How a checkpoint stores the matrices of a block that read the same features.
+/// Storage in a checkpoint of projections with the same input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Projections {
-    /// Each by itself: `q_proj`, `k_proj` and `v_proj`, `gate_proj` and `up_proj`.
+    /// Separate tensors: `q_proj`, `k_proj` and `v_proj`, `gate_proj` and `up_proj`.
     #[default]
     Separate,
-    /// One below the other: `qkv_proj` `[(heads + 2 kv_heads) * head_dim, dim]` and `gate_up_proj` `[2 hidden, dim]`
-    /// (Phi-3).
+    /// Stacked rows: `qkv_proj` `[(heads + 2 kv_heads) * head_dim, dim]` and `gate_up_proj`
+    /// `[2 hidden, dim]` (Phi-3).
     Fused,
-    /// Each by itself, with the names that Mixtral has for those of experts: `block_sparse_moe.experts.0.w1` for
-    /// `mlp.experts.0.gate_proj`, `w3` for `up_proj`, `w2` for `down_proj`.
+    /// Separate tensors, with Mixtral's names for those of experts: `block_sparse_moe.experts.0.w1`
+    /// for `mlp.experts.0.gate_proj`, `w3` for `up_proj`, `w2` for `down_proj`.
     Mixtral,
 }
 
-/// A model and what generation needs to know of it.
+/// A model and its settings for generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The network.
     pub network: LlamaConfig,
-    /// Positions that it was made for.
+    /// Maximum number of positions.
     pub context: usize,
     /// Tokens that end a text: the union of `config.json`, `generation_config.json` and `tokenizer_config.json`.
     pub stop: Vec<u32>,
     /// Sampling values of `generation_config.json`.
     pub sampling: SamplingDefaults,
-    /// How its checkpoints store projections.
+    /// Storage of projections in the model's checkpoints.
     pub projections: Projections,
 }
 
@@ -84,16 +85,17 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads the metadata of a GGUF file; `path` is what errors call it.
+    /// Reads the metadata of a GGUF file; `path` appears in errors.
     pub(crate) fn of_gguf(file: &Gguf, path: &Path) -> Result<Self> {
         let mut config = ModelConfig::parse(&file.config()?, path)?;
-        // Files have the factors of the norms themselves, and what is saved of them is no file of its kind.
+        // GGUF files have the factors of the norms themselves. A model saved from one is not a GGUF
+        // file.
         config.network.zero_centered_norms = false;
         config.projections = Projections::Separate;
         Ok(config)
     }
 
-    /// Reads the text of a `config.json`; `path` is what errors call it.
+    /// Parses the text of a `config.json`; `path` appears in errors.
     ///
     /// # Errors
     /// As [`ModelConfig::open`].
@@ -115,11 +117,11 @@ impl ModelConfig {
     }
 }
 
-/// The configuration of the text part of a model with several kinds of input.
+/// Returns the configuration of the text part of a multimodal model.
 pub(crate) fn text_part(mut whole: Value) -> Option<Value> {
     let mut text = whole.get_mut("text_config")?.take();
     let fields = text.as_object_mut()?;
-    // Some files have these for the whole alone.
+    // Some files only have these fields for the whole model.
     for name in ["eos_token_id", "tie_word_embeddings"] {
         if let (None, Some(value)) = (fields.get(name), whole.get(name)) {
             fields.insert(name.to_owned(), value.clone());
@@ -140,11 +142,12 @@ fn unsupported(path: &Path, what: String) -> Error {
     )
 }
 
-/// Larger than any size of a model; a product of two is a number still.
+/// Maximum of any size in a configuration. It is larger than any real size, and a product of two such sizes does not
+/// overflow.
 const MAX_SIZE: usize = i32::MAX as usize;
 
 impl ModelConfig {
-    /// Whether a prompt has tokens, all of them the model's.
+    /// Checks that a prompt has tokens, and that all are in the model's vocabulary.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
         let vocab = self.network.vocab;
         if prompt.is_empty() {
@@ -159,7 +162,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Whether there can be such a model, whatever its weights are.
+    /// Checks that such a model is possible, whatever its weights are.
     fn check(&self, path: &Path) -> Result<()> {
         let network = &self.network;
         for (name, size) in [
@@ -181,13 +184,16 @@ impl ModelConfig {
         }
         let (heads, kv_heads, head_dim) = (network.heads, network.kv_heads, network.head_dim());
         if !heads.is_multiple_of(kv_heads) {
-            let message = format!("{heads} heads cannot share those of {kv_heads} keys and values evenly");
+            let message = format!(
+                "expected a number of heads divisible by the {kv_heads} key-value heads, found \
+                {heads}"
+            );
             return Err(damaged(path, message));
         }
         if !head_dim.is_multiple_of(2) {
             return Err(damaged(
                 path,
-                format!("heads of {head_dim} elements are no pairs to be rotated"),
+                format!("expected an even head size for rotary positions, found {head_dim}"),
             ));
         }
         let (eps, theta) = (network.eps, network.rope_theta);

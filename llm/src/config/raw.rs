@@ -1,4 +1,4 @@
-//! Fields of the file, and what families leave out of it.
+//! Fields of `config.json`, and the defaults of model families for missing ones.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(super) struct Raw {
     pub(super) num_hidden_layers: usize,
     num_attention_heads: Option<usize>,
     #[serde(default, deserialize_with = "given")]
-    num_key_value_heads: Given<usize>,
+    num_key_value_heads: OptionalField<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
     original_max_position_embeddings: Option<u32>,
@@ -37,7 +37,7 @@ pub(super) struct Raw {
     hidden_act: Option<String>,
     hidden_activation: Option<String>,
     #[serde(default, deserialize_with = "given")]
-    sliding_window: Given<u32>,
+    sliding_window: OptionalField<u32>,
     sliding_window_pattern: Option<usize>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
@@ -46,9 +46,9 @@ pub(super) struct Raw {
     pub(super) no_rope_layer_interval: Option<usize>,
     query_pre_attn_scalar: Option<f32>,
     #[serde(default, deserialize_with = "given")]
-    attn_logit_softcapping: Given<f32>,
+    attn_logit_softcapping: OptionalField<f32>,
     #[serde(default, deserialize_with = "given")]
-    final_logit_softcapping: Given<f32>,
+    final_logit_softcapping: OptionalField<f32>,
     use_bidirectional_attention: Option<bool>,
     embedding_multiplier: Option<f32>,
     attention_multiplier: Option<f32>,
@@ -68,16 +68,16 @@ pub(super) struct Raw {
     eos_token_id: Ids,
 }
 
-/// What a file says: nothing, or something, which may be that there is none.
-type Given<T> = Option<Option<T>>;
+/// An optional field that distinguishes a missing value (outer `None`) from `null` (inner `None`).
+type OptionalField<T> = Option<Option<T>>;
 
 fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
-) -> std::result::Result<Given<T>, D::Error> {
+) -> std::result::Result<OptionalField<T>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// One id, several, or none.
+/// A field with one id, several ids, or none.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(
     untagged,
@@ -100,14 +100,15 @@ impl Ids {
     }
 }
 
-/// What files of a family leave out: transformers writes everything, but reads files that do not.
-struct Usual {
+/// The defaults of a family for missing fields: transformers writes all fields, but also reads
+/// files without them.
+struct FamilyDefaults {
     vocab: Option<usize>,
     context: usize,
     heads: Option<usize>,
-    /// As many as heads if `None`.
+    /// Number of key-value heads; if `None`, the number of query heads.
     kv_heads: Option<usize>,
-    /// All features over all heads if `None`.
+    /// Features of a head; all features divided by the heads if `None`.
     head_dim: Option<usize>,
     window: Option<u32>,
     theta: f32,
@@ -115,9 +116,9 @@ struct Usual {
     tied: bool,
 }
 
-impl Usual {
+impl FamilyDefaults {
     fn of(family: &str) -> Self {
-        let llama = Usual {
+        let llama = FamilyDefaults {
             vocab: None,
             context: 2048,
             heads: None,
@@ -128,7 +129,7 @@ impl Usual {
             eps: 1e-6,
             tied: false,
         };
-        let gemma2 = Usual {
+        let gemma2 = FamilyDefaults {
             vocab: Some(256_000),
             context: 8192,
             heads: Some(8),
@@ -139,13 +140,13 @@ impl Usual {
             ..llama
         };
         match family {
-            "mistral" => Usual {
+            "mistral" => FamilyDefaults {
                 context: 131_072,
                 kv_heads: Some(8),
                 window: Some(4096),
                 ..llama
             },
-            "qwen2" | "qwen3" => Usual {
+            "qwen2" | "qwen3" => FamilyDefaults {
                 context: 32_768,
                 kv_heads: Some(32),
                 head_dim: (family == "qwen3").then_some(128),
@@ -153,18 +154,18 @@ impl Usual {
                 ..llama
             },
             "gemma2" => gemma2,
-            "gemma3_text" => Usual {
+            "gemma3_text" => FamilyDefaults {
                 vocab: Some(262_208),
                 context: 131_072,
                 theta: 1e6,
                 ..gemma2
             },
-            "phi3" => Usual {
+            "phi3" => FamilyDefaults {
                 context: 4096,
                 eps: 1e-5,
                 ..llama
             },
-            "smollm3" => Usual {
+            "smollm3" => FamilyDefaults {
                 context: 32_768,
                 heads: Some(16),
                 kv_heads: Some(4),
@@ -172,8 +173,8 @@ impl Usual {
                 tied: true,
                 ..llama
             },
-            "olmo2" => Usual { eps: 1e-5, ..llama },
-            "qwen3_moe" => Usual {
+            "olmo2" => FamilyDefaults { eps: 1e-5, ..llama },
+            "qwen3_moe" => FamilyDefaults {
                 vocab: Some(151_936),
                 context: 32_768,
                 heads: Some(32),
@@ -181,7 +182,7 @@ impl Usual {
                 window: Some(4096),
                 ..llama
             },
-            "qwen2_moe" => Usual {
+            "qwen2_moe" => FamilyDefaults {
                 vocab: Some(151_936),
                 context: 32_768,
                 heads: Some(16),
@@ -189,14 +190,14 @@ impl Usual {
                 window: Some(4096),
                 ..llama
             },
-            "olmoe" => Usual {
+            "olmoe" => FamilyDefaults {
                 vocab: Some(50_304),
                 context: 4096,
                 heads: Some(16),
                 eps: 1e-5,
                 ..llama
             },
-            "mixtral" => Usual {
+            "mixtral" => FamilyDefaults {
                 vocab: Some(32_000),
                 context: 131_072,
                 heads: Some(32),
@@ -210,7 +211,7 @@ impl Usual {
     }
 }
 
-/// Rotary positions of a model.
+/// The position embedding of a model.
 struct Positions {
     theta: f32,
     local_theta: Option<f32>,
@@ -221,7 +222,7 @@ struct Positions {
 
 impl Raw {
     pub(super) fn model(mut self, family: &str, path: &Path) -> Result<ModelConfig> {
-        let usual = Usual::of(family);
+        let usual = FamilyDefaults::of(family);
         let is_gemma = family.starts_with("gemma");
         let needed = |name: &str, size: Option<usize>| size.ok_or_else(|| damaged(path, format!("it has no {name}")));
         let vocab = needed("vocab_size", self.vocab_size.or(usual.vocab))?;
@@ -235,7 +236,7 @@ impl Raw {
             return Err(unsupported(path, what.into()));
         }
         if self.num_hidden_layers > MAX_SIZE {
-            // Before a list of them is gone through.
+            // Checked before iterating over the layers.
             let message = format!("num_hidden_layers is {}, more than {MAX_SIZE}", self.num_hidden_layers);
             return Err(damaged(path, message));
         }
@@ -320,9 +321,10 @@ impl Raw {
     }
 
     fn activation(&mut self, is_gemma: bool, path: &Path) -> Result<Activation> {
-        let (given, usual) = match is_gemma {
-            true => (self.hidden_activation.take(), "gelu_pytorch_tanh"),
-            false => (self.hidden_act.take(), "silu"),
+        let (given, usual) = if is_gemma {
+            (self.hidden_activation.take(), "gelu_pytorch_tanh")
+        } else {
+            (self.hidden_act.take(), "silu")
         };
         match given.as_deref().unwrap_or(usual) {
             "silu" => Ok(Activation::Silu),
@@ -344,7 +346,7 @@ impl Raw {
     fn attention_softcap(&self, family: &str, path: &Path) -> Result<Option<f32>> {
         match (family, self.attn_logit_softcapping) {
             ("gemma2", given) => Ok(given.unwrap_or(Some(50.0))),
-            // What transformers computes does not depend on it.
+            // In transformers, this field has no effect.
             ("gemma3_text", Some(Some(_))) => {
                 let what = "bounded scores of attention (attn_logit_softcapping)";
                 Err(unsupported(path, what.into()))
@@ -353,11 +355,11 @@ impl Raw {
         }
     }
 
-    /// The window, and the layers that see all positions nevertheless.
+    /// Returns the window, and the layers without it.
     fn all_windows(
         &self,
         family: &str,
-        usual: &Usual,
+        usual: &FamilyDefaults,
         nope_layers: LayerSet,
         path: &Path,
     ) -> Result<(Option<u32>, LayerSet)> {
@@ -365,7 +367,7 @@ impl Raw {
         let used = window.filter(|_| self.use_sliding_window == Some(true));
         match family {
             "mistral" | "mixtral" => Ok((window, LayerSet::NONE)),
-            // In all layers, if it is used.
+            // In all layers, if it is enabled.
             "qwen3_moe" => Ok((used, LayerSet::NONE)),
             "qwen2_moe" => {
                 const FIRST: usize = 28;
@@ -393,9 +395,9 @@ impl Raw {
         }
     }
 
-    /// Rotary positions, of heads of so many elements.
-    fn positions(&mut self, family: &str, usual: &Usual, head_dim: usize, path: &Path) -> Result<Positions> {
-        // Where a file has both, the older name is the one that transformers reads.
+    /// Returns the rotary position embedding for heads of `head_dim` elements.
+    fn positions(&mut self, family: &str, usual: &FamilyDefaults, head_dim: usize, path: &Path) -> Result<Positions> {
+        // If a file has both names, transformers reads the older one.
         let mut rope = self
             .rope_scaling
             .take()
@@ -427,10 +429,10 @@ impl Raw {
         let part = rope.partial_rotary_factor.or(self.partial_rotary_factor);
         let rotary_dim = match part.filter(|&part| part != 1.0) {
             None => None,
-            // As transformers rounds it.
+            // Rounded as in transformers.
             Some(part) if family == "phi3" && part > 0.0 && part < 1.0 => Some((head_dim as f64 * part) as usize),
             Some(_) => {
-                let what = "heads of which only a part is rotated (partial_rotary_factor)";
+                let what = "heads with partial rotation (partial_rotary_factor)";
                 return Err(unsupported(path, what.into()));
             }
         };

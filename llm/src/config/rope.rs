@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Configuration of rotary position embeddings.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::unsupported;
 use crate::files::damaged;
 
-/// Rotary positions, in the spelling of either generation of the format.
+/// Fields of rotary positions, with the names of both generations of the format.
 #[derive(Default, Deserialize)]
 pub(super) struct Rope {
     #[serde(alias = "type")]
@@ -24,9 +24,9 @@ pub(super) struct Rope {
     short_factor: Option<Vec<f32>>,
     long_factor: Option<Vec<f32>>,
     attention_factor: Option<f32>,
-    /// Those of the layers that see all positions, where layers differ.
+    /// Settings of the layers without a window, if layers differ.
     pub(super) full_attention: Option<Box<Rope>>,
-    /// Those of the layers with a window.
+    /// Settings of the layers with a window.
     pub(super) sliding_attention: Option<Box<Rope>>,
 }
 
@@ -37,7 +37,7 @@ impl Rope {
             factor.ok_or_else(|| damaged(path, "scaled rotary positions need a positive factor"))
         };
         match self.rope_type.as_deref() {
-            // Dynamic scaling begins behind the context, which a cache never exceeds.
+            // Dynamic scaling begins after the context, which a cache never exceeds.
             None | Some("default" | "dynamic") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
             Some("llama3") => {
@@ -69,8 +69,9 @@ impl Rope {
         }
     }
 
-    /// Factors of each pair of a head (`longrope`, which older files call `su`), of a model with so many positions;
-    /// `original` is what files have of the first training's beside these fields.
+    /// Returns factors of each pair of a head (`longrope`, called `su` in older files), for a model
+    /// with `context` positions. `original` is the context of the first training, if the file has
+    /// it outside of these fields.
     pub(super) fn longrope(&self, context: usize, original: Option<u32>, path: &Path) -> Result<Option<LongRope>> {
         if !matches!(self.rope_type.as_deref(), Some("longrope" | "su")) {
             return Ok(None);
@@ -87,17 +88,18 @@ impl Rope {
         };
         let original = original as usize;
         let factor = self.factor.unwrap_or(context as f64 / original as f64);
-        // By how much the attention of a longer context is sharpened, as the paper recommends it.
-        let usual = match factor > 1.0 {
-            true => (1.0 + factor.ln() / (original as f64).ln()).sqrt() as f32,
-            false => 1.0,
+        // The factor that sharpens the attention of a longer context, as the paper recommends.
+        let usual = if factor > 1.0 {
+            (1.0 + factor.ln() / (original as f64).ln()).sqrt() as f32
+        } else {
+            1.0
         };
         let magnitude = self.attention_factor.unwrap_or(usual);
         let found = LongRope::new(short, long, original, magnitude);
         let message = || {
             let most = LongRope::MAX_PAIRS;
             let (short, long) = (short.len(), long.len());
-            format!("longrope has {short} short and {long} long factors, and needs as many of each, {most} at most")
+            format!("longrope has {short} short and {long} long factors, expected equal numbers of at most {most}")
         };
         found.map(Some).ok_or_else(|| damaged(path, message()))
     }

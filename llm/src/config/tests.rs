@@ -1,4 +1,4 @@
-//! Configurations of every family, and those that are refused.
+//! Tests of configurations of every family, and of invalid ones.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn what_is_not_supported_is_listed() {
         ),
         (
             r#""model_type": "llama", "partial_rotary_factor": 0.5"#,
-            "only a part is rotated",
+            "heads with partial rotation",
         ),
         (
             r#""model_type": "llama", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}"#,
@@ -145,9 +145,13 @@ fn sizes_that_no_model_has_are_errors() {
         (
             "value_heads\": 1",
             "value_heads\": 3",
-            "2 heads cannot share those of 3",
+            "divisible by the 3 key-value heads, found 2",
         ),
-        ("head_dim\": 4", "head_dim\": 5", "heads of 5 elements"),
+        (
+            "head_dim\": 4",
+            "head_dim\": 5",
+            "expected an even head size for rotary positions, found 5",
+        ),
         ("embeddings\": 16", "embeddings\": 0", "max_position_embeddings is 0"),
         ("1e-5", "-1e-5", "rms_norm_eps is -0.00001"),
         ("1e-5", "1e300", "rms_norm_eps is inf"),
@@ -180,12 +184,13 @@ fn what_families_leave_out() {
         let found = (config.context, network.kv_heads, network.head_dim(), network.window);
         assert_eq!(found, (context, kv_heads, head_dim, window), "{family}");
     }
-    // What is said to be none is none.
+    // A `null` field means none.
     let none = parse("mistral", r#", "sliding_window": null, "num_key_value_heads": null"#).network;
     assert_eq!((none.window, none.kv_heads), (None, 32));
 }
 
-/// Layers that see all positions, and those without positions, of a model of some.
+/// Returns the layers without a window, the layers without a position embedding, and the window, of a model with this
+/// number of layers.
 fn layers(family: &str, count: usize, more: &str) -> (Vec<usize>, Vec<usize>, Option<u32>) {
     let text = format!(
         r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 9,
@@ -240,7 +245,7 @@ fn experts() {
         3
     );
     assert_eq!(moe("mixtral", r#", "num_local_experts": 5"#).experts, 5);
-    // Others have none, whatever they say.
+    // Other families have no experts, whatever their files contain.
     assert_eq!(
         parse("qwen3", r#", "num_experts": 8"#).expect("a model").network.moe,
         None
@@ -380,7 +385,7 @@ fn what_makes_a_family() {
         (gemma.embedding_multiplier, gemma.logit_softcap),
         (Some(8f32.sqrt()), None)
     );
-    // Both generations of the format say the same.
+    // Both generations of the format have the same meaning.
     let newer = network(
         r#""model_type": "gemma3_text", "query_pre_attn_scalar": 16, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
@@ -399,7 +404,7 @@ fn what_makes_a_family() {
     );
     let phi = parse(r#""model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}"#).expect("a model");
     assert_eq!((phi.network.rotary_dim, phi.projections), (Some(2), Projections::Fused));
-    // As files on the hub have it: the first training's context stands beside the factors.
+    // As in files on the Hub: the context of the first training is outside of the factors' object.
     let long = network(
         r#""model_type": "phi3", "max_position_embeddings": 64, "original_max_position_embeddings": 8,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}"#,
@@ -408,7 +413,7 @@ fn what_makes_a_family() {
     assert_eq!(long.longrope, LongRope::new(&[1.0, 2.0], &[4.0, 8.0], 8, magnitude));
 }
 
-/// A file of the whole model has its text part inside, whose sizes may be left out.
+/// The configuration of a multimodal model may omit sizes of its text part.
 #[test]
 fn a_text_part_is_read() {
     let text = r#"{"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152}, "text_config": {

@@ -1,4 +1,4 @@
-//! What `config.json` says of an encoder, and what sentence-transformers adds to it.
+//! Encoder configurations, read from `config.json` and the files of sentence-transformers.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use super::{EncoderConfig, Pooling};
 use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
 
-/// Families of encoders that are known, by the `model_type` of their configurations.
+/// Supported families of encoders, by the `model_type` of their configurations.
 pub const FAMILIES: &[&str] = &["bert", "roberta", "xlm-roberta", "camembert", "distilbert"];
 
-/// Fields of `config.json`. DistilBERT has names of its own.
+/// Fields of `config.json`. DistilBERT has different names.
 #[derive(Deserialize)]
 struct Raw {
     vocab_size: usize,
@@ -51,7 +51,8 @@ fn usual_eps() -> f32 {
 }
 
 impl EncoderConfig {
-    /// Reads the metadata of a GGUF file of the architecture `bert`; or `config.json` of a folder, and where there are such files what sentence-transformers does with the encoder's rows:
+    /// Reads the metadata of a GGUF file of the architecture `bert`, or `config.json` of a folder.
+    /// Files of sentence-transformers in the folder define the use of the encoder's rows:
     /// `modules.json`, `sentence_bert_config.json`, and the pooling module's `config.json`.
     ///
     /// # Errors
@@ -77,7 +78,8 @@ impl EncoderConfig {
         Ok(config)
     }
 
-    /// Reads the metadata of a GGUF file. Vectors get the length 1, as files do not contain this.
+    /// Reads the metadata of a GGUF file. Vectors are normalized to length 1, because files do not contain this
+    /// setting.
     ///
     /// # Errors
     /// [`Error::File`]: no encoder; missing keys; a pooling or a size that is not supported.
@@ -94,7 +96,7 @@ impl EncoderConfig {
         Ok(config)
     }
 
-    /// Reads the text of a `config.json`; `path` is what errors call it.
+    /// Parses the text of a `config.json`; `path` appears in errors.
     ///
     /// # Errors
     /// As [`EncoderConfig::open`].
@@ -122,14 +124,16 @@ impl EncoderConfig {
         let network = BertConfig {
             vocab: raw.vocab_size,
             positions: raw.max_position_embeddings,
-            first_position: match family.ends_with("roberta") || family == "camembert" {
-                // Positions begin behind that of the padding token.
-                true => raw.pad_token_id.unwrap_or(1).saturating_add(1),
-                false => 0,
+            first_position: if family.ends_with("roberta") || family == "camembert" {
+                // Positions begin after that of the padding token.
+                raw.pad_token_id.unwrap_or(1).saturating_add(1)
+            } else {
+                0
             },
-            token_types: match is_distilled {
-                true => 0,
-                false => raw.type_vocab_size.unwrap_or(2),
+            token_types: if is_distilled {
+                0
+            } else {
+                raw.type_vocab_size.unwrap_or(2)
             },
             dim: raw.hidden_size,
             layers: raw.num_hidden_layers,
@@ -148,7 +152,8 @@ impl EncoderConfig {
         })
     }
 
-    /// Which modules come behind the encoder. Without a list of them, rows are averaged and the result is normalized.
+    /// Reads the modules that follow the encoder. Without a list of them, rows are averaged and the
+    /// result is normalized.
     fn read_modules(&mut self, folder: &Path) -> Result<()> {
         #[derive(Deserialize)]
         struct Module {
@@ -168,7 +173,7 @@ impl EncoderConfig {
                 "Transformer" => {}
                 "Pooling" => {
                     let beside = Path::new(&module.path);
-                    // A list of modules is no reason to open any file of the machine.
+                    // Names in the list of modules must not lead to files outside of the folder.
                     if beside.file_name() != Some(beside.as_os_str()) {
                         let message = format!("it names '{}', which is in another folder", module.path);
                         return Err(damaged(&path, message));
@@ -177,17 +182,17 @@ impl EncoderConfig {
                     self.pooling = pooling(&read_text(&path)?, &path)?;
                 }
                 "Normalize" => self.normalize = true,
-                other => return Err(unsupported(&path, format!("a module '{other}' behind the encoder"))),
+                other => return Err(unsupported(&path, format!("a module '{other}' after the encoder"))),
             }
         }
         Ok(())
     }
 }
 
-/// The pooling of a module's configuration: the only one that is switched on.
+/// Returns the only enabled pooling of a module's configuration.
 fn pooling(text: &str, path: &Path) -> Result<Pooling> {
     let json: Value = serde_json::from_str(text).map_err(|e| damaged(path, e))?;
-    let fields = json.as_object().ok_or_else(|| damaged(path, "it is no object"))?;
+    let fields = json.as_object().ok_or_else(|| damaged(path, "it is not an object"))?;
     let on: Vec<&str> = fields
         .iter()
         .filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true))
@@ -196,7 +201,7 @@ fn pooling(text: &str, path: &Path) -> Result<Pooling> {
     match *on {
         ["mean_tokens"] => Ok(Pooling::Mean),
         ["cls_token"] => Ok(Pooling::Cls),
-        [] => Err(damaged(path, "no pooling is switched on")),
+        [] => Err(damaged(path, "no pooling is enabled")),
         _ => Err(unsupported(path, format!("a pooling by {}", on.join(" and ")))),
     }
 }
@@ -212,8 +217,9 @@ fn unsupported(path: &Path, what: String) -> Error {
     )
 }
 
-/// The name of a tensor among the parameters of [`BertConfig::build`]; `None` for what embeddings do not need: heads for other
-/// tasks, and tables that follow from the configuration.
+/// Returns the name of a tensor among the parameters of [`BertConfig::build`]; `None` for tensors
+/// that embeddings do not need: heads for other tasks, and tables that follow from the
+/// configuration.
 pub(super) fn parameter_name(name: &str, is_distilled: bool) -> Option<String> {
     const TASKS: [&str; 6] = ["pooler.", "cls.", "lm_head.", "classifier.", "vocab_", "qa_outputs."];
     let name = ["bert.", "roberta.", "distilbert."]
@@ -270,7 +276,7 @@ mod tests {
                 "16, \"position_embedding_type\": \"relative_key\",",
                 "positions of the type 'relative_key'",
             ),
-            ("heads\": 2", "heads\": 3", "no multiple of heads = 3"),
+            ("heads\": 2", "heads\": 3", "not a multiple of heads = 3"),
             ("vocab_size\": 10", "vocab_size\": 0", "vocab is 0"),
             ("\"vocab_size\": 10,", "", "vocab_size"),
             ("embeddings\": 16", "embeddings\": 0", "of 0 positions"),
@@ -305,7 +311,7 @@ mod tests {
         let error = of(&on("lasttoken")).expect_err("unknown").to_string();
         assert!(error.contains("a pooling by lasttoken"), "{error}");
         let error = of("").expect_err("none").to_string();
-        assert!(error.contains("no pooling is switched on"), "{error}");
+        assert!(error.contains("no pooling is enabled"), "{error}");
     }
 
     #[test]

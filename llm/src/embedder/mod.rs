@@ -1,4 +1,5 @@
-//! Embeddings of texts by encoders of the BERT family: vectors whose directions are closer the more two texts have in common.
+//! Embeddings of texts by encoders of the BERT family: vectors whose directions are closer the more
+//! similar two texts are.
 
 mod config;
 
@@ -12,34 +13,34 @@ use meganeura_nn::models::{ATTENTION_MASK, BertConfig, POOLING_WEIGHTS, TOKENS};
 
 use crate::checkpoint::Checkpoint;
 use crate::gguf::{self, Gguf};
-use crate::plans::{Joined, Plans, StepShape};
+use crate::plans::{Plans, SharedSession, StepShape};
 pub use crate::pooling::Pooling;
 use crate::tokenizer::Tokenizer;
 pub use config::FAMILIES;
 
-/// Rows of the smallest step; others have twice as many as the one before.
+/// Number of rows per text of the smallest step; each larger step has twice the rows.
 const MIN_ROWS: usize = 16;
-/// Texts of a step on a device whose launches take long beside a text, as GPUs' do.
+/// Texts of a step on a device with slow launches, such as a GPU.
 const TEXTS: usize = 8;
 
-/// An encoder and what becomes of its rows.
+/// An encoder and the pooling of its rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
     /// The network.
     pub network: BertConfig,
-    /// Tokens of a text at most, those that mark its beginning and end included.
+    /// Maximum tokens of a text, including those that mark its beginning and end.
     pub max_tokens: usize,
-    /// How rows become one vector.
+    /// Pooling of rows into one vector.
     pub pooling: Pooling,
-    /// Whether vectors have the length 1.
+    /// True if vectors are normalized to length 1.
     pub normalize: bool,
-    /// Whether tensors have DistilBERT's names.
+    /// True if tensors have DistilBERT's names.
     is_distilled: bool,
 }
 
 impl EncoderConfig {
-    /// Returns whether a folder or a GGUF file contains an encoder of a supported [family](FAMILIES). Files that cannot be read
-    /// contain none.
+    /// Returns true if a folder or a GGUF file contains an encoder of a supported
+    /// [family](FAMILIES). Files that cannot be read contain none.
     pub fn is_one(folder: &Path) -> bool {
         if gguf::is_one(folder) {
             return Gguf::open_part(folder).is_ok_and(|file| file.is_encoder());
@@ -52,22 +53,23 @@ impl EncoderConfig {
     }
 }
 
-/// Choices of [`Embedder::open`].
+/// Options of [`Embedder::open`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EmbedderOptions {
     /// Device selector; overrides environment and configuration file.
     pub device: Option<String>,
-    /// Another pooling than the model's.
+    /// Pooling instead of the model's.
     pub pooling: Option<Pooling>,
-    /// Whether vectors have the length 1; as the model says if `None`.
+    /// True if vectors are normalized to length 1; the model's setting if `None`.
     pub normalize: Option<bool>,
-    /// Whether texts of more tokens than the model takes lose those in the middle, instead of being refused.
+    /// True if tokens in the middle of too long texts are removed; otherwise such texts are
+    /// refused.
     pub truncate: bool,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
 }
 
-/// A step: so many texts of so many tokens each, with padding.
+/// A step of `texts` texts with `rows` tokens each, including padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Batch {
     texts: usize,
@@ -90,7 +92,7 @@ impl StepShape for Batch {
     }
 }
 
-/// Makes tokens of texts as an [`Embedder`] takes them.
+/// A tokenizer for the texts of an [`Embedder`].
 #[derive(Clone, Debug)]
 pub struct TextEncoder {
     tokenizer: Tokenizer,
@@ -99,27 +101,38 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// The tokens of a text with those that mark its beginning and end, at most as many as the model takes.
+    /// Returns the tokens of a text, including those that mark its beginning and end, at most the
+    /// model's maximum.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`]: a text of more tokens, if such are not truncated; what the tokenizer says.
+    /// [`Error::InvalidUse`]: a text of more tokens, if truncation is disabled; errors of the
+    /// tokenizer.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
+        let most = self.max_tokens;
+        let too_long = |found: &str| {
+            Error::misuse(
+                format!("expected texts of at most {most} tokens, found {found}"),
+                "shorten the text, embed its parts, or have long texts truncated",
+            )
+        };
+        let text = match self.tokenizer.end_of_excess(text, most)? {
+            None => text,
+            Some(end) if self.truncate => &text[..end],
+            Some(_) => return Err(too_long("more")),
+        };
         let mut tokens = self.tokenizer.encode(text)?;
-        let (count, most) = (tokens.len(), self.max_tokens);
+        let count = tokens.len();
         if count > most {
             if !self.truncate {
-                return Err(Error::misuse(
-                    format!("the text has {count} tokens, and the model takes {most}"),
-                    "shorten it, embed its parts, or have long texts truncated",
-                ));
+                return Err(too_long(&count.to_string()));
             }
-            // The mark of the end stays.
+            // The token that marks the end stays.
             tokens.drain(most.saturating_sub(1)..count - 1);
         }
         Ok(tokens)
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -144,9 +157,9 @@ pub struct Embedder {
     checkpoint: Checkpoint,
     plans: Plans<Batch>,
     selector: String,
-    /// Texts of a step.
+    /// Texts per step.
     texts: usize,
-    active: Option<Joined<Batch>>,
+    active: Option<SharedSession<Batch>>,
 }
 
 impl Embedder {
@@ -154,8 +167,8 @@ impl Embedder {
     /// sentence-transformers ([`EncoderConfig::open`]).
     ///
     /// # Errors
-    /// What [`EncoderConfig::open`], [`Checkpoint::open`] and [`Tokenizer::open`] find; a device that cannot be selected; weights
-    /// or a tokenizer of another model.
+    /// The errors of [`EncoderConfig::open`], [`Checkpoint::open`] and [`Tokenizer::open`]; a
+    /// device that cannot be selected; weights or a tokenizer of another model.
     pub fn open(folder: &Path, options: EmbedderOptions) -> Result<Self> {
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
@@ -169,7 +182,8 @@ impl Embedder {
         Ok(embedder)
     }
 
-    /// An embedder on a device that is open already; the options' device is not looked at. It makes steps of one text.
+    /// Opens an embedder on a device that is already open; the options' device is ignored. Its
+    /// steps have one text.
     ///
     /// # Errors
     /// As [`Embedder::open`].
@@ -201,7 +215,8 @@ impl Embedder {
         })
     }
 
-    /// Sets the number of texts of a step, at least one. More take less time each on devices whose launches take long beside a text.
+    /// Sets the number of texts per step, at least one. Larger steps take less time per text on
+    /// devices with slow launches.
     #[must_use]
     pub fn texts_per_step(mut self, texts: usize) -> Self {
         self.texts = texts.max(1);
@@ -209,27 +224,27 @@ impl Embedder {
         self
     }
 
-    /// The encoder.
+    /// Returns the encoder.
     pub fn config(&self) -> &EncoderConfig {
         &self.config
     }
 
-    /// What makes tokens of its texts.
+    /// Returns the tokenizer of its texts.
     pub fn text_encoder(&self) -> &TextEncoder {
         &self.texts_to_tokens
     }
 
-    /// The string that selects its device.
+    /// Returns the string that selects its device.
     pub fn device(&self) -> &str {
         &self.selector
     }
 
-    /// Numbers of an embedding.
+    /// Returns the number of components of an embedding.
     pub fn dim(&self) -> usize {
         self.config.network.dim
     }
 
-    /// The embeddings of texts, `dim` numbers each.
+    /// Computes the embeddings of texts, `dim` numbers each.
     ///
     /// # Errors
     /// As [`TextEncoder::tokens`] and [`Embedder::embed_tokens`].
@@ -242,17 +257,19 @@ impl Embedder {
         self.embed_tokens(&tokens)
     }
 
-    /// The embeddings of texts that are tokens already. Texts of about the same length share a step, whatever their order.
+    /// Computes the embeddings of tokenized texts. Texts of about the same length share a step, regardless of the order
+    /// of the texts.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`]: a text without tokens, of too many, or with one that the model does not have; a step that fails.
+    /// [`Error::InvalidUse`]: a text without tokens, with too many tokens, or with one that the
+    /// model does not have; a step that fails.
     pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
         let (most, vocab) = (self.config.max_tokens, self.config.network.vocab);
         for tokens in texts {
             if tokens.is_empty() || tokens.len() > most {
                 return Err(Error::misuse(
                     format!("a text of {} tokens", tokens.len()),
-                    format!("the model takes from 1 to {most}"),
+                    format!("expected 1 to {most} tokens"),
                 ));
             }
             if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
@@ -276,7 +293,7 @@ impl Embedder {
         Ok(found)
     }
 
-    /// Makes the session with steps of all lengths, so that no text has to wait for one.
+    /// Creates the session with steps of all lengths in advance, so that no text has to wait for a new session.
     ///
     /// # Errors
     /// A plan that cannot be made, or a device without the memory.
@@ -288,7 +305,7 @@ impl Embedder {
         self.need(&shapes)
     }
 
-    /// The step for texts of so many tokens.
+    /// Returns the step for texts of this number of tokens.
     fn batch(&self, tokens: usize) -> Batch {
         let rows = tokens.next_power_of_two().max(MIN_ROWS).min(self.config.max_tokens);
         Batch {
@@ -297,7 +314,7 @@ impl Embedder {
         }
     }
 
-    /// Sees to it that the session makes steps of these shapes.
+    /// Ensures that the session has steps of these shapes.
     fn need(&mut self, shapes: &[Batch]) -> Result<()> {
         let mut all: Vec<Batch> = self.active.iter().flat_map(|a| &a.steps).map(|s| s.shape).collect();
         let known = all.len();
@@ -307,7 +324,7 @@ impl Embedder {
             }
         }
         if all.len() > known {
-            // It is gone before the other one takes its memory.
+            // The old session is dropped before the new one allocates its memory.
             self.active = None;
             let mut joined = self.plans.session(&self.config.network, &all)?;
             self.checkpoint.load_into(&mut joined.session)?;
@@ -316,7 +333,7 @@ impl Embedder {
         Ok(())
     }
 
-    /// One step: the sums of the rows of each text.
+    /// Runs one step; returns the sums of the rows of each text.
     fn step(&mut self, texts: &[&[u32]], longest: usize) -> Result<Vec<f32>> {
         let shape = self.batch(longest);
         let Batch { texts: room, rows } = shape;
@@ -333,7 +350,7 @@ impl Embedder {
             }
         }
         self.need(&[shape])?;
-        let Some(Joined { session, steps }) = &mut self.active else {
+        let Some(SharedSession { session, steps }) = &mut self.active else {
             return Err(Error::misuse("there is no session", ""));
         };
         let step = steps.iter().find(|step| step.shape == shape);
@@ -345,9 +362,9 @@ impl Embedder {
         step.read(session, 0, texts.len() * self.config.network.dim)
     }
 
-    /// A vector as it is given away.
+    /// Returns a vector normalized to length 1, if the configuration requires it.
     fn finished(&self, vector: &[f32]) -> Vec<f32> {
-        /// Below this, as in PyTorch's `normalize`, a vector keeps its direction only.
+        /// Minimum divisor, as in PyTorch's `normalize`: shorter vectors do not reach the length 1.
         const SMALLEST: f64 = 1e-12;
         if !self.config.normalize {
             return vector.to_vec();
@@ -362,7 +379,7 @@ impl Embedder {
     }
 }
 
-/// The weights under the names of parameters, if they are those of the encoder.
+/// Renames the weights to the names of parameters, and checks that they are those of the encoder.
 ///
 /// # Errors
 /// As [`Checkpoint::check_model`].

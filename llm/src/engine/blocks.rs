@@ -1,45 +1,47 @@
-//! The blocks of a paged key-value cache: who has which, and what they hold that others may want.
+//! The blocks of a paged key-value cache: their users and their contents, which other sequences may
+//! reuse.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// A full block by what it holds: the block before it, by its identity, and its own tokens.
+/// The content of a full block: the identity of the previous block, and its own tokens.
 type Content = (Identity, Box<[u32]>);
 
-/// Stands for a sequence of full blocks of tokens; none is given twice.
+/// Identity of a prefix that consists of full blocks; each prefix of tokens (and adapter) has a unique one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity(u64);
 
 impl Identity {
-    /// Identity of no block: the beginning of sequences that use the model without adapters.
+    /// Identity of the empty prefix, for sequences that use the model without adapters.
     pub(super) const START: Identity = Identity(0);
 
-    /// The beginning of sequences that use an adapter, by its index: their keys and values differ from the model's own.
+    /// Returns the identity of the empty prefix for sequences that use the adapter with this index: the adapter changes
+    /// their keys and values.
     pub(super) fn start(adapter: Option<usize>) -> Self {
         adapter.map_or(Identity::START, |adapter| Identity(u64::MAX - adapter as u64))
     }
 }
 
-/// What is known of a block.
+/// The state of a block.
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// Sequences that use it.
+    /// Number of sequences that use it.
     users: usize,
-    /// What it holds, if others may find it.
+    /// Content of the block, if other sequences may find it.
     content: Option<Content>,
-    /// When its last user left, in calls of [`BlockPool::release`].
+    /// Time when the last user released the block, counted in calls of [`BlockPool::release`].
     left: u64,
 }
 
-/// All blocks of a cache. A block that nobody uses keeps what it holds until another one is needed: the one that was left
-/// longest ago goes first.
+/// All blocks of a cache. An unused block keeps its content until it is evicted: the least recently
+/// used block is evicted first.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     blocks: Vec<Block>,
-    /// Blocks that hold nothing.
+    /// Blocks without content.
     free: Vec<usize>,
-    /// Where full blocks are, and who they are.
+    /// Reusable full blocks by their content: the index of the block, and the identity of the prefix that ends with it.
     known: HashMap<Content, (usize, Identity)>,
-    /// Blocks that nobody uses, but that may be wanted again, by when they were left.
+    /// Unused blocks with reusable content, by the time when they were released.
     unused: BTreeMap<u64, usize>,
     next_identity: u64,
     clock: u64,
@@ -57,17 +59,17 @@ impl BlockPool {
         }
     }
 
-    /// Blocks that somebody uses.
+    /// Returns the number of blocks in use.
     pub(super) fn used(&self) -> usize {
         self.blocks.len() - self.free.len() - self.unused.len()
     }
 
-    /// Blocks that can be had.
+    /// Returns the number of available blocks.
     pub(super) fn available(&self) -> usize {
         self.free.len() + self.unused.len()
     }
 
-    /// A block to write, for one user; `None` if all are in use.
+    /// Takes a block for writing, for one user; `None` if all are in use.
     pub(super) fn take(&mut self) -> Option<usize> {
         let block = match self.free.pop() {
             Some(block) => block,
@@ -83,7 +85,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// A block that holds these tokens behind others, for one more user.
+    /// Finds a block that contains these tokens after the prefix `before`, and adds a user.
     pub(super) fn find(&mut self, before: Identity, tokens: &[u32]) -> Option<(usize, Identity)> {
         // The map's key owns its tokens.
         let &(block, identity) = self.known.get(&(before, tokens.into()))?;
@@ -95,8 +97,8 @@ impl BlockPool {
         Some((block, identity))
     }
 
-    /// Lets others find a block that is full of these tokens behind others. If there is such a block already, this one stays
-    /// its user's own.
+    /// Makes a block that is full of these tokens available to other sequences. If such a block
+    /// already exists, this one stays private to its user.
     pub(super) fn publish(&mut self, block: usize, before: Identity, tokens: &[u32]) -> Identity {
         let content: Content = (before, tokens.into());
         if let Some(&(_, identity)) = self.known.get(&content) {
@@ -109,9 +111,10 @@ impl BlockPool {
         identity
     }
 
-    /// One user less for each of the blocks of a sequence.
+    /// Removes one user of each block of a sequence.
     pub(super) fn release(&mut self, blocks: &[usize]) {
-        // A beginning is wanted more often than what follows it, and is of no use without: the end goes first.
+        // Blocks are released from the end of the sequence, so that its last blocks are evicted first: a prefix is
+        // reused more often than its continuation.
         for &block in blocks.iter().rev() {
             let entry = &mut self.blocks[block];
             entry.users -= 1;
@@ -141,7 +144,7 @@ mod tests {
         let first = pool.publish(a, Identity::START, &[1, 2]);
         let second = pool.publish(b, first, &[3, 4]);
         assert_ne!(first, second);
-        // The same tokens elsewhere are another block.
+        // The same tokens after other blocks are another block.
         assert_eq!(pool.find(Identity::START, &[3, 4]), None);
         assert_eq!(pool.find(first, &[3, 4]), Some((b, second)));
         pool.release(&[b]);
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!((pool.used(), pool.available()), (0, 3));
         assert_eq!(pool.find(Identity::START, &[1, 2]), Some((a, first)));
         pool.release(&[a]);
-        // The free one first, then what was left longest ago.
+        // First the free block, then the least recently used ones.
         let taken: Vec<usize> = std::iter::from_fn(|| pool.take()).collect();
         assert_eq!(taken.len(), 3);
         assert_eq!(taken[1..], [b, a]);

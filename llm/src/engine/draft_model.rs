@@ -1,8 +1,8 @@
 //! A smaller model that guesses the next tokens (speculative decoding; Leviathan, Kalman and Matias, 2023).
 //!
-//! It caches the keys and values of the same tokens in blocks of the same numbers, so that it needs no bookkeeping of its own. Its
-//! tokens are chosen with the random numbers that the model's will be chosen with: where both models find a token about
-//! equally likely, both choose it, at any temperature. Which tokens a text has is up to the model alone.
+//! Its KV cache uses the same block indices for the same tokens as the model's cache, so that it needs no separate
+//! bookkeeping. Its tokens are chosen with the same random numbers as the model's: if both models assign about the same
+//! probabilities, both choose the same token, at any temperature. Only the model determines the tokens of a text.
 
 use meganeura_core::{Error, Result};
 use meganeura_nn::models::PagedCache;
@@ -16,21 +16,21 @@ use crate::config::ModelConfig;
 use crate::plans::Plans;
 use crate::sampling::{Sampler, Seeds};
 
-/// A model that guesses.
+/// A draft model: it guesses tokens that the engine's model then verifies.
 pub(super) struct DraftModel {
     model: Model,
-    /// Tokens of a step at most.
+    /// Maximum tokens of a step.
     step_tokens: usize,
 }
 
-/// Whether a model can guess tokens for another one.
+/// Checks that a model can draft tokens for another one.
 pub(super) fn check(draft: &ModelConfig, model: &ModelConfig, context: usize, options: &EngineOptions) -> Result<()> {
     let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
     let [own, vocab] = [draft, model].map(|config| config.network.vocab);
     if own != vocab {
         return refuse(
-            format!("the draft model has {own} tokens, and the model {vocab}"),
-            "give a draft model with the vocabulary of the model, such as a smaller one of its family",
+            format!("the draft model has a vocabulary of {own} tokens, expected {vocab}"),
+            "use a draft model with the same vocabulary, such as a smaller model of the same family",
         );
     }
     if draft.context < context {
@@ -39,24 +39,24 @@ pub(super) fn check(draft: &ModelConfig, model: &ModelConfig, context: usize, op
                 "the draft model has {} positions, but sequences have up to {context} tokens",
                 draft.context
             ),
-            "ask for a shorter context",
+            "use a shorter context",
         );
     }
     if options.draft_tokens == 0 {
         return refuse(
-            "a draft model, and no draft tokens that it could guess".into(),
-            "ask for some, such as 4",
+            "expected at least 1 draft token with a draft model, found 0".into(),
+            "set the number of draft tokens, such as 4",
         );
     }
     Ok(())
 }
 
-/// Guesses for one sequence.
+/// Draft tokens of one sequence.
 struct Guesses {
-    /// Number of the part of the step.
+    /// Index among the parts of the step.
     part: usize,
     tokens: Vec<u32>,
-    /// What chooses where the device does not draw.
+    /// Sampler for tokens that the device does not draw.
     sampler: Sampler,
 }
 
@@ -69,19 +69,19 @@ impl DraftModel {
         cache: PagedCache,
     ) -> Result<Self> {
         Ok(DraftModel {
-            // It is asked for one token of each sequence at a time.
+            // The draft model computes the logits of one token of each sequence at a time.
             model: Model::new(plans, config, checkpoint, options, 0, cache)?,
-            step_tokens: options.step_tokens,
+            step_tokens: options.max_step_tokens(),
         })
     }
 
-    /// Computes the rows of parts, and guesses tokens behind those that have room for some.
+    /// Computes the rows of parts, and drafts tokens for parts with room for draft tokens.
     ///
     /// # Errors
-    /// What the session finds.
+    /// The errors of the session.
     pub(super) fn draft(&mut self, running: &mut [Sequence], parts: &mut [Part]) -> Result<()> {
         for sequence in running.iter_mut() {
-            // A step that failed after its drafts has left rows of tokens that nobody took.
+            // After a step that failed, the cache contains rows of draft tokens that were not accepted.
             sequence.computed_by_draft = sequence.computed_by_draft.min(sequence.computed);
         }
         let mut guesses = self.read(running, parts)?;
@@ -112,7 +112,8 @@ impl DraftModel {
         }
     }
 
-    /// Computes what is not cached yet up to the last row of each part, in steps that are not too long; and begins with guesses.
+    /// Computes everything that is not cached yet up to the last row of each part, in steps of
+    /// limited length, and chooses the first draft tokens.
     fn read(&mut self, running: &mut [Sequence], parts: &mut [Part]) -> Result<Vec<Guesses>> {
         let mut all = Vec::new();
         let mut next = 0;
@@ -160,8 +161,8 @@ impl DraftModel {
         Ok(all)
     }
 
-    /// Chooses a token more of each guess, by the outputs of as many rows, and notes it in the parts. Guesses end where none can be
-    /// chosen.
+    /// Chooses one more token of each draft from the outputs of its row, and adds it to the parts.
+    /// Drafts end if no token can be chosen.
     fn choose(&self, outputs: &mut Outputs, guesses: &mut Vec<Guesses>, running: &[Sequence], parts: &mut [Part]) {
         let mut rows = outputs.logits.chunks_exact_mut(self.model.vocab());
         let mut drawn = outputs.drawn.as_chunks().0.iter();
@@ -183,7 +184,8 @@ impl DraftModel {
     }
 }
 
-/// What the device draws a guess with, behind so many others: where the model's token is chosen otherwise, the most likely one.
+/// Returns the temperature and seeds for drawing a draft token on the device, after this number of earlier draft
+/// tokens. If the device does not draw the sequence's tokens, the temperature is 0: the most likely token is drafted.
 fn draws(sequence: &Sequence, behind: usize) -> Option<(f32, Seeds)> {
     let (temperature, mut seeds) = sequence
         .device_draws()

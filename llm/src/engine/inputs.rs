@@ -1,4 +1,4 @@
-//! The rows of a step, and what a session is fed with for them.
+//! Rows of a step, and the session inputs for these rows.
 
 use meganeura_core::Graph;
 use meganeura_nn::models::{LlamaConfig, PagedCache};
@@ -8,16 +8,17 @@ use super::options::EngineOptions;
 use crate::plans::{StepShape, decoding_file};
 use crate::sampling::Seeds;
 
-/// Rows of a block.
+/// Number of rows (tokens) of a block.
 pub(super) const BLOCK_ROWS: usize = 16;
 
-/// A step that reads so many tokens.
+/// Shape of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Rows {
+    /// Number of tokens that the step reads.
     pub(super) rows: usize,
-    /// Rows that there are logits of.
+    /// Number of rows with logits.
     pub(super) logits: usize,
-    /// Whether tokens are drawn, too.
+    /// True if the step also samples tokens.
     pub(super) draws: bool,
     pub(super) cache: PagedCache,
 }
@@ -49,39 +50,40 @@ impl StepShape for Rows {
             draws,
             cache,
         } = *self;
-        match draws {
-            false => network.paged_graph(rows, cache, logits),
-            true => network.paged_sampling_graph(rows, cache, logits),
+        if !draws {
+            network.paged_graph(rows, cache, logits)
+        } else {
+            network.paged_sampling_graph(rows, cache, logits)
         }
     }
 }
 
 impl Rows {
-    /// Whether there are logits of every row, so that they need not be asked for.
+    /// Returns true if every row has logits, so that no rows are selected.
     pub(super) fn has_all_logits(&self) -> bool {
         self.logits == self.rows
     }
 }
 
-/// Rows of one sequence in a step.
+/// The rows of one sequence in a step: some of its tokens, and draft tokens.
 pub(super) struct Part {
     pub(super) id: SequenceId,
-    /// Its place among those that run.
+    /// Index of the sequence among the running ones.
     pub(super) sequence: usize,
-    /// Its own tokens, behind those that are computed.
+    /// Number of tokens of the sequence to compute.
     pub(super) rows: usize,
-    /// Most draft tokens behind them.
+    /// Maximum number of draft tokens after them.
     pub(super) room: usize,
-    /// Tokens behind those that the sequence has, to be checked.
+    /// Draft tokens to verify, after the tokens of the sequence.
     pub(super) draft: Vec<u32>,
-    /// Whether the last token of the sequence is among the rows, so that there is a next one to choose.
+    /// True if the rows include the last token of the sequence, so that the step yields a next token.
     pub(super) is_read: bool,
     /// Set if the log-probabilities of the prompt need the logits of all rows.
     pub(super) is_scored: bool,
 }
 
 impl Part {
-    /// Rows whose logits are asked for.
+    /// Returns the number of rows whose logits are needed.
     pub(super) fn logits(&self) -> usize {
         if self.is_scored {
             self.rows + self.draft.len()
@@ -93,17 +95,17 @@ impl Part {
     }
 }
 
-/// Neighbouring tokens of one sequence, as a model reads them.
+/// Consecutive tokens of one sequence that a model computes in a step.
 pub(super) struct Span<'a> {
-    /// Position of the first one.
+    /// Position of the first token.
     pub(super) start: usize,
-    /// Tokens, those of the sequence and then draft tokens.
+    /// Tokens of the sequence, and then draft tokens.
     pub(super) tokens: [&'a [u32]; 2],
     /// Blocks of the sequence.
     pub(super) blocks: &'a [usize],
-    /// How many of the last ones are asked for.
+    /// Number of last tokens whose logits are needed.
     pub(super) asked: usize,
-    /// What the device draws tokens with for these, if it does.
+    /// Temperature and seeds, if the device samples the next tokens.
     pub(super) draws: Option<(f32, Seeds)>,
     /// Factors of the columns of the adapters, `[rank]`; empty without adapters.
     pub(super) adapter_scales: &'a [f32],
@@ -122,9 +124,9 @@ pub(super) struct Inputs {
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
     pub(super) table: Vec<u32>,
-    /// Rows whose logits are asked for.
+    /// Indices of the rows whose logits are needed.
     pub(super) chosen: Vec<u32>,
-    /// What the device draws tokens with: of each row that there are logits of.
+    /// Temperature of each row with logits, for sampling on the device. `seeds` has two words for each.
     pub(super) temperatures: Vec<f32>,
     pub(super) seeds: Vec<u32>,
     /// Factors of the columns of the adapters, `[rows, rank]`.
@@ -161,9 +163,10 @@ impl Inputs {
         let end = self.tokens.len();
         let rows = end - span.asked..end;
         if let Some((temperature, seeds)) = &span.draws {
-            let first = match self.shape.has_all_logits() {
-                true => rows.start,
-                false => self.chosen.len(),
+            let first = if self.shape.has_all_logits() {
+                rows.start
+            } else {
+                self.chosen.len()
             };
             let to = self.temperatures[first..].iter_mut();
             let to = to.zip(self.seeds[2 * first..].as_chunks_mut().0);
@@ -182,25 +185,50 @@ impl Inputs {
         self.positions.resize(rows, 0);
         let nowhere = self.shape.cache.blocks * self.shape.cache.block_rows;
         self.slots.resize(rows, nowhere as u32);
-        self.table.resize(rows * self.shape.cache.table_len, 0);
+        // Padding rows read the first key of the last sequence, so that they do not divide its tile of queries.
+        let table_len = self.shape.cache.table_len;
+        let last = self.table.len().saturating_sub(table_len)..self.table.len();
+        while self.table.len() < rows * table_len {
+            if last.is_empty() {
+                self.table.resize(rows * table_len, 0);
+            } else {
+                self.table.extend_from_within(last.clone());
+            }
+        }
         self.chosen.resize(self.shape.logits, 0);
     }
 }
 
-/// Maximum number of rows of a step whose logits are computed: one for each sequence and each of its draft tokens.
+/// Returns the maximum number of rows of a step with logits: one for each sequence, and one for each of its draft
+/// tokens.
 pub(super) fn logits_rows(options: &EngineOptions, draft_tokens: usize) -> usize {
     let of_sequence = draft_tokens.saturating_add(1);
-    options.sequences.saturating_mul(of_sequence).min(options.step_tokens)
+    options
+        .sequences
+        .saturating_mul(of_sequence)
+        .min(options.max_step_tokens())
 }
 
-/// The steps that a model makes with so many draft tokens of each sequence: some of few tokens, so that few sequences are not
-/// slower than they have to be, and the largest.
+/// Returns the step sizes of a model with `draft_tokens` draft tokens for each sequence: powers of two up to the [rows
+/// with logits](logits_rows), so that few sequences are not slower than necessary; a few sizes for short prompts; and
+/// the largest one.
 pub(super) fn shapes(options: &EngineOptions, draft_tokens: usize, cache: PagedCache, draws: bool) -> Vec<Rows> {
-    let most = options.step_tokens;
+    /// Smallest size for prompts, and the ratio of one size to the next.
+    const FIRST: usize = 32;
+    const RATIO: usize = 4;
+    let most = options.max_step_tokens();
     let asked = logits_rows(options, draft_tokens);
     let powers = (0..).map(|power| 1usize << power).take_while(|&rows| rows < asked);
     let mut rows: Vec<usize> = powers.collect();
-    rows.extend([asked, most]);
+    rows.push(asked);
+    let of_prompts = std::iter::successors(Some(FIRST), |&size| Some(size * RATIO));
+    // Sizes that are close to the next one are left out to save memory.
+    rows.extend(
+        of_prompts
+            .take_while(|&size| size <= most / RATIO)
+            .filter(|&size| size >= 2 * asked),
+    );
+    rows.push(most);
     rows.dedup();
     let shape = |rows: usize| Rows {
         rows,

@@ -1,12 +1,14 @@
-//! Many sequences at the same time (continuous batching; Yu et al., "Orca", 2022).
+//! Generation of many sequences at the same time (continuous batching; Yu et al., "Orca", 2022).
 //!
-//! An [`Engine`] has one session, whose steps each read some tokens of any sequences: one of each that generates, and beside
-//! them pieces of new prompts, so that those who generate keep their pace. Keys and values are in blocks that all sequences
-//! share (PagedAttention; Kwon et al., 2023); equal beginnings are computed once and found again. Where blocks run out, the
-//! sequence that came last gives its own back, and is computed again when there are some.
+//! An [`Engine`] has one session. Each step reads some tokens of any sequences: one token of each
+//! sequence in decode, and chunks of new prompts (prefill), so that decoding sequences keep their
+//! pace. Keys and values are in blocks that all sequences share (PagedAttention; Kwon et al.,
+//! 2023); equal prefixes are computed once and reused. If blocks run out, the most recent sequence
+//! is preempted: it returns its blocks, and is computed again when blocks are available.
 //!
-//! Nothing runs by itself: [`Engine::step`] makes one step, and says what came of it.
+//! Nothing runs in the background: [`Engine::step`] makes one step, and returns its events.
 
+mod admission;
 mod blocks;
 mod draft_model;
 mod inputs;
@@ -16,7 +18,7 @@ mod options;
 mod request;
 mod sequence;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,33 +38,39 @@ use draft_model::DraftModel;
 use inputs::{BLOCK_ROWS, Part, Rows, Span, logits_rows};
 use model::{Model, Outputs};
 pub use options::{DraftOptions, EngineOptions};
-pub use request::{Chosen, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
+pub use request::{ChosenToken, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
 use sequence::{Choice, Row, Sequence};
 
-/// A language model that goes on with many sequences.
+/// A language model that generates many sequences.
 pub struct Engine {
     config: ModelConfig,
     selector: String,
     options: EngineOptions,
-    /// Tokens of a sequence at most.
+    /// Maximum tokens of a sequence.
     context: usize,
     model: Model,
     draft_model: Option<DraftModel>,
     cache: PagedCache,
     pool: BlockPool,
-    /// In the order in which they came.
+    /// Running sequences in the order of their arrival.
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
+    /// Number of the last turn (admission of a sequence) of each waiting group, and of all groups; see
+    /// [`SequenceRequest::group`].
+    turns: HashMap<u64, u64>,
+    last_turn: u64,
     next_id: u64,
     counts: EngineCounts,
     adapters: PackedAdapters,
 }
 
 impl Engine {
-    /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file. And the draft model of the options.
+    /// Opens the checkpoint in a folder, with `config.json` and safetensors files, or a GGUF file;
+    /// and the draft model of the options.
     ///
     /// # Errors
-    /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; what [`Engine::on`] finds.
+    /// The errors of [`ModelConfig::open`], [`Checkpoint::open`] and [`Engine::on`]; a device that
+    /// cannot be selected.
     pub fn open(folder: &Path, options: EngineOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
         let mut checkpoint = Checkpoint::open(folder)?;
@@ -77,7 +85,7 @@ impl Engine {
         let draft = draft.map(|draft| Ok::<_, Error>((ModelConfig::open(&draft.model)?, draft)));
         let draft = draft.transpose()?;
         if let Some((draft, _)) = &draft {
-            // Before the model is loaded, which may take a while.
+            // Checked before the model is loaded, which may take a while.
             let context = options.context.unwrap_or(config.context);
             draft_model::check(draft, &config, context, &options)?;
         }
@@ -99,12 +107,12 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine on a device that is open already; the options' device and draft model are ignored
-    /// ([`Engine::with_draft_model`] adds one).
+    /// Creates an engine on a device that is already open; the options' device and draft model are
+    /// ignored ([`Engine::with_draft_model`] adds one).
     ///
     /// # Errors
-    /// Options that make no sense; weights of another model ([`Checkpoint::check_model`]); what building sessions and loading
-    /// weights find, memory that is not there among it.
+    /// Invalid options; weights of another model ([`Checkpoint::check_model`]); errors while
+    /// building sessions and loading weights, such as insufficient memory.
     pub fn on(
         device: Arc<dyn Device>,
         config: ModelConfig,
@@ -117,13 +125,14 @@ impl Engine {
         Engine::with_plans(plans, name, config, checkpoint, adapters, options)
     }
 
-    /// With a smaller model of the same vocabulary, on an open device, that guesses the next [`EngineOptions::draft_tokens`] of
-    /// each sequence. Where only one of both devices draws tokens ([`EngineOptions::device_sampling`]), few guesses are right above a
+    /// Adds a draft model on an open device: a smaller model with the same vocabulary that drafts
+    /// the next [`EngineOptions::draft_tokens`] of each sequence. If only one of the two devices
+    /// draws tokens ([`EngineOptions::device_sampling`]), few drafts are correct above a
     /// temperature of 0.
     ///
     /// # Errors
-    /// A model with another vocabulary, or with fewer positions than a sequence may have tokens; no draft tokens; sequences that run
-    /// already; what [`Engine::on`] finds.
+    /// A model with another vocabulary, or with fewer positions than a sequence may have tokens; no
+    /// draft tokens; sequences that are already running; the errors of [`Engine::on`].
     pub fn with_draft_model(
         mut self,
         device: Arc<dyn Device>,
@@ -137,7 +146,7 @@ impl Engine {
     fn add_draft_model(&mut self, plans: Plans<Rows>, mut config: ModelConfig, checkpoint: &Checkpoint) -> Result<()> {
         if !self.is_idle() {
             return Err(Error::misuse(
-                "a draft model for sequences that run already",
+                "a draft model cannot be added while sequences are running",
                 "add it first",
             ));
         }
@@ -145,7 +154,7 @@ impl Engine {
         config.network.weights = self.options.storage(checkpoint);
         config.network.cache_type = self.options.cache_type;
         self.draft_model = Some(DraftModel::new(plans, &config, checkpoint, &self.options, self.cache)?);
-        // What there may be in the cache, the draft model has not computed.
+        // The draft model has not computed the present content of the cache.
         self.pool = BlockPool::new(self.cache.blocks);
         Ok(())
     }
@@ -156,8 +165,9 @@ impl Engine {
         mut config: ModelConfig,
         checkpoint: &Checkpoint,
         adapters: PackedAdapters,
-        options: EngineOptions,
+        mut options: EngineOptions,
     ) -> Result<Self> {
+        options.set_step_tokens(plans.device());
         config.network.weights = options.storage(checkpoint);
         config.network.cache_type = options.cache_type;
         config.network.lora = adapters.config();
@@ -184,6 +194,8 @@ impl Engine {
             pool: BlockPool::new(cache.blocks),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            turns: HashMap::new(),
+            last_turn: 0,
             next_id: 0,
             counts: EngineCounts::default(),
             adapters,
@@ -191,27 +203,28 @@ impl Engine {
         })
     }
 
-    /// The model.
+    /// Returns the configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The string that selects the device.
+    /// Returns the string that selects the device.
     pub fn device(&self) -> &str {
         &self.selector
     }
 
-    /// Tokens of a sequence at most, the prompt included.
+    /// Returns the maximum tokens of a sequence, including the prompt.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// The memory that the model's session takes, caches among the parameters; that of a draft model comes on top.
+    /// Returns the memory of the model's session, with caches among the parameters, but without
+    /// that of a draft model.
     pub fn memory_forecast(&self) -> MemoryForecast {
         self.model.memory_forecast()
     }
 
-    /// What was done, and what there is to do.
+    /// Returns counters of completed work, and the present load.
     pub fn counts(&self) -> EngineCounts {
         EngineCounts {
             running: self.running.len(),
@@ -222,16 +235,16 @@ impl Engine {
         }
     }
 
-    /// Whether no sequence is left.
+    /// Returns true if no sequence is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Adds a text to go on with; the steps that follow do it.
+    /// Adds a text to continue in the following steps.
     ///
     /// # Errors
-    /// A prompt without tokens, or with one that is not in the vocabulary; one that with `max_tokens` does not fit into a
-    /// sequence; sampling that makes no sense.
+    /// A prompt without tokens, or with one that is not in the vocabulary; a prompt that with
+    /// `max_tokens` does not fit into a sequence; invalid sampling options.
     pub fn submit(&mut self, request: SequenceRequest) -> Result<SequenceId> {
         sequence::check(&request, &self.config, self.context)?;
         if let Some(adapter) = request
@@ -247,12 +260,12 @@ impl Engine {
             ));
         }
         let id = SequenceId(self.next_id);
-        self.waiting.push_back(Sequence::new(id, request)?);
+        self.waiting.push_back(Sequence::new(id, request, self.last_turn)?);
         self.next_id += 1;
         Ok(id)
     }
 
-    /// Ends a sequence; nothing happens if it has ended.
+    /// Cancels a sequence; does nothing if it has already ended.
     pub fn cancel(&mut self, id: SequenceId) {
         self.waiting.retain(|sequence| sequence.id != id);
         if let Some(place) = self.running.iter().position(|sequence| sequence.id == id) {
@@ -265,11 +278,11 @@ impl Engine {
         sequence.give_back(&mut self.pool);
     }
 
-    /// One step: reads tokens of as many sequences as it may, and chooses the next token of each that is read to its end.
-    /// Without sequences it does nothing.
+    /// Runs one step: computes tokens of the scheduled sequences, and chooses the next token of each sequence whose
+    /// last token was computed. Without sequences it does nothing.
     ///
     /// # Errors
-    /// What the session finds; sequences are as before then.
+    /// The errors of the session; sequences are then unchanged.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         self.choose_held(&mut events);
@@ -281,8 +294,8 @@ impl Engine {
         if let Some(draft_model) = &mut self.draft_model
             && let Err(error) = draft_model.draft(&mut self.running, &mut parts)
         {
-            // What it has guessed until then is as good as any guess.
-            log::warn!("the draft model fails, and guesses fewer tokens in this step: {error}");
+            // The tokens drafted so far are still usable.
+            log::warn!("the draft model failed and proposes fewer tokens in this step: {error}");
         }
         let mut outputs = self.run(&parts)?;
         self.counts.steps += 1;
@@ -299,7 +312,7 @@ impl Engine {
         Ok(events)
     }
 
-    /// Chooses the tokens that waited for their constraints, as far as these are ready.
+    /// Chooses the tokens of sequences that waited for their constraints, if these are ready.
     fn choose_held(&mut self, events: &mut Vec<Event>) {
         let mut ended = Vec::new();
         for (place, sequence) in self.running.iter_mut().enumerate() {
@@ -319,68 +332,53 @@ impl Engine {
         !self.running.is_empty() && self.running.iter().all(Sequence::is_held)
     }
 
-    /// Takes the next waiting sequence. A quarter of the slots is for sequences without constraints, because masks may take
-    /// seconds.
-    fn next_waiting(&mut self) -> Option<Sequence> {
-        let slots = self.options.sequences;
-        let limit = if slots > 1 { slots - slots.div_ceil(4) } else { slots };
-        let constrained = self.running.iter().filter(|sequence| !sequence.may_draft()).count();
-        let at = self
-            .waiting
-            .iter()
-            .position(|sequence| sequence.may_draft() || constrained < limit)?;
-        self.waiting.remove(at)
-    }
-
-    /// Lets sequences that wait run, as long as there is room for what they have and a token more.
-    fn admit(&mut self) {
-        while self.running.len() < self.options.sequences
-            && let Some(mut next) = self.next_waiting()
-        {
-            if self.options.prefix_cache {
-                next.find_beginning(&mut self.pool, BLOCK_ROWS);
-            }
-            // Those that run take theirs piece by piece.
-            let missing = |sequence: &Sequence| {
-                (sequence.tokens.len() + 1)
-                    .div_ceil(BLOCK_ROWS)
-                    .saturating_sub(sequence.blocks.len())
-            };
-            let promised: usize = self.running.iter().map(missing).sum();
-            if promised + missing(&next) > self.pool.available() && !self.running.is_empty() {
-                next.give_back(&mut self.pool);
-                self.waiting.push_front(next);
-                return;
-            }
-            self.counts.cached_tokens += next.computed as u64;
-            self.running.push(next);
-        }
-    }
-
-    /// The rows of the next step.
+    /// Schedules the rows of the next step.
     fn schedule(&mut self) -> Vec<Part> {
-        let mut left = self.options.step_tokens;
+        let mut left = self.options.max_step_tokens();
         let mut parts: Vec<Part> = Vec::new();
-        // Those who generate first, so that they keep their pace; the rest in the order in which they came.
         let mut scores = logits_rows(&self.options, self.options.draft_tokens);
-        let (generating, reading): (Vec<SequenceId>, Vec<SequenceId>) = {
-            let ids = |reads: bool| {
-                let due = self.running.iter().filter(|s| !s.is_held());
-                let of_kind = due.filter(move |s| (s.due() > 1) == reads);
-                of_kind.map(|s| s.id).collect()
-            };
-            (ids(false), ids(true))
+        let due = |reads: bool| {
+            let due = self.running.iter().filter(|s| !s.is_held());
+            due.filter(move |s| (s.due() > 1) == reads)
         };
+        // Decoding sequences come first, so that they keep their pace.
+        let generating: Vec<SequenceId> = due(false).map(|s| s.id).collect();
+        let mut reading: Vec<&Sequence> = due(true).collect();
+        let oldest = reading.first().map(|s| s.id);
+        // Groups take turns, and short prompts come first. A quarter of the rows is for the oldest sequence, so that it makes
+        // progress.
+        let rank = |sequence: &Sequence| match sequence.group {
+            Some(_) => due(true)
+                .take_while(|s| s.id != sequence.id)
+                .filter(|s| s.group == sequence.group)
+                .count(),
+            None => 0,
+        };
+        reading.sort_by_cached_key(|s| (rank(s), s.due()));
+        // Each of these may need the logits of its last row.
+        let unscored = reading.iter().filter(|s| !s.is_scored()).count();
+        let reading: Vec<SequenceId> = reading.into_iter().map(|s| s.id).collect();
         let waiting = generating.len();
+        let (mut reserved, mut reserved_scores) = (0, 0);
         for (number, id) in generating.into_iter().chain(reading).enumerate() {
-            // It may have given its blocks back to one before it.
+            // The sequence may have been preempted by an earlier one.
             let Some(place) = self.running.iter().position(|s| s.id == id) else {
                 continue;
             };
             let others = waiting.saturating_sub(number + 1);
             let mut most = left.saturating_sub(others);
+            if number == waiting {
+                reserved = left.div_ceil(4);
+                // If the oldest sequence is scored, it also needs logits.
+                let is_scored = self.running.iter().any(|s| Some(s.id) == oldest && s.is_scored());
+                reserved_scores = if is_scored { scores.div_ceil(4) } else { 0 };
+            }
+            if oldest == Some(id) {
+                (reserved, reserved_scores) = (0, 0);
+            }
+            most = most.saturating_sub(reserved);
             if self.running[place].is_scored() {
-                most = most.min(scores.saturating_sub(others));
+                most = most.min(scores.saturating_sub(others + unscored + reserved_scores));
             }
             let mut part = self.part_of(place, most);
             if part.rows == 0 || part.logits() > scores {
@@ -398,7 +396,7 @@ impl Engine {
                 .min(scores);
             parts.push(part);
         }
-        // Places may have moved while blocks were given back.
+        // Positions may have changed by preemptions.
         parts.retain_mut(|part| match self.running.iter().position(|s| s.id == part.id) {
             Some(place) => {
                 part.sequence = place;
@@ -410,7 +408,7 @@ impl Engine {
         parts
     }
 
-    /// The next rows of a sequence, at most so many.
+    /// Returns the part of a running sequence, by its index, for the next step, with at most `most` rows.
     fn part_of(&self, place: usize, most: usize) -> Part {
         let sequence = &self.running[place];
         let rows = sequence.due().min(most);
@@ -424,10 +422,10 @@ impl Engine {
             is_read,
             is_scored: sequence.is_scored(),
         };
-        // While prompts are read, these have the rest of the step.
+        // During prefill of any sequence, prompts use the rest of the step instead of draft tokens.
         let nobody_reads = self.running.iter().all(|other| other.due() == 1);
         if is_read && nobody_reads && sequence.may_draft() {
-            // Those that are right are chosen, and there is one more token then.
+            // The correct draft tokens are accepted, and one more token is chosen.
             part.room = self.options.draft_tokens.min(most - rows).min(sequence.left() - 1);
             if self.draft_model.is_none() {
                 part.draft = ngrams::lookup(&sequence.tokens, part.room).to_vec();
@@ -437,8 +435,8 @@ impl Engine {
         part
     }
 
-    /// Sees to it that a sequence has blocks for so many tokens; the sequence that came last gives its own back where there
-    /// are none. Returns whether it has them.
+    /// Ensures that a sequence has blocks for `tokens` tokens. If there are none, the most recent
+    /// sequence is preempted. Returns true if it has the blocks.
     fn make_room(&mut self, id: SequenceId, tokens: usize) -> bool {
         loop {
             let Some(place) = self.running.iter().position(|s| s.id == id) else {
@@ -460,8 +458,8 @@ impl Engine {
         }
     }
 
-    /// Gets blocks for the draft tokens of a part behind so many tokens, without taking any from others; those that find no
-    /// room are left out.
+    /// Allocates blocks for the draft tokens of a part that ends at `end`, without preempting other
+    /// sequences; draft tokens without room are dropped.
     fn make_room_for_draft(&mut self, part: &mut Part, end: usize) {
         let Some(sequence) = self.running.iter_mut().find(|s| s.id == part.id) else {
             return;
@@ -475,7 +473,7 @@ impl Engine {
         part.draft.truncate(part.room);
     }
 
-    /// Runs a step; returns what is needed of the rows that parts ask for.
+    /// Runs a step; returns the outputs for the requested rows of the parts.
     fn run(&mut self, parts: &[Part]) -> Result<Outputs> {
         let spans = parts.iter().map(|part| {
             let sequence = &self.running[part.sequence];
@@ -493,8 +491,9 @@ impl Engine {
         self.model.run(&spans)
     }
 
-    /// Chooses the next tokens of the sequences that a step has read, where the device has not drawn them; side by side: with a large
-    /// vocabulary and a small model that takes longer than the step.
+    /// Chooses the next tokens of the sequences whose last token a step has computed, unless the device has drawn them.
+    /// Sequences are processed in parallel, because with a large vocabulary and a small model this takes longer than
+    /// the step.
     fn choose(&mut self, parts: &[Part], outputs: &mut Outputs) -> Vec<Vec<Result<Choice>>> {
         let draws = !outputs.drawn.is_empty();
         let mut rows = outputs.logits.chunks_exact_mut(self.config.network.vocab);
@@ -535,7 +534,7 @@ impl Engine {
         }
     }
 
-    /// Takes what was chosen for a sequence; returns whether it ended.
+    /// Adds the chosen tokens to a sequence; returns true if it ended.
     fn take(&mut self, part: &Part, chosen: Vec<Result<Choice>>, events: &mut Vec<Event>) -> bool {
         let sequence = &mut self.running[part.sequence];
         self.counts.drafted_tokens += part.draft.len() as u64;
@@ -547,7 +546,7 @@ impl Engine {
             events.push(Event::Prompt(sequence.id, cached, scored));
         }
         for (number, choice) in chosen.into_iter().enumerate() {
-            // Chosen behind a draft token that was right.
+            // Chosen after a correct draft token.
             if number > 0 {
                 self.counts.accepted_tokens += 1;
                 computed += 1;
@@ -560,7 +559,7 @@ impl Engine {
     }
 }
 
-/// Adds the events of a choice; returns whether the sequence ended.
+/// Adds the events of a choice; returns true if the sequence ended.
 fn report(id: SequenceId, choice: Result<Choice>, counts: &mut EngineCounts, events: &mut Vec<Event>) -> bool {
     let (chosen, finish) = match choice {
         Ok(choice) => choice,

@@ -1,4 +1,4 @@
-//! A model with its caches, and the steps that it makes.
+//! A model with its caches and the plans of its steps.
 
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session};
@@ -10,26 +10,27 @@ use super::inputs::{Inputs, Rows, Span, shapes};
 use super::options::EngineOptions;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::plans::{Joined, Plans, Step};
+use crate::plans::{Plans, SharedSession, Step};
 
-/// A session that reads tokens of any sequences.
+/// A session that computes tokens of any sequences.
 pub(super) struct Model {
-    joined: Joined<Rows>,
+    joined: SharedSession<Rows>,
     vocab: usize,
     /// Rank of the adapters that rows select; 0 if there are none.
     rank: usize,
 }
 
-/// What a step gives for the rows that are asked for.
+/// The outputs of a step for the requested rows.
 pub(super) struct Outputs {
-    /// Their logits, `[rows, vocab]`; empty if the device has drawn all tokens.
+    /// Logits of the rows, `[rows, vocab]`; empty if the device has drawn all tokens.
     pub(super) logits: Vec<f32>,
-    /// The tokens that the device has drawn, each with a number above 0 if it could, `[rows, 2]`; empty if it draws none.
+    /// Tokens that the device has drawn, each with a number above 0 if the draw succeeded,
+    /// `[rows, 2]`; empty if it draws none.
     pub(super) drawn: Vec<f32>,
 }
 
 impl Model {
-    /// With steps for so many draft tokens of each sequence.
+    /// Creates a model whose steps have room for this number of draft tokens of each sequence.
     pub(super) fn new(
         mut plans: Plans<Rows>,
         config: &ModelConfig,
@@ -40,7 +41,7 @@ impl Model {
     ) -> Result<Self> {
         checkpoint.check_model(&config.network)?;
         let has_own_memory = !plans.device().capabilities().unified_memory;
-        // Drawn tokens are read as `f32`, which has all integers up to there.
+        // Drawn tokens are read as `f32`, which represents all integers up to this limit.
         let are_exact = config.network.vocab <= 1 << f32::MANTISSA_DIGITS;
         let draws = options.device_sampling.unwrap_or(has_own_memory) && are_exact;
         let shapes = shapes(options, draft_tokens, cache, draws);
@@ -57,7 +58,7 @@ impl Model {
         })
     }
 
-    /// The session, to set adapters.
+    /// Returns the session, so that the caller can set adapters.
     pub(super) fn session(&mut self) -> &mut Session {
         &mut self.joined.session
     }
@@ -66,17 +67,17 @@ impl Model {
         self.joined.session.plan().memory_forecast()
     }
 
-    /// Tokens of a vocabulary.
+    /// Returns the number of tokens in the vocabulary.
     pub(super) fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// Reads tokens; returns what is needed of those that are asked for, one after the other.
+    /// Computes the tokens of spans; returns the outputs for the requested tokens, in order.
     pub(super) fn run(&mut self, spans: &[Span]) -> Result<Outputs> {
         let rows: usize = spans.iter().map(Span::len).sum();
         let asked: usize = spans.iter().map(|span| span.asked).sum();
         let fits = |rows_of: &Rows| rows_of.rows >= rows && rows_of.logits >= asked;
-        let Joined { session, steps } = &mut self.joined;
+        let SharedSession { session, steps } = &mut self.joined;
         let step = steps.iter().filter(|step| fits(&step.shape));
         let Some(step) = step.min_by_key(|step| step.shape.rows) else {
             return Err(Error::misuse(format!("no step reads {rows} tokens"), ""));
@@ -101,31 +102,33 @@ impl Model {
             session.try_set_input_u32(&step.input(SEEDS), &inputs.seeds)?;
         }
         step.run(session)?;
-        let places: Vec<usize> = match shape.has_all_logits() {
-            true => chosen.iter().map(|&row| row as usize).collect(),
-            false => (0..chosen.len()).collect(),
+        let places: Vec<usize> = if shape.has_all_logits() {
+            chosen.iter().map(|&row| row as usize).collect()
+        } else {
+            (0..chosen.len()).collect()
         };
         let needs_logits = spans
             .iter()
             .any(|span| span.asked > 0 && !(shape.draws && span.draws.is_some()));
         Ok(Outputs {
-            logits: match needs_logits {
-                true => {
-                    let rows = places.last().map_or(0, |&row| row + 1);
-                    read_rows(session, step, (0, rows), &places, self.vocab)?
-                }
-                false => Vec::new(),
+            logits: if needs_logits {
+                let rows = places.last().map_or(0, |&row| row + 1);
+                read_rows(session, step, (0, rows), &places, self.vocab)?
+            } else {
+                Vec::new()
             },
-            // Always as many: what is read as before is copied behind the step, without being asked for.
-            drawn: match shape.draws {
-                true => read_rows(session, step, (1, shape.logits), &places, 2)?,
-                false => Vec::new(),
+            // Reads always have the same size, so that the session copies the data right after the step, without a
+            // separate request.
+            drawn: if shape.draws {
+                read_rows(session, step, (1, shape.logits), &places, 2)?
+            } else {
+                Vec::new()
             },
         })
     }
 }
 
-/// Rows of an output, in ascending order, among so many that are read at once.
+/// Returns rows of an output, in ascending order, from a single read of the first `rows` rows.
 fn read_rows(
     session: &mut Session,
     step: &Step<Rows>,

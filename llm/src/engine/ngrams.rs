@@ -1,9 +1,10 @@
-//! Draft tokens: guesses of what comes next, from what was there before (prompt lookup decoding; Saxena, 2023).
+//! Draft tokens from earlier text (prompt lookup decoding; Saxena, 2023).
 
-/// Longest and shortest ends of the tokens that are looked for.
+/// Minimum and maximum length of the suffix that is searched in earlier tokens.
 const NGRAMS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// At most `most` tokens that followed the latest earlier place that ends as the tokens do: the longest such end counts.
+/// Returns at most `most` tokens that followed the latest earlier occurrence of the longest suffix of `tokens` that
+/// occurs earlier.
 pub(super) fn lookup(tokens: &[u32], most: usize) -> &[u32] {
     for n in NGRAMS.rev() {
         let Some(start) = tokens.len().checked_sub(n).filter(|&start| start > 0) else {
@@ -26,7 +27,7 @@ mod tests {
     #[test]
     fn the_latest_place_of_the_longest_end() {
         assert_eq!(lookup(&[1, 2, 3, 9, 1, 2, 4, 1, 2], 2), [4, 1]);
-        // Three tokens count more than a later place of two.
+        // A match of three tokens wins over a later one of two.
         assert_eq!(lookup(&[5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2], 1), [7]);
         assert_eq!(lookup(&[1, 1, 1, 1], 8), [1]);
         assert!(lookup(&[1, 2, 3], 4).is_empty());

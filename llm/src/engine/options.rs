@@ -1,60 +1,64 @@
-//! Choices of an engine.
+//! Options of an engine.
 
 use std::path::PathBuf;
 
+use meganeura_core::backend::Device;
 use meganeura_core::{Error, Result};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{CacheType, StorageMap};
 
 use crate::adapters::{Adapters, PackedAdapters};
 use crate::checkpoint::Checkpoint;
+use crate::plans::{PREFILL_ROWS, max_prefill_rows};
 
-/// A smaller model that guesses tokens.
+/// Options of a draft model.
 #[derive(Clone, Debug)]
 pub struct DraftOptions {
     /// Folder of its checkpoint, or a GGUF file.
     pub model: PathBuf,
-    /// Folder that keeps its plans from one start to the next.
+    /// Folder that caches its plans.
     pub plans: Option<PathBuf>,
 }
 
-/// Choices of [`Engine::open`](super::Engine::open).
+/// Options of [`Engine::open`](super::Engine::open).
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Device selector; overrides environment and configuration file.
     pub device: Option<String>,
-    /// Sequences that are computed at the same time at most; others wait.
+    /// Maximum number of sequences that are computed at the same time; further ones wait.
     pub sequences: usize,
-    /// Tokens of a sequence at most, the prompt included. The model's context if `None`.
+    /// Maximum number of tokens of a sequence, including the prompt; `None` is the model's context.
     pub context: Option<usize>,
-    /// Tokens that the caches hold for all sequences together; if `None`, as many as fill half of the sequences to their end,
-    /// and at least one.
+    /// Number of tokens that the KV cache stores for all sequences together. `None` is enough for half of the sequences at their
+    /// full length, and at least for one.
     pub cache_tokens: Option<usize>,
-    /// Tokens of a step at most: how much of a prompt is read beside sequences that generate.
-    pub step_tokens: usize,
-    /// Draft tokens for each sequence that are checked in one step (speculative decoding; Leviathan, Kalman and Matias, 2023),
-    /// guessed by the draft model, else taken from what followed the same tokens before; 0 for none. The result is that of
-    /// decoding without.
+    /// Maximum number of tokens of a step, which is also the size of a prefill chunk. `None` is 512 on devices with their own memory
+    /// and 64 on others, but at least [`sequences`](Self::sequences). A step of many tokens reads the weights once for all of them; a
+    /// step of few tokens delays sequences that generate less.
+    pub step_tokens: Option<usize>,
+    /// Maximum number of draft tokens of a sequence that one step verifies; 0 disables them. The draft model predicts them; without
+    /// one, they are copied from an earlier occurrence of the last tokens. The output is the same as without draft tokens
+    /// (speculative decoding; Leviathan, Kalman and Matias, 2023).
     pub draft_tokens: usize,
-    /// The model that guesses draft tokens: one with the same vocabulary.
+    /// The draft model. It must have the same vocabulary.
     pub draft_model: Option<DraftOptions>,
-    /// Whether equal beginnings of sequences are computed once.
+    /// If true, common prefixes of sequences are computed once.
     pub prefix_cache: bool,
-    /// Whether the device draws tokens for sequences without `top_k`, `top_p` below 1, `min_p`, penalties, constraints and logarithms of
-    /// probabilities, so that their logits need not be read; `None` if the device has memory of its own. A seed gives other texts
-    /// then than where the host draws.
+    /// If true, the device samples tokens of sequences without `top_k`, `top_p` below 1, `min_p`, penalties, constraints and
+    /// log-probabilities, so that the host does not read their logits. `None` is true on devices with their own memory. A seed
+    /// gives another text than with sampling on the host.
     pub device_sampling: Option<bool>,
-    /// Folder that keeps plans from one start to the next.
+    /// Folder that caches plans.
     pub plans: Option<PathBuf>,
     /// Folder of adapters that all sequences use. They are merged into weights stored as `f32`, and computed separately with
     /// other types.
     pub adapters: Option<PathBuf>,
     /// Folders of adapters that sequences select by their index ([`SequenceRequest::adapter`](super::SequenceRequest::adapter)).
     pub named_adapters: Vec<PathBuf>,
-    /// How matrices of the model and of the draft model are stored on the device; as `None` the way that each checkpoint asks for
-    /// ([`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage)).
+    /// Storage type of the matrices of the model and of the draft model on the device; `None` is
+    /// [`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage) of each.
     pub weights: Option<WeightStorage>,
-    /// How the keys and values of the model and of the draft model are cached.
+    /// Storage type of the KV caches of the model and of the draft model.
     pub cache_type: CacheType,
 }
 
@@ -65,7 +69,7 @@ impl Default for EngineOptions {
             sequences: 8,
             context: None,
             cache_tokens: None,
-            step_tokens: 64,
+            step_tokens: None,
             draft_tokens: 0,
             draft_model: None,
             prefix_cache: true,
@@ -80,7 +84,7 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// How the matrices of a checkpoint are stored.
+    /// Returns the storage types of the matrices of a checkpoint.
     pub(super) fn storage(&self, checkpoint: &Checkpoint) -> StorageMap {
         self.weights.map_or_else(|| checkpoint.usual_storage(), StorageMap::all)
     }
@@ -121,32 +125,47 @@ impl EngineOptions {
         }
     }
 
-    /// Whether they make sense for sequences of so many tokens, and a model of so many positions.
+    /// Returns the maximum number of tokens of a step.
+    pub(super) fn max_step_tokens(&self) -> usize {
+        self.step_tokens.unwrap_or(PREFILL_ROWS).max(self.sequences)
+    }
+
+    /// Sets the size of steps for a device, if it is not set.
+    pub(super) fn set_step_tokens(&mut self, device: &dyn Device) {
+        self.step_tokens
+            .get_or_insert(max_prefill_rows(device).max(self.sequences));
+    }
+
+    /// Checks the options for sequences of `context` tokens, and a model with `of_model` positions.
+    ///
+    /// # Errors
+    /// No sequences; a context of 0 or beyond the model's; steps shorter than the number of sequences; a cache whose indices exceed
+    /// 32 bits.
     pub(super) fn check(&self, context: usize, of_model: usize) -> Result<()> {
         let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
         if self.sequences == 0 {
-            return refuse("an engine of no sequences".into(), "give at least one");
+            return refuse("expected at least 1 sequence, found 0".into(), "give at least one");
         }
         if context == 0 || context > of_model {
             return refuse(
-                format!("sequences of {context} tokens, for a model of {of_model} positions"),
-                "give at least one token, and at most as many as the model has positions",
+                format!("expected sequences of 1 to {of_model} tokens, the positions of the model, found {context}"),
+                "use at least 1 token, and at most the number of positions of the model",
             );
         }
-        if self.step_tokens < self.sequences {
+        if let Some(tokens) = self.step_tokens.filter(|&tokens| tokens < self.sequences) {
             return refuse(
                 format!(
-                    "steps of {} tokens cannot read one of each of {} sequences",
-                    self.step_tokens, self.sequences
+                    "expected steps of at least {} tokens, one for each sequence, found {tokens}",
+                    self.sequences
                 ),
-                "give at least as many tokens as sequences",
+                "raise the maximum number of tokens of a step, or lower the number of sequences",
             );
         }
         let rows = self.cache_tokens.unwrap_or(context);
         if u32::try_from(rows.saturating_mul(2)).is_err() {
             return refuse(
-                format!("a cache of {rows} tokens"),
-                "ask for fewer sequences, or for a shorter context",
+                format!("the cache is too large: {rows} tokens"),
+                "use fewer sequences or a shorter context",
             );
         }
         Ok(())

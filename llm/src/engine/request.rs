@@ -4,10 +4,11 @@ use meganeura_core::{Error, Result};
 
 use crate::sampling::Sampling;
 
-/// Decides which tokens may come next, such as a grammar.
+/// A rule that decides which tokens may come next, such as a grammar.
 pub trait Constraint: Send {
-    /// Returns whether [`Constraint::mask`] can answer at once. Until then the token waits, and the engine continues with other
-    /// sequences: a constraint that computes on another thread starts when it [accepts](Constraint::accept) a token.
+    /// Returns true if [`Constraint::mask`] can answer at once. Until then the token waits, and the
+    /// engine continues with other sequences: a constraint that computes on another thread starts
+    /// when it [accepts](Constraint::accept) a token.
     fn is_ready(&mut self) -> bool {
         true
     }
@@ -18,14 +19,14 @@ pub trait Constraint: Send {
     /// A state from which no token can follow.
     fn mask(&mut self, logits: &mut [f32]) -> Result<bool>;
 
-    /// Takes a token that was chosen; returns whether the text ends with it.
+    /// Records a chosen token; returns true if the text ends with it.
     ///
     /// # Errors
     /// A token that may not come next.
     fn accept(&mut self, token: u32) -> Result<bool>;
 
-    /// Returns whether the text is complete after the last token that was asked for. A constraint that computes on another
-    /// thread may wait for it a short time.
+    /// Returns true if the text is complete after the last requested token. A constraint that
+    /// computes on another thread may wait for it a short time.
     fn is_complete(&mut self) -> bool {
         false
     }
@@ -33,7 +34,7 @@ pub trait Constraint: Send {
 
 /// A text to continue.
 pub struct SequenceRequest {
-    /// Its tokens, at least one.
+    /// Tokens of the text, at least one.
     pub prompt: Vec<u32>,
     /// Maximum number of generated tokens, at least 1.
     pub max_tokens: usize,
@@ -44,7 +45,7 @@ pub struct SequenceRequest {
     /// Number of the most likely tokens whose log-probabilities are reported with that of the chosen token; `None` reports
     /// none.
     pub top_logprobs: Option<usize>,
-    /// Decides which tokens may come next.
+    /// Constraint that decides which tokens may come next.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Minimum number of tokens before the text may end by a stop token.
     pub min_tokens: usize,
@@ -52,9 +53,13 @@ pub struct SequenceRequest {
     pub logit_bias: Vec<(u32, f32)>,
     /// Index of one of `EngineOptions::named_adapters`; `None` for the model without them.
     pub adapter: Option<usize>,
-    /// Asks for the log-probabilities of the tokens of the prompt, and for this number of the most likely tokens at each
-    /// position. `max_tokens` may be 0 then.
+    /// Number of the most likely tokens whose log-probabilities are reported at each position of
+    /// the prompt, in addition to those of its tokens; `None` reports none. With it, `max_tokens`
+    /// may be 0.
     pub prompt_logprobs: Option<usize>,
+    /// Group that shares slots fairly with other groups, such as the choices of one request. A free slot goes to the group with
+    /// the fewest running sequences. A sequence without a group counts as a group by itself.
+    pub group: Option<u64>,
 }
 
 impl SequenceRequest {
@@ -71,43 +76,46 @@ impl SequenceRequest {
             logit_bias: Vec::new(),
             adapter: None,
             prompt_logprobs: None,
+            group: None,
         }
     }
 }
 
-/// Names a sequence of an engine.
+/// Identifier of a sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub(super) u64);
 
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Chosen {
+pub struct ChosenToken {
     /// The token.
     pub token: u32,
-    /// Its log-probability, and the most likely tokens with theirs, by the unchanged logits of the model; if asked for.
+    /// Log-probability of the token, and the most likely tokens with their log-probabilities, by the unchanged logits
+    /// of the model; only if requested.
     pub logprobs: Option<(f32, Vec<(u32, f32)>)>,
 }
 
 /// Reason for the end of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// By a token that ends texts, or by its constraint.
+    /// A stop token, or the constraint, ended the text.
     Stop,
-    /// After the maximum number of tokens.
+    /// The maximum number of tokens was reached.
     Length,
 }
 
 /// Progress of a sequence in a step.
 #[derive(Debug)]
 pub enum Event {
-    /// The prompt is computed; comes before the first token. Holds the number of tokens that were found in the cache, and the
-    /// tokens behind the first with their log-probabilities, if they were asked for.
-    Prompt(SequenceId, usize, Vec<Chosen>),
-    /// A token follows.
-    Token(SequenceId, Chosen),
-    /// It ended.
+    /// The prompt is computed; comes before the first token. Contains the number of tokens that
+    /// were found in the cache, and the tokens after the first with their log-probabilities, if
+    /// requested.
+    Prompt(SequenceId, usize, Vec<ChosenToken>),
+    /// The next token was chosen.
+    Token(SequenceId, ChosenToken),
+    /// The sequence ended.
     Finished(SequenceId, Finish),
-    /// It failed; other sequences continue.
+    /// The sequence failed; other sequences continue.
     Failed(SequenceId, Error),
 }
 
@@ -122,7 +130,7 @@ pub struct EngineCounts {
     pub cached_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Checked draft tokens, and accepted ones.
+    /// Number of draft tokens that were verified; `accepted_tokens` counts the accepted ones.
     pub drafted_tokens: u64,
     /// See `drafted_tokens`.
     pub accepted_tokens: u64,
@@ -130,9 +138,9 @@ pub struct EngineCounts {
     pub preemptions: u64,
     /// Sequences that are computed now.
     pub running: usize,
-    /// Sequences that wait.
+    /// Sequences that wait for a slot.
     pub waiting: usize,
-    /// Blocks in use, and all.
+    /// Number of cache blocks in use; `blocks` is the number of all.
     pub blocks_used: usize,
     /// See `blocks_used`.
     pub blocks: usize,

@@ -1,10 +1,10 @@
-//! One of the texts that an engine goes on with.
+//! State of a sequence of an engine, and the choice of its tokens.
 
 use meganeura_core::{Error, Result};
 
 use super::blocks::{BlockPool, Identity};
 use super::inputs::Part;
-use super::request::{Chosen, Constraint, Finish, SequenceId, SequenceRequest};
+use super::request::{ChosenToken, Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Seeds, sort_likeliest};
 use crate::softmax;
@@ -12,18 +12,18 @@ use crate::softmax;
 /// Logits of a chosen row that wait for their constraint.
 type HeldLogits = Vec<f32>;
 
-/// A sequence: its tokens, and how far they are computed.
+/// A sequence: its tokens, and the progress of their computation.
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
-    /// The prompt and what follows it.
+    /// Prompt and generated tokens.
     pub(super) tokens: Vec<u32>,
     /// Tokens whose keys and values are cached.
     pub(super) computed: usize,
-    /// Tokens whose keys and values the draft model has cached, at most as many.
+    /// Tokens whose keys and values the draft model has cached, at most `computed`.
     pub(super) computed_by_draft: usize,
-    /// Blocks that hold them.
+    /// Cache blocks that contain the computed tokens.
     pub(super) blocks: Vec<usize>,
-    /// The full ones of these, as others find them.
+    /// Identities of its full blocks that other sequences can find.
     published: Vec<Identity>,
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
@@ -38,31 +38,36 @@ pub(super) struct Sequence {
     logit_bias: Vec<(u32, f32)>,
     /// Index of the adapter that its rows select.
     pub(super) adapter: Option<usize>,
-    /// Number of the most likely tokens that are reported for each token of the prompt, if log-probabilities are asked for.
+    /// See [`SequenceRequest::group`].
+    pub(super) group: Option<u64>,
+    /// Number of turns of all groups before it was submitted.
+    pub(super) arrival: u64,
+    /// Number of the most likely tokens that are reported for each token of the prompt, if
+    /// log-probabilities are requested.
     prompt_logprobs: Option<usize>,
     /// Scored tokens of the prompt, from the second one.
-    scored: Vec<Chosen>,
+    scored: Vec<ChosenToken>,
     /// Tokens of the prompt that were found in the cache.
     cached: usize,
-    /// Set when [`Event::Prompt`](super::Event::Prompt) was reported.
+    /// True after [`Event::Prompt`](super::Event::Prompt) was reported.
     prompt_is_reported: bool,
     /// Logits of the next token, until the constraint has its mask.
     held: Option<HeldLogits>,
 }
 
-/// What the next token is chosen by.
+/// Source of the next token: an output row of a step.
 pub(super) enum Row<'a> {
-    /// Its logits, which are changed.
+    /// Logits of the token's row, which sampling may change.
     Logits(&'a mut [f32]),
-    /// The device has drawn it, if it could.
+    /// Token that the device has drawn, and true if the draw succeeded.
     Drawn(u32, bool),
 }
 
-/// The token that was chosen, and whether the sequence ends with it, or instead of it.
-pub(super) type Choice = (Option<Chosen>, Option<Finish>);
+/// The chosen token, and the reason if the sequence ends with it, or instead of it.
+pub(super) type Choice = (Option<ChosenToken>, Option<Finish>);
 
 impl Sequence {
-    pub(super) fn new(id: SequenceId, request: SequenceRequest) -> Result<Self> {
+    pub(super) fn new(id: SequenceId, request: SequenceRequest, arrival: u64) -> Result<Self> {
         Ok(Sequence {
             id,
             computed: 0,
@@ -78,6 +83,8 @@ impl Sequence {
             min_tokens: request.min_tokens,
             logit_bias: request.logit_bias,
             adapter: request.adapter,
+            group: request.group,
+            arrival,
             prompt_logprobs: request.prompt_logprobs,
             scored: Vec::new(),
             cached: 0,
@@ -87,33 +94,35 @@ impl Sequence {
         })
     }
 
-    /// Tokens that are not computed yet.
+    /// Returns the number of tokens that are not computed yet.
     pub(super) fn due(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Most tokens that are still to come.
+    /// Returns the maximum number of tokens that are still to be generated.
     pub(super) fn left(&self) -> usize {
         self.left
     }
 
-    /// Whether draft tokens may be checked: they are of no use where a grammar decides.
+    /// Returns true if draft tokens are useful for the sequence: they are not with a constraint.
     pub(super) fn may_draft(&self) -> bool {
         self.constraint.is_none()
     }
 
-    /// The prompt and the generated tokens.
+    /// Returns the prompt and the generated tokens.
     pub(super) fn split(&self) -> (&[u32], &[u32]) {
         self.tokens.split_at(self.prompt)
     }
 
     /// Returns true if the next rows contain tokens of the prompt that are to be scored.
     pub(super) fn is_scored(&self) -> bool {
-        self.prompt_logprobs.is_some() && self.scored.len() + 1 < self.prompt
+        // Reported scores were taken.
+        self.prompt_logprobs.is_some() && !self.prompt_is_reported && self.scored.len() + 1 < self.prompt
     }
 
-    /// The cached tokens and the scores of the prompt, when they are complete and not yet reported.
-    pub(super) fn take_prompt(&mut self) -> Option<(usize, Vec<Chosen>)> {
+    /// Returns the number of cached tokens and the scores of the prompt, when they are complete and
+    /// not yet reported.
+    pub(super) fn take_prompt(&mut self) -> Option<(usize, Vec<ChosenToken>)> {
         if self.prompt_is_reported {
             return None;
         }
@@ -121,7 +130,8 @@ impl Sequence {
         Some((self.cached, std::mem::take(&mut self.scored)))
     }
 
-    /// Notes the log-probabilities of tokens of the prompt, by the logits of the rows before them.
+    /// Records the log-probabilities of tokens of the prompt, by the logits of the rows before
+    /// them.
     pub(super) fn score(&mut self, start: usize, rows: &mut Vec<Row>) {
         let Some(top) = self.prompt_logprobs.filter(|_| self.is_scored()) else {
             return;
@@ -132,7 +142,7 @@ impl Sequence {
             let Row::Logits(logits) = row else { continue };
             let token = self.tokens[position];
             let (total, best) = logprobs(logits, top);
-            self.scored.push(Chosen {
+            self.scored.push(ChosenToken {
                 token,
                 logprobs: Some((logits[token as usize] - total, best)),
             });
@@ -153,7 +163,8 @@ impl Sequence {
         Some(self.choose(Row::Logits(&mut logits)))
     }
 
-    /// What a device can draw its next tokens with, if nothing but their logits counts: a temperature, and seeds.
+    /// Returns the temperature and seeds for drawing the next tokens on the device, if they depend only on their
+    /// logits.
     pub(super) fn device_draws(&self) -> Option<(f32, Seeds)> {
         let is_plain = self.constraint.is_none()
             && self.top_logprobs.is_none()
@@ -165,13 +176,13 @@ impl Sequence {
         Some((temperature, self.sampler.seeds()))
     }
 
-    /// What chooses its next tokens, to guess them.
+    /// Returns a copy of the sampler of its next tokens, to draft them.
     pub(super) fn fork_sampler(&self) -> Sampler {
         self.sampler.fork()
     }
 
-    /// Takes blocks that another sequence has computed. The last token is always computed, for its logits, and
-    /// all tokens of a prompt that is scored.
+    /// Reuses cached blocks with the sequence's first tokens that another sequence has computed. The last token is
+    /// always computed, for its logits; if the prompt is scored, all its tokens are computed.
     pub(super) fn find_beginning(&mut self, pool: &mut BlockPool, block_rows: usize) {
         if self.is_scored() {
             return;
@@ -184,7 +195,7 @@ impl Sequence {
             self.published.push(identity);
             self.computed += block_rows;
         }
-        // Both models have computed blocks that others find.
+        // Shared blocks were computed by both models.
         self.computed_by_draft = self.computed;
         if !self.prompt_is_reported {
             self.cached = self.computed;
@@ -196,8 +207,8 @@ impl Sequence {
         self.published.last().copied().unwrap_or(start)
     }
 
-    /// Notes that so many of the tokens are computed, and lets others find the blocks that are full; with a draft model, if that has
-    /// computed them, too.
+    /// Records that `computed` tokens are computed, and publishes the full blocks for reuse. With a draft model, only
+    /// blocks that it has computed as well are published.
     pub(super) fn advance(
         &mut self,
         computed: usize,
@@ -206,12 +217,13 @@ impl Sequence {
         block_rows: usize,
     ) {
         self.computed = computed;
-        // Rows of draft tokens that were wrong are computed anew.
+        // Rows of rejected draft tokens are computed again.
         self.computed_by_draft = self.computed_by_draft.min(computed);
         let Some(pool) = pool else { return };
-        let by_all = match has_draft_model {
-            true => self.computed_by_draft,
-            false => self.computed,
+        let by_all = if has_draft_model {
+            self.computed_by_draft
+        } else {
+            self.computed
         };
         while (self.published.len() + 1) * block_rows <= by_all {
             let place = self.published.len();
@@ -221,7 +233,7 @@ impl Sequence {
         }
     }
 
-    /// Gives everything that is cached back: it is computed anew when its turn comes.
+    /// Releases all cached blocks: the sequence is computed again when it is scheduled.
     pub(super) fn give_back(&mut self, pool: &mut BlockPool) {
         pool.release(&self.blocks);
         self.blocks.clear();
@@ -235,8 +247,9 @@ impl Sequence {
         }
     }
 
-    /// Chooses the next token by the row of the last token, and further ones by those of draft tokens, as long as these are right:
-    /// the row behind a draft token is that of the next one then.
+    /// Chooses the next token from the row of the last token, and further ones from the rows of
+    /// draft tokens, as long as these are correct: the row after a correct draft token yields the
+    /// next token.
     pub(super) fn choose_all(&mut self, part: &Part, rows: Vec<Row>) -> Vec<Result<Choice>> {
         let mut all = Vec::with_capacity(1);
         for (number, row) in rows.into_iter().enumerate() {
@@ -261,7 +274,7 @@ impl Sequence {
         all
     }
 
-    /// Chooses the next token; and whether the sequence ends with it, or instead of it.
+    /// Chooses the next token, and determines if the sequence ends with it, or instead of it.
     fn choose(&mut self, row: Row) -> Result<Choice> {
         if self.left == 0 {
             return Ok((None, Some(Finish::Length)));
@@ -269,7 +282,7 @@ impl Sequence {
         let (token, logprobs) = match row {
             Row::Drawn(token, could) => (self.sampler.take_drawn(token, could)?, None),
             Row::Logits(logits) => {
-                // With the logits themselves, as those that are chosen from are changed.
+                // From a copy of the unchanged logits, because the choice changes them.
                 let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));
                 for &(token, bias) in &self.logit_bias {
                     logits[token as usize] += bias;
@@ -307,12 +320,12 @@ impl Sequence {
             _ => None,
         };
         let logprobs = logprobs.map(|(logits, (total, best))| (logits[token as usize] - total, best));
-        Ok((Some(Chosen { token, logprobs }), finish))
+        Ok((Some(ChosenToken { token, logprobs }), finish))
     }
 }
 
-/// The logarithm of the sum of all exponentials, which is subtracted from a logit, and the most likely tokens with the logarithms of
-/// their probabilities.
+/// Returns the logarithm of the sum of all exponentials (a logit minus it is a log-probability), and the most likely
+/// tokens with their log-probabilities.
 fn logprobs(logits: &[f32], top: usize) -> (f32, Vec<(u32, f32)>) {
     let total = softmax::log_sum_of_exponentials(logits);
     let mut best = Vec::new();
@@ -331,7 +344,7 @@ pub(super) fn check(request: &SequenceRequest, config: &ModelConfig, most: usize
     if request.max_tokens == 0 && request.prompt_logprobs.is_none() {
         return Err(Error::misuse(
             "expected max_tokens of at least 1, found 0",
-            "ask for at least one token, or for prompt_logprobs",
+            "request at least one token, or prompt_logprobs",
         ));
     }
     let vocab = config.network.vocab;
@@ -344,11 +357,11 @@ pub(super) fn check(request: &SequenceRequest, config: &ModelConfig, most: usize
     if request.prompt.len().saturating_add(request.max_tokens) > most {
         return Err(Error::misuse(
             format!(
-                "a prompt of {} tokens and {} more do not fit into the {most} of a sequence",
+                "a prompt of {} tokens and {} generated tokens exceed the maximum of {most} per sequence",
                 request.prompt.len(),
                 request.max_tokens
             ),
-            "shorten the prompt, or ask for fewer tokens",
+            "shorten the prompt, or request fewer tokens",
         ));
     }
     Ok(())

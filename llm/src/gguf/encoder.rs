@@ -8,17 +8,17 @@ use std::borrow::Cow;
 use meganeura_core::Result;
 use serde_json::{Value as Json, json};
 
-use super::tokenizer::{ADDED, Around, BertPieces, CONTROL, Mark, ModelKind, UNKNOWN, Vocabulary};
+use super::tokenizer::{ADDED, BertPieces, CONTROL, Conversion, Mark, ModelKind, UNKNOWN, Vocabulary};
 use super::{Gguf, names};
 use crate::pooling::Pooling;
 use crate::tensors::element::Element;
 
-/// Begins tokens that begin words. Files have it instead of the `##` of tokens that continue words.
+/// Prefix of tokens that begin a word. Files have it instead of the prefix `##` of tokens that continue a word.
 const WORD: &str = "\u{2581}";
 const CONTINUES: &str = "##";
 
 impl Gguf {
-    /// Returns whether the file contains an encoder.
+    /// Returns true if the file contains an encoder.
     pub(crate) fn is_encoder(&self) -> bool {
         self.architecture().is_ok_and(|name| name == names::ENCODER)
     }
@@ -77,7 +77,7 @@ impl Gguf {
             Some(4) => "a score of two texts (a reranker)".to_owned(),
             Some(other) => format!("the unknown type {other}"),
         };
-        let remedy = "use a model whose pooling is the mean of all tokens or the first token";
+        let remedy = "use a model with the pooling mean or cls";
         Err(self.unsupported(format!("a pooling by {name} ('{key}')"), remedy))
     }
 
@@ -112,7 +112,7 @@ impl Gguf {
         };
         let lowercase = self.flag(&key("normalizer.lowercase"))?.unwrap_or(true);
         let strip_accents = self.flag(&key("normalizer.strip_accents"))?.unwrap_or(lowercase);
-        let around = Around {
+        let around = Conversion {
             normalizer: json!({ "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
                 "strip_accents": strip_accents, "lowercase": lowercase }),
             pre_tokenizer: json!({ "type": "BertPreTokenizer" }),

@@ -1,8 +1,10 @@
-//! GGUF files: a model with its configuration, weights and tokenizer in one file, or split into several. They are only read.
+//! GGUF files: a model with its configuration, weights and tokenizer in one file, or split into
+//! several. They are only read.
 //!
-//! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
-//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1,
-//! Q4_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS and MXFP4. Every length is compared with what is left of the file before anything is allocated for it.
+//! This library has its own reader, because existing crates parse streams into memory or do not check hostile files,
+//! and the format is simple. It reads versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_1,
+//! Q5_0, Q4_1, Q4_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS and MXFP4. Every length is compared with the rest of
+//! the file before anything is allocated for it.
 
 mod encoder;
 mod model;
@@ -26,85 +28,86 @@ use crate::tensors::element::Element;
 use crate::tensors::shard::{Entry, Shard, map};
 use read::{List, Reader, Value};
 
-/// Whether a path is that of such a file.
+/// Returns true if a path is that of a GGUF file.
 pub(crate) fn is_one(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
 }
 
-/// A file with its header read, or the parts of one that is split.
+/// A file with its header read, or the parts of a split one.
 pub(crate) struct Gguf {
     /// The file, or the first part.
     path: PathBuf,
     map: Mmap,
     values: BTreeMap<String, Value>,
-    /// Those of all parts.
+    /// Tensors of all parts.
     tensors: BTreeMap<String, Info>,
-    /// The other parts.
+    /// Further parts.
     rest: Vec<Part>,
 }
 
-/// A part of a file that is split, but for the first.
+/// A part of a split file, except for the first.
 struct Part {
     path: PathBuf,
     map: Mmap,
 }
 
-/// What a header says of a tensor.
+/// The description of a tensor in a header.
 struct Info {
-    /// Outermost axis first.
+    /// Sizes, the outermost axis first.
     shape: Vec<usize>,
     element: Option<Element>,
-    /// Number of its type.
+    /// Element type, by its number in the format.
     stored: u32,
-    /// Number of the part that it is in, and its first byte there.
+    /// Index of the part that contains the tensor, and offset of its first byte in that part.
     part: usize,
     start: usize,
 }
 
-/// Versions of the format.
+/// Supported versions of the format.
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
-/// Most axes of a tensor.
+/// Maximum axes of a tensor.
 const MAX_AXES: u32 = 4;
-/// Keys of files that are split: how many parts there are, the number of this one from 0 on, and the tensors of all.
+/// Keys of split files: the number of parts, the index of this one from 0, and the number of
+/// tensors of all.
 const PARTS: &str = "split.count";
 const NUMBER: &str = "split.no";
 const ALL_TENSORS: &str = "split.tensors.count";
-/// Where tensors begin, unless the file says otherwise: at multiples of this.
+/// Default alignment of tensors.
 const ALIGNMENT: usize = 32;
 
 impl Gguf {
-    /// Opens a model: a file, or all parts of one that is split (`NAME-00001-of-00003.gguf` and those beside it), by the path
-    /// of the first.
+    /// Opens a model by its path: a file, or all parts of a split one (`NAME-00001-of-00003.gguf`
+    /// and further ones in the same folder), by the path of the first.
     ///
     /// # Errors
-    /// As [`Gguf::open_part`]; parts that are not there, or do not belong together.
+    /// As [`Gguf::open_part`]; parts that are missing, or do not belong together.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let first = Gguf::open_part(path)?;
         let others = first.others()?;
         first.with_others(others.iter().map(|path| Gguf::open_part(path)))
     }
 
-    /// The model of a first part and [those beside it](Gguf::others).
+    /// Combines a first part with [all further ones](Gguf::others).
     ///
     /// # Errors
-    /// Those of opening parts; [`Error::File`] for parts that do not belong together.
+    /// The errors of opening parts; [`Error::File`] for parts that do not belong together.
     pub(crate) fn with_others(mut self, others: impl IntoIterator<Item = Result<Gguf>>) -> Result<Self> {
         for (number, part) in (1..).zip(others) {
             self.join(number, part?)?;
         }
         match self.count(ALL_TENSORS)?.filter(|_| !self.rest.is_empty()) {
             Some(all) if all != self.tensors.len() as u64 => Err(self.damaged(format!(
-                "its parts have {} tensors together, where it announces {all}",
+                "its parts have {} tensors in total, expected {all}",
                 self.tensors.len()
             ))),
             _ => Ok(self),
         }
     }
 
-    /// The paths of the other parts of a file that is the first of several.
+    /// Returns the paths of the further parts, if the file is the first of several.
     ///
     /// # Errors
-    /// [`Error::File`]: another part than the first, or one whose name does not say which it is.
+    /// [`Error::File`]: another part than the first, or a name without the number of the part.
     pub(crate) fn others(&self) -> Result<Vec<PathBuf>> {
         let count = match self.count(PARTS)? {
             None | Some(0 | 1) => return Ok(Vec::new()),
@@ -130,18 +133,18 @@ impl Gguf {
             )),
             _ => Err(Error::file(
                 &self.path,
-                format!("is one of {count} parts of a model, but its name does not say which"),
-                "give the parts the names that they were made with: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf ...",
+                format!("is one of {count} parts of a model, but its name contains no part number"),
+                "restore the original names of the parts: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf ...",
             )),
         }
     }
 
-    /// Adds the tensors of the part with a number from 1 on.
+    /// Adds the tensors of the part with this index, from 1.
     fn join(&mut self, number: usize, part: Gguf) -> Result<()> {
         let of_part = [part.count(NUMBER)?, part.count(PARTS)?];
         let of_this = [Some(number as u64), self.count(PARTS)?];
         if of_part != of_this {
-            return Err(part.damaged("it is another part, or one of another model, than its name says"));
+            return Err(part.damaged("its part number or its number of parts differs from its name"));
         }
         for (name, info) in part.tensors {
             let info = Info { part: number, ..info };
@@ -159,7 +162,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// The bytes of a tensor, if they are there.
+    /// Returns the bytes of a tensor, if the file contains them.
     fn bytes(&self, info: &Info, size: usize) -> Option<&[u8]> {
         let map = match info.part {
             0 => &self.map,
@@ -171,7 +174,7 @@ impl Gguf {
     /// Opens a file that may be a part of a model.
     ///
     /// # Errors
-    /// [`Error::File`]: one that cannot be read, or whose header is damaged or lies.
+    /// [`Error::File`]: a file that cannot be read, or whose header is damaged or inconsistent.
     pub(crate) fn open_part(path: &Path) -> Result<Self> {
         let map = map(
             path,
@@ -187,7 +190,7 @@ impl Gguf {
         })
     }
 
-    /// A file of the kind, but of something that is not supported.
+    /// Creates the error for a valid file with an unsupported feature.
     fn unsupported(&self, what: impl std::fmt::Display, remedy: &str) -> Error {
         Error::file(&self.path, format!("has {what}, which is not supported"), remedy)
     }
@@ -196,7 +199,8 @@ impl Gguf {
         damaged(&self.path, message)
     }
 
-    /// A value, if there is one; `what` it is if it is of another type than it has to be.
+    /// Returns the value of a key as a type, if there is one. The error for another type contains `what`, a phrase such
+    /// as "no list".
     fn typed<'a, T>(&'a self, key: &str, what: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.values.get(key) else {
             return Ok(None);
@@ -221,15 +225,15 @@ impl Gguf {
         })
     }
 
-    /// A number that is not negative.
+    /// Returns the value of a key as a non-negative integer, if there is one.
     fn count(&self, key: &str) -> Result<Option<u64>> {
-        self.typed(key, "no number of things", |value| match *value {
+        self.typed(key, "not a non-negative whole number", |value| match *value {
             Value::Int(value) => u64::try_from(value).ok(),
             _ => None,
         })
     }
 
-    /// A number, which a file may have without a fraction.
+    /// Returns the value of a key as a float, if there is one; files may also store it as an integer.
     fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "no number", |value| match *value {
             Value::Float(value) => Some(value),
@@ -238,20 +242,20 @@ impl Gguf {
         })
     }
 
-    /// The chat template, if there is one.
+    /// Returns the chat template, if there is one.
     ///
     /// # Errors
-    /// [`Error::File`] if it is no text.
+    /// [`Error::File`] if it is not a text.
     pub(crate) fn chat_template(&self) -> Result<Option<&str>> {
         self.text("tokenizer.chat_template")
     }
 
-    /// A further chat template, by its name.
+    /// Returns an additional chat template, by its name.
     pub(crate) fn named_chat_template(&self, name: &str) -> Result<Option<&str>> {
         self.text(&format!("tokenizer.chat_template.{name}"))
     }
 
-    /// The tensors of each part under the names that checkpoints have.
+    /// Returns the tensors of each part under their names in checkpoints.
     pub(crate) fn shards(self) -> Result<Vec<Shard>> {
         let heads = self.paired_heads()?;
         let architecture = self.architecture()?.to_owned();
@@ -273,8 +277,8 @@ impl Gguf {
                 },
                 range: info.start..info.start + bytes,
                 heads: heads.and_then(|[q, kv]| match names::paired(name) {
-                    Some(names::Paired::Queries) => Some(q),
-                    Some(names::Paired::Keys) => Some(kv),
+                    Some(names::PairedProjection::Queries) => Some(q),
+                    Some(names::PairedProjection::Keys) => Some(kv),
                     None => None,
                 }),
             };
@@ -300,9 +304,10 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     }
     let version = reader.u32()?;
     if !VERSIONS.contains(&version) {
-        return Err(format!("it is of version {version}, and versions 2 and 3 are known"));
+        return Err(format!("expected version 2 or 3, found {version}"));
     }
-    // A tensor takes a name's length, a number of axes, a type and a place at least; a value a key's length and a type.
+    // A tensor takes at least the length of a name, a number of axes, a type and an offset; a value
+    // at least the length of a key and a type.
     let tensors = reader.count(8 + 4 + 4 + 8)?;
     let values = reader.count(8 + 4 + 1)?;
     let mut found = BTreeMap::new();
@@ -316,7 +321,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     let alignment = match found.get("general.alignment") {
         None => ALIGNMENT,
         Some(Value::Int(n @ 1..=0xffff)) => *n as usize,
-        Some(_) => return Err("its alignment is none".into()),
+        Some(_) => return Err("its alignment is invalid".into()),
     };
     let mut list = Vec::new();
     for _ in 0..tensors {
@@ -336,7 +341,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
         let end = start.zip(size).and_then(|(start, size)| start.checked_add(size));
         let (Some(start), true) = (start, end.is_some_and(|end| end <= bytes.len())) else {
             return Err(format!(
-                "the tensor '{name}' of shape {:?} is not all in the file",
+                "the tensor '{name}' of shape {:?} extends beyond the end of the file",
                 info.shape
             ));
         };
@@ -357,9 +362,7 @@ fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
     let mut count = 1usize;
     for _ in 0..axes {
         let size = usize::try_from(reader.u64()?).map_err(|e| e.to_string())?;
-        count = count
-            .checked_mul(size.max(1))
-            .ok_or("it has more elements than there can be")?;
+        count = count.checked_mul(size.max(1)).ok_or("it has too many elements")?;
         shape.push(size);
     }
     // The innermost axis comes first in files.
@@ -368,7 +371,9 @@ fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
     let element = Element::of_gguf(stored);
     let row = shape.last().copied().unwrap_or(0);
     if element.is_some_and(|element| element.bytes(row).is_none()) {
-        return Err(format!("rows of {row} are no whole blocks of type {stored}"));
+        return Err(format!(
+            "rows of {row} elements are not divisible into blocks of type {stored}"
+        ));
     }
     let start = usize::try_from(reader.u64()?).map_err(|e| e.to_string())?;
     Ok(Info {

@@ -1,4 +1,4 @@
-//! What the metadata says of a model.
+//! Conversion of the metadata of a GGUF file to the text of an equivalent `config.json`.
 
 use meganeura_core::{Error, Result};
 use serde_json::{Value as Json, json};
@@ -6,19 +6,19 @@ use serde_json::{Value as Json, json};
 use super::{Gguf, names};
 use crate::tensors::element::Element;
 
-/// Architectures that are known.
+/// Supported architectures.
 const ARCHITECTURES: &[&str] = &[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "qwen2moe", "qwen3moe", "olmoe",
     "smollm3", "granite",
 ];
 
 impl Gguf {
-    /// The architecture, which is also the prefix of its keys.
+    /// Returns the architecture; its keys begin with the same text.
     pub(crate) fn architecture(&self) -> Result<&str> {
         Ok(self.text("general.architecture")?.unwrap_or(""))
     }
 
-    /// A key of the architecture.
+    /// Returns the full name of a key that begins with the architecture.
     pub(super) fn own(&self, key: &str) -> Result<String> {
         Ok(format!("{}.{key}", self.architecture()?))
     }
@@ -33,14 +33,14 @@ impl Gguf {
         count.ok_or_else(|| self.damaged(format!("it has no positive number '{key}'")))
     }
 
-    /// A number that nothing can stand in for.
+    /// Returns the value of a required key of the architecture.
     pub(super) fn needed_float(&self, key: &str) -> Result<f64> {
         let key = self.own(key)?;
         let number = self.float(&key)?;
         number.ok_or_else(|| self.damaged(format!("it has no number '{key}'")))
     }
 
-    /// Heads of queries, and of keys and values.
+    /// Returns the number of query heads, and of key-value heads.
     fn heads(&self) -> Result<[u64; 2]> {
         let heads = self.needed("attention.head_count")?;
         let kv_heads = match self.own_count("attention.head_count_kv")? {
@@ -50,8 +50,9 @@ impl Gguf {
         Ok([heads, kv_heads])
     }
 
-    /// Heads of queries and of keys whose rows are in pairs of neighbours, where the architecture has them so: what the
-    /// files were made for rotates neighbours of the heads of llama, SmolLM3 and Granite, and halves of others'.
+    /// Returns the numbers of query and key heads if files store the rows of heads in adjacent pairs, and `None`
+    /// otherwise. For llama, SmolLM3 and Granite, llama.cpp rotates pairs of adjacent rows; for other architectures,
+    /// pairs from both halves of a head.
     pub(super) fn paired_heads(&self) -> Result<Option<[usize; 2]>> {
         match self.architecture()? {
             "llama" | "smollm3" | "granite" => Ok(Some(self.heads()?.map(|count| count as usize))),
@@ -59,7 +60,7 @@ impl Gguf {
         }
     }
 
-    /// Rows and columns of a matrix.
+    /// Returns rows and columns of a matrix.
     pub(super) fn matrix(&self, name: &str) -> Result<[usize; 2]> {
         match self.tensors.get(name).map(|info| info.shape.as_slice()) {
             Some(&[rows, columns]) => Ok([rows, columns]),
@@ -67,11 +68,11 @@ impl Gguf {
         }
     }
 
-    /// The text of the `config.json` that says the same of a model of one of these families.
+    /// Returns the text of an equivalent `config.json`, for a model of a supported architecture.
     ///
     /// # Errors
-    /// [`Error::File`]: an architecture or an option that is not supported, numbers that are missing or belong to other
-    /// tensors than there are.
+    /// [`Error::File`]: an architecture or an option that is not supported, numbers that are
+    /// missing or do not match the tensors.
     pub(crate) fn config(&self) -> Result<String> {
         let architecture = self.architecture()?;
         if !ARCHITECTURES.contains(&architecture) {
@@ -86,9 +87,9 @@ impl Gguf {
             .own_count("attention.value_length")?
             .is_some_and(|width| width != head_dim)
         {
-            return Err(self.unsupported("values of another width than keys", "use another model"));
+            return Err(self.unsupported("values with another head size than keys", "use another model"));
         }
-        // 0 stands for the usual scale of scores, too.
+        // 0 also means the usual scale of scores.
         let usual = (head_dim as f64).sqrt().recip();
         let scale = self.float(&self.own("attention.scale")?)?.filter(|&scale| scale != 0.0);
         if architecture != "granite" && scale.is_some_and(|scale| (scale / usual - 1.0).abs() > 1e-5) {
@@ -96,13 +97,13 @@ impl Gguf {
         }
         let experts = self.experts()?;
         if architecture != "phi3" && rotated.is_some_and(|rotated| rotated != head_dim) {
-            return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
+            return Err(self.unsupported("heads with partial rotation", "use another model"));
         }
         if self.tensors.contains_key(names::LONG_FACTORS) {
             let what = format!("rotary positions of type 'longrope' ('{}')", names::LONG_FACTORS);
-            return Err(self.unsupported(what, "use a model whose context was not extended so"));
+            return Err(self.unsupported(what, "use a model without this context extension"));
         }
-        // Their sizes are not known, so nothing was compared with the file's.
+        // Sizes of unsupported types are unknown, so they were not compared with the file's.
         if let Some((name, info)) = self.tensors.iter().find(|(_, info)| info.element.is_none()) {
             let what = format!("the tensor '{name}' of type {}", info.stored);
             return Err(self.unsupported(what, &format!("use a file in {}", Element::KNOWN)));
@@ -146,7 +147,7 @@ impl Gguf {
         let others = match architecture {
             "gemma2" | "gemma3" => self.of_gemma(dim, heads, head_dim)?,
             "granite" => self.of_granite(scale.unwrap_or(usual))?,
-            // Half a feature more, so that what a part of a head comes to is not rounded down to fewer.
+            // Adds half a feature, because the fraction of a head is truncated to whole features.
             _ if experts.is_some() => experts.unwrap_or_default(),
             "phi3" => rotated.filter(|&rotated| rotated != head_dim).map_or(
                 json!({}),
@@ -160,7 +161,7 @@ impl Gguf {
         Ok(fields.to_string())
     }
 
-    /// Returns the fields that only a `config.json` of Granite has. `scale` is that of attention's scores.
+    /// Returns the fields that only a `config.json` of Granite has. `scale` is the scale of attention scores.
     fn of_granite(&self, scale: f64) -> Result<Json> {
         let mut fields = json!({ "attention_multiplier": scale });
         for (name, key) in [
@@ -176,11 +177,13 @@ impl Gguf {
         Ok(fields)
     }
 
-    /// What a `config.json` of Gemma 2 or 3 has beside that of others. What files leave out is as llama.cpp has it.
+    /// Returns the additional fields of a `config.json` of Gemma 2 or 3. Missing values have the
+    /// defaults of llama.cpp.
     fn of_gemma(&self, dim: u64, heads: u64, head_dim: u64) -> Result<Json> {
         let blocks = self.needed("block_count")?;
         let is_third = self.architecture()? == "gemma3";
-        // The models of 27 billion weights, which only their blocks tell, divide by the root of an even share.
+        // The models with 27 billion weights divide by the root of `dim / heads`. Only their number of blocks
+        // identifies them.
         let of_27b = if is_third { 62 } else { 46 };
         let scalar = if blocks == of_27b { dim / heads } else { head_dim };
         let mut fields = json!({ "query_pre_attn_scalar": scalar });
@@ -204,17 +207,16 @@ impl Gguf {
         Ok(fields)
     }
 
-    /// What a `config.json` has of a mixture of experts, if the model is one. Sizes of experts are those of the first block's
-    /// tensors, with which the metadata have to agree. Which families divide shares by their sum, files leave out.
+    /// Returns the fields of a mixture of experts in a `config.json`, if the model is one. The sizes of experts come
+    /// from the tensors of the first block, and the metadata have to agree. Files do not specify if the weights of the
+    /// selected experts are normalized to the sum 1, so this follows from the family.
     fn experts(&self) -> Result<Option<Json>> {
         const WITH_EXPERTS: [&str; 4] = ["llama", "qwen2moe", "qwen3moe", "olmoe"];
         let architecture = self.architecture()?;
         let Some(count) = self.own_count("expert_count")?.filter(|&count| count > 0) else {
             return match architecture {
                 "llama" => Ok(None),
-                _ if WITH_EXPERTS.contains(&architecture) => {
-                    Err(self.damaged("it does not say how many experts it has"))
-                }
+                _ if WITH_EXPERTS.contains(&architecture) => Err(self.damaged("its number of experts is missing")),
                 _ => Ok(None),
             };
         };
@@ -241,14 +243,19 @@ impl Gguf {
         for (name, wanted) in names::EXPERTS.into_iter().zip([across, across, [count, dim, hidden]]) {
             let found = shape(name)?;
             if found != wanted {
-                return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));
+                return Err(self.damaged(format!(
+                    "'{name}': expected {wanted:?} from the metadata, found {found:?}"
+                )));
             }
         }
-        // 0 stands for what is usual: shares of a softmax, as they are.
+        // 0 means the usual setting: shares of a softmax, unchanged.
         for key in ["expert_weights_scale", "expert_gating_func"] {
             let given = self.float(&self.own(key)?)?;
             if given.is_some_and(|given| given != 0.0 && given != 1.0) {
-                return Err(self.unsupported(format!("another choice of experts ('{key}')"), "use another model"));
+                return Err(self.unsupported(
+                    format!("an unsupported routing of experts ('{key}')"),
+                    "use another model",
+                ));
             }
         }
         let mut fields = json!({
@@ -268,12 +275,13 @@ impl Gguf {
         Ok(Some(fields))
     }
 
-    /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.
+    /// Checks sizes against the first block's tensors, and that there are tensors for every block:
+    /// a graph is built from these numbers.
     fn check_sizes(&self, dim: u64, [queries, keys]: [u64; 2]) -> Result<()> {
         let blocks = self.needed("block_count")?;
         if blocks > self.tensors.len() as u64 {
             return Err(self.damaged(format!(
-                "it announces {blocks} blocks, and has {} tensors",
+                "it declares {blocks} blocks, but has only {} tensors",
                 self.tensors.len()
             )));
         }
@@ -291,21 +299,23 @@ impl Gguf {
             _ => &separate,
         };
         let down = [("blk.0.ffn_down.weight", [dim, hidden])];
-        // Those of experts have been compared already.
+        // The tensors of experts have been compared already.
         let of_experts = [names::EXPERTS[2].to_owned(), names::of_one_expert(names::EXPERTS[2], 0)];
         let has_experts = of_experts.iter().any(|name| self.tensors.contains_key(name));
         let down = down.iter().filter(|_| !has_experts);
         for &(name, wanted) in projections.iter().chain(down) {
             let found = self.matrix(name)?.map(|size| size as u64);
             if found != wanted {
-                return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));
+                return Err(self.damaged(format!(
+                    "'{name}': expected {wanted:?} from the metadata, found {found:?}"
+                )));
             }
         }
         Ok(())
     }
 }
 
-/// For what reads a part of a file that it does not have.
+/// Creates the error for a missing part of a file.
 pub(super) fn without(file: &Gguf, what: &str, remedy: &str) -> Error {
     Error::file(&file.path, format!("has no {what}"), remedy)
 }

@@ -1,6 +1,6 @@
-//! Names of tensors.
+//! Names of tensors in GGUF files and in checkpoints.
 
-/// Frequencies of rotary positions.
+/// Tensor with the divisors of the frequencies of rotary positions.
 pub(super) const FREQUENCIES: &str = "rope_freqs.weight";
 /// The table of embeddings.
 pub(super) const EMBEDDING: &str = "token_embd.weight";
@@ -8,10 +8,10 @@ pub(super) const EMBEDDING: &str = "token_embd.weight";
 pub(super) const ENCODER: &str = "bert";
 /// Name of WordPiece vocabularies in `tokenizer.ggml.model`.
 pub(super) const WORD_PIECES: &str = "bert";
-/// The tables of positions and of types of tokens of encoders.
+/// Tables of position embeddings and of token-type embeddings, in encoders.
 pub(super) const POSITIONS: &str = "position_embd.weight";
 pub(super) const TOKEN_TYPES: &str = "token_types.weight";
-/// The projection to logits, where it is not the table.
+/// The projection to logits, if it is not the table of embeddings.
 pub(super) const HEAD: &str = "output.weight";
 
 /// The matrices of experts of the first block.
@@ -21,16 +21,16 @@ pub(super) const EXPERTS: [&str; 3] = [
     "blk.0.ffn_down_exps.weight",
 ];
 
-/// The matrix of one expert where files have a tensor for each (those of Mixtral before March 2024), by the name of the tensor with
-/// all of them: `blk.0.ffn_up.3.weight` for `blk.0.ffn_up_exps.weight`.
+/// Returns the name of one expert's matrix, by the name of the tensor with all of them: `blk.0.ffn_up.3.weight` for
+/// `blk.0.ffn_up_exps.weight`. Some files have separate tensors (files of Mixtral before March 2024).
 pub(super) fn of_one_expert(all: &str, expert: usize) -> String {
     all.replace("_exps.", &format!(".{expert}."))
 }
 
-/// Factors of rotary positions for contexts of two lengths, of which there is one each.
+/// Tensors with the factors of rotary positions for long and for short contexts.
 pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 
-/// Modules of a block, as GGUF and as checkpoints call them.
+/// Modules of a block, by their names in GGUF files and in checkpoints.
 const OF_BLOCKS: [(&str, &str); 22] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -56,16 +56,16 @@ const OF_BLOCKS: [(&str, &str); 22] = [
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
-/// Modules that are something else in some architectures.
+/// Modules with another name in some architectures.
 const EXCEPTIONS: [(&str, &str, &str); 3] = [
-    // Where attention has a norm at its end, too.
+    // With an additional norm at the end of the attention.
     ("gemma2", "ffn_norm", "pre_feedforward_layernorm"),
     ("gemma3", "ffn_norm", "pre_feedforward_layernorm"),
-    // The gate is the first half of it.
+    // The gate is its first half.
     ("phi3", "ffn_up", "mlp.gate_up_proj"),
 ];
 
-/// What checkpoints call a module of a block.
+/// Returns the name of a module of a block in checkpoints.
 fn module_of(architecture: &str, module: &str) -> Option<&'static str> {
     let mut exceptions = EXCEPTIONS.iter();
     let exception = exceptions.find(|(of, own, _)| *of == architecture && *own == module);
@@ -78,13 +78,13 @@ fn module_of(architecture: &str, module: &str) -> Option<&'static str> {
     exception.map(|(_, _, module)| *module).or_else(usual)
 }
 
-/// Number, module and the rest of a block's tensor: `blk.3.attn_q.weight`.
+/// Splits the name of a block's tensor into number, module and the rest: `blk.3.attn_q.weight`.
 fn of_block(name: &str) -> Option<(&str, &str, &str)> {
     let mut parts = name.strip_prefix("blk.")?.splitn(3, '.');
     Some((parts.next()?, parts.next()?, parts.next()?))
 }
 
-/// Modules of an encoder's block, as GGUF and as checkpoints call them.
+/// Modules of an encoder's block, by their names in GGUF files and in checkpoints.
 const OF_ENCODER_BLOCKS: [(&str, &str); 8] = [
     ("attn_q", "attention.self.query"),
     ("attn_k", "attention.self.key"),
@@ -113,7 +113,7 @@ fn of_encoder(name: &str) -> Option<String> {
     Some(format!("embeddings.{module}.{kind}"))
 }
 
-/// The name of a tensor in a checkpoint; that of one that is in none stays.
+/// Converts the GGUF name of a tensor to its name in a Hugging Face checkpoint. Names without a counterpart stay unchanged.
 pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
     if architecture == ENCODER {
         return of_encoder(name).unwrap_or_else(|| name.to_owned());
@@ -139,23 +139,23 @@ pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
     known.unwrap_or_else(|| name.to_owned())
 }
 
-/// Whether a tensor is a matrix of one row that files have without its first axis.
+/// Returns true if a tensor is a matrix of one row that files store without its first axis.
 pub(super) fn is_row(name: &str) -> bool {
     name == TOKEN_TYPES || matches!(of_block(name), Some((_, "ffn_gate_inp_shexp", _)))
 }
 
-/// Projections whose rows the files of some architectures have in pairs.
+/// Projections whose rows are stored in pairs in the files of some architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Paired {
+pub(super) enum PairedProjection {
     Queries,
     Keys,
 }
 
-/// Which of them a tensor is.
-pub(super) fn paired(name: &str) -> Option<Paired> {
+/// Returns the paired projection of a tensor, if it is one.
+pub(super) fn paired(name: &str) -> Option<PairedProjection> {
     match of_block(name)? {
-        (_, "attn_q", _) => Some(Paired::Queries),
-        (_, "attn_k", _) => Some(Paired::Keys),
+        (_, "attn_q", _) => Some(PairedProjection::Queries),
+        (_, "attn_k", _) => Some(PairedProjection::Keys),
         _ => None,
     }
 }
@@ -204,7 +204,7 @@ mod tests {
         ] {
             assert_eq!(of_checkpoint("bert", name), wanted);
         }
-        assert_eq!(paired("blk.1.attn_q.weight"), Some(Paired::Queries));
+        assert_eq!(paired("blk.1.attn_q.weight"), Some(PairedProjection::Queries));
         assert_eq!(paired("blk.1.attn_q_norm.weight"), None);
     }
 }

@@ -1,12 +1,13 @@
-//! Names of files.
+//! Names of GGUF files, and of the parts of split ones.
 
-/// The name of a GGUF file without its ending.
+/// Returns the name of a GGUF file without its extension.
 pub(crate) fn stem(name: &str) -> Option<&str> {
     let (stem, end) = name.rsplit_once('.')?;
     (end.eq_ignore_ascii_case("gguf") && !stem.is_empty()).then_some(stem)
 }
 
-/// Of the [stem] of a file that is a part of a model: the name of the model, the number of the part, and how many there are.
+/// Splits the [stem] of a file that is a part of a model: the name of the model, the number of the
+/// part, and the number of all parts.
 pub(crate) fn part_of(stem: &str) -> Option<(&str, [usize; 2])> {
     const DIGITS: usize = 5;
     let number = |text: &str| -> Option<usize> {
@@ -18,7 +19,7 @@ pub(crate) fn part_of(stem: &str) -> Option<(&str, [usize; 2])> {
     Some((name, [number(part)?, number(count)?]))
 }
 
-/// The [stem] of a part of a model.
+/// Returns the [stem] of a part of a model.
 pub(crate) fn name(model: &str, part: usize, count: usize) -> String {
     format!("{model}-{part:05}-of-{count:05}")
 }

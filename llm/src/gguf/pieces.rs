@@ -1,11 +1,12 @@
-//! Vocabularies of SentencePiece.
+//! Conversion of SentencePiece vocabularies to byte pair encoding.
 //!
-//! A text begins as its characters. Of all neighbours that together are a piece, those of the greatest score are joined
-//! first, the leftmost among equals. That is byte pair encoding (Sennrich et al., 2016) with a merge for every way to cut a
-//! piece into two, ordered by the piece's score. Characters that are no pieces become their bytes.
+//! SentencePiece begins with single characters. Of all adjacent pairs whose concatenation is a piece (a token of the
+//! vocabulary), it joins the pair with the highest score first, and the leftmost one of equal scores. This is byte pair
+//! encoding (Sennrich et al., 2016) with a merge for every way to split a piece into two, ordered by the piece's score.
+//! Characters that are not pieces are replaced by their bytes.
 //!
-//! The ways to cut one piece have the same score, so that SentencePiece takes the leftmost of them, whereas merges are done in
-//! some order. A test below finds no vocabulary and no text for which that makes a difference.
+//! All ways to split one piece have the same score, so SentencePiece takes the leftmost pair, while merges have a fixed
+//! order. A test below searches for vocabularies and texts with different results, and finds none.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +15,20 @@ use serde_json::{Value as Json, json};
 
 use super::Gguf;
 use super::model::without;
-use super::tokenizer::{ADDED, Around, BYTE, CONTROL, Merge, Model, ModelKind, REMEDY, UNKNOWN, Vocabulary};
+use super::tokenizer::{ADDED, BYTE, CONTROL, Conversion, Merge, Model, ModelKind, REMEDY, UNKNOWN, Vocabulary};
 
-/// What files call them.
+/// Name of this kind of vocabulary in `tokenizer.ggml.model`.
 pub(super) const KIND: &str = "llama";
-/// Stands for a space.
+/// The character that replaces a space.
 const SPACE: &str = "\u{2581}";
-/// Bytes of merges for each byte of a piece. Pieces of models have twice their length or so; a vocabulary that somebody
-/// made for it could have any multiple.
+/// Maximum total size of merges, as a multiple of the size of all pieces. Merges of published models have about twice
+/// the length of their pieces; a hostile vocabulary could have any multiple.
 const MAX: usize = 64;
-/// Bytes of a piece. Those of models have a few dozen at most.
+/// Maximum bytes of a piece. Published models have at most a few dozen.
 const MAX_LENGTH: usize = 1024;
 
 impl Gguf {
-    /// The `tokenizer.json` of pieces.
+    /// Returns the `tokenizer.json` of a SentencePiece vocabulary.
     pub(super) fn pieces(&self) -> Result<String> {
         let key = |name: &str| format!("tokenizer.ggml.{name}");
         let changed = self.flag(&key("remove_extra_whitespaces"))?.unwrap_or(false)
@@ -57,8 +58,9 @@ impl Gguf {
     }
 }
 
-/// Spaces are pieces like others; where a text begins with one that is not there, it goes when tokens are shown.
-fn around(first_space: bool) -> Around {
+/// Returns the normalizer and decoder of the tokenizer. They replace spaces by a character of pieces. With
+/// `first_space`, encoding adds a space before the text, and decoding removes it.
+fn around(first_space: bool) -> Conversion {
     let replaced = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
     let mut normalizers = vec![replaced(" ", SPACE)];
     let mut decoders = vec![
@@ -70,25 +72,26 @@ fn around(first_space: bool) -> Around {
         normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
         decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     }
-    Around {
+    Conversion {
         normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
         pre_tokenizer: Json::Null,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
     }
 }
 
-/// A way to cut a piece into two.
-struct Cut<'a> {
+/// A way to split a piece into two.
+struct PieceDivision<'a> {
     score: f64,
     id: usize,
     halves: [&'a str; 2],
 }
 
-/// Merges in the order in which they are done.
+/// Returns the merges in the order of their application.
 ///
 /// # Errors
-/// In words that follow "has": vocabularies for which an order of merges is not what scores say. Those are scores that are
-/// no numbers, or the same for two pieces that can come of merges, and pieces of characters that are no pieces themselves.
+/// A text that continues a sentence after "has", for vocabularies without an equivalent order of merges: scores that
+/// are NaN, equal scores of two pieces that merges can produce, or pieces with characters that are not pieces
+/// themselves.
 fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f64]) -> Result<Vec<Merge<'a>>, String> {
     let plain = |id: usize| !matches!(vocabulary.kind(id), Some(UNKNOWN | CONTROL | ADDED | BYTE));
     let tokens = vocabulary.tokens.iter().enumerate();
@@ -104,7 +107,7 @@ fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f64]) -> Result<Vec<Merge<'a
     for (&piece, &id) in &pieces {
         let score = scores[id];
         if !score.is_finite() {
-            return Err(format!("a score of the piece '{piece}' that is no number"));
+            return Err(format!("a score of the piece '{piece}' that is not a number"));
         }
         if piece.len() > MAX_LENGTH {
             return Err(format!("a piece of {} bytes", piece.len()));
@@ -113,30 +116,30 @@ fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f64]) -> Result<Vec<Merge<'a
             let (left, right) = piece.split_at(at);
             match [left, right].map(|half| pieces.contains_key(half)) {
                 [true, true] => {}
-                // A character stands for itself until it is joined to others.
+                // A single character is kept until it is joined to a neighbour.
                 [l, r] if [(l, left), (r, right)].iter().all(|(is, half)| *is || is_single(half)) => {
-                    return Err(format!("a piece '{piece}' with a character that is no piece itself"));
+                    return Err(format!("a piece '{piece}' with a character that is not a piece itself"));
                 }
                 _ => continue,
             }
             bytes += piece.len();
             if bytes > room {
-                return Err("pieces that can be made of each other in too many ways".into());
+                return Err("pieces with too many ways to merge".into());
             }
             let halves = [left, right];
-            cuts.push(Cut { score, id, halves });
+            cuts.push(PieceDivision { score, id, halves });
         }
     }
-    let order = |cut: &Cut| std::cmp::Reverse(cut.halves[0].len());
+    let order = |cut: &PieceDivision| std::cmp::Reverse(cut.halves[0].len());
     cuts.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| order(a).cmp(&order(b))));
     let mut neighbours = cuts.iter().zip(cuts.iter().skip(1));
     if let Some((a, b)) = neighbours.find(|(a, b)| a.score == b.score && a.id != b.id) {
         let [a, b] = [a, b].map(|cut| cut.halves.concat());
         return Err(format!("the same score for the pieces '{a}' and '{b}'"));
     }
-    let pair = |Cut {
+    let pair = |PieceDivision {
                     halves: [left, right], ..
-                }: Cut<'a>| Merge::Pair(left, right);
+                }: PieceDivision<'a>| Merge::Pair(left, right);
     Ok(cuts.into_iter().map(pair).collect())
 }
 
@@ -192,19 +195,20 @@ mod tests {
             (&[("a", 0.0), ("b", 0.0), ("ab", -1.0), ("ba", -1.0)][..], "same score"),
             (&[("a", 0.0), ("ab", -1.0)], "'ab' with a character"),
             (&[("ab", -1.0)], "'ab' with a character"),
-            (&[("a", 0.0), ("b", 0.0), ("ab", f64::NAN)], "no number"),
+            (&[("a", 0.0), ("b", 0.0), ("ab", f64::NAN)], "not a number"),
         ] {
             let error = plain(pieces).expect_err(said);
             assert!(error.contains(said), "{error}");
         }
-        // Pieces that no merge makes may have any scores.
+        // Pieces that no merge creates may have any scores.
         assert_eq!(plain(&[("a", 0.0), ("b", 0.0), ("c", 0.0)]), Ok(Vec::new()));
         let texts: Vec<String> = (1..600).map(|n| "a".repeat(n)).collect();
         let many: Vec<(&str, f64, u8)> = texts.iter().map(|t| (t.as_str(), -(t.len() as f64), 1)).collect();
         assert!(of(&many).expect_err("many").contains("too many ways"));
     }
 
-    /// Joins neighbours, those of the greatest value first and of equal ones the leftmost, while any has one.
+    /// Joins adjacent parts, the pair with the highest `value` first and the leftmost of equal ones, until no pair has
+    /// a value.
     fn joined<T: PartialOrd>(text: &str, value: impl Fn(&str, &str) -> Option<T>) -> Vec<String> {
         let mut parts: Vec<String> = text.chars().map(String::from).collect();
         loop {
@@ -231,7 +235,7 @@ mod tests {
         for round in 0..2000 {
             let mut pieces = vec![String::from("a"), String::from("b")];
             for _ in 0..3 + rng.below(16) {
-                // Every other vocabulary is one that training could give: of earlier pieces.
+                // Half of the vocabularies could result from training: each piece consists of two earlier ones.
                 let piece = match round % 2 {
                     0 => {
                         let len = 2 + rng.below(4);

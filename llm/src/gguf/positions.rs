@@ -1,4 +1,4 @@
-//! Rotary positions for long contexts, as the metadata and a tensor have them.
+//! Rotary positions for long contexts, from the metadata and a tensor.
 
 use std::f64::consts::TAU;
 
@@ -10,30 +10,30 @@ use super::{Gguf, names};
 use crate::tensors::convert;
 use crate::tensors::shard::Tensor;
 
-/// Of the speed: how far Llama 3.1's rule may be from a stored factor, which programs compute in `f32`.
+/// Maximum relative difference between a stored factor and Llama 3.1's rule; programs compute the factors in `f32`.
 const TOLERANCE: f64 = 1e-5;
-/// Turns in the first training's context between which Llama 3.1 changes from one speed to the other, and that context.
-/// Files have only what follows from them.
+/// Parameters of Llama 3.1's rule: `low_freq_factor`, `high_freq_factor` and `original_max_position_embeddings`. Files
+/// only contain the resulting factors.
 const LOW: f64 = 1.0;
 const HIGH: f64 = 4.0;
 const CONTEXT: f64 = 8192.0;
 
 impl Gguf {
-    /// The base of the angles; files may leave the usual one out.
+    /// Returns the base of the angles; files may omit the usual one.
     pub(super) fn theta(&self) -> Result<f64> {
         const USUAL: f64 = 10_000.0;
         Ok(self.float(&self.own("rope.freq_base")?)?.unwrap_or(USUAL))
     }
 
-    /// `rope_parameters` as a `config.json` has them, for heads of so many elements.
+    /// Returns `rope_parameters` of an equivalent `config.json`, for heads of `head_dim` elements.
     pub(super) fn rope(&self, head_dim: u64) -> Result<Json> {
         let kind = self.text(&self.own("rope.scaling.type")?)?;
         let factor = match self.float(&self.own("rope.scaling.factor")?)? {
-            // What older programs wrote.
+            // The key of older programs.
             None => self.float(&self.own("rope.scale_linear")?)?,
             factor => factor,
         };
-        // 0 is another word for none.
+        // 0 also means none.
         let factor = factor.filter(|&factor| factor != 1.0 && factor != 0.0);
         let slowed = self.slowed(head_dim)?;
         match (kind, factor, slowed) {
@@ -61,7 +61,7 @@ impl Gguf {
         }
     }
 
-    /// What the tensor of factors says, by which the speeds of pairs are divided.
+    /// Returns the scaling of rotary positions that the tensor of factors (divisors of the frequencies) represents.
     fn slowed(&self, head_dim: u64) -> Result<RopeScaling> {
         let Some(info) = self.tensors.get(names::FREQUENCIES) else {
             return Ok(RopeScaling::None);
@@ -96,9 +96,10 @@ impl Gguf {
     }
 }
 
-const REMEDY: &str = "use another model, or the checkpoint that the file was made of";
+const REMEDY: &str = "use another model, or the checkpoint that the file was converted from";
 
-/// The rule that these divisors of the speeds `theta^(-i / factors.len())` follow, if it is one that is known.
+/// Returns the scaling rule that results in these divisors of the frequencies `theta^(-i / factors.len())`, if there is
+/// one.
 fn scaling_of(factors: &[f32], theta: f64) -> Option<RopeScaling> {
     let speeds: Vec<f64> = (0..factors.len())
         .map(|i| theta.powf(-(i as f64) / factors.len() as f64))
@@ -114,7 +115,8 @@ fn scaling_of(factors: &[f32], theta: f64) -> Option<RopeScaling> {
     if let Some(found) = simple.into_iter().find(agrees) {
         return Some(found);
     }
-    // How much of its speed a pair keeps goes with its turns, between two numbers of these.
+    // Between two limits, the rule interpolates the frequency of a pair linearly by its number of turns in the original
+    // context.
     let kept = |f: f32| (1.0 / f64::from(f) - 1.0 / factor) / (1.0 - 1.0 / factor);
     let between: Vec<(f64, f64)> = (speeds.iter().zip(factors))
         .map(|(speed, &f)| (speed / TAU, kept(f)))
@@ -135,7 +137,8 @@ fn scaling_of(factors: &[f32], theta: f64) -> Option<RopeScaling> {
         high_freq_factor,
         original_context: original_context as u32,
     };
-    // Numbers are round ones in all likelihood; else the context is, and the others follow.
+    // First candidate: the two factors are integers. Second one: only the original context is, and the factors follow
+    // from it.
     let whole = context.round().clamp(1.0, f64::from(u32::MAX));
     let low = whole / context;
     let candidates = [llama3(whole, LOW, high.round()), llama3(whole, low, low * high)];
@@ -144,7 +147,7 @@ fn scaling_of(factors: &[f32], theta: f64) -> Option<RopeScaling> {
         .find(|scaling| is_rule(scaling) && agrees(scaling))
 }
 
-/// Whether the numbers make sense.
+/// Returns true if the parameters of a rule are valid.
 fn is_rule(scaling: &RopeScaling) -> bool {
     match *scaling {
         RopeScaling::Llama3 {

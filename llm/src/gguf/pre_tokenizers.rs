@@ -15,7 +15,7 @@ pub(super) struct PreTokenizer {
     patterns: &'static [&'static str],
     /// Default of `tokenizer.ggml.add_bos_token`.
     pub(super) add_bos: bool,
-    /// Lookup of whole pieces in the vocabulary before merges.
+    /// True if whole pieces are looked up in the vocabulary before merges are applied.
     pub(super) ignore_merges: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Bytes of a header, in order.
+//! A reader of header fields in order.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub(super) enum Value {
     List(List),
 }
 
-/// A list of values of one type. They stay in the file, where a byte takes a byte.
+/// A list of values of one type. The values stay in the file instead of being parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct List {
     kind: u32,
@@ -26,13 +26,14 @@ impl List {
         self.count
     }
 
-    /// Its texts, if it is one of texts; `file` is all that it was read from.
+    /// Returns the texts of a list of texts, and `None` for other lists; `file` is the whole file that contains the
+    /// list.
     pub(super) fn texts<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = Cow<'a, str>> + use<'a>> {
         let mut reader = self.reader(file, self.kind == TEXT)?;
         Some((0..self.count).map_while(move |_| reader.text().ok()))
     }
 
-    /// Its whole numbers, if it is one of such.
+    /// Returns the integers of a list of integers, and `None` for other lists.
     pub(super) fn ints<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = i64> + use<'a>> {
         self.singles(file, matches!(self.kind, 0..=5 | 10 | 11), |value| match value {
             Value::Int(value) => Some(value),
@@ -40,7 +41,7 @@ impl List {
         })
     }
 
-    /// Its numbers, if it is one of numbers with fractions.
+    /// Returns the numbers of a list of floats, and `None` for other lists.
     pub(super) fn floats<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = f64> + use<'a>> {
         self.singles(file, matches!(self.kind, 6 | 12), |value| match value {
             Value::Float(value) => Some(value),
@@ -67,7 +68,7 @@ impl List {
 
 type Result<T> = std::result::Result<T, String>;
 
-/// What is left of a file.
+/// The rest of a file.
 pub(super) struct Reader<'a> {
     all: &'a [u8],
     position: usize,
@@ -78,7 +79,7 @@ impl<'a> Reader<'a> {
         Reader { all, position: 0 }
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(super) fn position(&self) -> usize {
         self.position
     }
@@ -86,7 +87,7 @@ impl<'a> Reader<'a> {
     pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let end = self.position.checked_add(count);
         let bytes = end.and_then(|end| self.all.get(self.position..end));
-        let bytes = bytes.ok_or_else(|| format!("it ends within {count} bytes at {}", self.position))?;
+        let bytes = bytes.ok_or_else(|| format!("it ends within the {count} bytes at offset {}", self.position))?;
         self.position += count;
         Ok(bytes)
     }
@@ -103,13 +104,14 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of things that take so many bytes each, at least: no more than there is room for.
+    /// Reads a count of items of at least `least` bytes each. A count whose items exceed the rest of the file is an
+    /// error.
     pub(super) fn count(&mut self, least: usize) -> Result<usize> {
         let count = self.u64()?;
         let room = (self.all.len() - self.position) / least.max(1);
         match usize::try_from(count) {
             Ok(count) if count <= room => Ok(count),
-            _ => Err(format!("it has room for {room} elements, but announces {count}")),
+            _ => Err(format!("it declares {count} elements, but has room for only {room}")),
         }
     }
 
@@ -139,7 +141,7 @@ impl<'a> Reader<'a> {
             6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
             7 => Value::Bool(self.array::<1>()?[0] != 0),
             TEXT => Value::Text(self.text()?.into_owned()),
-            // Numbers beyond i64 are no sizes.
+            // Numbers beyond i64 are no valid sizes.
             10 => Value::Int(i64::try_from(self.u64()?).unwrap_or(i64::MAX)),
             11 => Value::Int(i64::from_le_bytes(self.array()?)),
             12 => Value::Float(f64::from_le_bytes(self.array()?)),
@@ -153,7 +155,7 @@ impl<'a> Reader<'a> {
         let least = match kind {
             // Type and length of each list.
             ARRAY if depth < MAX_DEPTH => 4 + 8,
-            ARRAY => return Err(format!("expected at most {MAX_DEPTH} lists in one another, found more")),
+            ARRAY => return Err(format!("expected at most {MAX_DEPTH} nested lists, found more")),
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
@@ -175,7 +177,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Types of values that are no numbers.
+/// Numbers of the value types that are not numeric.
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 /// Maximum depth of lists in lists.
@@ -233,7 +235,7 @@ mod tests {
         assert!(reader.value().is_err(), "nothing is left");
     }
 
-    /// A list of lists of a type, `depth` lists in one another, with a number in the innermost one.
+    /// Returns nested lists of a type with this depth, with a number in the innermost one.
     fn nested(depth: usize) -> Vec<u8> {
         let mut bytes = [&5u32.to_le_bytes()[..], &1u64.to_le_bytes(), &7i32.to_le_bytes()].concat();
         for _ in 1..depth {
@@ -255,7 +257,7 @@ mod tests {
         }
         let deep = nested(100_000);
         let error = Reader::new(&deep).value().expect_err("too deep");
-        assert!(error.contains("at most 8 lists in one another"), "{error}");
+        assert!(error.contains("at most 8 nested lists"), "{error}");
     }
 
     #[test]
@@ -267,12 +269,12 @@ mod tests {
             }
             bytes.extend(u64::MAX.to_le_bytes());
             let error = Reader::new(&bytes).value().expect_err("too long");
-            assert!(error.contains("announces 18446744073709551615"), "{error}");
+            assert!(error.contains("declares 18446744073709551615"), "{error}");
         }
         let nested = [9u32.to_le_bytes(), 9u32.to_le_bytes()].concat();
         assert!(Reader::new(&nested).value().is_err());
         let long = [nested, u64::MAX.to_le_bytes().to_vec()].concat();
         let error = Reader::new(&long).value().expect_err("too long");
-        assert!(error.contains("announces 18446744073709551615"), "{error}");
+        assert!(error.contains("declares 18446744073709551615"), "{error}");
     }
 }

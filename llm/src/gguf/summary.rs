@@ -1,10 +1,10 @@
-//! What a header says of any model, also of one that is not supported.
+//! Properties of a model from its header, which also exist for unsupported models.
 
 use std::collections::BTreeMap;
 
 use super::Gguf;
 
-/// Names that files give to how most weights are stored (`general.file_type`), as llama.cpp numbers them.
+/// Names of `general.file_type`, the storage of most weights, by the numbers of llama.cpp.
 const FILE_TYPES: &[(u64, &str)] = &[
     (0, "f32"),
     (1, "f16"),
@@ -41,7 +41,7 @@ const FILE_TYPES: &[(u64, &str)] = &[
     (38, "mxfp4"),
 ];
 
-/// Types of tensors, as ggml numbers them.
+/// Names of tensor types, by the numbers of ggml.
 const TENSOR_TYPES: &[(u32, &str)] = &[
     (0, "f32"),
     (1, "f16"),
@@ -71,7 +71,7 @@ const TENSOR_TYPES: &[(u32, &str)] = &[
 ];
 
 impl Gguf {
-    /// Numbers of all tensors of the file.
+    /// Returns the number of elements of all tensors of the file.
     pub(crate) fn parameters(&self) -> u64 {
         let counts = self
             .tensors
@@ -80,13 +80,13 @@ impl Gguf {
         counts.fold(0, u64::saturating_add)
     }
 
-    /// Positions that the model was made for, if the file says it.
+    /// Returns the maximum positions of the model, if the file contains them.
     pub(crate) fn context(&self) -> Option<usize> {
         let key = self.own("context_length").ok()?;
         usize::try_from(self.count(&key).ok()??).ok()
     }
 
-    /// The name of how most weights are stored: by the file's own word, else by its tensors.
+    /// Returns the name of the storage type of most weights, from the file's metadata or else from its tensors.
     pub(crate) fn stored(&self) -> Option<String> {
         let said = self.count("general.file_type").ok().flatten();
         let named = FILE_TYPES.iter().find(|(number, _)| Some(*number) == said);

@@ -1,4 +1,4 @@
-//! Tokenizers of GGUF files, as `tokenizer.json` describes them.
+//! Tokenizers of GGUF files, converted to `tokenizer.json`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,32 +11,32 @@ use super::model::without;
 use super::pre_tokenizers::PreTokenizer;
 use super::{Gguf, List, Value, names, pieces};
 
-/// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
-/// somebody added, and bytes.
+/// Kinds of tokens, by the numbers of the format: the unknown token, control tokens that are not
+/// shown, added words, and bytes.
 pub(super) const UNKNOWN: u8 = 2;
 pub(super) const CONTROL: u8 = 3;
 pub(super) const ADDED: u8 = 4;
 pub(super) const BYTE: u8 = 6;
 pub(super) const REMEDY: &str = "put the tokenizer.json of the model into the folder of the file";
 
-/// A token that a model has for a purpose.
+/// A token with a special purpose.
 pub(crate) struct Mark {
     pub(super) id: u64,
     pub(crate) text: String,
 }
 
-/// The tokens of a file and what they are.
+/// The tokens of a file and their kinds.
 pub(super) struct Vocabulary<'a> {
     pub(super) tokens: Vec<Cow<'a, str>>,
     pub(super) kinds: Vec<u8>,
 }
 
-/// A `tokenizer.json`. It is written from the lists of the file, not from a tree of values, which would take many times
-/// their memory.
+/// A `tokenizer.json`. It is written directly from the lists of the file, because a tree of values
+/// would take a multiple of their memory.
 #[derive(Serialize)]
 pub(super) struct Description<'a> {
     version: &'static str,
-    added_tokens: Vec<Added<'a>>,
+    added_tokens: Vec<AddedToken<'a>>,
     normalizer: Json,
     pre_tokenizer: Json,
     post_processor: Json,
@@ -45,7 +45,7 @@ pub(super) struct Description<'a> {
 }
 
 #[derive(Serialize)]
-struct Added<'a> {
+struct AddedToken<'a> {
     id: usize,
     content: &'a str,
     special: bool,
@@ -62,7 +62,7 @@ pub(super) enum ModelKind<'a> {
     WordPiece(BertPieces<'a>),
 }
 
-/// A WordPiece model, which takes the longest token at each position of a word.
+/// A WordPiece model: at each position of a word, the longest matching token is used.
 #[derive(Serialize)]
 pub(super) struct BertPieces<'a> {
     #[serde(rename = "type")]
@@ -85,7 +85,7 @@ pub(super) struct Model<'a> {
     pub(super) fuse_unk: bool,
 }
 
-/// Two tokens that become one: with a space between them, or as a pair.
+/// Two tokens that become one: separated by a space, or as a pair.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Merge<'a> {
@@ -93,8 +93,8 @@ pub(super) enum Merge<'a> {
     Pair(&'a str, &'a str),
 }
 
-/// How text becomes what the model is given, and tokens text.
-pub(super) struct Around {
+/// The conversion of text to the model's input, and of tokens to text.
+pub(super) struct Conversion {
     pub(super) normalizer: Json,
     pub(super) pre_tokenizer: Json,
     pub(super) decoder: Json,
@@ -112,10 +112,11 @@ impl Gguf {
         let list = self.list(key)?;
         let list = list.ok_or_else(|| without(self, &format!("list '{key}'"), REMEDY))?;
         let texts = list.texts(&self.map);
-        texts.ok_or_else(|| self.damaged(format!("'{key}' is no list of texts")))
+        texts.ok_or_else(|| self.damaged(format!("'{key}' is not a list of texts")))
     }
 
-    /// A list with something of each token.
+    /// Returns the list of a key, which must have one entry for each token; `of` converts it. Returns `None` if the
+    /// file lacks the key.
     pub(super) fn of_tokens<'a, T>(
         &'a self,
         key: &str,
@@ -126,18 +127,18 @@ impl Gguf {
             return Ok(None);
         };
         if list.len() != tokens {
-            return Err(self.damaged(format!("'{key}' is of {} tokens, and there are {tokens}", list.len())));
+            return Err(self.damaged(format!("'{key}' has {} entries, expected {tokens}", list.len())));
         }
         let found = of(list, &self.map);
         found
             .map(Some)
-            .ok_or_else(|| self.damaged(format!("'{key}' is a list of something else")))
+            .ok_or_else(|| self.damaged(format!("'{key}' is a list of another type")))
     }
 
     pub(super) fn vocabulary(&self) -> Result<Vocabulary<'_>> {
         let tokens: Vec<Cow<str>> = self.texts("tokenizer.ggml.tokens")?.collect();
         let kinds = self.of_tokens("tokenizer.ggml.token_type", tokens.len(), |list, file| {
-            // Of numbers that there are not yet, tokens are plain.
+            // Unknown kinds are treated as plain tokens.
             Some(list.ints(file)?.map(|kind| u8::try_from(kind).unwrap_or(0)).collect())
         })?;
         Ok(Vocabulary {
@@ -212,7 +213,7 @@ impl Gguf {
         NAMES.iter().try_for_each(|name| self.token_id(name).map(drop))
     }
 
-    /// A mark, if the vocabulary has one.
+    /// Returns a special token, if the vocabulary has it.
     pub(crate) fn mark(&self, name: &str) -> Result<Option<Mark>> {
         let (Some(id), Some(tokens)) = (self.mark_id(name)?, self.list("tokenizer.ggml.tokens")?) else {
             return Ok(None);
@@ -225,7 +226,7 @@ impl Gguf {
         }))
     }
 
-    /// The text of a `tokenizer.json`.
+    /// Returns the text of a `tokenizer.json`.
     ///
     /// # Errors
     /// [`Error::File`](meganeura_core::Error::File): no tokenizer, or one of a kind that is not supported.
@@ -240,7 +241,7 @@ impl Gguf {
         }
     }
 
-    /// Whether there is a tokenizer of a kind that is known. It is not read.
+    /// Checks that there is a tokenizer of a supported kind, without reading it.
     ///
     /// # Errors
     /// As [`Gguf::tokenizer`].
@@ -249,7 +250,7 @@ impl Gguf {
         match self.tokenizer_kind()? {
             Some("gpt2") => self.pre_tokenizer().map(drop),
             Some(pieces::KIND | names::WORD_PIECES) => Ok(()),
-            // The error is the other's.
+            // Called for its error.
             _ => self.tokenizer().map(drop),
         }
     }
@@ -261,12 +262,12 @@ impl Gguf {
         PreTokenizer::of(name).ok_or_else(|| self.unsupported(format!("the pre-tokenizer '{name}' ('{KEY}')"), REMEDY))
     }
 
-    /// Pairs of bytes, merged in the order of a list.
+    /// Returns the `tokenizer.json` of byte pairs, merged in the order of a list.
     fn byte_pairs(&self) -> Result<String> {
         let pre_tokenizer = self.pre_tokenizer()?;
         let vocabulary = self.vocabulary()?;
         let merges: Vec<Cow<str>> = self.texts("tokenizer.ggml.merges")?.collect();
-        let around = Around {
+        let around = Conversion {
             normalizer: Json::Null,
             pre_tokenizer: pre_tokenizer.json(),
             decoder: json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
@@ -288,7 +289,7 @@ impl Gguf {
     pub(super) fn describe(
         &self,
         added_tokens: AddedTokens,
-        around: Around,
+        around: Conversion,
         post_processor: Json,
         model: ModelKind,
     ) -> Result<String> {
@@ -304,7 +305,8 @@ impl Gguf {
         serde_json::to_string(&description).map_err(|e| self.damaged(e))
     }
 
-    /// Returns what puts the marks around every text that the file asks for, or that are usual.
+    /// Returns the post-processor that adds special tokens around every text, as the file specifies
+    /// or by default.
     pub(super) fn marks(&self, usual: [bool; 2]) -> Result<Json> {
         let asked = |name: &str, usual: bool| -> Result<Option<Mark>> {
             let key = format!("tokenizer.ggml.add_{name}_token");
@@ -312,7 +314,8 @@ impl Gguf {
                 return Ok(None);
             }
             let Some(mark) = self.mark(name)? else {
-                let message = format!("texts get a mark '{name}', but 'tokenizer.ggml.{name}_token_id' is no token");
+                let message =
+                    format!("texts get a '{name}' token, but 'tokenizer.ggml.{name}_token_id' is not a token");
                 return Err(self.damaged(message));
             };
             Ok(Some(mark))
@@ -321,7 +324,7 @@ impl Gguf {
     }
 }
 
-/// Returns the post-processor that puts marks around every text.
+/// Returns the post-processor that adds the special tokens `first` and `last` around every text.
 pub(super) fn template(first: Option<Mark>, last: Option<Mark>) -> Json {
     let mut marks = Map::new();
     let mut piece = |mark: Option<Mark>| {
@@ -343,27 +346,27 @@ pub(super) fn template(first: Option<Mark>, last: Option<Mark>) -> Json {
     json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]), "special_tokens": marks })
 }
 
-/// Tokens that are found in a text before anything else.
-pub(super) struct AddedTokens<'a>(Vec<Added<'a>>);
+/// Tokens that are searched in a text before all other steps.
+pub(super) struct AddedTokens<'a>(Vec<AddedToken<'a>>);
 
 impl Vocabulary<'_> {
-    /// The number of each token.
+    /// Returns the index of each token.
     pub(super) fn places(&self) -> BTreeMap<&str, usize> {
         let places = self.tokens.iter().enumerate();
         places.map(|(id, token)| (token.as_ref(), id)).collect()
     }
 
-    /// What a token is; files that do not say have plain ones only.
+    /// Returns the kind of a token; `None` in files without kinds, whose tokens are all plain.
     pub(super) fn kind(&self, id: usize) -> Option<u8> {
         self.kinds.get(id).copied()
     }
 
-    /// Tokens of these kinds. Words that somebody added are shown, the others are not.
+    /// Returns the tokens of these kinds. Only added words are shown in text.
     pub(super) fn added(&self, kinds: &[u8]) -> AddedTokens<'_> {
         let all = self.tokens.iter().enumerate();
         let added = all.filter_map(|(id, token)| {
             let kind = self.kind(id).filter(|kind| kinds.contains(kind))?;
-            Some(Added {
+            Some(AddedToken {
                 id,
                 content: token,
                 special: kind != ADDED,

@@ -1,4 +1,4 @@
-//! Downloads of files.
+//! Downloads of files from the Hub.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,12 +12,12 @@ use super::wanted::wanted;
 use super::{Progress, PullError, PullRequest, cache_folder, home};
 use crate::tensors::shard::map;
 
-/// The Hub, unless `HF_ENDPOINT` says otherwise.
+/// Default address of the Hub; `HF_ENDPOINT` overrides it.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Tries of a file whose connection broke off.
+/// Maximum attempts to download a file whose connection breaks off.
 const TRIES: usize = 4;
 
-/// A repository, and what errors say of it.
+/// A repository, and its description in errors.
 struct Source<'a> {
     request: &'a PullRequest,
     endpoint: String,
@@ -42,12 +42,12 @@ pub(super) fn pull(request: &PullRequest, progress: &mut dyn Progress) -> Result
     }
     let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
     let (files, is_gguf) = wanted(request, &names)?;
-    // All files are those of one commit, whatever happens to the branch meanwhile.
+    // All files are those of one commit, even if the branch changes meanwhile.
     let commit = source.repository(&info.sha);
     let repository = source.api.repo(commit.clone());
     let snapshot = source.cache.repo(commit).pointer_path(&info.sha);
     for file in &files {
-        // Links whose targets are gone are no files.
+        // Links with missing targets do not count as files.
         if !snapshot.join(file).exists() {
             source.fetch(&repository, file, progress)?;
         }
@@ -94,12 +94,12 @@ impl<'a> Source<'a> {
         Repo::with_revision(self.request.name.clone(), RepoType::Model, revision.to_owned())
     }
 
-    /// Downloads a file, or what is missing of it.
+    /// Downloads a file, or the missing part of it.
     fn fetch(&self, repository: &ApiRepo, file: &str, progress: &mut dyn Progress) -> Result<(), PullError> {
         let mut tries = 1;
         loop {
             let mut size = 0;
-            let told = Told {
+            let told = ProgressAdapter {
                 progress: &mut *progress,
                 size: &mut size,
             };
@@ -111,8 +111,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether another try makes sense: the connection broke off, or what an earlier one left cannot be continued, which is
-    /// removed.
+    /// Returns true if a retry makes sense: the connection broke off, or an earlier partial
+    /// download cannot be continued. The latter is removed.
     fn may_go_on(&self, repository: &ApiRepo, file: &str, error: &ApiError) -> bool {
         const NOTHING_LEFT: u16 = 416;
         let is_left = match error {
@@ -140,7 +140,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// What an error of the client means, of a question about the repository or of the download of a file.
+    /// Converts an error of the client: of a question about the repository, or of the download of a
+    /// file.
     fn error(&self, error: ApiError, is_question: bool) -> PullError {
         let unreachable = |message: String| PullError::Unreachable {
             endpoint: self.endpoint.clone(),
@@ -190,7 +191,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether a file has its size, and the bytes that its name stands for where that is a sum of them. Another one is removed.
+/// Checks that a file has its size, and its SHA-256 if its name is one. A damaged file is removed.
 fn check(path: &Path, file: &str, size: u64) -> Result<(), PullError> {
     const SHA256_DIGITS: usize = 64;
     let blob = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -204,25 +205,25 @@ fn check(path: &Path, file: &str, size: u64) -> Result<(), PullError> {
         if is_other { Err(()) } else { Ok(()) }
     };
     is_right().map_err(|()| {
-        // Nobody is left to tell if this fails.
+        // The download has already failed, so errors of the removal are ignored.
         let _ = fs::remove_file(path);
         let _ = fs::remove_file(&blob);
         PullError::Damaged { file: file.to_owned() }
     })
 }
 
-/// A variable that is not empty.
+/// Returns the value of a variable, unless it is empty.
 fn text_of(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Tells what the client says, and keeps the size of the file.
-struct Told<'a> {
+/// An adapter that forwards the client's progress, and keeps the size of the file.
+struct ProgressAdapter<'a> {
     progress: &'a mut dyn Progress,
     size: &'a mut u64,
 }
 
-impl hf_hub::api::Progress for Told<'_> {
+impl hf_hub::api::Progress for ProgressAdapter<'_> {
     fn init(&mut self, size: usize, file: &str) {
         *self.size = size as u64;
         self.progress.begin(file, size as u64);

@@ -1,11 +1,11 @@
-//! Why a model cannot be downloaded.
+//! Errors of model downloads.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use meganeura_core::Error;
 
-/// Why a model cannot be downloaded.
+/// An error of a model download.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PullError {
@@ -19,20 +19,20 @@ pub enum PullError {
         /// The text.
         name: String,
     },
-    /// There is no such model or revision. The Hub says the same of models that are private.
+    /// There is no such model or revision. The Hub returns the same for private models.
     NotFound {
-        /// The model, with its revision if one was asked for.
+        /// The model, with its revision if one was requested.
         name: String,
-        /// Where it was looked for.
+        /// Address of the Hub.
         endpoint: String,
     },
     /// The model's files are given only to users who accepted its terms.
     Gated {
         /// The model.
         name: String,
-        /// Where its terms are.
+        /// Page with its terms.
         page: String,
-        /// Whether a token was sent.
+        /// True if a token was sent.
         has_token: bool,
     },
     /// There is no such file in the repository.
@@ -41,7 +41,7 @@ pub enum PullError {
         name: String,
         /// The file.
         file: String,
-        /// GGUF files that there are.
+        /// GGUF files of the repository.
         files: Vec<String>,
     },
     /// The repository has several GGUF models, and no checkpoint in safetensors files.
@@ -60,7 +60,7 @@ pub enum PullError {
     Unreachable {
         /// Its address.
         endpoint: String,
-        /// What the network says.
+        /// Message of the network.
         message: String,
     },
     /// There is no room for the files.
@@ -68,21 +68,21 @@ pub enum PullError {
         /// The cache.
         folder: PathBuf,
     },
-    /// What was downloaded is not what the Hub has.
+    /// A downloaded file differs from that of the Hub.
     Damaged {
         /// The file.
         file: String,
     },
-    /// Something else.
+    /// Any other error.
     Failed {
         /// The model.
         name: String,
-        /// What happened.
+        /// Description of the error.
         message: String,
     },
 }
 
-/// Some names of a list.
+/// Returns some names of a list.
 fn some(names: &[String]) -> String {
     const SHOWN: usize = 30;
     let shown = names[..names.len().min(SHOWN)].join(", ");
@@ -103,12 +103,12 @@ impl fmt::Display for PullError {
             PullError::NotFound { name, endpoint } => write!(f, "there is no public model '{name}' at {endpoint}"),
             PullError::Gated { name, page, has_token } => {
                 let token = match has_token {
-                    true => "the token that was sent belongs to nobody who did that",
+                    true => "the account of the token that was sent has not accepted them",
                     false => "no token was sent",
                 };
                 write!(
                     f,
-                    "the files of '{name}' are for users who accepted its terms at {page}, and {token}"
+                    "the files of '{name}' are only for users who accepted its terms at {page}; {token}"
                 )
             }
             PullError::NoFile { name, file, files } if files.is_empty() => {
@@ -122,15 +122,15 @@ impl fmt::Display for PullError {
             }
             PullError::NoWeights { name } => write!(f, "'{name}' has neither safetensors nor GGUF files"),
             PullError::Unreachable { endpoint, message } => write!(f, "{endpoint} cannot be reached: {message}"),
-            PullError::NoSpace { folder } => write!(f, "there is no room for the files in '{}'", folder.display()),
-            PullError::Damaged { file } => write!(f, "what was downloaded of '{file}' is not what the Hub has"),
+            PullError::NoSpace { folder } => write!(f, "not enough disk space for the files in '{}'", folder.display()),
+            PullError::Damaged { file } => write!(f, "the download of '{file}' does not match its checksum on the Hub"),
             PullError::Failed { name, message } => write!(f, "'{name}' could not be downloaded: {message}"),
         }
     }
 }
 
 impl PullError {
-    /// What to do about it.
+    /// Returns the remedy that the error message suggests.
     pub fn remedy(&self) -> &'static str {
         match self {
             PullError::NotBuilt { .. } => {
@@ -144,13 +144,15 @@ impl PullError {
             PullError::NoFile { .. } | PullError::SeveralFiles { .. } => "name one of them with --file",
             PullError::NoWeights { .. } => "use a model that has safetensors or GGUF files",
             PullError::Unreachable { .. } => {
-                "check the connection, and HF_ENDPOINT if it is set; what was downloaded is kept, and the next try continues"
+                "check the connection, and HF_ENDPOINT if it is set; the partial download is kept, and the next \
+                 attempt continues it"
             }
             PullError::NoSpace { .. } => {
-                "make room, or set HF_HUB_CACHE to a folder on another disk; the next try continues"
+                "free disk space, or set HF_HUB_CACHE to a folder on another disk; the next attempt continues the \
+                 download"
             }
             PullError::Damaged { .. } => "try again; the file was removed",
-            PullError::Failed { .. } => "try again; what was downloaded is kept",
+            PullError::Failed { .. } => "try again; the partial download is kept",
         }
     }
 }

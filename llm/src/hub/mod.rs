@@ -1,6 +1,7 @@
-//! Models by the names that they have on the Hugging Face Hub: downloads into the cache that programs for the Hub share.
+//! Models by their names on the Hugging Face Hub: downloads into the cache that programs for the
+//! Hub share.
 //!
-//! [`pull`] needs the feature `hub`; without it, it is the error [`PullError::NotBuilt`].
+//! [`pull`] needs the feature `hub`; without it, it returns the error [`PullError::NotBuilt`].
 
 #[cfg(feature = "hub")]
 mod download;
@@ -14,20 +15,21 @@ use meganeura_core::Result;
 
 pub use error::PullError;
 
-/// What is downloaded.
+/// A request for a download.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PullRequest {
     /// The name on the Hub: `ORG/NAME`.
     pub name: String,
     /// A branch, a tag or a commit; the main revision if `None`.
     pub revision: Option<String>,
-    /// A GGUF file of the repository, which is downloaded instead of a checkpoint: the first one of several parts stands for
-    /// all. If `None` and there are no safetensors files, it is the only GGUF model of the repository.
+    /// GGUF file of the repository, which is downloaded instead of a checkpoint; the first one of
+    /// several parts selects all. If `None` and there are no safetensors files, it is the only GGUF
+    /// model of the repository.
     pub file: Option<String>,
 }
 
 impl PullRequest {
-    /// A request for `ORG/NAME` or `ORG/NAME@REVISION`.
+    /// Parses a request for `ORG/NAME` or `ORG/NAME@REVISION`.
     ///
     /// # Errors
     /// [`PullError::InvalidName`]: a text that cannot be a name on the Hub.
@@ -52,21 +54,22 @@ impl PullRequest {
     }
 }
 
-/// Is told how a download goes on.
+/// Callbacks with the progress of a download.
 pub trait Progress {
-    /// The download of a file of so many bytes begins, or begins again.
+    /// Reports that the download of a file of this size begins, or begins again.
     fn begin(&mut self, file: &str, bytes: u64);
-    /// So many bytes more are there; those of an earlier download that is continued are told at once.
+    /// Reports that `bytes` more bytes are stored. If an earlier download is continued, its bytes are reported in a
+    /// single call.
     fn advance(&mut self, bytes: u64);
-    /// The file is there.
+    /// Reports that the file is complete.
     fn finish(&mut self);
 }
 
-/// Tells nobody.
+/// A [`Progress`] that only logs.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct LogOnlyProgress;
 
-impl Progress for Silent {
+impl Progress for LogOnlyProgress {
     fn begin(&mut self, file: &str, bytes: u64) {
         log::info!("downloading '{file}', {bytes} bytes");
     }
@@ -76,35 +79,37 @@ impl Progress for Silent {
     fn finish(&mut self) {}
 }
 
-/// The cache that programs for the Hub share: `HF_HUB_CACHE`, or `HUGGINGFACE_HUB_CACHE`, or `hub` in `HF_HOME`, else
-/// `huggingface/hub` in `XDG_CACHE_HOME` or in `.cache` of `HOME`. `None` where there is nothing of that. It need not exist.
+/// Returns the cache that programs for the Hub share: `HF_HUB_CACHE`, or `HUGGINGFACE_HUB_CACHE`,
+/// or `hub` in `HF_HOME`, else `huggingface/hub` in `XDG_CACHE_HOME` or in `.cache` of `HOME`.
+/// `None` if none of these variables is set. The folder need not exist.
 pub fn cache_folder() -> Option<PathBuf> {
     let cache = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
     cache.or_else(|| Some(home()?.join("hub")))
 }
 
-/// The folder of programs for the Hub.
+/// Returns the folder of programs for the Hub.
 fn home() -> Option<PathBuf> {
     let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
     variable("HF_HOME").or_else(|| Some(caches()?.join("huggingface")))
 }
 
-/// A folder that a variable names.
+/// Returns the folder in a variable.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
 }
 
-/// Downloads what a model consists of into the [cache](cache_folder): configuration, tokenizer, templates and safetensors
-/// files, or one GGUF model. Files that are there are not downloaded again, a download that was interrupted is continued, and
-/// the main revision is not the new one before all of it is there. Returns what is opened: a folder, or a GGUF file.
+/// Downloads the files of a model into the [cache](cache_folder): configuration, tokenizer,
+/// templates and safetensors files, or one GGUF model. Existing files are not downloaded again, and
+/// an interrupted download is continued. The main revision only changes to the new one when all
+/// files are complete. Returns the path to open: a folder, or a GGUF file.
 ///
-/// `HF_ENDPOINT` is another address of the Hub. `HF_TOKEN`, or the file `token` in `HF_HOME`, is for models that are not
-/// public.
+/// `HF_ENDPOINT` is another address of the Hub. `HF_TOKEN`, or the file `token` in `HF_HOME`, is
+/// for models that are not public.
 ///
 /// # Errors
-/// [`PullError`] says what went wrong: no such model or file, one that is not public, no connection, no space.
+/// [`PullError`]: no such model or file, one that is not public, no connection, no space.
 pub fn pull(request: &PullRequest, progress: &mut dyn Progress) -> Result<PathBuf, PullError> {
     #[cfg(feature = "hub")]
     return download::pull(request, progress);
@@ -117,20 +122,22 @@ pub fn pull(request: &PullRequest, progress: &mut dyn Progress) -> Result<PathBu
     }
 }
 
-/// The folder of a checkpoint: one that exists, or else, of a name such as `org/model`, what it is [downloaded](pull) to.
-/// Other paths are returned as they are, for whoever opens them to say what is missing.
+/// Returns the folder of a checkpoint: an existing path, or for a name such as `org/model` the path
+/// of its [download](pull). Other paths are returned unchanged; opening them reports the error.
 ///
 /// # Errors
-/// [`Error::InvalidUse`](meganeura_core::Error::InvalidUse) for a name where the crate was built without the feature `hub`;
-/// [`Error::File`](meganeura_core::Error::File) for one that cannot be downloaded.
+/// [`Error::InvalidUse`](meganeura_core::Error::InvalidUse) for a name if the crate was built
+/// without the feature `hub`; [`Error::File`](meganeura_core::Error::File) for one that cannot be
+/// downloaded.
 pub fn locate(model: &Path) -> Result<PathBuf> {
     match name(model) {
-        Some(name) if !model.exists() => Ok(pull(&PullRequest::parse(name)?, &mut Silent)?),
+        Some(name) if !model.exists() => Ok(pull(&PullRequest::parse(name)?, &mut LogOnlyProgress)?),
         _ => Ok(model.to_owned()),
     }
 }
 
-/// The path as a name on the Hub, if it can be one: two words of letters, digits, `-`, `_` and `.`.
+/// Returns the path as a name on the Hub, if it can be one: two words of letters, digits, `-`, `_`
+/// and `.`.
 pub fn name(model: &Path) -> Option<&str> {
     let text = model.to_str()?;
     let (org, own) = text.split_once('/')?;

@@ -1,11 +1,11 @@
-//! Which files of a repository belong to a model.
+//! Selection of a model's files in a repository.
 
 use std::path::{Component, Path};
 
 use super::{PullError, PullRequest};
 use crate::gguf::parts;
 
-/// The files that a request is for, and whether they are a GGUF model: then its first file comes first.
+/// Returns the files for a request, and true if they are a GGUF model; then its first file comes first.
 pub(super) fn wanted(request: &PullRequest, files: &[String]) -> Result<(Vec<String>, bool), PullError> {
     let name = || request.name.clone();
     let all: Vec<&str> = files
@@ -30,7 +30,7 @@ pub(super) fn wanted(request: &PullRequest, files: &[String]) -> Result<(Vec<Str
         (None, _) if is_checkpoint => {
             let is_model = |file: &&&str| file.starts_with("model") && file.ends_with(".safetensors");
             let has_models = all.iter().any(|file| is_model(&file));
-            // Some repositories have the weights a second time, in other files.
+            // Some repositories contain the weights a second time, in other files.
             let is_other = |file: &&str| has_models && file.ends_with(".safetensors") && !is_model(&file);
             let files = all.iter().filter(|file| is_wanted(file) && !is_other(file));
             return Ok((files.map(|file| (*file).to_owned()).collect(), false));
@@ -57,12 +57,12 @@ pub(super) fn wanted(request: &PullRequest, files: &[String]) -> Result<(Vec<Str
     Ok((files, true))
 }
 
-/// Whether a file is a GGUF model, or the first part of one.
+/// Returns true if a file is a GGUF model, or the first part of one.
 fn is_first(file: &str) -> bool {
     parts::stem(file).is_some_and(|stem| parts::part_of(stem).is_none_or(|(_, [part, _])| part == 1))
 }
 
-/// Whether a file of a repository would be in its folder.
+/// Returns true if the name of a file is a path inside of the repository's folder.
 fn is_inside(file: &str) -> bool {
     !file.contains('\\')
         && Path::new(file)
@@ -70,10 +70,10 @@ fn is_inside(file: &str) -> bool {
             .all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Whether a file belongs to a checkpoint as this crate reads it.
+/// Returns true if a file belongs to a checkpoint that this crate reads.
 fn is_wanted(file: &str) -> bool {
     let is_kind = |end: &str| file.ends_with(end);
-    // What sentence-transformers does with the rows of an encoder.
+    // Pooling settings of sentence-transformers for the rows of an encoder.
     let is_pooling = file
         .strip_suffix("_Pooling/config.json")
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()));

@@ -1,4 +1,4 @@
-//! What the headers of a model say.
+//! Descriptions of models from their headers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,33 +9,33 @@ use meganeura_nn::models::CacheType;
 use serde_json::Value;
 
 use super::memory::{MemoryEstimate, Network};
-use super::places::{Origin, Place, entries, folder_bytes};
+use super::places::{Candidate, Origin, entries, folder_bytes};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::embedder::{EncoderConfig, check_weights};
 use crate::files::{damaged, read_text};
 use crate::gguf::Gguf;
 
-/// Whether a model can be used, and what for.
+/// Usability of a model by this library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It generates text.
+    /// The model generates text.
     Text,
-    /// It makes embeddings.
+    /// The model computes embeddings.
     Encoder,
-    /// It is a model, but of a kind that is not supported: why.
+    /// A model of an unsupported kind, with the reason.
     Unsupported(String),
-    /// Something of it is missing or damaged, or its download has not ended: what.
+    /// A model with missing or damaged files or an incomplete download, with the reason.
     Broken(String),
 }
 
 impl Support {
-    /// Whether the model can be used.
+    /// Returns true if the model can be used.
     pub fn is_usable(&self) -> bool {
         matches!(self, Support::Text | Support::Encoder)
     }
 
-    /// Why the model cannot be used.
+    /// Returns the reason why the model cannot be used.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Support::Text | Support::Encoder => None,
@@ -43,7 +43,7 @@ impl Support {
         }
     }
 
-    /// Lower-case name of the kind.
+    /// Returns the lower-case name of the kind.
     pub fn name(&self) -> &'static str {
         match self {
             Support::Text => "text",
@@ -54,38 +54,40 @@ impl Support {
     }
 }
 
-/// A model on this machine. What its headers do not say is `None`.
+/// A model on this machine. Properties that its headers do not contain are `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalModel {
-    /// The name that [`find`](super::find) knows it by: `ORG/NAME` of the Hub's cache, with `@REVISION` if that is not the main
-    /// one, else its path in the folder that it was found in, GGUF files without their ending.
+    /// Name for [`find`](super::find): `ORG/NAME` of the Hub's cache, with `@REVISION` if that is
+    /// not the main one, else its path relative to the folder that it was found in, for GGUF files
+    /// without the extension.
     pub name: String,
-    /// What [`Generator::open`](crate::Generator::open) and others take: a folder, or a GGUF file.
+    /// Path for [`Generator::open`](crate::Generator::open) and other functions: a folder, or a
+    /// GGUF file.
     pub path: PathBuf,
-    /// What kind of folder it was found in.
+    /// Kind of folder that it was found in.
     pub origin: Origin,
-    /// The commit, of the Hub's cache.
+    /// Commit, for models in the Hub's cache.
     pub revision: Option<String>,
     /// The family: `model_type` of `config.json`, or `general.architecture` of a GGUF file.
     pub architecture: Option<String>,
-    /// Numbers of all tensors; of a model with several kinds of input, those of its text part.
+    /// Number of elements of all tensors; for multimodal models, of the text part.
     pub parameters: Option<u64>,
     /// Bytes of its files.
     pub disk_bytes: u64,
-    /// How most of its weights are stored, in lower case: `bf16`, `q4_k_m`.
+    /// Storage of most of its weights, in lower case: `bf16`, `q4_k_m`.
     pub stored: Option<String>,
-    /// Positions that it was made for.
+    /// Maximum number of positions.
     pub context: Option<usize>,
-    /// Whether it can be used.
+    /// Usability of the model.
     pub support: Support,
     network: Option<Network>,
 }
 
-/// Why a description ends early.
-type Ends = std::result::Result<(), Support>;
+/// Result of a step of describing a model; an error is the final [`Support`], and ends the description early.
+type StepResult = std::result::Result<(), Support>;
 
 impl LocalModel {
-    pub(super) fn describe(place: &Place) -> Self {
+    pub(super) fn describe(place: &Candidate) -> Self {
         let mut model = LocalModel {
             name: place.name.clone(),
             path: place.path.clone(),
@@ -93,13 +95,14 @@ impl LocalModel {
             revision: place.revision.clone(),
             architecture: None,
             parameters: None,
-            disk_bytes: match place.parts.is_empty() {
-                true => folder_bytes(&place.path),
-                false => place
+            disk_bytes: if place.parts.is_empty() {
+                folder_bytes(&place.path)
+            } else {
+                place
                     .parts
                     .iter()
                     .filter_map(|part| Some(fs::metadata(part).ok()?.len()))
-                    .sum(),
+                    .sum()
             },
             stored: None,
             context: None,
@@ -117,9 +120,10 @@ impl LocalModel {
         model
     }
 
-    /// The memory that the model takes on a device: its weights, stored so or as they are if `None`, and the keys and values
-    /// of a sequence of so many tokens, [`USUAL_CONTEXT`](super::USUAL_CONTEXT) if `None`, but at most the model's context, in a
-    /// cache of that type. Encoders are in `f32`, and have no cache. `None` if the model cannot be used.
+    /// Returns the memory that the model needs on a device: its weights, in the given storage type (`None` for the type
+    /// in the files), and the keys and values of a sequence in a cache of the given type. The sequence has `context`
+    /// tokens ([`USUAL_CONTEXT`](super::USUAL_CONTEXT) if `None`), but at most the model's context. Encoders are in
+    /// `f32`, and have no cache. `None` if the model cannot be used.
     pub fn memory(
         &self,
         weights: Option<WeightStorage>,
@@ -129,12 +133,12 @@ impl LocalModel {
         self.network.as_ref()?.memory(weights, context, cache).ok()
     }
 
-    fn read_folder(&mut self) -> Ends {
+    fn read_folder(&mut self) -> StepResult {
         let folder = self.path.clone();
         let config = folder.join("config.json");
         let broken = |error: Error| Support::Broken(reason(&error, &folder));
         let unsupported = |error: Error| Support::Unsupported(reason(&error, &folder));
-        // Weights may tell something even where the configuration is missing.
+        // Weights provide information even if the configuration is missing.
         let checkpoint = Checkpoint::open(&folder);
         if let Ok(checkpoint) = &checkpoint {
             self.parameters = Some(checkpoint.parameters());
@@ -157,18 +161,15 @@ impl LocalModel {
         if let Some(method) = json["quantization_config"]["quant_method"].as_str() {
             self.stored = Some(method.to_lowercase());
         }
-        let (network, encoder) = match EncoderConfig::is_one(&folder) {
-            true => {
-                let config = EncoderConfig::open(&folder).map_err(unsupported)?;
-                self.context = Some(config.max_tokens);
-                (Network::Encoder(Box::new(config.network)), Some(config))
-            }
-            false => {
-                let config = ModelConfig::open(&folder).map_err(unsupported)?;
-                self.context = Some(config.context);
-                let network = Network::Text(Box::new(config.network), config.context);
-                (network, None)
-            }
+        let (network, encoder) = if EncoderConfig::is_one(&folder) {
+            let config = EncoderConfig::open(&folder).map_err(unsupported)?;
+            self.context = Some(config.max_tokens);
+            (Network::Encoder(Box::new(config.network)), Some(config))
+        } else {
+            let config = ModelConfig::open(&folder).map_err(unsupported)?;
+            self.context = Some(config.context);
+            let network = Network::Text(Box::new(config.network), config.context);
+            (network, None)
         };
         let checkpoint = match checkpoint {
             Ok(checkpoint) => checkpoint,
@@ -189,7 +190,7 @@ impl LocalModel {
         Ok(())
     }
 
-    fn read_gguf(&mut self, parts: &[PathBuf], problem: Option<&str>) -> Ends {
+    fn read_gguf(&mut self, parts: &[PathBuf], problem: Option<&str>) -> StepResult {
         let path = self.path.clone();
         let broken = |error: Error| Support::Broken(reason(&error, &path));
         let unsupported = |error: Error| Support::Unsupported(reason(&error, &path));
@@ -207,12 +208,13 @@ impl LocalModel {
         if let Some(problem) = problem {
             return Err(Support::Broken(problem.to_owned()));
         }
-        // A file that does not say that it is a part is the model, whatever lies beside it.
+        // A file without a part number in its header is the whole model, whatever other files are
+        // in its folder.
         if first.others().map_err(broken)?.is_empty() {
             others.clear();
         }
         let first = first.with_others(others.into_iter().map(Ok)).map_err(broken)?;
-        // One beside the file stands in.
+        // A `tokenizer.json` in the same folder replaces it.
         if !path.with_file_name("tokenizer.json").exists() {
             first.check_tokenizer().map_err(unsupported)?;
         }
@@ -235,7 +237,7 @@ impl LocalModel {
     }
 }
 
-/// A folder whose weights are in files of other kinds.
+/// Returns the support of a folder without safetensors files, if its weights are in files of other formats.
 fn without_weights(folder: &Path) -> Option<Support> {
     let files: Vec<String> = entries(folder).ok()?.into_iter().map(|(name, _)| name).collect();
     let ends = |ends: &[&str]| files.iter().find(|name| ends.iter().any(|end| name.ends_with(end)));
@@ -249,7 +251,8 @@ fn without_weights(folder: &Path) -> Option<Support> {
     })
 }
 
-/// An error about a file of a model as one line, which names the file if it is not the model itself.
+/// Returns an error about a file of a model as one line, with the name of the file if it is not the
+/// model itself.
 fn reason(error: &Error, model: &Path) -> String {
     let text = match error {
         Error::File { path, message, .. } => match Path::new(path).file_name() {

@@ -1,17 +1,19 @@
-//! What a model takes on a device.
+//! Estimates of a model's memory on a device.
 
 use meganeura_core::graph::NodeKind;
 use meganeura_core::{Graph, Result};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{BertConfig, CacheType, LlamaConfig, LogitsOf, StorageMap};
 
-/// Begins the names of caches among the parameters of a graph.
+/// Prefix of the names of caches among the parameters of a graph.
 const CACHES: &str = "kv_cache.";
 
-/// Tokens of a sequence if nothing is said: caches for the contexts of many models would fill a machine.
+/// Default number of tokens of a sequence for estimates: for many models, a cache for the full context would exceed the
+/// memory of the machine.
 pub const USUAL_CONTEXT: usize = 4096;
 
-/// Bytes that a model takes on a device for one sequence, without what a step computes on the way.
+/// The bytes that a model takes on a device for one sequence, without the intermediate values of a
+/// step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEstimate {
     /// The weights.
@@ -21,7 +23,7 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// Both.
+    /// Returns the sum of both.
     pub fn total(self) -> u64 {
         self.weights.saturating_add(self.cache)
     }
@@ -30,7 +32,7 @@ impl MemoryEstimate {
 /// A network that memory can be estimated for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Network {
-    /// A language model, with its weights stored as they are if nothing is said, and its context.
+    /// A language model, with the storage of its weights in the file, and its context.
     Text(Box<LlamaConfig>, usize),
     Encoder(Box<BertConfig>),
 }
@@ -55,7 +57,7 @@ impl Network {
     }
 }
 
-/// The bytes of a graph's parameters.
+/// Returns the bytes of a graph's parameters.
 fn of_graph(graph: &Graph) -> Result<MemoryEstimate> {
     graph.verify()?;
     let mut estimate = MemoryEstimate::default();

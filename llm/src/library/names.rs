@@ -1,4 +1,4 @@
-//! Models by their names.
+//! Search of models by their names.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,34 +7,34 @@ use meganeura_core::Error;
 use meganeura_core::error::closest;
 
 use super::describe::{LocalModel, Support};
-use super::places::{ModelFolders, Place, all};
+use super::places::{Candidate, ModelFolders, all};
 use crate::gguf::parts;
 
-/// Why a name gives no model.
+/// The reason why a name selects no model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NameError {
-    /// No model is called so.
+    /// No model has this name.
     Unknown {
         /// The name.
         name: String,
-        /// Names that may have been meant, as a list for a message; empty if none is like it.
+        /// Similar names, as a list for a message; empty if there are none.
         closest: String,
     },
-    /// Several models are called so.
+    /// Several models have this name.
     Ambiguous {
         /// The name.
         name: String,
         /// The name and the path of each.
         candidates: Vec<(String, PathBuf)>,
     },
-    /// The model is there, but something of it is missing or damaged.
+    /// The model exists, but is incomplete or damaged.
     Broken {
         /// The name.
         name: String,
-        /// Where it is.
+        /// Path of the model.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         reason: String,
     },
 }
@@ -44,9 +44,10 @@ impl fmt::Display for NameError {
         match self {
             NameError::Unknown { name, closest } => {
                 write!(f, "there is no model '{name}' on this machine")?;
-                match closest.is_empty() {
-                    true => Ok(()),
-                    false => write!(f, "; the closest names are {closest}"),
+                if closest.is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, "; the closest names are {closest}")
                 }
             }
             NameError::Ambiguous { name, candidates } => {
@@ -71,25 +72,26 @@ impl From<NameError> for Error {
                 "`meganeura models` lists the models on this machine, `meganeura pull NAME` downloads one"
             }
             NameError::Ambiguous { .. } => "give the whole name or the path of one",
-            NameError::Broken { .. } => "`meganeura pull NAME` downloads what is missing of a model of the Hub",
+            NameError::Broken { .. } => "`meganeura pull NAME` downloads the missing files of a model on the Hub",
         };
         Error::misuse(error.to_string(), remedy)
     }
 }
 
-/// Whether a text can be the name of a model, other than a path that begins with a slash, a dot or a tilde.
+/// Returns true if a text can be the name of a model, which excludes paths that begin with a slash,
+/// a dot or a tilde.
 pub fn is_name(text: &str) -> bool {
     !text.is_empty() && !text.starts_with(['.', '/', '\\', '~']) && !text.ends_with('/')
 }
 
-/// The path of a model by its name: that of the [list](super::list), the last part of it if only one model ends so
-/// (`NAME` of `ORG/NAME`, the name of a GGUF file with or without its ending), `ORG/NAME` of a repository with one GGUF model,
-/// or `NAME@COMMIT` with at least seven digits of the commit. Capital letters matter only where names differ by nothing else.
-/// Of several models with equal names, one that can be used comes before others.
+/// Returns the path of a model by its name: the name in the [list](super::list), the last part of this name if it is
+/// unique (`NAME` of `ORG/NAME`, the name of a GGUF file with or without its extension), `ORG/NAME` of a repository
+/// with one GGUF model, or `NAME@COMMIT` with at least seven digits of the commit. Upper and lower case only matter for
+/// names that are otherwise equal. Of several models with equal names, a usable one is preferred.
 ///
 /// # Errors
-/// [`NameError`]: no such model, several, or one that something is missing of. A model that is complete but not supported is
-/// no error here: whoever opens it says why.
+/// [`NameError`]: no such model, several, or an incomplete one. A complete but unsupported model is
+/// no error here; opening it reports the reason.
 pub fn find(name: &str, folders: &ModelFolders) -> Result<PathBuf, NameError> {
     let places = all(folders);
     let named = candidates(name, &places);
@@ -117,10 +119,10 @@ pub fn find(name: &str, folders: &ModelFolders) -> Result<PathBuf, NameError> {
     }
 }
 
-/// The places that a name may mean: those that it fits best.
-fn candidates<'a>(name: &str, places: &'a [Place]) -> Vec<&'a Place> {
+/// Returns the candidates for a name: the best matches.
+fn candidates<'a>(name: &str, places: &'a [Candidate]) -> Vec<&'a Candidate> {
     let (stem, folded) = (parts::stem(name), name.to_lowercase());
-    let fits: [&dyn Fn(&Place) -> bool; 7] = [
+    let fits: [&dyn Fn(&Candidate) -> bool; 7] = [
         &|place| place.name == name,
         &|place| place.name.to_lowercase() == folded,
         &|place| ends_with(&place.name, name),
@@ -136,19 +138,19 @@ fn candidates<'a>(name: &str, places: &'a [Place]) -> Vec<&'a Place> {
     let found = fits
         .into_iter()
         .map(|fits| places.iter().filter(|place| fits(place)).collect());
-    let mut found = found.filter(|found: &Vec<&Place>| !found.is_empty());
+    let mut found = found.filter(|found: &Vec<&Candidate>| !found.is_empty());
     found.next().unwrap_or_default()
 }
 
-/// Whether a name is another one, or the last parts of it.
+/// Returns true if a name equals another one, or its last parts.
 fn ends_with(whole: &str, name: &str) -> bool {
     whole
         .strip_suffix(name)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }
 
-/// Whether `NAME@COMMIT` is a place.
-fn is_commit(place: &Place, name: &str) -> bool {
+/// Returns true if `NAME@COMMIT` matches a candidate.
+fn is_commit(place: &Candidate, name: &str) -> bool {
     const LEAST: usize = 7;
     let Some((name, commit)) = name.split_once('@').filter(|(_, commit)| commit.len() >= LEAST) else {
         return false;
@@ -157,8 +159,8 @@ fn is_commit(place: &Place, name: &str) -> bool {
     ends_with(own, name) && place.revision.as_ref().is_some_and(|own| own.starts_with(commit))
 }
 
-/// Names that may have been meant, whole where their last parts are like it.
-fn closest_names(name: &str, places: &[Place]) -> String {
+/// Returns similar names, in full if their last parts are similar.
+fn closest_names(name: &str, places: &[Candidate]) -> String {
     let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_lowercase();
     let (own, whole) = (
         last(name),

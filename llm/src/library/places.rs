@@ -1,4 +1,4 @@
-//! Where models are: folders and files that look like one, before any of them is opened.
+//! Search of folders and files that look like models, without opening any of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,26 +11,27 @@ use super::snapshots;
 use crate::gguf::parts;
 use crate::hub;
 
-/// Variable with folders of models, separated as those of `PATH` are.
+/// Variable with folders of models, separated as in `PATH`.
 pub const FOLDERS_VARIABLE: &str = "MEGANEURA_MODELS";
 
-/// Folders beneath one that was given in which models are looked for: `ORG/NAME`.
+/// Maximum depth of the search in a given folder: `ORG/NAME`.
 const DEPTH: usize = 2;
 
-/// Where models are looked for.
+/// The folders that are searched for models.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFolders {
     /// The cache of the Hugging Face Hub, in the layout that its programs share.
     pub hub: Option<PathBuf>,
     /// The models' folder of this library.
     pub own: Option<PathBuf>,
-    /// Others: folders of models, and folders of such folders. Each may also be a model itself, or such a cache.
+    /// Further folders: folders of models, and folders of such folders. Each may also be a model
+    /// itself, or such a cache.
     pub folders: Vec<PathBuf>,
 }
 
 impl ModelFolders {
-    /// The folders of this machine: the cache of the Hub ([`hub::cache_folder`]), `models` in the cache folder of this
-    /// library, and those that [`FOLDERS_VARIABLE`] lists.
+    /// Returns the folders of this machine: the cache of the Hub ([`hub::cache_folder`]), `models`
+    /// in the cache folder of this library, and the folders of [`FOLDERS_VARIABLE`].
     pub fn from_environment() -> Self {
         let listed = std::env::var_os(FOLDERS_VARIABLE).unwrap_or_default();
         ModelFolders {
@@ -42,12 +43,12 @@ impl ModelFolders {
         }
     }
 
-    /// All of them, in the order in which they are searched.
+    /// Returns all folders, in search order.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         self.hub.iter().chain(&self.own).chain(&self.folders)
     }
 
-    /// These folders and others.
+    /// Adds folders.
     #[must_use]
     pub fn with(mut self, folders: impl IntoIterator<Item = PathBuf>) -> Self {
         self.folders.extend(folders);
@@ -55,7 +56,7 @@ impl ModelFolders {
     }
 }
 
-/// What kind of folder a model was found in.
+/// The kind of folder that a model was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The cache of the Hugging Face Hub.
@@ -65,7 +66,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Lower-case name.
+    /// Returns the lower-case name.
     pub fn name(self) -> &'static str {
         match self {
             Origin::Hub => "hub",
@@ -76,22 +77,22 @@ impl Origin {
 
 /// Something that looks like a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Candidate {
     pub(super) name: String,
-    /// What is opened: a folder, or the first GGUF file.
+    /// Path to open: a folder, or the first GGUF file.
     pub(super) path: PathBuf,
     /// All files of a GGUF model; none of a folder.
     pub(super) parts: Vec<PathBuf>,
     pub(super) origin: Origin,
-    /// The commit, of the Hub's cache.
+    /// Commit, for models in the Hub's cache.
     pub(super) revision: Option<String>,
-    /// Why it cannot be used, if that is known without opening it.
+    /// Reason why it cannot be used, if it is detected without opening it.
     pub(super) problem: Option<String>,
 }
 
-impl Place {
+impl Candidate {
     pub(super) fn folder(name: String, path: &Path) -> Self {
-        Place {
+        Candidate {
             name,
             path: path.to_owned(),
             parts: Vec::new(),
@@ -102,15 +103,16 @@ impl Place {
     }
 
     pub(super) fn broken(name: String, path: &Path, problem: impl Into<String>) -> Self {
-        Place {
+        Candidate {
             problem: Some(problem.into()),
-            ..Place::folder(name, path)
+            ..Candidate::folder(name, path)
         }
     }
 }
 
-/// What looks like a model in some folders. Of one that is reached in two ways, the first is left.
-pub(super) fn all(folders: &ModelFolders) -> Vec<Place> {
+/// Returns everything in some folders that looks like a model. If a model is found twice, the first
+/// entry is kept.
+pub(super) fn all(folders: &ModelFolders) -> Vec<Candidate> {
     let mut found = Vec::new();
     for (number, folder) in folders.all().enumerate() {
         let may_lack = number < usize::from(folders.hub.is_some()) + usize::from(folders.own.is_some());
@@ -121,7 +123,8 @@ pub(super) fn all(folders: &ModelFolders) -> Vec<Place> {
     }
     let mut seen = BTreeSet::new();
     found.retain(|place| {
-        // Files of the Hub's cache are links to files that have no names of their own: two of them may be one.
+        // Files of the Hub's cache are links to files without meaningful names: two links may lead
+        // to one file.
         let own = place.path.parent().and_then(|folder| folder.canonicalize().ok());
         let own = (own.unwrap_or_default(), place.path.file_name().map(ToOwned::to_owned));
         seen.insert(own)
@@ -129,7 +132,7 @@ pub(super) fn all(folders: &ModelFolders) -> Vec<Place> {
     found
 }
 
-/// The entries of a folder by their names.
+/// Returns the entries of a folder by their names.
 pub(super) fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -140,7 +143,7 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(entries)
 }
 
-fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Place>) {
+fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Candidate>) {
     let own_name = || {
         let of_path = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
         let absolute = || of_path(&folder.canonicalize().ok()?);
@@ -153,7 +156,7 @@ fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Place>) {
     };
     let entries = match entries(folder) {
         Ok(entries) => entries,
-        Err(e) => return found.push(Place::broken(name, folder, format!("cannot be read: {e}"))),
+        Err(e) => return found.push(Candidate::broken(name, folder, format!("cannot be read: {e}"))),
     };
     let below = |own: &str| match prefix {
         "" => own.to_owned(),
@@ -161,7 +164,7 @@ fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Place>) {
     };
     let is_model = is_checkpoint(&entries);
     if is_model {
-        found.push(Place::folder(name, folder));
+        found.push(Candidate::folder(name, folder));
     }
     found.extend(gguf_models(&entries, below));
     if is_model || depth == DEPTH {
@@ -178,15 +181,16 @@ fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Place>) {
     }
 }
 
-/// Whether the files of a folder are those of a checkpoint. Beside GGUF files, a `config.json` alone is none.
+/// Returns true if the files of a folder are those of a checkpoint. With GGUF files, a
+/// `config.json` is not sufficient.
 pub(super) fn is_checkpoint(entries: &[(String, PathBuf)]) -> bool {
     let has = |wanted: &str| entries.iter().any(|(name, _)| name == wanted);
     let is_gguf = entries.iter().any(|(name, _)| parts::stem(name).is_some());
     has("model.safetensors") || has("model.safetensors.index.json") || (has("config.json") && !is_gguf)
 }
 
-/// The models that the GGUF files of a folder are: files `NAME-00001-of-00003.gguf` are one.
-pub(super) fn gguf_models(entries: &[(String, PathBuf)], named: impl Fn(&str) -> String) -> Vec<Place> {
+/// Returns the models of a folder's GGUF files: files `NAME-00001-of-00003.gguf` are one.
+pub(super) fn gguf_models(entries: &[(String, PathBuf)], named: impl Fn(&str) -> String) -> Vec<Candidate> {
     let mut models: BTreeMap<(&str, usize), BTreeMap<usize, &PathBuf>> = BTreeMap::new();
     for (name, path) in entries {
         let Some(stem) = parts::stem(name).filter(|_| !name.starts_with('.') && !path.is_dir()) else {
@@ -196,19 +200,20 @@ pub(super) fn gguf_models(entries: &[(String, PathBuf)], named: impl Fn(&str) ->
         models.entry((stem, count)).or_default().insert(part, path);
     }
     let place = |((stem, count), files): ((&str, usize), BTreeMap<usize, &PathBuf>)| {
-        // Counting ends at the first that is not there, however many a name announces.
+        // Counting ends at the first missing part, whatever number of parts a name contains.
         let missing = (1..=count).find(|part| !files.contains_key(part));
         let path = files.values().next().map(|path| path.to_path_buf()).unwrap_or_default();
-        Place {
+        Candidate {
             parts: files.into_values().cloned().collect(),
             problem: missing.map(|part| format!("part {part} of {count} is missing")),
-            ..Place::folder(named(stem), &path)
+            ..Candidate::folder(named(stem), &path)
         }
     };
     models.into_iter().map(place).collect()
 }
 
-/// Bytes of all files of a folder, also of those that links lead to; the folders in it have their files counted, not more.
+/// Returns the bytes of all files of a folder, link targets included; its direct subfolders are
+/// included, but no deeper ones.
 pub(super) fn folder_bytes(folder: &Path) -> u64 {
     let of_folder = |folder: &Path, deeper: &dyn Fn(&Path) -> u64| -> u64 {
         let entries = entries(folder).unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! How a token is chosen from logits.
+//! Sampling of a token from logits.
 
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Result};
@@ -6,24 +6,26 @@ use rustc_hash::FxHashMap;
 
 use crate::softmax;
 
-/// What to choose by. The defaults take the most likely token.
+/// Sampling options. The defaults select the most likely token (greedy decoding).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the largest.
+    /// Divisor of the logits; 0 selects the largest logit.
     pub temperature: f32,
-    /// Only so many of the most likely tokens.
+    /// Number of the most likely tokens that can be chosen.
     pub top_k: Option<usize>,
-    /// Only the most likely tokens that have this probability together (Holtzman et al., 2020).
+    /// Total probability of the most likely tokens that can be chosen (Holtzman et al., 2020).
     pub top_p: Option<f32>,
-    /// Only tokens that are at least this fraction as likely as the most likely one (Nguyen et al., 2024).
+    /// Minimum probability of tokens that can be chosen, as a fraction of that of the most likely
+    /// one (Nguyen et al., 2024).
     pub min_p: Option<f32>,
-    /// Divides positive logits of tokens that occur in the prompt or the generated text, and multiplies negative ones
-    /// (Keskar et al., 2019); 1 changes nothing.
+    /// Penalty of tokens that occur in the prompt or the generated text (Keskar et al., 2019): positive logits are
+    /// divided by it, and negative ones multiplied; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Subtracted once from the logits of tokens that occur in the generated text (OpenAI's API); 0 changes nothing.
+    /// Number that is subtracted once from the logits of tokens that occur in the generated text (OpenAI's API); 0
+    /// changes nothing.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of tokens for each time that they occur in the generated text (OpenAI's API); 0 changes
-    /// nothing.
+    /// Number that is subtracted from the logit of a token for each time that it occurs in the generated text (OpenAI's
+    /// API); 0 changes nothing.
     pub frequency_penalty: f32,
     /// Seed of the random numbers.
     pub seed: u64,
@@ -53,7 +55,7 @@ impl Sampling {
     /// Checks that each value is in its range.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] naming the one that is not.
+    /// [`Error::InvalidUse`] with the invalid value.
     pub fn check(&self) -> Result<()> {
         let fraction = |p: f32| p > 0.0 && p <= 1.0;
         let wrong = [
@@ -115,19 +117,19 @@ impl Sampling {
     }
 }
 
-/// Chooses tokens.
+/// A sampler with its random state.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     options: Sampling,
     rng: SplitMix64,
-    /// Candidates with what they weigh, in memory that is reused.
+    /// Candidate tokens with their weights; the memory is reused.
     candidates: Vec<(u32, f32)>,
-    /// How many of them are known to be the most likely ones, and in their order.
+    /// Number of candidates at the front that are already sorted as the most likely ones.
     sorted: usize,
 }
 
 impl Sampler {
-    /// With random numbers from the seed on.
+    /// Creates a sampler whose random numbers start from the seed.
     ///
     /// # Errors
     /// See [`Sampling::check`].
@@ -141,18 +143,17 @@ impl Sampler {
         })
     }
 
-    /// Returns the token that follows `prompt` and `generated`, by its logits `[vocab]`, which are changed. Among equally
-    /// likely tokens, the one with the smallest id comes first.
+    /// Returns the token that follows `prompt` and `generated`, by its logits `[vocab]`, which are
+    /// changed. Among equally likely tokens, the one with the smallest id comes first.
     ///
     /// # Errors
-    /// Logits that are not numbers, or of which none is finite.
+    /// Logits that are NaN, or of which none is finite.
     pub fn choose(&mut self, logits: &mut [f32], prompt: &[u32], generated: &[u32]) -> Result<u32> {
         let Some(mut most) = softmax::largest_finite(logits) else {
             return Err(not_numbers());
         };
         if self.options.has_penalties() {
             self.penalise(logits, prompt, generated);
-            // Penalties may overflow logits.
             most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         }
         let Sampling {
@@ -188,7 +189,7 @@ impl Sampler {
             self.total()
         } else {
             softmax::weigh(logits, most, temperature);
-            // Tokens that weigh less are not needed for top-p: all of them together are less than what it leaves out.
+            // Tokens of lower weight can be ignored: their total weight is less than top-p excludes.
             let (rest, total) = (f64::from(1.0 - top_p.unwrap_or(1.0)), softmax::sum(logits));
             let least = rest * total / logits.len() as f64;
             let weights = (0u32..).zip(logits.iter().copied());
@@ -200,7 +201,8 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// The temperature, if tokens are drawn from all of them by their logits alone, which devices can do; 0 takes the largest logit.
+    /// Returns the temperature if tokens depend only on their logits, so that the device can draw them; 0 selects the
+    /// largest logit. Returns `None` with other options.
     pub(crate) fn plain_temperature(&self) -> Option<f32> {
         let Sampling {
             temperature,
@@ -214,12 +216,13 @@ impl Sampler {
         (is_plain && !self.options.has_penalties()).then_some(temperature.min(1e30))
     }
 
-    /// Seeds for the tokens that a device draws next, of any number; [`Sampler::take_drawn`] goes on by one.
+    /// Returns the seeds of the next tokens that a device draws; [`Sampler::take_drawn`] advances the sampler by one
+    /// token.
     pub(crate) fn seeds(&self) -> Seeds {
         Seeds(self.rng.clone())
     }
 
-    /// One that will choose the same tokens.
+    /// Returns a copy that will choose the same tokens.
     pub(crate) fn fork(&self) -> Self {
         Sampler {
             options: self.options,
@@ -229,7 +232,7 @@ impl Sampler {
         }
     }
 
-    /// Takes a token that a device drew with the next seed, if it could.
+    /// Records a token that a device has drawn with the next seed; `could` is false if the draw failed.
     ///
     /// # Errors
     /// As [`Sampler::choose`].
@@ -255,12 +258,15 @@ impl Sampler {
             let mut seen = of_text.clone();
             seen.extend(prompt.iter().map(|&token| (token, 1)));
             for token in seen.into_keys() {
-                if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit = if *logit > 0.0 {
+                // Tokens that a constraint excludes stay at minus infinity, and penalties must not exclude any other
+                // token.
+                if let Some(logit) = logits.get_mut(token as usize).filter(|logit| logit.is_finite()) {
+                    let penalised = if *logit > 0.0 {
                         *logit / repetition_penalty
                     } else {
                         *logit * repetition_penalty
                     };
+                    *logit = penalised.clamp(f32::MIN, f32::MAX);
                 }
             }
         }
@@ -271,8 +277,8 @@ impl Sampler {
         }
     }
 
-    /// Has the most likely candidates in front, in their order, so many or all. Few are usually looked at, and sorting a whole vocabulary
-    /// takes longer than a small model's step.
+    /// Moves the `count` most likely candidates to the front, in order. Usually only few are
+    /// needed, and sorting a whole vocabulary takes longer than a small model's step.
     fn sort_to(&mut self, count: usize) {
         while self.sorted < count.min(self.candidates.len()) {
             let rest = &mut self.candidates[self.sorted..];
@@ -282,25 +288,25 @@ impl Sampler {
         }
     }
 
-    /// The candidate at a place in the order of their likeliness.
+    /// Returns the candidate at this index in the order of probability.
     fn candidate(&mut self, at: usize) -> Option<(u32, f32)> {
         self.sort_to(at + 1);
         self.candidates.get(at).copied()
     }
 
-    /// Drops what is behind so many candidates.
+    /// Keeps the `count` most likely candidates.
     fn keep(&mut self, count: usize) {
         self.sort_to(count);
         self.candidates.truncate(count);
     }
 
-    /// The sum of all weights.
+    /// Returns the sum of all weights.
     fn total(&self) -> f64 {
         self.candidates.iter().map(|c| f64::from(c.1)).sum()
     }
 
-    /// Drops what top-p and min-p leave out of candidates that weigh so much with those that are left out already; the most likely
-    /// token always stays.
+    /// Removes the candidates that top-p and min-p exclude; `total` is the weight of all tokens,
+    /// including those removed before. The most likely token is always kept.
     fn keep_probable(&mut self, total: f64) {
         if let Some(p) = self.options.top_p {
             let limit = f64::from(p) * total;
@@ -323,7 +329,8 @@ impl Sampler {
         }
     }
 
-    /// One of the candidates, each as often as it weighs; in whatever order they are.
+    /// Draws a candidate with a probability proportional to its weight; their order does not
+    /// matter.
     fn draw(&mut self) -> u32 {
         let mut rest = self.rng.unit() * self.total();
         for (token, weight) in &self.candidates {
@@ -332,12 +339,12 @@ impl Sampler {
                 return *token;
             }
         }
-        // Rounding may leave a rest.
+        // Rounding errors may leave a remainder.
         self.candidates.last().map_or(0, |c| c.0)
     }
 }
 
-/// The random words of tokens that a device draws, two for each.
+/// Iterator over the random words of tokens that a device draws, two words per token.
 #[derive(Clone, Debug)]
 pub(crate) struct Seeds(SplitMix64);
 
@@ -352,12 +359,13 @@ impl Iterator for Seeds {
 
 fn not_numbers() -> Error {
     Error::misuse(
-        "the model's logits are not all numbers, so there is no most likely token",
-        "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
+        "the model's logits contain NaN or no finite number, so no token can be selected",
+        "check its weights; `step_debug` finds the first operator with a result that is not finite",
     )
 }
 
-/// Has so many of the likeliest tokens in front, in their order, of equally likely ones the first first.
+/// Moves the `count` most likely tokens to the front, in order; equally likely tokens are ordered
+/// by id.
 pub(crate) fn sort_likeliest(tokens: &mut [(u32, f32)], count: usize) {
     let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if count < tokens.len() {
@@ -367,7 +375,7 @@ pub(crate) fn sort_likeliest(tokens: &mut [(u32, f32)], count: usize) {
     tokens[..count].sort_unstable_by(order);
 }
 
-/// The first of the largest.
+/// Returns the first of the largest logits.
 fn largest(logits: &[f32]) -> u32 {
     let mut best = (0, f32::NEG_INFINITY);
     for (token, &logit) in (0u32..).zip(logits) {

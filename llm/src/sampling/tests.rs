@@ -10,7 +10,7 @@ fn counts(options: Sampling, logits: &[f32], draws: usize) -> Vec<usize> {
     counts
 }
 
-/// Logits of the probabilities 0.5, 0.3, 0.15 and 0.05, in another order.
+/// Returns the logits of the probabilities 0.5, 0.3, 0.15 and 0.05, in another order.
 fn logits() -> Vec<f32> {
     [0.15f32, 0.5, 0.05, 0.3].map(f32::ln).to_vec()
 }
@@ -54,7 +54,7 @@ fn the_lowest_temperature_takes_the_most_likely_token() {
     let error = sampler
         .choose(&mut [lowest; 3], &[], &[])
         .expect_err("none is possible");
-    assert!(error.to_string().contains("not all numbers"), "{error}");
+    assert!(error.to_string().contains("contain NaN or no finite number"), "{error}");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
         }
         let least = f64::from(options.min_p.unwrap_or(0.0));
         kept.retain(|(_, weight)| *weight >= least);
-        // Where nothing is sorted, random numbers choose in the order of the vocabulary.
+        // Without sorting, random numbers choose in the order of the vocabulary.
         if options.top_k.is_none() && options.top_p.is_none() {
             kept.sort_by_key(|(token, _)| *token);
         }
@@ -214,7 +214,7 @@ fn devices_draw_where_nothing_but_the_logits_counts() {
     ] {
         assert_eq!(of(options), None, "{options:?}");
     }
-    // The most likely token is among those that are left.
+    // The most likely token is never excluded.
     let greedy = Sampling {
         top_k: Some(5),
         ..Sampling::default()
@@ -238,6 +238,25 @@ fn repetitions_are_penalised() {
     assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[0, 0], &[]).expect("a token"), 1);
     // A negative one gets smaller.
     assert_eq!(sampler.choose(&mut [-3.0, -2.0], &[1], &[]).expect("a token"), 0);
+}
+
+#[test]
+fn penalties_never_exclude_a_token() {
+    for temperature in [0.0, 1.0, 1e-30] {
+        for top_k in [None, Some(2)] {
+            let options = Sampling {
+                repetition_penalty: f32::MAX,
+                temperature,
+                top_k,
+                ..Sampling::default()
+            };
+            let mut sampler = Sampler::new(options).expect("options");
+            // A constraint excludes the first two tokens.
+            let mut logits = [f32::NEG_INFINITY, f32::NEG_INFINITY, -3.0, f32::NEG_INFINITY];
+            let token = sampler.choose(&mut logits, &[0, 1, 2, 3], &[2, 2]).expect("a token");
+            assert_eq!(token, 2, "{options:?}");
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@ use minijinja::{Error, ErrorKind};
 
 /// Maximum nesting of lists and objects.
 const MAX_DEPTH: usize = 1000;
+/// Maximum number of bytes of a text: more than a prompt holds. Indentation makes deeply nested values much longer.
+const MAX_BYTES: usize = 4 << 20;
 
 /// Options of `json.dumps`.
 struct Options {
@@ -16,7 +18,8 @@ struct Options {
     ensures_ascii: bool,
 }
 
-/// `tojson(value, indent, ensure_ascii, separators, sort_keys)`. Unlike Jinja's own filter, it does not escape HTML.
+/// Implements `tojson(value, indent, ensure_ascii, separators, sort_keys)`. Unlike Jinja's own
+/// filter, it does not escape HTML.
 pub(super) fn filter(value: &Value, indent: Option<Value>, settings: Kwargs) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
@@ -61,6 +64,9 @@ impl Options {
         if depth > MAX_DEPTH {
             return Err(wrong("the value is nested too deeply"));
         }
+        if text.len() > MAX_BYTES {
+            return Err(wrong("the text has more than 4 MiB"));
+        }
         match value.kind() {
             ValueKind::None => *text += "null",
             ValueKind::Bool => *text += if value.is_true() { "true" } else { "false" },
@@ -86,7 +92,7 @@ impl Options {
                     self.write(&value.get_item(key)?, depth + 1, text)
                 })?;
             }
-            _ => return Err(wrong("the value is undefined, or no JSON")),
+            _ => return Err(wrong("the value is undefined or not JSON")),
         }
         Ok(())
     }
@@ -145,7 +151,7 @@ impl Options {
     }
 }
 
-/// A number as Python writes it: `1`, `1.0`, `1e-07`, `NaN`.
+/// Formats a number like Python: `1`, `1.0`, `1e-07`, `NaN`.
 fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

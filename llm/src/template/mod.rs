@@ -1,7 +1,7 @@
-//! Templates of untrusted files, within limits.
+//! Jinja templates from untrusted files, which run within limits.
 //!
-//! A template is a program: its instructions, its output, its source and the nesting of its expressions are bounded, and
-//! it runs on a thread with a stack of its own, as the parser recurses.
+//! A template is a program: its instructions, its output, its source and the nesting of its expressions are bounded,
+//! and it runs on a thread with a separate stack, because the parser recurses.
 
 mod json;
 
@@ -12,23 +12,23 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
-/// Bytes of the source; those of published models have at most some ten thousand.
+/// Maximum bytes of the source; published models have at most some ten thousand.
 const MAX_SOURCE: usize = 1 << 20;
-/// Blocks, expressions and comments of a source.
+/// Maximum blocks, expressions and comments of a source.
 const MAX_TAGS: usize = 4096;
-/// Words and signs in one of them: as many levels an expression may have.
+/// Maximum words and symbols of a block, expression or comment, which also limits the nesting of expressions.
 const MAX_WORDS: usize = 2048;
-/// Instructions of a rendering. A message takes about a hundred.
+/// Maximum instructions of a rendering. A message takes about a hundred.
 const FUEL: u64 = 1_000_000;
-/// Bytes of the text.
+/// Maximum bytes of the text.
 const MAX_OUTPUT: usize = 64 << 20;
-/// What a filter may multiply: the lengths of its texts and lists, and its numbers.
+/// Maximum work of a filter: the product of the lengths of its texts and lists, and its numbers.
 const MAX_PRODUCT: usize = 64 << 20;
-/// What all filters of a rendering may multiply together.
+/// Maximum work of all filters of a rendering.
 const MAX_WORK: usize = 256 << 20;
-/// As many bytes a list is counted for.
+/// Factor for the work of `batch` and `slice`: bytes that each list of the result counts for.
 const LIST: usize = 64;
-/// The most columns of a number in a format such as `%20s`.
+/// Maximum columns of a number in a format such as `%20s`.
 const MAX_COLUMNS: usize = 1000;
 /// Bytes of the stack.
 const STACK: usize = 256 << 20;
@@ -36,7 +36,8 @@ const STACK: usize = 256 << 20;
 /// Name of the template within its environment.
 const NAME: &str = "chat";
 
-/// Filters whose work their arguments multiply, under their own name and the one of what they are without the check.
+/// Filters whose work grows with the product of their arguments: the name, and the name of the original filter without
+/// the check.
 const CHECKED: [(&str, &str); 6] = [
     ("batch", "unchecked batch"),
     ("format", "unchecked format"),
@@ -46,18 +47,40 @@ const CHECKED: [(&str, &str); 6] = [
     ("tojson", "unchecked tojson"),
 ];
 
-/// A template and what it may use.
+/// Reason why a template cannot be compiled or rendered.
+#[derive(Debug)]
+pub(crate) enum TemplateError {
+    /// The template's message, or the exceeded limit.
+    Template(String),
+    /// The system cannot start a thread with a large stack.
+    NoThread,
+}
+
+impl TemplateError {
+    /// Converts it to an error of the library; `of_template` converts errors that the template causes.
+    pub(crate) fn convert(self, of_template: impl FnOnce(String) -> meganeura_core::Error) -> meganeura_core::Error {
+        match self {
+            TemplateError::Template(message) => of_template(message),
+            TemplateError::NoThread => meganeura_core::Error::HostMemory {
+                what: "a thread that runs the chat template".into(),
+                bytes: STACK,
+            },
+        }
+    }
+}
+
+/// A template with its functions and filters.
 #[derive(Debug)]
 pub(crate) struct Template(Environment<'static>);
 
 impl Template {
-    /// Compiles a source; the error says what is wrong with it, or which limit it is beyond.
-    pub(crate) fn new(source: String) -> Result<Self, String> {
-        check_source(&source)?;
+    /// Compiles a source; the error is its message or the exceeded limit.
+    pub(crate) fn new(source: String) -> Result<Self, TemplateError> {
+        check_source(&source).map_err(TemplateError::Template)?;
         let source = without_generation_tags(source);
         on_a_stack(move || {
             let mut environment = Environment::new();
-            // As templates are written for.
+            // The settings that templates are written for.
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
             environment.set_syntax(syntax.map_err(|e| e.to_string())?);
             environment.set_fuel(Some(FUEL));
@@ -93,8 +116,9 @@ impl Template {
         uses.unwrap_or(false)
     }
 
-    /// The text for some values; the error is what the template says, or the limit that it came to.
-    pub(crate) fn render(&self, values: Value) -> Result<String, String> {
+    /// Renders the text for some values; the error is the template's message, or the exceeded
+    /// limit.
+    pub(crate) fn render(&self, values: Value) -> Result<String, TemplateError> {
         on_a_stack(move || {
             let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
             let mut output = Output(Vec::new());
@@ -163,9 +187,10 @@ impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = MAX_OUTPUT - self.0.len();
         self.0.extend(&bytes[..bytes.len().min(room)]);
-        match bytes.len() > room {
-            true => Err(io::Error::other("the text is too long")),
-            false => Ok(bytes.len()),
+        if bytes.len() > room {
+            Err(io::Error::other("the text is too long"))
+        } else {
+            Ok(bytes.len())
         }
     }
 
@@ -174,16 +199,15 @@ impl Write for Output {
     }
 }
 
-/// Runs something on a stack that is large enough for all that the limits let through.
-fn on_a_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+/// Runs a function on a stack that is large enough for everything that the limits allow.
+fn on_a_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, TemplateError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
-        let thread = thread
-            .spawn_scoped(scope, work)
-            .map_err(|e| format!("no thread can be started for it: {e}"))?;
-        thread
+        let thread = thread.spawn_scoped(scope, work).map_err(|_| TemplateError::NoThread)?;
+        let result = thread
             .join()
-            .unwrap_or_else(|_| Err("the template engine failed on it".into()))
+            .unwrap_or_else(|_| Err("the template engine failed on it".into()));
+        result.map_err(TemplateError::Template)
     })
 }
 
@@ -203,17 +227,19 @@ fn add_checked(environment: &mut Environment<'static>) {
     }
 }
 
-/// What a rendering has multiplied so far: a filter takes little of the fuel, however much it does.
+/// Work of all filters of a rendering so far. The engine's fuel counts each filter call as little, however much work it
+/// does.
 struct Work(usize);
 
-/// Refuses work that is the product of too large things: what a filter or method is of, and its arguments.
+/// Checks the work of a call of a filter or method: the product of the sizes of its subject and its arguments. Returns
+/// an error if a limit is exceeded.
 fn check_product<'v>(state: &mut State, name: &str, mut values: impl Iterator<Item = &'v Value>) -> Result<(), Error> {
     let Some(subject) = values.next() else { return Ok(()) };
     let format = subject.as_str().filter(|_| name == "format");
     let mut product = subject.len().unwrap_or(1).max(1);
     let mut is_too_much = format.is_some_and(has_wide_columns);
     let mut count = |value: &Value| match value.kind() {
-        // How many columns an argument has, where the format says so.
+        // The width of an argument, if the format takes it from a number.
         ValueKind::Number if name == "format" => {
             let asks = format.is_some_and(|format| format.contains('*'));
             is_too_much |= asks && number(value) > MAX_COLUMNS;
@@ -227,7 +253,7 @@ fn check_product<'v>(state: &mut State, name: &str, mut values: impl Iterator<It
     };
     for value in values {
         match value.kind() {
-            // Settings by name.
+            // Keyword arguments.
             ValueKind::Map => {
                 for key in value.try_iter()? {
                     count(&value.get_item(&key)?);
@@ -241,12 +267,13 @@ fn check_product<'v>(state: &mut State, name: &str, mut values: impl Iterator<It
     }
     let work = state.get_or_insert_extension(Work(0));
     work.0 = work.0.saturating_add(product);
-    match is_too_much || product > MAX_PRODUCT || work.0 > MAX_WORK {
-        true => Err(Error::new(
+    if is_too_much || product > MAX_PRODUCT || work.0 > MAX_WORK {
+        Err(Error::new(
             ErrorKind::InvalidOperation,
             format!("'{name}' of these sizes is more work than a template may ask for"),
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
@@ -257,7 +284,7 @@ fn number(value: &Value) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Whether a format such as `%20s` or `{:20}` asks for more columns than it may.
+/// Returns true if a format such as `%20s` or `{:20}` has more columns than allowed.
 fn has_wide_columns(format: &str) -> bool {
     let percent = format.split('%').skip(1).map(|part| {
         let part = part
@@ -280,11 +307,11 @@ fn has_wide_columns(format: &str) -> bool {
     percent.chain(braces).any(numbers)
 }
 
-/// Refuses sources that would take the parser more than it has.
+/// Checks that a source does not exceed the limits of the parser.
 fn check_source(source: &str) -> Result<(), String> {
     if source.len() > MAX_SOURCE {
         return Err(format!(
-            "the template has {} bytes, and may have {MAX_SOURCE}",
+            "the template has {} bytes, expected at most {MAX_SOURCE}",
             source.len()
         ));
     }
@@ -314,7 +341,7 @@ fn check_source(source: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Words and signs up to the end of a tag, with a text in quotes as one, and what comes after it.
+/// Returns the number of words and symbols before the tag's `end`, and the source after `end`. A quoted string counts as one.
 fn words_of<'s>(source: &'s str, end: &str) -> (usize, &'s str) {
     let bytes = source.as_bytes();
     let is_word = |at: usize| {
@@ -354,7 +381,12 @@ mod tests {
     use super::*;
 
     fn rendered(source: &str) -> Result<String, String> {
-        Template::new(source.to_owned())?.render(context! { messages => [context! { content => "x\n".repeat(100) }] })
+        let values = context! { messages => [context! { content => "x\n".repeat(100) }] };
+        let rendered = Template::new(source.to_owned()).and_then(|template| template.render(values));
+        rendered.map_err(|e| match e {
+            TemplateError::Template(message) => message,
+            TemplateError::NoThread => panic!("no thread"),
+        })
     }
 
     #[test]
@@ -401,7 +433,7 @@ mod tests {
         let nested = "{% if 1 %}".repeat(10_000);
         let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(5000));
         let long = " ".repeat(MAX_SOURCE + 1);
-        let cases: [(&str, &str); 20] = [
+        let cases: [(&str, &str); 21] = [
             (
                 "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
                 "instructions",
@@ -422,6 +454,10 @@ mod tests {
             ("{{ '%*d'|format(4000000000, 1) }}", "more work"),
             ("{{ '{:4000000000}'.format(1) }}", "more work"),
             ("{{ [1]|tojson(indent=4000000000) }}", "more work"),
+            (
+                "{% set n = namespace(x=[]) %}{% for a in range(300) %}{% set n.x = [n.x] %}{% endfor %}{{ (([n.x] * 100)|tojson(indent=900)) }}",
+                "4 MiB",
+            ),
             ("{{ ('a' * 100000)|replace('a', 'b' * 100000) }}", "more work"),
             ("{{ ('a' * 100000).replace('a', 'b' * 100000) }}", "more work"),
             (&chain, "words and signs"),
@@ -446,7 +482,7 @@ mod tests {
         for minus in ["not ", "-", "("] {
             let _ = rendered(&format!("{{{{ {}1 }}}}", minus.repeat(2000)));
         }
-        // Lists in lists, as many as the instructions make, are shown and given up.
+        // Nested lists, limited by the number of instructions, are rendered and dropped.
         let lists = "{% set n = namespace(x=[]) %}{% for a in range(99999) %}{% set n.x = [n.x] %}{% endfor %}";
         let _ = rendered(lists);
         let _ = rendered(&format!("{lists}{{{{ n.x }}}}"));

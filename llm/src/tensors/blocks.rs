@@ -1,22 +1,22 @@
-//! Blocks of few bits as GGUF files have them.
+//! Quantized blocks in the layouts of GGUF files.
 
 use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::element::{Element, split_scale};
 
-/// Numbers of a super-block of the K formats.
+/// Number of elements of a super-block of the K formats.
 pub(super) const SUPER: usize = 256;
-/// Numbers that share a scale where a block has two of them.
+/// Number of elements that share a scale in blocks with two scales.
 const HALF: usize = BLOCK / 2;
 /// Values of the 16 integers of IQ4_NL and IQ4_XS, before the scale.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// Twice what the 16 integers of MXFP4 stand for: floating-point numbers of four bits, E2M1 (OCP Microscaling Formats, 2023,
-/// section 5.3.3).
+/// Twice the values of the 16 integers of MXFP4: floating-point numbers of four bits, E2M1 (OCP
+/// Microscaling Formats, 2023, section 5.3.3).
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// 32 numbers, as a format of devices has them: integers before anything is subtracted, and scales, of which a second one may
-/// be a minimum.
+/// 32 numbers in a block format of devices: integers before the subtraction of an offset, and
+/// scales, of which the second one may be a minimum.
 pub(super) struct Block {
     pub(super) integers: [u8; BLOCK],
     pub(super) scales: [f32; 2],
@@ -38,7 +38,8 @@ impl Block {
     }
 }
 
-/// Gives each block of whole blocks, or of whole super-blocks, of an element that has a [`Element::format`].
+/// Calls `give` with each block of `bytes`, which contain whole blocks or super-blocks of an element type with an
+/// [`Element::format`].
 pub(super) fn each(element: Element, bytes: &[u8], mut give: impl FnMut(&Block)) {
     let [_, size] = element.block();
     for stored in bytes.chunks_exact(size) {
@@ -65,16 +66,17 @@ pub(super) fn each(element: Element, bytes: &[u8], mut give: impl FnMut(&Block))
     }
 }
 
-/// Half of the number that an exponent of eight bits stands for, 2 to the power of it less 127.
+/// Returns half of the scale with this exponent of eight bits: 2 to the power of the exponent minus
+/// 127, divided by 2.
 fn half_power(exponent: u8) -> f32 {
     match exponent {
-        // Below 2^-126 there are subnormal numbers.
+        // Numbers below 2^-126 are subnormal.
         0 | 1 => f32::from_bits(0x0020_0000 << exponent),
         _ => f32::from_bits(u32::from(exponent - 1) << 23),
     }
 }
 
-/// The lower halves of 16 bytes, then the upper ones.
+/// Returns the lower nibbles of 16 bytes, then the upper ones.
 fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
     std::array::from_fn(|i| {
         let pair = bytes[i % (BLOCK / 2)];
@@ -82,7 +84,8 @@ fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
     })
 }
 
-/// A scale, the minimum where there is one, the highest bits where there are five, and halves of bytes or bytes.
+/// Reads a block of Q8_0, Q4 or Q5: a scale, a minimum if the format has one, the fifth bits if it has five, and
+/// nibbles or bytes.
 fn plain(stored: &[u8], format: BlockFormat) -> Block {
     let (scale, mut rest) = split_scale(stored);
     let mut scales = [scale, f16::ZERO];
@@ -99,7 +102,7 @@ fn plain(stored: &[u8], format: BlockFormat) -> Block {
             }
             integers
         }
-        // No file has Q6.
+        // No file contains Q6.
         BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q6 => nibbles(rest),
     };
     Block {
@@ -108,9 +111,10 @@ fn plain(stored: &[u8], format: BlockFormat) -> Block {
     }
 }
 
-/// Q4_K and Q5_K: `d` and `dmin`, 12 bytes of scales and minima, in Q5_K 32 bytes with the fifth bits, 128 bytes of halves.
-/// Scales and minima 0 to 3 are the lower six bits of bytes 0 to 7, the others have four bits in bytes 8 to 11 and two more
-/// above the former.
+/// Reads Q4_K and Q5_K: `d` and `dmin`, 12 bytes of scales and minima, in Q5_K 32 bytes with the
+/// fifth bits, 128 bytes of nibbles. Scales and minima 0 to 3 are the lower six bits of bytes
+/// 0 to 7; further ones have their lower four bits in bytes 8 to 11, and their upper two bits in
+/// the upper bits of bytes 0 to 7.
 fn k_with_minima(stored: &[u8], has_fifth: bool, give: &mut impl FnMut(&Block)) {
     let (d, rest) = split_scale(stored);
     let (least, rest) = split_scale(rest);
@@ -133,18 +137,17 @@ fn k_with_minima(stored: &[u8], has_fifth: bool, give: &mut impl FnMut(&Block)) 
                 } else {
                     bytes[e] >> 4
                 };
-                match has_fifth {
-                    true => low | (fifth[e] >> i & 1) << 4,
-                    false => low,
-                }
+                if has_fifth { low | (fifth[e] >> i & 1) << 4 } else { low }
             }),
             scales: [d.to_f32() * f32::from(scale), -(least.to_f32() * f32::from(minimum))],
         });
     }
 }
 
-/// 128 bytes with the lower four bits, 64 with the upper two, 16 signed scales of 16 numbers each, `d`. Of each half of
-/// the numbers, a quarter has the lower halves of 32 bytes, the next those of 32 more, and the others the upper halves.
+/// Reads Q6_K: 128 bytes with the lower four bits, 64 with the upper two, 16 signed scales of 16
+/// numbers each, `d`. In each half of the numbers, the first quarter uses the lower nibbles of 32
+/// bytes, the second those of the next 32, and the third and fourth the upper nibbles of the same
+/// bytes.
 fn q6_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
     let (low, rest) = stored.split_at(128);
     let (high, rest) = rest.split_at(64);
@@ -164,8 +167,9 @@ fn q6_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
     }
 }
 
-/// Reads a super-block of Q2_K: 16 bytes with a scale in the lower half and a minimum in the upper one, 64 bytes with four
-/// integers each, `d` and `dmin`. Of each half of the numbers, 32 bytes have a quarter in each pair of bits.
+/// Reads a super-block of Q2_K: 16 bytes with a scale in the lower half and a minimum in the upper
+/// one, 64 bytes with four integers each, `d` and `dmin`. Of each half of the numbers, 32 bytes
+/// contain a quarter in each pair of bits.
 pub(super) fn read_q2_k(stored: &[u8], out: &mut [f32]) {
     let (packed, rest) = stored.split_at(SUPER / HALF);
     let (pairs, rest) = rest.split_at(SUPER / 4);
@@ -182,9 +186,10 @@ pub(super) fn read_q2_k(stored: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Q3_K: 32 bytes with the highest bits, 64 bytes with the lower two bits as Q2_K has them, 12 bytes of scales, `d`. Byte `e`
-/// of the first 32 has the bit of element `e` of block `i` at bit `i`. Bytes 0 to 7 of the scales contain their lower four bits,
-/// bytes 8 to 11 the upper two. An integer is stored plus 4, a scale plus 32.
+/// Reads Q3_K: 32 bytes with the highest bits, 64 bytes with the lower two bits in the layout of
+/// Q2_K, 12 bytes of scales, `d`. Byte `e` of the first 32 has the bit of element `e` of block `i`
+/// at bit `i`. Bytes 0 to 7 of the scales contain their lower four bits, bytes 8 to 11 the upper
+/// two. An integer is stored plus 4, a scale plus 32.
 fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
     let (highest, rest) = stored.split_at(BLOCK);
     let (pairs, rest) = rest.split_at(SUPER / 4);
@@ -195,7 +200,7 @@ fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
         let high = packed[8 + k % 4] >> (2 * (k / 4)) & 3;
         d.to_f32() * (f32::from(low | high << 4) - 32.0)
     };
-    // What Q6 subtracts, less what Q3_K subtracts.
+    // The offset of Q6 minus that of Q3_K.
     let offset = BlockFormat::Q6.offset() - 4;
     for i in 0..SUPER / BLOCK {
         let bytes = &pairs[i / 4 * BLOCK..];
@@ -209,8 +214,8 @@ fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
     }
 }
 
-/// IQ4_XS: `d`, 2 bytes with the upper two bits of the scales, 4 bytes with their lower four, 128 bytes of halves in blocks.
-/// A scale is stored plus 32.
+/// Reads IQ4_XS: `d`, 2 bytes with the upper two bits of the scales, 4 bytes with their lower four,
+/// 128 bytes of nibbles in blocks. A scale is stored plus 32.
 fn iq4_xs(stored: &[u8], give: &mut impl FnMut(&Block)) {
     let (d, rest) = split_scale(stored);
     let (upper, rest) = rest.split_at(2);

@@ -1,4 +1,4 @@
-//! Stored tensors in the form that parameters of a session have, on all processors.
+//! Conversion of stored tensors to the form of a session's parameters, on all processors.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,21 +13,22 @@ use super::blocks::each;
 use super::element::{Element, split_scale};
 use super::shard::Tensor;
 
-/// Rows that are moved together: their cache lines stay in the first-level cache.
-const TOGETHER: usize = 32;
-/// Numbers that are worth a share of the work of their own.
+/// Number of rows that are transposed together, so that their cache lines stay in the first-level cache.
+const ROWS_AT_ONCE: usize = 32;
+/// Minimum number of elements of a thread's share of the work.
 const SHARE: usize = 64 * 1024;
-/// Most threads: more wait for memory.
+/// Maximum number of threads: more would wait for memory.
 const MAX_THREADS: usize = 8;
 
-/// Shares of `0..count`, of which each has so many numbers, that begin at multiples of `step`.
+/// Divides the items `0..count`, of `numbers` elements each, into shares for threads; shares begin at multiples of
+/// `step`.
 fn shares(count: usize, numbers: usize, step: usize) -> Vec<Range<usize>> {
     let len = (SHARE / numbers.max(1)).max(1).next_multiple_of(step);
     let starts = (0..count).step_by(len);
     starts.map(|start| start..count.min(start + len)).collect()
 }
 
-/// Cuts memory of `width` elements for each number of the shares.
+/// Divides memory of `width` elements per item among the shares.
 fn cut<'a, T>(mut memory: &'a mut [T], shares: &[Range<usize>], width: usize) -> Vec<&'a mut [T]> {
     let mut parts = Vec::with_capacity(shares.len());
     for share in shares {
@@ -38,7 +39,7 @@ fn cut<'a, T>(mut memory: &'a mut [T], shares: &[Range<usize>], width: usize) ->
     parts
 }
 
-/// Does all work, on several threads if there is much of it.
+/// Runs all work, on several threads if there is much of it.
 fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
     let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = processors.min(MAX_THREADS).min(shares.len());
@@ -51,14 +52,14 @@ fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Without the thread it takes longer.
+            // Without this thread it only takes longer.
             let _ = thread::Builder::new().spawn_scoped(scope, serve);
         }
         serve();
     });
 }
 
-/// All numbers in `f32`; of a matrix, its transpose if asked for.
+/// Converts all numbers to `f32`; a matrix is transposed if requested.
 pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
     let [rows, width] = tensor.rows();
     out.resize(rows * width, 0.0);
@@ -83,14 +84,14 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
     });
 }
 
-/// Some columns, whole blocks of numbers, as rows.
+/// Writes some columns of a matrix as rows; the columns are whole blocks of numbers.
 fn transpose(tensor: &Tensor, columns: Range<usize>, out: &mut [f32]) {
     let [rows, _] = tensor.rows();
     // Rows at a distance of a power of two would share few sets of the cache.
     let pitch = columns.len().next_multiple_of(32) + 16;
-    let mut some = vec![0.0; TOGETHER.min(rows) * pitch];
-    for first in (0..rows).step_by(TOGETHER) {
-        let count = TOGETHER.min(rows - first);
+    let mut some = vec![0.0; ROWS_AT_ONCE.min(rows) * pitch];
+    for first in (0..rows).step_by(ROWS_AT_ONCE) {
+        let count = ROWS_AT_ONCE.min(rows - first);
         for (row, some) in some.chunks_exact_mut(pitch).take(count).enumerate() {
             tensor.read_part(first + row, columns.clone(), &mut some[..columns.len()]);
         }
@@ -103,10 +104,10 @@ fn transpose(tensor: &Tensor, columns: Range<usize>, out: &mut [f32]) {
     }
 }
 
-/// All numbers in binary16, as bytes. What is stored so is copied.
+/// Converts all numbers to binary16, as bytes. Numbers that are stored in this type are copied.
 ///
 /// # Errors
-/// The number of a row with a number that is too large.
+/// The index of a row with a number that is too large for `f16`.
 pub(crate) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
     let size = width * size_of::<f16>();
@@ -125,7 +126,7 @@ pub(crate) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
                 continue;
             }
             tensor.read_row(row, &mut numbers);
-            // Of slices, several numbers are converted together.
+            // Slices are converted several numbers at a time.
             halves.convert_from_f32_slice(&numbers);
             let mut pairs = numbers.iter().zip(&halves);
             if pairs.any(|(x, half)| x.is_finite() && half.is_infinite()) {
@@ -141,7 +142,7 @@ pub(crate) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     first_broken(&broken)
 }
 
-/// The first row that was found broken, if one was.
+/// Returns the index of the first row that cannot be converted as an error, if there is one.
 fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
     match broken.load(Ordering::Relaxed) {
         usize::MAX => Ok(()),
@@ -149,11 +150,11 @@ fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
     }
 }
 
-/// Integers of blocks and their scales, as bytes. What is stored with the same integers is not quantised again, and integers
-/// of four or five bits are integers of eight, too.
+/// Converts a tensor to blocks: their integers and their scales, as bytes. Tensors that are stored with the same
+/// integers are not quantised again, and integers of four or five bits are also valid integers of eight.
 ///
 /// # Errors
-/// The number of a row that has a scale that is not finite in `f16`.
+/// The index of a row with a scale that is not finite in `f16`.
 pub(crate) fn to_blocks(
     tensor: &Tensor,
     format: BlockFormat,
@@ -191,14 +192,14 @@ pub(crate) fn to_blocks(
     first_broken(&broken)
 }
 
-/// Writes bytes to the beginning of memory; the rest.
+/// Writes bytes to the beginning of memory; returns the rest.
 fn put<'a>(memory: &'a mut [u8], bytes: &[u8]) -> &'a mut [u8] {
     let (to, rest) = memory.split_at_mut(bytes.len());
     to.copy_from_slice(bytes);
     rest
 }
 
-/// Memory for a row that is quantised.
+/// Buffers for a row that is being quantised.
 #[derive(Default)]
 struct RowMemory {
     numbers: Vec<f32>,
@@ -225,7 +226,7 @@ impl RowMemory {
                 });
             }
             (Element::Mxfp4, BlockFormat::Q8_0) => each(tensor.element, tensor.row(row), |block| {
-                // A power of two that `f16` has not, in blocks of numbers that are hardly there.
+                // A power of two outside of the range of `f16`, in blocks of negligible numbers.
                 match f16::from_f32(block.scales[0]) {
                     scale if scale.to_f32() == block.scales[0] || scale.is_infinite() => {
                         self.scales.push(scale);
@@ -251,7 +252,7 @@ impl RowMemory {
     }
 }
 
-/// Scales and integers of a row that is stored in blocks.
+/// Returns scales and integers of a row that is stored in blocks.
 fn blocks<'a>(tensor: &'a Tensor, row: usize) -> impl Iterator<Item = (f16, &'a [u8])> {
     let [_, size] = tensor.element.block();
     tensor.row(row).chunks_exact(size).map(split_scale)
@@ -332,7 +333,7 @@ mod tests {
                 &mut scales,
             )
             .expect("finite");
-            // As a file has them.
+            // In the layout of a file.
             let blocks = scales.chunks(2).zip(integers.chunks(format.bytes()));
             let stored: Vec<u8> = blocks.flat_map(|(s, q)| [s, q].concat()).collect();
             let (mut copied, mut of_copy) = (Vec::new(), Vec::new());
@@ -347,7 +348,7 @@ mod tests {
             let worst = back.iter().zip(&values).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
             let bound = if format == BlockFormat::Q8_0 { 0.02 } else { 0.5 };
             assert!(worst < bound, "{format:?}: {worst}");
-            // No bits are lost on the way to more of them.
+            // Conversion to more bits loses none.
             to_blocks(&stored, BlockFormat::Q8_0, &mut copied, &mut of_copy).expect("finite");
             let widened = (of_copy.chunks(2).zip(copied.chunks(BLOCK))).flat_map(|(s, q)| [s, q].concat());
             let widened: Vec<u8> = widened.collect();

@@ -1,4 +1,4 @@
-//! Numbers as files store them, row by row.
+//! Element types of files, and reading of their numbers, row by row.
 
 use half::{bf16, f16};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -6,13 +6,13 @@ use safetensors::tensor::Dtype;
 
 use super::blocks::{self, SUPER};
 
-/// How a file stores numbers.
+/// The storage type of numbers in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     F32,
     F16,
     BF16,
-    /// Blocks with `f16` scales in front of each.
+    /// Blocks with `f16` scales before each.
     Blocks(BlockFormat),
     /// 256 numbers of 4 bits in 8 blocks, whose scales and minima have 6 bits each.
     Q4K,
@@ -24,20 +24,20 @@ pub(crate) enum Element {
     Q2K,
     /// 256 numbers of 3 bits in 16 blocks, whose scales have 6 bits.
     Q3K,
-    /// Blocks of 32 numbers of a table of 16, with an `f16` scale.
+    /// Blocks of 32 indices of 4 bits into a table of 16 values, with an `f16` scale.
     Iq4Nl,
-    /// 256 numbers of the same table in 8 blocks, whose scales have 6 bits.
+    /// 256 indices into the same table in 8 blocks, whose scales have 6 bits.
     Iq4Xs,
-    /// Blocks of 32 floating-point numbers of 4 bits, with a power of two.
+    /// Blocks of 32 floating-point numbers of 4 bits, with a power of two as their scale.
     Mxfp4,
 }
 
 impl Element {
-    /// What can be read.
+    /// Supported types, for messages.
     pub(crate) const KNOWN: &str =
         "F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS or MXFP4";
 
-    /// Of a safetensors file, if it can be read.
+    /// Returns the type of a safetensors file, if it is supported.
     pub(crate) fn of_safetensors(dtype: Dtype) -> Option<Self> {
         match dtype {
             Dtype::F32 => Some(Element::F32),
@@ -47,7 +47,7 @@ impl Element {
         }
     }
 
-    /// Of the type of that number in GGUF files, if it can be read.
+    /// Returns the type with this number in GGUF files, if it is supported.
     pub(crate) fn of_gguf(number: u32) -> Option<Self> {
         match number {
             0 => Some(Element::F32),
@@ -70,7 +70,7 @@ impl Element {
         }
     }
 
-    /// Numbers that are stored together, and their bytes.
+    /// Returns the numbers per block, and the bytes of a block.
     pub(crate) fn block(self) -> [usize; 2] {
         match self {
             Element::F32 => [1, 4],
@@ -87,16 +87,18 @@ impl Element {
         }
     }
 
-    /// Bytes of so many numbers; `None` if they are no whole blocks, or too many.
+    /// Returns the size of `count` numbers in bytes; `None` if `count` is not a multiple of the block size, or too
+    /// large.
     pub(crate) fn bytes(self, count: usize) -> Option<usize> {
         let [together, bytes] = self.block();
-        match count.is_multiple_of(together) {
-            true => (count / together).checked_mul(bytes),
-            false => None,
+        if count.is_multiple_of(together) {
+            (count / together).checked_mul(bytes)
+        } else {
+            None
         }
     }
 
-    /// Reads whole blocks into as many numbers as they hold.
+    /// Reads whole blocks; `out` has room for all of their numbers.
     pub(super) fn read(self, bytes: &[u8], out: &mut [f32]) {
         match self {
             Element::F32 => plain(bytes, f32::from_le_bytes, out),
@@ -128,8 +130,8 @@ impl Element {
         }
     }
 
-    /// The format of blocks that has the same integers; scales of super-blocks are rounded to `f16`. No format has two scales
-    /// and two minima for 32 numbers, as Q2_K does.
+    /// Returns the block format in which sessions store weights of this GGUF type. The integers stay the same; scales of
+    /// super-blocks are rounded to `f16`. Returns `None` for Q2_K: no format has two scales and two minima for 32 numbers.
     pub(crate) fn format(self) -> Option<BlockFormat> {
         match self {
             Element::F32 | Element::F16 | Element::BF16 | Element::Q2K => None,
@@ -152,7 +154,7 @@ fn plain<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32, out: &mut 
     out.iter_mut().zip(stored).for_each(|(x, &b)| *x = read(b));
 }
 
-/// The scale in front of a block, and the rest.
+/// Splits a block into the scale at its beginning and the rest.
 pub(super) fn split_scale(block: &[u8]) -> (f16, &[u8]) {
     let (scale, rest) = block.split_at(size_of::<f16>());
     (f16::from_le_bytes([scale[0], scale[1]]), rest)

@@ -1,13 +1,13 @@
-//! Tensors of checkpoints that have other names than parameters, or hold several of them.
+//! Mapping of checkpoint tensors that have other names than parameters, or contain several of them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map;
 
 use super::shard::{Entry, Shard};
 
-/// Where a model with several kinds of input has its text part, and what replaces that.
+/// Prefixes of the text part of multimodal models, and their replacements.
 const TEXT_PARTS: [(&str, &str); 2] = [("language_model.", ""), ("model.language_model.", "model.")];
-/// Begins the names of the other parts of such a model.
+/// Prefixes of the other parts of such a model.
 const OTHER_PARTS: [&str; 4] = [
     "vision_tower.",
     "multi_modal_projector.",
@@ -15,30 +15,31 @@ const OTHER_PARTS: [&str; 4] = [
     "model.multi_modal_projector.",
 ];
 
-/// Projections that some checkpoints store as one, below each other: the name of the module, and those of its parts.
+/// Projections that some checkpoints store as one tensor, with stacked rows: the name of the
+/// module, and those of its parts.
 pub(crate) const FUSED: [(&str, &[&str]); 2] = [
     ("qkv_proj", &["q_proj", "k_proj", "v_proj"]),
     ("gate_up_proj", &["gate_proj", "up_proj"]),
 ];
 
-/// Where Mixtral has its experts, and what others call that.
+/// Module of the experts in Mixtral, and in other models.
 const MIXTRAL: [&str; 2] = [".block_sparse_moe.", ".mlp."];
-/// What it calls the matrices of an expert, and what others do.
+/// Names of an expert's matrices in Mixtral, and in other models.
 const MIXTRAL_MATRICES: [[&str; 2]; 3] = [["w1", "gate_proj"], ["w2", "down_proj"], ["w3", "up_proj"]];
-/// In front of the number of an expert.
+/// Separator before the index of an expert.
 const EXPERTS: &str = ".experts.";
 
-/// Name of a tensor of Mixtral as others have it.
+/// Returns the usual name of a Mixtral tensor.
 fn of_mixtral(name: &str) -> Option<String> {
     renamed(name, [0, 1])
 }
 
-/// Name of a tensor as Mixtral has it.
+/// Returns the Mixtral name of a tensor.
 pub(crate) fn to_mixtral(name: &str) -> Option<String> {
     renamed(name, [1, 0])
 }
 
-/// A name from a column of [`MIXTRAL`] and [`MIXTRAL_MATRICES`] to another.
+/// Converts a name from the naming at index `from` of [`MIXTRAL`] and [`MIXTRAL_MATRICES`] to the one at index `to`.
 fn renamed(name: &str, [from, to]: [usize; 2]) -> Option<String> {
     let (block, rest) = name.split_once(MIXTRAL[from])?;
     let matrix = MIXTRAL_MATRICES.iter().find_map(|names| {
@@ -48,14 +49,14 @@ fn renamed(name: &str, [from, to]: [usize; 2]) -> Option<String> {
     Some(format!("{block}{}{}", MIXTRAL[to], matrix.as_deref().unwrap_or(rest)))
 }
 
-/// What is wrong with tensors of a checkpoint, and the number of the file that has them.
-pub(crate) type Wrong = (usize, String);
+/// The index of a file, and the error of its tensors.
+pub(crate) type FileError = (usize, String);
 
-/// Gives tensors other names, and drops those that get none.
+/// Renames tensors, and drops those without a new name.
 ///
 /// # Errors
-/// Two tensors of a file get one name. (Those of two files are found by [`places`].)
-pub(crate) fn rename(shards: &mut [Shard], name: impl Fn(&str) -> Option<String>) -> Result<(), Wrong> {
+/// Two tensors of a file get the same name. ([`places`] detects equal names in two files.)
+pub(crate) fn rename(shards: &mut [Shard], name: impl Fn(&str) -> Option<String>) -> Result<(), FileError> {
     for (number, shard) in shards.iter_mut().enumerate() {
         let mut names: BTreeMap<String, String> = BTreeMap::new();
         for (old, entry) in std::mem::take(&mut shard.tensors) {
@@ -69,43 +70,45 @@ pub(crate) fn rename(shards: &mut [Shard], name: impl Fn(&str) -> Option<String>
     Ok(())
 }
 
-/// Gives the experts of Mixtral the names that those of others have.
+/// Renames the tensors of Mixtral's experts to the names in other models.
 ///
 /// # Errors
 /// As of [`rename`].
-pub(crate) fn rename_mixtral(shards: &mut [Shard]) -> Result<(), Wrong> {
+pub(crate) fn rename_mixtral(shards: &mut [Shard]) -> Result<(), FileError> {
     rename(shards, |name| Some(of_mixtral(name).unwrap_or_else(|| name.to_owned())))
 }
 
-/// The parameter that has a tensor of one expert with those of the others, and the number of the expert.
+/// Returns the parameter of all experts that contains an expert's tensor, and the index of the
+/// expert.
 pub(crate) fn of_expert(name: &str) -> Option<(String, usize)> {
     let (layer, rest) = name.split_once(EXPERTS)?;
     let (number, module) = rest.split_once('.')?;
     let expert: usize = number.parse().ok()?;
-    // Of two that are the same number, one is none.
+    // Only the canonical spelling of a number is accepted.
     (expert.to_string() == number).then(|| (format!("{layer}{EXPERTS}{module}"), expert))
 }
 
-/// The tensor of an expert, of a parameter with those of all.
+/// Returns the tensor of one expert, for a parameter of all experts.
 pub(crate) fn expert_name(parameter: &str, expert: usize) -> Option<String> {
     let (layer, module) = parameter.split_once(EXPERTS)?;
     Some(format!("{layer}{EXPERTS}{expert}.{module}"))
 }
 
-/// Where a tensor is that parameters are named after.
+/// The location of a parameter's tensor.
 #[derive(Debug)]
-pub(crate) enum Place {
-    /// In the file of this number.
+pub(crate) enum TensorLocation {
+    /// One tensor, in the file with this index.
     File(usize),
-    /// In parts, one for each expert, with the numbers of their files.
+    /// One tensor for each expert: index of its file, and its name.
     Experts(Vec<(usize, String)>),
 }
 
-/// Where all tensors are.
+/// Returns the locations of all tensors.
 ///
 /// # Errors
-/// The number of a file, and what is wrong: a name that another file has, too; experts whose numbers have gaps.
-pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, Wrong> {
+/// The index of a file and its error: a name that another file also has; gaps between the indices
+/// of experts.
+pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, TensorLocation>, FileError> {
     let mut places = BTreeMap::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, (usize, String)>> = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -119,12 +122,12 @@ pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, Wrong>
                 }
                 None => match places.entry(name.clone()) {
                     btree_map::Entry::Vacant(entry) => {
-                        entry.insert(Place::File(number));
+                        entry.insert(TensorLocation::File(number));
                         None
                     }
                     btree_map::Entry::Occupied(entry) => match entry.get() {
-                        Place::File(other) => Some(*other),
-                        Place::Experts(_) => None,
+                        TensorLocation::File(other) => Some(*other),
+                        TensorLocation::Experts(_) => None,
                     },
                 },
             };
@@ -142,23 +145,23 @@ pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, Wrong>
             let name = expert_name(&parameter, missing).unwrap_or_default();
             return Err((
                 file,
-                format!("of {count} experts and more, one is missing: no file has '{name}'"),
+                format!("one of at least {count} experts is missing: no file has '{name}'"),
             ));
         }
         if places.contains_key(&parameter) {
-            return Err((file, format!("'{parameter}' is stored as a whole and by expert")));
+            return Err((file, format!("'{parameter}' is stored both as a whole and per expert")));
         }
-        places.insert(parameter, Place::Experts(parts.into_values().collect()));
+        places.insert(parameter, TensorLocation::Experts(parts.into_values().collect()));
     }
     Ok(places)
 }
 
-/// Gives the tensors of a text part the names that they have alone, and drops the other parts, if there are any
-/// (the layout of Gemma 3).
+/// Renames the tensors of a multimodal model's text part to the names of a separate model, and drops the other parts,
+/// if there are any (the layout of Gemma 3).
 ///
 /// # Errors
 /// As of [`rename`].
-pub(crate) fn keep_text_part(shards: &mut [Shard]) -> Result<(), Wrong> {
+pub(crate) fn keep_text_part(shards: &mut [Shard]) -> Result<(), FileError> {
     let of_text = |name: &str| {
         let mut parts = TEXT_PARTS.iter();
         parts.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
@@ -173,11 +176,12 @@ pub(crate) fn keep_text_part(shards: &mut [Shard]) -> Result<(), Wrong> {
     })
 }
 
-/// Makes of projections that are stored as one the parts that parameters have. A tensor that cannot be divided stays.
+/// Splits fused projections into the parts that parameters have. A tensor that cannot be divided is
+/// kept.
 ///
 /// # Errors
-/// A file has a part beside the whole. (That another file has it is found by [`places`].)
-pub(crate) fn split_projections(shards: &mut [Shard]) -> Result<(), Wrong> {
+/// A file contains a fused projection and also one of its parts. ([`places`] detects parts in other files.)
+pub(crate) fn split_projections(shards: &mut [Shard]) -> Result<(), FileError> {
     let mut found = Vec::new();
     for (number, shard) in shards.iter().enumerate() {
         for (name, entry) in &shard.tensors {
@@ -191,7 +195,7 @@ pub(crate) fn split_projections(shards: &mut [Shard]) -> Result<(), Wrong> {
         if let Some((part, _)) = parts.iter().find(|(part, _)| tensors.contains_key(part)) {
             return Err((
                 number,
-                format!("'{name}' has '{part}' in it, which is stored beside it, too"),
+                format!("'{name}' contains '{part}', which is also stored separately"),
             ));
         }
         tensors.remove(&name);
@@ -200,14 +204,15 @@ pub(crate) fn split_projections(shards: &mut [Shard]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The parts of a tensor, with their names.
+/// Returns the names and entries of the parts of a fused projection; `None` for other tensors.
 fn parts_of(shards: &[Shard], name: &str, entry: &Entry) -> Option<Vec<(String, Entry)>> {
     let (layer, kind) = name.rsplit_once('.')?;
     let (block, module) = layer.rsplit_once('.')?;
     let (_, modules) = FUSED.iter().find(|(fused, _)| *fused == module)?;
     let (&rows, rest) = entry.shape.split_first()?;
     let counts = match modules.len() {
-        // As many queries as the projection of the result reads; keys and values share what is left.
+        // The number of queries is the input size of the output projection; keys and values share
+        // the rest.
         3 => {
             let output = format!("{block}.o_proj.weight");
             let queries = *shards
@@ -226,7 +231,7 @@ fn parts_of(shards: &[Shard], name: &str, entry: &Entry) -> Option<Vec<(String, 
     let width: usize = rest.iter().product();
     let mut start = entry.range.start;
     let parts = modules.iter().zip(counts).map(|(part, count)| {
-        // Of a type that cannot be read, sizes are not known.
+        // Sizes of unsupported types are unknown.
         let size = entry.element.map_or(Some(0), |element| element.bytes(count * width))?;
         let range = start..start + size;
         start = range.end;

@@ -1,4 +1,4 @@
-//! Tensors as files store them, whatever the format of the file, and as parameters of a session.
+//! Tensors in files of any format, and their conversion to parameters of a session.
 
 mod blocks;
 pub(crate) mod convert;

@@ -1,4 +1,4 @@
-//! A mapped file with tensors.
+//! A file with tensors that is mapped into memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use safetensors::SafeTensors;
 use super::element::Element;
 use crate::files::damaged;
 
-/// A file and what is in it.
+/// A file and its tensors.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) path: PathBuf,
@@ -23,19 +23,19 @@ pub(crate) struct Shard {
 /// A tensor of a file.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// `None` for a type that cannot be read.
+    /// Element type; `None` if it is not supported.
     pub(crate) element: Option<Element>,
-    /// What the file calls the type.
+    /// Name of the type in the file.
     pub(crate) stored: String,
     pub(crate) shape: Vec<usize>,
-    /// Its bytes in the file.
+    /// Range of its bytes in the file.
     pub(crate) range: Range<usize>,
     /// Number of heads whose rows are in pairs: see [`Tensor::heads`].
     pub(crate) heads: Option<usize>,
 }
 
 impl Entry {
-    /// How many numbers it has.
+    /// Returns the number of elements.
     pub(crate) fn count(&self) -> u64 {
         self.shape
             .iter()
@@ -49,13 +49,14 @@ pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) shape: &'a [usize],
     pub(crate) bytes: &'a [u8],
-    /// Where rows of heads are rotated in pairs of neighbours: the number of heads. Row `i` of the first half of a head
-    /// is stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
+    /// Number of heads, if the file stores the rows of each head in adjacent pairs for rotary positions. Row `i` of the
+    /// first half of a head is stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
     pub(crate) heads: Option<usize>,
 }
 
 impl Tensor<'_> {
-    /// Rows, those of all matrices if there are several, and their width; a vector is one row.
+    /// Returns the number of rows and their width. A vector is one row; a tensor of several matrices has the rows of
+    /// all of them.
     pub(crate) fn rows(&self) -> [usize; 2] {
         match *self.shape {
             [len] if self.heads.is_some() => [len, 1],
@@ -65,13 +66,14 @@ impl Tensor<'_> {
         }
     }
 
-    /// The bytes of the whole tensor, if it is stored as sessions have numbers of this type.
+    /// Returns the bytes of the whole tensor, if it is stored in the layout of a session for this
+    /// type.
     pub(crate) fn bytes_in(&self, element: Element) -> Option<&[u8]> {
         let same = self.element == element && self.heads.is_none() && cfg!(target_endian = "little");
         same.then_some(self.bytes)
     }
 
-    /// The bytes of a row.
+    /// Returns the bytes of a row.
     pub(crate) fn row(&self, row: usize) -> &[u8] {
         let [rows, width] = self.rows();
         let stored = match self.heads.and_then(|heads| rows.checked_div(heads)) {
@@ -85,14 +87,14 @@ impl Tensor<'_> {
         self.bytes.get(stored * size..(stored + 1) * size).unwrap_or_default()
     }
 
-    /// Some numbers of a row, whole blocks.
+    /// Reads some numbers of a row, which must be whole blocks.
     pub(crate) fn read_part(&self, row: usize, numbers: Range<usize>, out: &mut [f32]) {
         let at = |number| self.element.bytes(number).unwrap_or(0);
         let bytes = self.row(row).get(at(numbers.start)..at(numbers.end));
         self.element.read(bytes.unwrap_or_default(), out);
     }
 
-    /// The numbers of a row.
+    /// Reads the numbers of a row.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
         self.element.read(self.row(row), out);
     }
@@ -102,13 +104,13 @@ impl Tensor<'_> {
 pub(crate) fn map(path: &Path, remedy: &str) -> Result<Mmap> {
     let unreadable = |e: std::io::Error| Error::file(path, format!("cannot be read: {e}"), remedy);
     let file = open_regular(path).map_err(unreadable)?;
-    // SAFETY: the map is only read. That nobody changes the file meanwhile is asked of the caller; what is read
-    // from it is checked before, and only ever converted to numbers after.
+    // SAFETY: the map is only read. The caller is required to keep the file unchanged. Its contents
+    // are checked before use, and only ever converted to numbers.
     unsafe { Mmap::map(&file) }.map_err(unreadable)
 }
 
 impl Shard {
-    /// A safetensors file.
+    /// Opens a safetensors file.
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let remedy = "give the folder of a checkpoint with model.safetensors, or with all files that its index lists";
         let map = map(&path, remedy)?;
@@ -129,7 +131,7 @@ impl Shard {
         Ok(Shard { path, map, tensors })
     }
 
-    /// A tensor that can be read and is all there.
+    /// Returns a tensor, if its type is supported and the file contains all of it.
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
         let (element, bytes) = (entry.element?, self.map.get(entry.range.clone())?);

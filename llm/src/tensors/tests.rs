@@ -1,4 +1,4 @@
-//! Blocks of GGUF files against the package `gguf`: see `scripts/verify-external/make_gguf_blocks.py`.
+//! Tests of blocks of GGUF files against the package `gguf`: see `scripts/verify-external/make_gguf_blocks.py`.
 
 use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -11,11 +11,11 @@ use super::shard::Tensor;
 const WIDTH: usize = 256;
 const SHAPE: [usize; 2] = [2, WIDTH];
 
-/// A type of files with blocks of it.
-struct Stored {
+/// A block type of GGUF files, with stored blocks and their numbers.
+struct BlockFile {
     name: String,
     element: Element,
-    /// What was rounded, if the package rounds to this type.
+    /// Original values, if the package quantizes to this type.
     values: Option<Vec<u8>>,
     bytes: Vec<u8>,
     numbers: Vec<f32>,
@@ -28,7 +28,7 @@ fn hex(text: &Value) -> Vec<u8> {
     pairs.map(|&[high, low]| digit(high) << 4 | digit(low)).collect()
 }
 
-fn fixture() -> Vec<Stored> {
+fn fixture() -> Vec<BlockFile> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/blocks.json");
     let text = std::fs::read_to_string(path).expect("a fixture");
     let json: Value = serde_json::from_str(&text).expect("json");
@@ -36,7 +36,7 @@ fn fixture() -> Vec<Stored> {
     let stored = types.map(|(name, entry)| {
         let number = entry["number"].as_u64().expect("a number") as u32;
         let numbers = hex(&entry["numbers"]);
-        Stored {
+        BlockFile {
             name: name.clone(),
             element: Element::of_gguf(number).expect(name),
             values: entry.get("values").map(hex),
@@ -56,7 +56,7 @@ fn tensor(element: Element, bytes: &[u8]) -> Tensor<'_> {
     }
 }
 
-/// Integers and scales of a tensor in blocks.
+/// Converts a tensor to blocks; returns their integers and scales.
 fn packed(tensor: &Tensor, format: BlockFormat) -> (Vec<u8>, Vec<f16>) {
     let (mut integers, mut scales) = (Vec::new(), Vec::new());
     to_blocks(tensor, format, &mut integers, &mut scales).expect("finite");
@@ -91,9 +91,10 @@ fn blocks_keep_their_integers() {
         // Scales are rounded to binary16, with the minima.
         let of_row = format.scales();
         for (i, (x, y)) in found.iter().zip(&stored.numbers).enumerate() {
-            let minimum = match format.has_minimum() {
-                true => scales[i / BLOCK * of_row + 1].to_f32(),
-                false => 0.0,
+            let minimum = if format.has_minimum() {
+                scales[i / BLOCK * of_row + 1].to_f32()
+            } else {
+                0.0
             };
             // The largest integer, of IQ4_XS, is 127.
             let bound = ((y - minimum).abs() + minimum.abs()) * 5e-4 + 127.0 * 2f32.powi(-25);
@@ -102,7 +103,7 @@ fn blocks_keep_their_integers() {
     }
 }
 
-/// Blocks that no format of devices has are kept in `f16`.
+/// Q2_K has no equivalent block format on devices, so its numbers are stored as `f16`.
 #[test]
 fn numbers_of_q2_k_are_rounded_to_f16() {
     let all = fixture();

@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Tokenizers, which convert text to tokens and back.
 
 mod spelling;
 mod vet;
@@ -22,18 +22,19 @@ use crate::gguf::{self, Gguf};
 use crate::special::SpecialTokens;
 use spelling::Spelling;
 
-/// The mark that tokenizers of [`Tokenizer::train`] have.
+/// Special token of tokenizers by [`Tokenizer::train`].
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer as `tokenizer.json` describes it, without the padding and truncation that the file may set: the tokens of a
-/// text are those of all of it and no others. Transformers leave both out by default, too.
+/// A tokenizer as `tokenizer.json` describes it, but without the padding and truncation of the
+/// file: a text is always converted completely, and nothing is added. Transformers disable both by
+/// default, too.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// Special tokens, to find them in text; `None` if there are none.
+    /// Special tokens, for the search in text; `None` if there are none.
     special: Option<Arc<AhoCorasick>>,
-    /// Like `inner`, but text that spells special tokens is ordinary text. Made when it is needed first.
+    /// Like `inner`, but spellings of special tokens are ordinary text. Created at its first use.
     literal: OnceLock<Box<tokenizers::Tokenizer>>,
 }
 
@@ -46,21 +47,21 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder. Of a GGUF file it takes the file's own tokenizer, pairs of bytes or pieces of
-    /// SentencePiece, where that is one that is known, else a `tokenizer.json` in the file's folder.
+    /// Reads `tokenizer.json` of a folder. For a GGUF file, it reads the file's own tokenizer (byte
+    /// pairs or pieces of SentencePiece) if that is supported, else a `tokenizer.json` in the
+    /// file's folder.
     ///
     /// # Errors
-    /// [`Error::File`]: no such file, or one that describes no tokenizer, or none that is known.
+    /// [`Error::File`]: a missing file, or one without a supported tokenizer.
     pub fn open(folder: &Path) -> Result<Self> {
-        let (path, text) = match gguf::is_one(folder) {
-            true => {
-                let beside = folder.with_file_name("tokenizer.json");
-                match Gguf::open(folder)?.tokenizer() {
-                    Err(_) if beside.exists() => return Tokenizer::read(&beside),
-                    text => (folder, text?),
-                }
+        let (path, text) = if gguf::is_one(folder) {
+            let beside = folder.with_file_name("tokenizer.json");
+            match Gguf::open(folder)?.tokenizer() {
+                Err(_) if beside.exists() => return Tokenizer::read(&beside),
+                text => (folder, text?),
             }
-            false => return Tokenizer::read(&folder.join("tokenizer.json")),
+        } else {
+            return Tokenizer::read(&folder.join("tokenizer.json"));
         };
         Tokenizer::parse(path, &text)
     }
@@ -73,21 +74,22 @@ impl Tokenizer {
         Tokenizer::parse(path, &crate::files::read_text(path)?)
     }
 
-    /// What a file has said.
+    /// Parses the text of a `tokenizer.json`.
     fn parse(path: &Path, text: &str) -> Result<Self> {
         let text = vet::vet(text).map_err(|e| damaged(path, e))?;
         let inner = contained(|| text.parse::<tokenizers::Tokenizer>());
         Ok(Tokenizer::of(inner.map_err(|e| damaged(path, e))?))
     }
 
-    /// Learns a tokenizer of so many tokens from a text: byte pair encoding (Sennrich et al., 2016) of bytes, with the mark
-    /// [`END_OF_TEXT`] as token 0. Small texts may give fewer tokens.
+    /// Trains a tokenizer with `vocab` tokens on a text: byte pair encoding (Sennrich et al., 2016)
+    /// of bytes, with [`END_OF_TEXT`] as token 0. Small texts may result in fewer tokens.
     ///
     /// # Errors
-    /// Fewer tokens than bytes and the mark take, or more than 2^20; what the tokenizer says.
+    /// Fewer tokens than bytes and the special token need, or more than 2^20; errors of the
+    /// tokenizer.
     pub fn train(text: &str, vocab: usize) -> Result<Self> {
         const MIN_VOCABULARY: usize = 257;
-        // The largest of published models have a quarter of that. Memory is taken for as many.
+        // Four times the largest of published models; memory is allocated for this number.
         const MAX_VOCABULARY: usize = 1 << 20;
         if vocab < MIN_VOCABULARY {
             return Err(Error::misuse(
@@ -114,7 +116,7 @@ impl Tokenizer {
             .with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)))
             .with_decoder(Some(ByteLevel::default()));
         let trained = inner.train(&mut trainer, without_long_words(text));
-        trained.map_err(|e| Error::misuse(format!("no tokenizer can be learnt from the text: {e}"), ""))?;
+        trained.map_err(|e| Error::misuse(format!("cannot train a tokenizer on the text: {e}"), ""))?;
         Ok(Tokenizer::of(inner))
     }
 
@@ -133,19 +135,19 @@ impl Tokenizer {
         }
     }
 
-    /// The text of its `tokenizer.json`, without padding and truncation.
+    /// Returns the text of its `tokenizer.json`, without padding and truncation.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// Errors of the tokenizer.
     pub fn to_json(&self) -> Result<String> {
         let text = self.inner.to_string(true);
         text.map_err(|e| Error::misuse(format!("the tokenizer cannot be written: {e}"), ""))
     }
 
-    /// The tokens of a text, with those that the tokenizer puts around every text.
+    /// Returns the tokens of a text, including those that the tokenizer puts around every text.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// Errors of the tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut tokens = self.encoded(text, true)?;
         // A text that contains the first token itself does not get it twice.
@@ -163,16 +165,47 @@ impl Tokenizer {
     /// [chat](crate::chat).
     ///
     /// # Errors
-    /// Those of the tokenizer.
+    /// Errors of the tokenizer.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
+    }
+
+    /// Returns a byte offset such that the text before it has more than `max_tokens` tokens; `None` if the text may
+    /// have fewer. It tokenizes the text in pieces of up to 64 KiB, because tokenizing a megabyte at once needs
+    /// hundreds of megabytes of memory.
+    ///
+    /// # Errors
+    /// Errors of the tokenizer.
+    pub fn end_of_excess(&self, text: &str, max_tokens: usize) -> Result<Option<usize>> {
+        /// Upper estimate of the bytes of a token of ordinary text.
+        const TOKEN_BYTES: usize = 16;
+        /// Number of tokens of a piece that may differ from those of the whole text.
+        const UNCERTAIN: usize = 16;
+        let size = max_tokens.saturating_mul(TOKEN_BYTES).clamp(4 << 10, 64 << 10);
+        // No token is shorter than a byte.
+        if text.len() <= max_tokens {
+            return Ok(None);
+        }
+        let (mut start, mut count) = (0, 0);
+        while text.len() - start > size {
+            let end = text.floor_char_boundary(start + size);
+            // A long word may be a single unknown token: it is cut only if it fills the piece.
+            let space = text[start..end].rfind(char::is_whitespace);
+            let end = space.filter(|&at| at > 0).map_or(end, |at| start + at);
+            count += self.encode_plain(&text[start..end])?.len().saturating_sub(UNCERTAIN);
+            if count > max_tokens {
+                return Ok(Some(end));
+            }
+            start = end;
+        }
+        Ok(None)
     }
 
     /// Returns the tokens of a rendered conversation. Text of messages never becomes a special token: it is encoded as the
     /// characters that it consists of.
     ///
     /// # Errors
-    /// Those of the tokenizer.
+    /// Errors of the tokenizer.
     pub fn encode_chat(&self, chat: &RenderedChat) -> Result<Vec<u32>> {
         let Some(special) = self.special.as_ref().filter(|_| !chat.guards.is_empty()) else {
             return self.encode_plain(&chat.text);
@@ -215,7 +248,7 @@ impl Tokenizer {
         });
         let encode = |text: &str| {
             let encoding = contained(|| literal.encode(text, false));
-            let encoding = encoding.map_err(|e| Error::misuse(format!("the text has no tokens: {e}"), ""))?;
+            let encoding = encoding.map_err(|e| Error::misuse(format!("cannot tokenize the text: {e}"), ""))?;
             Ok::<_, Error>(encoding.get_ids().to_vec())
         };
         let whole = encode(text)?;
@@ -235,7 +268,7 @@ impl Tokenizer {
 
     fn encoded(&self, text: &str, adds_special: bool) -> Result<Vec<u32>> {
         let encoding = contained(|| self.inner.encode(text, adds_special));
-        let encoding = encoding.map_err(|e| Error::misuse(format!("the text has no tokens: {e}"), ""))?;
+        let encoding = encoding.map_err(|e| Error::misuse(format!("cannot tokenize the text: {e}"), ""))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -245,7 +278,7 @@ impl Tokenizer {
         added.get(&token).is_some_and(|token| token.special)
     }
 
-    /// The special tokens, such as `<|im_end|>`.
+    /// Returns the special tokens, such as `<|im_end|>`.
     pub fn special_tokens(&self) -> SpecialTokens {
         SpecialTokens::new(special_spellings(&self.inner))
     }
@@ -253,7 +286,7 @@ impl Tokenizer {
     /// Returns the text of tokens, without special tokens. Incomplete characters become U+FFFD.
     ///
     /// # Errors
-    /// Those of the tokenizer.
+    /// Errors of the tokenizer.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         if self.spelling.is_bytes() {
             let mut bytes = Vec::new();
@@ -261,7 +294,7 @@ impl Tokenizer {
             return Ok(String::from_utf8_lossy(&bytes).into_owned());
         }
         let text = contained(|| self.inner.decode(tokens, true));
-        text.map_err(|e| Error::misuse(format!("the tokens have no text: {e}"), ""))
+        text.map_err(|e| Error::misuse(format!("cannot decode the tokens: {e}"), ""))
     }
 
     /// Adds the bytes of a token of a byte-level tokenizer. Added tokens decode to their own characters.
@@ -283,33 +316,35 @@ impl Tokenizer {
         name.is_some_and(|name| self.spelling.is_single_byte(&name))
     }
 
-    /// The number behind the largest token.
+    /// Returns the largest token plus one.
     pub fn vocab(&self) -> usize {
         let largest = self.inner.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// Whether the model has all of the tokenizer's tokens. It may have more, which stand for nothing.
+    /// Checks that the model has all of the tokenizer's tokens. Further tokens of the model are
+    /// unused.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] with both sizes.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let (own, model) = (self.vocab(), config.network.vocab);
-        match own <= model {
-            true => Ok(()),
-            false => Err(Error::misuse(
+        if own <= model {
+            Ok(())
+        } else {
+            Err(Error::misuse(
                 format!("the tokenizer has {own} tokens, the model only {model}"),
                 "use the tokenizer.json that belongs to the model",
-            )),
+            ))
         }
     }
 
-    /// The token of a mark, such as `<|im_end|>`.
+    /// Returns the id of a special token by its spelling, such as `<|im_end|>`.
     pub fn token(&self, mark: &str) -> Option<u32> {
         self.inner.token_to_id(mark)
     }
 
-    /// What each token stands for, from token 0 on.
+    /// Returns the meaning of each token, from token 0 on.
     pub fn token_bytes(&self) -> Vec<TokenBytes> {
         let added = self.inner.get_added_tokens_decoder();
         let bytes = |id: u32| match (added.get(&id), self.inner.id_to_token(id)) {
@@ -321,25 +356,25 @@ impl Tokenizer {
         (0..self.vocab() as u32).map(bytes).collect()
     }
 
-    /// Text piece by piece.
+    /// Creates a stream that decodes token by token.
     pub fn stream(&self) -> TextStream<&Self> {
         TextStream::new(self)
     }
 }
 
-/// What a token stands for.
+/// The meaning of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenBytes {
-    /// Nothing: no token has the number.
+    /// No token has this number.
     None,
-    /// Some bytes of a text, which need not be whole characters.
+    /// Bytes of text; they may contain incomplete characters.
     Text(Vec<u8>),
-    /// A mark, by its name, that no text has.
+    /// Special token with this name, which does not occur in decoded text.
     Special(String),
 }
 
-/// A text in parts, cut within words of more than so many bytes and nowhere else: the time that it takes to learn from a word grows
-/// with the square of its length.
+/// Splits a text into parts by cutting words of more than `LONG` bytes: the training time of a word
+/// grows with the square of its length.
 fn without_long_words(text: &str) -> impl Iterator<Item = &str> + Send {
     const LONG: usize = 1000;
     let mut rest = text;
@@ -357,24 +392,25 @@ fn without_long_words(text: &str) -> impl Iterator<Item = &str> + Send {
     })
 }
 
-/// Spellings of the special tokens.
+/// Returns the spellings of the special tokens.
 fn special_spellings(inner: &tokenizers::Tokenizer) -> Vec<String> {
     let added = inner.get_added_vocabulary().get_added_tokens_decoder().values();
     let special = added.filter(|token| token.special && !token.content.is_empty());
     special.map(|token| token.content.clone()).collect()
 }
 
-/// What the library says, also where it panics: its tokenizers are of untrusted files.
+/// Returns the result of a call of the library `tokenizers`, and converts panics to errors, because tokenizer files are
+/// untrusted.
 fn contained<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the tokenizer is none that works: the library failed on it".into()),
+        Err(_) => Err("the tokenizer is invalid: the tokenizers library failed on it".into()),
     }
 }
 
-/// Text of tokens that arrive one by one. The pieces together are the decoded tokens: a character appears when its last token
-/// is there.
+/// Decoder of tokens that arrive one by one. The returned pieces together are the decoded text; a character is returned
+/// as soon as its last token has arrived.
 #[derive(Clone, Debug)]
 pub struct TextStream<T> {
     tokenizer: T,
@@ -385,7 +421,8 @@ pub struct TextStream<T> {
 enum StreamState {
     /// Bytes of an incomplete character, for tokenizers that work on bytes.
     Bytes(Vec<u8>),
-    /// Latest tokens, and how many of them were shown. The shown tokens are the context for decoding the remaining ones.
+    /// Latest tokens, and the number of them whose text was already returned (shown). The shown tokens are the context
+    /// for decoding the remaining ones.
     Window { tokens: Vec<u32>, shown: usize },
 }
 
@@ -415,7 +452,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         TextStream { tokenizer, state }
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &T {
         &self.tokenizer
     }
@@ -423,18 +460,18 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     /// Returns the text that a token completes, which may be empty.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::decode`].
+    /// The errors of [`Tokenizer::decode`].
     pub fn push(&mut self, token: u32) -> Result<String> {
         match &mut self.state {
             StreamState::Bytes(bytes) => {
                 self.tokenizer.push_bytes(token, bytes);
                 Ok(take_complete(bytes))
             }
-            // Special tokens have no text, and do not part the bytes next to them.
+            // Special tokens have no text, and do not separate the bytes before and after them.
             StreamState::Window { .. } if self.tokenizer.is_special(token) => Ok(String::new()),
             StreamState::Window { tokens, .. } => {
                 tokens.push(token);
-                // Whether bytes form characters depends on all bytes in a row.
+                // A run of consecutive bytes is decoded as a whole, so the text has to wait for its end.
                 if self.tokenizer.is_single_byte(token) {
                     return Ok(String::new());
                 }
@@ -446,7 +483,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     /// Returns the rest of the text. An incomplete character becomes U+FFFD.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::decode`].
+    /// The errors of [`Tokenizer::decode`].
     pub fn finish(mut self) -> Result<String> {
         match &self.state {
             StreamState::Bytes(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
@@ -454,7 +491,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         }
     }
 
-    /// Text of the tokens that are not shown.
+    /// Returns the text of the tokens that are not shown yet, and marks them as shown.
     fn take_window(&mut self) -> Result<String> {
         let StreamState::Window { tokens, shown } = &mut self.state else {
             return Ok(String::new());
@@ -462,7 +499,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         let before = self.tokenizer.decode(&tokens[..*shown])?;
         let all = self.tokenizer.decode(tokens)?;
         let new = all.get(before.len()..).unwrap_or_default().to_owned();
-        // The context has to begin with text: a decoder treats the beginning in its own way.
+        // The context has to begin with a token that has text, because decoders treat the first token differently.
         let keep = tokens.len().saturating_sub(CONTEXT);
         if keep < tokens.len()
             && !self.tokenizer.decode(&tokens[keep..])?.trim().is_empty()
@@ -475,7 +512,8 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     }
 }
 
-/// Takes the complete characters of some bytes, with U+FFFD for what cannot be part of one, and leaves an incomplete one.
+/// Removes and returns the complete characters at the start of `bytes`, with U+FFFD for invalid bytes; an incomplete
+/// character remains.
 fn take_complete(bytes: &mut Vec<u8>) -> String {
     let mut rest = &bytes[..];
     let mut text = String::new();

@@ -1,21 +1,22 @@
-//! What bytes the names of tokens stand for.
+//! Conversion of token names to bytes.
 
 use std::collections::HashMap;
 
-/// How names of tokens stand for bytes.
+/// The encoding of bytes in the names of tokens.
 #[derive(Clone)]
 pub(super) struct Spelling {
-    /// Set if the decoder only joins the bytes of tokens.
+    /// True if the decoder only joins the bytes of tokens.
     is_bytes: bool,
-    /// Bytes that characters stand for, in tokenizers that take text apart into bytes.
+    /// Map from characters to bytes, in byte-level tokenizers.
     bytes: Option<HashMap<char, u8>>,
-    /// The character that stands for a space, and whether `<0x0A>` is a byte, in SentencePiece's.
+    /// Character that replaces a space, in SentencePiece tokenizers. `fallback` is true if names such as `<0x0A>` are
+    /// bytes.
     space: Option<char>,
     fallback: bool,
 }
 
 impl Spelling {
-    /// As the decoder has it.
+    /// Determines the encoding from the decoder.
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
         let mut spelling = Spelling {
             is_bytes: false,
@@ -79,8 +80,8 @@ impl Spelling {
     }
 }
 
-/// The characters that stand for bytes: printable ones for themselves, the others for those from 256 on, in order (Radford et
-/// al., GPT-2, 2019).
+/// Returns the map from characters to bytes of byte-level tokenizers: printable bytes are themselves, the remaining
+/// ones become the characters from 256 on, in order (Radford et al., GPT-2, 2019).
 fn byte_characters() -> HashMap<char, u8> {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 256;

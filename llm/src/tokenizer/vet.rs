@@ -1,24 +1,26 @@
-//! Checks of a `tokenizer.json` before the library takes it: what would make it panic, or work without bounds.
+//! Checks of a `tokenizer.json` before the library reads it, for contents that would cause a panic
+//! or unbounded work.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Steps of a normalizer, pre-tokenizer, post-processor or decoder; published ones have at most about ten.
+/// Maximum steps of a normalizer, pre-tokenizer, post-processor or decoder; published ones have at
+/// most about ten.
 const MAX_STEPS: usize = 64;
-/// How deeply sequences of steps may be in one another.
+/// Maximum nesting of sequences of steps.
 const MAX_DEPTH: usize = 4;
-/// By how much all steps together may make a text longer, in bytes for a byte.
+/// Maximum growth of a text by all steps together, in bytes per byte.
 const MAX_GROWTH: usize = 4096;
-/// Bytes that a step may put before, behind or in place of something.
+/// Maximum bytes that a step may insert before, after or in place of something.
 const MAX_CONTENT: usize = 1024;
-/// Pieces of a template, and tokens of one of its marks.
+/// Maximum pieces of a template, and tokens of one of its special tokens.
 const MAX_PIECES: usize = 64;
-/// Bytes that a precompiled map may put in place of a character.
+/// Maximum bytes that a precompiled map may insert in place of a character.
 const MAX_ENTRY: usize = 256;
 
-/// What is looked at; the rest goes by.
+/// The checked fields; the rest is ignored.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -54,9 +56,9 @@ struct Merges {
     merges: Vec<Value>,
 }
 
-type Checked = Result<(), String>;
+type CheckResult = Result<(), String>;
 
-/// The text without padding and truncation, if nothing in it is beyond the limits.
+/// Returns the text without padding and truncation, if nothing in it exceeds the limits.
 pub(super) fn vet(text: &str) -> Result<Cow<'_, str>, String> {
     let file: File = serde_json::from_str(text).map_err(|e| e.to_string())?;
     for (name, part) in [
@@ -78,7 +80,8 @@ pub(super) fn vet(text: &str) -> Result<Cow<'_, str>, String> {
     if file.truncation.is_null() && file.padding.is_null() {
         return Ok(Cow::Borrowed(text));
     }
-    // Settings of the batches that it was trained with: padding would be taken for text, and long texts would end early.
+    // These settings belong to training batches. Padding tokens would become part of a text, and truncation would cut
+    // long texts.
     let mut all: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
     for name in ["truncation", "padding"] {
         if let Some(value) = all.get_mut(name) {
@@ -88,8 +91,8 @@ pub(super) fn vet(text: &str) -> Result<Cow<'_, str>, String> {
     Ok(Cow::Owned(all.to_string()))
 }
 
-/// The second part of a merge loses as many bytes as the prefix has.
-fn check_merge(merge: &Value, prefix: &str) -> Checked {
+/// Checks that the second part of a merge begins with the prefix, whose bytes the library removes.
+fn check_merge(merge: &Value, prefix: &str) -> CheckResult {
     let second = match merge {
         Value::String(both) => both.split_once(' ').map(|(_, second)| second),
         Value::Array(parts) => parts.get(1).and_then(Value::as_str),
@@ -103,20 +106,18 @@ fn check_merge(merge: &Value, prefix: &str) -> Checked {
     }
 }
 
-/// What the steps add up to.
+/// Total number of steps, and the growth of a text by all steps together.
 struct Sums {
     steps: usize,
     growth: usize,
 }
 
 impl Sums {
-    fn step(&mut self, step: &Value, depth: usize) -> Checked {
+    fn step(&mut self, step: &Value, depth: usize) -> CheckResult {
         let Value::Object(fields) = step else { return Ok(()) };
         self.steps += 1;
         if self.steps > MAX_STEPS || depth > MAX_DEPTH {
-            return Err(format!(
-                "has more than {MAX_STEPS} steps, or {MAX_DEPTH} in one another"
-            ));
+            return Err(format!("has more than {MAX_STEPS} steps, or {MAX_DEPTH} nested ones"));
         }
         for list in ["normalizers", "pretokenizers", "processors", "decoders"] {
             let inner = fields.get(list).and_then(Value::as_array);
@@ -152,22 +153,23 @@ impl Sums {
         }
     }
 
-    fn grow(&mut self, times: usize) -> Checked {
+    fn grow(&mut self, times: usize) -> CheckResult {
         self.growth = self.growth.saturating_mul(times.max(1));
-        match self.growth > MAX_GROWTH {
-            true => Err(format!("makes texts more than {MAX_GROWTH} times as long")),
-            false => Ok(()),
+        if self.growth > MAX_GROWTH {
+            Err(format!("makes texts more than {MAX_GROWTH} times as long"))
+        } else {
+            Ok(())
         }
     }
 
-    fn replace(&mut self, step: &Value) -> Checked {
+    fn replace(&mut self, step: &Value) -> CheckResult {
         let least = pattern_of(step)?;
         let content = step.get("content").and_then(Value::as_str).map_or(0, str::len);
         self.grow(content.div_ceil(least))
     }
 }
 
-/// The least length of what a pattern matches; it is not empty.
+/// Returns the minimum length of a pattern's match; an empty pattern is an error.
 fn pattern_of(step: &Value) -> Result<usize, String> {
     let of = |kind: &str| step.get("pattern").and_then(|p| p.get(kind)).and_then(Value::as_str);
     match (of("String"), of("Regex")) {
@@ -177,12 +179,12 @@ fn pattern_of(step: &Value) -> Result<usize, String> {
     }
 }
 
-/// `[bytes of the trie, trie, texts that end with zeros]`, in base64.
-fn check_precompiled(step: &Value) -> Checked {
+/// Checks a precompiled character map in base64: `[bytes of the trie, trie, texts that end with zeros]`.
+fn check_precompiled(step: &Value) -> CheckResult {
     let text = step.get("precompiled_charsmap").and_then(Value::as_str);
     let bytes = text
         .and_then(decoded)
-        .ok_or("has a precompiled_charsmap that is no base64")?;
+        .ok_or("has a precompiled_charsmap that is not base64")?;
     let (size, rest) = bytes
         .split_first_chunk::<4>()
         .ok_or("has an empty precompiled_charsmap")?;
@@ -193,20 +195,20 @@ fn check_precompiled(step: &Value) -> Checked {
             rest.len()
         ));
     }
-    // A text takes the place of a character; ways through the trie are the library's to follow.
+    // A text replaces a character; the library itself checks paths through the trie.
     match rest[size..]
         .split(|&b| b == 0)
         .map(<[u8]>::len)
         .find(|&n| n > MAX_ENTRY)
     {
         Some(long) => Err(format!(
-            "has a precompiled_charsmap that puts {long} bytes in place of a character"
+            "has a precompiled_charsmap that replaces a character by {long} bytes"
         )),
         None => Ok(()),
     }
 }
 
-/// Base64 with or without padding.
+/// Decodes base64 with or without padding.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut word, mut bits) = (0u32, 0);
@@ -230,8 +232,8 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The marks that a template puts around a text are among its own, and few.
-fn check_template(step: &Value) -> Checked {
+/// Checks that a template defines the special tokens that it adds to a text, and that there are only a few.
+fn check_template(step: &Value) -> CheckResult {
     let marks = step.get("special_tokens").and_then(Value::as_object);
     for (name, mark) in marks.into_iter().flatten() {
         let ids = mark.get("ids").and_then(Value::as_array).map_or(0, Vec::len);

@@ -1,4 +1,4 @@
-//! Files and requests that cannot be: one clear error each.
+//! Tests of invalid files and requests: each gives one clear error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn fixture(model: &str) -> PathBuf {
     root.join("../tests/fixtures/transformers").join(model)
 }
 
-/// A copy of a checkpoint that may be damaged.
+/// Copies a checkpoint, so that it can be damaged.
 fn copy(model: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(fixture(model)).expect("a fixture") {
@@ -110,7 +110,7 @@ fn all_differences_come_together() {
     );
 }
 
-/// A configuration may say anything; memory is taken for what is there.
+/// Sizes in a configuration are compared with the tensors before memory is allocated for them.
 #[test]
 fn sizes_are_compared_before_memory_is_taken() {
     let folder = copy("llama");
@@ -129,7 +129,7 @@ fn sizes_are_compared_before_memory_is_taken() {
         fs::write(&config, changed).expect("written");
         says(generator(folder.path(), Some(4)), &[said, "model.safetensors"]);
     }
-    // There is nothing to compare a context with but the device's memory.
+    // A context can only be compared with the device's memory.
     let changed = text.replace("embeddings\": 128", "embeddings\": 2000000000");
     fs::write(&config, changed).expect("written");
     let mut generator = generator(folder.path(), None).expect("the weights are there");
@@ -137,7 +137,7 @@ fn sizes_are_compared_before_memory_is_taken() {
     assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{error:?}");
 }
 
-/// Names that mean the same, of which one would get lost.
+/// Two tensors whose names map to the same parameter are an error.
 #[test]
 fn tensors_that_get_one_name_are_told() {
     for (model, other, said) in [
@@ -154,7 +154,7 @@ fn tensors_that_get_one_name_are_told() {
         (
             "phi3",
             "model.layers.0.self_attn.k_proj.weight",
-            "'model.layers.0.self_attn.qkv_proj.weight' has 'model.layers.0.self_attn.k_proj.weight' in it",
+            "'model.layers.0.self_attn.qkv_proj.weight' contains 'model.layers.0.self_attn.k_proj.weight'",
         ),
     ] {
         let folder = copy(model);
@@ -185,19 +185,25 @@ fn requests_that_do_not_fit() {
         &["token 320", "vocabulary of 320", "tokenizer"],
     );
     says(outcome(&[3; 21], &request(0)), &["21 tokens", "20 rows"]);
-    says(outcome(&[3; 15], &request(6)), &["15 tokens and 6 more", "20 rows"]);
+    says(
+        outcome(&[3; 15], &request(6)),
+        &["15 tokens and 6 generated tokens", "20 rows"],
+    );
     says(outcome(&[3], &request(usize::MAX)), &["do not fit"]);
     let sampling = Sampling {
         top_k: Some(0),
         ..Sampling::default()
     };
     says(outcome(&[3], &Request { sampling, ..request(1) }), &["top-k"]);
-    // Nothing of that keeps it from what does fit, to the last row.
+    // After these errors, a request that fits still succeeds, up to the last row.
     assert!(outcome(&[3; 15], &request(5)).is_ok());
-    says(self::generator(&folder, Some(0)).map(|_| ()), &["0 rows"]);
+    says(
+        self::generator(&folder, Some(0)).map(|_| ()),
+        &["1 to 128 rows", "found 0"],
+    );
     says(
         self::generator(&folder, Some(129)).map(|_| ()),
-        &["129 rows", "128 positions"],
+        &["1 to 128 rows", "found 129"],
     );
 }
 
@@ -217,7 +223,7 @@ fn a_tokenizer_of_another_model() {
     );
 }
 
-/// Damaged files are opened and loaded, or refused, and nothing else.
+/// Loading a damaged file either succeeds or returns an error.
 #[test]
 fn damaged_weights_are_read_or_refused() {
     let folder = copy("llama");
@@ -227,7 +233,7 @@ fn damaged_weights_are_read_or_refused() {
     let (mut read, mut refused) = (0, 0);
     for round in 0..300 {
         let mut bytes = whole.clone();
-        // Mostly the header: its length, names, shapes and places.
+        // Mostly in the header: its length, names, shapes and offsets.
         for _ in 0..1 + rng.below(4) {
             let at = rng.below(2500).min(bytes.len() - 1);
             match (round + rng.below(2)) % 4 {
@@ -240,7 +246,7 @@ fn damaged_weights_are_read_or_refused() {
                 break;
             }
         }
-        // Another file: the one before may be mapped still.
+        // Another file, because the previous one may still be mapped.
         fs::remove_file(&path).expect("removed");
         fs::write(&path, &bytes).expect("written");
         let outcome = generator(folder.path(), Some(4)).and_then(|mut generator| {

@@ -24,7 +24,7 @@ fn jinja(source: &str) -> ChatTemplate {
     template(&[("chat_template.jinja", source)])
 }
 
-/// A tokenizer of bytes with the special tokens of ChatML.
+/// Creates a byte tokenizer with the special tokens of ChatML.
 fn chatml_tokenizer() -> Tokenizer {
     let plain = Tokenizer::train("system user assistant obey the system", 300).expect("trains");
     let mut file: Value = serde_json::from_str(&plain.to_json().expect("JSON")).expect("JSON");
@@ -127,7 +127,7 @@ fn names_and_arguments_of_tools_stay_text() {
 
 #[test]
 fn pieces_of_sentencepiece_are_cut() {
-    // The vocabulary itself has the spelling of the end token.
+    // The vocabulary itself contains the spelling of the end token.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/sentencepiece/vocab.gguf");
     let tokenizer = Tokenizer::open(&folder).expect("a tokenizer");
     let special_tokens = tokenizer.special_tokens();
@@ -226,7 +226,7 @@ fn dates_can_be_fixed() {
     );
 }
 
-/// Text ends with any end token that one of the files names.
+/// The end tokens of all files are combined.
 #[test]
 fn end_tokens_are_those_of_all_files() {
     let model = tempfile::tempdir().expect("a folder");

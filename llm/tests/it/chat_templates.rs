@@ -1,4 +1,4 @@
-//! Templates of many families render what transformers renders (scripts/verify-external/make_chat_templates.py).
+//! Tests that templates of many families render the same text as transformers (scripts/verify-external/make_chat_templates.py).
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/chat_templates")
 }
 
-/// A template in the layout of a checkpoint, with the date of the expectations. `source` replaces the file of that name.
+/// Opens a template in the layout of a checkpoint, with the date of the expectations. `source` replaces the file of that name.
 fn open(name: &str, source: Option<&str>, expected: &Value) -> ChatTemplate {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = json!({"bos_token": expected["bos_token"], "eos_token": expected["eos_token"]});
@@ -31,10 +31,10 @@ fn open(name: &str, source: Option<&str>, expected: &Value) -> ChatTemplate {
     template
 }
 
-/// Expressions of Jinja that our engine lacks or escapes differently. No published template is known to use them.
+/// Expressions of Jinja that our engine does not support or escapes differently. No published template is known to use them.
 const MISSING: [&str; 3] = [" % ('a', 2", "| truncate(", "| e "];
 
-/// Returns true for errors of our own rules, which are stricter than transformers.
+/// Returns true for errors of rules that only this crate has; transformers accepts such conversations.
 fn is_rule(error: &str) -> bool {
     [
         "ignores messages of the role",
@@ -76,7 +76,7 @@ fn templates_render_what_transformers_renders() {
             (Err(error), _) if is_rule(error) => refused += 1,
             (Err(_), None) => compared += 1,
             _ if source.is_some_and(|source| MISSING.iter().any(|missing| source.contains(missing))) => refused += 1,
-            // `developer` is `system` where the template does not name it.
+            // `developer` is `system` if the template does not mention it.
             _ if messages.iter().any(|message| message["role"] == "developer") => refused += 1,
             _ => wrong.push(format!(
                 "{name}, {}:\n{rendered:?}\n{wanted:?} {}",

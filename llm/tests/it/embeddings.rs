@@ -1,4 +1,4 @@
-//! Encoders of every family against what Hugging Face's transformers makes of them.
+//! Tests of encoders of every family against Hugging Face's transformers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use meganeura_llm::{Embedder, EmbedderOptions, EncoderConfig, Pooling};
 use serde_json::Value;
 
 const MODELS: [&str; 3] = ["bert", "roberta", "distilbert"];
-/// Of the largest number.
+/// Maximum error, relative to the largest number.
 const TOLERANCE: f64 = 1e-5;
 
 fn folder(model: &str) -> PathBuf {
@@ -52,7 +52,7 @@ fn assert_close(found: &[f32], wanted: &[f64], what: &str) {
     assert_within(found, wanted, TOLERANCE, what);
 }
 
-/// `tolerance`: of the largest number.
+/// Checks that the error is at most `tolerance`, relative to the largest number.
 fn assert_within(found: &[f32], wanted: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let size = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
@@ -73,7 +73,7 @@ fn embeddings_are_those_of_transformers() {
                 normalize: Some(false),
                 ..EmbedderOptions::default()
             };
-            // Texts of a step are padded to the longest one, and some places stay empty.
+            // Texts of a step are padded to the longest one, and some rows stay empty.
             for texts_per_step in [1, 3] {
                 let mut embedder = open(model, &options).texts_per_step(texts_per_step);
                 let found = embedder.embed(&texts).expect("embeddings");
@@ -117,7 +117,8 @@ fn gguf(model: &str) -> PathBuf {
     folder("../gguf").join(format!("{model}_f32.gguf"))
 }
 
-/// The same encoders in GGUF files: see `scripts/verify-external/make_gguf_encoders.py`.
+/// GGUF files of the same encoders result in the same tokens and embeddings: see
+/// `scripts/verify-external/make_gguf_encoders.py`.
 #[test]
 fn gguf_files_have_the_tokens_and_embeddings_of_folders() {
     // A GGUF file contains no activation; RoBERTa's fixture has another one than usual.
@@ -191,7 +192,7 @@ fn gguf_files_that_are_no_encoder_are_refused() {
         "tokenizer.ggml.seperator_token_id",
         "tokenizer.ggml.seperator_token_no",
     );
-    // The usual ID, 102, is that of another token here.
+    // The default id, 102, belongs to another token here.
     assert!(open(&without).1.is_ok());
     refused(
         &replaced(&whole, "blk.1.ffn_up.weight", "blk.1.ffn_xx.weight"),
@@ -211,7 +212,7 @@ fn gguf_files_that_are_no_encoder_are_refused() {
     let unigram = replaced(&whole, "tokenizer.ggml.model", "tokenizer.ggml.modes");
     let unigram = with_value(&unigram, "tokenizer.ggml.model", super::gguf::files::TEXT, &text("t5"));
     refused(&unigram, &["a tokenizer of the kind 't5'", "tokenizer.json"]);
-    // A model for texts is no encoder, and an encoder no model for texts.
+    // A text model is not an encoder, and an encoder is not a text model.
     let llama = folder("../gguf").join("llama_f32.gguf");
     assert!(!EncoderConfig::is_one(&llama));
     let error = EncoderConfig::open(&llama).expect_err("no encoder").to_string();
@@ -231,7 +232,7 @@ fn modules_of_sentence_transformers_decide() {
         (roberta.pooling, roberta.normalize, roberta.max_tokens),
         (Pooling::Cls, false, 60)
     );
-    // Nothing is said there.
+    // The files contain no pooling settings.
     let distilled = of("distilbert");
     assert_eq!(
         (distilled.pooling, distilled.normalize, distilled.max_tokens),
@@ -271,7 +272,7 @@ fn long_texts_are_refused_or_truncated() {
     let long = "down ".repeat(200);
     let mut embedder = open("bert", &EmbedderOptions::default());
     let error = embedder.embed(&[&long]).expect_err("too long").to_string();
-    assert!(error.contains("the model takes 60"), "{error}");
+    assert!(error.contains("at most 60 tokens"), "{error}");
     let options = EmbedderOptions {
         truncate: true,
         ..EmbedderOptions::default()
@@ -283,6 +284,25 @@ fn long_texts_are_refused_or_truncated() {
     assert_eq!(tokens[..59], whole[..59], "the beginning");
     assert_eq!(tokens.last(), whole.last(), "the mark of the end");
     assert_eq!(embedder.embed(&[&long]).expect("an embedding")[0].len(), embedder.dim());
+}
+
+/// A word of more than 100 letters is one unknown token, also if the text is split to count its tokens.
+#[test]
+fn long_texts_of_few_tokens_fit() {
+    let words = ["x".repeat(101), "y".repeat(120)].join(" ") + " ";
+    let embedder = open("bert", &EmbedderOptions::default());
+    for blanks in [0, 40, 79] {
+        let text = " ".repeat(blanks) + &words.repeat(29);
+        assert!(text.len() > 6_000);
+        assert_eq!(
+            embedder.text_encoder().tokens(&text).expect("it fits").len(),
+            60,
+            "{blanks}"
+        );
+    }
+    let text = " ".repeat(1_000) + &".".repeat(1_000_000);
+    let error = embedder.text_encoder().tokens(&text).expect_err("too long").to_string();
+    assert!(error.contains("found more"), "{error}");
 }
 
 #[test]
@@ -328,7 +348,7 @@ fn folders_that_are_no_encoder_are_refused() {
         }
     };
     let error = refused(&edit("modules.json", "models.Normalize", "models.Dense"));
-    assert!(error.contains("a module 'Dense' behind the encoder"), "{error}");
+    assert!(error.contains("a module 'Dense' after the encoder"), "{error}");
     let error = refused(&edit("modules.json", "1_Pooling", "../1_Pooling"));
     assert!(error.contains("which is in another folder"), "{error}");
     let error = refused(&edit("config.json", "\"hidden_size\": 24", "\"hidden_size\": 27"));

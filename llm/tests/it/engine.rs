@@ -1,9 +1,9 @@
-//! Many sequences at the same time give what each gives alone.
+//! Tests that sequences give the same results in a batch as separately.
 
 use std::collections::HashMap;
 
 use meganeura_core::random::SplitMix64;
-use meganeura_llm::engine::{Chosen, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
+use meganeura_llm::engine::{ChosenToken, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
 use meganeura_llm::{CacheType, Checkpoint, Engine, EngineOptions, Generator, ModelConfig, Request, Sampling};
 
 use crate::transformers::{MODELS, device, expected, folder, generator, generator_with_half_cache, ids};
@@ -18,7 +18,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> SequenceRequest {
     SequenceRequest::new(prompt.to_vec(), max_tokens)
 }
 
-/// What became of a sequence.
+/// Result of a sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Outcome {
     tokens: Vec<u32>,
@@ -26,14 +26,14 @@ struct Outcome {
     error: Option<String>,
 }
 
-/// Makes steps until no sequence is left.
+/// Runs steps until no sequence is left.
 fn finish(engine: &mut Engine) -> HashMap<SequenceId, Outcome> {
     let mut outcomes: HashMap<SequenceId, Outcome> = HashMap::new();
     while !engine.is_idle() {
         for event in engine.step().expect("a step") {
             match event {
                 Event::Prompt(..) => {}
-                Event::Token(id, Chosen { token, .. }) => outcomes.entry(id).or_default().tokens.push(token),
+                Event::Token(id, ChosenToken { token, .. }) => outcomes.entry(id).or_default().tokens.push(token),
                 Event::Finished(id, finish) => outcomes.entry(id).or_default().finish = Some(finish),
                 Event::Failed(id, error) => outcomes.entry(id).or_default().error = Some(error.to_string()),
             }
@@ -42,7 +42,7 @@ fn finish(engine: &mut Engine) -> HashMap<SequenceId, Outcome> {
     outcomes
 }
 
-/// Prompts of several lengths, some with equal beginnings.
+/// Returns prompts of several lengths, some with equal beginnings.
 fn prompts(model: &str) -> Vec<Vec<u32>> {
     let whole = ids(&expected(model)["prompt_ids"]);
     let mut rng = SplitMix64::new(5);
@@ -76,7 +76,7 @@ fn sampling(number: usize) -> Sampling {
 
 const COUNT: usize = 30;
 
-/// What each prompt gives alone.
+/// Returns the result of each prompt in a separate run.
 fn alone(model: &str) -> Vec<Vec<u32>> {
     alone_on(generator(model, 8), model)
 }
@@ -94,7 +94,7 @@ fn alone_on(mut generator: Generator, model: &str) -> Vec<Vec<u32>> {
     prompts(model).iter().enumerate().map(one).collect()
 }
 
-/// What they give together, twice each, with these options.
+/// Returns the results of all prompts in one batch, twice each, with these options.
 fn together(model: &str, options: EngineOptions) -> (Vec<Vec<u32>>, EngineCounts) {
     together_on(engine(model, options), model)
 }
@@ -146,7 +146,7 @@ fn greedy_continuations_are_those_of_transformers() {
         for step_tokens in [1, 5, 64] {
             let options = EngineOptions {
                 sequences: 1,
-                step_tokens,
+                step_tokens: Some(step_tokens),
                 ..EngineOptions::default()
             };
             let mut engine = engine(model, options);
@@ -165,7 +165,7 @@ fn sequences_together_are_as_alone() {
         for (sequences, step_tokens, prefix_cache) in [(1, 1, true), (3, 5, true), (8, 24, false), (8, 64, true)] {
             let options = EngineOptions {
                 sequences,
-                step_tokens,
+                step_tokens: Some(step_tokens),
                 prefix_cache,
                 ..EngineOptions::default()
             };
@@ -183,7 +183,7 @@ fn caches_of_f16_give_together_what_they_give_alone() {
         let wanted = alone_on(generator_with_half_cache(model, 8), model);
         for step_tokens in [5, 64] {
             let options = EngineOptions {
-                step_tokens,
+                step_tokens: Some(step_tokens),
                 sequences: 5,
                 cache_type: CacheType::F16,
                 ..EngineOptions::default()
@@ -201,9 +201,9 @@ fn sequences_that_give_their_blocks_back_lose_nothing() {
     let options = EngineOptions {
         sequences: 8,
         context: Some(96),
-        // As many as one sequence may need.
+        // The maximum for one sequence.
         cache_tokens: Some(96),
-        step_tokens: 16,
+        step_tokens: Some(16),
         ..EngineOptions::default()
     };
     let (found, counts) = together("llama", options);
@@ -229,7 +229,7 @@ fn draft_tokens_change_nothing_but_the_number_of_steps() {
             assert_eq!(counts.generated_tokens, without.generated_tokens);
         }
     }
-    // A text that repeats itself: this model ends in a loop.
+    // A repetitive text: this model ends in a loop.
     let prompt = ids(&expected("qwen3")["prompt_ids"]);
     let mut engine = engine(
         "qwen3",
@@ -263,7 +263,7 @@ fn draft_models_change_nothing_but_the_number_of_steps() {
             let options = EngineOptions {
                 device_sampling: Some(device_sampling),
                 sequences: 4,
-                step_tokens,
+                step_tokens: Some(step_tokens),
                 context: Some(96),
                 cache_tokens,
                 draft_tokens: 3,
@@ -305,10 +305,10 @@ fn a_draft_model_that_is_the_model_guesses_all_tokens() {
             });
             assert_eq!(plain, drafted);
             let counts = engines[1].counts();
-            // One step reads the prompt, or two; of the others each gives five tokens.
+            // One or two steps read the prompt; each further step gives five tokens.
             assert_eq!(counts.drafted_tokens, counts.accepted_tokens, "{counts:?}");
             assert!(counts.steps <= 12, "{counts:?}");
-            // What is found in the cache, the draft model finds, too.
+            // The draft model also finds cached prefixes.
             let again = [&prompt[..], &drafted[..]].concat();
             engines[1].submit(request(&again, 20)).expect("a sequence");
             finish(&mut engines[1]);
@@ -334,8 +334,12 @@ fn draft_models_that_do_not_fit_are_refused() {
     let mut other = config.clone();
     other.network.vocab += 1;
     for (options, config, said) in [
-        (options(0), config.clone(), "no draft tokens"),
-        (options(2), other, "the draft model has 321 tokens, and the model 320"),
+        (options(0), config.clone(), "at least 1 draft token"),
+        (
+            options(2),
+            other,
+            "the draft model has a vocabulary of 321 tokens, expected 320",
+        ),
         (
             options(2),
             ModelConfig { context: 64, ..config },
@@ -349,13 +353,13 @@ fn draft_models_that_do_not_fit_are_refused() {
 
 #[test]
 fn tokens_that_the_device_draws_are_those_of_the_host_where_nothing_is_random() {
-    // Two thirds of these sequences are not drawn for, as they ask for more than a temperature.
+    // Two thirds of these sequences get no draft tokens, because they use more than a temperature.
     let wanted = [alone("llama"), alone("llama")].concat();
     for draft_tokens in [0, 3] {
         let options = EngineOptions {
             device_sampling: Some(true),
             sequences: 5,
-            step_tokens: 32,
+            step_tokens: Some(32),
             draft_tokens,
             ..EngineOptions::default()
         };
@@ -370,7 +374,7 @@ fn tokens_that_the_device_draws_depend_on_the_seed_alone() {
         let options = EngineOptions {
             device_sampling: Some(true),
             sequences,
-            step_tokens: 32,
+            step_tokens: Some(32),
             context: Some(96),
             draft_tokens,
             cache_tokens,
@@ -429,7 +433,8 @@ fn the_device_draws_tokens_with_their_probabilities() {
     for outcome in finish(&mut engine).into_values() {
         counts[outcome.tokens[0] as usize] += 1;
     }
-    // Pearson's statistic, of all rare tokens as one: its mean is one less than the number of terms, and its variance twice that.
+    // Pearson's statistic, with all rare tokens as one: its mean is the number of terms minus one, and its variance is twice the
+    // mean.
     let of_token = |count: u32, weight: f64| (f64::from(count), DRAWS as f64 * weight / sum);
     let pairs = counts
         .iter()
@@ -460,7 +465,7 @@ fn sequences_end_where_they_are_told_to() {
     let mut stopped = request(&prompt, 64);
     stopped.stop = vec![stop];
     let ids = [stopped, request(&prompt, 5)].map(|request| engine.submit(request).expect("a sequence"));
-    // One that nobody waits for.
+    // A sequence that is cancelled.
     let cancelled = engine.submit(request(&prompt, 64)).expect("a sequence");
     engine.step().expect("a step");
     engine.cancel(cancelled);
@@ -485,7 +490,7 @@ fn probabilities_are_those_of_the_logits() {
     while !engine.is_idle() {
         events.extend(engine.step().expect("a step"));
     }
-    let Some(Event::Token(_, Chosen { token, logprobs })) = events.get(1) else {
+    let Some(Event::Token(_, ChosenToken { token, logprobs })) = events.get(1) else {
         panic!("{events:?}");
     };
     let (own, top) = logprobs.as_ref().expect("they were asked for");
@@ -498,10 +503,10 @@ fn probabilities_are_those_of_the_logits() {
     assert!(top.is_sorted_by(|a, b| a.1 >= b.1));
 }
 
-/// Allows even tokens only, and ends after three.
-struct Even(usize);
+/// Constraint that allows only even tokens, and ends after three.
+struct EvenTokens(usize);
 
-impl Constraint for Even {
+impl Constraint for EvenTokens {
     fn mask(&mut self, logits: &mut [f32]) -> meganeura_core::Result<bool> {
         logits
             .iter_mut()
@@ -523,7 +528,7 @@ fn constraints_decide_what_may_come_next() {
     let prompt = ids(&expected("llama")["prompt_ids"]);
     let mut engine = engine("llama", EngineOptions::default());
     let mut constrained = request(&prompt, 64);
-    constrained.constraint = Some(Box::new(Even(0)));
+    constrained.constraint = Some(Box::new(EvenTokens(0)));
     let id = engine.submit(constrained).expect("a sequence");
     let outcome = finish(&mut engine).remove(&id).expect("an outcome");
     assert_eq!((outcome.tokens.len(), outcome.finish), (3, Some(Finish::Stop)));
@@ -562,7 +567,7 @@ fn requests_and_options_that_make_no_sense_are_errors() {
                 sequences: 0,
                 ..usual()
             },
-            "no sequences",
+            "at least 1 sequence",
         ),
         (
             EngineOptions {
@@ -573,10 +578,10 @@ fn requests_and_options_that_make_no_sense_are_errors() {
         ),
         (
             EngineOptions {
-                step_tokens: 7,
+                step_tokens: Some(7),
                 ..usual()
             },
-            "7 tokens",
+            "found 7",
         ),
     ] {
         let outcome = Engine::on(device(), config.clone(), &checkpoint, options);

@@ -1,9 +1,9 @@
-//! Mixtures of experts in checkpoints: what is missing or does not fit, and that rows are multiplied by their experts alone.
+//! Tests of mixture-of-experts checkpoints: errors of tensors, and products of rows with only their experts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::ops::graph_flops;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Adam, Result};
@@ -17,7 +17,7 @@ use crate::transformers::{device, expected, folder, ids};
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// What is said of a checkpoint whose tensors were changed.
+/// Returns the error of a checkpoint whose tensors were changed.
 fn said(model: &str, change: impl FnOnce(&mut Tensors)) -> String {
     let bytes = std::fs::read(folder(model).join("model.safetensors")).expect("a fixture");
     let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -52,7 +52,7 @@ fn experts_that_are_missing_or_do_not_fit() {
         all.remove(&expert(2));
     });
     assert!(missing.contains(&format!("no file has '{}'", expert(2))), "{missing}");
-    // The last one leaves no gap.
+    // Without the last one, there is no gap.
     let fewer = said("qwen2_moe", |all| {
         all.remove(&expert(4));
     });
@@ -78,7 +78,7 @@ fn experts_that_are_missing_or_do_not_fit() {
         let whole = (Dtype::BF16, vec![5, 24, 32], vec![0; 2 * 5 * 24 * 32]);
         all.insert("model.layers.1.mlp.experts.up_proj.weight".into(), whole);
     });
-    assert!(twice.contains("as a whole and by expert"), "{twice}");
+    assert!(twice.contains("both as a whole and per expert"), "{twice}");
     let none = said("qwen2_moe", |all| {
         all.retain(|name, _| !name.contains(".layers.1.mlp.experts."))
     });
@@ -86,7 +86,7 @@ fn experts_that_are_missing_or_do_not_fit() {
         none.contains("missing: model.layers.1.mlp.experts.down_proj.weight"),
         "{none}"
     );
-    // Names of Mixtral are its own.
+    // Mixtral has separate tensor names.
     let mixtral = said("mixtral", |all| {
         all.remove("model.layers.0.block_sparse_moe.experts.1.w2.weight");
     });
@@ -96,7 +96,7 @@ fn experts_that_are_missing_or_do_not_fit() {
     );
 }
 
-/// Four times as many experts cost no more than their router does.
+/// With four times the number of experts, only the router needs more operations.
 #[test]
 fn experts_that_no_row_has_are_not_computed() {
     let flops = |experts: usize, experts_per_token: usize| {
@@ -121,7 +121,7 @@ fn experts_that_no_row_has_are_not_computed() {
     assert!(more - few >= 2 * matrices, "{few} {more}");
 }
 
-/// Gradients go through experts in few bits, which are not trained, to adapters in front of them.
+/// Gradients pass through frozen experts in few bits to adapters before them.
 #[test]
 fn adapters_beside_packed_experts_are_trained() {
     for (model, weights) in [("qwen2_moe", WeightStorage::Q8), ("mixtral", WeightStorage::Q4)] {
@@ -148,7 +148,7 @@ fn adapters_beside_packed_experts_are_trained() {
                 session.set_parameter(&view.name, &values);
             }
         }
-        // Of the attention, and of the expert that all tokens have, if there is one.
+        // Modules of the attention, and of the shared expert, if there is one.
         let modules = 4 + network.moe.and_then(|moe| moe.shared_hidden).map_or(0, |_| 3);
         assert_eq!(
             session.plan().gradients().len(),

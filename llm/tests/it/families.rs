@@ -1,9 +1,9 @@
-//! Checkpoints whose tensors are stored in other ways than a model's parameters: what is trained, and what is saved.
+//! Tests of checkpoints whose tensors are stored differently from a model's parameters: training and saving.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Adam, Session};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::transformers::{self, MODELS, device, expected, folder, ids};
 
-/// A session that trains a checkpoint on its prompt.
+/// Creates a session that trains a checkpoint on its prompt.
 fn training(model: &str, lora: Option<LoraConfig>) -> Session {
     let prompt = ids(&expected(model)["prompt_ids"]);
     let config = ModelConfig::open(&folder(model)).expect("a configuration");
@@ -31,7 +31,7 @@ fn training(model: &str, lora: Option<LoraConfig>) -> Session {
     session
 }
 
-/// Shapes and numbers of the tensors in a folder.
+/// Returns shapes and numbers of the tensors in a folder.
 fn tensors(folder: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(folder).expect("a folder") {
@@ -69,7 +69,7 @@ fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
     logits_of(folder, config, adapters, prompt)
 }
 
-/// Those of the weights in a folder, whatever its configuration says.
+/// Returns the logits of the weights in a folder with the given configuration.
 fn logits_of(folder: &Path, config: ModelConfig, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
     let mut checkpoint = Checkpoint::open(folder).expect("weights");
     if let Some(adapters) = adapters {
@@ -91,7 +91,7 @@ fn off(found: &[f32], wanted: &[f32]) -> f32 {
     found.iter().zip(wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
 }
 
-/// Names, shapes and numbers are those of the checkpoint that was loaded, so that transformers reads it, too.
+/// Saved names, shapes and numbers equal those of the loaded checkpoint, so that transformers can read it.
 #[test]
 fn what_is_saved_is_what_was_loaded() {
     for model in MODELS {
@@ -128,7 +128,7 @@ fn a_trained_model_is_saved_and_opened() {
         let saved = tempfile::tempdir().expect("a folder");
         saving::copy_descriptions(&folder(model), saved.path()).expect("copied");
         saving::save_weights(saved.path(), &mut session, None, config.projections).expect("saved");
-        // What the session computes of them, before the next update.
+        // Results of the session before the next update.
         session.step();
         let mut wanted = vec![0.0; (prompt.len() - 1) * config.network.vocab];
         session.read_output_by_index(1, &mut wanted);
@@ -169,7 +169,7 @@ fn adapters_of_every_layer_are_saved_and_merged() {
     }
 }
 
-/// The layout of Gemma 3 with its encoder of images: the text part is generated with, and saved alone.
+/// The text part of a checkpoint with an image encoder (Gemma 3) generates text, and is saved as a separate model.
 #[test]
 fn the_text_part_of_a_larger_model() {
     let prompt = ids(&expected("gemma3")["prompt_ids"]);
@@ -215,7 +215,7 @@ fn the_text_part_of_a_larger_model() {
     }
 }
 
-/// A projection that cannot be divided is told as it is stored.
+/// The error of an indivisible projection uses its stored name and shape.
 #[test]
 fn projections_that_are_not_whole() {
     let config = ModelConfig::open(&folder("phi3")).expect("a configuration");
@@ -243,7 +243,7 @@ fn projections_that_are_not_whole() {
     assert!(error.contains("3 missing") && error.contains(name), "{error}");
 }
 
-/// The fixtures tell a model from one that differs in any single option.
+/// Changing any single option of a fixture's configuration changes the logits.
 #[test]
 fn every_option_changes_the_logits() {
     type Change = fn(&mut LlamaConfig);
@@ -311,7 +311,7 @@ fn every_option_changes_the_logits() {
     }
 }
 
-/// The factors of LongRoPE go with what fits into the cache: with the context of the first training, the short ones.
+/// The size of the cache selects the factors of LongRoPE: the short ones are used up to the original context.
 #[test]
 fn factors_of_a_short_context() {
     let model = "phi3_longrope_short";

@@ -1,10 +1,10 @@
-//! Fine-tuning against what Hugging Face's transformers and PEFT make of it: a step, a curve, and adapters.
+//! Tests of fine-tuning against Hugging Face's transformers and PEFT: a step, a loss curve, and adapters.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::quantization::BLOCK;
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
@@ -13,10 +13,13 @@ use meganeura_llm::{
 };
 use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
+use meganeura_nn::trainer::{Checkpoints, TrainConfig};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// Of a loss, and of the norm of a gradient, relative.
+use crate::adapted::{Ranks, assert_losses, on_ranks, train};
+
+/// Maximum relative error of a loss and of the norm of a gradient.
 const TOLERANCE: f64 = 1e-4;
 
 fn fixtures() -> PathBuf {
@@ -46,7 +49,7 @@ fn network(lora: Option<LoraConfig>) -> LlamaConfig {
     LlamaConfig { lora, ..config.network }
 }
 
-/// A session that trains the checkpoint on batches of this shape.
+/// Creates a session that trains the checkpoint on batches of this shape.
 fn training(lora: Option<LoraConfig>, batch: usize, rows: usize) -> Session {
     training_with(lora, WeightStorage::F32, batch, rows)
 }
@@ -71,7 +74,7 @@ fn close(what: &str, found: f64, wanted: f64) {
     );
 }
 
-/// Makes the steps of a fixture and compares losses and the norms of the first gradients.
+/// Runs the steps of a fixture and compares losses and the norms of the first gradients.
 fn follow(session: &mut Session, curve: &Value) {
     let number = |name: &str| curve["adamw"][name].as_f64().expect("a number") as f32;
     session.set_optimizer(Adam {
@@ -127,7 +130,7 @@ fn twenty_steps_of_adapters_are_the_same() {
     );
 }
 
-/// What weights stored in fewer bits are computed with: the rows of `[outputs, inputs]` in blocks, those of another length in `f16`.
+/// Returns the values of weights stored in fewer bits: rows of `[outputs, inputs]` in blocks, rows of other lengths in `f16`.
 fn rounded(weight: &[f32], inputs: usize, storage: WeightStorage) -> Vec<f32> {
     let Some(format) = storage.format().filter(|_| inputs.is_multiple_of(BLOCK)) else {
         return weight.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
@@ -137,7 +140,7 @@ fn rounded(weight: &[f32], inputs: usize, storage: WeightStorage) -> Vec<f32> {
     format.dequantize(&bytes, &scales)
 }
 
-/// Adapters on packed weights (QLoRA; Dettmers et al., 2023) learn what they learn on the same numbers in `f32`.
+/// Adapters on packed weights (QLoRA; Dettmers et al., 2023) learn the same as on the dequantized weights in `f32`.
 #[test]
 fn adapters_on_packed_weights_follow_those_on_their_numbers() {
     let adapters = Adapters::open(&lora()).expect("adapters");
@@ -153,17 +156,16 @@ fn adapters_on_packed_weights_follow_those_on_their_numbers() {
                 continue;
             }
             let values = plain.read_parameter(name);
-            let values = match name.ends_with("embed_tokens.weight") {
-                true => rounded(&values, columns, storage),
+            let values = if name.ends_with("embed_tokens.weight") {
+                rounded(&values, columns, storage)
+            } else {
                 // Graphs have `[inputs, outputs]`.
-                false => {
-                    let turn = |from: &[f32], rows: usize, columns: usize| -> Vec<f32> {
-                        (0..rows * columns)
-                            .map(|i| from[i % rows * columns + i / rows])
-                            .collect()
-                    };
-                    turn(&rounded(&turn(&values, rows, columns), rows, storage), columns, rows)
-                }
+                let turn = |from: &[f32], rows: usize, columns: usize| -> Vec<f32> {
+                    (0..rows * columns)
+                        .map(|i| from[i % rows * columns + i / rows])
+                        .collect()
+                };
+                turn(&rounded(&turn(&values, rows, columns), rows, storage), columns, rows)
             };
             plain.set_parameter(name, &values);
         }
@@ -191,6 +193,44 @@ fn adapters_on_packed_weights_follow_those_on_their_numbers() {
     }
 }
 
+/// Models and adapters train with the same losses on one, two and three ranks, and training resumes on another number
+/// of ranks.
+#[test]
+fn models_and_adapters_learn_the_same_on_any_number_of_ranks() {
+    let run = |lora: bool, weights: WeightStorage, ranks: Ranks, change: &dyn Fn(&mut TrainConfig)| {
+        let adapters = lora.then(self::lora);
+        train(&model(), adapters.as_deref(), weights.into(), ranks, change)
+    };
+    let adapted = WeightStorage::ALL.iter().map(|&weights| (true, weights));
+    for (lora, weights) in [(false, WeightStorage::F32)].into_iter().chain(adapted) {
+        let single = run(lora, weights, None, &|_| ());
+        assert!(single[1] < single[0], "{single:?}");
+        for size in [2, 3] {
+            for zero1 in [false, true] {
+                let found = on_ranks(size, |ranks| run(lora, weights, ranks, &|config| config.zero1 = zero1));
+                let what = format!("{weights:?}, adapters {lora}, {size} ranks, zero1 {zero1}");
+                assert_losses(&what, &found, &single, TOLERANCE);
+            }
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let single = run(true, WeightStorage::Q8, None, &|_| ());
+    for (size, epochs) in [(2, 1), (3, 2)] {
+        let resumed = |config: &mut TrainConfig| {
+            config.epochs = epochs;
+            config.checkpoints = Some(Checkpoints {
+                folder: folder.path().to_owned(),
+                every: 1000,
+                resume: true,
+                allow_changes: Vec::new(),
+            });
+        };
+        let found = on_ranks(size, |ranks| run(true, WeightStorage::Q8, ranks, &resumed));
+        let last = &found[found.len() - 1..];
+        assert_losses("resumed", last, &single[epochs - 1..epochs], TOLERANCE);
+    }
+}
+
 fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
     let mut checkpoint = Checkpoint::open(folder).expect("weights");
     if let Some(adapters) = adapters {
@@ -205,7 +245,7 @@ fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
 
 fn off(found: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(found.len(), wanted.len());
-    // The greatest of distances would pass over them.
+    // The maximum of distances would ignore NaN.
     assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
     let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     found.iter().zip(wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
@@ -246,7 +286,7 @@ fn what_is_saved_is_what_was_trained() {
     let found = logits(merged.path(), None, &prompt);
     assert!(off(&found, &wanted) < 1e-6, "off by {}", off(&found, &wanted));
 
-    // Nothing of it where training diverged.
+    // Nothing is saved if training diverged.
     let (name, spoilt) = (
         "model.layers.0.self_attn.q_proj.lora_B.weight",
         tempfile::tempdir().expect("a folder"),
@@ -263,7 +303,7 @@ fn what_is_saved_is_what_was_trained() {
     }
     assert_eq!(std::fs::read_dir(spoilt.path()).expect("a folder").count(), 0);
 
-    // A configuration of its own.
+    // A new configuration.
     let own = tempfile::tempdir().expect("a folder");
     let opened = ModelConfig::open(&model()).expect("a configuration");
     saving::save_config(own.path(), &opened.network, opened.context, Some(2)).expect("saved");
@@ -289,7 +329,12 @@ fn what_is_saved_is_what_was_trained() {
 fn adapters_that_cannot_be_used_are_one_clear_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let error = Adapters::open(folder.path()).expect_err("no files").to_string();
-    assert!(error.contains("adapter_config.json"), "{error}");
+    assert!(
+        error.contains("adapter_config.json") && error.contains("give the folder of adapters"),
+        "{error}"
+    );
+    let error = ModelConfig::open(&lora()).expect_err("no model").to_string();
+    assert!(error.contains("this folder has adapters"), "{error}");
     let config = std::fs::read_to_string(lora().join("adapter_config.json")).expect("a fixture");
     let matrices = std::fs::read(lora().join("adapter_model.safetensors")).expect("a fixture");
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).expect("written");
@@ -305,7 +350,7 @@ fn adapters_that_cannot_be_used_are_one_clear_error() {
         (
             "\"init_lora_weights\": true",
             "\"init_lora_weights\": \"pissa_niter_16\"",
-            "began as \"pissa_niter_16\" (init_lora_weights)",
+            "initialized with \"pissa_niter_16\" (init_lora_weights)",
         ),
         (
             "\"alora_invocation_tokens\": null",
@@ -338,7 +383,7 @@ fn adapters_that_cannot_be_used_are_one_clear_error() {
     let error = Adapters::open(folder.path()).expect_err("half of a file").to_string();
     assert!(error.contains("is damaged or of another format"), "{error}");
 
-    // Those of another model.
+    // Adapters of another model.
     let other = Checkpoint::open(&fixtures().join("transformers/llama_linear")).expect("weights");
     let error = other
         .with_adapters(Adapters::open(&lora()).expect("adapters"))

@@ -1,4 +1,4 @@
-//! The list of models on a machine, made in folders of the tests' own.
+//! Tests of the list of models on a machine, in temporary folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,10 @@ fn copy(from: &Path, to: &Path) {
             let entry = entry.expect("readable");
             (entry.path(), to.join(entry.file_name()))
         };
-        match path.is_dir() {
-            true => copy(&path, &target),
-            false => drop(fs::copy(&path, &target).expect("copied")),
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            fs::copy(&path, &target).expect("copied");
         }
     }
 }
@@ -34,7 +35,7 @@ fn write(path: &Path, bytes: impl AsRef<[u8]>) {
     fs::write(path, bytes).expect("written");
 }
 
-/// A part of a model of so many.
+/// Returns a part of a model with this number of parts.
 fn part(count: u16) -> Vec<u8> {
     const U16: u32 = 2;
     with_value(&fixture("llama_q8_0"), "split.count", U16, &count.to_le_bytes())
@@ -44,7 +45,7 @@ fn folders(folder: &Path) -> ModelFolders {
     ModelFolders::default().with([folder.to_owned()])
 }
 
-/// The models of a folder.
+/// Returns the models of a folder.
 fn models(folder: &Path) -> Vec<LocalModel> {
     list(&folders(folder))
 }
@@ -73,7 +74,7 @@ fn is_unsupported(model: &LocalModel, said: &str) {
     );
 }
 
-/// The cache of the Hub with a repository in a snapshot, as its programs write it: with links on systems that have them.
+/// Creates the cache of the Hub with a repository in a snapshot, as its programs write it: with links on systems that have them.
 fn repository(cache: &Path, name: &str, commit: &str, refs: &[&str], from: &Path) -> PathBuf {
     let folder = cache.join(format!("models--{}", name.replace('/', "--")));
     for name in refs {
@@ -133,7 +134,7 @@ fn headers_say_what_models_are() {
     );
     assert!(small.disk_bytes > weights);
     let memory = small.memory(None, None, CacheType::F32).expect("an estimate");
-    // Two layers of 16 features of keys and as many of values.
+    // Two layers of 16 features of keys and of values.
     assert_eq!((memory.weights, memory.cache), (parameters * 4, 2 * 2 * 16 * 128 * 4));
     let packed = small
         .memory(Some(WeightStorage::Q8), Some(16), CacheType::F32)
@@ -156,7 +157,7 @@ fn headers_say_what_models_are() {
     assert_eq!((&encoder.support, encoder.context), (&Support::Encoder, Some(64)));
     let gguf = of(&models, "q8");
     assert_eq!((&gguf.support, gguf.stored.as_deref()), (&Support::Text, Some("q8_0")));
-    // Its matrix of logits is the table of embeddings in one of the two.
+    // In one of the two, the matrix of logits is the embedding table.
     assert!(gguf.parameters.is_some_and(|count| count > parameters / 2), "{gguf:?}");
     // Quantized weights stay so.
     let usual = gguf.memory(None, None, CacheType::F32).expect("an estimate");
@@ -212,10 +213,10 @@ fn broken_entries_are_listed_with_a_reason() {
         ("bare", "has no config.json"),
         ("words", "'config.json' is damaged or of another format"),
         ("sharded", "'model-00002-of-00003.safetensors' cannot be read"),
-        ("cut", "is not all in the file"),
-        ("empty", "within 4 bytes"),
+        ("cut", "extends beyond the end of the file"),
+        ("empty", "within the 4 bytes"),
         ("rest", "part 1 of 2 is missing"),
-        ("whole", "it is another part"),
+        ("whole", "its part number or its number of parts differs"),
     ] {
         is_broken(of(&models, name), said);
     }
@@ -234,7 +235,7 @@ fn broken_entries_are_listed_with_a_reason() {
             .iter()
             .all(|model| model.memory(None, None, CacheType::F32).is_none())
     );
-    // What their headers say is there.
+    // The sizes in the headers match the files.
     let whole = of(&models, "whole");
     assert_eq!(whole.disk_bytes, 2 * part(2).len() as u64);
     let one = list(&folders(&fixtures("gguf")));
@@ -271,7 +272,7 @@ fn snapshots_of_the_hub_are_models() {
     write(&files.path().join("tiny-q4.gguf"), fixture("llama_q4_0"));
     write(&files.path().join("config.json"), "{}");
     let quantized = repository(root, "org/tiny-gguf", &first, &["main"], files.path());
-    // Downloads that have not ended: without a snapshot, and with a part of one.
+    // Incomplete downloads: without a snapshot, and with a part of one.
     let begun = root.join("models--org--begun");
     write(&begun.join("refs/main"), &first);
     write(&begun.join("blobs/abc.incomplete"), "some");
@@ -311,7 +312,7 @@ fn snapshots_of_the_hub_are_models() {
         (&model.support, model.revision.as_ref()),
         (&Support::Text, Some(&first))
     );
-    is_broken(of(&models, "org/begun"), "its download is not complete");
+    is_broken(of(&models, "org/begun"), "its download is incomplete");
     is_broken(of(&models, "org/partly"), "no safetensors files");
 
     let found = |name: &str| find(name, &folders);
@@ -329,7 +330,7 @@ fn snapshots_of_the_hub_are_models() {
         let names: Vec<&str> = candidates.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["org/tiny-gguf/tiny-q4", "org/tiny-gguf/tiny-q8"]);
     }
-    assert!(matches!(found("org/begun"), Err(NameError::Broken { reason, .. }) if reason.contains("not complete")));
+    assert!(matches!(found("org/begun"), Err(NameError::Broken { reason, .. }) if reason.contains("incomplete")));
     for (name, wanted) in [
         ("smal", "org/small"),
         ("tiny-q9", "org/tiny-gguf/tiny-q"),
@@ -364,7 +365,7 @@ fn equal_names_are_ambiguous_unless_one_cannot_be_used() {
     assert!(text.contains("any of 2 models"), "{text}");
     fs::remove_file(both[0].path().join("org/small/config.json")).expect("removed");
     assert_eq!(find("small", &folders), Ok(both[1].path().join("org/small")));
-    // One folder that is given twice has its models once.
+    // One folder that is given twice lists its models once.
     let twice = ModelFolders::default().with([both[1].path().to_owned(), both[1].path().join("org/..")]);
     assert_eq!(list(&twice).len(), 1);
     // A folder that is a model itself.
@@ -382,7 +383,7 @@ fn links_that_lead_nowhere_are_broken_models() {
     copy(&fixtures("transformers/llama"), &root.join("lost"));
     fs::remove_file(root.join("lost/model.safetensors")).expect("removed");
     std::os::unix::fs::symlink("gone", root.join("lost/model.safetensors")).expect("a link");
-    // Around in a circle.
+    // A circular link.
     std::os::unix::fs::symlink(root, root.join("round")).expect("a link");
     let models = models(root);
     let lost: Vec<&LocalModel> = models.iter().filter(|model| model.name.ends_with("lost")).collect();

@@ -1,14 +1,17 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that can share a process, so that only one binary is linked. Other test files state why they are separate.
 
+mod adapted;
 mod bad_input;
 mod chat;
 mod chat_templates;
 mod embeddings;
 mod engine;
 mod experts;
+mod fairness;
 mod families;
 mod finetuning;
 mod gguf;
+mod half_files;
 mod library;
 #[path = "../../../tests/common/one_token.rs"]
 mod one_token;

@@ -1,13 +1,13 @@
-//! Options of the requests of an engine: scores of prompts, biases, minimum lengths, late constraints, adapters.
+//! Tests of options of engine requests: scores of prompts, biases, minimum lengths, late constraints, adapters.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meganeura_core::Result;
-use meganeura_llm::engine::{Chosen, Constraint, Event, Finish, SequenceId, SequenceRequest};
+use meganeura_llm::engine::{ChosenToken, Constraint, Event, Finish, SequenceId, SequenceRequest};
 use meganeura_llm::{
-    Checkpoint, Engine, EngineOptions, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage,
+    CacheType, Checkpoint, Engine, EngineOptions, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage,
 };
 
 use crate::transformers::{device, expected, folder, ids, logits};
@@ -22,7 +22,7 @@ fn prompt() -> Vec<u32> {
     ids(&expected("llama")["prompt_ids"])
 }
 
-/// All events of some requests.
+/// Returns all events of some requests.
 fn events(engine: &mut Engine, requests: Vec<SequenceRequest>) -> (Vec<SequenceId>, Vec<Event>) {
     let ids = requests
         .into_iter()
@@ -48,7 +48,7 @@ fn generate(engine: &mut Engine, request: SequenceRequest) -> Vec<u32> {
     tokens(&events, ids[0])
 }
 
-fn scores(engine: &mut Engine, request: SequenceRequest) -> Vec<Chosen> {
+fn scores(engine: &mut Engine, request: SequenceRequest) -> Vec<ChosenToken> {
     let (_, events) = events(engine, vec![request]);
     let found = events.into_iter().find_map(|event| match event {
         Event::Prompt(_, _, scored) => Some(scored),
@@ -64,11 +64,11 @@ fn prompts_are_scored_by_the_logits_of_transformers() {
     let vocab = all.len() / prompt.len();
     for (step_tokens, sequences, max_tokens) in [(64, 8, 0), (7, 3, 2), (64, 1, 1)] {
         let mut engine = engine(EngineOptions {
-            step_tokens,
+            step_tokens: Some(step_tokens),
             sequences,
             ..EngineOptions::default()
         });
-        // The second time nothing may come from the cache.
+        // The second time, nothing may come from the cache.
         for _ in 0..2 {
             let request = SequenceRequest {
                 prompt_logprobs: Some(2),
@@ -176,14 +176,14 @@ fn biases_and_minimum_lengths_change_the_choice() {
     assert!(longer.len() >= 2 && !longer[..2].contains(&plain[0]), "{longer:?}");
 }
 
-/// Allows one token, some polls late.
-struct Late {
+/// A constraint that allows one token, and is ready only after some polls.
+struct LateMask {
     polls: Arc<AtomicUsize>,
     token: u32,
     left: usize,
 }
 
-impl Constraint for Late {
+impl Constraint for LateMask {
     fn is_ready(&mut self) -> bool {
         self.polls.fetch_add(1, Ordering::Relaxed) % 4 == 3
     }
@@ -210,7 +210,7 @@ fn late_constraints_hold_up_nobody_else() {
     let alone = generate(&mut engine, SequenceRequest::new(prompt.clone(), 12));
     let polls = Arc::new(AtomicUsize::new(0));
     let late = SequenceRequest {
-        constraint: Some(Box::new(Late {
+        constraint: Some(Box::new(LateMask {
             polls: polls.clone(),
             token: 9,
             left: 2,
@@ -277,7 +277,7 @@ fn adapters_beside_weights_compute_what_merged_ones_do() {
     assert_eq!(with_adapters(None, true, &prompt), wanted);
     // Weights of 16 bits hold the numbers of the fixture closely enough.
     assert_eq!(with_adapters(Some(WeightStorage::F16), false, &prompt), wanted);
-    for weights in [WeightStorage::Q8, WeightStorage::Q4] {
+    for &weights in WeightStorage::ALL.iter().filter(|weights| weights.format().is_some()) {
         let by_generator = merged(weights, &prompt);
         assert_eq!(with_adapters(Some(weights), false, &prompt), by_generator);
         assert_eq!(with_adapters(Some(weights), true, &prompt), by_generator);
@@ -304,4 +304,80 @@ fn sequences_with_different_adapters_share_steps_but_no_cache() {
     }
     let error = engine.submit(request(Some(1))).expect_err("no such adapter");
     assert!(error.to_string().contains("adapter"), "{error}");
+}
+
+#[test]
+fn groups_share_the_slots() {
+    let mut engine = engine(EngineOptions {
+        sequences: 2,
+        ..EngineOptions::default()
+    });
+    let of_group = |group, count: usize| {
+        let request = move || SequenceRequest {
+            group,
+            ..SequenceRequest::new(vec![1, 2, 3], 4)
+        };
+        std::iter::repeat_with(request).take(count)
+    };
+    // Two large groups come first; then a small one and a sequence without a group.
+    let large = of_group(Some(1), 20).chain(of_group(Some(2), 20));
+    let all = large.chain(of_group(Some(3), 1)).chain(of_group(None, 1)).collect();
+    let (ids, events) = events(&mut engine, all);
+    let ended = events.iter().filter_map(|event| match event {
+        Event::Finished(id, _) => Some(*id),
+        _ => None,
+    });
+    let ended: Vec<SequenceId> = ended.collect();
+    assert_eq!(ended.len(), 42);
+    for id in &ids[40..] {
+        let place = ended.iter().position(|other| other == id).expect("it has ended");
+        assert!(place < 6, "{place}");
+    }
+}
+
+/// Draft tokens and the prefix cache do not change texts, for every storage type of weights.
+#[test]
+fn drafts_and_prefix_caches_change_no_text_of_packed_weights() {
+    let prompt: Vec<u32> = prompt().into_iter().cycle().take(40).collect();
+    for &weights in &WeightStorage::ALL {
+        let texts = |draft_model: bool, draft_tokens, prefix_cache| {
+            let mut engine = engine(EngineOptions {
+                weights: Some(weights),
+                cache_type: CacheType::F16,
+                draft_tokens,
+                prefix_cache,
+                named_adapters: vec![adapters()],
+                ..EngineOptions::default()
+            });
+            if draft_model {
+                let config = ModelConfig::open(&folder("llama")).expect("a configuration");
+                let checkpoint = Checkpoint::open(&folder("llama")).expect("weights");
+                let drafting = engine.with_draft_model(device(), config, &checkpoint);
+                engine = drafting.expect("an engine with a draft model");
+            }
+            let mut texts = Vec::new();
+            // The second time, prompts are in the prefix cache.
+            for _ in 0..2 {
+                let requests = [None, Some(0), None, Some(0)].map(|adapter| SequenceRequest {
+                    adapter,
+                    ..SequenceRequest::new(prompt.clone(), 10)
+                });
+                let (ids, events) = events(&mut engine, requests.into());
+                texts.extend(ids.iter().map(|id| tokens(&events, *id)));
+            }
+            let counts = engine.counts();
+            assert_eq!(counts.cached_tokens > 0, prefix_cache, "{counts:?}");
+            assert!(!draft_model || counts.accepted_tokens > 0, "{counts:?}");
+            texts
+        };
+        let wanted = texts(false, 0, false);
+        assert_ne!(wanted[0], wanted[1], "the adapters change nothing");
+        for (draft_model, draft_tokens) in [(false, 0), (false, 3), (true, 3)] {
+            let found = texts(draft_model, draft_tokens, true);
+            assert_eq!(
+                found, wanted,
+                "{weights:?}, draft model {draft_model}, {draft_tokens} draft tokens"
+            );
+        }
+    }
 }

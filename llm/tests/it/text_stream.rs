@@ -1,4 +1,4 @@
-//! Streamed text is the decoded text, for random tokens of many tokenizers.
+//! Tests that streamed text equals the decoded text, for random tokens of many tokenizers.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
 }
 
-/// Every tokenizer of the fixtures, by its file.
+/// Returns every tokenizer of the fixtures, with its file.
 fn tokenizers() -> Vec<(PathBuf, Tokenizer)> {
     let mut found = Vec::new();
     let mut folders = vec![fixtures()];
@@ -59,7 +59,7 @@ fn check(name: &Path, tokenizer: &Tokenizer, tokens: &[u32]) {
 #[test]
 fn streamed_text_is_the_decoded_text() {
     let all = tokenizers();
-    // Encoders join words with rules of their own, and generate no text.
+    // Encoders join words by other rules, and generate no text.
     let all: Vec<_> = all
         .into_iter()
         .filter(|(path, _)| !path.to_string_lossy().contains("embeddings"))
@@ -109,7 +109,7 @@ fn streamed_text_is_the_decoded_text() {
     }
 }
 
-/// A tokenizer of bytes with these added tokens.
+/// Creates a byte tokenizer with these added tokens.
 fn with_added(added: &[(&str, bool)]) -> Tokenizer {
     let plain = Tokenizer::train("aaa bbb", 260).expect("trains");
     let mut file: Value = serde_json::from_str(&plain.to_json().expect("JSON")).expect("JSON");
@@ -136,7 +136,7 @@ fn a_token_may_end_one_character_and_begin_the_next() {
     assert_eq!(streamed(&tokenizer, &tokens), "😂🙂🙃😉😊");
 }
 
-/// The token of a byte.
+/// Returns the token of a byte.
 fn tokenizer_byte(tokenizer: &Tokenizer, byte: u8) -> Option<u32> {
     use meganeura_llm::tokenizer::TokenBytes;
     let all = tokenizer.token_bytes();

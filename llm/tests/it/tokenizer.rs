@@ -1,11 +1,11 @@
-//! What files say of tokenizers.
+//! Tests of tokenizer files.
 
 use meganeura_llm::Tokenizer;
 use serde_json::json;
 
 const TEXT: &str = "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down.";
 
-/// A trained tokenizer whose file sets these fields as well.
+/// Returns a trained tokenizer, and one whose file also sets these fields.
 fn with(fields: &[(&str, serde_json::Value)]) -> (Tokenizer, Tokenizer) {
     let plain = Tokenizer::train(TEXT, 300).expect("trains");
     let mut file: serde_json::Value = serde_json::from_str(&plain.to_json().expect("writes")).expect("JSON");
@@ -52,7 +52,7 @@ fn truncation_of_the_file_ends_no_text() {
     assert_eq!(cut.decode(&tokens).expect("text"), TEXT);
 }
 
-/// What opening and using a tokenizer with other parts says, if it is refused.
+/// Returns the error of opening and using a tokenizer with changed parts, if it is refused.
 fn refused(change: impl FnOnce(&mut serde_json::Value)) -> Option<String> {
     let plain = Tokenizer::train(TEXT, 300).expect("trains");
     let mut file: serde_json::Value = serde_json::from_str(&plain.to_json().expect("writes")).expect("JSON");
@@ -79,7 +79,8 @@ fn base64(bytes: &[u8]) -> String {
     text + &"=".repeat(padding)
 }
 
-/// The time to learn from a word grows with the square of its length.
+/// Training on a very long word finishes in time, although its time grows with the square of a word's length; too large
+/// vocabularies are an error.
 #[test]
 fn texts_and_vocabularies_of_any_size_are_learnt_from_or_refused() {
     let begun = std::time::Instant::now();
@@ -111,7 +112,7 @@ fn tokenizers_that_fail_or_never_end_are_errors() {
     let prepends = vec![json!({"type": "Prepend", "prepend": "x"}); 5000];
     let mut long = vec![4u8, 0, 0, 0, 0, 0, 0, 0];
     long.extend([b'x'; 100_000]);
-    // Every way leads out of it.
+    // Every transition points outside of the trie.
     let mut out_of_trie = vec![4u8, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
     out_of_trie.extend(b"a\0");
     let cases: Vec<(&str, serde_json::Value, &str)> = vec![
@@ -122,8 +123,8 @@ fn tokenizers_that_fail_or_never_end_are_errors() {
         ("normalizer", precompiled(&[]), "empty precompiled_charsmap"),
         ("normalizer", precompiled(&[0xff, 0xff, 0xff, 0xff, 0]), "a trie of"),
         ("normalizer", precompiled(&[0, 0, 0, 0, b'a']), "a trie of 0 bytes"),
-        ("normalizer", precompiled(&out_of_trie), "the library failed"),
-        ("normalizer", precompiled(&long), "in place of a character"),
+        ("normalizer", precompiled(&out_of_trie), "the tokenizers library failed"),
+        ("normalizer", precompiled(&long), "that replaces a character by"),
         (
             "post_processor",
             template(json!([mark("[GONE]")]), json!({})),
@@ -152,7 +153,7 @@ fn tokenizers_that_fail_or_never_end_are_errors() {
     }
     let error = refused(|file| file["model"]["continuing_subword_prefix"] = json!("####")).unwrap_or_default();
     assert!(error.contains("continuing_subword_prefix '####'"), "{error}");
-    // What the file sets for batches is not looked at.
+    // Settings for batches are ignored.
     let stride = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4});
     assert_eq!(refused(|file| file["truncation"] = stride), None);
     let few = template(

@@ -1,11 +1,11 @@
-//! Checkpoints of every family against what Hugging Face's transformers makes of them: logits at every position, greedy
-//! continuations token by token, and a step of training.
+//! Tests of checkpoints of every family against Hugging Face's transformers: logits at every position, greedy continuations token
+//! by token, and a training step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::backend::Device;
 use meganeura_core::quantization::BLOCK;
 use meganeura_cpu::CpuDevice;
@@ -39,7 +39,7 @@ pub(crate) const MODELS: [&str; 19] = [
     "olmoe",
     "mixtral",
 ];
-/// Of the largest logit.
+/// Maximum error relative to the largest logit.
 const TOLERANCE: f32 = 1e-4;
 
 pub(crate) fn folder(model: &str) -> PathBuf {
@@ -79,17 +79,17 @@ fn generator_with(model: &str, prefill_rows: usize, weights: WeightStorage) -> G
 
 fn generator_in(folder: &Path, prefill_rows: usize, weights: WeightStorage) -> Generator {
     let options = GeneratorOptions {
-        prefill_rows,
+        prefill_rows: Some(prefill_rows),
         weights: Some(weights),
         ..GeneratorOptions::default()
     };
     generator_of(folder, &options)
 }
 
-/// A generator whose caches are in `f16`.
+/// Creates a generator with caches in `f16`.
 pub(crate) fn generator_with_half_cache(model: &str, prefill_rows: usize) -> Generator {
     let options = GeneratorOptions {
-        prefill_rows,
+        prefill_rows: Some(prefill_rows),
         cache_type: CacheType::F16,
         ..GeneratorOptions::default()
     };
@@ -111,7 +111,7 @@ fn logits_agree_at_every_position() {
         for rows in [1, 7, 64] {
             let found = generator(model, rows).prompt_logits(&prompt).expect("logits");
             assert_eq!(found.len(), wanted.len(), "{model}");
-            // The greatest of distances would pass over them.
+            // The maximum of distances would ignore NaN.
             assert!(found.iter().all(|x| x.is_finite()), "{model} by {rows}");
             let worst = found.iter().zip(&wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs()));
             assert!(worst <= TOLERANCE * size, "{model} by {rows}: off by {}", worst / size);
@@ -127,55 +127,58 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     norm(a.iter().zip(b).map(|(a, b)| a - b)) / norm(b.iter().copied())
 }
 
-/// A checkpoint whose matrices were rounded to a storage, in `f32`.
-fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
-    let bytes = std::fs::read(folder(model).join("model.safetensors")).expect("a fixture");
+/// Returns the numbers of a tensor in `f32`.
+fn numbers(view: &TensorView) -> Vec<f32> {
+    let halves = view.data().as_chunks().0.iter();
+    match view.dtype() {
+        Dtype::F32 => {
+            let words = view.data().as_chunks().0.iter();
+            words.map(|&b| f32::from_le_bytes(b)).collect()
+        }
+        Dtype::F16 => halves.map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
+        _ => halves.map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+    }
+}
+
+/// Writes tensors of a file in a type, after a change of their numbers.
+pub(crate) fn write_tensors(from: &Path, to: &Path, dtype: Dtype, change: impl Fn(&str, &[usize], &mut Vec<f32>)) {
+    let bytes = std::fs::read(from).expect("a fixture");
     let mut tensors = Vec::new();
     for (name, view) in SafeTensors::deserialize(&bytes).expect("safetensors").tensors() {
-        let mut values: Vec<f32> = match view.dtype() {
-            Dtype::F32 => view
-                .data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&b| f32::from_le_bytes(b))
-                .collect(),
-            Dtype::F16 => view
-                .data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&b| f16::from_le_bytes(b).to_f32())
-                .collect(),
-            _ => view
-                .data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&b| bf16::from_le_bytes(b).to_f32())
-                .collect(),
+        let mut values = numbers(&view);
+        change(&name, view.shape(), &mut values);
+        let data: Vec<u8> = match dtype {
+            Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            Dtype::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
+        tensors.push((name, view.shape().to_vec(), data));
+    }
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = TensorView::new(dtype, shape.clone(), data).expect("a tensor");
+        (name, view)
+    });
+    let stored = safetensors::serialize(views, None).expect("serialized");
+    std::fs::write(to, stored).expect("written");
+}
+
+/// Writes a checkpoint whose matrices were rounded to a storage type, in `f32`.
+fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
+    let target = tempfile::tempdir().expect("a folder");
+    let [from, to] = [&folder(model), target.path()].map(|folder| folder.join("model.safetensors"));
+    write_tensors(&from, &to, Dtype::F32, |name, shape, values| {
         // Routers, and gates of shared experts, are not rounded.
-        if let (&[_, width], false) = (view.shape(), name.ends_with("gate.weight")) {
+        if let (&[_, width], false) = (shape, name.ends_with("gate.weight")) {
             match weights.format().filter(|_| width.is_multiple_of(BLOCK)) {
                 Some(format) => {
                     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
-                    format.quantize(&values, &mut bytes, &mut scales);
-                    values = format.dequantize(&bytes, &scales);
+                    format.quantize(values, &mut bytes, &mut scales);
+                    *values = format.dequantize(&bytes, &scales);
                 }
                 None => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
             }
         }
-        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        tensors.push((name, view.shape().to_vec(), data));
-    }
-    let views = tensors.iter().map(|(name, shape, data)| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor");
-        (name, view)
     });
-    let target = tempfile::tempdir().expect("a folder");
-    let stored = safetensors::serialize(views, None).expect("serialized");
-    std::fs::write(target.path().join("model.safetensors"), stored).expect("written");
     std::fs::copy(folder(model).join("config.json"), target.path().join("config.json")).expect("copied");
     target
 }
@@ -205,7 +208,7 @@ fn packed_weights_are_the_rounded_numbers() {
                     .prompt_logits(&prompt)
                     .expect("logits");
                 let error = distance(&found, &wanted);
-                // By weights in blocks, a CPU with VNNI rounds rows to 16 bits.
+                // For weights in blocks, a CPU with VNNI rounds rows to 16 bits.
                 let tolerance = if weights.format().is_some() {
                     4.0 * TOLERANCE
                 } else {
@@ -217,7 +220,7 @@ fn packed_weights_are_the_rounded_numbers() {
     }
 }
 
-/// Keys and values that are rounded to `f16` change logits by little, and by something.
+/// Rounding keys and values to `f16` changes the logits only slightly.
 #[test]
 fn logits_with_caches_of_f16_are_near() {
     for model in MODELS {
@@ -232,7 +235,7 @@ fn logits_with_caches_of_f16_are_near() {
     }
 }
 
-/// Rounded weights lead to other logits. These models are small and random, which is the worst case.
+/// Rounded weights change the logits. These models are small and random, which is the worst case.
 #[test]
 fn logits_of_rounded_weights_are_near() {
     for model in MODELS {
@@ -266,7 +269,7 @@ fn tied_embeddings_are_stored_once_and_packed() {
     };
     let (_, whole) = bytes(WeightStorage::F32);
     assert_eq!(bytes(WeightStorage::F16), (1, whole / 2));
-    // The length of some rows is no multiple of 32: they have 16 bits.
+    // The length of some rows is not a multiple of 32: they use 16 bits.
     let (count, packed) = bytes(WeightStorage::Q8);
     assert!(
         count == 2 && packed < whole * 34 / 128 + 4096,
@@ -278,7 +281,7 @@ fn tied_embeddings_are_stored_once_and_packed() {
 fn greedy_continuations_are_the_same() {
     let request = Request {
         max_tokens: 64,
-        // They go on behind the end of a text.
+        // They continue after the end of a text.
         stop: Some(Vec::new()),
         ..Request::default()
     };
@@ -307,7 +310,7 @@ fn tokens_and_text_are_the_same() {
         let continuation = ids(&expected["continuation"]);
         let text = expected["text"].as_str().expect("text");
         assert_eq!(tokenizer.decode(&continuation).expect("text"), text);
-        // The same text piece by piece.
+        // The same text in pieces.
         for pieces in [
             &continuation,
             &tokenizer.encode("“Curious”, and naïve: 好奇 🐇!").expect("tokens"),
@@ -384,17 +387,17 @@ fn what_is_cached_is_not_computed_again() {
         (first.len(), speed.prefill_tokens, speed.decode_tokens),
         (5, prompt.len(), 4)
     );
-    // The same prompt: only its last token. It also leads to the same text.
+    // The same prompt: only its last token is computed. It also leads to the same text.
     let (again, speed) = collect(&mut generator, &prompt);
     assert_eq!((again, speed.prefill_tokens), (first.clone(), 1));
-    // A longer one, as the next turn of a conversation: what is new of it, as if it were read at once.
+    // A longer prompt, as the next turn of a conversation: only its new tokens are computed, with the same result.
     let longer = [&prompt[..], &first, &[40, 41, 42]].concat();
     let (continued, speed) = collect(&mut generator, &longer);
     assert_eq!(speed.prefill_tokens, 4, "the last token of the answer, and three more");
     assert_eq!(continued, collect(&mut self::generator("llama", 8), &longer).0);
 }
 
-/// A session that makes steps of another shape takes over what is cached, as it is stored.
+/// A session with steps of another shape reuses the cache in its storage type.
 #[test]
 fn caches_of_f16_are_taken_over() {
     let prompt = ids(&expected("llama")["prompt_ids"]);

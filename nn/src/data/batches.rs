@@ -1,4 +1,4 @@
-//! Mini-batches.
+//! Mini-batches of a data set.
 
 use std::iter::FusedIterator;
 use std::ops::Range;
@@ -9,19 +9,19 @@ use super::{
     prng::{EPOCH_DOMAIN, Shuffler},
 };
 
-/// What to do with the examples left over when the batch size does not divide
-/// the number of examples. Every batch has the full size either way, so that
-/// a graph compiled for one batch size serves the whole epoch.
+/// The handling of the remaining examples if the batch size does not divide the number of examples.
+/// Every batch has the full size in either case, so that a graph compiled for one batch size serves
+/// the whole epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remainder {
-    /// Leave them out of this epoch. Another epoch's order leaves out others.
+    /// They are skipped in this epoch. Another epoch has another order, so it skips different ones.
     Drop,
-    /// Fill the last batch with examples from the start of the epoch's order.
+    /// The last batch is filled with examples from the start of the epoch's order.
     Wrap,
-    /// Fill it in the same way, but train on the examples that are left only, as PyTorch does with `drop_last=False`: the
-    /// trainer gives the other rows the weight 0, so loss and gradient are means over the rows that are left. The
-    /// model needs weights of rows: [`crate::models::soft_classifier`] or [`crate::models::weighted_regressor`].
-    /// Batch norms normalize by all rows of the filled batch.
+    /// The last batch is filled in the same way, but only its remaining examples are trained on, as in PyTorch with
+    /// `drop_last=False`. For that, the trainer gives the other rows the weight 0, so that loss and gradient are means
+    /// over the remaining rows. The model needs weights of rows: [`crate::models::soft_classifier`] or
+    /// [`crate::models::weighted_regressor`]. Batch norms normalize by all rows of the filled batch.
     Keep,
 }
 
@@ -32,8 +32,7 @@ pub struct Batch {
     pub features: Vec<f32>,
     /// `[batch_size]`.
     pub labels: Vec<u32>,
-    /// How many leading rows are new in this epoch; see
-    /// [`Batches::next_into`].
+    /// Number of leading rows that are new in this epoch; see [`Batches::next_into`].
     pub fresh: usize,
 }
 
@@ -46,19 +45,18 @@ pub struct Batches<'a> {
     data: &'a Dataset,
     order: Vec<usize>,
     batch_size: usize,
-    /// The rows of each batch that are handed out, as positions in the batch.
+    /// Range of the rows of each batch that are returned, as indices in the batch.
     part: Range<usize>,
-    /// Batches in the epoch, and batches handed out.
+    /// Number of batches in the epoch, and number of batches returned so far.
     total: usize,
     done: usize,
 }
 
 impl<'a> Batches<'a> {
-    /// The batches of epoch number `epoch`, shuffled.
+    /// Creates the batches of epoch number `epoch`, in shuffled order.
     ///
-    /// The order depends only on the number of examples, `seed` and `epoch`.
-    /// It is made as described at [`Dataset::split_indices`], with the initial
-    /// state `mix(mix(seed ^ 0x65706f6368) + epoch)`.
+    /// The order depends only on the number of examples, `seed` and `epoch`. [`Dataset::split_indices`] describes the
+    /// algorithm; here, the initial state is `mix(mix(seed ^ 0x65706f6368) + epoch)`.
     ///
     /// # Errors
     ///
@@ -76,7 +74,7 @@ impl<'a> Batches<'a> {
         Ok(batches)
     }
 
-    /// The batches in the data set's own order, for evaluation; use
+    /// Iterates over the batches in the data set's own order, for evaluation; use
     /// [`Remainder::Wrap`] and [`Batch::fresh`] to count each example once.
     ///
     /// # Errors
@@ -112,24 +110,24 @@ impl<'a> Batches<'a> {
         })
     }
 
-    /// The rows of the data set in the order of this epoch, `[len]`.
+    /// Returns the rows of the data set in the order of this epoch, `[len]`.
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The number of rows in every batch.
+    /// Returns the number of rows in every batch.
     pub fn batch_size(&self) -> usize {
         self.batch_size
     }
 
-    /// From now on hands out these rows of each batch alone, as positions in the batch: what a rank of several takes of
-    /// it. Positions outside of the batch are left out.
+    /// Restricts the following batches to these rows, as positions in the batch: the part of one
+    /// rank of a distributed run. Positions outside of the batch are ignored.
     pub fn take_part(&mut self, part: Range<usize>) {
         let end = part.end.min(self.batch_size);
         self.part = part.start.min(end)..end;
     }
 
-    /// Leaves out so many batches, or all that are left.
+    /// Skips `count` batches, or all remaining ones.
     pub fn skip_batches(&mut self, count: usize) {
         self.done = self.done.saturating_add(count).min(self.total);
     }
@@ -162,13 +160,14 @@ impl<'a> Batches<'a> {
         Some(fresh.saturating_sub(self.part.start).min(self.part.len()))
     }
 
-    /// Rows of the last whole batch, of all ranks, that are new in this epoch; 0 before the first batch.
+    /// Returns the number of rows of the last batch, over all ranks, that are new in this epoch; 0 before the first
+    /// batch.
     pub(crate) fn fresh_rows(&self) -> usize {
         let last = self.done.checked_sub(1).map(|batch| batch * self.batch_size);
         last.map_or(0, |start| self.batch_size.min(self.order.len() - start))
     }
 
-    /// Makes room for a batch, so that [`Batches::next_into`] allocates nothing.
+    /// Reserves memory for a batch, so that [`Batches::next_into`] allocates nothing.
     pub(crate) fn reserve(
         &self,
         features: &mut Vec<f32>,
@@ -205,15 +204,15 @@ impl<'a> Batches<'a> {
         }
     }
 
-    /// The rows of the data set that the last batch holds, `[batch_size]`; none
-    /// before the first batch.
+    /// Returns the rows of the data set in the last batch, `[batch_size]`; none before the first
+    /// batch.
     pub fn rows(&self) -> impl Iterator<Item = usize> + '_ {
         let last = self.done.checked_sub(1).map(|batch| batch * self.batch_size);
         last.into_iter().flat_map(|start| self.rows_from(start))
     }
 
-    /// The rows of the batch that starts at that position of the order. The
-    /// last batch may run past the end, on into the start of the order.
+    /// Returns the rows of the batch that starts at this position of the order. The last batch may
+    /// continue at the start of the order.
     fn rows_from(&self, start: usize) -> impl Iterator<Item = usize> + '_ {
         let rows = self.order[start..].iter().chain(&self.order);
         rows.skip(self.part.start).take(self.part.len()).copied()
@@ -246,7 +245,7 @@ impl FusedIterator for Batches<'_> {}
 mod tests {
     use super::*;
 
-    /// `n` examples whose two features and label all tell the row.
+    /// Creates `n` examples whose two features and label all identify the row.
     fn rows(n: u32) -> Dataset {
         let features = (0..n).flat_map(|i| [i as f32, -(i as f32)]).collect();
         Dataset::new("rows", features, vec![2], (0..n).collect(), n as usize).unwrap()
@@ -385,7 +384,7 @@ mod tests {
         );
     }
 
-    /// Computed by an independent implementation of the documented algorithm.
+    /// The order equals the result of an independent implementation of the documented algorithm.
     #[test]
     fn order_of_seed_0_epoch_0_never_changes() {
         let data = rows(1437);

@@ -1,26 +1,26 @@
-//! Class ids for labels that are words or any whole numbers.
+//! Class ids for labels that are words or arbitrary whole numbers.
 
 use std::collections::{BTreeMap, HashMap};
 
 use meganeura_core::error::names_there_are;
 
-/// The largest magnitude up to which every whole `f64` is exact.
+/// Maximum magnitude up to which `f64` represents every whole number.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// Ids for label texts, in the order in which they came up.
+/// Class ids of labels, in the order of their first occurrence.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     ids: HashMap<String, u32>,
     names: Vec<String>,
     labels: Vec<u32>,
-    /// Whether only labels that are known already are accepted.
+    /// True if only labels that exist already are accepted.
     closed: bool,
-    /// Whether texts that look like numbers are texts like others.
+    /// True if texts that look like numbers are compared as text.
     exact: bool,
 }
 
 impl Labels {
-    /// Labels that are told apart to the letter, of these classes if there are any given.
+    /// Creates labels that are compared as text, with these classes if there are any given.
     pub(super) fn of_texts(classes: Option<&[String]>) -> Self {
         let names = classes.unwrap_or_default();
         Labels {
@@ -32,7 +32,7 @@ impl Labels {
         }
     }
 
-    /// Ids are the positions in `classes`, and other labels are refused.
+    /// Creates labels whose ids are the positions in `classes`; other labels are refused.
     pub(super) fn of(classes: &[String]) -> Self {
         let ids = classes.iter().enumerate();
         Labels {
@@ -44,7 +44,7 @@ impl Labels {
         }
     }
 
-    /// Takes the label of the next example; an error says why it cannot be one.
+    /// Adds the label of the next example. The error is the reason why a label is invalid.
     pub(super) fn push(&mut self, text: &str) -> Result<(), String> {
         if text.is_empty() {
             return Err("the label is empty; fill it in, or remove the example".into());
@@ -54,9 +54,10 @@ impl Labels {
             Some(&id) => id,
             None if self.closed => {
                 let known = names_there_are(text, self.names.iter().map(String::as_str));
-                let known = match known.is_empty() {
-                    true => String::new(),
-                    false => format!("; {known}"),
+                let known = if known.is_empty() {
+                    String::new()
+                } else {
+                    format!("; {known}")
                 };
                 return Err(format!(
                     "'{text}' is none of the {} known classes{known}",
@@ -74,9 +75,9 @@ impl Labels {
         Ok(())
     }
 
-    /// Labels of all examples and the names of the classes. Ids that were not given are by the order of the
-    /// names: of numbers if all are, or else of their bytes. The error is a label that is a fraction among
-    /// numbers: those are quantities, not classes.
+    /// Returns the labels of all examples and the names of the classes. Ids that were not given
+    /// follow the order of the names: of numbers if all are numbers, else of their bytes. The error
+    /// is a fraction among numeric labels: fractions are quantities, not classes.
     pub(super) fn finish(self) -> Result<(Vec<u32>, Vec<String>), String> {
         if self.closed {
             return Ok((self.labels, self.names));
@@ -102,7 +103,7 @@ impl Labels {
     }
 }
 
-/// The text, or for a whole number the one way to write it: `01` and `1.0` are `1`.
+/// Returns the text in normal form: whole numbers `01` and `1.0` become `1`, other texts do not change.
 fn normal(text: &str) -> String {
     match (text.parse::<i64>(), text.parse::<f64>()) {
         (Ok(number), _) => number.to_string(),
@@ -111,7 +112,7 @@ fn normal(text: &str) -> String {
     }
 }
 
-/// Ids for whole numbers, by their order, and the numbers as names.
+/// Returns ids for whole numbers, by their order, and the numbers as names.
 pub(super) fn of_numbers(numbers: &[i64]) -> (Vec<u32>, Vec<String>) {
     let mut ids: BTreeMap<i64, u32> = numbers.iter().map(|&n| (n, 0)).collect();
     for (new, id) in ids.values_mut().enumerate() {

@@ -6,7 +6,7 @@
 
 use super::{dataset::Dataset, error::DataError, stream::Stream};
 
-/// Embedded, so that an installed program needs no file beside it.
+/// The compressed file. It is embedded, so that an installed program needs no additional file.
 const DIGITS_CSV_GZ: &[u8] = include_bytes!("../../data/digits/digits.csv.gz");
 
 /// The file's name in errors.
@@ -35,8 +35,8 @@ pub const DIGITS_TEST_FRACTION: f64 = 0.2;
 /// The seed of [`digits_split`].
 pub const DIGITS_SPLIT_SEED: u64 = 0;
 
-/// All 1,797 images of handwritten digits, 0 (paper) to 1 (ink), as
-/// `[1797, 1, 8, 8]` (examples, channels, height, width) with 10 classes.
+/// Returns all 1,797 images of handwritten digits, 0 (paper) to 1 (ink), as `[1797, 1, 8, 8]`
+/// (examples, channels, height, width) with 10 classes.
 ///
 /// Flatten the examples with
 /// [`with_feature_shape(vec![64])`](Dataset::with_feature_shape) for a network
@@ -52,9 +52,8 @@ pub fn digits() -> Result<Dataset, DataError> {
     Dataset::new("digits", pixels, vec![1, SIDE, SIDE], labels, CLASSES)?.normalised(FULL_SCALE as f32)
 }
 
-/// [`digits`] as `(train, test)` with 1,437 and 360 examples, the same ones in
-/// every release: [`Dataset::split`] with [`DIGITS_TEST_FRACTION`] and
-/// [`DIGITS_SPLIT_SEED`].
+/// Returns [`digits`] as `(train, test)` with 1,437 and 360 examples, the same ones in every
+/// release: [`Dataset::split`] with [`DIGITS_TEST_FRACTION`] and [`DIGITS_SPLIT_SEED`].
 ///
 /// # Errors
 ///
@@ -91,8 +90,8 @@ fn parse_csv(csv: &[u8], name: &str) -> Result<(Vec<f32>, Vec<u32>), DataError> 
     Ok((pixels, labels))
 }
 
-/// The 64 pixels and the label of one line, or the one-based column and the
-/// description of what is wrong with it.
+/// Returns the 64 pixels and the label of one line, or the one-based column of an error and its
+/// description.
 fn parse_line(text: &[u8]) -> Result<[u32; COLUMNS], (usize, String)> {
     let mut row = [0; COLUMNS];
     let mut columns = 0;
@@ -108,7 +107,7 @@ fn parse_line(text: &[u8]) -> Result<[u32; COLUMNS], (usize, String)> {
         };
         let parsed = str::from_utf8(field).ok().and_then(|text| text.parse().ok());
         *value = parsed.filter(|&value| value <= limit).ok_or_else(|| {
-            // No more than a glimpse of what may be a very long line.
+            // Only the start of a possibly very long line.
             let found = String::from_utf8_lossy(&field[..field.len().min(20)]);
             let reason = format!("expected a whole number 0 to {limit}, found {found:?}");
             (columns, reason)

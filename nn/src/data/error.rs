@@ -1,11 +1,11 @@
-//! What can go wrong with data.
+//! Errors of data sets.
 
-use std::{io, path::PathBuf};
+use std::io;
+use std::path::{Path, PathBuf};
 
-/// Why a data set could not be built, loaded, or walked.
+/// An error while building, loading or iterating over a data set.
 ///
-/// Every message names the data set or file, what was expected and what was
-/// found, and where it helps, what to do about it.
+/// Every message names the data set or file, the expected and the found value, and often a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -14,7 +14,7 @@ pub enum DataError {
     Io {
         /// The file.
         name: String,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 
@@ -27,14 +27,14 @@ pub enum DataError {
 
     /// A text that is shorter than one example.
     #[error(
-        "{name}: the text has {tokens} tokens, but an example of {rows} and the one that follows takes {}; use a longer \
-         text, or shorter sequences",
+        "{name}: the text has {tokens} tokens, but an example of {rows} tokens and its next token need {}; use a \
+         longer text, or shorter sequences",
         rows + 1
     )]
     ShortText {
         /// The text.
         name: String,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
         /// Tokens of an example.
         rows: usize,
@@ -46,9 +46,9 @@ pub enum DataError {
     FeatureShape {
         /// The data set.
         name: String,
-        /// The shape that was asked for, without the example dimension.
+        /// Requested shape, without the example dimension.
         shape: Vec<usize>,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         reason: &'static str,
     },
 
@@ -79,8 +79,8 @@ pub enum DataError {
 
     /// A label is not below the number of classes.
     #[error(
-        "{name}: label {label} in row {row} is out of range, {classes} classes allow 0 to {}; \
-         correct the label or raise the number of classes",
+        "{name}: label {label} in row {row} is out of range, expected 0 to {}, for {classes} classes; correct the \
+         label or raise the number of classes",
         classes.saturating_sub(1)
     )]
     LabelOutOfRange {
@@ -115,7 +115,7 @@ pub enum DataError {
     RowOutOfRange {
         /// The data set.
         name: String,
-        /// The index asked for.
+        /// Requested index.
         index: usize,
         /// The number of examples.
         len: usize,
@@ -129,7 +129,7 @@ pub enum DataError {
     Split {
         /// The data set.
         name: String,
-        /// The test fraction asked for.
+        /// Requested test fraction.
         fraction: f64,
         /// The number of examples.
         len: usize,
@@ -140,7 +140,7 @@ pub enum DataError {
     Scale {
         /// The data set.
         name: String,
-        /// The divisor asked for.
+        /// Requested divisor.
         scale: f32,
     },
 
@@ -163,14 +163,14 @@ pub enum DataError {
     Targets {
         /// The data set.
         name: String,
-        /// What is wrong with them.
+        /// Reason why they are invalid.
         reason: String,
     },
 
     /// Means and deviations that a [`super::Standardiser`] cannot have.
     #[error("standardiser: {reason}")]
     Standardiser {
-        /// What is wrong with them.
+        /// Reason why they are invalid.
         reason: String,
     },
 
@@ -179,16 +179,16 @@ pub enum DataError {
     OutOfMemory {
         /// The data set.
         name: String,
-        /// Rows asked for.
+        /// Requested rows.
         rows: usize,
         /// Values per row.
         columns: usize,
     },
 
-    /// Compressed data that would take more memory than there is.
+    /// Compressed data that would take more memory than available.
     #[error(
-        "{name}: {stored} compressed bytes would take {needed} bytes of memory, and {free} are free\n  help: if the data \
-         are what you expect, train on fewer of them, or on a machine with more memory"
+        "{name}: {stored} compressed bytes need {needed} bytes of memory, but only {free} are free\n  help: if the \
+         size is correct, train on less data, or on a machine with more memory"
     )]
     Expansion {
         /// The file or array.
@@ -218,13 +218,13 @@ pub enum DataError {
     BatchTooLarge {
         /// The data set.
         name: String,
-        /// The batch size asked for.
+        /// Requested batch size.
         batch: usize,
         /// The number of examples.
         len: usize,
     },
 
-    /// A field of a CSV file is not what the format asks for.
+    /// A field of a CSV file violates the format.
     #[error("{name}: line {line}, column {column}: {reason}")]
     Csv {
         /// The file.
@@ -233,7 +233,7 @@ pub enum DataError {
         line: usize,
         /// One-based column (field).
         column: usize,
-        /// What was expected and found.
+        /// Expected and found value.
         reason: String,
     },
 
@@ -242,13 +242,22 @@ pub enum DataError {
     Images {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason of the error.
         message: String,
+    },
+
+    /// A folder without images.
+    #[error("{}: the folder contains no images (PNG, JPEG, BMP){}", folder.display(), other_folder(folder, subfolder.as_deref()))]
+    NoImages {
+        /// The folder.
+        folder: PathBuf,
+        /// First subfolder that contains images.
+        subfolder: Option<String>,
     },
 
     /// A table does not have the columns of the training data.
     #[error(
-        "{name}: the columns are not those of the training data; missing: {}; unknown: {}; there twice: {}",
+        "{name}: the columns differ from those of the training data; missing: {}; unknown: {}; repeated: {}",
         listed(missing),
         listed(unknown),
         listed(twice)
@@ -269,29 +278,29 @@ pub enum DataError {
     NotFound {
         /// The file.
         name: String,
-        /// What was looked for: a column or an array.
+        /// Kind of the requested object: a column or an array.
         what: &'static str,
-        /// The name asked for.
+        /// Requested name.
         wanted: String,
-        /// The names there are.
+        /// Existing names.
         there: Vec<String>,
     },
 
-    /// A NumPy file is damaged, or holds what cannot be used here.
+    /// A NumPy file is damaged, or has unsupported contents.
     #[error("{name}: {reason}")]
     Npy {
         /// The file, and the array if it holds several.
         name: String,
-        /// What was expected and found.
+        /// Expected and found value.
         reason: String,
     },
 
-    /// An augmentation with a setting that makes no sense, or for examples of another shape.
+    /// An augmentation with an invalid setting, or for examples of another shape.
     #[error("augmentation '{transform}': {reason}")]
     Augment {
         /// The transform.
         transform: String,
-        /// What is wrong, and what to do about it.
+        /// Reason of the error, and a remedy.
         reason: String,
     },
 
@@ -344,11 +353,11 @@ pub enum DataError {
         shape: Vec<usize>,
         /// Bytes per element.
         element_bytes: usize,
-        /// The most bytes accepted.
+        /// Maximum number of bytes accepted.
         limit: usize,
     },
 
-    /// Data ends before its header says it should.
+    /// Data ends before the end that its header declares.
     #[error(
         "{name}: truncated: expected {expected} bytes (uncompressed), found {found}; \
          download or copy the file again"
@@ -358,11 +367,11 @@ pub enum DataError {
         name: String,
         /// Bytes declared, header included, after decompression.
         expected: u64,
-        /// Bytes there, after decompression.
+        /// Bytes found, after decompression.
         found: u64,
     },
 
-    /// Data goes on after the end that its header declares.
+    /// Data continues after the end that its header declares.
     #[error(
         "{name}: expected {expected} bytes (uncompressed), found {found} or more; the header or \
          the file is damaged, download it again"
@@ -372,8 +381,8 @@ pub enum DataError {
         name: String,
         /// Bytes declared, header included, after decompression.
         expected: u64,
-        /// Bytes there, as far as they were read; compressed input is not
-        /// read further than one byte past the end.
+        /// Bytes found, as far as they were read; compressed input is not read further than one
+        /// byte past the end.
         found: u64,
     },
 
@@ -382,7 +391,7 @@ pub enum DataError {
     Gzip {
         /// The file.
         name: String,
-        /// What the decompressor said.
+        /// Error of the decompressor.
         source: io::Error,
     },
 
@@ -425,24 +434,35 @@ pub enum DataError {
         test: Vec<usize>,
     },
 
-    /// MNIST files are not where they were looked for.
+    /// MNIST files were not found.
     #[error(
-        "{dir}: {count} of the 4 MNIST files are missing: {list}. Download exactly these \
-         original MNIST files, from Yann LeCun's MNIST page (http://yann.lecun.com/exdb/mnist/) \
-         or any mirror such as https://ossci-datasets.s3.amazonaws.com/mnist/, and put them into \
-         the folder {dir}, with or without unpacking. The Fashion-MNIST files have the same names and \
-         format and work too.",
+        "{dir}: {count} of the 4 MNIST files are missing: {list}. Download exactly these original MNIST files, from \
+         Yann LeCun's MNIST page (http://yann.lecun.com/exdb/mnist/) or any mirror such as \
+         https://ossci-datasets.s3.amazonaws.com/mnist/, and put them into the folder {dir}, packed or unpacked. The \
+         Fashion-MNIST files have the same names and format and also work.",
         dir = dir.display(), count = missing.len(), list = missing.join(", ")
     )]
     MnistMissing {
-        /// The folder looked in.
+        /// Searched folder.
         dir: PathBuf,
         /// The files to download, by their usual names.
         missing: Vec<String>,
     },
 }
 
-/// The names with commas between them, unless they are too many to help.
+/// Returns the remedy for a folder that only contains folders of images.
+fn other_folder(folder: &Path, subfolder: Option<&str>) -> String {
+    let help = |name| {
+        let other = folder.join(name);
+        format!(
+            ", only folders of images\n  help: use one of them, such as '{}'",
+            other.display()
+        )
+    };
+    subfolder.map(help).unwrap_or_default()
+}
+
+/// Returns the names with commas between them, unless they are too many to help.
 pub(super) fn listed(names: &[String]) -> String {
     const MAX: usize = 20;
     let mut text = names

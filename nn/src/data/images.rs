@@ -1,4 +1,4 @@
-//! Images in files.
+//! Image files as features and labelled data sets.
 
 use std::fs;
 use std::io;
@@ -12,37 +12,39 @@ use meganeura_core::files::free_memory;
 use super::dataset::{Dataset, reserve};
 use super::error::DataError;
 
-/// Ends of the names of files that are read, in any case.
+/// Extensions of the files that are read, in upper or lower case.
 const ENDS: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
-/// The largest width and height that are decoded.
+/// Maximum width and height that are decoded.
 const MAX_SIDE: u32 = 1 << 15;
-/// The most memory that a decoder may take, or half of what is free.
+/// Maximum memory of a decoder; the actual limit is lower if less than twice of this is free.
 const MAX_DECODED_BYTES: u64 = 512 << 20;
 
-/// Images of a folder, with a folder in it for each class.
+/// Images of a folder with a subfolder for each class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageFolder {
     /// The images, `[channels, height, width]` each, with values from 0 to 1.
     pub data: Dataset,
-    /// Names of the classes by id: those of the folders, sorted unless they were given.
+    /// Names of the classes by id: the given ones, or the names of the subfolders, sorted.
     pub class_names: Vec<String>,
     /// File of each image.
     pub files: Vec<PathBuf>,
-    /// Entries of the class folders that were left out, as their names do not end like those of images.
+    /// Number of skipped entries of the class folders, whose names do not end like those of images.
     pub skipped: usize,
 }
 
-/// Reads a folder of images in PNG, JPEG or BMP, one folder in it for each class, named like it. All become
-/// `size`, which is channels (1 for grey, 3 for red, green and blue), height and width, whatever shape they had.
+/// Reads a folder of images in PNG, JPEG or BMP, with a subfolder for each class, named like it.
+/// All images are resized to `size`, which is channels (1 for grey, 3 for red, green and blue),
+/// height and width, whatever shape they had.
 ///
-/// Classes are the folders, sorted by name, or those that are given, such as the ones of the training data; then other
-/// folders are errors, and a class may have none. Folders whose names begin with `.` do not count.
+/// Classes are the subfolders, sorted by name, or the given ones, such as those of the training
+/// data. With given classes, other subfolders are errors, and a class may have none. Folders whose
+/// names begin with `.` are skipped.
 ///
 /// # Errors
 ///
-/// [`DataError::Images`], with the folder or file, for a size that is none, a folder without folders, with one class only or
-/// with another class than the given ones, a class without images, and a file that is no image or damaged;
-/// [`DataError::OutOfMemory`]; [`DataError::Io`].
+/// [`DataError::Images`], with the folder or file, for an invalid size, a folder without
+/// subfolders, with one class only or with another class than the given ones, a class without
+/// images, and a file that is no image or damaged; [`DataError::OutOfMemory`]; [`DataError::Io`].
 pub fn image_folder(
     folder: impl AsRef<Path>,
     size: [usize; 3],
@@ -63,13 +65,13 @@ pub fn image_folder(
     if found.is_empty() {
         return Err(refuse(
             folder,
-            "there are no folders in it; each class has a folder with its images",
+            "it contains no subfolders; expected one subfolder per class",
         ));
     }
     if let [only] = &class_names[..] {
         return Err(refuse(
             folder,
-            format!("'{only}' is the only class; there is nothing to tell apart"),
+            format!("expected at least two classes, found only '{only}'"),
         ));
     }
     let (mut files, mut labels, mut skipped) = (Vec::new(), Vec::new(), 0);
@@ -78,7 +80,7 @@ pub fn image_folder(
             let known = super::error::listed(&class_names);
             return Err(refuse(
                 path,
-                format!("'{name}' is none of the known classes; there are {known}"),
+                format!("'{name}' is not a known class; there are {known}"),
             ));
         };
         let all = entries(path)?;
@@ -86,7 +88,7 @@ pub fn image_folder(
         if images.is_empty() {
             return Err(refuse(
                 path,
-                "there are no images (PNG, JPEG, BMP) in it; add some, or remove the folder",
+                "it contains no images (PNG, JPEG, BMP); add some, or remove the folder",
             ));
         }
         skipped += all.len() - images.len();
@@ -103,24 +105,40 @@ pub fn image_folder(
     })
 }
 
-/// Files in a folder whose names end like those of images, sorted; folders in it are not looked into.
+/// Returns the files in a folder whose names end like those of images, sorted; at least one.
+/// Subfolders are not searched.
 ///
 /// # Errors
 ///
-/// [`DataError::Io`].
+/// [`DataError::NoImages`], with the first subfolder that contains some; [`DataError::Io`].
 pub fn image_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = entries(folder.as_ref())?;
-    files.retain(|path| is_image(path));
+    let folder = folder.as_ref();
+    let entries = entries(folder)?;
+    let files: Vec<PathBuf> = entries.iter().filter(|path| is_image(path)).cloned().collect();
+    if files.is_empty() {
+        let subfolder = entries.iter().find(|path| has_images(path));
+        let subfolder = subfolder.and_then(|path| path.file_name());
+        return Err(DataError::NoImages {
+            folder: folder.to_owned(),
+            subfolder: subfolder.map(|name| name.to_string_lossy().into_owned()),
+        });
+    }
     Ok(files)
 }
 
-/// Reads images, `[files.len(), channels, height, width]`, with values from 0 to 1; `size` is channels, height and width,
-/// to which all are resized, whatever shape they had. The orientation that cameras note is heeded, transparency is not.
+/// Returns true for a folder with images that can be read.
+fn has_images(folder: &Path) -> bool {
+    folder.is_dir() && entries(folder).is_ok_and(|entries| entries.iter().any(|path| is_image(path)))
+}
+
+/// Reads images, `[files.len(), channels, height, width]`, with values from 0 to 1; all are resized
+/// to `size` (channels, height and width). The orientation in the camera's metadata is applied,
+/// transparency is ignored.
 ///
 /// # Errors
 ///
-/// [`DataError::Images`], with the file, for a size that is none, and a file that is no image or damaged;
-/// [`DataError::OutOfMemory`]; [`DataError::Io`].
+/// [`DataError::Images`], with the file, for an invalid size, and a file that is no image or
+/// damaged; [`DataError::OutOfMemory`]; [`DataError::Io`].
 pub fn read_images(files: &[PathBuf], size: [usize; 3]) -> Result<Vec<f32>, DataError> {
     let [channels, height, width] = size;
     let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=MAX_SIDE).contains(n));
@@ -147,7 +165,7 @@ pub fn read_images(files: &[PathBuf], size: [usize; 3]) -> Result<Vec<f32>, Data
     Ok(values)
 }
 
-/// The image of a file, the right way up.
+/// Decodes the image of a file, in its upright orientation.
 fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     let unreadable = |source| DataError::Io {
         name: path.display().to_string(),
@@ -156,14 +174,14 @@ fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(refuse(path, "it is not a regular file"));
     }
-    let damaged = |error: image::ImageError| refuse(path, format!("it is no image that can be read: {error}"));
-    // By what is in it: names are wrong at times.
+    let damaged = |error: image::ImageError| refuse(path, format!("it is not a readable image: {error}"));
+    // The format is detected from the content, because file names may be wrong.
     let reader = ImageReader::open(path).map_err(unreadable)?;
     let mut reader = reader.with_guessed_format().map_err(unreadable)?;
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    // It is copied while it is turned and resized.
+    // The image is copied while it is rotated and resized.
     limits.max_alloc = Some(free_memory().map_or(MAX_DECODED_BYTES, |free| MAX_DECODED_BYTES.min(free / 2)));
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(damaged)?;
@@ -181,7 +199,7 @@ fn is_image(path: &Path) -> bool {
     !hidden && ENDS.iter().any(|known| end.eq_ignore_ascii_case(known)) && !path.is_dir()
 }
 
-/// What is in a folder, sorted.
+/// Returns the entries of a folder, sorted.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let unreadable = |source: io::Error| DataError::Io {
         name: folder.display().to_string(),
@@ -208,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// Two classes, each in another format.
+    /// Creates a folder with two classes, each in another format.
     fn folder() -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap();
         for (class, value) in [("dark", 0_u8), ("light", 255)] {
@@ -250,7 +268,7 @@ mod tests {
             assert!(dark.iter().all(|v| *v < 0.02) && light.iter().all(|v| *v > 0.98));
             assert!(images.files[4].ends_with("light/b.JPG"));
         }
-        // Known classes keep their ids, and one may have no folder.
+        // Given classes keep their ids, and one may have no folder.
         let known = ["light".to_owned(), "grey".into(), "dark".into()];
         let images = image_folder(home.path(), [1, 2, 2], Some(&known)).unwrap();
         assert_eq!(
@@ -283,7 +301,7 @@ mod tests {
         }
         refused(
             image_folder(home.path().join("dark"), [1, 4, 4], None),
-            &["no folders in it"],
+            &["no subfolders"],
         );
         let missing = image_folder(home.path().join("nothing"), [1, 4, 4], None);
         assert!(matches!(missing, Err(DataError::Io { .. })));
@@ -291,16 +309,16 @@ mod tests {
         fs::create_dir(&empty).unwrap();
         refused(read(None), &["empty", "no images"]);
         fs::write(empty.join("x.png"), "text").unwrap();
-        refused(read(None), &["x.png", "no image that can be read"]);
+        refused(read(None), &["x.png", "not a readable image"]);
         fs::remove_dir_all(&empty).unwrap();
         fs::remove_dir_all(home.path().join("dark")).unwrap();
-        refused(read(None), &["'light' is the only class"]);
+        refused(read(None), &["found only 'light'"]);
         let gone = read_images(&[home.path().join("gone.png")], [1, 4, 4]);
         assert!(matches!(gone, Err(DataError::Io { .. })));
         refused(read_images(&[home.path().to_owned()], [1, 4, 4]), &["regular file"]);
     }
 
-    /// Whatever is cut off or flipped, there is an answer and no panic.
+    /// Reading does not panic for any truncation or flipped bit.
     #[test]
     fn no_damage_panics() {
         let home = folder();

@@ -1,22 +1,22 @@
-//! The random order behind splits and batches.
+//! The random order of splits and batches.
 //!
-//! Published results depend on which examples are held out, so the order must
-//! never change by itself. `rand` does not promise that its `StdRng` or its
-//! shuffle stay the same between releases; the few lines here do.
+//! Published results depend on the examples that are held out, so the order must never change between releases. `rand`
+//! does not guarantee that for its `StdRng` or its shuffle, so this module implements both.
 
 use meganeura_core::random::{SplitMix64, mix};
 
-/// Separates the random stream of [`super::Dataset::split`] from the one of
-/// [`super::Batches`] when both get the same seed. ASCII `"split"`.
+/// Number that selects the random stream of [`super::Dataset::split`], so that it differs from the stream of
+/// [`super::Batches`] for the same seed. ASCII `"split"`.
 pub(super) const SPLIT_DOMAIN: u64 = 0x73_70_6c_69_74;
 
-/// The stream of [`super::Batches`]; see [`SPLIT_DOMAIN`]. ASCII `"epoch"`.
+/// Number that selects the random stream of [`super::Batches`]; see [`SPLIT_DOMAIN`]. ASCII `"epoch"`.
 pub(super) const EPOCH_DOMAIN: u64 = 0x65_70_6f_63_68;
 
-/// The stream of [`super::Augmentation`]; see [`SPLIT_DOMAIN`]. ASCII `"augment"`.
+/// Number that selects the random stream of [`super::Augmentation`]; see [`SPLIT_DOMAIN`]. ASCII `"augment"`.
 pub(super) const AUGMENT_DOMAIN: u64 = 0x61_75_67_6d_65_6e_74;
 
-/// The generator of one example in one epoch: `state = mix(mix(mix(seed ^ domain) + epoch) + example)`.
+/// Creates the generator of one example in one epoch:
+/// `state = mix(mix(mix(seed ^ domain) + epoch) + example)`.
 pub(super) fn derive_example(seed: u64, domain: u64, epoch: u64, example: u64) -> SplitMix64 {
     let of_epoch = mix(mix(seed ^ domain).wrapping_add(epoch));
     SplitMix64::new(mix(of_epoch.wrapping_add(example)))
@@ -27,7 +27,7 @@ pub(super) fn derive_example(seed: u64, domain: u64, epoch: u64, example: u64) -
 pub(super) struct Shuffler(SplitMix64);
 
 impl Shuffler {
-    /// The generator of one purpose: `state = mix(mix(seed ^ domain) + counter)`.
+    /// Creates the generator of one purpose: `state = mix(mix(seed ^ domain) + counter)`.
     ///
     /// `mix` is a bijection, so for one seed and domain no two counters share
     /// a state.
@@ -35,11 +35,11 @@ impl Shuffler {
         Shuffler(SplitMix64::new(mix(mix(seed ^ domain).wrapping_add(counter))))
     }
 
-    /// An integer uniform in `0..=last`, without modulo bias.
+    /// Returns a uniform integer in `0..=last`, without modulo bias.
     ///
-    /// Lemire's method: the high half of a 64×64-bit product is the result,
-    /// unless the low half falls into the few values that would make some
-    /// results more likely than others; then the draw is repeated.
+    /// Lemire's method: the high half of a 64×64-bit product is the result, unless the low half is
+    /// one of the few values that would make some results more likely than the rest; then the draw
+    /// is repeated.
     fn up_to(&mut self, last: u64) -> u64 {
         let Some(bound) = last.checked_add(1) else {
             return self.0.next_u64(); // every 64-bit value is in range
@@ -61,7 +61,7 @@ impl Shuffler {
         }
     }
 
-    /// The numbers `0..len` in shuffled order.
+    /// Returns the numbers `0..len` in shuffled order.
     pub(super) fn permutation(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         self.shuffle(&mut order);
@@ -100,8 +100,8 @@ mod tests {
         rng.up_to(u64::MAX); // must not overflow
     }
 
-    /// Half of all draws are rejected here, against almost none for the sizes
-    /// of data sets. Values from an independent implementation.
+    /// Draws are repeated as in an independent implementation. Half of all draws are rejected here, compared with
+    /// almost none for the sizes of data sets. Values from an independent implementation.
     #[test]
     fn biased_draws_are_repeated() {
         let mut rng = Shuffler(SplitMix64::new(1));

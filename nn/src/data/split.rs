@@ -7,7 +7,7 @@ use super::error::DataError;
 use super::prng::{SPLIT_DOMAIN, Shuffler};
 use super::standardise::Standardiser;
 
-/// How [`Dataset::split_parts`] divides a data set. The default holds out a fifth for the test, stratified.
+/// Options of [`Dataset::split_parts`]. By default, a fifth is held out for the test, stratified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SplitOptions {
     /// Share of the examples for validation, at least 0; with 0 there is none.
@@ -16,8 +16,8 @@ pub struct SplitOptions {
     pub test: f64,
     /// Seed of the order; equal seeds give equal parts on every platform and in every release.
     pub seed: u64,
-    /// Whether the parts have the classes in the same shares, as nearly as whole examples can, with at least one example
-    /// of every class in the training part. Nothing changes for regression.
+    /// True if all parts have nearly equal shares of each class, and the training part has at least one example of
+    /// every class. It has no effect on regression.
     pub stratify: bool,
 }
 
@@ -35,29 +35,29 @@ impl Default for SplitOptions {
 /// The parts of a data set. No example is in two of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// What a model learns from, and what standardisers are fitted on.
+    /// Examples that the model learns from, and that standardisers are fitted on.
     pub train: Dataset,
-    /// What decides during training: early stopping, the best weights.
+    /// Examples for decisions during training: early stopping, the best weights.
     pub validation: Option<Dataset>,
-    /// What measures the final model, and decides nothing.
+    /// Examples that measure the final model and influence no decision.
     pub test: Option<Dataset>,
 }
 
 impl Parts {
-    /// All parts with [`Dataset::standardised`] features.
+    /// Returns all parts with [`Dataset::standardised`] features.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`Dataset::standardised`].
     pub fn standardised(self, scale: &Standardiser) -> Result<Self, DataError> {
         self.map(|part| part.standardised(scale))
     }
 
-    /// All parts with [`Dataset::standardised_targets`].
+    /// Returns all parts with [`Dataset::standardised_targets`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`Dataset::standardised_targets`].
     pub fn standardised_targets(self, scale: &Standardiser) -> Result<Self, DataError> {
         self.map(|part| part.standardised_targets(scale))
     }
@@ -72,12 +72,13 @@ impl Parts {
 }
 
 impl Dataset {
-    /// Shuffles and splits into parts for training, validation and test. Their names get " (train)", " (validation)" and
-    /// " (test)" appended.
+    /// Shuffles and splits into parts for training, validation and test. Their names get " (train)", " (validation)"
+    /// and " (test)" appended.
     ///
-    /// A part has `ceil(len × share)` examples, as in [`split_indices`](Self::split_indices), whose order this follows:
-    /// without stratification the test part is the same. With it, each class gives its share, rounded so that the
-    /// remainders are largest first; a part has fewer examples where a class would lose its last one for training.
+    /// A part has `ceil(len × share)` examples, as in [`split_indices`](Self::split_indices), whose
+    /// order this follows: without stratification the test part is the same. With it, each class
+    /// contributes its share, rounded by the largest remainders; a part has fewer examples if a
+    /// class would otherwise lose its last one for training.
     ///
     /// # Errors
     ///
@@ -108,7 +109,7 @@ pub(super) struct SplitRows {
 }
 
 impl SplitRows {
-    /// Of `len` examples with these labels, if they have any.
+    /// Splits `len` examples with these labels, if they have any.
     pub(super) fn of(name: &str, len: usize, labels: &[u32], options: SplitOptions) -> Result<Self, DataError> {
         let shares = [options.test, options.validation];
         let refuse = |fraction: f64| DataError::Split {
@@ -122,16 +123,19 @@ impl SplitRows {
         if shares[0] + shares[1] >= 1.0 {
             return Err(refuse(shares[0] + shares[1]));
         }
-        let group = |row: usize| match options.stratify {
-            true => labels.get(row).copied().unwrap_or(0),
-            false => 0,
+        let group = |row: usize| {
+            if options.stratify {
+                labels.get(row).copied().unwrap_or(0)
+            } else {
+                0
+            }
         };
         let mut left: BTreeMap<u32, usize> = BTreeMap::new();
         for row in 0..len {
             *left.entry(group(row)).or_default() += 1;
         }
         let sizes = left.clone();
-        // How many examples of each group go into either part.
+        // Number of examples of each group in either part.
         let quotas = shares.map(|share| {
             let quota = quotas(share, len, &sizes, &left);
             for (group, count) in &quota {
@@ -169,7 +173,8 @@ impl SplitRows {
     }
 }
 
-/// How many examples of each group a part takes, by the sizes of the groups, and what is left of them.
+/// Returns the number of examples of each group in a part, given the sizes of the groups and their
+/// remaining examples.
 fn quotas(share: f64, len: usize, sizes: &BTreeMap<u32, usize>, left: &BTreeMap<u32, usize>) -> BTreeMap<u32, usize> {
     let wanted = (len as f64 * share - 1e-9).ceil().max(0.0) as usize;
     // A group keeps one for training.
@@ -183,10 +188,10 @@ fn quotas(share: f64, len: usize, sizes: &BTreeMap<u32, usize>, left: &BTreeMap<
         .iter()
         .map(|(group, &size)| (group, exact(size).fract()))
         .collect();
-    // Stable: the first group of equals.
+    // Stable: equal fractions keep the order of the groups.
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut missing = wanted.saturating_sub(quota.values().sum());
-    // The second time for what the first could not place.
+    // The second pass distributes the rest.
     for (group, _) in order.iter().chain(&order) {
         if let Some(count) = quota
             .get_mut(*group)
@@ -203,7 +208,7 @@ fn quotas(share: f64, len: usize, sizes: &BTreeMap<u32, usize>, left: &BTreeMap<
 mod tests {
     use super::*;
 
-    /// So many examples of each class; the feature is the row.
+    /// Creates this number of examples of each class; the feature is the row.
     fn data(counts: &[usize]) -> Dataset {
         let labels: Vec<u32> = (0..).zip(counts).flat_map(|(label, &n)| vec![label; n]).collect();
         let features = (0..labels.len()).map(|i| i as f32).collect();

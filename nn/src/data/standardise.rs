@@ -54,12 +54,13 @@ impl From<Standardiser> for Values {
 }
 
 impl Standardiser {
-    /// From known means and standard deviations: one of each, or one per feature.
+    /// Creates a standardiser from known means and standard deviations: one of each, or one per
+    /// feature.
     ///
     /// # Errors
     ///
-    /// [`DataError::Standardiser`] when there are none, not as many of either, a mean is not finite, or a deviation
-    /// is not a finite number above 0.
+    /// [`DataError::Standardiser`] if there are none, their numbers differ, a mean is not finite,
+    /// or a deviation is not a finite number above 0.
     pub fn new(mean: Vec<f32>, std: Vec<f32>) -> Result<Self, DataError> {
         let refuse = |reason: String| Err(DataError::Standardiser { reason });
         if mean.is_empty() || mean.len() != std.len() {
@@ -74,8 +75,9 @@ impl Standardiser {
         Ok(Self { mean, std })
     }
 
-    /// A mean and deviation for each target of a data set for regression, over its targets as they are. Of a data
-    /// set for classification, which has none, those that change nothing.
+    /// Fits a mean and deviation for each target of a regression data set, over its targets in
+    /// their present units. For a classification data set, which has no targets, returns an
+    /// identity.
     pub fn fit_targets(data: &Dataset) -> Self {
         match data.outputs() {
             0 => Self {
@@ -86,40 +88,40 @@ impl Standardiser {
         }
     }
 
-    /// The inverse for the value of one feature or target: from standardised to original units.
+    /// Converts the value of one feature or target from standardised to original units.
     pub fn restore(&self, feature: usize, value: f64) -> f64 {
         let at = feature % self.mean.len();
         value * f64::from(self.std[at]) + f64::from(self.mean[at])
     }
 
-    /// One mean and deviation over all features of all examples.
+    /// Fits one mean and deviation over all features of all examples.
     ///
-    /// The usual choice for images, whose border pixels hardly ever vary and
-    /// would be blown up by statistics of their own.
+    /// The usual choice for images: their border pixels hardly ever vary, so statistics of each pixel would scale them
+    /// up.
     pub fn fit_global(data: &Dataset) -> Self {
         Self::fit(data.features(), 1)
     }
 
-    /// A mean and deviation for each of the
-    /// [`feature_len`](Dataset::feature_len) features.
+    /// Fits a mean and deviation for each of the [`feature_len`](Dataset::feature_len) features.
     ///
     /// The usual choice for tables, whose columns have different units.
     pub fn fit_per_feature(data: &Dataset) -> Self {
         Self::fit(data.features(), data.feature_len())
     }
 
-    /// The means that are subtracted: one, or one per feature.
+    /// Returns the means that are subtracted: one, or one per feature.
     pub fn mean(&self) -> &[f32] {
         &self.mean
     }
 
-    /// The population standard deviations that are divided by: one, or one
-    /// per feature. 1 where the feature does not vary.
+    /// Returns the population standard deviations that values are divided by: one, or one per
+    /// feature. 1 if the feature does not vary.
     pub fn std(&self) -> &[f32] {
         &self.std
     }
 
-    /// Mean and deviation as constants of a graph, in the shape of an example of `x [batch, features...]`.
+    /// Adds mean and deviation as constants to a graph, in the shape of an example of
+    /// `x [batch, features...]`.
     fn constants(&self, graph: &mut Graph, x: NodeId) -> [NodeId; 2] {
         let shape = match self.mean.len() {
             1 => Vec::new(),
@@ -128,21 +130,21 @@ impl Standardiser {
         [&self.mean, &self.std].map(|values| graph.constant(values.clone(), &shape))
     }
 
-    /// `x [batch, features...]` transformed in a graph.
+    /// Transforms `x [batch, features...]` in a graph.
     pub fn standardise_in(&self, graph: &mut Graph, x: NodeId) -> NodeId {
         let [mean, std] = self.constants(graph, x);
         let centred = graph.sub(x, mean);
         graph.div(centred, std)
     }
 
-    /// The inverse of [`Standardiser::standardise_in`].
+    /// Applies the inverse of [`Standardiser::standardise_in`] in a graph.
     pub fn restore_in(&self, graph: &mut Graph, x: NodeId) -> NodeId {
         let [mean, std] = self.constants(graph, x);
         let scaled = graph.mul(x, std);
         graph.add(scaled, mean)
     }
 
-    /// Whether examples of `width` features can be transformed.
+    /// Returns true if examples of `width` features can be transformed.
     pub(crate) fn accepts(&self, width: usize) -> bool {
         self.mean.len() == 1 || self.mean.len() == width
     }
@@ -152,13 +154,13 @@ impl Standardiser {
         // `cycle` repeats the single global pair, and is a no-op otherwise.
         let pairs = self.mean.iter().zip(&self.std).cycle();
         for (value, (&mean, &std)) in row.iter_mut().zip(pairs) {
-            // In f64, where the difference of two large values cannot overflow.
+            // In f64, whose range covers the difference of any two f32 values.
             *value = ((f64::from(*value) - f64::from(mean)) / f64::from(std)) as f32;
         }
     }
 
-    /// Two passes in f64: subtracting the mean first keeps small deviations
-    /// from drowning in large values.
+    /// Computes the statistics in two passes in `f64`: subtracting the mean first preserves small deviations of large
+    /// values.
     fn fit(features: &[f32], width: usize) -> Self {
         let rows = (features.len() / width) as f64;
         let mut mean = vec![0.0_f64; width];

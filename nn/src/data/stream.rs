@@ -1,4 +1,4 @@
-//! Bytes of a file that may be gzip-compressed and may be hostile.
+//! A reader of bytes from a file that may be gzip-compressed and hostile.
 
 use std::{
     io::{self, BufRead, BufReader, Read},
@@ -10,8 +10,8 @@ use meganeura_core::files::{free_memory, open_regular};
 
 use super::error::DataError;
 
-/// How much a buffer grows at first. It at most doubles after that, so memory
-/// stays proportional to bytes that were really there, whatever was declared.
+/// Initial growth of a buffer. It at most doubles after that, so memory stays proportional to the
+/// bytes that actually existed, whatever size was declared.
 const FIRST_STEP: usize = 64 * 1024;
 
 /// Uncompressed bytes, read from the front.
@@ -24,9 +24,9 @@ pub(super) struct Stream<'a> {
     gzip: bool,
     /// Bytes read so far.
     position: u64,
-    /// Total length when known, which it is for uncompressed input.
+    /// Total length, if it is known, as for uncompressed input.
     len: Option<u64>,
-    /// Bytes that it takes in the file, where it may be compressed.
+    /// Bytes in the file, which may be compressed.
     stored: u64,
 }
 
@@ -43,13 +43,14 @@ impl<'a> Stream<'a> {
             name: name.into(),
             source,
         };
-        // A device or pipe has no length to hold the header against.
+        // A device or pipe has no length that could be compared with the header.
         let file = open_regular(path).map_err(io_error)?;
         let len = file.metadata().map_err(io_error)?.len();
         Self::new(BufReader::new(file), len, len, name)
     }
 
-    /// Reads from any reader; `len` is the length that is declared for it, of what is `stored` bytes in a file.
+    /// Creates a stream of any reader with a declared length of `len` bytes, stored as `stored`
+    /// bytes in a file.
     pub(super) fn from_reader(reader: impl Read + 'a, len: u64, stored: u64, name: &'a str) -> Result<Self, DataError> {
         Self::new(BufReader::new(reader), len, stored, name)
     }
@@ -75,13 +76,12 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// What errors call the stream.
+    /// Returns the name of the stream in errors.
     pub(super) fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The next `N` bytes, part of a header whose end is `expected` bytes into
-    /// the stream.
+    /// Reads the next `N` bytes, part of a header whose end is `expected` bytes into the stream.
     pub(super) fn array<const N: usize>(&mut self, expected: u64) -> Result<[u8; N], DataError> {
         let mut out = [0; N];
         if self.fill(&mut out)? < N {
@@ -90,7 +90,7 @@ impl<'a> Stream<'a> {
         Ok(out)
     }
 
-    /// The next `len` bytes, part of a header whose length is known to be small.
+    /// Reads the next `len` bytes, part of a header of small length.
     pub(super) fn bytes(&mut self, len: usize) -> Result<Vec<u8>, DataError> {
         let expected = self.position.saturating_add(len as u64);
         let mut out = vec![0; len];
@@ -100,7 +100,8 @@ impl<'a> Stream<'a> {
         Ok(out)
     }
 
-    /// The next `len` bytes, values of `value_bytes` bytes each, after which the stream must end.
+    /// Reads the next `len` bytes, values of `value_bytes` bytes each, after which the stream must
+    /// end.
     ///
     /// An uncompressed stream of the wrong length is refused before anything
     /// is allocated. A compressed one is decompressed up to `len` bytes plus
@@ -137,8 +138,8 @@ impl<'a> Stream<'a> {
         Ok(out)
     }
 
-    /// Refuses compressed data that grow beyond the memory that there is for them: beside what is read there will be the
-    /// values as `f32`, and once more scaled.
+    /// Refuses compressed data that exceed the free memory when decompressed. In addition to the
+    /// data, this counts the values as `f32`, and their scaled copy.
     fn check_expansion(&self, len: usize, value_bytes: usize) -> Result<(), DataError> {
         let needed = memory_for(len as u64, value_bytes as u64);
         match free_memory() {
@@ -198,7 +199,8 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Bytes of memory for so many bytes of values and what training makes of them.
+/// Returns the bytes of memory for this number of bytes of values and for the copies that training
+/// makes.
 fn memory_for(len: u64, value_bytes: u64) -> u64 {
     const COPIES: u64 = 2 * size_of::<f32>() as u64;
     (len / value_bytes.max(1)).saturating_mul(COPIES).saturating_add(len)
@@ -212,12 +214,13 @@ mod tests {
     fn compressed_data_beyond_the_memory_are_refused_before_they_are_read() {
         assert_eq!(memory_for(100, 1), 900);
         assert_eq!(memory_for(100, 4), 300);
-        // There is no machine with so much; what is stored so large is another matter, as it is there.
+        // No machine has that much memory. Data of this stored size pass the check, because only
+        // expansion is limited.
         let stream = |stored| Stream::from_reader(io::repeat(0), u64::MAX, stored, "bomb").expect("a stream");
         let error = stream(1000).check_expansion(1 << 60, 1);
         if cfg!(target_os = "linux") {
             let error = error.expect_err("too much").to_string();
-            assert!(error.contains("bomb: 1000 compressed bytes would take"), "{error}");
+            assert!(error.contains("bomb: 1000 compressed bytes need"), "{error}");
         }
         assert!(stream(1 << 60).check_expansion(1 << 60, 1).is_ok());
         assert!(stream(1000).check_expansion(1 << 20, 1).is_ok());

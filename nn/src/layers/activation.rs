@@ -15,7 +15,8 @@ pub enum Activation {
     /// `max(x, 0)`.
     #[default]
     Relu,
-    /// `x` times the normal distribution function at `x`, exactly (with `erf`), as PyTorch's and Hugging Face's `gelu` is.
+    /// `x` times the normal distribution function at `x`, exactly (with `erf`), as PyTorch's and Hugging Face's `gelu`
+    /// is.
     Gelu,
     /// [`Activation::Gelu`] in its tanh approximation: `gelu_new` and `gelu_pytorch_tanh` of Hugging Face.
     GeluTanh,
@@ -30,7 +31,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// All of them.
+    /// All activations.
     pub const ALL: [Activation; 7] = [
         Activation::Relu,
         Activation::Gelu,
@@ -41,7 +42,7 @@ impl Activation {
         Activation::Identity,
     ];
 
-    /// Applies it to a floating-point value.
+    /// Applies the activation to a floating-point value.
     #[track_caller]
     pub fn forward(self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();
@@ -60,8 +61,9 @@ impl Activation {
         }
     }
 
-    /// The initial distribution for weights in front of this activation: Kaiming uniform for the ReLU
-    /// family, which halves the variance; Xavier uniform for the others, which are linear around 0.
+    /// Returns the initial distribution of the weights before this activation: Kaiming uniform for
+    /// the ReLU family, which halves the variance; Xavier uniform for the remaining ones, which are
+    /// linear around 0.
     pub fn weight_init(self, fan_in: usize, fan_out: usize) -> Init {
         match self {
             Activation::Relu | Activation::Gelu | Activation::GeluTanh | Activation::Silu => {
@@ -71,7 +73,7 @@ impl Activation {
         }
     }
 
-    /// Lower-case name, as parsing takes it.
+    /// Returns the lower-case name, which parsing accepts.
     pub fn name(self) -> &'static str {
         match self {
             Activation::Relu => "relu",

@@ -1,4 +1,4 @@
-//! Batch normalisation.
+//! Batch normalisation layer.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
@@ -14,7 +14,7 @@ pub struct BatchNormConfig {
 }
 
 impl BatchNormConfig {
-    /// Over an axis 1 of `channels` elements, with momentum 0.1 and `eps` 1e-5.
+    /// Creates options for an axis 1 of `channels` elements, with momentum 0.1 and `eps` 1e-5.
     pub fn new(channels: usize) -> Self {
         BatchNormConfig {
             channels,
@@ -23,14 +23,14 @@ impl BatchNormConfig {
         }
     }
 
-    /// Weight of the newest batch in the running statistics, from 0 to 1.
+    /// Sets the weight of the newest batch in the running statistics, from 0 to 1.
     #[must_use]
     pub fn momentum(mut self, momentum: f32) -> Self {
         self.momentum = momentum;
         self
     }
 
-    /// Number added to the variance.
+    /// Sets the number added to the variance.
     #[must_use]
     pub fn eps(mut self, eps: f32) -> Self {
         self.eps = eps;
@@ -39,12 +39,13 @@ impl BatchNormConfig {
 
     fn check(&self) -> Result<(), Fault> {
         check_eps(self.eps)?;
-        match (0.0..=1.0).contains(&self.momentum) {
-            true => Ok(()),
-            false => Err((
+        if (0.0..=1.0).contains(&self.momentum) {
+            Ok(())
+        } else {
+            Err((
                 format!("momentum is {}", self.momentum),
                 "momentum is the weight of the newest batch, from 0 to 1, usually 0.1",
-            )),
+            ))
         }
     }
 
@@ -82,8 +83,8 @@ impl BatchNormConfig {
 
 /// Batch normalisation per channel (Ioffe and Szegedy, 2015).
 ///
-/// Training sessions normalise by the statistics of the batch and move the running ones towards them;
-/// inference sessions normalise by the running statistics and leave them alone.
+/// Training sessions normalise by the statistics of the batch and update the running ones;
+/// inference sessions normalise by the running statistics and do not change them.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     name: String,
@@ -101,13 +102,13 @@ pub struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// A layer with the defaults of [`BatchNormConfig`].
+    /// Creates a layer with the defaults of [`BatchNormConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, channels: usize) -> Self {
         BatchNormConfig::new(channels).build(g, name)
     }
 
-    /// `x [batch, channels, ...] -> [batch, channels, ...]`, for any rank from 2.
+    /// Normalises `x [batch, channels, ...] -> [batch, channels, ...]`, for any rank from 2.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, name) = (x.into(), &self.name);

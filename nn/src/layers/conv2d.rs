@@ -18,8 +18,8 @@ pub struct Conv2dConfig {
 }
 
 impl Conv2dConfig {
-    /// From `inputs` to `outputs` channels with a kernel of this height and width: stride 1, no padding, a
-    /// bias, Kaiming uniform weights.
+    /// Creates options for `inputs` to `outputs` channels with a kernel of this height and width:
+    /// stride 1, no padding, a bias, Kaiming uniform weights.
     pub fn new(inputs: usize, outputs: usize, kernel: [usize; 2]) -> Self {
         Conv2dConfig {
             inputs,
@@ -31,42 +31,42 @@ impl Conv2dConfig {
         }
     }
 
-    /// Distance between windows, along height and width.
+    /// Sets the distance between windows, along height and width.
     #[must_use]
     pub fn stride(mut self, stride: [u32; 2]) -> Self {
         self.geometry.stride = stride;
         self
     }
 
-    /// Zeros added on both sides, along height and width.
+    /// Sets the zeros added on both sides, along height and width.
     #[must_use]
     pub fn padding(mut self, padding: [u32; 2]) -> Self {
         self.geometry.padding = padding;
         self
     }
 
-    /// Distance between the taps of the kernel, along height and width.
+    /// Sets the distance between the taps of the kernel, along height and width.
     #[must_use]
     pub fn dilation(mut self, dilation: [u32; 2]) -> Self {
         self.geometry.dilation = dilation;
         self
     }
 
-    /// Number of groups into which both channel axes are divided.
+    /// Sets the number of groups into which both channel axes are divided.
     #[must_use]
     pub fn groups(mut self, groups: u32) -> Self {
         self.geometry.groups = groups;
         self
     }
 
-    /// Whether there is a bias; there is by default. It has no effect in front of a batch norm.
+    /// Sets whether there is a bias (default: true). A bias has no effect before a batch norm.
     #[must_use]
     pub fn bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Initial distribution of the weights instead of Kaiming uniform, whose fan-in is
+    /// Sets the initial distribution of the weights instead of Kaiming uniform, whose fan-in is
     /// `inputs / groups * kernel height * kernel width`.
     #[must_use]
     pub fn init(mut self, init: Init) -> Self {
@@ -106,7 +106,7 @@ impl Conv2dConfig {
         })
     }
 
-    /// What would give a weight without a shape, or windows that go nowhere.
+    /// Rejects sizes that would result in an empty weight, and windows that do not move.
     #[track_caller]
     fn reject(&self, g: &mut Graph, name: &str) -> Option<NodeId> {
         let layer = format!("conv2d '{name}'");
@@ -139,7 +139,7 @@ impl Conv2dConfig {
     }
 }
 
-/// Two-dimensional convolution (cross-correlation, as everywhere in the field) with a bias per channel.
+/// Two-dimensional convolution (strictly, cross-correlation, as in all frameworks) with a bias per channel.
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     name: String,
@@ -153,14 +153,15 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// A layer with the defaults of [`Conv2dConfig`].
+    /// Creates a layer with the defaults of [`Conv2dConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, inputs: usize, outputs: usize, kernel: [usize; 2]) -> Self {
         Conv2dConfig::new(inputs, outputs, kernel).build(g, name)
     }
 
-    /// `x [batch, inputs, height, width] -> [batch, outputs, height', width']` with
-    /// `height' = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1`, rounded down.
+    /// Applies the layer: `x [batch, inputs, height, width] -> [batch, outputs, height', width']`
+    /// with `height' = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1`, rounded
+    /// down.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, [inputs, outputs], [height, width]) = (x.into(), self.sizes, self.kernel);

@@ -1,4 +1,4 @@
-//! A convolution and the batch norm behind it, or both folded into one convolution.
+//! A convolution followed by a batch norm, or both folded into one convolution.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Error, Graph, NodeId, Session};
@@ -7,9 +7,9 @@ use super::{BatchNorm, Conv2d, Conv2dConfig, scoped};
 
 /// Convolution and batch norm (Ioffe and Szegedy, 2015).
 ///
-/// At inference a batch norm is a factor and a term for each channel, which the convolution in front of it can
-/// do itself: a *folded* layer is a convolution with a bias, whose values [`ConvNorm::folded`] computes from a
-/// trained, unfolded one.
+/// At inference a batch norm multiplies each channel by a factor and adds a term, which can be
+/// included in the preceding convolution: a *folded* layer is a convolution with a bias, whose
+/// values [`ConvNorm::folded`] computes from a trained, unfolded one.
 #[derive(Clone, Debug)]
 pub struct ConvNorm {
     conv_name: String,
@@ -23,8 +23,8 @@ pub struct ConvNorm {
 const EPS: f32 = 1e-5;
 
 impl ConvNorm {
-    /// Registers the convolution (without a bias) and the batch norm of `outputs` channels, or, if `folded`, the
-    /// convolution with a bias alone.
+    /// Registers the convolution (without a bias) and the batch norm of `outputs` channels, or, if
+    /// `folded`, only the convolution with a bias.
     #[track_caller]
     pub fn new(
         g: &mut Graph,
@@ -42,7 +42,9 @@ impl ConvNorm {
         })
     }
 
-    /// `x [batch, inputs, height, width] -> [batch, outputs, height', width']`, as the convolution has it.
+    /// Applies the layer to
+    /// `x [batch, inputs, height, width] -> [batch, outputs, height', width']`, with the sizes of
+    /// the convolution.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let y = self.conv.forward(g, x);
@@ -52,12 +54,12 @@ impl ConvNorm {
         }
     }
 
-    /// Weight and bias of the folded convolution, by their names, from a session that has the trained,
-    /// unfolded layer: `w' = w s` and `b' = bias - running_mean s` with `s = weight / sqrt(running_var + eps)`
-    /// of each output channel.
+    /// Computes weight and bias of the folded convolution, by their names, from a session that has
+    /// the trained, unfolded layer: `w' = w s` and `b' = bias - running_mean s` with
+    /// `s = weight / sqrt(running_var + eps)` of each output channel.
     ///
     /// # Errors
-    /// A session without these parameters and states, or with some that are no such layer's.
+    /// A session without these parameters and states, or one where their sizes do not match.
     pub fn folded(&self, trained: &mut Session) -> Result<[(String, Vec<f32>); 2], Error> {
         let name = |child| scoped(&self.conv_name, child);
         let norm = |child| scoped(&self.norm_name, child);
@@ -71,18 +73,18 @@ impl ConvNorm {
         if !fits || channels == 0 || !weight.len().is_multiple_of(channels) {
             return Err(Error::misuse(
                 format!(
-                    "'{}' has {} weights and '{}' {channels} channels, which do not belong together",
+                    "'{}' has {} weights, which do not match '{}' with {channels} channels",
                     self.conv_name,
                     weight.len(),
                     self.norm_name
                 ),
-                "give the session of the model that this one was folded from",
+                "pass the session of the model that this one was folded from",
             ));
         }
         let per_channel = weight.len() / channels;
         let mut bias = Vec::with_capacity(channels);
         for (channel, taps) in weight.chunks_exact_mut(per_channel.max(1)).enumerate() {
-            // In f64: this happens once, the rounding stays for good.
+            // In f64: this is computed once, and its rounding error is permanent.
             let scale = f64::from(gamma[channel]) / (f64::from(var[channel]) + f64::from(self.eps)).sqrt();
             taps.iter_mut().for_each(|w| *w = (f64::from(*w) * scale) as f32);
             bias.push((f64::from(beta[channel]) - f64::from(mean[channel]) * scale) as f32);

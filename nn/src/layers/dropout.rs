@@ -1,25 +1,26 @@
-//! Dropout.
+//! Dropout layer.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, NodeId};
 
-/// Sets elements to 0 at random and scales the others by `1 / (1 - p)`, in training sessions only.
+/// Dropout: in training sessions, sets elements to 0 at random and scales the remaining ones by `1 / (1 - p)`; in
+/// inference sessions, does nothing.
 ///
 /// The masks depend on the session's seed (`Session::set_seed`), the step, the layer and the element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Probability of an element to be dropped, in `[0, 1)`.
+    /// Probability of dropping an element, in `[0, 1)`.
     pub p: f32,
 }
 
 impl Dropout {
-    /// Dropout with probability `p`.
+    /// Creates dropout with probability `p`.
     pub fn new(p: f32) -> Self {
         Dropout { p }
     }
 
-    /// `x` of any shape, to the same shape. A probability of 0 adds nothing to the graph; one outside
-    /// `[0, 1)` rejects it.
+    /// Applies dropout to `x` of any shape. A probability of 0 adds nothing to the graph; one
+    /// outside `[0, 1)` rejects it.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();

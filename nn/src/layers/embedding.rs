@@ -16,7 +16,8 @@ pub struct EmbeddingConfig {
 }
 
 impl EmbeddingConfig {
-    /// A table of `rows` vectors of `dim` elements, drawn from the standard normal distribution.
+    /// Creates options for a table of `rows` vectors of `dim` elements, drawn from the standard
+    /// normal distribution.
     pub fn new(rows: usize, dim: usize) -> Self {
         EmbeddingConfig {
             rows,
@@ -26,21 +27,22 @@ impl EmbeddingConfig {
         }
     }
 
-    /// Another initial distribution; language models often use `Init::Normal { std: 0.02 }`.
+    /// Sets another initial distribution; language models often use `Init::Normal { std: 0.02 }`.
     #[must_use]
     pub fn init(mut self, init: Init) -> Self {
         self.init = init;
         self
     }
 
-    /// Stores the table in fewer bits; it is not trained then.
+    /// Stores the table in fewer bits; it is then not trained.
     #[must_use]
     pub fn storage(mut self, storage: WeightStorage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build) does.
+    /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build)
+    /// does.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Embedding {
         g.at_caller(|g| {
@@ -70,19 +72,20 @@ impl EmbeddingConfig {
 pub struct Embedding {
     name: String,
     sizes: [usize; 2],
-    /// `f32 [rows, dim]`, or what [`EmbeddingConfig::storage`] makes of it.
+    /// `f32 [rows, dim]`, or the type of [`EmbeddingConfig::storage`].
     pub weight: NodeId,
     stored: Option<StoredMatrix>,
 }
 
 impl Embedding {
-    /// A table with the defaults of [`EmbeddingConfig`].
+    /// Creates a table with the defaults of [`EmbeddingConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, rows: usize, dim: usize) -> Self {
         EmbeddingConfig::new(rows, dim).build(g, name)
     }
 
-    /// `u32` ids `[...] -> [..., dim]`. An id that is not below the number of rows is an error of the step.
+    /// Looks up vectors: `u32` ids `[...] -> [..., dim]`. An id that is not below the number of
+    /// rows is an error of the step.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, ids: impl Into<Value>) -> NodeId {
         let ids = ids.into();
@@ -95,7 +98,8 @@ impl Embedding {
         })
     }
 
-    /// `x [..., m, dim]` times every vector, `-> [..., m, rows]`: the logits of a model whose embeddings are tied.
+    /// Multiplies `x [..., m, dim]` by every vector, `-> [..., m, rows]`: the logits of a model
+    /// with tied embeddings.
     #[track_caller]
     pub fn scores(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();

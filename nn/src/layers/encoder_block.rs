@@ -1,4 +1,4 @@
-//! A block of a transformer encoder.
+//! A transformer encoder block.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
@@ -21,8 +21,9 @@ pub struct EncoderBlockConfig {
 }
 
 impl EncoderBlockConfig {
-    /// A block of BERT (Devlin et al., 2018): `dim` features, so many heads of `dim / heads` each, `hidden` features inside
-    /// the feed-forward layers, norms behind the additions, exact GELU, no dropout, `eps` 1e-5.
+    /// Creates options for a block of BERT (Devlin et al., 2018): `dim` features, `heads` heads of
+    /// `dim / heads` each, `hidden` features inside the feed-forward layers, norms after the
+    /// additions (post-norm), exact GELU, no dropout, `eps` 1e-5.
     pub fn new(dim: usize, heads: usize, hidden: usize) -> Self {
         EncoderBlockConfig {
             dim,
@@ -35,29 +36,31 @@ impl EncoderBlockConfig {
         }
     }
 
-    /// Whether norms are in front of the attention and the feed-forward layers, as in GPT-2 and vision transformers (Xiong
-    /// et al., 2020), instead of behind the additions. Put a norm behind the last of such blocks.
+    /// Sets whether norms are before the attention and the feed-forward layers (pre-norm), as in
+    /// GPT-2 and vision transformers (Xiong et al., 2020), instead of after the additions. Add a
+    /// norm after the last pre-norm block.
     #[must_use]
     pub fn norm_first(mut self, norm_first: bool) -> Self {
         self.norm_first = norm_first;
         self
     }
 
-    /// Non-linearity between the feed-forward layers.
+    /// Sets the non-linearity between the feed-forward layers.
     #[must_use]
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// Probability with which elements of both branches are dropped in training sessions, in front of the additions.
+    /// Sets the probability with which elements of both branches are dropped in training sessions,
+    /// before the additions.
     #[must_use]
     pub fn dropout(mut self, p: f32) -> Self {
         self.dropout = p;
         self
     }
 
-    /// Number added to the variances in the norms; BERT has 1e-12.
+    /// Sets the number added to the variances in the norms; BERT has 1e-12.
     #[must_use]
     pub fn eps(mut self, eps: f32) -> Self {
         self.eps = eps;
@@ -68,12 +71,13 @@ impl EncoderBlockConfig {
         check_heads([self.dim, self.heads, self.heads], None, false)?;
         check_sizes(&[("hidden", self.hidden)])?;
         check_eps(self.eps)?;
-        match (0.0..1.0).contains(&self.dropout) {
-            true => Ok(()),
-            false => Err((
+        if (0.0..1.0).contains(&self.dropout) {
+            Ok(())
+        } else {
+            Err((
                 format!("dropout is {}", self.dropout),
                 "a probability of dropout is at least 0 and below 1, usually 0.1",
-            )),
+            ))
         }
     }
 
@@ -107,8 +111,8 @@ impl EncoderBlockConfig {
     }
 }
 
-/// A block of a transformer encoder (Vaswani et al., 2017): self-attention in which every row sees every other, then two
-/// feed-forward layers, each added to its input, with a layer norm.
+/// A block of a transformer encoder (Vaswani et al., 2017): self-attention between all rows, then
+/// two feed-forward layers, each added to its input, with a layer norm.
 #[derive(Clone, Debug)]
 pub struct EncoderBlock {
     config: EncoderBlockConfig,
@@ -120,13 +124,13 @@ pub struct EncoderBlock {
 }
 
 impl EncoderBlock {
-    /// `x [..., rows, dim] -> [..., rows, dim]`.
+    /// Applies the block to `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         self.apply(g, x.into(), None)
     }
 
-    /// [`EncoderBlock::forward`] with a mask: see [`SelfAttention::forward_masked`].
+    /// Applies the block with a mask: see [`SelfAttention::forward_masked`].
     #[track_caller]
     pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
         self.apply(g, x.into(), Some(mask.into()))

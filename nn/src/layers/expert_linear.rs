@@ -6,7 +6,7 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::scoped;
 use super::stored::{StoredMatrix, WeightStorage};
 
-/// A linear layer without a bias for each of several experts, of which every row has one.
+/// Linear layers without bias, one for each of several experts. Each row uses the layer of its own expert.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertLinear {
     name: String,
@@ -15,7 +15,8 @@ pub(crate) struct ExpertLinear {
 }
 
 impl ExpertLinear {
-    /// Registers `{name}.weight`, `f32 [experts, outputs, inputs]`, or what [`StoredMatrix`] makes of it.
+    /// Registers `{name}.weight`, `f32 [experts, outputs, inputs]`, or the tensors of
+    /// [`StoredMatrix`].
     #[track_caller]
     pub(crate) fn build(
         g: &mut Graph,
@@ -36,7 +37,8 @@ impl ExpertLinear {
         }
     }
 
-    /// `x [..., inputs]` by the experts `u32 [...]` of its rows, `[..., outputs]`.
+    /// Multiplies `x [..., inputs]` by the matrices of the experts `u32 [...]` of its rows,
+    /// `-> [..., outputs]`.
     #[track_caller]
     pub(crate) fn forward(&self, g: &mut Graph, x: impl Into<Value>, experts: Value) -> NodeId {
         let x = x.into();

@@ -13,12 +13,12 @@ pub struct LayerNormConfig {
 }
 
 impl LayerNormConfig {
-    /// Over a last axis of `dim` elements, with `eps` 1e-5.
+    /// Creates options for a last axis of `dim` elements, with `eps` 1e-5.
     pub fn new(dim: usize) -> Self {
         LayerNormConfig { dim, eps: 1e-5 }
     }
 
-    /// Number added to the variance.
+    /// Sets the number added to the variance.
     #[must_use]
     pub fn eps(mut self, eps: f32) -> Self {
         self.eps = eps;
@@ -63,13 +63,13 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// A layer with the defaults of [`LayerNormConfig`].
+    /// Creates a layer with the defaults of [`LayerNormConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, dim: usize) -> Self {
         LayerNormConfig::new(dim).build(g, name)
     }
 
-    /// `x [..., dim] -> [..., dim]`.
+    /// Normalises `x [..., dim] -> [..., dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, name) = (x.into(), &self.name);

@@ -19,7 +19,7 @@ pub struct LinearConfig {
 }
 
 impl LinearConfig {
-    /// From `inputs` to `outputs` features, with a bias and Kaiming uniform weights.
+    /// Creates options for `inputs` to `outputs` features, with a bias and Kaiming uniform weights.
     pub fn new(inputs: usize, outputs: usize) -> Self {
         LinearConfig {
             inputs,
@@ -31,28 +31,28 @@ impl LinearConfig {
         }
     }
 
-    /// Whether there is a bias; there is by default.
+    /// Sets whether there is a bias (default: true).
     #[must_use]
     pub fn bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Initial distribution of the weights instead of `Init::kaiming_uniform(inputs)`.
+    /// Sets the initial distribution of the weights instead of `Init::kaiming_uniform(inputs)`.
     #[must_use]
     pub fn init(mut self, init: Init) -> Self {
         self.init = Some(init);
         self
     }
 
-    /// Adapters of the model: the layer gets one if its name is among their targets.
+    /// Sets the adapters of the model: the layer gets one if its name is among their targets.
     #[must_use]
     pub fn lora(mut self, lora: Option<LoraConfig>) -> Self {
         self.lora = lora;
         self
     }
 
-    /// Stores the weights in fewer bits; they are not trained then.
+    /// Stores the weights in fewer bits; they are then not trained.
     #[must_use]
     pub fn storage(mut self, storage: WeightStorage) -> Self {
         self.storage = storage;
@@ -106,7 +106,7 @@ impl LinearConfig {
 pub struct Linear {
     name: String,
     sizes: [usize; 2],
-    /// `f32 [inputs, outputs]`, or what [`LinearConfig::storage`] makes of it.
+    /// `f32 [inputs, outputs]`, or the type of [`LinearConfig::storage`].
     pub weight: NodeId,
     stored: Option<StoredMatrix>,
     /// `f32 [outputs]`.
@@ -115,18 +115,19 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A layer with the defaults of [`LinearConfig`].
+    /// Creates a layer with the defaults of [`LinearConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, inputs: usize, outputs: usize) -> Self {
         LinearConfig::new(inputs, outputs).build(g, name)
     }
 
-    /// The name that it was built with.
+    /// Returns the name that the layer was built with.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two axes.
+    /// Applies the layer: `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two
+    /// axes.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, [inputs, outputs]) = (x.into(), self.sizes);

@@ -1,13 +1,13 @@
-//! Factors of rotary speeds for contexts of two lengths.
+//! LongRoPE: factors of rotary speeds for short and long contexts.
 
 use super::Fault;
 
-/// Factors of the speeds of the pairs of a head, for short and for long contexts (LongRoPE; Ding et al., 2024, as Phi-3 has
-/// it). The speed of pair `i` is `theta^(-i / pairs) / factor[i]`, and queries and keys are `magnitude` times as long.
+/// Factors of the speeds of the pairs of a head, for short and for long contexts (LongRoPE; Ding et
+/// al., 2024, in the form of Phi-3). The speed of pair `i` is `theta^(-i / pairs) / factor[i]`, and
+/// queries and keys are multiplied by `magnitude`.
 ///
-/// Which factors a graph has depends on how many positions there can be in it, not on those that there are: the rows of a
-/// training graph or of a prompt that is read at once, the capacity of a cache. With more than `original_context`, it has
-/// the long ones.
+/// A graph uses the long factors if it supports more positions than `original_context`, regardless of the actual number
+/// of positions. A training or prefill graph supports its number of rows, a decode graph the capacity of its cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LongRope {
     short: [f32; LongRope::MAX_PAIRS],
@@ -18,11 +18,12 @@ pub struct LongRope {
 }
 
 impl LongRope {
-    /// Pairs of a head at most.
+    /// Maximum number of pairs of a head.
     pub const MAX_PAIRS: usize = 64;
 
-    /// With as many short factors as long ones, one for each pair, for a model that was first trained in
-    /// `original_context` positions; `None` with other numbers of factors, or more than [`LongRope::MAX_PAIRS`].
+    /// Creates factors for a model that was first trained in `original_context` positions, with a
+    /// short and a long factor for each pair. Returns `None` if their numbers differ or exceed
+    /// [`LongRope::MAX_PAIRS`].
     pub fn new(short: &[f32], long: &[f32], original_context: usize, magnitude: f32) -> Option<Self> {
         let padded = |factors: &[f32]| {
             let mut all = [1.0; LongRope::MAX_PAIRS];
@@ -38,23 +39,24 @@ impl LongRope {
         })
     }
 
-    /// Length of what is rotated.
+    /// Returns the factor of rotated queries and keys.
     pub fn magnitude(&self) -> f32 {
         self.magnitude
     }
 
-    /// Radians of each pair for each position, where there can be so many positions.
+    /// Returns the radians of each pair per position, for a maximum of `positions` positions.
     pub fn speeds(&self, theta: f32, positions: usize) -> Vec<f64> {
-        let factors = match positions > self.original_context {
-            true => &self.long,
-            false => &self.short,
+        let factors = if positions > self.original_context {
+            &self.long
+        } else {
+            &self.short
         };
         let usual = |i: usize| f64::from(theta).powf(-(i as f64) / self.pairs as f64);
         let pairs = factors.iter().take(self.pairs).enumerate();
         pairs.map(|(i, &factor)| usual(i) / f64::from(factor)).collect()
     }
 
-    /// Whether they are factors of heads of so many pairs.
+    /// Checks that there are factors for heads with this number of pairs.
     pub(crate) fn check(&self, pairs: usize) -> Result<(), Fault> {
         if self.pairs != pairs {
             return Err((

@@ -8,7 +8,7 @@ use meganeura_core::{Graph, Init, NodeId};
 
 use super::{Fault, scoped};
 
-/// Layers that adapters may be put beside, by the last parts of their names.
+/// Layers that may have adapters, by the last parts of their names.
 pub const LORA_LAYERS: [&str; 7] = [
     "q_proj",
     "k_proj",
@@ -24,10 +24,10 @@ pub const LORA_LAYERS: [&str; 7] = [
 pub struct LoraTargets([bool; LORA_LAYERS.len()]);
 
 impl LoraTargets {
-    /// Every layer.
+    /// All layers.
     pub const ALL: LoraTargets = LoraTargets([true; LORA_LAYERS.len()]);
 
-    /// The layers of these names; the error is one that there is not, or that the list is empty.
+    /// Selects the layers of these names; the error is an unknown name, or an empty list.
     pub fn named<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, String> {
         let mut targets = LoraTargets([false; LORA_LAYERS.len()]);
         for name in names {
@@ -46,7 +46,7 @@ impl LoraTargets {
         }
     }
 
-    /// The chosen layers.
+    /// Returns the names of the selected layers.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         let chosen = LORA_LAYERS.iter().zip(&self.0).filter(|(_, chosen)| **chosen);
         chosen.map(|(name, _)| *name)
@@ -70,8 +70,8 @@ impl fmt::Display for LoraTargets {
     }
 }
 
-/// Adapters of a model (LoRA; Hu et al., 2021): beside a weight `W`, which is not trained, the product of two narrow
-/// matrices is, `y = x W + (alpha / rank) x A B`.
+/// Adapters of a model (LoRA; Hu et al., 2021): the product of two narrow trained matrices is added
+/// to a frozen weight `W`, `y = x W + (alpha / rank) x A B`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoraConfig {
     /// Columns of `A`, at least 1.
@@ -83,7 +83,8 @@ pub struct LoraConfig {
 }
 
 impl LoraConfig {
-    /// Adapters of this rank beside the projections to queries and values, with twice the rank as `alpha`.
+    /// Creates adapters of this rank for the projections to queries and values, with twice the rank
+    /// as `alpha`.
     pub fn new(rank: usize) -> Self {
         let mut targets = [false; LORA_LAYERS.len()];
         (targets[0], targets[2]) = (true, true);
@@ -94,7 +95,7 @@ impl LoraConfig {
         }
     }
 
-    /// A rank and a factor that make an adapter.
+    /// Checks rank and factor.
     pub(super) fn check(&self) -> Result<(), Fault> {
         if self.rank == 0 {
             return Err((
@@ -102,21 +103,22 @@ impl LoraConfig {
                 "a rank is at least 1, usually 4 to 64",
             ));
         }
-        match self.alpha.is_finite() {
-            true => Ok(()),
-            false => Err((
+        if self.alpha.is_finite() {
+            Ok(())
+        } else {
+            Err((
                 format!("alpha of the adapters is {}", self.alpha),
                 "alpha is finite, usually the rank or twice as much",
-            )),
+            ))
         }
     }
 
-    /// What the product of the two matrices is multiplied by.
+    /// Returns the factor of the product of the two matrices.
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank.max(1) as f32
     }
 
-    /// Whether the layer of that name has an adapter.
+    /// Returns true if the layer of this name has an adapter.
     pub fn has(&self, layer: &str) -> bool {
         let own = layer.rsplit('.').next();
         self.targets.names().any(|name| Some(name) == own)
@@ -129,7 +131,7 @@ pub(crate) const ADAPTER_SCALES_INPUT: &str = "adapter_scales";
 /// Part of the names of parameters of adapters.
 pub(crate) const LORA_PART: &str = ".lora_";
 
-/// The two matrices beside a weight.
+/// The two matrices of an adapter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Adapter {
     a: NodeId,
@@ -138,8 +140,8 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    /// Registers `{name}.lora_A.weight [inputs, rank]`, uniform, and `{name}.lora_B.weight [rank, outputs]`, zeros, if the
-    /// layer is to have them.
+    /// Registers `{name}.lora_A.weight [inputs, rank]`, uniform, and
+    /// `{name}.lora_B.weight [rank, outputs]`, zeros, if the layer has an adapter.
     #[track_caller]
     pub(super) fn of(g: &mut Graph, name: &str, lora: Option<LoraConfig>, sizes: [usize; 2]) -> Option<Self> {
         let config = lora.filter(|lora| lora.has(name))?;
@@ -154,7 +156,7 @@ impl Adapter {
         })
     }
 
-    /// `y` with what the adapter makes of `x`.
+    /// Returns `y` plus the adapter's result for `x`.
     #[track_caller]
     pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str) -> NodeId {
         let narrow = g.matmul(x, self.a);
@@ -166,7 +168,7 @@ impl Adapter {
             }
             None => g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]),
         };
-        // Scaling the narrow product costs least.
+        // Scaling the narrow product is cheapest.
         let narrow = g.mul(narrow, scale);
         let added = g.matmul(narrow, self.b);
         let y = g.add(y, added);

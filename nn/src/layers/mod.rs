@@ -24,15 +24,17 @@
 //!
 //! # Initial values
 //!
-//! Weights get the distribution that keeps the variance of activations in a ReLU network (Kaiming uniform),
-//! embeddings the standard normal one, recurrent layers the uniform one within `1 / sqrt(hidden)`, biases 0, the scales of norms 1. `Session::initialize_parameters`
-//! draws them; until then parameters are 0.
+//! Weights get the distribution that keeps the variance of activations in a ReLU network (Kaiming
+//! uniform), embeddings the standard normal one, recurrent layers the uniform one within
+//! `1 / sqrt(hidden)`, biases 0, the scales of norms 1. `Session::initialize_parameters` draws
+//! them; until then parameters are 0.
 //!
 //! # Errors
 //!
-//! Nothing here panics. Sizes or operands that make no sense reject the graph, and `Graph::verify` or
-//! `build` tells why, with the layer's name and sizes and the line of your program that built or applied it. A layer of
-//! your own does the same with [`Graph::within`](meganeura_core::Graph::within).
+//! Nothing here panics. Invalid sizes or operands reject the graph, and `Graph::verify` or `build`
+//! report the reason, with the layer's name and sizes and the line of your program that built or
+//! applied it. A layer of your own does the same with
+//! [`Graph::within`](meganeura_core::Graph::within).
 
 mod activation;
 mod batch_norm;
@@ -73,7 +75,7 @@ pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};
 
-/// `parent.child`, or `child` alone under a parent without a name.
+/// Returns `parent.child`, or only `child` under a parent without a name.
 pub(crate) fn scoped(parent: &str, child: &str) -> String {
     if parent.is_empty() {
         child.to_owned()
@@ -82,25 +84,26 @@ pub(crate) fn scoped(parent: &str, child: &str) -> String {
     }
 }
 
-/// What is wrong with a configuration, by its field, and what is allowed.
+/// An error of a configuration: a description with the field, and the valid values.
 pub(crate) type Fault = (String, &'static str);
 
-/// Rejects the graph for a configuration, if something is wrong with it.
+/// Rejects the graph if a configuration is invalid.
 #[track_caller]
 pub(crate) fn reject(g: &mut Graph, layer: &str, check: Result<(), Fault>) -> Option<NodeId> {
     let (message, remedy) = check.err()?;
     Some(g.report(layer, message, remedy))
 }
 
-/// What is added to a variance or a mean square, under a root.
+/// Checks the number that is added to a variance or a mean square, under a root.
 pub(crate) fn check_eps(eps: f32) -> Result<(), Fault> {
-    match eps.is_finite() && eps >= 0.0 {
-        true => Ok(()),
-        false => Err((format!("eps is {eps}"), "eps is finite and at least 0, usually 1e-5")),
+    if eps.is_finite() && eps >= 0.0 {
+        Ok(())
+    } else {
+        Err((format!("eps is {eps}"), "eps is finite and at least 0, usually 1e-5"))
     }
 }
 
-/// Fields that are sizes, none of which may be 0.
+/// Checks that none of these sizes is 0.
 pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), Fault> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((field, _)) => Err((format!("{field} is 0"), "every size is at least 1")),
@@ -108,18 +111,19 @@ pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), Fault> {
     }
 }
 
-/// Base of a rotary embedding.
+/// Checks the base of a rotary embedding.
 pub(crate) fn check_theta(theta: f32) -> Result<(), Fault> {
-    match theta.is_finite() && theta > 0.0 {
-        true => Ok(()),
-        false => Err((
+    if theta.is_finite() && theta > 0.0 {
+        Ok(())
+    } else {
+        Err((
             format!("the base of the rotary embedding (rope_theta) is {theta}"),
             "it is finite and above 0, usually 10000",
-        )),
+        ))
     }
 }
 
-/// Heads of an attention; `head_dim` is `None` for an equal part of `dim`.
+/// Checks the heads of an attention; `head_dim` is `None` for an equal part of `dim`.
 pub(crate) fn check_heads(
     [dim, heads, kv_heads]: [usize; 3],
     head_dim: Option<usize>,
@@ -134,7 +138,7 @@ pub(crate) fn check_heads(
     }
     if head_dim.is_none() && !dim.is_multiple_of(heads) {
         return Err((
-            format!("dim is {dim}, which is no multiple of heads = {heads}"),
+            format!("dim is {dim}, which is not a multiple of heads = {heads}"),
             "a head has dim / heads features: choose a multiple, or give head_dim",
         ));
     }
@@ -147,25 +151,26 @@ pub(crate) fn check_heads(
         };
         return Err((
             message,
-            "the rotary embedding turns pairs of features: choose an even number for each head",
+            "the rotary embedding rotates pairs of features: use an even head size",
         ));
     }
     Ok(())
 }
 
-/// Features of a head that are rotated.
+/// Checks the number of rotated features of a head.
 pub(crate) fn check_rotary_dim(rotated: usize, head_dim: usize) -> Result<(), Fault> {
-    match rotated > 0 && rotated <= head_dim && rotated.is_multiple_of(2) {
-        true => Ok(()),
-        false => Err((
+    if rotated > 0 && rotated <= head_dim && rotated.is_multiple_of(2) {
+        Ok(())
+    } else {
+        Err((
             format!("rotary_dim is {rotated} of {head_dim} features of a head"),
-            "the rotary embedding turns pairs of features: an even number from 2 to those of a head",
-        )),
+            "the rotary embedding rotates pairs of features: use an even number from 2 to the size of a head",
+        ))
     }
 }
 
-/// Rejects the graph when one of a layer's sizes is 0: it would compute nothing. Returns the poisoned node
-/// that stands for the layer's parameters then.
+/// Rejects the graph if one of a layer's sizes is 0, because the layer would compute nothing.
+/// Returns the poisoned node that replaces the layer's parameters.
 #[track_caller]
 fn reject_zero_sizes(g: &mut Graph, layer: &str, sizes: &[(&str, usize)]) -> Option<NodeId> {
     let (what, _) = sizes.iter().find(|(_, size)| *size == 0)?;

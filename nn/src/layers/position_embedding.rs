@@ -1,12 +1,12 @@
-//! Learned position embedding.
+//! Learned position embedding layer.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
 use super::{reject_zero_sizes, scoped};
 
-/// One learned vector for each position of a sequence, which is added to the position's features (Gehring et al., 2017;
-/// as in BERT, GPT-2 and vision transformers).
+/// A learned vector for each position of a sequence, which is added to the position's features
+/// (Gehring et al., 2017; as in BERT, GPT-2 and vision transformers).
 #[derive(Clone, Debug)]
 pub struct PositionEmbedding {
     name: String,
@@ -16,8 +16,9 @@ pub struct PositionEmbedding {
 }
 
 impl PositionEmbedding {
-    /// For sequences of up to `rows` positions with `dim` features; registers `{name}.weight [rows, dim]`, drawn from the
-    /// normal distribution with standard deviation 0.02.
+    /// Creates an embedding for sequences of up to `rows` positions with `dim` features. Registers
+    /// `{name}.weight [rows, dim]`, drawn from the normal distribution with standard deviation
+    /// 0.02.
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, rows: usize, dim: usize) -> Self {
         g.at_caller(|g| {
@@ -32,8 +33,8 @@ impl PositionEmbedding {
         })
     }
 
-    /// `x [..., rows, dim] -> [..., rows, dim]`, each row with its position's vector added; the first row is position 0. `x`
-    /// may have fewer rows than there are positions; more reject the graph.
+    /// Adds the vector of its position to each row of `x [..., rows, dim]`; the first row is
+    /// position 0. `x` may have fewer rows than there are positions; more reject the graph.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, [rows, dim]) = (x.into(), self.sizes);
@@ -46,7 +47,7 @@ impl PositionEmbedding {
                 [.., own, width] if width == dim && own <= rows => g.slice_axis(self.weight, 0, 0, own),
                 [.., own, width] => {
                     let message = format!("the operand has {own} rows of {width} features");
-                    let remedy = "give at most as many rows as there are positions, of as many features";
+                    let remedy = "pass at most the number of positions as rows, with the same number of features";
                     return g.report("forward", message, remedy);
                 }
                 // An operand without rows is refused by the addition, a poisoned one was refused before.

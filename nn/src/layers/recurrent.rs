@@ -16,8 +16,8 @@ pub struct RecurrentConfig {
 }
 
 impl RecurrentConfig {
-    /// From `inputs` features to `hidden`, from the first step to the last: with biases, and weights uniform within
-    /// `1 / sqrt(hidden)`.
+    /// Creates options for `inputs` features to `hidden`, from the first step to the last: with
+    /// biases, and weights uniform within `1 / sqrt(hidden)`.
     pub fn new(inputs: usize, hidden: usize) -> Self {
         RecurrentConfig {
             inputs,
@@ -28,21 +28,22 @@ impl RecurrentConfig {
         }
     }
 
-    /// Whether there are biases; there are by default.
+    /// Sets whether there are biases (default: true).
     #[must_use]
     pub fn bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Whether the last step is computed first. Names of parameters end with `_reverse` then.
+    /// Sets whether the steps run in reverse, from the last to the first. Parameter names then end
+    /// with `_reverse`.
     #[must_use]
     pub fn reverse(mut self, reverse: bool) -> Self {
         self.reverse = reverse;
         self
     }
 
-    /// Initial distribution of the weights instead of the uniform one.
+    /// Sets the initial distribution of the weights instead of the uniform one.
     #[must_use]
     pub fn init(mut self, init: Init) -> Self {
         self.init = Some(init);
@@ -57,14 +58,15 @@ impl RecurrentConfig {
         Lstm(g.at_caller(|g| self.build(g, "lstm", name, 4)))
     }
 
-    /// Registers the parameters of a GRU, those of [`RecurrentConfig::lstm`] with `3 hidden` instead of `4 hidden`.
+    /// Registers the parameters of a GRU, as for [`RecurrentConfig::lstm`] with `3 hidden` instead
+    /// of `4 hidden`.
     #[track_caller]
     pub fn gru(self, g: &mut Graph, name: &str) -> Gru {
         Gru(g.at_caller(|g| self.build(g, "gru", name, 3)))
     }
 
-    /// Registers the parameters of a plain recurrent layer with this activation, those of [`RecurrentConfig::lstm`] with
-    /// `hidden` instead of `4 hidden`.
+    /// Registers the parameters of a plain recurrent layer with this activation, as for
+    /// [`RecurrentConfig::lstm`] with `hidden` instead of `4 hidden`.
     #[track_caller]
     pub fn rnn(self, g: &mut Graph, name: &str, activation: RnnActivation) -> Rnn {
         Rnn {
@@ -92,7 +94,7 @@ impl RecurrentConfig {
         }
         let Some(rows) = hidden.checked_mul(gates) else {
             let message = format!("the number of hidden features is {hidden}");
-            return built([g.report(&layer, message, "a tensor has fewer elements"); 2], None);
+            return built([g.report(&layer, message, "use a smaller number"); 2], None);
         };
         let suffix = if self.reverse { "_reverse" } else { "" };
         let own = |parameter: &str| scoped(name, &format!("{parameter}_l0{suffix}"));
@@ -107,7 +109,7 @@ impl RecurrentConfig {
     }
 }
 
-/// What follows the sum of a step of an [`Rnn`]: PyTorch's `nonlinearity`.
+/// The activation of an [`Rnn`]'s step: PyTorch's `nonlinearity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RnnActivation {
     /// The hyperbolic tangent.
@@ -117,7 +119,7 @@ pub enum RnnActivation {
     Relu,
 }
 
-/// Parameters of a layer.
+/// Parameters of a recurrent layer of any kind.
 #[derive(Clone, Debug)]
 struct Recurrent {
     kind: &'static str,
@@ -136,7 +138,8 @@ impl Recurrent {
         format!("{kind} '{name}' ({inputs} to {hidden} features)")
     }
 
-    /// What the inputs give to the gates, without biases: one matmul for all steps.
+    /// Computes the contributions of the inputs to the gates, without biases: one matmul for all
+    /// steps.
     fn project(&self, g: &mut Graph, x: Value) -> NodeId {
         let [inputs, hidden] = self.sizes;
         if g.ty(x).is_none() {
@@ -146,14 +149,14 @@ impl Recurrent {
         let dims = g.shape(x).to_vec();
         let &[steps, batch, width] = dims.as_slice() else {
             let message = format!("the operand is {dims:?}");
-            return g.report(&self.what(), message, "it has the axes [steps, batch, inputs]");
+            return g.report(&self.what(), message, "expected the axes [steps, batch, inputs]");
         };
         if width != inputs {
             let message = format!("the operand has {width} features, and the layer {inputs} inputs");
             return g.report(
                 &self.what(),
                 message,
-                "the last axis of [steps, batch, inputs] must fit",
+                "the last axis of [steps, batch, inputs] must match the layer",
             );
         }
         let rows = g.reshape(x, &[steps * batch, inputs]);
@@ -161,7 +164,7 @@ impl Recurrent {
         g.reshape(gates, &[steps, batch, self.gates * hidden])
     }
 
-    /// The same with both biases.
+    /// Computes the contributions of the inputs to the gates, with both biases added.
     fn project_biased(&self, g: &mut Graph, x: Value) -> NodeId {
         let gates = self.project(g, x);
         let Some([input, recurrent]) = self.biases else {
@@ -171,17 +174,17 @@ impl Recurrent {
         g.add(gates, bias)
     }
 
-    /// Zeros `[batch, hidden]` for a sequence `[steps, batch, inputs]`.
+    /// Returns zeros `[batch, hidden]` for a sequence `[steps, batch, inputs]`.
     fn zeros(&self, g: &mut Graph, x: Value) -> Value {
         let batch = g.shape(x).get(1).copied().unwrap_or(1);
         g.full(g.dtype(x), 0.0, &[batch, self.sizes[1]]).into()
     }
 
-    /// The state after the step that is computed last.
+    /// Returns the state after the step that is computed last.
     fn last(&self, g: &mut Graph, states: Value) -> NodeId {
         let dims = g.shape(states).to_vec();
         let &[steps, batch, hidden] = dims.as_slice() else {
-            // The call was rejected, and so is what reads it.
+            // The call was rejected, and so are its consumers.
             return states.node;
         };
         let at = if self.reverse { 0 } else { steps - 1 };
@@ -194,7 +197,7 @@ impl Recurrent {
 #[derive(Clone, Debug)]
 pub struct Lstm(Recurrent);
 
-/// What an [`Lstm`] gives.
+/// The results of an [`Lstm`].
 #[derive(Clone, Copy, Debug)]
 pub struct LstmStates {
     /// The hidden state after each step, `[steps, batch, hidden]`.
@@ -206,13 +209,13 @@ pub struct LstmStates {
 }
 
 impl Lstm {
-    /// A layer with the defaults of [`RecurrentConfig`].
+    /// Creates a layer with the defaults of [`RecurrentConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
         RecurrentConfig::new(inputs, hidden).lstm(g, name)
     }
 
-    /// `x [steps, batch, inputs]`, from states of zeros.
+    /// Applies the layer to `x [steps, batch, inputs]`, from states of zeros.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> LstmStates {
         let x = x.into();
@@ -222,8 +225,9 @@ impl Lstm {
         })
     }
 
-    /// `x [steps, batch, inputs]` from a hidden and a cell state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`)
-    /// a sequence keeps its states from its length on.
+    /// Applies the layer to `x [steps, batch, inputs]` from a hidden and a cell state
+    /// `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`) a sequence keeps its states from
+    /// its length on.
     #[track_caller]
     pub fn forward_from(
         &self,
@@ -255,7 +259,7 @@ impl Lstm {
 #[derive(Clone, Debug)]
 pub struct Gru(Recurrent);
 
-/// What a [`Gru`] gives.
+/// The results of a [`Gru`].
 #[derive(Clone, Copy, Debug)]
 pub struct GruStates {
     /// The state after each step, `[steps, batch, hidden]`.
@@ -265,13 +269,13 @@ pub struct GruStates {
 }
 
 impl Gru {
-    /// A layer with the defaults of [`RecurrentConfig`].
+    /// Creates a layer with the defaults of [`RecurrentConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
         RecurrentConfig::new(inputs, hidden).gru(g, name)
     }
 
-    /// `x [steps, batch, inputs]`, from a state of zeros.
+    /// Applies the layer to `x [steps, batch, inputs]`, from a state of zeros.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> GruStates {
         let x = x.into();
@@ -281,8 +285,8 @@ impl Gru {
         })
     }
 
-    /// `x [steps, batch, inputs]` from a state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`) a sequence keeps
-    /// its state from its length on.
+    /// Applies the layer to `x [steps, batch, inputs]` from a state `[batch, hidden]`. With
+    /// `lengths [batch]` (`u32` or `i32`) a sequence keeps its state from its length on.
     #[track_caller]
     pub fn forward_from(
         &self,
@@ -331,7 +335,7 @@ pub struct Rnn {
     activation: RnnActivation,
 }
 
-/// What an [`Rnn`] gives.
+/// The results of an [`Rnn`].
 #[derive(Clone, Copy, Debug)]
 pub struct RnnStates {
     /// The state after each step, `[steps, batch, hidden]`.
@@ -341,13 +345,13 @@ pub struct RnnStates {
 }
 
 impl Rnn {
-    /// A layer with tanh and the defaults of [`RecurrentConfig`].
+    /// Creates a layer with tanh and the defaults of [`RecurrentConfig`].
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
         RecurrentConfig::new(inputs, hidden).rnn(g, name, RnnActivation::Tanh)
     }
 
-    /// `x [steps, batch, inputs]`, from a state of zeros.
+    /// Applies the layer to `x [steps, batch, inputs]`, from a state of zeros.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> RnnStates {
         let x = x.into();
@@ -357,8 +361,8 @@ impl Rnn {
         })
     }
 
-    /// `x [steps, batch, inputs]` from a state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`) a sequence keeps
-    /// its state from its length on.
+    /// Applies the layer to `x [steps, batch, inputs]` from a state `[batch, hidden]`. With
+    /// `lengths [batch]` (`u32` or `i32`) a sequence keeps its state from its length on.
     #[track_caller]
     pub fn forward_from(
         &self,

@@ -18,15 +18,16 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Over a last axis of `dim` elements; registers `{name}.weight [dim]` (ones). `eps` is added to the mean
-    /// square, 1e-5 or 1e-6 in published models.
+    /// Creates a norm over a last axis of `dim` elements; registers `{name}.weight [dim]` (ones).
+    /// `eps` is added to the mean square, 1e-5 or 1e-6 in published models.
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, dim: usize, eps: f32) -> Self {
         RmsNorm::build(g, name, dim, eps, false)
     }
 
-    /// [`RmsNorm::new`] with `{name}.weight [dim]` (zeros), whose factors are `1 + weight`: weight decay pulls them to 1
-    /// (Gemma; `zero_centered_gamma` of Transformer Engine).
+    /// Creates a norm like [`RmsNorm::new`] with `{name}.weight [dim]` (zeros), whose factors are
+    /// `1 + weight`: weight decay pulls them to 1 (Gemma; `zero_centered_gamma` of Transformer
+    /// Engine).
     #[track_caller]
     pub fn zero_centered(g: &mut Graph, name: &str, dim: usize, eps: f32) -> Self {
         RmsNorm::build(g, name, dim, eps, true)
@@ -49,17 +50,16 @@ impl RmsNorm {
         })
     }
 
-    /// `x [..., dim] -> [..., dim]`.
+    /// Normalises `x [..., dim] -> [..., dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, name) = (x.into(), &self.name);
         g.within(format!("rms_norm '{name}' ({} features)", self.dim), |g| {
-            let factors = match self.zero_centered {
-                true => {
-                    let one = g.scalar(1.0);
-                    g.add(self.weight, one)
-                }
-                false => self.weight,
+            let factors = if self.zero_centered {
+                let one = g.scalar(1.0);
+                g.add(self.weight, one)
+            } else {
+                self.weight
             };
             let y = g.rms_norm(x, factors, self.eps);
             g.named(y, name)

@@ -9,16 +9,16 @@ use super::{
     check_rotary_dim, check_theta, reject, scoped,
 };
 
-/// Norms of queries and keys.
+/// The norms that are applied to queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QkNorm {
-    /// None.
+    /// No norms.
     #[default]
     None,
-    /// Of each head, with weights `[head_dim]` that all heads share (Qwen3, Gemma 3).
+    /// A norm of each head, with weights `[head_dim]` that all heads share (Qwen3, Gemma 3).
     PerHead,
-    /// Of the features of all heads together, with weights `[heads * head_dim]` of queries and `[kv_heads * head_dim]` of
-    /// keys (OLMo 2).
+    /// A norm over the features of all heads together, with weights `[heads * head_dim]` of queries and
+    /// `[kv_heads * head_dim]` of keys (OLMo 2).
     AllHeads,
 }
 
@@ -28,9 +28,9 @@ pub struct SelfAttentionConfig {
     dim: usize,
     heads: usize,
     kv_heads: usize,
-    /// `dim / heads` if not given.
+    /// Features of a head; `None` for `dim / heads`.
     head_dim: Option<usize>,
-    /// Of the projections to queries, keys and values, and of the one of the result.
+    /// Bias of the projections to queries, keys and values, and of the output projection.
     bias: [bool; 2],
     causal: bool,
     window: Option<u32>,
@@ -39,19 +39,19 @@ pub struct SelfAttentionConfig {
     rope: Option<f32>,
     scaling: RopeScaling,
     longrope: Option<LongRope>,
-    /// All features of a head if not given.
+    /// Number of features of a head that are rotated; `None` for all.
     rotary_dim: Option<usize>,
     qk_norm: QkNorm,
     eps: f32,
     zero_centered_norms: bool,
     lora: Option<LoraConfig>,
-    /// Of the projections to queries, keys and values, and of the one of the result.
+    /// Storage of the projections to queries, keys and values, and of the output projection.
     storages: [WeightStorage; 4],
 }
 
 impl SelfAttentionConfig {
-    /// Over `dim` features with so many heads of `dim / heads` each: every position sees every other, projections
-    /// have no bias, positions are not encoded.
+    /// Creates options for `dim` features with `heads` heads of `dim / heads` each: attention
+    /// between all positions, no biases, no position embedding.
     pub fn new(dim: usize, heads: usize) -> Self {
         SelfAttentionConfig {
             dim,
@@ -75,85 +75,88 @@ impl SelfAttentionConfig {
         }
     }
 
-    /// Number of key and value heads, each of which serves `heads / kv_heads` query heads (grouped-query
-    /// attention; Ainslie et al., 2023).
+    /// Sets the number of key and value heads, each of which serves `heads / kv_heads` query heads
+    /// (grouped-query attention; Ainslie et al., 2023).
     #[must_use]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
         self
     }
 
-    /// Features of a head, if not `dim / heads`.
+    /// Sets the number of features of a head, `dim / heads` by default.
     #[must_use]
     pub fn head_dim(mut self, head_dim: usize) -> Self {
         self.head_dim = Some(head_dim);
         self
     }
 
-    /// Whether the projections have a bias.
+    /// Sets whether the projections have a bias.
     #[must_use]
     pub fn bias(self, bias: bool) -> Self {
         self.biases(bias, bias)
     }
 
-    /// Whether the projections to queries, keys and values have a bias, and whether the one of the result has.
+    /// Sets whether the projections to queries, keys and values have a bias, and whether the output
+    /// projection has one.
     #[must_use]
     pub fn biases(mut self, inward: bool, outward: bool) -> Self {
         self.bias = [inward, outward];
         self
     }
 
-    /// Whether a position sees itself and earlier ones alone.
+    /// Sets whether a position only sees itself and earlier ones.
     #[must_use]
     pub fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// Limits a causal layer to the latest `window` positions, the own one included.
+    /// Limits a causal layer to the latest `window` positions, including the own one.
     #[must_use]
     pub fn window(mut self, window: u32) -> Self {
         self.window = Some(window);
         self
     }
 
-    /// Rotary position embedding of queries and keys with this base (10000 in Su et al., 2021).
+    /// Adds a rotary position embedding of queries and keys with this base (10000 in Su et al.,
+    /// 2021).
     #[must_use]
     pub fn rope(mut self, theta: f32) -> Self {
         self.rope = Some(theta);
         self
     }
 
-    /// Speeds of the rotary embedding for longer contexts.
+    /// Scales the speeds of the rotary embedding, for longer contexts.
     #[must_use]
     pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
         self
     }
 
-    /// Factors of the rotary embedding's speeds for each pair of a head, in place of [`Self::rope_scaling`].
+    /// Sets factors of the rotary embedding's speeds for each pair of a head, in place of [`Self::rope_scaling`].
     #[must_use]
     pub fn longrope(mut self, longrope: LongRope) -> Self {
         self.longrope = Some(longrope);
         self
     }
 
-    /// Rotates only the first features of each head, an even number; the others stay as they are
-    /// (`partial_rotary_factor`; GPT-NeoX, Black et al., 2022).
+    /// Rotates only the first features of each head, an even number; the remaining ones stay
+    /// unchanged (`partial_rotary_factor`; GPT-NeoX, Black et al., 2022).
     #[must_use]
     pub fn rotary_dim(mut self, rotary_dim: usize) -> Self {
         self.rotary_dim = Some(rotary_dim);
         self
     }
 
-    /// A root-mean-square norm of each head of queries and keys, before their rotation, with this number added to the
-    /// mean square (query-key normalisation; Henry et al., 2020).
+    /// Adds a root-mean-square norm of each head of queries and keys, before their rotation, with
+    /// this number added to the mean square (query-key normalisation; Henry et al., 2020).
     #[must_use]
     pub fn head_norm(self, eps: f32) -> Self {
         self.qk_norm(QkNorm::PerHead, eps)
     }
 
-    /// Root-mean-square norms of queries and keys, before their rotation, with this number added to the mean square.
+    /// Adds root-mean-square norms of queries and keys, before their rotation, with this number
+    /// added to the mean square.
     #[must_use]
     pub fn qk_norm(mut self, qk_norm: QkNorm, eps: f32) -> Self {
         self.qk_norm = qk_norm;
@@ -161,53 +164,54 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Whether these norms multiply by `1 + weight`: see [`RmsNorm::zero_centered`].
+    /// Sets whether these norms multiply by `1 + weight`: see [`RmsNorm::zero_centered`].
     #[must_use]
     pub fn zero_centered_norms(mut self, zero_centered: bool) -> Self {
         self.zero_centered_norms = zero_centered;
         self
     }
 
-    /// Factor of the scores, if not `1 / sqrt(head_dim)`.
+    /// Sets the factor of the scores, if not `1 / sqrt(head_dim)`.
     #[must_use]
     pub fn scale(mut self, scale: Option<f32>) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Bound of the scores, if there is one: see [`AttentionOptions::softcap`].
+    /// Sets the bound of the scores, if there is one: see [`AttentionOptions::softcap`].
     #[must_use]
     pub fn softcap(mut self, softcap: Option<f32>) -> Self {
         self.softcap = softcap;
         self
     }
 
-    /// Adapters beside those projections that they are for.
+    /// Adds adapters to the targeted projections.
     #[must_use]
     pub fn lora(mut self, lora: Option<LoraConfig>) -> Self {
         self.lora = lora;
         self
     }
 
-    /// Stores the weights of the projections in fewer bits; they are not trained then.
+    /// Stores the weights of the projections in fewer bits; they are then not trained.
     #[must_use]
     pub fn storage(self, storage: WeightStorage) -> Self {
         self.storages([storage; 4])
     }
 
-    /// The same for each projection: to queries, keys and values, and of the result.
+    /// Sets the storage of each projection: to queries, keys and values, and of the output
+    /// projection.
     #[must_use]
     pub fn storages(mut self, storages: [WeightStorage; 4]) -> Self {
         self.storages = storages;
         self
     }
 
-    /// Features of a row of keys, and of values.
+    /// Returns the features of a row of keys, and of values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads.saturating_mul(self.head_dim_or_part())
     }
 
-    /// Features of a head.
+    /// Returns the features of a head.
     fn head_dim_or_part(&self) -> usize {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
     }
@@ -229,28 +233,29 @@ impl SelfAttentionConfig {
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
-                "a window has at least the own position: 1 or more",
+                "a window contains at least the token itself: use 1 or more",
             )),
             Some(window) if !self.causal => Err((
                 format!("window is {window} and causal is false"),
-                "a window looks back from each position: make the layer causal",
+                "a window covers earlier positions: make the layer causal",
             )),
             _ => Ok(()),
         }
     }
 
-    /// What errors say of the layer.
+    /// Returns the description of the layer in errors.
     fn description(&self, name: &str) -> String {
         let (dim, heads, kv_heads, head_dim) = (self.dim, self.heads, self.kv_heads, self.head_dim_or_part());
-        let shared = match kv_heads == heads {
-            true => String::new(),
-            false => format!(", {kv_heads} key-value heads"),
+        let shared = if kv_heads == heads {
+            String::new()
+        } else {
+            format!(", {kv_heads} key-value heads")
         };
         format!("self_attention '{name}' (dim {dim}, {heads} heads of {head_dim} features{shared})")
     }
 
-    /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and with
-    /// norms of queries and keys `{name}.q_norm` and `k_norm`.
+    /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and
+    /// with norms of queries and keys `{name}.q_norm` and `k_norm`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> SelfAttention {
         reject(g, &format!("self_attention '{name}'"), self.check());
@@ -269,9 +274,12 @@ impl SelfAttentionConfig {
             QkNorm::AllHeads => Some([own, shared]),
         };
         let qk_norms = widths.map(|[of_q, of_k]| {
-            let norm = |g: &mut Graph, child, width| match self.zero_centered_norms {
-                true => RmsNorm::zero_centered(g, &scoped(name, child), width, self.eps),
-                false => RmsNorm::new(g, &scoped(name, child), width, self.eps),
+            let norm = |g: &mut Graph, child, width| {
+                if self.zero_centered_norms {
+                    RmsNorm::zero_centered(g, &scoped(name, child), width, self.eps)
+                } else {
+                    RmsNorm::new(g, &scoped(name, child), width, self.eps)
+                }
             };
             [norm(g, "q_norm", of_q), norm(g, "k_norm", of_k)]
         });
@@ -314,20 +322,21 @@ pub struct SelfAttention {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// Of queries and of keys.
+    /// Norms of queries and of keys.
     qk_norms: Option<[RmsNorm; 2]>,
 }
 
 /// A result of [`SelfAttention::forward_with_kv`].
 #[derive(Clone, Copy, Debug)]
 pub struct WithKv {
-    /// What the layer yields, `[..., rows, dim]`.
+    /// Result of the layer, `[..., rows, dim]`.
     pub y: NodeId,
     /// Keys and values `[..., rows, kv_heads * head_dim]`, as a cache holds them: the keys are rotated.
     pub kv: [NodeId; 2],
 }
 
-/// Where tokens of several sequences stand, and where their keys and values are cached: see [`SelfAttention::forward_paged`].
+/// Positions of tokens of several sequences, and the cache slots of their keys and values: see
+/// [`SelfAttention::forward_paged`].
 #[derive(Clone, Copy, Debug)]
 pub struct PagedRows {
     /// The position of each row in its sequence, `u32 [rows]`.
@@ -340,18 +349,19 @@ pub struct PagedRows {
 }
 
 impl SelfAttention {
-    /// `x [..., rows, dim] -> [..., rows, dim]`.
+    /// Applies the layer to `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         self.forward_with_kv(g, x).y
     }
 
-    /// [`SelfAttention::forward`], with the keys and values that a cache is filled with.
+    /// Applies the layer like [`SelfAttention::forward`], and also returns the keys and values for
+    /// a cache.
     #[track_caller]
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
+            let [q, k, v] = self.heads(g, x, RowPositions::whole(g, x));
             let y = g.attention(q, k, v, self.options());
             WithKv {
                 y: self.finish(g, y),
@@ -360,27 +370,30 @@ impl SelfAttention {
         })
     }
 
-    /// [`SelfAttention::forward`] with a mask that broadcasts to `[..., heads, rows, rows]`: an additive `f32` one, or a `u32`
-    /// one that is not 0 where a row sees another; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes one
-    /// from `u32 [..., rows]` that is 1 for real rows and 0 for padding. The mask is in addition to a causal layer's own.
+    /// Applies the layer like [`SelfAttention::forward`], with a mask that broadcasts to
+    /// `[..., heads, rows, rows]`: an additive `f32` one, or a `u32` one that is not 0 if a row
+    /// sees another; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes one from
+    /// `u32 [..., rows]` that is 1 for real rows and 0 for padding. The mask is in addition to a
+    /// causal layer's own.
     #[track_caller]
     pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
         let (x, mask) = (x.into(), mask.into());
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
+            let [q, k, v] = self.heads(g, x, RowPositions::whole(g, x));
             let y = g.masked_attention(q, k, v, mask, self.options());
             self.finish(g, y)
         })
     }
 
-    /// A step of decoding: `x [..., rows, dim] -> [..., rows, dim]` for rows that follow `kv_pos` cached ones. Their keys
-    /// and values are written into `cache`, the keys and the values `[..., capacity, kv_heads * head_dim]`, states or
-    /// parameters. `kv_pos` is `u32 [...]`, one number for each sequence, or `[1]`. A row sees itself and earlier ones.
+    /// Adds a decode step: `x [..., rows, dim] -> [..., rows, dim]` for rows that follow `kv_pos`
+    /// cached ones. Their keys and values are written into `cache`, the keys and the values
+    /// `[..., capacity, kv_heads * head_dim]`, states or parameters. `kv_pos` is `u32 [...]`, one
+    /// number for each sequence, or `[1]`. A row sees itself and earlier ones.
     #[track_caller]
     pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, Place::of(kv_pos, rows_of(g, cache[0].into())));
+            let [q, k, v] = self.heads(g, x, RowPositions::of(kv_pos, rows_of(g, cache[0].into())));
             let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
                 let written = g.cache_write(new, cache, kv_pos);
                 g.named(written, &self.name)
@@ -390,9 +403,10 @@ impl SelfAttention {
         })
     }
 
-    /// A step of decoding for tokens of several sequences: `x [rows, dim] -> [rows, dim]`. Their keys and values are written
-    /// into the blocks of `cache`, the keys and the values `[blocks, block_rows, kv_heads * head_dim]`, states or parameters;
-    /// `at` says where, and whose blocks a row sees.
+    /// Adds a decode step for tokens of several sequences: `x [rows, dim] -> [rows, dim]`. Their
+    /// keys and values are written into the blocks of `cache`, the keys and the values
+    /// `[blocks, block_rows, kv_heads * head_dim]`, states or parameters; `at` contains the slots,
+    /// and the blocks that each row sees.
     #[track_caller]
     pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
         let x = x.into();
@@ -401,7 +415,7 @@ impl SelfAttention {
             let rows = g.shape(x).first().copied().unwrap_or_default();
             let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
             let blocks = g.shape(at.block_table).last().copied().unwrap_or_default();
-            let place = Place::of(at.positions, blocks.saturating_mul(rows_of(g, cache[0].into())));
+            let place = RowPositions::of(at.positions, blocks.saturating_mul(rows_of(g, cache[0].into())));
             let [q, k, v] = self.heads(g, of_sequences.into(), place).map(|y| {
                 let width = g.shape(y).last().copied().unwrap_or_default();
                 g.reshape(y, &[rows, width])
@@ -415,8 +429,8 @@ impl SelfAttention {
         })
     }
 
-    /// Queries, keys and values of rows that stand there.
-    fn heads(&self, g: &mut Graph, x: Value, place: Place) -> [NodeId; 3] {
+    /// Returns queries, keys and values of rows at these positions.
+    fn heads(&self, g: &mut Graph, x: Value, place: RowPositions) -> [NodeId; 3] {
         let [mut q, mut k, v] = [&self.q, &self.k, &self.v].map(|layer| layer.forward(g, x));
         if let Some([of_q, of_k]) = &self.qk_norms {
             [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| match self.config.qk_norm {
@@ -445,7 +459,7 @@ impl SelfAttention {
         g.reshape(y, &shape)
     }
 
-    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place) -> NodeId {
+    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, place: RowPositions) -> NodeId {
         let head_dim = self.config.head_dim_or_part();
         let Some(rotated) = self.config.rotary_dim.filter(|&rotated| rotated < head_dim) else {
             return self.rotate_heads(g, x, theta, place, head_dim);
@@ -465,8 +479,8 @@ impl SelfAttention {
         g.reshape(joined, &shape)
     }
 
-    /// All features of heads of this width.
-    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place, width: usize) -> NodeId {
+    /// Rotates all features of heads of this width.
+    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, place: RowPositions, width: usize) -> NodeId {
         let SelfAttentionConfig { scaling, longrope, .. } = self.config;
         let from = match place.from {
             Some(from) => from,
@@ -510,38 +524,39 @@ impl SelfAttention {
     }
 }
 
-/// Where rows stand in their sequences.
+/// The positions of rows in their sequences.
 #[derive(Clone, Copy)]
-struct Place {
-    /// The position of the first row, of each sequence; 0 if `None`.
+struct RowPositions {
+    /// Position of the first row, of each sequence; 0 if `None`.
     from: Option<NodeId>,
-    /// How many positions there can be.
+    /// Maximum number of positions.
     longest: usize,
 }
 
-impl Place {
-    /// Of rows that are whole sequences.
+impl RowPositions {
+    /// Creates the positions of rows that are whole sequences.
     fn whole(g: &Graph, x: Value) -> Self {
-        Place {
+        RowPositions {
             from: None,
             longest: rows_of(g, x),
         }
     }
 
     fn of(from: NodeId, longest: usize) -> Self {
-        Place {
+        RowPositions {
             from: Some(from),
             longest,
         }
     }
 }
 
-/// The last axis but one.
+/// Returns the size of the last axis but one.
 fn rows_of(g: &Graph, x: Value) -> usize {
     g.shape(x).iter().nth_back(1).copied().unwrap_or_default()
 }
 
-/// A size as the operators take it. What does not fit is refused there, as no tensor is that wide.
+/// Converts a size to the type of the operators. They refuse the maximum, which replaces sizes that
+/// do not fit.
 fn narrow(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }

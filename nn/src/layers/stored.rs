@@ -1,4 +1,4 @@
-//! Matrices of weights that are stored in fewer bits than they are computed with.
+//! Weight matrices that are stored in fewer bits than the computation uses.
 
 use meganeura_core::graph::Value;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -6,8 +6,8 @@ use meganeura_core::{DType, Graph, NodeId};
 
 use super::scoped;
 
-/// How the matrices of a model are stored on the device. Everything but `F32` is for weights that are not trained:
-/// products expand them as they read them.
+/// The storage type of a model's matrices on the device. All but `F32` are for frozen weights;
+/// products expand them while reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightStorage {
     /// 32 bits a number.
@@ -15,8 +15,8 @@ pub enum WeightStorage {
     F32,
     /// 16 bits a number, IEEE 754 binary16.
     F16,
-    /// 8 bits a number and a scale for 32 of them ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32 are in
-    /// `F16`.
+    /// 8 bits a number and a scale for 32 of them ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32 are
+    /// in `F16`.
     Q8,
     /// 6 bits a number and a scale for 16 of them ([`BlockFormat::Q6`]), as Q6_K of GGUF files. Rows whose length is no
     /// multiple of 32 are in `F16` here and below.
@@ -32,7 +32,7 @@ pub enum WeightStorage {
 }
 
 impl WeightStorage {
-    /// All of them, the widest first.
+    /// All storage types, the widest first.
     pub const ALL: [WeightStorage; 8] = [
         WeightStorage::F32,
         WeightStorage::F16,
@@ -44,7 +44,7 @@ impl WeightStorage {
         WeightStorage::Q4,
     ];
 
-    /// Lower-case name.
+    /// Returns the lower-case name.
     pub fn name(self) -> &'static str {
         match self {
             WeightStorage::F32 => "f32",
@@ -58,12 +58,12 @@ impl WeightStorage {
         }
     }
 
-    /// The storage of that [name](WeightStorage::name).
+    /// Returns the storage of this [name](WeightStorage::name).
     pub fn from_name(name: &str) -> Option<Self> {
         WeightStorage::ALL.into_iter().find(|storage| storage.name() == name)
     }
 
-    /// The format of its blocks, if there are blocks.
+    /// Returns the format of its blocks, if there are blocks.
     pub fn format(self) -> Option<BlockFormat> {
         match self {
             WeightStorage::F32 | WeightStorage::F16 => None,
@@ -78,7 +78,7 @@ impl WeightStorage {
 }
 
 impl From<BlockFormat> for WeightStorage {
-    /// The storage in blocks of a format.
+    /// Returns the storage in blocks of a format.
     fn from(format: BlockFormat) -> Self {
         match format {
             BlockFormat::Q8_0 => WeightStorage::Q8,
@@ -100,9 +100,8 @@ pub(crate) struct StoredMatrix {
 }
 
 impl StoredMatrix {
-    /// Registers `{name}.weight`, `f16 [rows, columns]`, or in blocks `u32 [rows, words]` with
-    /// `{name}.weight_scales`, `f16 [rows, scales]`; of several matrices, `[matrices, rows, ...]`. `None` for matrices in
-    /// `f32`.
+    /// Registers `{name}.weight`, `f16 [rows, columns]`, or in blocks `u32 [rows, words]` with `{name}.weight_scales`,
+    /// `f16 [rows, scales]`; of several matrices, `[matrices, rows, ...]`. `None` for matrices in `f32`.
     #[track_caller]
     pub(crate) fn build(g: &mut Graph, name: &str, shape: &[usize], storage: WeightStorage) -> Option<Self> {
         if storage == WeightStorage::F32 {
@@ -127,19 +126,20 @@ impl StoredMatrix {
         })
     }
 
-    /// `x [..., m, columns]` times the transpose, `[..., m, rows]`.
+    /// Multiplies `x [..., m, columns]` by the transpose, `-> [..., m, rows]`.
     #[track_caller]
     pub(crate) fn product(&self, g: &mut Graph, x: Value) -> NodeId {
         g.quantized_matmul(x, self.weight, self.scales.map(Value::from))
     }
 
-    /// `x [..., columns]` times the transpose of a matrix for each row, that of its expert in `u32 [...]`: `[..., rows]`.
+    /// Multiplies each row of `x [..., columns]` by the transpose of its expert's matrix, with
+    /// experts `u32 [...]`: `-> [..., rows]`.
     #[track_caller]
     pub(crate) fn product_of_experts(&self, g: &mut Graph, x: Value, experts: Value) -> NodeId {
         g.quantized_expert_matmul(x, experts, self.weight, self.scales.map(Value::from))
     }
 
-    /// Rows `[..., columns]` by their numbers `u32 [...]`.
+    /// Returns the rows with these indices `u32 [...]`, as `f32 [..., columns]`.
     #[track_caller]
     pub(crate) fn rows(&self, g: &mut Graph, ids: Value) -> NodeId {
         let rows = g.embedding(ids, self.weight);

@@ -1,4 +1,4 @@
-//! Architectures as data, which build the same graph wherever they are read.
+//! Serializable model architectures, which always build the same graph.
 
 use meganeura_core::graph::NodeKind;
 use meganeura_core::{DType, Graph, NodeId};
@@ -12,16 +12,17 @@ use crate::models::{
     weighted_regressor,
 };
 
-/// The largest size of anything: more would only be a damaged file.
+/// Maximum of every size; larger ones occur only in damaged files.
 const MAX_SIZE: usize = 1 << 24;
-/// The most layers of one kind.
+/// Maximum number of layers of one kind.
 const MAX_LAYERS: usize = 1024;
-/// The largest factor of numbers of channels.
+/// Maximum factor of the numbers of channels.
 const MAX_WIDTH: f32 = 8.0;
-/// The most values of one example.
+/// Maximum number of values of one example.
 const MAX_FEATURES: usize = 1 << 26;
 
-/// A model as its sizes, from features to outputs: logits of classes, or predicted numbers.
+/// The architecture of a model, as its kind and sizes. A model computes outputs from features: logits of classes, or
+/// predicted numbers.
 ///
 /// It builds the same layers for training ([`training_graph`](Self::training_graph)) and for inference at any batch
 /// size ([`inference_graph`](Self::inference_graph)).
@@ -39,7 +40,7 @@ pub enum Architecture {
         activation: Activation,
         /// Probability of dropout after each hidden layer.
         dropout: f32,
-        /// Logits or predicted numbers.
+        /// Number of logits or predicted numbers.
         outputs: usize,
     },
     /// Small convolutional network ([`CnnConfig`]).
@@ -50,24 +51,24 @@ pub enum Architecture {
         channels: [usize; 3],
         /// Size of the hidden fully connected layer.
         hidden: usize,
-        /// Probability of dropout in front of each fully connected layer.
+        /// Probability of dropout before each fully connected layer.
         dropout: f32,
-        /// Logits or predicted numbers.
+        /// Number of logits or predicted numbers.
         outputs: usize,
     },
     /// Residual network ([`ResNetConfig`]).
     ResNet {
         /// Channels, height and width of an image.
         image: [usize; 3],
-        /// Whether the blocks are those of ResNet-50 instead of those of ResNet-18.
+        /// `true` for the blocks of ResNet-50, `false` for the blocks of ResNet-18.
         bottleneck: bool,
-        /// Blocks of each stage.
+        /// Number of blocks in each stage.
         depths: [usize; 4],
         /// Channels of the first stage.
         width: usize,
-        /// Whether it starts for images of 32x32 or so.
+        /// `true` if its first layers keep height and width, for images of about 32x32.
         small_images: bool,
-        /// Logits or predicted numbers.
+        /// Number of logits or predicted numbers.
         outputs: usize,
     },
     /// MobileNetV2 ([`MobileNetConfig`]).
@@ -76,11 +77,11 @@ pub enum Architecture {
         image: [usize; 3],
         /// Factor of the numbers of channels, up to 8.
         width: f32,
-        /// Probability of dropout in front of the classifier.
+        /// Probability of dropout before the classifier.
         dropout: f32,
-        /// Whether the strides are for images of 32x32 or so.
+        /// `true` if the first strides are 1, for images of about 32x32.
         small_images: bool,
-        /// Logits or predicted numbers.
+        /// Number of logits or predicted numbers.
         outputs: usize,
     },
     /// Vision transformer ([`VitConfig`]).
@@ -91,18 +92,18 @@ pub enum Architecture {
         patch: usize,
         /// Features of a patch.
         dim: usize,
-        /// Blocks.
+        /// Number of blocks.
         layers: usize,
-        /// Attention heads.
+        /// Number of attention heads.
         heads: usize,
         /// Features inside the feed-forward layers.
         hidden: usize,
-        /// Logits or predicted numbers.
+        /// Number of logits or predicted numbers.
         outputs: usize,
     },
 }
 
-/// What a model is trained to do, as far as its graph depends on it.
+/// The loss that a model is trained with, as far as its graph depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
@@ -125,7 +126,8 @@ pub(super) struct Leaf {
 }
 
 impl Architecture {
-    /// An [`Architecture::Mlp`] with the defaults of [`MlpConfig`]: hidden layers of 256 and 128, ReLU, dropout of 0.2.
+    /// Creates an [`Architecture::Mlp`] with the defaults of [`MlpConfig`]: hidden layers of 256
+    /// and 128, ReLU, dropout of 0.2.
     pub fn mlp(features: impl Into<Vec<usize>>, outputs: usize) -> Self {
         Architecture::Mlp {
             features: features.into(),
@@ -136,7 +138,7 @@ impl Architecture {
         }
     }
 
-    /// An [`Architecture::Cnn`] with the defaults of [`CnnConfig`].
+    /// Creates an [`Architecture::Cnn`] with the defaults of [`CnnConfig`].
     pub fn cnn(image: [usize; 3], outputs: usize) -> Self {
         Architecture::Cnn {
             image,
@@ -147,7 +149,7 @@ impl Architecture {
         }
     }
 
-    /// ResNet-18; `small_images` for 32x32 or so.
+    /// Creates a ResNet-18; `small_images` is for images of about 32x32.
     pub fn resnet18(image: [usize; 3], small_images: bool, outputs: usize) -> Self {
         Architecture::ResNet {
             image,
@@ -159,7 +161,8 @@ impl Architecture {
         }
     }
 
-    /// MobileNetV2 with the defaults of [`MobileNetConfig`]; `small_images` for 32x32 or so, with half as many channels.
+    /// Creates a MobileNetV2 with the defaults of [`MobileNetConfig`]; `small_images` is for images of about 32x32, and
+    /// halves the numbers of channels.
     pub fn mobilenet(image: [usize; 3], small_images: bool, outputs: usize) -> Self {
         Architecture::MobileNet {
             image,
@@ -170,7 +173,7 @@ impl Architecture {
         }
     }
 
-    /// An [`Architecture::Vit`] with the defaults of [`VitConfig`].
+    /// Creates an [`Architecture::Vit`] with the defaults of [`VitConfig`].
     pub fn vit(image: [usize; 3], patch: usize, outputs: usize) -> Self {
         Architecture::Vit {
             image,
@@ -183,7 +186,7 @@ impl Architecture {
         }
     }
 
-    /// Shape of one example, without the batch axis.
+    /// Returns the shape of one example, without the batch axis.
     pub fn feature_shape(&self) -> Vec<usize> {
         match self {
             Architecture::Mlp { features, .. } => features.clone(),
@@ -194,12 +197,12 @@ impl Architecture {
         }
     }
 
-    /// Values of one example.
+    /// Returns the number of values of one example.
     pub fn feature_len(&self) -> usize {
         self.feature_shape().into_iter().fold(1, usize::saturating_mul)
     }
 
-    /// Number of outputs of an example.
+    /// Returns the number of outputs of an example.
     pub fn outputs(&self) -> usize {
         match self {
             Architecture::Mlp { outputs, .. }
@@ -210,10 +213,12 @@ impl Architecture {
         }
     }
 
-    /// The graph that the trainer takes: [`classifier`], [`soft_classifier`], [`regressor`] or [`weighted_regressor`] around the model.
+    /// Builds the graph for the trainer: [`classifier`], [`soft_classifier`], [`regressor`] or
+    /// [`weighted_regressor`] around the model.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] for sizes that make no sense, [`ModelError::Core`] for a graph that is not valid.
+    /// [`ModelError::Invalid`] for invalid sizes, [`ModelError::Core`] for a graph that is not
+    /// valid.
     pub fn training_graph(&self, batch: usize, loss: Loss) -> Result<Graph, ModelError> {
         self.check().map_err(invalid)?;
         let shape = self.feature_shape();
@@ -228,7 +233,8 @@ impl Architecture {
         Ok(graph)
     }
 
-    /// The graph of inference: one input, `x` (`f32 [batch, feature_shape...]`), and one output, `f32 [batch, outputs]`.
+    /// Builds the graph of inference: one input, `x` (`f32 [batch, feature_shape...]`), and one
+    /// output, `f32 [batch, outputs]`.
     ///
     /// # Errors
     /// As for [`training_graph`](Self::training_graph).
@@ -244,8 +250,9 @@ impl Architecture {
         Ok(graph)
     }
 
-    /// A graph from features as they are before standardisation to predictions: `x` (`f32 [batch, feature_shape...]`) to
-    /// probabilities of classes, or to numbers on the scale of the targets.
+    /// Builds a graph from features before standardisation to predictions: `x`
+    /// (`f32 [batch, feature_shape...]`) to probabilities of classes, or to numbers on the scale of
+    /// the targets.
     pub(super) fn prediction_graph(
         &self,
         batch: usize,
@@ -270,7 +277,7 @@ impl Architecture {
         Ok(graph)
     }
 
-    /// Parameters and states, in the order of the graph.
+    /// Returns the parameters and states, in the order of the graph.
     pub(super) fn leaves(&self) -> Result<Vec<Leaf>, ModelError> {
         let graph = self.inference_graph(1)?;
         let mut leaves = Vec::new();
@@ -329,9 +336,10 @@ impl Architecture {
                 small_images,
                 outputs,
             } => {
-                let config = match bottleneck {
-                    true => ResNetConfig::resnet50(outputs),
-                    false => ResNetConfig::resnet18(outputs),
+                let config = if bottleneck {
+                    ResNetConfig::resnet50(outputs)
+                } else {
+                    ResNetConfig::resnet18(outputs)
                 };
                 let config = config.channels(image[0]).width(width).depths(depths);
                 config.small_images(small_images).build(g, "").forward(g, x)
@@ -366,16 +374,19 @@ impl Architecture {
     pub(super) fn check(&self) -> Result<(), String> {
         let size = |what: &str, size: usize| match size {
             1..=MAX_SIZE => Ok(()),
-            _ => Err(format!("{what} is {size}; it has to be from 1 to {MAX_SIZE}")),
+            _ => Err(format!("{what}: expected 1 to {MAX_SIZE}, found {size}")),
         };
         let sizes = |what: &str, all: &[usize]| all.iter().try_for_each(|&s| size(what, s));
         let count = |what: &str, number: usize| match number {
             0..=MAX_LAYERS => Ok(()),
-            _ => Err(format!("{what} is {number}; it may be up to {MAX_LAYERS}")),
+            _ => Err(format!("{what}: expected at most {MAX_LAYERS}, found {number}")),
         };
-        let probability = |p: f32| match (0.0..1.0).contains(&p) {
-            true => Ok(()),
-            false => Err(format!("dropout is {p}; it has to be at least 0 and less than 1")),
+        let probability = |p: f32| {
+            if (0.0..1.0).contains(&p) {
+                Ok(())
+            } else {
+                Err(format!("dropout: expected at least 0 and below 1, found {p}"))
+            }
         };
         let shape = self.feature_shape();
         if shape.is_empty() || shape.len() > 8 {
@@ -409,7 +420,7 @@ impl Architecture {
             Architecture::MobileNet { width, dropout, .. } => {
                 if !(*width > 0.0 && *width <= MAX_WIDTH) {
                     return Err(format!(
-                        "width is {width}; it has to be above 0 and at most {MAX_WIDTH}"
+                        "width: expected above 0 and at most {MAX_WIDTH}, found {width}"
                     ));
                 }
                 probability(*dropout)

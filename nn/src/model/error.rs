@@ -1,4 +1,4 @@
-//! What can go wrong with models in folders.
+//! Errors of models in folders.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use meganeura_core::files::FolderError;
 
 use crate::data::DataError;
 
-/// Why a model could not be made, saved, loaded or used.
+/// An error while building, saving, loading or using a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -15,7 +15,7 @@ pub enum ModelError {
     #[error(transparent)]
     Core(#[from] meganeura_core::Error),
 
-    /// The data cannot be read, or are not for this model.
+    /// The data cannot be read, or do not fit this model.
     #[error(transparent)]
     Data(#[from] DataError),
 
@@ -24,41 +24,41 @@ pub enum ModelError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried.
+        /// Failed action.
         action: &'static str,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 
     /// There is no model in the folder.
     #[error(
-        "{}: there is no model: {message}\n  help: name a folder that a model was saved in; it holds model.json and \
+        "{}: there is no model: {message}\n  help: name a model folder, which contains model.json and \
          model.safetensors",
         folder.display()
     )]
     NotFound {
         /// The folder.
         folder: PathBuf,
-        /// What is there instead.
+        /// Contents of the folder that are no model.
         message: String,
     },
 
-    /// The folder is not one that a model may replace; it is as it was.
+    /// The folder is not one that a model may replace; it was not changed.
     #[error(
-        "{}: not replaced, as it is no folder of a model alone: {message}\n  help: save the model in another folder",
+        "{}: not replaced, because it is not only a model folder: {message}\n  help: save the model in another folder",
         folder.display()
     )]
     NotReplaced {
         /// The folder.
         folder: PathBuf,
-        /// What is in it.
+        /// Contents that prevent the replacement.
         message: String,
     },
 
-    /// A model of a format that this program does not read.
+    /// The format of a model is not supported by this program.
     #[error(
-        "{}, field 'format': it is {found}, this program reads {supported}\n  help: use the program that wrote it, or a \
-         newer one",
+        "{}, field 'format': expected {supported}, found {found}\n  help: use the program that wrote it, or a newer \
+         one",
         file.display()
     )]
     Version {
@@ -70,34 +70,34 @@ pub enum ModelError {
         supported: u64,
     },
 
-    /// A field of a file is not what it has to be.
+    /// A field of a file is invalid.
     #[error("{}, field '{field}': {message}", file.display())]
     Field {
         /// The file.
         file: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         message: String,
     },
 
-    /// A tensor of a file is not what the model needs.
+    /// A tensor of a file does not fit the model.
     #[error("{}, tensor '{tensor}': {message}", file.display())]
     Tensor {
         /// The file.
         file: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// Reason why it does not fit.
         message: String,
     },
 
-    /// A file is not what was written.
+    /// The contents of a file differ from what was written.
     #[error("{}: is damaged: {message}\n  help: restore it from a copy, or train the model again", file.display())]
     Damaged {
         /// The file.
         file: PathBuf,
-        /// What was found.
+        /// Description of the difference.
         message: String,
     },
 
@@ -106,26 +106,26 @@ pub enum ModelError {
     Invalid {
         /// The part.
         field: &'static str,
-        /// What is wrong with it.
+        /// Reason why it does not fit.
         message: String,
     },
 
-    /// Features of another shape than the model takes, or that are not finite.
+    /// Features whose shape differs from the model's, or that are not finite.
     #[error("{name}: {message}")]
     Features {
-        /// Where the features came from.
+        /// Origin of the features.
         name: String,
-        /// What is wrong with them.
+        /// Reason why they are invalid.
         message: String,
     },
 
     /// The model's output for an example is NaN or infinite.
     #[error(
-        "{name}: the model's output for row {row} is not finite\n  help: look for values that are far from those of the \
+        "{name}: the model's output for row {row} is not finite\n  help: check for values far from those of the \
          training data; if there are none, the weights are unusable"
     )]
     NonFinite {
-        /// Where the features came from.
+        /// Origin of the features.
         name: String,
         /// Zero-based row.
         row: usize,

@@ -1,10 +1,10 @@
-//! Examples to predict for.
+//! Examples for predictions.
 
 use super::ModelError;
 use crate::data::{Dataset, TableRows};
 
-/// Examples without labels, in the units of the training data before they were standardised: `f32`,
-/// `[len, shape...]`, row-major, all finite. There may be none.
+/// Examples without labels, in the original units of the training data: `f32`, `[len, shape...]`,
+/// row-major, all finite. There may be none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Features {
     name: String,
@@ -32,7 +32,10 @@ impl Features {
             _ => return refuse(format!("an example cannot have the shape {shape:?}")),
         };
         if !values.len().is_multiple_of(width) {
-            let message = format!("{} values are no whole number of examples of {shape:?}", values.len());
+            let message = format!(
+                "{} values are not a whole number of examples of {shape:?}",
+                values.len()
+            );
             return refuse(message);
         }
         if let Some(at) = values.iter().position(|v| !v.is_finite()) {
@@ -42,32 +45,32 @@ impl Features {
         Ok(Features { name, values, shape })
     }
 
-    /// Where they came from.
+    /// Returns the origin of the examples.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Number of examples.
+    /// Returns the number of examples.
     pub fn len(&self) -> usize {
         self.values.len() / self.width().max(1)
     }
 
-    /// Whether there are no examples.
+    /// Returns true if there are no examples.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// Shape of one example.
+    /// Returns the shape of one example.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// All values, `[len, shape...]`.
+    /// Returns all values, `[len, shape...]`.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Values of one example.
+    /// Returns the number of values of one example.
     pub(super) fn width(&self) -> usize {
         self.shape.iter().product()
     }

@@ -1,4 +1,4 @@
-//! The files of a model folder.
+//! Reading and writing of the files of a model folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,16 +16,16 @@ use serde_json::{Map, Value, json};
 use super::architecture::Leaf;
 use super::{Model, ModelError, Tensor, check};
 
-/// Version of what is written.
+/// Version of the file format.
 const FORMAT: u64 = 1;
-/// The longest `model.json` that is read: class names and categories are the most of it.
+/// Maximum length of `model.json`: mostly class names and categories.
 const MAX_JSON_BYTES: u64 = 1 << 26;
-/// Times that a folder is read again because a program replaced it meanwhile.
+/// Maximum attempts to read a folder that a program replaces meanwhile.
 const ATTEMPTS: usize = 10;
 
 const JSON: &str = "model.json";
 const WEIGHTS: &str = "model.safetensors";
-/// What a folder holds that a model may replace.
+/// Contents of a folder that a model may replace.
 pub(super) const FOLDER: FolderKind = FolderKind {
     names: &[JSON, WEIGHTS],
     marker: JSON,
@@ -36,7 +36,7 @@ pub(super) const FOLDER: FolderKind = FolderKind {
     },
 };
 
-/// Writes a folder with the two files in place of the one there.
+/// Writes a folder with the two files of a model, replacing an existing one.
 pub(super) fn save(model: &Model, folder: &Path) -> Result<(), ModelError> {
     let (json, weights) = encode(model, folder)?;
     let new = NewFolder::begin(folder, FOLDER)?;
@@ -47,7 +47,7 @@ pub(super) fn save(model: &Model, folder: &Path) -> Result<(), ModelError> {
     Ok(new.put()?)
 }
 
-/// What `model.json` says of the weights.
+/// The description of the weights in `model.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WeightsFile {
@@ -56,7 +56,7 @@ struct WeightsFile {
     sha256: String,
 }
 
-/// The contents of both files; `folder` is where they are to be written.
+/// Returns the contents of both files; `folder` is their destination.
 fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError> {
     let unwritable = |field: &'static str, message: String| ModelError::Invalid { field, message };
     let mut weights = Weights::default();
@@ -88,40 +88,41 @@ fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError
     Ok((text, weights))
 }
 
-/// Reads a folder, again if another program replaces it meanwhile.
+/// Reads the model of a folder, and tries again if another program replaces the folder meanwhile.
 pub(super) fn load(folder: &Path) -> Result<Model, ModelError> {
     let mut last = None;
     for _ in 0..ATTEMPTS {
-        // Saving where there is no exchange has an instant in which the old folder has another name.
+        // On systems without an atomic exchange of folders, the old folder has another name for a
+        // moment while a model is saved.
         let place = place_of(folder);
         let json = match read_json(&place) {
             Ok(json) => json,
-            // A name that is there again, or another one, is worth another look.
+            // Retried if the folder exists again, or under another name.
             Err(_) if place != folder => continue,
             Err(_) if !folder.exists() && old_of(folder).is_some_and(|old| old.is_dir()) => continue,
             Err(error) => return Err(error),
         };
         match parse(&place, &json) {
             Ok(model) => return Ok(model),
-            // Both files have to be of the same save.
+            // Both files must come from the same save.
             Err(error) if read_json(&place).ok().as_ref() == Some(&json) => return Err(error),
             Err(error) => last = Some(error),
         }
     }
     Err(last.unwrap_or_else(|| ModelError::NotFound {
         folder: folder.to_owned(),
-        message: "it is being replaced again and again".into(),
+        message: "it is replaced repeatedly".into(),
     }))
 }
 
-/// The contents of `model.json`.
+/// Reads the contents of `model.json`.
 fn read_json(folder: &Path) -> Result<Vec<u8>, ModelError> {
     let missing = |message: &str| ModelError::NotFound {
         folder: folder.to_owned(),
         message: message.to_owned(),
     };
     match fs::metadata(folder) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(missing("there is no such folder")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(missing("the folder does not exist")),
         Err(e) => return Err(ModelError::io(folder, "read")(e)),
         Ok(found) if !found.is_dir() => return Err(missing("it is a file")),
         Ok(_) => {}
@@ -135,7 +136,7 @@ fn read_json(folder: &Path) -> Result<Vec<u8>, ModelError> {
     }
 }
 
-/// A file of at most so many bytes.
+/// Reads a file of at most `limit` bytes.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
     read_limited(path, limit).map_err(|e| match e.kind() {
         io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => ModelError::Damaged {
@@ -146,7 +147,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
     })
 }
 
-/// The model of a folder whose `model.json` was read.
+/// Reads the model of a folder, given its `model.json`.
 fn parse(folder: &Path, json: &[u8]) -> Result<Model, ModelError> {
     let path = folder.join(JSON);
     let fields = Fields::of(&path, json)?;
@@ -190,8 +191,8 @@ impl<'f> Fields<'f> {
         };
         match serde_json::from_slice(json) {
             Ok(Value::Object(fields)) => Ok(Fields { file, fields }),
-            Ok(_) => Err(damaged("it is JSON, but no object".into())),
-            Err(error) => Err(damaged(format!("it is no JSON: {error}"))),
+            Ok(_) => Err(damaged("it is JSON, but not an object".into())),
+            Err(error) => Err(damaged(format!("it is not JSON: {error}"))),
         }
     }
 
@@ -203,7 +204,7 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// Before all other fields, whose form depends on it.
+    /// Checks the version before all other fields, whose form depends on it.
     fn check_format(&self) -> Result<(), ModelError> {
         match self.fields.get("format").map(Value::as_u64) {
             Some(Some(FORMAT)) => Ok(()),
@@ -230,7 +231,7 @@ impl<'f> Fields<'f> {
     }
 }
 
-/// The tensors of a file, if they are as they were written and those that the model needs.
+/// Reads the tensors of a file, and checks that they are undamaged and fit the model.
 fn read_weights(path: &Path, expected: &WeightsFile, leaves: Vec<Leaf>) -> Result<Vec<Tensor>, ModelError> {
     let damaged = |message: String| ModelError::Damaged {
         file: path.to_owned(),
@@ -238,12 +239,16 @@ fn read_weights(path: &Path, expected: &WeightsFile, leaves: Vec<Leaf>) -> Resul
     };
     let bytes = read(path, expected.bytes)?;
     if bytes.len() as u64 != expected.bytes {
-        let message = format!("it has {} bytes, model.json says {}", bytes.len(), expected.bytes);
+        let message = format!(
+            "it has {} bytes, but model.json specifies {}",
+            bytes.len(),
+            expected.bytes
+        );
         return Err(damaged(message));
     }
     if sha256([&bytes[..]]) != expected.sha256 {
         return Err(damaged(
-            "its contents are not what was written (SHA-256 in model.json)".into(),
+            "its contents do not match the SHA-256 sum in model.json".into(),
         ));
     }
     let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(format!("it is not a safetensors file: {e}")))?;
@@ -263,7 +268,7 @@ fn read_weights(path: &Path, expected: &WeightsFile, leaves: Vec<Leaf>) -> Resul
         })?;
         if tensor.dtype() != Dtype::F32 || tensor.shape() != leaf.shape {
             let message = format!(
-                "it is {:?} {:?}, the architecture needs F32 {:?}",
+                "found {:?} {:?}, expected F32 {:?} for the architecture",
                 tensor.dtype(),
                 tensor.shape(),
                 leaf.shape

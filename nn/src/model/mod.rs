@@ -1,13 +1,14 @@
 //! Trained models in folders, and predictions from them.
 //!
-//! A [`Model`] is everything that is needed to use a trained model elsewhere: its [`Architecture`], its weights, what it
-//! predicts ([`Task`]) and what becomes of data before it takes them ([`Preprocessing`]). [`Model::save`] writes it as a
-//! folder, [`Model::load`] reads it, [`Model::predictor`] makes predictions.
+//! A [`Model`] contains everything that is needed to use a trained model elsewhere: its
+//! [`Architecture`], its weights, its [`Task`] and the [`Preprocessing`] of its input data.
+//! [`Model::save`] writes it as a folder, [`Model::load`] reads it, [`Model::predictor`] makes
+//! predictions.
 //!
 //! ```no_run
 //! use meganeura_nn::data::{Standardiser, digits_split};
 //! use meganeura_nn::model::{Architecture, Features, Loss, Model, PredictorOptions, Preprocessing, Task};
-//! use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
+//! use meganeura_nn::trainer::{SilentObserver, TrainConfig, Trainer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (train, test) = digits_split()?;
@@ -16,7 +17,7 @@
 //! let config = TrainConfig::default();
 //! let graph = architecture.training_graph(config.batch_size, Loss::Classes)?;
 //! let mut trainer = Trainer::from_graph(&graph, config)?;
-//! trainer.fit(&train.standardised(&scale)?, None, &mut Silent)?;
+//! trainer.fit(&train.standardised(&scale)?, None, &mut SilentObserver)?;
 //!
 //! let task = Task::Classification {
 //!     target: "digit".into(),
@@ -37,7 +38,7 @@
 //! ```no_run
 //! use meganeura_nn::data::{SplitOptions, Standardiser, TableOptions, TableReadOptions, read_table_parts};
 //! use meganeura_nn::model::{Architecture, Features, Model, PredictorOptions, Preprocessing, Task};
-//! use meganeura_nn::trainer::{EarlyStopping, Silent, TrainConfig, Trainer};
+//! use meganeura_nn::trainer::{EarlyStopping, SilentObserver, TrainConfig, Trainer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let split = SplitOptions { validation: 0.1, test: 0.2, ..SplitOptions::default() };
@@ -57,7 +58,7 @@
 //! let config = TrainConfig { early_stopping: Some(EarlyStopping::default()), ..TrainConfig::default() };
 //! let graph = architecture.training_graph(config.batch_size, task.loss())?;
 //! let mut trainer = Trainer::from_graph(&graph, config)?;
-//! let report = trainer.fit_parts(&parts, &mut Silent)?;
+//! let report = trainer.fit_parts(&parts, &mut SilentObserver)?;
 //!
 //! let preprocessing = Preprocessing::Table { schema: table.schema, scale: Some(scale) };
 //! let mut model = Model::from_trainer(&mut trainer, architecture, task, preprocessing)?;
@@ -79,15 +80,16 @@
 //!
 //! # The folder
 //!
-//! | File | What it has |
+//! | File | Contents |
 //! |---|---|
 //! | `model.json` | version of the format, architecture, task, preprocessing, metrics, training settings, and the length and SHA-256 of the other file |
 //! | `model.safetensors` | parameters and states (such as the running statistics of batch norms) by name, `f32` |
 //!
-//! A folder is written whole or not at all: it is made under a temporary name beside its place, and then takes the
-//! place of the old one, in a single step where the system has one (Linux). Elsewhere the old folder is first renamed to
-//! `.NAME.old`; should the process be killed right then, [`Model::load`] takes that one, and the next save puts it back
-//! first.
+//! A folder is written completely or not at all: it is created under a temporary name in the same
+//! parent folder, and then replaces the old one, in a single step on systems that support it
+//! (Linux). On other systems the old folder is first renamed to `.NAME.old`. If the process is
+//! killed at that moment, [`Model::load`] reads the renamed folder, and the next save first
+//! restores its name.
 
 mod architecture;
 mod error;
@@ -134,8 +136,9 @@ struct Tensor {
 }
 
 impl Model {
-    /// The model with the present weights of a trainer, which trained the graph of the architecture
-    /// ([`Architecture::training_graph`]), and its settings ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
+    /// Creates a model with the present weights of a trainer, which trained the graph of the
+    /// architecture ([`Architecture::training_graph`]), and its settings
+    /// ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
     ///
     /// # Errors
     /// [`ModelError::Invalid`] for parts that do not fit together, or weights that are not finite;
@@ -151,7 +154,8 @@ impl Model {
         Ok(Model { training, ..model })
     }
 
-    /// The model with the present weights of a session, which has the parameters and states of the architecture.
+    /// Creates a model with the present weights of a session, which has the parameters and states
+    /// of the architecture.
     ///
     /// # Errors
     /// As for [`from_trainer`](Self::from_trainer).
@@ -165,14 +169,15 @@ impl Model {
             .map_err(|(field, message)| ModelError::Invalid { field, message })?;
         let mut tensors = Vec::new();
         for leaf in architecture.leaves()? {
-            let values = match leaf.is_state {
-                true => session.try_read_state(&leaf.name)?,
-                false => session.try_read_parameter(&leaf.name)?,
+            let values = if leaf.is_state {
+                session.try_read_state(&leaf.name)?
+            } else {
+                session.try_read_parameter(&leaf.name)?
             };
             let message = match leaf.shape.iter().product::<usize>() {
                 len if len != values.len() => {
                     format!(
-                        "'{}' has {} values, not those of {:?}",
+                        "'{}' has {} values, which do not match {:?}",
                         leaf.name,
                         values.len(),
                         leaf.shape
@@ -206,18 +211,18 @@ impl Model {
     ///
     /// # Errors
     /// [`ModelError::NotFound`] without a model; [`ModelError::Version`], [`ModelError::Field`],
-    /// [`ModelError::Tensor`] and [`ModelError::Damaged`] for files that are not what was written;
+    /// [`ModelError::Tensor`] and [`ModelError::Damaged`] for files whose contents were changed;
     /// [`ModelError::Io`].
     pub fn load(folder: impl AsRef<Path>) -> Result<Self, ModelError> {
         file::load(folder.as_ref())
     }
 
-    /// Writes the model as a folder, in place of the model that may be there; parents are made if need be. The folder
-    /// has the old or the new model if the process is killed meanwhile.
+    /// Writes the model as a folder, replacing an existing model; parent folders are created if
+    /// necessary. If the process is killed, the folder has either the old or the new model.
     ///
     /// # Errors
-    /// [`ModelError::NotReplaced`] for a folder that is there and has anything else in it; [`ModelError::Io`], with the
-    /// folder as it was.
+    /// [`ModelError::NotReplaced`] for an existing folder with any other contents;
+    /// [`ModelError::Io`], with the folder unchanged.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), ModelError> {
         file::save(self, folder.as_ref())
     }
@@ -225,14 +230,14 @@ impl Model {
     /// Checks that [`save`](Self::save) can write a folder, so that a long training does not end with an error.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`save`](Self::save).
     pub fn prepare(folder: impl AsRef<Path>) -> Result<(), ModelError> {
         Ok(prepare_folder(folder.as_ref(), file::FOLDER)?)
     }
 
-    /// The whole model as a graph: one input, `x` (`f32 [batch, feature_shape...]`, not yet standardised), and one result,
-    /// probabilities of the classes (`f32 [batch, classes]`) or numbers on the scale of the targets. Its parameters and
-    /// states have the names and values of [`Model::tensors`].
+    /// Builds a graph of the whole model. It has one input, `x` (`f32 [batch, feature_shape...]`, not yet
+    /// standardised), and one result, probabilities of the classes (`f32 [batch, classes]`) or numbers on the scale of
+    /// the targets. Its parameters and states have the names and values of [`Model::tensors`].
     ///
     /// # Errors
     /// As for [`Architecture::inference_graph`].
@@ -241,76 +246,93 @@ impl Model {
             .prediction_graph(batch, self.preprocessing.scale(), &self.task)
     }
 
-    /// The sizes of the model.
+    /// Returns the sizes of the model.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// What it predicts.
+    /// Returns the task of the model.
     pub fn task(&self) -> &Task {
         &self.task
     }
 
-    /// What becomes of data before the model takes them.
+    /// Returns the preprocessing of the model's input data.
     pub fn preprocessing(&self) -> &Preprocessing {
         &self.preprocessing
     }
 
-    /// Name and version of the program that made the model.
+    /// Returns name and version of the program that made the model.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// Number of weights, states such as running statistics included.
+    /// Returns the number of weights, including states such as running statistics.
     pub fn weights(&self) -> usize {
         self.tensors.iter().map(|t| t.values.len()).sum()
     }
 
-    /// Parameters and states by name: name, shape, and values in row-major order.
+    /// Returns parameters and states: name, shape, and values in row-major order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
         let tensors = self.tensors.iter();
         tensors.map(|t| (t.leaf.name.as_str(), &t.leaf.shape[..], &t.values[..]))
     }
 
-    /// Gives a session of the architecture's graph, for training or inference, the weights of this model.
+    /// Copies the weights of this model to a session of the architecture's graph, for training or inference.
     ///
     /// # Errors
     /// [`ModelError::Core`] when the session has no such tensors, or its device fails.
     pub fn load_into(&self, session: &mut Session) -> Result<(), ModelError> {
         for Tensor { leaf, values } in &self.tensors {
-            match leaf.is_state {
-                true => session.try_set_state(&leaf.name, values)?,
-                false => session.try_set_parameter(&leaf.name, values)?,
+            if leaf.is_state {
+                session.try_set_state(&leaf.name, values)?
+            } else {
+                session.try_set_parameter(&leaf.name, values)?
             }
         }
         Ok(())
     }
 
-    /// Reads a CSV file with the columns of the table that the model was trained on: [`Features::from`] the rows are
-    /// for [`Predictor::predict`], and [`TableRows::dataset`] has them with their targets, if the file has them.
+    /// Reads a CSV file with the columns of the table that the model was trained on. [`Features::from`] converts the
+    /// rows for [`Predictor::predict`]; [`TableRows::dataset`] returns them with their targets, if the file contains
+    /// targets.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
+    /// [`ModelError::Features`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
     pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
-        Ok(self.schema()?.read(path, self.task.classes(), options)?)
+        let path = path.as_ref();
+        let Ok(schema) = self.schema() else {
+            return Err(self.refuse(path, "tables"));
+        };
+        Ok(schema.read(path, self.task.classes(), options)?)
     }
 
     /// Reads files of images as the model takes them, for [`Predictor::predict`]. For an evaluation there is
     /// [`image_folder`](crate::data::image_folder).
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] for a model that takes no images; [`ModelError::Data`] as for [`read_images`].
+    /// [`ModelError::Features`] for a model that takes no images; [`ModelError::Data`] as for [`read_images`].
     pub fn read_images(&self, files: &[PathBuf]) -> Result<Features, ModelError> {
         let Preprocessing::Images { size, .. } = self.preprocessing else {
-            return Err(ModelError::Invalid {
-                field: "preprocessing",
-                message: "it takes no files of images".into(),
-            });
+            let first = files.first().map_or(Path::new("images"), PathBuf::as_path);
+            return Err(self.refuse(first, "image files"));
         };
         Features::new("images", read_images(files, size)?, size)
     }
 
-    /// The columns that the model takes.
+    /// Returns the error for a file of a kind that the model does not accept.
+    fn refuse(&self, file: &Path, kind: &str) -> ModelError {
+        let expected = match &self.preprocessing {
+            Preprocessing::Table { .. } => "a table".to_owned(),
+            Preprocessing::Images { .. } => "image files".to_owned(),
+            _ => format!("arrays of shape {:?}", self.architecture.feature_shape()),
+        };
+        ModelError::Features {
+            name: file.display().to_string(),
+            message: format!("the model does not accept {kind}; expected {expected}"),
+        }
+    }
+
+    /// Returns the columns of the model's tables.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] for a model that takes no tables.
@@ -320,7 +342,7 @@ impl Model {
             _ => Err(ModelError::Invalid {
                 field: "preprocessing",
                 message: format!(
-                    "it takes no tables, but examples of shape {:?}",
+                    "it does not accept tables, but examples of shape {:?}",
                     self.architecture.feature_shape()
                 ),
             }),
@@ -337,12 +359,12 @@ impl Model {
     }
 }
 
-/// Name and version of this program.
+/// Returns name and version of this program.
 fn program() -> String {
     concat!("meganeura ", env!("CARGO_PKG_VERSION")).to_owned()
 }
 
-/// Checks that the parts of a model fit together; the error has the part and what is wrong.
+/// Checks that the parts of a model fit together; the error contains the part and the reason.
 fn check(
     architecture: &Architecture,
     task: &Task,

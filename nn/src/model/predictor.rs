@@ -20,15 +20,15 @@ use crate::trainer::{ClassificationReport, RegressionMetrics};
 pub struct PredictorOptions {
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
-    /// Examples in a batch, at least 1. Any number of examples can be predicted; results do not depend on it beyond
-    /// rounding.
+    /// Examples per batch, at least 1. Any number of examples can be predicted; the batch size only
+    /// changes results by rounding.
     pub batch: usize,
     /// Precision of matmuls and convolutions. Without one, the configuration file decides.
     pub precision: Option<Precision>,
 }
 
 impl Default for PredictorOptions {
-    /// Batches of 64.
+    /// Returns options with batches of 64.
     fn default() -> Self {
         PredictorOptions {
             device: None,
@@ -38,23 +38,23 @@ impl Default for PredictorOptions {
     }
 }
 
-/// What a model predicts for one example.
+/// The prediction of a model for one example.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Prediction {
-    /// Of classification.
+    /// Result of classification.
     Class {
-        /// Id of the most probable class; the first of equals.
+        /// Id of the most probable class; among equals, the smallest id.
         class: usize,
-        /// Probabilities of all classes, by id; their sum is 1 but for rounding.
+        /// Probabilities of all classes, by id; their sum is 1 up to rounding.
         probabilities: Vec<f64>,
     },
-    /// Of regression: the targets, in their original units.
+    /// Result of regression: the targets, in their original units.
     Values(Vec<f64>),
 }
 
 impl Prediction {
-    /// Id of the most probable class; `None` for regression.
+    /// Returns the id of the most probable class; `None` for regression.
     pub fn class(&self) -> Option<usize> {
         match self {
             Prediction::Class { class, .. } => Some(*class),
@@ -62,7 +62,7 @@ impl Prediction {
         }
     }
 
-    /// The targets, in their original units; none for classification.
+    /// Returns the targets, in their original units; none for classification.
     pub fn values(&self) -> &[f64] {
         match self {
             Prediction::Class { .. } => &[],
@@ -115,22 +115,24 @@ impl Predictor {
         })
     }
 
-    /// What the model predicts.
+    /// Returns the task of the model.
     pub fn task(&self) -> &Task {
         &self.task
     }
 
-    /// The session, with one input, `x` (`f32 [batch, shape...]`, standardised), and one output, the logits or
-    /// standardised targets (`f32 [batch, outputs]`).
+    /// Returns the session, with one input, `x` (`f32 [batch, shape...]`, standardised), and one
+    /// output, the logits or standardised targets (`f32 [batch, outputs]`).
     pub fn session_mut(&mut self) -> &mut Session {
         &mut self.session
     }
 
-    /// Outputs of the model for all examples, `[features.len(), outputs]`: logits, or standardised targets.
+    /// Computes the outputs of the model for all examples, `[features.len(), outputs]`: logits, or
+    /// standardised targets.
     ///
     /// # Errors
-    /// [`ModelError::Features`] for examples of another shape (one of as many values is taken), or values that overflow
-    /// when standardised; [`ModelError::NonFinite`]; [`ModelError::Core`] when a step fails.
+    /// [`ModelError::Features`] for examples with another number of values (other shapes with the
+    /// same number are accepted), or values that overflow when standardised;
+    /// [`ModelError::NonFinite`]; [`ModelError::Core`] if a step fails.
     pub fn outputs(&mut self, features: &Features) -> Result<Vec<f32>, ModelError> {
         let width: usize = self.shape.iter().product();
         let refuse = |message: String| ModelError::Features {
@@ -139,7 +141,7 @@ impl Predictor {
         };
         if features.width() != width {
             let message = format!(
-                "the examples have shape {:?}, the model takes {:?}",
+                "the examples have shape {:?}, but the model expects {:?}",
                 features.shape(),
                 self.shape
             );
@@ -156,13 +158,14 @@ impl Predictor {
                 if let Some(at) = self.inputs.iter().position(|v| !v.is_finite()) {
                     let (row, feature) = (done + at / width, at % width);
                     return Err(refuse(format!(
-                        "feature {feature} of row {row} is {} when standardised; it is too far from the training data",
+                        "feature {feature} of row {row} is {} after standardisation; it is too far from the training \
+                         data",
                         self.inputs[at]
                     )));
                 }
             }
             let rows = batch.len() / width;
-            // Fills the batch up; nothing looks at what becomes of these rows.
+            // Fills the batch up; the results of these rows are ignored.
             self.inputs.resize(self.batch * width, 0.0);
             self.session.try_set_input(FEATURES, &self.inputs)?;
             self.session.try_step()?;
@@ -180,7 +183,7 @@ impl Predictor {
         Ok(all)
     }
 
-    /// Quality of the predictions for a data set whose features and targets are not standardised.
+    /// Measures the predictions for a data set whose features and targets are not standardised.
     ///
     /// # Errors
     /// As for [`outputs`](Self::outputs); [`ModelError::Features`] for data of another task, with more classes, another
@@ -191,11 +194,12 @@ impl Predictor {
         Ok(self.report(data, &outputs))
     }
 
-    /// [`Predictor::evaluate`] on several ranks: each computes the outputs for its part of the examples, and all get the
-    /// report of all. Every rank calls it, with the same model and data.
+    /// Runs [`Predictor::evaluate`] on several ranks: each computes the outputs for its part of the
+    /// examples, and all get the report of all. Every rank calls it, with the same model and data.
     ///
     /// # Errors
-    /// As there; [`ModelError::Core`] where a rank has another model or other data, on every rank, or does not answer.
+    /// The errors of [`Predictor::evaluate`]; [`ModelError::Core`] on every rank if a rank has
+    /// another model or other data, or does not answer.
     pub fn evaluate_on_ranks(
         &mut self,
         data: &Dataset,
@@ -214,15 +218,15 @@ impl Predictor {
             ("data", sha256([&data_bytes[..]])),
         ];
         agree(ranks, "the evaluation", &facts)?;
-        // Parts of one size, of which the last may be shorter or empty.
+        // Parts of equal size, except for the last ones, which may be shorter or empty.
         let part = data.len().div_ceil(ranks.size());
         let first = (part * ranks.rank()).min(data.len());
         let rows: Vec<usize> = (first..(first + part).min(data.len())).collect();
-        let mut own = match rows.is_empty() {
-            true => Vec::new(),
-            false => self
-                .outputs(&Features::from(&data.subset(&rows)?))
-                .map_err(|e| counted_from(first, e))?,
+        let mut own = if rows.is_empty() {
+            Vec::new()
+        } else {
+            self.outputs(&Features::from(&data.subset(&rows)?))
+                .map_err(|e| counted_from(first, e))?
         };
         own.resize(part * width, 0.0);
         let own: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -235,22 +239,24 @@ impl Predictor {
         Ok(self.report(data, &outputs))
     }
 
-    /// Whether data are what the model predicts.
+    /// Checks that data have the labels or targets of the model's task.
     fn check_data(&self, data: &Dataset) -> Result<(), ModelError> {
         let fits = match &self.task {
             Task::Classification { classes, .. } => !data.is_regression() && data.classes() <= classes.len(),
             Task::Regression { targets, .. } => data.outputs() == targets.len() && data.target_scale().is_none(),
         };
-        match fits {
-            true => Ok(()),
-            false => Err(ModelError::Features {
+        if fits {
+            Ok(())
+        } else {
+            Err(ModelError::Features {
                 name: data.name().to_owned(),
-                message: "the labels or targets are not those that the model predicts, in their original units".into(),
-            }),
+                message: "the labels or targets do not match the predictions of the model, in their original units"
+                    .into(),
+            })
         }
     }
 
-    /// Quality of the outputs for a data set, `[data.len(), outputs]`.
+    /// Computes the quality of the outputs for a data set, `[data.len(), outputs]`.
     fn report(&self, data: &Dataset, outputs: &[f32]) -> PredictionReport {
         let predictions = self.predictions(outputs);
         let Task::Classification { classes, .. } = &self.task else {
@@ -271,7 +277,7 @@ impl Predictor {
         PredictionReport::Classification { loss, report }
     }
 
-    /// Predictions for all examples, in their order.
+    /// Predicts all examples, in their order.
     ///
     /// # Errors
     /// As for [`outputs`](Self::outputs).
@@ -280,7 +286,7 @@ impl Predictor {
         Ok(self.predictions(&outputs))
     }
 
-    /// What outputs, `[n, outputs]`, mean.
+    /// Converts outputs, `[n, outputs]`, to predictions.
     fn predictions(&self, outputs: &[f32]) -> Vec<Prediction> {
         let rows = outputs.chunks_exact(self.task.outputs());
         match &self.task {
@@ -294,7 +300,7 @@ impl Predictor {
     }
 }
 
-/// An error of a part of the examples, with the row that it is of all.
+/// Converts the row in an error from an index in a part of the examples to an index in all examples.
 fn counted_from(first: usize, error: ModelError) -> ModelError {
     match error {
         ModelError::NonFinite { name, row } => ModelError::NonFinite { name, row: first + row },
@@ -307,14 +313,14 @@ fn counted_from(first: usize, error: ModelError) -> ModelError {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PredictionReport {
-    /// Of classification.
+    /// Quality of classification.
     Classification {
         /// Mean cross-entropy in nats.
         loss: f64,
         /// Quality by class.
         report: ClassificationReport,
     },
-    /// Of regression.
+    /// Quality of regression.
     Regression {
         /// Errors in original units.
         metrics: RegressionMetrics,
@@ -323,7 +329,7 @@ pub enum PredictionReport {
     },
 }
 
-/// Plain text of at most 80 columns.
+/// Formats the report as plain text of at most 80 columns.
 impl fmt::Display for PredictionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -333,7 +339,7 @@ impl fmt::Display for PredictionReport {
     }
 }
 
-/// The class of finite logits.
+/// Returns the predicted class for finite logits.
 fn class_of(logits: &[f32]) -> Prediction {
     let mut class = 0;
     for (id, logit) in logits.iter().enumerate() {

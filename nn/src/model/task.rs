@@ -1,4 +1,4 @@
-//! What a model predicts, and from what.
+//! Tasks of models, and the preprocessing of their input data.
 
 use std::collections::BTreeSet;
 
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 use super::{Architecture, Loss};
 use crate::data::{Standardiser, TableSchema};
 
-/// What a model predicts.
+/// The task of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Task {
     /// One of several classes.
     Classification {
-        /// What the classes are of, such as the name of a column.
+        /// Name of the classified quantity, such as the name of a column.
         target: String,
         /// Names of the classes, by id; at least 2.
         classes: Vec<String>,
     },
-    /// Numbers.
+    /// Prediction of numbers.
     Regression {
-        /// What the numbers are, such as names of columns; one for each output of the model.
+        /// Names of the numbers, such as names of columns; one for each output of the model.
         targets: Vec<String>,
-        /// What the targets were standardised with for training, one mean and deviation for each; outputs are converted
-        /// back by it. With means of 0 and deviations of 1 they stay as they are.
+        /// Standardiser of the targets in training, with a mean and deviation for each; it converts
+        /// outputs back. With means of 0 and deviations of 1 outputs are not changed.
         scale: Standardiser,
     },
 }
 
 impl Task {
-    /// Outputs that the model has.
+    /// Returns the number of outputs of the model.
     pub fn outputs(&self) -> usize {
         match self {
             Task::Classification { classes, .. } => classes.len(),
@@ -38,7 +38,7 @@ impl Task {
         }
     }
 
-    /// The loss that a model for this task is trained with.
+    /// Returns the loss for training a model for this task.
     pub fn loss(&self) -> Loss {
         match self {
             Task::Classification { .. } => Loss::Classes,
@@ -46,7 +46,7 @@ impl Task {
         }
     }
 
-    /// Names of the classes, by id; none for regression.
+    /// Returns the names of the classes, by id; none for regression.
     pub fn classes(&self) -> &[String] {
         match self {
             Task::Classification { classes, .. } => classes,
@@ -69,7 +69,7 @@ impl Task {
                 different(targets)?;
                 if !scale.accepts(targets.len()) {
                     return Err(format!(
-                        "the scale is of {} targets, and there are {}",
+                        "the scale has {} targets, expected {}",
                         scale.mean().len(),
                         targets.len()
                     ));
@@ -78,7 +78,7 @@ impl Task {
         }
         let (own, model) = (self.outputs(), architecture.outputs());
         if own != model {
-            return Err(format!("it has {own} outputs, the architecture {model}"));
+            return Err(format!("it has {own} outputs, but the architecture has {model}"));
         }
         Ok(())
     }
@@ -88,38 +88,38 @@ fn different(names: &[String]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     match names.iter().find(|name| !seen.insert(*name)) {
         None => Ok(()),
-        Some(name) => Err(format!("'{name}' is there twice")),
+        Some(name) => Err(format!("'{name}' is repeated")),
     }
 }
 
-/// What becomes of data before the model takes them.
+/// The preprocessing of a model's input data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Preprocessing {
-    /// Arrays of the shape that the model takes.
+    /// Arrays of the shape of the model's input.
     Array {
-        /// What they are standardised with; they stay as they are without.
+        /// Standardiser of the arrays; without it, they are not changed.
         scale: Option<Standardiser>,
     },
     /// Columns of a table.
     Table {
         /// The columns.
         schema: TableSchema,
-        /// What the features are standardised with; they stay as they are without.
+        /// Standardiser of the features; without it, they are not changed.
         scale: Option<Standardiser>,
     },
-    /// Files of images, which are resized to what the model takes, with values from 0 to 1.
+    /// Image files, which are resized to the model's input, with values from 0 to 1.
     Images {
         /// Channels (1 for grey, 3 for red, green and blue), height and width.
         size: [usize; 3],
-        /// What the values are standardised with; they stay as they are without.
+        /// Standardiser of the values; without it, they are not changed.
         scale: Option<Standardiser>,
     },
 }
 
 impl Preprocessing {
-    /// What features are standardised with.
+    /// Returns the standardiser of the features.
     pub fn scale(&self) -> Option<&Standardiser> {
         match self {
             Preprocessing::Array { scale }
@@ -136,7 +136,7 @@ impl Preprocessing {
                 schema.check()?;
                 if schema.width() != width {
                     return Err(format!(
-                        "the columns are {} features, the architecture takes {width}",
+                        "the columns have {} features, but the architecture expects {width}",
                         schema.width()
                     ));
                 }
@@ -144,18 +144,18 @@ impl Preprocessing {
             Preprocessing::Images { size, .. } => {
                 if architecture.feature_shape() != size {
                     return Err(format!(
-                        "images are {size:?}, the architecture takes {:?}",
+                        "the image size is {size:?}, but the architecture expects {:?}",
                         architecture.feature_shape()
                     ));
                 }
                 if !matches!(size[0], 1 | 3) {
-                    return Err(format!("images have {} channels; it can be 1 or 3", size[0]));
+                    return Err(format!("expected images with 1 or 3 channels, found {}", size[0]));
                 }
             }
         }
         match self.scale() {
             Some(scale) if !scale.accepts(width) => Err(format!(
-                "the standardiser is of {} features, the architecture takes {width}",
+                "the standardiser has {} features, but the architecture expects {width}",
                 scale.mean().len()
             )),
             _ => Ok(()),

@@ -9,22 +9,25 @@ use crate::layers::{
     check_heads, check_sizes, reject, scoped,
 };
 
-/// Name of the input of [`BertConfig::embedding_graph`] that tells tokens from padding, `u32 [texts, rows]`.
+/// Name of the input of [`BertConfig::embedding_graph`] that marks tokens and padding,
+/// `u32 [texts, rows]`.
 pub const ATTENTION_MASK: &str = "attention_mask";
-/// Name of its input with the weights by which rows are added up, `f32 [texts, rows]`.
+/// Name of the input of [`BertConfig::embedding_graph`] with the weights of the rows in the sum, `f32 [texts, rows]`.
 pub const POOLING_WEIGHTS: &str = "pooling_weights";
 
-/// Options of a [`Bert`] encoder (Devlin et al., 2018); RoBERTa (Liu et al., 2019) and DistilBERT (Sanh et al., 2019) are others of
-/// them.
+/// Options of a [`Bert`] encoder (Devlin et al., 2018), including RoBERTa (Liu et al., 2019) and
+/// DistilBERT (Sanh et al., 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BertConfig {
-    /// Number of tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
     /// Rows of the table of positions.
     pub positions: usize,
-    /// The row of a text's first token: 0, for RoBERTa the padding token and one.
+    /// Row of a text's first token in the table of positions: 0, or for RoBERTa one more than the
+    /// padding token.
     pub first_position: usize,
-    /// Rows of the table of token types, of which the first is added to every token; none if it is 0 (DistilBERT).
+    /// Rows of the table of token types, whose first row is added to every token; 0 for no table
+    /// (DistilBERT).
     pub token_types: usize,
     /// Features of a token.
     pub dim: usize,
@@ -34,14 +37,14 @@ pub struct BertConfig {
     pub heads: usize,
     /// Features inside the feed-forward layers.
     pub hidden: usize,
-    /// Non-linearity between these.
+    /// Non-linearity between the feed-forward layers.
     pub activation: Activation,
     /// Number added to the variances in the norms.
     pub eps: f32,
 }
 
 impl BertConfig {
-    /// BERT-base: 12 blocks of 768 features with 12 heads, 512 positions.
+    /// Returns BERT-base: 12 blocks of 768 features with 12 heads, 512 positions.
     pub fn base(vocab: usize) -> Self {
         BertConfig {
             vocab,
@@ -57,15 +60,15 @@ impl BertConfig {
         }
     }
 
-    /// Tokens of a text at most.
+    /// Returns the maximum number of tokens of a text.
     pub fn context(&self) -> usize {
         self.positions.saturating_sub(self.first_position)
     }
 
-    /// Checks what [`build`](BertConfig::build) checks.
+    /// Checks the same as [`build`](BertConfig::build).
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with the field that is wrong, its value and what is allowed.
+    /// [`Error::InvalidUse`] with the invalid field, its value and the valid ones.
     pub fn check(&self) -> Result<(), Error> {
         self.find_fault()
             .map_err(|(message, remedy)| Error::misuse(format!("BertConfig: {message}"), remedy))
@@ -75,22 +78,26 @@ impl BertConfig {
         check_sizes(&[("vocab", self.vocab), ("hidden", self.hidden)])?;
         check_heads([self.dim, self.heads, self.heads], None, false)?;
         check_eps(self.eps)?;
-        match self.first_position < self.positions {
-            true => Ok(()),
-            false => Err((
+        if self.first_position < self.positions {
+            Ok(())
+        } else {
+            Err((
                 format!(
                     "first_position is {} of {} positions",
                     self.first_position, self.positions
                 ),
                 "a text has one position at least",
-            )),
+            ))
         }
     }
 
-    /// Registers the parameters by the names that Hugging Face's checkpoints have: `embeddings.word_embeddings [vocab, dim]`,
-    /// `embeddings.position_embeddings [positions, dim]`, `embeddings.token_type_embeddings`, `embeddings.LayerNorm`, and of each
-    /// block `encoder.layer.I.attention.self.query`, `key`, `value`, `attention.output.dense`, `attention.output.LayerNorm`,
-    /// `intermediate.dense`, `output.dense` and `output.LayerNorm`. All of them are behind `name`, if that is not empty.
+    /// Registers the parameters by the names in Hugging Face's checkpoints:
+    /// `embeddings.word_embeddings [vocab, dim]`,
+    /// `embeddings.position_embeddings [positions, dim]`, `embeddings.token_type_embeddings`,
+    /// `embeddings.LayerNorm`, and of each block `encoder.layer.I.attention.self.query`, `key`,
+    /// `value`, `attention.output.dense`, `attention.output.LayerNorm`, `intermediate.dense`,
+    /// `output.dense` and `output.LayerNorm`. All names are prefixed by `name`, if that is not
+    /// empty.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Bert {
         reject(g, &format!("bert '{name}'"), self.find_fault());
@@ -132,9 +139,11 @@ impl BertConfig {
         }
     }
 
-    /// Embeddings of texts: the inputs [`TOKENS`] `u32 [texts, rows]`, [`ATTENTION_MASK`] `u32 [texts, rows]`, which is 1 for tokens and
-    /// 0 for padding, and [`POOLING_WEIGHTS`] `f32 [texts, rows]`; the output `f32 [texts, dim]` is the sum of the rows of the last block
-    /// times these: their mean with one over the number of tokens, the first row with 1 and zeros.
+    /// Returns a graph for embeddings of texts. Its inputs are [`TOKENS`] `u32 [texts, rows]`,
+    /// [`ATTENTION_MASK`] `u32 [texts, rows]`, which is 1 for tokens and 0 for padding, and
+    /// [`POOLING_WEIGHTS`] `f32 [texts, rows]`. Its output `f32 [texts, dim]` is the sum of the
+    /// rows of the last block times the weights: the mean for weights of one over the number of
+    /// tokens, the first row for 1 followed by zeros.
     #[track_caller]
     pub fn embedding_graph(&self, texts: usize, rows: usize) -> Graph {
         let mut g = Graph::new();
@@ -163,7 +172,7 @@ struct Block {
     norm2: LayerNorm,
 }
 
-/// A transformer encoder with learned positions and norms behind the additions.
+/// A transformer encoder with learned positions and norms after the additions.
 #[derive(Clone, Debug)]
 pub struct Bert {
     config: BertConfig,
@@ -175,9 +184,10 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// The last block's rows `f32 [texts, rows, dim]` for `tokens`, `u32 [texts, rows]`, of the first token type. `mask`, `u32 [texts,
-    /// rows]`, is not 0 for tokens and 0 for padding, whose rows stand for nothing and are seen by no other. More rows than positions
-    /// are rejected.
+    /// Returns the last block's rows `f32 [texts, rows, dim]` for `tokens`, `u32 [texts, rows]`, of
+    /// the first token type. `mask`, `u32 [texts, rows]`, is not 0 for tokens and 0 for padding.
+    /// Padding rows are meaningless and hidden from all other rows. More rows than positions are
+    /// rejected.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, tokens: NodeId, mask: NodeId) -> NodeId {
         let config = self.config;

@@ -17,8 +17,9 @@ pub struct CnnConfig {
 }
 
 impl CnnConfig {
-    /// From images `[channels, height, width]` of at least 4x4 pixels to `classes` logits, with 16, 32 and
-    /// 64 channels, a hidden layer of 64 and dropout of 0.25: sizes for small images.
+    /// Creates options for images `[channels, height, width]` of at least 4x4 pixels and `classes`
+    /// logits, with 16, 32 and 64 channels, a hidden layer of 64 and dropout of 0.25: sizes for
+    /// small images.
     pub fn new(image: [usize; 3], classes: usize) -> Self {
         CnnConfig {
             image,
@@ -29,29 +30,29 @@ impl CnnConfig {
         }
     }
 
-    /// Channels after each of the three convolutions.
+    /// Sets the channels after each of the three convolutions.
     #[must_use]
     pub fn channels(mut self, channels: [usize; 3]) -> Self {
         self.channels = channels;
         self
     }
 
-    /// Size of the hidden fully connected layer.
+    /// Sets the size of the hidden fully connected layer.
     #[must_use]
     pub fn hidden(mut self, hidden: usize) -> Self {
         self.hidden = hidden;
         self
     }
 
-    /// Probability of dropout in front of each fully connected layer; 0 for none.
+    /// Sets the probability of dropout before each fully connected layer; 0 for none.
     #[must_use]
     pub fn dropout(mut self, p: f32) -> Self {
         self.dropout = p;
         self
     }
 
-    /// Registers the layers `{name}.conv1` to `conv3`, `bn1` to `bn3`, `fc1` and `fc2`. The convolutions
-    /// have no bias, which the batch norms behind them would subtract again.
+    /// Registers the layers `{name}.conv1` to `conv3`, `bn1` to `bn3`, `fc1` and `fc2`. The
+    /// convolutions have no bias, because the following batch norms would subtract it again.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Cnn {
         g.at_caller(|g| {
@@ -108,7 +109,7 @@ pub struct Cnn {
 }
 
 impl Cnn {
-    /// `x [batch, channels, height, width] -> [batch, classes]`.
+    /// Computes logits: `x [batch, channels, height, width] -> [batch, classes]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let [first, second, third] = &self.blocks;

@@ -1,30 +1,30 @@
-//! Graphs that a language model generates text with.
+//! Graphs for text generation with a language model.
 
 use meganeura_core::{DType, Graph, NodeId};
 
 use super::{LlamaConfig, TOKENS};
 use crate::layers::{ADAPTER_SCALES_INPUT, PagedRows};
 
-/// Name of the input that holds how many tokens are cached.
+/// Name of the input with the number of cached tokens.
 pub const KV_POS: &str = "kv_pos";
-/// Name of the input that says of which row of a piece of a prompt logits are asked for.
+/// Name of the input with the row of a prompt's chunk whose logits are requested.
 pub const LOGITS_ROW: &str = "logits_row";
 
-/// Name of the input that holds the position of each token in its sequence.
+/// Name of the input with the position of each token in its sequence.
 pub const POSITIONS: &str = "positions";
-/// Name of the input that says to which rows of the blocks keys and values are written.
+/// Name of the input with the rows of the cache blocks that keys and values are written to.
 pub const SLOTS: &str = "slots";
-/// Name of the input that holds the blocks of each token's sequence.
+/// Name of the input with the blocks of each token's sequence.
 pub const BLOCK_TABLE: &str = "block_table";
-/// Name of the input that holds the temperature of each row that a token is drawn for.
+/// Name of the input with the temperature of each row that a token is drawn for.
 pub const TEMPERATURES: &str = "temperatures";
-/// Name of the input that holds the seeds of each row that a token is drawn for.
+/// Name of the input with the seeds of each row that a token is drawn for.
 pub const SEEDS: &str = "seeds";
 
 /// Name of the input `f32 [rows, rank]` with the factor of each column of the adapters, for each row.
 ///
-/// Several adapters share one pair of matrices: the ranks of all of them are concatenated. A row holds `alpha / rank` in the
-/// columns of its adapter and 0 elsewhere; a row of zeros computes the model without adapters.
+/// Several adapters share one pair of matrices: the ranks of all of them are concatenated. A row holds `alpha / rank`
+/// in the columns of its adapter and 0 elsewhere; a row of zeros computes the model without adapters.
 pub const ADAPTER_SCALES: &str = ADAPTER_SCALES_INPUT;
 
 /// Sizes of the caches of a [`LlamaConfig::paged_graph`].
@@ -34,30 +34,31 @@ pub struct PagedCache {
     pub blocks: usize,
     /// Rows of a block: tokens.
     pub block_rows: usize,
-    /// Blocks of a sequence at most.
+    /// Maximum blocks of a sequence.
     pub table_len: usize,
 }
 
-/// Names of the parameters that cache the keys and the values of a layer.
+/// Returns the names of the parameters that cache the keys and the values of a layer.
 pub fn kv_cache_names(layer: usize) -> [String; 2] {
     ["k", "v"].map(|which| format!("kv_cache.layer.{layer}.{which}"))
 }
 
-/// Of which rows a [`LlamaConfig::decode_graph`] has logits.
+/// The rows of a [`LlamaConfig::decode_graph`] that have logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LogitsOf {
-    /// Of each.
+    /// Every row.
     AllRows,
-    /// Of one row of each sequence, which the input [`LOGITS_ROW`] names, `u32` like [`KV_POS`].
+    /// One row of each sequence, given by the input [`LOGITS_ROW`], `u32` like [`KV_POS`].
     OneRow,
 }
 
 impl LlamaConfig {
-    /// A graph that reads a whole prompt.
+    /// Returns a graph that reads a whole prompt (prefill).
     ///
-    /// Input: `tokens`, `u32 [rows]`. Outputs: the logits of the last token, `f32 [1, vocab]`, then the keys and the
-    /// values of each layer, `f32 [rows, kv_width]`, as the caches of [`LlamaConfig::decode_graph`] hold them. With
-    /// [`LlamaConfig::longrope`], those of a graph whose capacity is `rows`.
+    /// Input: `tokens`, `u32 [rows]`. Outputs: the logits of the last token, `f32 [1, vocab]`, then
+    /// the keys and the values of each layer, `f32 [rows, kv_width]`, as stored in the caches of
+    /// [`LlamaConfig::decode_graph`]. With [`LlamaConfig::longrope`], they match a graph with a
+    /// capacity of `rows`.
     #[track_caller]
     pub fn prefill_graph(&self, rows: usize) -> Graph {
         let mut g = Graph::new();
@@ -72,13 +73,15 @@ impl LlamaConfig {
         g
     }
 
-    /// A graph that reads `rows` tokens of each sequence behind those that are cached: one to generate, more to read a
-    /// prompt piece by piece.
+    /// Returns a graph that reads `rows` tokens of each sequence after the cached ones: one row for
+    /// decode, more for chunks of a prompt.
     ///
-    /// `batch` are the axes before the rows, `[]` for one sequence. Inputs: `tokens`, `u32 [batch..., rows]`, and `kv_pos`,
-    /// the number of cached tokens of each sequence, `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are
-    /// written into parameters named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of [`LlamaConfig::cache_type`], which are not trained.
-    /// Output: the logits, `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
+    /// `batch` are the axes before the rows, `[]` for one sequence. Inputs: `tokens`,
+    /// `u32 [batch..., rows]`, and `kv_pos`, the number of cached tokens of each sequence,
+    /// `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are written into parameters
+    /// named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of
+    /// [`LlamaConfig::cache_type`], which are not trained. Output: the logits,
+    /// `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
     #[track_caller]
     pub fn decode_graph(&self, batch: &[usize], rows: usize, capacity: usize, logits: LogitsOf) -> Graph {
         let mut g = Graph::new();
@@ -97,14 +100,16 @@ impl LlamaConfig {
         g
     }
 
-    /// A graph that reads one token each of `rows` places in any sequences: several of one sequence as pieces of a prompt,
-    /// others to generate.
+    /// Returns a graph that reads `rows` tokens of any sequences: several of one sequence as a
+    /// chunk of a prompt, single ones for decode.
     ///
-    /// Inputs, all `u32`: `tokens [rows]`; [`POSITIONS`] and [`SLOTS`] `[rows]` and [`BLOCK_TABLE`] `[rows, table_len]`, as
-    /// [`PagedRows`] describes them; with `logits` below `rows` also [`LOGITS_ROW`] `[logits]`, the rows that logits are asked
-    /// for, and with [`LlamaConfig::lora_per_row`] [`ADAPTER_SCALES`]. A row whose slot is `blocks * block_rows` stands for no token. Each layer's keys and values are written into
-    /// parameters named by [`kv_cache_names`], `[blocks, block_rows, kv_width]` of [`LlamaConfig::cache_type`], which are not trained. Output: the logits,
-    /// `f32 [logits, vocab]`.
+    /// Inputs, all `u32`: `tokens [rows]`; [`POSITIONS`] and [`SLOTS`] `[rows]` and [`BLOCK_TABLE`]
+    /// `[rows, table_len]`, as [`PagedRows`] describes them; with `logits` below `rows` also
+    /// [`LOGITS_ROW`] `[logits]`, the rows whose logits are requested, and with
+    /// [`LlamaConfig::lora_per_row`] [`ADAPTER_SCALES`]. A row whose slot is `blocks * block_rows`
+    /// is unused. Each layer's keys and values are written into parameters named by
+    /// [`kv_cache_names`], `[blocks, block_rows, kv_width]` of [`LlamaConfig::cache_type`], which
+    /// are not trained. Output: the logits, `f32 [logits, vocab]`.
     #[track_caller]
     pub fn paged_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
         let mut g = Graph::new();
@@ -113,11 +118,13 @@ impl LlamaConfig {
         g
     }
 
-    /// A [`LlamaConfig::paged_graph`] that draws tokens as well, so that a host need not read the logits.
+    /// Returns a [`LlamaConfig::paged_graph`] that also draws tokens, so that a host need not read
+    /// the logits.
     ///
-    /// Further inputs: [`TEMPERATURES`], `f32 [logits]`, and [`SEEDS`], `u32 [logits, 2]`, as [`Graph::categorical`] has them.
-    /// Outputs: the logits, then for each of their rows the token that was drawn, and a number above 0 if it could be: if all of
-    /// its logits are numbers below infinity, and one is finite; `f32 [logits, 2]`.
+    /// Further inputs: [`TEMPERATURES`], `f32 [logits]`, and [`SEEDS`], `u32 [logits, 2]`, as for
+    /// [`Graph::categorical`]. Outputs: the logits, then for each of their rows the drawn token and
+    /// a number above 0 if the draw is valid, `f32 [logits, 2]`. It is valid if no logit is NaN or
+    /// positive infinity, and at least one is finite.
     #[track_caller]
     pub fn paged_sampling_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
         let mut g = Graph::new();
@@ -126,7 +133,7 @@ impl LlamaConfig {
         let temperatures = g.input(TEMPERATURES, &[count]);
         let seeds = g.input_u32(SEEDS, &[count, 2]);
         if !g.errors().is_empty() {
-            // Of sizes that may be no tensor's.
+            // The sizes may be invalid for a tensor.
             return g;
         }
         let tokens = g.categorical(logits, temperatures, seeds);
@@ -159,11 +166,11 @@ impl LlamaConfig {
         model.logits(g, x)
     }
 
-    /// Above 0 for rows that tokens can be drawn from, `[rows]`: how many logits are finite, less many for each that is NaN or
-    /// infinity.
+    /// Returns a number above 0 for rows that tokens can be drawn from, `[rows]`: the number of
+    /// finite logits, minus a large number for each that is NaN or infinity.
     ///
-    /// The logit of the token that was drawn would say it as well. But a look-up at an index that is computed may be a fault of
-    /// the step, so that backends would save all caches before it.
+    /// The logit of the drawn token would be sufficient. But a lookup with a computed index may be
+    /// a fault of the step, so that backends would save all caches before it.
     #[track_caller]
     fn sound_rows(&self, g: &mut Graph, logits: NodeId) -> NodeId {
         let [least, most, none, one, many] = [f32::MIN, f32::MAX, 0.0, 1.0, -1e9].map(|x| g.scalar(x));
@@ -174,7 +181,7 @@ impl LlamaConfig {
         g.sum(counted, &[-1], false)
     }
 
-    /// The caches of all layers, which are not trained.
+    /// Registers the caches of all layers, which are not trained.
     #[track_caller]
     fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<[NodeId; 2]> {
         let mut of_layer =
@@ -182,16 +189,16 @@ impl LlamaConfig {
         (0..self.layers).map(&mut of_layer).collect()
     }
 
-    /// The row of each sequence that an input names.
+    /// Selects the row of each sequence that an input specifies.
     fn one_row(&self, g: &mut Graph, x: NodeId, batch: &[usize], rows: usize) -> NodeId {
         let per_sequence = if batch.is_empty() { &[1] } else { batch };
         let row = g.input_u32(LOGITS_ROW, per_sequence);
         if !g.errors().is_empty() {
-            // Of sizes that may be no tensor's.
+            // The sizes may be invalid for a tensor.
             return x;
         }
         if batch.is_empty() {
-            // An index that is fed is known to be in range before the caches are written.
+            // An index in an input is checked before the caches are written.
             return g.gather(x, row);
         }
         let sequences: usize = per_sequence.iter().product();

@@ -1,4 +1,4 @@
-//! EfficientNet-B0.
+//! EfficientNet-B0, an image classifier.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
@@ -6,7 +6,8 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::mobilenet::conv;
 use crate::layers::{Conv2d, Conv2dConfig, ConvNorm, Dropout, Linear, LinearConfig, scoped};
 
-/// Blocks of a stage: factor by which they widen, kernel, stride of the first, output channels, how many.
+/// Blocks of a stage: expansion factor, kernel size, stride of the first block, output channels,
+/// number of blocks.
 const STAGES: [(usize, usize, u32, usize, usize); 7] = [
     (1, 3, 1, 16, 1),
     (6, 3, 2, 24, 2),
@@ -18,7 +19,7 @@ const STAGES: [(usize, usize, u32, usize, usize); 7] = [
 ];
 /// Channels of the stem.
 const STEM: usize = 32;
-/// Channels in front of the classifier.
+/// Channels before the classifier.
 const LAST: usize = 1280;
 /// A block's input channels for one channel between the two convolutions that weight its channels.
 const SQUEEZE: usize = 4;
@@ -32,7 +33,8 @@ pub struct EfficientNetConfig {
 }
 
 impl EfficientNetConfig {
-    /// EfficientNet-B0 for images of 3 channels, with dropout of 0.2: 5.3 million parameters with 1000 classes.
+    /// Returns EfficientNet-B0 for images of 3 channels, with dropout of 0.2: 5.3 million
+    /// parameters with 1000 classes.
     pub fn b0(classes: usize) -> Self {
         EfficientNetConfig {
             channels: 3,
@@ -41,14 +43,14 @@ impl EfficientNetConfig {
         }
     }
 
-    /// Channels of the images.
+    /// Sets the channels of the images.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// Probability of dropout in front of the classifier; 0 for none.
+    /// Sets the probability of dropout before the classifier; 0 for none.
     #[must_use]
     pub fn dropout(mut self, p: f32) -> Self {
         self.dropout = p;
@@ -123,11 +125,12 @@ impl SqueezeExcite {
     }
 }
 
-/// A 1x1 convolution to more channels, a depthwise one, factors for the channels, and a 1x1 convolution to fewer channels
-/// without an activation behind it; around them the identity, if the shape stays.
+/// A 1x1 convolution to more channels, a depthwise one, factors for the channels, and a 1x1
+/// convolution to fewer channels without an activation; with a residual connection if the shape
+/// does not change.
 #[derive(Clone, Debug)]
 struct Block {
-    /// All but the last, each with an activation behind it.
+    /// All convolutions but the last, each followed by an activation.
     layers: Vec<ConvNorm>,
     factors: SqueezeExcite,
     projection: ConvNorm,
@@ -169,15 +172,12 @@ impl Block {
         }
         let y = self.factors.forward(g, y);
         let y = self.projection.forward(g, y);
-        match self.is_residual {
-            true => g.add(x, y),
-            false => y,
-        }
+        if self.is_residual { g.add(x, y) } else { y }
     }
 }
 
-/// EfficientNet (Tan and Le, "EfficientNet: Rethinking model scaling for convolutional neural networks", 2019), without
-/// stochastic depth, which leaves out blocks at random in training.
+/// EfficientNet (Tan and Le, "EfficientNet: Rethinking model scaling for convolutional neural
+/// networks", 2019), without stochastic depth (random skipping of blocks in training).
 #[derive(Clone, Debug)]
 pub struct EfficientNet {
     stem: ConvNorm,
@@ -188,8 +188,8 @@ pub struct EfficientNet {
 }
 
 impl EfficientNet {
-    /// `x [batch, channels, height, width] -> [batch, classes]`. Height and width are halved five times; the published
-    /// network takes 224x224.
+    /// Computes logits: `x [batch, channels, height, width] -> [batch, classes]`. Height and width
+    /// are halved five times; the published network takes 224x224.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let y = self.stem.forward(g, x);

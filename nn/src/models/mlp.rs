@@ -16,8 +16,8 @@ pub struct MlpConfig {
 }
 
 impl MlpConfig {
-    /// From `inputs` features to `outputs` values, with hidden layers of 256 and 128, ReLU and dropout of
-    /// 0.2 after each: sizes for small data sets.
+    /// Creates options for `inputs` features and `outputs` values, with hidden layers of 256 and
+    /// 128, ReLU and dropout of 0.2 after each: sizes for small data sets.
     pub fn new(inputs: usize, outputs: usize) -> Self {
         MlpConfig {
             inputs,
@@ -28,21 +28,21 @@ impl MlpConfig {
         }
     }
 
-    /// Sizes of the hidden layers; none makes a linear model.
+    /// Sets the sizes of the hidden layers; none makes a linear model.
     #[must_use]
     pub fn hidden(mut self, sizes: impl Into<Vec<usize>>) -> Self {
         self.hidden = sizes.into();
         self
     }
 
-    /// Activation after each hidden layer.
+    /// Sets the activation after each hidden layer.
     #[must_use]
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// Probability of dropout after each hidden layer; 0 for none.
+    /// Sets the probability of dropout after each hidden layer; 0 for none.
     #[must_use]
     pub fn dropout(mut self, p: f32) -> Self {
         self.dropout = p;
@@ -81,12 +81,12 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The linear layers, first to last.
+    /// Returns the linear layers, first to last.
     pub fn layers(&self) -> &[Linear] {
         &self.layers
     }
 
-    /// `x [batch, inputs] -> [batch, outputs]`, without activation at the end.
+    /// Applies the network: `x [batch, inputs] -> [batch, outputs]`, without activation at the end.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let Some((last, hidden)) = self.layers.split_last() else {

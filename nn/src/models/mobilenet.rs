@@ -1,11 +1,12 @@
-//! MobileNetV2.
+//! MobileNetV2, an image classifier.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{Conv2dConfig, ConvNorm, Dropout, Linear, LinearConfig, scoped};
 
-/// Inverted residual blocks of a stage: factor by which they widen, output channels, how many, stride of the first.
+/// Inverted residual blocks of a stage: expansion factor, output channels, number of blocks, stride
+/// of the first block.
 const STAGES: [(usize, usize, usize, u32); 7] = [
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -17,7 +18,7 @@ const STAGES: [(usize, usize, usize, u32); 7] = [
 ];
 /// Channels of the stem.
 const STEM: usize = 32;
-/// Channels in front of the classifier.
+/// Channels before the classifier.
 const LAST: usize = 1280;
 
 /// Options of a [`MobileNet`].
@@ -31,7 +32,8 @@ pub struct MobileNetConfig {
 }
 
 impl MobileNetConfig {
-    /// MobileNetV2 of width 1 for images of 3 channels, with dropout of 0.2: 3.5 million parameters with 1000 classes.
+    /// Returns MobileNetV2 of width 1 for images of 3 channels, with dropout of 0.2: 3.5 million
+    /// parameters with 1000 classes.
     pub fn new(classes: usize) -> Self {
         MobileNetConfig {
             width: 1.0,
@@ -42,46 +44,49 @@ impl MobileNetConfig {
         }
     }
 
-    /// Factor of all numbers of channels, which are rounded to multiples of 8. The last one does not fall below 1280.
+    /// Sets the factor of all numbers of channels, which are rounded to multiples of 8. The last
+    /// one is at least 1280.
     #[must_use]
     pub fn width(mut self, width: f32) -> Self {
         self.width = width;
         self
     }
 
-    /// Channels of the images.
+    /// Sets the channels of the images.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// Probability of dropout in front of the classifier; 0 for none.
+    /// Sets the probability of dropout before the classifier; 0 for none.
     #[must_use]
     pub fn dropout(mut self, p: f32) -> Self {
         self.dropout = p;
         self
     }
 
-    /// Has a stride of 1 instead of 2 in the stem and the second stage, so that height and width are halved three times
-    /// instead of five times: for images of 32x32 or so. The layers and their names stay the same.
+    /// Sets a stride of 1 instead of 2 in the stem and the second stage, so that height and width are halved three
+    /// times instead of five times. This is for images of about 32x32. The layers and their names stay the same.
     #[must_use]
     pub fn small_images(mut self, small: bool) -> Self {
         self.small_images = small;
         self
     }
 
-    /// A number of channels at the width: a multiple of 8, at least 8, and not less than nine tenths of the exact one.
+    /// Scales a number of channels by the width: to a multiple of 8, at least 8, and at least nine
+    /// tenths of the exact number.
     fn scaled(&self, channels: usize) -> usize {
         const MULTIPLE: usize = 8;
         let exact = channels as f32 * self.width;
-        // Widths that make no sense saturate, and are refused as shapes.
+        // Invalid widths saturate, and are refused as shapes.
         let rounded = ((exact + MULTIPLE as f32 / 2.0) as usize / MULTIPLE)
             .saturating_mul(MULTIPLE)
             .max(MULTIPLE);
-        match (rounded as f32) < 0.9 * exact {
-            true => rounded.saturating_add(MULTIPLE),
-            false => rounded,
+        if (rounded as f32) < 0.9 * exact {
+            rounded.saturating_add(MULTIPLE)
+        } else {
+            rounded
         }
     }
 
@@ -119,24 +124,25 @@ impl MobileNetConfig {
     }
 }
 
-/// A convolution that keeps height and width but for the stride.
+/// Returns a convolution that only changes height and width by its stride.
 pub(super) fn conv(inputs: usize, outputs: usize, kernel: usize, stride: u32) -> Conv2dConfig {
     Conv2dConfig::new(inputs, outputs, [kernel; 2])
         .stride([stride; 2])
         .padding([(kernel / 2) as u32; 2])
 }
 
-/// `min(max(x, 0), 6)`.
+/// Computes `min(max(x, 0), 6)`.
 #[track_caller]
 fn relu6(g: &mut Graph, x: NodeId) -> NodeId {
     g.clamp(x, 0.0, 6.0)
 }
 
-/// An inverted residual block: a 1x1 convolution to more channels, a depthwise 3x3 one, and a 1x1 one to fewer channels
-/// without an activation behind it; around them the identity, if the shape stays.
+/// An inverted residual block: a 1x1 convolution to more channels, a depthwise 3x3 one, and a 1x1
+/// one to fewer channels without an activation; with a residual connection if the shape does not
+/// change.
 #[derive(Clone, Debug)]
 struct Block {
-    /// All but the last, each with an activation behind it.
+    /// All convolutions but the last, each followed by an activation.
     layers: Vec<ConvNorm>,
     projection: ConvNorm,
     is_residual: bool,
@@ -174,10 +180,7 @@ impl Block {
             y = relu6(g, wide).into();
         }
         let y = self.projection.forward(g, y);
-        match self.is_residual {
-            true => g.add(x, y),
-            false => y,
-        }
+        if self.is_residual { g.add(x, y) } else { y }
     }
 }
 
@@ -192,8 +195,8 @@ pub struct MobileNet {
 }
 
 impl MobileNet {
-    /// `x [batch, channels, height, width] -> [batch, classes]`. Height and width are halved five times, or three times
-    /// for small images; the published network takes 224x224.
+    /// Computes logits: `x [batch, channels, height, width] -> [batch, classes]`. Height and width
+    /// are halved five times, or three times for small images; the published network takes 224x224.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let y = self.stem.forward(g, x);

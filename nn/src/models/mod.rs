@@ -69,7 +69,7 @@ pub const TARGET: &str = "target";
 /// Name of the input that holds the weights of the rows in the loss of a regression.
 pub const ROW_WEIGHTS: &str = "row_weights";
 
-/// A classifier for the trainer around the model that `logits` builds.
+/// Builds a classifier for the trainer around the model that `logits` builds.
 ///
 /// Inputs: `x`, `f32 [batch, feature_shape...]`, and `labels`, `u32 [batch]`, the class ids. Outputs: the
 /// mean cross-entropy in nats, `f32 []`, and the logits, `f32 [batch, classes]`. Wrong sizes reject the graph.
@@ -87,8 +87,8 @@ pub fn classifier(batch: usize, feature_shape: &[usize], logits: impl FnOnce(&mu
     g
 }
 
-/// [`classifier`] whose labels are rows of class probabilities or weights, `f32 [batch, classes]`, as label smoothing
-/// and class weights of the trainer need them.
+/// Builds a [`classifier`] whose labels are rows of class probabilities or weights,
+/// `f32 [batch, classes]`, for label smoothing and class weights of the trainer.
 #[track_caller]
 pub fn soft_classifier(
     batch: usize,
@@ -102,7 +102,7 @@ pub fn soft_classifier(
     })
 }
 
-/// A model for regression around the one that `prediction` builds.
+/// Builds a model for regression around the one that `prediction` builds.
 ///
 /// Inputs: `x`, `f32 [batch, feature_shape...]`, and `target`, `f32 [batch, outputs]`. Outputs: the mean squared
 /// error, `f32 []`, and the prediction, `f32 [batch, outputs]`. Wrong sizes reject the graph.
@@ -119,8 +119,9 @@ pub fn regressor(
     })
 }
 
-/// [`regressor`] with weights of the rows in the loss, `row_weights`, `f32 [batch, 1]`: the loss is the mean over all
-/// elements of the weighted squared errors. The trainer needs it for [`crate::data::Remainder::Keep`].
+/// Builds a [`regressor`] with weights of the rows in the loss, `row_weights`, `f32 [batch, 1]`:
+/// the loss is the mean over all elements of the weighted squared errors. The trainer needs it for
+/// [`crate::data::Remainder::Keep`].
 #[track_caller]
 pub fn weighted_regressor(
     batch: usize,
@@ -138,7 +139,7 @@ pub fn weighted_regressor(
     })
 }
 
-/// A graph whose outputs are a loss and the model's output.
+/// Builds a graph whose outputs are a loss and the model's output.
 #[track_caller]
 fn supervised(
     batch: usize,
@@ -157,14 +158,15 @@ fn supervised(
     g
 }
 
-/// [`classifier`] around the default [`Mlp`], for inputs `[batch, features]`.
+/// Builds a [`classifier`] around the default [`Mlp`], for inputs `[batch, features]`.
 #[track_caller]
 pub fn mlp_classifier(batch: usize, features: usize, classes: usize) -> Graph {
     let model = MlpConfig::new(features, classes);
     classifier(batch, &[features], |g, x| model.build(g, "").forward(g, x))
 }
 
-/// [`classifier`] around the default [`Cnn`], for inputs `[batch, channels, height, width]`.
+/// Builds a [`classifier`] around the default [`Cnn`], for inputs
+/// `[batch, channels, height, width]`.
 #[track_caller]
 pub fn cnn_classifier(batch: usize, image: [usize; 3], classes: usize) -> Graph {
     let model = CnnConfig::new(image, classes);

@@ -1,4 +1,4 @@
-//! Models by name, in the sizes that they are known in: for reports and measurements.
+//! Models of well-known sizes by name, for reports and measurements.
 
 use meganeura_core::{Graph, NodeId};
 
@@ -8,14 +8,14 @@ use super::{
     mlp_classifier, segmentation,
 };
 
-/// A model of known sizes.
+/// A model of well-known size.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// Name.
+    /// Name of the model.
     pub name: &'static str,
-    /// What it is.
+    /// Short description.
     pub about: &'static str,
-    /// Rows that a graph has unless others are asked for: examples, or tokens of a sequence.
+    /// Default number of rows of a graph: examples, or tokens of a sequence.
     pub rows: usize,
     kind: Kind,
 }
@@ -29,8 +29,8 @@ enum Kind {
 }
 
 impl Preset {
-    /// The graph that trains the model on `rows` examples (or one sequence of so many tokens), before
-    /// differentiation. No weights are made or loaded.
+    /// Returns the graph that trains the model on `rows` examples (or one sequence of this number
+    /// of tokens), before differentiation. No weights are made or loaded.
     #[track_caller]
     pub fn graph(&self, rows: usize) -> Graph {
         match self.kind {
@@ -43,7 +43,7 @@ impl Preset {
         }
     }
 
-    /// Its configuration, if it is a language model.
+    /// Returns its configuration, if it is a language model.
     pub fn language_model(&self) -> Option<LlamaConfig> {
         match self.kind {
             Kind::Of(_) | Kind::ImageNet(_) => None,
@@ -52,7 +52,7 @@ impl Preset {
     }
 }
 
-/// Images of networks that were trained on ImageNet.
+/// Shape of the images for networks that were trained on ImageNet: channels, height and width.
 const IMAGE: &[usize] = &[3, 224, 224];
 
 /// All presets.
@@ -140,7 +140,7 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// The preset of that name.
+/// Returns the preset of this name.
 pub fn preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|p| p.name == name)
 }

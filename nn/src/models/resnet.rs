@@ -1,4 +1,4 @@
-//! Residual networks.
+//! Residual networks for images.
 
 use meganeura_core::graph::Value;
 use meganeura_core::ops::Pool2dOptions;
@@ -11,12 +11,12 @@ use crate::layers::{Conv2dConfig, ConvNorm, Linear, LinearConfig, scoped};
 enum Block {
     /// Two 3x3 convolutions.
     Basic,
-    /// 1x1, 3x3 and 1x1, the last to four times as many channels.
+    /// 1x1, 3x3 and 1x1 convolutions, the last one to four times the channels.
     Bottleneck,
 }
 
 impl Block {
-    /// Output channels of a block as a multiple of its width.
+    /// Returns the output channels of a block as a multiple of its width.
     fn expansion(self) -> usize {
         match self {
             Block::Basic => 1,
@@ -38,7 +38,7 @@ pub struct ResNetConfig {
 }
 
 impl ResNetConfig {
-    /// ResNet-18 for images of 3 channels: 11.7 million parameters with 1000 classes.
+    /// Returns ResNet-18 for images of 3 channels: 11.7 million parameters with 1000 classes.
     pub fn resnet18(classes: usize) -> Self {
         ResNetConfig {
             block: Block::Basic,
@@ -51,8 +51,9 @@ impl ResNetConfig {
         }
     }
 
-    /// ResNet-50 for images of 3 channels: 25.6 million parameters with 1000 classes. The stride is in the 3x3
-    /// convolution of a block, as in torchvision (version 1.5 of the architecture).
+    /// Returns ResNet-50 for images of 3 channels: 25.6 million parameters with 1000 classes. The
+    /// stride is in the 3x3 convolution of a block, as in torchvision (version 1.5 of the
+    /// architecture).
     pub fn resnet50(classes: usize) -> Self {
         ResNetConfig {
             block: Block::Bottleneck,
@@ -61,21 +62,22 @@ impl ResNetConfig {
         }
     }
 
-    /// Channels of the images.
+    /// Sets the channels of the images.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// Channels of the first stage, 64 in the published networks; each later stage has twice as many.
+    /// Sets the channels of the first stage, 64 in the published networks; each later stage has
+    /// twice the previous number.
     #[must_use]
     pub fn width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// Blocks of each of the four stages.
+    /// Sets the blocks of each of the four stages.
     #[must_use]
     pub fn depths(mut self, depths: [usize; 4]) -> Self {
         self.depths = depths;
@@ -90,8 +92,9 @@ impl ResNetConfig {
         self
     }
 
-    /// Has biases in the convolutions instead of batch norms behind them; [`ResNet::folded_parameters`] computes
-    /// their values from a trained network. For inference only: such a network does not train well.
+    /// Uses biases in the convolutions instead of batch norms; [`ResNet::folded_parameters`]
+    /// computes their values from a trained network. For inference only: such a network does not
+    /// train well.
     #[must_use]
     pub fn folded(mut self, folded: bool) -> Self {
         self.folded = folded;
@@ -103,11 +106,12 @@ impl ResNetConfig {
     #[track_caller]
     pub fn build(&self, g: &mut Graph, name: &str) -> ResNet {
         g.at_caller(|g| {
-            let stem = match self.small_images {
-                true => Conv2dConfig::new(self.channels, self.width, [3, 3]).padding([1, 1]),
-                false => Conv2dConfig::new(self.channels, self.width, [7, 7])
+            let stem = if self.small_images {
+                Conv2dConfig::new(self.channels, self.width, [3, 3]).padding([1, 1])
+            } else {
+                Conv2dConfig::new(self.channels, self.width, [7, 7])
                     .stride([2, 2])
-                    .padding([3, 3]),
+                    .padding([3, 3])
             };
             let names = [scoped(name, "conv1"), scoped(name, "bn1")];
             let stem = ConvNorm::new(g, [&names[0], &names[1]], stem, self.width, self.folded);
@@ -158,7 +162,7 @@ impl ResNetConfig {
             let names = ["conv", "bn"].map(|layer| scoped(name, &format!("{layer}{}", i + 1)));
             layers.push(ConvNorm::new(g, [&names[0], &names[1]], conv, outputs, self.folded));
         }
-        // Where the shape changes, a projection takes the place of the identity.
+        // If the shape changes, a projection replaces the identity.
         let shortcut = (stride != 1 || inputs != outputs).then(|| {
             let names = ["downsample.0", "downsample.1"].map(|layer| scoped(name, layer));
             let projection = conv(inputs, outputs, 1, stride);
@@ -203,8 +207,8 @@ pub struct ResNet {
 }
 
 impl ResNet {
-    /// `x [batch, channels, height, width] -> [batch, classes]`. Height and width are halved five times, or three
-    /// times for small images; the published networks take 224x224.
+    /// Computes logits: `x [batch, channels, height, width] -> [batch, classes]`. Height and width
+    /// are halved five times, or three times for small images; the published networks take 224x224.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let y = self.stem.forward(g, x);
@@ -226,8 +230,8 @@ impl ResNet {
         self.fc.forward(g, y)
     }
 
-    /// Parameters of the [folded](ResNetConfig::folded) form of this network, by name, from a session that has
-    /// the trained one.
+    /// Computes the parameters of the [folded](ResNetConfig::folded) form of this network, by name, from a session that
+    /// contains the trained network.
     ///
     /// # Errors
     /// A session without the parameters and running statistics of this network.

@@ -1,4 +1,4 @@
-//! U-Net for images in, images out.
+//! U-Net, a network from images to images.
 
 use meganeura_core::graph::Value;
 use meganeura_core::ops::Pool2dOptions;
@@ -18,8 +18,8 @@ pub struct UnetConfig {
 }
 
 impl UnetConfig {
-    /// From images of `inputs` channels to images of `outputs` channels, with 16 channels at full size and two
-    /// halvings, each of which doubles them.
+    /// Creates options for images of `inputs` channels to images of `outputs` channels, with 16
+    /// channels at full size and two halvings, each of which doubles them.
     pub fn new(inputs: usize, outputs: usize) -> Self {
         UnetConfig {
             inputs,
@@ -29,14 +29,14 @@ impl UnetConfig {
         }
     }
 
-    /// Channels at full size; 64 in the paper.
+    /// Sets the channels at full size; 64 in the paper.
     #[must_use]
     pub fn width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// Number of halvings; 4 in the paper.
+    /// Sets the number of halvings; 4 in the paper.
     #[must_use]
     pub fn depth(mut self, depth: usize) -> Self {
         self.depth = depth;
@@ -104,8 +104,9 @@ impl DoubleConv {
     }
 }
 
-/// A U-Net (Ronneberger, Fischer and Brox, 2015) with padded convolutions and batch norms: max poolings down,
-/// nearest-neighbour enlargement up, and at each size the features of the way down joined to those of the way up.
+/// A U-Net (Ronneberger, Fischer and Brox, 2015) with padded convolutions and batch norms: max
+/// pooling on the way down, nearest-neighbour upsampling on the way up, and at each size a skip
+/// connection that concatenates the features of both.
 #[derive(Clone, Debug)]
 pub struct Unet {
     down: Vec<DoubleConv>,
@@ -115,8 +116,9 @@ pub struct Unet {
 }
 
 impl Unet {
-    /// `x [batch, inputs, height, width] -> [batch, outputs, height, width]` of any size that can be halved
-    /// as often as configured (odd sizes round down and are enlarged again to what they were).
+    /// Computes `x [batch, inputs, height, width] -> [batch, outputs, height, width]` for any size
+    /// that can be halved the configured number of times (odd sizes round down and are later
+    /// enlarged to the original size).
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let mut y = x.into();
@@ -130,7 +132,7 @@ impl Unet {
         for (block, &skip) in self.up.iter().zip(&skips).rev() {
             let size = match *g.shape(skip) {
                 [_, _, height, width] => [height, width],
-                // Rejected already, where the features were computed.
+                // Already rejected where the features were computed.
                 _ => [1, 1],
             };
             let enlarged = g.upsample_nearest2d(y, size);
@@ -141,7 +143,7 @@ impl Unet {
     }
 }
 
-/// A graph that trains the segmentation model that `logits` builds.
+/// Builds a graph that trains the segmentation model that `logits` builds.
 ///
 /// Inputs: `x`, `f32 [batch, image...]` with `image` as `[channels, height, width]`, and `labels`,
 /// `u32 [batch, height, width]`, the class of each pixel. Outputs: the mean cross-entropy in nats over all pixels,
@@ -153,7 +155,7 @@ pub fn segmentation(batch: usize, image: [usize; 3], logits: impl FnOnce(&mut Gr
     let x = g.input(FEATURES, &[batch, channels, height, width]);
     let labels = g.input_u32(LABELS, &[batch, height, width]);
     let logits = logits(&mut g, x);
-    // Classes last, as the cross-entropy has them.
+    // Classes are the last axis, as for the cross-entropy.
     let rows = g.permute(logits, &[0, 2, 3, 1]);
     let loss = g.cross_entropy_loss(rows, labels);
     g.named(loss, "loss");

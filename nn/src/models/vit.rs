@@ -21,8 +21,9 @@ pub struct VitConfig {
 }
 
 impl VitConfig {
-    /// From images `[channels, height, width]`, cut into square patches of `patch` pixels that divide them, to
-    /// `classes` logits: 4 blocks of 64 features with 4 heads, a size for small images.
+    /// Creates options for images `[channels, height, width]`, cut into square patches of `patch`
+    /// pixels that divide them, and `classes` logits: 4 blocks of 64 features with 4 heads, a size
+    /// for small images.
     pub fn new(image: [usize; 3], patch: usize, classes: usize) -> Self {
         VitConfig {
             image,
@@ -35,19 +36,20 @@ impl VitConfig {
         }
     }
 
-    /// ViT-B/16 for images of 3x224x224: 12 blocks of 768 features with 12 heads.
+    /// Returns ViT-B/16 for images of 3x224x224: 12 blocks of 768 features with 12 heads.
     pub fn base16(classes: usize) -> Self {
         VitConfig::new([3, 224, 224], 16, classes).size(768, 12, 12, 3072)
     }
 
-    /// Features of a patch, blocks, heads, and features inside the feed-forward layers.
+    /// Sets the features of a patch, the number of blocks and of heads, and the features inside the feed-forward
+    /// layers.
     #[must_use]
     pub fn size(mut self, dim: usize, layers: usize, heads: usize, hidden: usize) -> Self {
         (self.dim, self.layers, self.heads, self.hidden) = (dim, layers, heads, hidden);
         self
     }
 
-    /// Number of patches, or a message if the patches do not divide the image.
+    /// Returns the number of patches, or a message if the patches do not divide the image.
     fn patches(&self) -> Result<usize, String> {
         let [_, height, width] = self.image;
         let divides = |size: usize| self.patch > 0 && size > 0 && size.is_multiple_of(self.patch);
@@ -142,8 +144,9 @@ impl Block {
     }
 }
 
-/// A vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2021): patches as tokens, learned
-/// positions, norms in front of attention and feed-forward layers, and a class token that is classified.
+/// A vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2021): patches as
+/// tokens, learned positions, norms before attention and feed-forward layers, and a class token
+/// that is classified.
 #[derive(Clone, Debug)]
 pub struct Vit {
     patches: usize,
@@ -157,7 +160,7 @@ pub struct Vit {
 }
 
 impl Vit {
-    /// `x [batch, channels, height, width] -> [batch, classes]`.
+    /// Computes logits: `x [batch, channels, height, width] -> [batch, classes]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();

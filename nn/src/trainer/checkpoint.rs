@@ -1,19 +1,22 @@
-//! Checkpoints: a run in a folder, to go on from after it was ended in whatever way.
+//! Checkpoints: folders from which an interrupted run resumes.
 //!
-//! `checkpoint.json` is a small manifest. It names a [safetensors](https://github.com/huggingface/safetensors) file with
-//! its length and SHA-256. That file holds the parameters under their names, states (the optimizer's among them) as
-//! `state/NAME`, the best weights of early stopping as `best/parameter/NAME` and `best/state/NAME`, and in its metadata,
-//! as RON, everything else that the following steps depend on.
+//! `checkpoint.json` is a small manifest. It names a
+//! [safetensors](https://github.com/huggingface/safetensors) file with its length and SHA-256. That
+//! file holds the parameters under their names, states (the optimizer's among them) as
+//! `state/NAME`, the best weights of early stopping as `best/parameter/NAME` and `best/state/NAME`,
+//! and in its metadata, as RON, everything else that the following steps depend on.
 //!
-//! A checkpoint is written beside the last one: first the tensors, under a name that no other contents have, then the
-//! manifest by a rename, then the old tensors are removed. Killed at any moment, the folder holds a whole checkpoint.
+//! A checkpoint is written next to the previous one: first the tensors, under a unique name, then
+//! the manifest by a rename; then the old tensors are removed. If the process is killed at any
+//! moment, the folder holds a complete checkpoint.
 //!
-//! A run holds a lock on its folder, so that no other writes into it; what a killed one left in it is removed.
+//! A run holds a lock on its folder, so that no other run writes into it; the partial files of a
+//! killed run are removed.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use meganeura_core::files::{FolderLock, clean_partial_files, read_limited, sha256, sha256_of, write_atomically};
 use meganeura_core::plan::TensorView as PlanTensor;
@@ -22,40 +25,19 @@ use meganeura_core::{DType, Error, Session, TensorType, Weight, Weights as Tenso
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 
+use super::checkpoints::{Checkpoints, MANIFEST};
 use super::distributed;
 use super::early_stopping::{Tracker, Weights};
-use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
+use super::{BestEvaluation, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
 use crate::data::Dataset;
 
-/// Where and how often a run is saved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checkpoints {
-    /// Folder of the run. It is made if it does not exist, and is for nothing else.
-    pub folder: PathBuf,
-    /// Saves after every so many steps, at least 1, and at the begin and the end of the run.
-    pub every: usize,
-    /// Goes on from the checkpoint in the folder, if there is one. Otherwise the folder must not hold one.
-    pub resume: bool,
-    /// Settings in which the run that goes on may differ from the one that was saved, by the names that the refusal of
-    /// such a run has; `-` stands for a space. None by default.
-    pub allow_changes: Vec<String>,
-}
-
-impl Checkpoints {
-    /// Whether a run goes on from the folder: it is to, and there is a checkpoint.
-    pub fn resumes(&self) -> bool {
-        self.resume && self.folder.join(MANIFEST).is_file()
-    }
-}
-
-/// Version of what is written.
+/// Version of the file format.
 const FORMAT: u32 = 1;
-const MANIFEST: &str = "checkpoint.json";
 /// Key of the run in the metadata of the tensors.
 const RUN: &str = "meganeura";
-/// A manifest is small.
+/// Maximum length of a manifest.
 const MAX_MANIFEST_BYTES: u64 = 1 << 16;
-/// No run counts as far as this; numbers in a file that do could overflow.
+/// Maximum of all counters: no run gets this far, and larger numbers in a file could overflow.
 const MAX_COUNT: u64 = 1 << 53;
 const STATE: &str = "state/";
 const BEST_PARAMETER: &str = "best/parameter/";
@@ -69,31 +51,33 @@ struct Manifest {
     sha256: String,
 }
 
-/// A run, beside its tensors.
+/// The state of a run, without its tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RunState {
-    /// What must be as it was, by name: data, and settings that decide what a step computes.
+    /// Settings that must not change, by name: data, and settings that determine the result of a
+    /// step.
     pub(super) settings: Vec<(String, String)>,
     /// Counters of the training session.
     pub(super) progress: Progress,
     /// Epochs begun by all runs of the trainer.
     pub(super) epochs_begun: u64,
-    /// Steps made of the present epoch; `None` between epochs.
+    /// Completed steps of the present epoch; `None` between epochs.
     pub(super) in_epoch: Option<usize>,
-    /// Steps made in the run.
+    /// Completed steps of the run.
     pub(super) total: u64,
     /// Learning rate of the last step.
     pub(super) learning_rate: f32,
-    /// The last evaluation, and how many steps had been made by then.
+    /// Last evaluation, with the number of steps before it.
     pub(super) evaluated: Option<(u64, Evaluation)>,
     /// Completed epochs.
     pub(super) reports: Vec<EpochReport>,
-    /// The best evaluation, and evaluations since.
-    pub(super) best: Option<Best>,
+    /// Best evaluation, and the number of evaluations since.
+    pub(super) best: Option<BestEvaluation>,
     pub(super) since: usize,
 }
 
-/// What decides the following steps, and when they end, and is not in the tensors: a run goes on only with the same.
+/// Returns the settings that determine the following steps and the end of the run, but are not in
+/// the tensors. A run only resumes with equal settings.
 pub(super) fn settings(trainer: &Trainer, data: &Dataset, test: Option<&Dataset>) -> Vec<(String, String)> {
     let (config, plan) = (&trainer.config, trainer.training.plan());
     let pairs = [
@@ -125,7 +109,7 @@ pub(super) fn settings(trainer: &Trainer, data: &Dataset, test: Option<&Dataset>
     ];
     let pairs = pairs.into_iter().chain(later);
     let mut pairs: Vec<(String, String)> = pairs.map(|(name, value)| (name.to_owned(), value)).collect();
-    // Only where they are set: runs from before there were such settings go on.
+    // Only if they are set: checkpoints from before these settings existed can still be resumed.
     if let Some(weights) = &config.class_weights {
         pairs.push(("class weights".into(), format!("{weights:?}")));
     }
@@ -139,7 +123,7 @@ fn shapes(data: &Dataset) -> String {
     format!("{} examples of shape {:?}", data.len(), data.feature_shape())
 }
 
-/// Of what the model sees, so that it tells scaled features from those that are not.
+/// Hashes the features that the model reads, so that scaled and unscaled features differ.
 fn hash_of_features(data: &Dataset) -> String {
     sha256_of(data.features().iter().map(|feature| feature.to_le_bytes()))
 }
@@ -150,8 +134,8 @@ fn hash_of_labels(data: &Dataset) -> String {
     sha256_of(labels.chain(targets))
 }
 
-/// The settings of early stopping, with the evaluations that it counts. Runs that nothing ends may evaluate otherwise
-/// than before: that changes no step.
+/// Returns the settings of early stopping, with the evaluations that it counts. Runs without early
+/// stopping may change their evaluations, which do not affect any step.
 fn early_stopping(config: &TrainConfig, test: Option<&Dataset>) -> String {
     let (Some(settings), Some(test)) = (config.early_stopping, test) else {
         return "off".into();
@@ -173,8 +157,8 @@ fn early_stopping(config: &TrainConfig, test: Option<&Dataset>) -> String {
     )
 }
 
-/// Begins a run: makes the folder, or goes on from what is there. The trainer and the tracker are as they were if that
-/// fails.
+/// Begins a run: creates the folder, or resumes from its checkpoint. If that fails, the trainer and
+/// the tracker are not changed.
 pub(super) fn begin(
     checkpoints: &Checkpoints,
     trainer: &mut Trainer,
@@ -188,22 +172,23 @@ pub(super) fn begin(
         0 => find(checkpoints, &mut lock),
         _ => Ok(None),
     };
-    // The first rank reads; the others need not see the folder.
+    // Only the first rank reads; the other ranks do not need access to the folder.
     let found = distributed::from_first(config, "the checkpoint", found)?;
     let manifest = checkpoints.folder.join(MANIFEST);
     let restored = found.map(|bytes| restore(&bytes, &manifest, trainer, tracker, settings, steps));
     Ok((restored.transpose()?, lock))
 }
 
-/// The tensors of the checkpoint to go on from, if there is one. Makes the folder, and takes it.
+/// Reads the tensors of the checkpoint to resume from, if there is one. Creates and locks the
+/// folder.
 fn find(checkpoints: &Checkpoints, lock: &mut Option<FolderLock>) -> Result<Option<Vec<u8>>, TrainError> {
     let folder = &checkpoints.folder;
     fs::create_dir_all(folder).map_err(|e| {
-        let message = format!("could not be made: {e}");
-        Error::file(folder, message, "name a folder that you can write to")
+        let message = format!("could not be created: {e}");
+        Error::file(folder, message, "name a writable folder")
     })?;
     *lock = Some(FolderLock::take(folder)?);
-    // Nobody else is at work here now.
+    // The lock is held, so no other run uses the folder.
     clean_partial_files(folder, "step-");
     clean_partial_files(folder, MANIFEST);
     let manifest = folder.join(MANIFEST);
@@ -213,8 +198,8 @@ fn find(checkpoints: &Checkpoints, lock: &mut Option<FolderLock>) -> Result<Opti
     if !checkpoints.resume {
         return Err(Error::file(
             folder,
-            "holds the checkpoint of a run",
-            "go on with it (`--resume`, or `resume: true`), or name another folder",
+            "contains the checkpoint of a run",
+            "resume it (`--resume`, or `resume: true`), or name another folder",
         )
         .into());
     }
@@ -226,7 +211,7 @@ fn damaged(path: &Path, message: impl Into<String>) -> TrainError {
     Error::file(path, message, remedy).into()
 }
 
-/// The tensors that the manifest names, if they are as they were written.
+/// Reads the tensors that the manifest names, and checks that they are undamaged.
 fn read(folder: &Path, manifest: &Path) -> Result<Vec<u8>, TrainError> {
     let unreadable = |path: &Path| {
         let path = path.to_owned();
@@ -235,27 +220,28 @@ fn read(folder: &Path, manifest: &Path) -> Result<Vec<u8>, TrainError> {
     let text = read_limited(manifest, MAX_MANIFEST_BYTES).map_err(unreadable(manifest))?;
     let found: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(manifest, format!("is damaged: {e}")))?;
     if found.format != FORMAT {
-        let message = format!("is of format {}, this program reads {FORMAT}", found.format);
-        return Err(Error::file(manifest, message, "go on with the program that wrote it").into());
+        let message = format!("has format {}, expected {FORMAT}", found.format);
+        return Err(Error::file(manifest, message, "resume with the program that wrote it").into());
     }
     if Path::new(&found.file).file_name() != Some(found.file.as_ref()) {
         return Err(damaged(manifest, "is damaged: it names a file in another folder"));
     }
     let path = folder.join(&found.file);
-    // The length first, so that no more is read than was written.
+    // The length is checked first, so that no more is read than was written.
     let length = fs::metadata(&path).map_err(unreadable(&path))?.len();
     if length != found.bytes {
-        let message = format!("is damaged: it has {length} bytes, not {}", found.bytes);
+        let message = format!("is damaged: it has {length} bytes, expected {}", found.bytes);
         return Err(damaged(&path, message));
     }
     let bytes = read_limited(&path, length).map_err(unreadable(&path))?;
-    match sha256([&bytes[..]]) == found.sha256 {
-        true => Ok(bytes),
-        false => Err(damaged(&path, "is damaged: its contents are not what was written")),
+    if sha256([&bytes[..]]) == found.sha256 {
+        Ok(bytes)
+    } else {
+        Err(damaged(&path, "is damaged: its checksum does not match"))
     }
 }
 
-/// Sets everything, after everything was checked.
+/// Restores the state, after everything was checked.
 fn restore(
     bytes: &[u8],
     manifest: &Path,
@@ -264,15 +250,19 @@ fn restore(
     settings: &[(String, String)],
     steps: usize,
 ) -> Result<RunState, TrainError> {
-    let fail = |message: String| damaged(manifest, format!("names tensors that are no checkpoint: {message}"));
+    let fail = |message: String| damaged(manifest, format!("names tensors that are not a checkpoint: {message}"));
     let tensors = SafeTensors::deserialize(bytes).map_err(|e| fail(e.to_string()))?;
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| fail(e.to_string()))?;
     let run = metadata.metadata().as_ref().and_then(|m| m.get(RUN));
-    let run = run.ok_or_else(|| fail("they say nothing of a run".into()))?;
+    let run = run.ok_or_else(|| fail("they contain no metadata of a run".into()))?;
     let state: RunState = ron::from_str(run).map_err(|e| fail(e.to_string()))?;
     let differs = |message: String| {
-        let remedy = "go on with the model, the data and the settings that the run began with";
-        TrainError::from(Error::file(manifest, format!("is of another run: {message}"), remedy))
+        let remedy = "resume with the original model, data and settings";
+        TrainError::from(Error::file(
+            manifest,
+            format!("belongs to another run: {message}"),
+            remedy,
+        ))
     };
     let allowed = trainer
         .config
@@ -281,7 +271,7 @@ fn restore(
         .map_or(&[][..], |c| &c.allow_changes);
     check_settings(&state.settings, settings, allowed, manifest)?;
     if state.in_epoch.is_some_and(|step| step > steps) || state.in_epoch.is_some() && state.epochs_begun == 0 {
-        return Err(fail("they are at a step that there is not".into()));
+        return Err(fail("their step is beyond the end of the epoch".into()));
     }
     let progress = &state.progress;
     let counters = [
@@ -291,11 +281,11 @@ fn restore(
         progress.updates,
         state.since as u64,
     ];
-    // One that does not accumulate has no place for the sum, and is told so.
+    // Without accumulation there is no buffer for the sum; that error is reported elsewhere.
     if counters.iter().any(|n| *n > MAX_COUNT)
         || trainer.config.accumulate > 1 && progress.accumulated > trainer.config.accumulate
     {
-        return Err(fail("they count more than there can have been".into()));
+        return Err(fail("their counters are too large".into()));
     }
     let session = &mut trainer.training;
     let (parameters, states) = (session.plan().parameters(), session.plan().states());
@@ -303,7 +293,7 @@ fn restore(
     let states = states.iter().map(|view| (format!("{STATE}{}", view.name), true, view));
     // Name in the file, whether it is a state, and the tensor.
     let wanted: Vec<(String, bool, &PlanTensor)> = parameters.chain(states).collect();
-    // States of other ranks are checked alike, so that all find the same wrong.
+    // States of other ranks are checked too, so that all ranks report the same error.
     let others = session.states_of_other_ranks().into_iter();
     let others: Vec<(String, TensorType)> = others
         .map(|state| (format!("{STATE}{}", state.name), TensorType::f32(state.shape)))
@@ -337,7 +327,7 @@ fn restore(
     Ok(state)
 }
 
-/// Settings that checkpoints of earlier versions do not have: nothing is known of what they were.
+/// Settings that checkpoints of earlier versions do not contain; for such a checkpoint, their values are not compared.
 const LATER: [&str; 8] = [
     "features of the training data",
     "learning rate",
@@ -349,7 +339,7 @@ const LATER: [&str; 8] = [
     "parameter groups",
 ];
 
-/// Compares the settings of a run with those that were saved, but for those that may differ.
+/// Compares the settings of a run with the saved ones, except for those that may differ.
 fn check_settings(
     then: &[(String, String)],
     now: &[(String, String)],
@@ -365,7 +355,7 @@ fn check_settings(
         return Err(TrainError::Config {
             field: "checkpoints",
             message: format!(
-                "'{unknown}' is no setting that may change; there are {}",
+                "'{unknown}' is not a setting that may change; there are {}",
                 names.join(", ")
             ),
         });
@@ -375,11 +365,18 @@ fn check_settings(
         .iter()
         .map(|(name, _)| name)
         .filter(|name| find(now, name).is_none());
-    let (mut names, mut differences) = (Vec::new(), Vec::new());
+    let (mut names, mut fixed, mut differences) = (Vec::new(), Vec::new(), Vec::new());
     for name in now.iter().map(|(name, _)| name).chain(new) {
         let (before, after) = (find(then, name), find(now, name));
         let is_unknown = before.is_none() && LATER.contains(&name.as_str());
-        if before == after || is_unknown || allowed.iter().any(|a| key(a) == key(name)) {
+        if before == after || is_unknown {
+            continue;
+        }
+        if let (Some(before), Some(after)) = (&before, &after)
+            && changes_states(name, before, after)
+        {
+            fixed.push(name.as_str());
+        } else if allowed.iter().any(|a| key(a) == key(name)) {
             continue;
         }
         let before = before.unwrap_or_else(|| "not noted".into());
@@ -392,16 +389,43 @@ fn check_settings(
     if names.is_empty() {
         return Ok(());
     }
-    let remedy = format!(
-        "go on with the model, the data and the settings that the run began with; if you mean the change, allow it \
-         (`--allow-changes {}`)",
-        names.join(",")
-    );
-    let message = format!("is of another run: {}", differences.join("; "));
+    let remedy = if fixed.is_empty() {
+        format!(
+            "if the change is intended, allow it (`--allow-changes {}`)",
+            names.join(",")
+        )
+    } else {
+        format!(
+            "the saved state does not support another value of: {}",
+            fixed.join(", ")
+        )
+    };
+    let remedy = format!("resume with the original model, data and settings; {remedy}");
+    let message = format!("belongs to another run: {}", differences.join("; "));
     Err(Error::file(manifest, message, remedy).into())
 }
 
-/// The weights that early stopping keeps, if they fit the session.
+/// Returns whether the new value of a setting changes the states of the session, so that the checkpoint does not fit.
+fn changes_states(name: &str, before: &str, after: &str) -> bool {
+    let part = |text: &str| -> String {
+        match name {
+            // The rule without its numbers.
+            "optimizer" => text.split(' ').next().unwrap_or_default().into(),
+            "limit of the gradients" => text.chars().take_while(|c| !c.is_ascii_digit()).collect(),
+            "accumulation" => (text != "1").to_string(),
+            "loss scale" => (text != "none").to_string(),
+            "parameter groups" => text
+                .split("patterns: ")
+                .skip(1)
+                .map(|group| group.split(", learning_rate_scale").next().unwrap_or_default())
+                .collect(),
+            _ => String::new(),
+        }
+    };
+    part(before) != part(after)
+}
+
+/// Returns the weights that early stopping keeps, if they fit the session.
 fn best_weights(tensors: &SafeTensors, session: &Session) -> Result<Weights, String> {
     let own: HashMap<String, usize> = {
         let plan = session.plan();
@@ -431,7 +455,7 @@ fn best_weights(tensors: &SafeTensors, session: &Session) -> Result<Weights, Str
     Ok(weights)
 }
 
-/// What files call a type, if they have it.
+/// Returns the safetensors type for a dtype, if there is one.
 fn stored_as(dtype: DType) -> Option<Dtype> {
     match dtype {
         DType::F32 => Some(Dtype::F32),
@@ -448,7 +472,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// Writes a checkpoint and removes the one before it. `others` are states of the optimizer that other ranks have.
+/// Writes a checkpoint and removes the previous one. `others` are states of the optimizer on other
+/// ranks.
 pub(super) fn save(
     folder: &Path,
     state: &RunState,
@@ -473,12 +498,12 @@ pub(super) fn save(
     Ok(())
 }
 
-/// Removes what belongs to earlier checkpoints, and what killed processes left.
+/// Removes files of earlier checkpoints, and partial files of killed processes.
 fn clean(folder: &Path, current: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("step-") && name.ends_with(".safetensors") && name != current {
-            // One that cannot be removed is only in the way.
+            // Errors are ignored: a remaining file only takes space.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -508,7 +533,7 @@ fn encode(
         Ok(())
     };
     for view in session.plan().parameters() {
-        // Frozen ones may be stored in fewer bits.
+        // Frozen parameters may be stored in fewer bits.
         let bytes = session.try_read_parameter_bytes(&view.name)?;
         add(view.name, Weight::from_bytes(view.ty, bytes))?;
     }

@@ -1,4 +1,4 @@
-//! What a classifier gets right and wrong, class by class.
+//! Quality measures of classifiers, class by class.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// Columns of a terminal.
 const COLUMNS: usize = 80;
-/// Most characters of a name in a table.
+/// Maximum characters of a name in a table.
 const NAME: usize = 24;
-/// Most classes and confusions that are listed.
+/// Maximum number of listed classes and confusions.
 const MAX_LISTED: usize = 40;
 
 /// Quality of a classifier by class. As text it has at most 80 columns.
@@ -19,7 +19,7 @@ pub struct ClassificationReport {
     pub classes: Vec<ClassMetrics>,
     /// The confusion matrix, without its zeros: by class, then by predicted class.
     pub confusion: Vec<Confusion>,
-    /// Examples whose predicted class is theirs.
+    /// Number of examples whose predicted class is correct.
     pub correct: usize,
     /// All examples.
     pub examples: usize,
@@ -67,8 +67,8 @@ pub struct Confusion {
 }
 
 impl ClassificationReport {
-    /// From the class ids of examples and those predicted for them. Pairs with an id that has no name are left out, and
-    /// so is what one of the lists has more.
+    /// Computes the report from the class ids of examples and the predicted ids. Pairs with an id
+    /// without a name are ignored, and so is the excess of the longer list.
     pub fn of(names: &[String], labels: &[u32], predicted: &[usize]) -> Self {
         let mut cells: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let mut classes: Vec<ClassMetrics> = names.iter().map(|name| ClassMetrics::of(name)).collect();
@@ -118,12 +118,12 @@ impl ClassificationReport {
         }
     }
 
-    /// Share of correct examples, 0 to 1.
+    /// Returns the share of correct examples, 0 to 1.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.examples.max(1) as f64
     }
 
-    /// Examples of `class` for which `predicted` was predicted, both by id.
+    /// Returns the number of examples of `class` for which `predicted` was predicted, both by id.
     pub fn count(&self, class: usize, predicted: usize) -> usize {
         let found = self
             .confusion
@@ -138,7 +138,7 @@ impl ClassificationReport {
             .map_or_else(String::new, |c| short(&c.name, NAME))
     }
 
-    /// All cells, with the classes by number.
+    /// Writes all cells, with the classes by number.
     fn matrix(&self, f: &mut fmt::Formatter<'_>, cell: usize, name: usize) -> fmt::Result {
         writeln!(
             f,
@@ -160,7 +160,7 @@ impl ClassificationReport {
         Ok(())
     }
 
-    /// The largest cells off the diagonal.
+    /// Writes the largest cells off the diagonal.
     fn confusions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut wrong: Vec<&Confusion> = self.confusion.iter().filter(|c| c.class != c.predicted).collect();
         wrong.sort_by_key(|c| std::cmp::Reverse(c.count));
@@ -222,9 +222,10 @@ impl fmt::Display for ClassificationReport {
         let cell = digits(largest).max(digits(self.classes.len()));
         let name = name.min(self.classes.iter().map(|c| c.name.chars().count()).max().unwrap_or(0));
         let width = self.classes.len().saturating_mul(cell + 1) + digits(self.classes.len()) + 1 + name;
-        match width <= COLUMNS {
-            true => self.matrix(f, cell, name),
-            false => self.confusions(f),
+        if width <= COLUMNS {
+            self.matrix(f, cell, name)
+        } else {
+            self.confusions(f)
         }
     }
 }
@@ -233,12 +234,13 @@ fn digits(number: usize) -> usize {
     number.checked_ilog10().map_or(1, |n| n as usize + 1)
 }
 
-/// The text with at most so many characters, and none that would break a table.
+/// Shortens a text to at most `most` characters, and replaces characters that would break a table.
 fn short(text: &str, most: usize) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
-    match text.chars().count() > most {
-        true => text.chars().take(most - 1).map(clean).chain(['…']).collect(),
-        false => text.chars().map(clean).collect(),
+    if text.chars().count() > most {
+        text.chars().take(most - 1).map(clean).chain(['…']).collect()
+    } else {
+        text.chars().map(clean).collect()
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Checkpoints, EarlyStopping, Position, Schedule, TrainError, Warmup};
 use crate::data::{Augmentation, Remainder};
 use crate::models::{FEATURES, LABELS};
 
-/// The longest queue of prefetched batches that is accepted: more only costs memory.
+/// Maximum length of the queue of prefetched batches; a longer one only costs memory.
 const MAX_PREFETCH: usize = 1024;
 
 /// Settings of a [`Trainer`](super::Trainer). The default trains the default models of [`crate::models`]
@@ -35,40 +35,42 @@ pub struct TrainConfig {
     /// Learning rate that the schedule scales: finite, at least 0. With 0, parameters stay as they are
     /// (running statistics of batch norms still move).
     pub learning_rate: f32,
-    /// How the learning rate changes during training.
+    /// Schedule of the learning rate during training.
     pub schedule: Schedule,
     /// Warm-up of the learning rate over the first steps, on top of the schedule; none by default.
     pub warmup: Warmup,
     /// Limit on the gradients; none by default.
     pub clip: Option<GradientClip>,
-    /// Gradient accumulation: steps whose gradients are averaged for one update, at least 1. It has the effect of a larger
-    /// batch, and needs memory of the parameters' size.
+    /// Gradient accumulation: steps whose gradients are averaged for one update, at least 1. It has the effect of a
+    /// larger batch, and needs memory of the parameters' size.
     pub accumulate: u32,
     /// Parameter groups, by name, with their own learning rates or weight decays.
     pub groups: Vec<ParameterGroup>,
     /// Seed of initial weights, order of the examples, augmentation and dropout. On one device, equal seeds give equal
     /// results, bit for bit.
     pub seed: u64,
-    /// Whether the examples are shuffled in every epoch.
+    /// True if the examples are shuffled in every epoch.
     pub shuffle: bool,
     /// Handling of the last, incomplete batch.
     pub remainder: Remainder,
-    /// The connection to the other ranks of a distributed run; none by default. Every rank has the same settings but for
-    /// the device. A batch is divided between the ranks, and gradients are averaged before each update: the run is that of
-    /// one process, up to rounding, but for dropout masks and the batch statistics of batch norms, which are those of a
-    /// rank's own examples. `fit` and `evaluate` then are calls that every rank makes at the same time.
+    /// Connection to the other ranks of a distributed run; none by default. Every rank has the same
+    /// settings, except for the device. A batch is divided between the ranks, and gradients are
+    /// averaged before each update. The run equals that of one process, up to rounding, except for
+    /// dropout masks and the statistics of batch norms, which only cover a rank's own examples. All
+    /// ranks have to call `fit` and `evaluate` at the same time.
     pub distributed: Option<Arc<dyn Communicator>>,
-    /// ZeRO stage 1: whether the optimizer's states are sharded over the ranks, so that each has the moments of its share of
-    /// the parameters ([`Session::try_shard_optimizer`](meganeura_core::Session::try_shard_optimizer)). Results are the same;
-    /// with one rank nothing changes.
+    /// ZeRO stage 1: if `true`, the optimizer's states are sharded over the ranks, so that each rank has only the
+    /// moments of its share of the parameters
+    /// ([`Session::try_shard_optimizer`](meganeura_core::Session::try_shard_optimizer)). Results are the same; with one
+    /// rank nothing changes.
     pub zero1: bool,
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
-    /// Memory limit of a training step; where it takes more, activations are recomputed instead of being kept. Results
-    /// are the same. Without one, the configuration file decides.
+    /// Memory limit of a training step; above it, activations are recomputed instead of being kept.
+    /// Results are the same. Without one, the configuration file decides.
     pub memory_budget: Option<MemoryBudget>,
-    /// Precision of matmuls and convolutions. Without one, the configuration file decides; by default training is in `f32`,
-    /// and evaluation in the device's default precision.
+    /// Precision of matmuls and convolutions. Without one, the configuration file decides; by default training is in
+    /// `f32`, and evaluation in the device's default precision.
     pub precision: Option<Precision>,
     /// Loss scaling in mixed precision. Without one, the configuration file decides; the default is
     /// [`LossScaling::default`].
@@ -79,12 +81,12 @@ pub struct TrainConfig {
     pub evaluate_every_steps: usize,
     /// Early stopping; needs test data.
     pub early_stopping: Option<EarlyStopping>,
-    /// Reads the loss every N steps, for observers and to detect losses that are not finite; with 0, only the mean of each
-    /// epoch. Reading synchronizes host and device, which costs time on a GPU. The mean loss of an epoch is over all its
-    /// steps in any case: the device sums it up.
+    /// Reads the loss every N steps, for observers and to detect losses that are not finite; with 0, only the mean of
+    /// each epoch. Reading synchronizes host and device, which costs time on a GPU. The mean loss of an epoch is over
+    /// all its steps in any case: the device sums it up.
     pub loss_every: usize,
-    /// Reports statistics of all parameters and gradients to observers every N steps, counted over the whole run; with 0,
-    /// never. The host reads all of these tensors.
+    /// Reports statistics of all parameters and gradients to observers every N steps, counted over the whole run; with
+    /// 0, never. The host reads all of these tensors.
     pub statistics_every: usize,
     /// Augmentation of the training examples; none by default. Evaluation uses the original examples.
     pub augmentation: Augmentation,
@@ -96,16 +98,17 @@ pub struct TrainConfig {
     /// Label smoothing: the share of each label that is spread over all classes, at least 0 and less than 1; 0 by
     /// default. The model has to take rows of class weights ([`crate::models::soft_classifier`]).
     pub label_smoothing: f32,
-    /// Batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are the same, bit for
-    /// bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for `prefetch + 2` batches.
+    /// Batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are the same,
+    /// bit for bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for
+    /// `prefetch + 2` batches.
     pub prefetch: usize,
-    /// Checkpoints, from which an interrupted run resumes; none by default. The resumed run gives the same results as an
-    /// uninterrupted one, bit for bit on one device.
+    /// Checkpoints, from which an interrupted run resumes; none by default. The resumed run gives the same results as
+    /// an uninterrupted one, bit for bit on one device.
     pub checkpoints: Option<Checkpoints>,
     /// Name of the input for the features, `f32 [batch, ...]`.
     pub features: String,
-    /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for
-    /// one-hot rows. A model without this input, but with one named [`TARGET`](crate::models::TARGET), is for regression.
+    /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for one-hot rows.
+    /// A model without this input, but with one named [`TARGET`](crate::models::TARGET), is for regression.
     pub labels: String,
 }
 
@@ -148,25 +151,27 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// The connection to the other ranks, if there are any.
+    /// Returns the connection to the other ranks, if there are any.
     pub fn ranks(&self) -> Option<&Arc<dyn Communicator>> {
         self.distributed.as_ref().filter(|communicator| communicator.size() > 1)
     }
 
-    /// Number of this rank, from 0; 0 where there is one.
+    /// Returns the number of this rank, from 0; 0 for a single process.
     pub fn rank(&self) -> usize {
         self.ranks().map_or(0, |communicator| communicator.rank())
     }
 
-    /// Examples of each batch that this rank takes: the batch size divided by the number of ranks.
+    /// Returns the number of examples of each batch on this rank: the batch size divided by the
+    /// number of ranks.
     pub fn local_batch_size(&self) -> usize {
         self.batch_size / self.ranks().map_or(1, |communicator| communicator.size())
     }
 
-    /// Whether a batch can be divided evenly between the ranks, so that the mean of their gradients is that of the batch.
+    /// Checks that a batch can be divided evenly between the ranks, so that the mean of their
+    /// gradients is that of the batch.
     ///
     /// # Errors
-    /// [`TrainError::Config`] with batch sizes that can be.
+    /// [`TrainError::Config`] with valid batch sizes.
     pub fn check_ranks(&self) -> Result<(), TrainError> {
         let ranks = self.ranks().map_or(1, |communicator| communicator.size());
         if self.batch_size.is_multiple_of(ranks) {
@@ -186,18 +191,18 @@ impl TrainConfig {
         })
     }
 
-    /// Which of a batch's rows this rank takes.
+    /// Returns the rows of a batch on this rank.
     pub(super) fn local_rows(&self) -> Range<usize> {
         let size = self.local_batch_size();
         size * self.rank()..size * (self.rank() + 1)
     }
 
-    /// The learning rate of a step: the configured one times schedule and warm-up.
+    /// Returns the learning rate of a step: the configured one times schedule and warm-up.
     pub fn rate_at(&self, at: Position) -> f32 {
         rate(self.learning_rate, self.schedule, self.warmup, at)
     }
 
-    /// The optimizer with clipping, accumulation and parameter groups.
+    /// Returns the optimizer with clipping, accumulation and parameter groups.
     pub fn update(&self) -> Update {
         Update {
             clip: self.clip,
@@ -207,7 +212,8 @@ impl TrainConfig {
         }
     }
 
-    /// The settings that decide what is learned, as JSON, to be kept with a model. Those with several parts are texts.
+    /// Returns the settings that determine the training result, as JSON, for storage with a model.
+    /// Settings with several parts are texts.
     pub fn to_json(&self) -> Value {
         let text = |value: &dyn fmt::Debug| Value::String(format!("{value:?}"));
         let optional = |value: Option<&dyn fmt::Debug>| value.map_or(Value::Null, text);
@@ -255,7 +261,7 @@ impl TrainConfig {
             return refuse("early_stopping", message);
         }
         if self.checkpoints.as_ref().is_some_and(|c| c.every == 0) {
-            return refuse("checkpoints", "every 0 steps is never; use at least 1".into());
+            return refuse("checkpoints", "expected at least 1 step, found 0".into());
         }
         if self.prefetch > MAX_PREFETCH {
             let message = format!("{} batches are too many; use at most {MAX_PREFETCH}", self.prefetch);
@@ -304,7 +310,7 @@ pub enum OptimizerChoice {
 }
 
 impl OptimizerChoice {
-    /// The rule with that learning rate.
+    /// Returns the update rule with this learning rate.
     pub fn rule(&self, learning_rate: f32) -> Box<dyn Optimizer> {
         let sgd = Sgd::new(learning_rate);
         match self {
@@ -338,7 +344,7 @@ impl FromStr for OptimizerChoice {
             "adam" => Ok(OptimizerChoice::Adam),
             "adamw" => Ok(OptimizerChoice::AdamW { weight_decay: 0.05 }),
             _ => Err(format!(
-                "there is no optimizer '{text}'; there are sgd, momentum, nesterov, adam, adamw"
+                "there is no optimizer '{text}'; use sgd, momentum, nesterov, adam or adamw"
             )),
         }
     }

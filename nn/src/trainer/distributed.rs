@@ -1,4 +1,4 @@
-//! What the ranks of a distributed run tell each other, beside gradients.
+//! Communication between the ranks of a distributed run, in addition to gradients.
 
 use meganeura_core::Error;
 use meganeura_core::distributed::{Communicator, agree};
@@ -10,20 +10,24 @@ use serde_json::Value;
 use super::{TrainConfig, TrainError, Trainer};
 use crate::data::Dataset;
 
-/// Seed of dropout masks: another one on each rank, as equal masks for different examples would be fewer masks.
+/// Returns the seed of dropout masks. It differs between ranks, because equal masks for different
+/// examples would reduce the variety of masks.
 pub(super) fn dropout_seed(config: &TrainConfig) -> u64 {
     let rank = config.rank() as u64;
     config.seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// The update that a training session is built with. Where states are sharded it is attached later, so that no rank ever takes
-/// memory for all of them; but groups decide which parameters are stored as one, and a memory budget counts the states.
+/// Returns the update that a training session is built with. With sharded states it is attached
+/// later, so that no rank ever allocates the states of all parameters. But groups determine which
+/// parameters are stored as one, and a memory budget counts the states, so these need the update at
+/// once.
 pub(super) fn first_update(config: &TrainConfig) -> Option<Update> {
     let later = config.zero1 && config.ranks().is_some() && config.groups.is_empty() && config.memory_budget.is_none();
     (!later).then(|| config.update())
 }
 
-/// Selector of the device to train on: what is asked for, or what the communicator says where nothing or a backend alone is.
+/// Returns the selector of the training device: the requested one, or that of the communicator if
+/// there is no request or only its backend is requested.
 pub(super) fn device(config: &TrainConfig) -> Option<String> {
     let asked = config.device.clone();
     let Some(own) = config.ranks().and_then(|communicator| communicator.device()) else {
@@ -39,7 +43,8 @@ pub(super) fn device(config: &TrainConfig) -> Option<String> {
     }
 }
 
-/// Begins a run: compares settings and data between the ranks, and gives all the weights of the first.
+/// Begins a run: compares settings and data between the ranks, and copies the weights of the first
+/// rank to all.
 pub(super) fn begin(
     trainer: &mut Trainer,
     settings: &[(String, String)],
@@ -75,7 +80,8 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Sums of numbers over all ranks, added up in the order of the ranks: the same on each, bit for bit.
+/// Returns sums of numbers over all ranks, added up in the order of the ranks: bitwise equal on
+/// each.
 pub(super) fn sums(communicator: &dyn Communicator, what: &str, own: &[f64]) -> Result<Vec<f64>, TrainError> {
     let bytes: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut all = vec![0; bytes.len() * communicator.size()];
@@ -89,7 +95,7 @@ pub(super) fn sums(communicator: &dyn Communicator, what: &str, own: &[f64]) -> 
     Ok(sums)
 }
 
-/// The mean of a number over all ranks.
+/// Returns the mean of a number over all ranks.
 pub(super) fn mean(config: &TrainConfig, what: &str, own: f64) -> Result<f64, TrainError> {
     match config.ranks() {
         None => Ok(own),
@@ -97,7 +103,7 @@ pub(super) fn mean(config: &TrainConfig, what: &str, own: f64) -> Result<f64, Tr
     }
 }
 
-/// Whether any rank says so.
+/// Returns true if `own` is true on any rank.
 pub(super) fn any(config: &TrainConfig, what: &str, own: bool) -> Result<bool, TrainError> {
     let Some(ranks) = config.ranks() else { return Ok(own) };
     let mut all = vec![0; ranks.size()];
@@ -105,13 +111,13 @@ pub(super) fn any(config: &TrainConfig, what: &str, own: bool) -> Result<bool, T
     Ok(all.iter().any(|&said| said != 0))
 }
 
-/// Waits for what the first rank did: where that failed, no rank goes on.
+/// Waits for the first rank's result: if it failed, all ranks fail.
 pub(super) fn done_by_first(config: &TrainConfig, what: &str, done: Result<(), TrainError>) -> Result<(), TrainError> {
     let outcome = done.map(|()| Some(Vec::new()));
     from_first(config, what, outcome).map(|_| ())
 }
 
-/// Bytes of the first rank on every rank, if it has any; the error of the first rank on every rank.
+/// Distributes bytes of the first rank, if it has any, or its error to every rank.
 pub(super) fn from_first(
     config: &TrainConfig,
     what: &str,

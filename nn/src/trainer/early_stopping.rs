@@ -1,20 +1,22 @@
-//! Ending a run when evaluations stop getting better, and keeping the best weights.
+//! Early stopping: ends a run when evaluations stop improving, and keeps the best weights.
 
 use meganeura_core::{DType, Session};
 
-use super::{Best, Evaluation, LOSS_SUM, TrainError};
+use super::loss_sum::LOSS_SUM;
+use super::{BestEvaluation, Evaluation, TrainError};
 
-/// What makes one evaluation better than another.
+/// The metric that compares evaluations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metric {
-    /// Lower loss. It moves before the accuracy does.
+    /// Lower loss. It changes earlier than the accuracy.
     #[default]
     Loss,
-    /// Higher accuracy. In a small test set many evaluations are equally accurate; the first of them counts.
+    /// Higher accuracy. On a small test set many evaluations are equally accurate; the first of
+    /// them counts.
     Accuracy,
 }
 
-/// Ends a run after some evaluations without a better one.
+/// Settings of early stopping: a run ends after some evaluations without improvement.
 ///
 /// ```
 /// use meganeura_nn::trainer::{EarlyStopping, Metric, TrainConfig};
@@ -31,25 +33,26 @@ pub enum Metric {
 /// # let _ = config;
 /// ```
 ///
-/// A schedule that is stretched over all epochs (`Cosine`, `OneCycle`) will not have come to its end when the
-/// run is ended: `Constant` or `Step` go better with many epochs.
+/// A schedule that is stretched over all epochs (`Cosine`, `OneCycle`) is not complete when early stopping ends the
+/// run. With many epochs, prefer `Constant` or `Step`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EarlyStopping {
-    /// The run ends at the evaluation that is the so-many-th in a row without a better one; at least 1.
+    /// Number of consecutive evaluations without improvement after which the run ends; at least 1.
     pub patience: usize,
-    /// How much better an evaluation must be to count, in the unit of the metric: nats, or 0 to 1. At least 0;
-    /// equally good is never better.
+    /// Minimum improvement of a better evaluation, in the unit of the metric: nats, or 0 to 1. At
+    /// least 0; an equal evaluation is never better.
     pub min_delta: f64,
-    /// What is compared.
+    /// Compared metric.
     pub metric: Metric,
-    /// Whether the model gets the weights of the best evaluation at the end of the run, however it ends, unless
-    /// it fails. They are kept in host memory: all parameters, and states such as running statistics, but not
-    /// the moments of the optimizer.
+    /// True if the model gets the weights of the best evaluation at the end of the run, unless the
+    /// run fails. They are kept in host memory: all parameters, and states such as running
+    /// statistics, but not the moments of the optimizer.
     pub restore_best: bool,
 }
 
 impl Default for EarlyStopping {
-    /// Five evaluations without a lower loss, and the best weights restored.
+    /// Returns a patience of five evaluations without a lower loss, with restoring of the best
+    /// weights.
     fn default() -> Self {
         EarlyStopping {
             patience: 5,
@@ -64,7 +67,7 @@ impl EarlyStopping {
     /// Checks the numbers.
     pub(super) fn check(self) -> Result<(), String> {
         if self.patience == 0 {
-            return Err("a patience of 0 would end every run at its first evaluation; use at least 1".into());
+            return Err("a patience of 0 would stop every run at its first evaluation; use at least 1".into());
         }
         if !self.min_delta.is_finite() || self.min_delta < 0.0 {
             return Err(format!(
@@ -80,7 +83,7 @@ impl EarlyStopping {
 #[derive(Debug)]
 pub(super) struct Tracker {
     settings: Option<EarlyStopping>,
-    best: Option<Best>,
+    best: Option<BestEvaluation>,
     /// Evaluations since the best one.
     since: usize,
     weights: Weights,
@@ -96,34 +99,34 @@ impl Tracker {
         }
     }
 
-    pub(super) fn best(&self) -> Option<Best> {
+    pub(super) fn best(&self) -> Option<BestEvaluation> {
         self.best
     }
 
-    /// Evaluations since the best one.
+    /// Returns the number of evaluations since the best one.
     pub(super) fn since(&self) -> usize {
         self.since
     }
 
-    /// The weights of the best one, if they are kept.
+    /// Returns the weights of the best evaluation, if they are kept.
     pub(super) fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// Goes on from where another tracker was.
-    pub(super) fn go_on(&mut self, best: Option<Best>, since: usize, weights: Weights) {
+    /// Continues from the state of another tracker.
+    pub(super) fn go_on(&mut self, best: Option<BestEvaluation>, since: usize, weights: Weights) {
         self.best = best;
         self.since = since;
         self.weights = weights;
     }
 
-    /// Whether the run should end.
+    /// Returns true if the run should end.
     pub(super) fn out_of_patience(&self) -> bool {
         self.settings.is_some_and(|s| self.since >= s.patience)
     }
 
-    /// Takes note of an evaluation of the session's weights; whether it is the best one so far.
-    pub(super) fn note(&mut self, candidate: Best, session: &mut Session) -> Result<bool, TrainError> {
+    /// Records an evaluation of the session's weights; returns true if it is the best one so far.
+    pub(super) fn note(&mut self, candidate: BestEvaluation, session: &mut Session) -> Result<bool, TrainError> {
         let better = self.is_better(&candidate.evaluation);
         if !better {
             self.since += 1;
@@ -136,10 +139,10 @@ impl Tracker {
         Ok(true)
     }
 
-    /// Gives the session the best weights, if they were to be kept; returns their evaluation then.
+    /// Copies the best weights to the session and returns their evaluation, if they were kept.
     pub(super) fn restore(&self, session: &mut Session) -> Result<Option<Evaluation>, TrainError> {
         match self.best {
-            // A run that is gone on with may not have kept the weights before.
+            // A resumed run may not have kept the weights before.
             Some(best) if self.settings.is_some_and(|s| s.restore_best) && !self.weights.is_empty() => {
                 self.weights.restore(session)?;
                 Ok(Some(best.evaluation))
@@ -154,7 +157,7 @@ impl Tracker {
             Metric::Loss => old.loss - new.loss,
             Metric::Accuracy => new.accuracy() - old.accuracy(),
         };
-        // A loss that is not a number is no better than anything, whatever the metric.
+        // A loss that is NaN is never an improvement, for either metric.
         match &self.best {
             _ if new.loss.is_nan() => false,
             None => true,
@@ -221,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Which of these evaluations are better than the best one before.
+    /// Returns, for each of these evaluations, if it is better than the best one before.
     fn better(metric: Metric, min_delta: f64, all: &[(f64, usize)]) -> Vec<bool> {
         let mut tracker = Tracker::new(Some(EarlyStopping {
             metric,
@@ -232,7 +235,7 @@ mod tests {
             let evaluation = evaluation(loss, correct);
             let better = tracker.is_better(&evaluation);
             if better {
-                tracker.best = Some(Best {
+                tracker.best = Some(BestEvaluation {
                     epoch: 1,
                     total_step: 1,
                     evaluation,

@@ -1,8 +1,8 @@
-//! What can go wrong in training.
+//! Errors of training.
 
 use crate::data::DataError;
 
-/// Why training could not start or go on.
+/// An error that prevents or ends training.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -10,7 +10,7 @@ pub enum TrainError {
     #[error(transparent)]
     Core(#[from] meganeura_core::Error),
 
-    /// A data set cannot be walked in batches of the configured size.
+    /// A data set cannot be iterated in batches of the configured size.
     #[error(transparent)]
     Data(#[from] DataError),
 
@@ -18,21 +18,21 @@ pub enum TrainError {
     #[error("cannot prefetch batches: {0}\n  help: train with `prefetch: 0`")]
     Prefetch(#[source] std::io::Error),
 
-    /// A setting that makes no sense.
+    /// An invalid setting.
     #[error("training configuration, {field}: {message}")]
     Config {
         /// The field of [`TrainConfig`](super::TrainConfig).
         field: &'static str,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         message: String,
     },
 
     /// The graph is not a model that the trainer can train.
     #[error("the model does not fit the trainer: {message}\n  help: {remedy}")]
     Model {
-        /// What is wrong.
+        /// Reason why it is not.
         message: String,
-        /// What to do about it.
+        /// Remedy.
         remedy: &'static str,
     },
 
@@ -51,10 +51,10 @@ pub enum TrainError {
         batch_size: usize,
     },
 
-    /// Examples of another shape than the model takes.
+    /// The shape of the examples differs from the model's input.
     #[error(
-        "{data}: the examples have shape {found:?}, but input '{input}' takes {expected:?} for each\
-         \n  help: change the data with `Dataset::with_feature_shape`, or build the model for this shape"
+        "{data}: the examples have shape {found:?}, but input '{input}' expects {expected:?} per example\n  help: \
+         change the data with `Dataset::with_feature_shape`, or build the model for this shape"
     )]
     FeatureShape {
         /// The data set.
@@ -67,7 +67,7 @@ pub enum TrainError {
         found: Vec<usize>,
     },
 
-    /// A data set with more classes than the model tells apart.
+    /// A data set with more classes than the model has.
     #[error(
         "{data}: the data set has {found} classes, but the model has logits for {expected}\
          \n  help: build the model with {found} classes"
@@ -81,12 +81,12 @@ pub enum TrainError {
         found: usize,
     },
 
-    /// Data of another task than the model's, or targets that do not fit.
+    /// Data for another task than the model's, or targets that do not fit.
     #[error("{data}: the targets do not fit: {message}")]
     Targets {
         /// The data set.
         data: String,
-        /// What is wrong with them.
+        /// Reason why they do not fit.
         message: String,
     },
 
@@ -99,10 +99,11 @@ pub enum TrainError {
     NonFiniteLoss {
         /// The epoch, from 1.
         epoch: usize,
-        /// The step within the epoch, from 1, at which it was noticed: the first one if the loss is read at
-        /// every step.
+        /// Step within the epoch, from 1, at which it was detected: the first one if the loss is
+        /// read at every step.
         step: usize,
-        /// The loss of that step, the mean of the epoch, or that of the final weights on the examples that measure them.
+        /// Loss of that step, the mean of the epoch, or the loss of the final weights on the
+        /// evaluated examples.
         loss: f32,
         /// Learning rate of that step.
         learning_rate: f32,

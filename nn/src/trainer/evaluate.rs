@@ -57,12 +57,12 @@ pub(super) fn evaluate(
 struct Sums {
     loss: f64,
     correct: usize,
-    /// Of regression.
+    /// Sums of errors for regression.
     errors: Option<Errors>,
 }
 
 impl Sums {
-    /// The sums over the examples of all ranks, added up in the order of the ranks.
+    /// Adds up the sums of all ranks, in the order of the ranks.
     fn over(self, ranks: &dyn Communicator) -> Result<Self, TrainError> {
         let mut own = vec![self.loss, self.correct as f64];
         own.extend(self.errors.iter().flat_map(Errors::sums));
@@ -77,7 +77,7 @@ impl Sums {
     }
 }
 
-/// A target or prediction in the units of the data.
+/// Converts a target or prediction to the units of the data.
 fn original(data: &Dataset, at: usize, value: f32) -> f64 {
     match data.target_scale() {
         Some(scale) => scale.restore(at, f64::from(value)),
@@ -138,7 +138,7 @@ fn add(
     Ok(())
 }
 
-/// The data set, repeated to the size of one batch if it is smaller than that.
+/// Returns the data set, repeated to the size of one batch if it is smaller.
 fn pad(data: &Dataset, batch_size: usize) -> Result<Cow<'_, Dataset>, TrainError> {
     if data.len() >= batch_size {
         return Ok(Cow::Borrowed(data));
@@ -147,7 +147,7 @@ fn pad(data: &Dataset, batch_size: usize) -> Result<Cow<'_, Dataset>, TrainError
     Ok(Cow::Owned(data.subset(&rows)?))
 }
 
-/// `-ln softmax(row)[label]`.
+/// Computes `-ln softmax(row)[label]`.
 pub(crate) fn cross_entropy(row: &[f32], label: usize) -> f64 {
     // Subtracting the largest logit keeps `exp` from overflowing.
     let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -155,7 +155,8 @@ pub(crate) fn cross_entropy(row: &[f32], label: usize) -> f64 {
     max + sum.ln() - f64::from(row[label])
 }
 
-/// Position of the largest number, the first of equals; `None` if no number is above minus infinity.
+/// Returns the position of the largest number, the first of equals; `None` if no number is above
+/// minus infinity.
 fn largest(row: &[f32]) -> Option<usize> {
     let mut best = (None, f32::NEG_INFINITY);
     for (i, &value) in row.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! From batches of a data set to the inputs of a session.
+//! Transfer of data set batches to the inputs of a session.
 
 use meganeura_core::error::TensorKind;
 use meganeura_core::graph::{NodeKind, Value};
@@ -10,7 +10,7 @@ use super::{TrainConfig, TrainError};
 use crate::data::{Dataset, Remainder, one_hot};
 use crate::models::{ROW_WEIGHTS, TARGET};
 
-/// Form in which the model takes labels.
+/// The form of the model's label input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LabelForm {
     /// `u32 [batch]`.
@@ -19,7 +19,7 @@ enum LabelForm {
     OneHot,
     /// `f32 [batch, outputs]`, the targets of regression.
     Targets,
-    /// `u32 [batch, rows]`, of tokens `u32 [batch, rows]`: at each position the token that follows.
+    /// `u32 [batch, rows]`, for tokens `u32 [batch, rows]`: the next token at each position.
     NextTokens,
 }
 
@@ -35,12 +35,12 @@ pub(super) struct Feed {
     classes: usize,
     class_weights: Option<Vec<f32>>,
     label_smoothing: f32,
-    /// Whether the model takes weights of rows, of a regression.
+    /// True if a regression model has an input for weights of rows.
     has_row_weights: bool,
     row_weights: Vec<f32>,
     buffer: BatchBuffer,
     one_hot: Vec<f32>,
-    /// Of a batch of tokens: these, and at each position the one that follows.
+    /// Tokens of a batch, and the next token at each position.
     tokens: Vec<u32>,
     next_tokens: Vec<u32>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Feed {
 impl Feed {
     /// Finds the inputs of the model and checks that they and its outputs fit together.
     pub(super) fn of(graph: &Graph, config: &TrainConfig) -> Result<Self, TrainError> {
-        // Of a distributed run, a rank's own part of each batch.
+        // In a distributed run, the rank's own part of each batch.
         let batch_size = config.local_batch_size();
         let x = input(graph, &config.features)?;
         let are_tokens = x.dtype == DType::U32 && x.shape.rank() == 2;
@@ -83,7 +83,7 @@ impl Feed {
                     message: format!(
                         "input '{TARGET}' is {labels}; with this batch size and the model's prediction it would be f32[{batch_size}, {classes}]"
                     ),
-                    remedy: "take targets of the shape of the prediction, the second output",
+                    remedy: "use targets with the shape of the prediction, the second output",
                 });
             }
             (DType::U32, dims) if are_tokens && dims == leading => LabelForm::NextTokens,
@@ -95,7 +95,8 @@ impl Feed {
                         "input '{}' is {labels}; with this batch size and the model's logits it would be u32[{batch_size}] or f32[{batch_size}, {classes}]",
                         config.labels
                     ),
-                    remedy: "take labels as class ids, one for each example, or as one-hot rows; of tokens, as many as these",
+                    remedy: "use class ids as labels, one per example, or one-hot rows; for tokens, one label per \
+                        token",
                 });
             }
         };
@@ -111,7 +112,7 @@ impl Feed {
         if let Some(weights) = config.class_weights.as_ref().filter(|w| w.len() != classes) {
             return Err(TrainError::Config {
                 field: "class_weights",
-                message: format!("there are {} of them, and {classes} classes", weights.len()),
+                message: format!("expected {classes} class weights, found {}", weights.len()),
             });
         }
         let has_row_weights = form == LabelForm::Targets && is_input(ROW_WEIGHTS);
@@ -126,7 +127,7 @@ impl Feed {
         }
         if config.remainder == Remainder::Keep && form != LabelForm::OneHot && !has_row_weights {
             return Err(TrainError::Model {
-                message: "it has no weights of rows, which `Remainder::Keep` needs".into(),
+                message: "it has no row weights, which `Remainder::Keep` needs".into(),
                 remedy: "build the model with `soft_classifier` or `weighted_regressor`, or use `Remainder::Drop`",
             });
         }
@@ -148,22 +149,22 @@ impl Feed {
         })
     }
 
-    /// Number of logits of an example.
+    /// Returns the number of logits of an example.
     pub(super) fn classes(&self) -> usize {
         self.classes
     }
 
-    /// Examples in a batch.
+    /// Returns the number of examples in a batch.
     pub(super) fn batch_size(&self) -> usize {
         self.batch_size
     }
 
-    /// Memory for the batch that the other methods upload.
+    /// Returns the memory for the batch that the other methods upload.
     pub(super) fn buffer(&mut self) -> &mut BatchBuffer {
         &mut self.buffer
     }
 
-    /// How many predictions an example has: one, or one for each token.
+    /// Returns the number of predictions of an example: one, or one for each token.
     pub(super) fn predictions(&self) -> usize {
         match self.form {
             LabelForm::NextTokens => self.feature_shape.iter().product(),
@@ -171,7 +172,8 @@ impl Feed {
         }
     }
 
-    /// Labels of the batch in the buffer, one for each prediction. Tokens are those that were uploaded last.
+    /// Returns the labels of the batch in the buffer, one for each prediction. For tokens, they
+    /// belong to the last upload.
     pub(super) fn labels(&self) -> &[u32] {
         match self.form {
             LabelForm::NextTokens => &self.next_tokens,
@@ -179,12 +181,12 @@ impl Feed {
         }
     }
 
-    /// Targets of the batch in the buffer; none for classification.
+    /// Returns the targets of the batch in the buffer; none for classification.
     pub(super) fn targets(&self) -> &[f32] {
         &self.buffer.targets
     }
 
-    /// Checks that the model can take the examples and labels of a data set.
+    /// Checks that the examples and labels of a data set fit the model.
     pub(super) fn check(&self, data: &Dataset) -> Result<(), TrainError> {
         if data.feature_shape() != self.feature_shape {
             return Err(TrainError::FeatureShape {
@@ -202,8 +204,8 @@ impl Feed {
             })
         };
         match (wants_targets, data.is_regression()) {
-            (true, false) => return refuse("the model is for regression, the data have classes"),
-            (false, true) => return refuse("the model is for classification, the data have targets of regression"),
+            (true, false) => return refuse("the model is for regression, but the data have classes"),
+            (false, true) => return refuse("the model is for classification, but the data have regression targets"),
             (true, true) if data.outputs() != self.classes => {
                 return refuse(&format!(
                     "the model has {} outputs, the data have {}",
@@ -273,7 +275,8 @@ impl Feed {
         Ok(())
     }
 
-    /// Gives the labels of a session that computes no loss some value: a step needs all inputs to be set.
+    /// Sets the labels of a session that computes no loss to arbitrary values: a step needs all
+    /// inputs to be set.
     pub(super) fn load_no_labels(&self, session: &mut Session) -> Result<(), TrainError> {
         let plan = session.plan();
         let unused = [self.labels_name.as_str(), ROW_WEIGHTS];
@@ -291,7 +294,8 @@ impl Feed {
     }
 }
 
-/// Spreads a share of each label over all classes, and weighs the rows, `[labels.len(), classes]`, by their class.
+/// Spreads a share of each label over all classes, and multiplies each row of `[labels.len(), classes]` by the weight
+/// of its class.
 fn soften(labels: &[u32], weights: Option<&[f32]>, smoothing: f32, rows: &mut [f32]) {
     if labels.is_empty() || weights.is_none() && smoothing == 0.0 {
         return;
@@ -305,7 +309,7 @@ fn soften(labels: &[u32], weights: Option<&[f32]>, smoothing: f32, rows: &mut [f
     }
 }
 
-/// Multiplies the leading rows, `[_, classes]`, by their weight, and the others by 0.
+/// Multiplies the leading rows, `[_, classes]`, by their weight, and all further rows by 0.
 fn weigh(rows: &mut [f32], classes: usize, weighted: usize, weight: f32) {
     let (leading, others) = rows.split_at_mut((weighted * classes).min(rows.len()));
     if weight != 1.0 {
@@ -314,7 +318,7 @@ fn weigh(rows: &mut [f32], classes: usize, weighted: usize, weight: f32) {
     others.fill(0.0);
 }
 
-/// Type of the input of that name.
+/// Returns the type of the input of this name.
 fn input<'g>(graph: &'g Graph, name: &str) -> Result<&'g TensorType, TrainError> {
     let is_input = |kind: &NodeKind| matches!(kind, NodeKind::Input);
     let found = graph
@@ -327,7 +331,7 @@ fn input<'g>(graph: &'g Graph, name: &str) -> Result<&'g TensorType, TrainError>
     })
 }
 
-/// The value of the logits, the second output.
+/// Returns the value of the logits, the second output.
 pub(super) fn logits(graph: &Graph) -> Result<Value, TrainError> {
     graph.outputs().get(1).copied().ok_or_else(|| TrainError::Model {
         message: format!("it has {} outputs", graph.outputs().len()),
@@ -335,7 +339,8 @@ pub(super) fn logits(graph: &Graph) -> Result<Value, TrainError> {
     })
 }
 
-/// Number of classes, from the shape of the logits: they are the last axis behind these.
+/// Returns the number of classes, from the shape of the logits: the last axis, after the leading
+/// ones.
 fn classes(graph: &Graph, leading: &[usize]) -> Result<usize, TrainError> {
     let ty = graph.ty(logits(graph)?);
     match ty.map(|ty| (ty.dtype, ty.shape.dims().split_last())) {

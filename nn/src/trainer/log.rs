@@ -8,29 +8,30 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::observer::TEST;
-use super::sink::{Sink, open_at_end};
+use super::sink::{ErrorKeepingWriter, open_at_end};
 use super::statistics::StatisticsRow;
 use super::{
     EpochReport, EvaluationInfo, Observer, RegressionMetrics, StatisticsInfo, StepInfo, TrainBegin, TrainReport,
 };
 
-/// Writes one JSON object a line for every event of a run.
+/// A log with one line for every event of a run, each a JSON object.
 ///
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
-/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `examples_per_epoch` (those that an epoch trains on), `test_examples` and `validation_examples` (null unless evaluations are on these), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
+/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `examples_per_epoch` (examples in each epoch), `test_examples` and `validation_examples` (null unless evaluations use these), `lr` (the configured one), `seed`, `resumed_steps` (steps before the checkpoint, if the run resumes) |
 /// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `loss_scale` and `skipped_updates` (both null unless in mixed precision), `lr`, `seconds`, `examples_per_second` |
 /// | `statistics` | for each parameter and gradient, see `TrainConfig::statistics_every` | `epoch`, `step`, `kind` (`parameter` or `gradient`), `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`, `min`, `max`, `mean`, `deviation` (these of the finite elements) |
 /// | `evaluation` | after each evaluation | `epoch`, `step`, `on` (`test` or `validation`), `loss`, `accuracy` (null for regression, which has `rmse`, `mae` and `r2`), `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
 /// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
 /// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `on` (`test` or `validation`), `loss` and `accuracy` (of the final weights on these), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `skipped_updates`, `seconds`, `compile_seconds` |
 ///
-/// `epoch` counts from 1, `step` is the number of steps made in the whole run, `seconds` are those since the
-/// run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last step. Numbers that are not
-/// finite, and those that there are none of, are null. Fields may be added in later versions.
+/// `epoch` counts from 1, `step` is the number of completed steps of the whole run, `seconds` is
+/// the time since the run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last
+/// step. Missing numbers, and numbers that are not finite, are null. Fields may be added in later
+/// versions.
 ///
-/// Lines are flushed as they are written, so that a run which is killed leaves those of all its steps. An error of the file ends the run, and
-/// [`finish`](Self::finish) tells it.
+/// Each line is flushed, so that a killed run leaves the lines of all its steps. An error of the
+/// file ends the run; [`finish`](Self::finish) returns it.
 ///
 /// ```
 /// use meganeura_nn::trainer::{EpochReport, JsonLinesLog, Observer, TrainBegin};
@@ -57,8 +58,8 @@ use super::{
 /// ```
 #[derive(Debug)]
 pub struct JsonLinesLog<W: Write = BufWriter<File>> {
-    sink: Sink<W>,
-    /// Name of the examples that evaluations are on.
+    sink: ErrorKeepingWriter<W>,
+    /// Name of the examples that evaluations use, `test` or `validation`.
     on: &'static str,
 }
 
@@ -66,15 +67,15 @@ impl JsonLinesLog {
     /// Creates the file, or empties it if there is one.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(JsonLinesLog::new(BufWriter::new(File::create(path)?)))
     }
 
-    /// Goes on with the file of a run that is resumed, or creates it.
+    /// Continues the file of a resumed run, or creates it.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
         let (file, _) = open_at_end(path.as_ref())?;
         Ok(JsonLinesLog::new(BufWriter::new(file)))
@@ -82,10 +83,10 @@ impl JsonLinesLog {
 }
 
 impl<W: Write> JsonLinesLog<W> {
-    /// Writes to any writer.
+    /// Creates a log on any writer.
     pub fn new(writer: W) -> Self {
         JsonLinesLog {
-            sink: Sink::new(writer),
+            sink: ErrorKeepingWriter::new(writer),
             on: TEST,
         }
     }
@@ -262,7 +263,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             seconds: report.seconds,
             compile_seconds: report.compile_seconds,
         };
-        // An error is kept for `finish`; there is no run left to end.
+        // An error is kept for `finish`; the run has already ended.
         let _ = self.line(&event);
     }
 }

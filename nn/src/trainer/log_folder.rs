@@ -10,13 +10,13 @@ use super::{
     TrainBegin, TrainReport,
 };
 
-/// Writes the log of a run in three forms into a folder: `metrics.csv` ([`CsvLog`]), `metrics.jsonl`
-/// ([`JsonLinesLog`]) and an event file for TensorBoard ([`EventLog`]).
+/// A folder with the log of a run in three forms: `metrics.csv` ([`CsvLog`]), `metrics.jsonl` ([`JsonLinesLog`]) and an
+/// event file for TensorBoard ([`EventLog`]).
 ///
 /// With [`LogFolder::with_statistics`] there is a fourth file, `statistics.csv` ([`StatisticsLog`]).
 ///
-/// All but event files replace those of an earlier run in the folder, unless that is gone on with; event files are added to
-/// it. [`LogFolder::new_run_in`] finds a folder that holds no run.
+/// Files of an earlier run in the folder are replaced, unless that run is resumed; event files are
+/// only added. [`LogFolder::new_run_in`] finds a folder that contains no run.
 #[derive(Debug)]
 pub struct LogFolder {
     table: CsvLog,
@@ -28,23 +28,23 @@ pub struct LogFolder {
 }
 
 impl LogFolder {
-    /// Makes the folder if it is absent, and the files.
+    /// Creates the folder if it does not exist, and the files.
     ///
     /// # Errors
-    /// A folder or file that cannot be written, at once.
+    /// A folder or file that cannot be written; checked immediately.
     pub fn create(folder: impl AsRef<Path>) -> io::Result<Self> {
         Self::with(folder.as_ref(), false)
     }
 
-    /// Goes on with the files of a run that is resumed, or makes them.
+    /// Continues the files of a resumed run, or creates them.
     ///
     /// # Errors
-    /// A folder or file that cannot be written, at once.
+    /// A folder or file that cannot be written; checked immediately.
     pub fn append(folder: impl AsRef<Path>) -> io::Result<Self> {
         Self::with(folder.as_ref(), true)
     }
 
-    /// Tries whether the files could be written. What is in them stays.
+    /// Checks that the files can be written, without changing their contents.
     ///
     /// # Errors
     /// A folder or file that cannot be written.
@@ -55,8 +55,9 @@ impl LogFolder {
         JsonLinesLog::append(folder.join("metrics.jsonl")).map(drop)
     }
 
-    /// Where a new run goes, so that it is not mixed with another one: the folder itself, or if it holds a run, the first of
-    /// `run-2`, `run-3` and so on in it that does not. TensorBoard shows each as a run.
+    /// Returns the folder for a new run, separate from all others: the folder itself, or if it
+    /// contains a run, the first of its subfolders `run-2`, `run-3` and so on that does not.
+    /// TensorBoard shows each as a run.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -69,7 +70,8 @@ impl LogFolder {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Where the last run is that [`new_run_in`](Self::new_run_in) found a place for: the folder itself if it holds none.
+    /// Returns the folder of the last run in the numbering of [`new_run_in`](Self::new_run_in): the
+    /// folder itself if it contains none.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -87,9 +89,10 @@ impl LogFolder {
     fn with(folder: &Path, appends: bool) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let (table, lines) = (folder.join("metrics.csv"), folder.join("metrics.jsonl"));
-        let (table, lines) = match appends {
-            true => (CsvLog::append(table)?, JsonLinesLog::append(lines)?),
-            false => (CsvLog::create(table)?, JsonLinesLog::create(lines)?),
+        let (table, lines) = if appends {
+            (CsvLog::append(table)?, JsonLinesLog::append(lines)?)
+        } else {
+            (CsvLog::create(table)?, JsonLinesLog::create(lines)?)
         };
         Ok(LogFolder {
             table,
@@ -101,16 +104,17 @@ impl LogFolder {
         })
     }
 
-    /// Adds a table of statistics, for runs that tell them
+    /// Adds a table of statistics, for runs that report them
     /// ([`TrainConfig::statistics_every`](super::TrainConfig::statistics_every)).
     ///
     /// # Errors
-    /// A file that cannot be written, at once.
+    /// A file that cannot be written; checked immediately.
     pub fn with_statistics(mut self) -> io::Result<Self> {
         let path = self.folder.join("statistics.csv");
-        self.statistics = Some(match self.appends {
-            true => StatisticsLog::append(path)?,
-            false => StatisticsLog::create(path)?,
+        self.statistics = Some(if self.appends {
+            StatisticsLog::append(path)?
+        } else {
+            StatisticsLog::create(path)?
         });
         Ok(self)
     }
@@ -147,14 +151,14 @@ impl LogFolder {
     }
 }
 
-/// Folders of runs in their order.
+/// Returns the folders of runs in their order.
 fn runs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     const MAX: usize = 1_000_000;
     let further = (2..MAX).map(|number| folder.join(format!("run-{number}")));
     std::iter::once(folder.to_owned()).chain(further)
 }
 
-/// Whether there is a file of a run that has something in it.
+/// Returns true if a folder contains a non-empty file of a run.
 fn holds_run(folder: &Path) -> io::Result<bool> {
     let entries = match fs::read_dir(folder) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -215,7 +219,7 @@ mod tests {
             places.map(|p| p.strip_prefix(path).unwrap().display().to_string())
         };
         assert_eq!(places(), ["", ""]);
-        // What only tries leaves a folder free.
+        // `try_path` leaves the folder free.
         LogFolder::try_path(path).unwrap();
         fs::write(path.join("notes.txt"), "mine").unwrap();
         assert_eq!(places(), ["", ""]);

@@ -1,4 +1,4 @@
-//! A log of a run as a table.
+//! A log of a run as a CSV table.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,27 +8,28 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::observer::TEST;
-use super::sink::{Sink, open_at_end};
+use super::sink::{ErrorKeepingWriter, open_at_end};
 use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin};
 
-/// Writes a table with a row for every step whose loss was read, for every evaluation and for every epoch.
+/// A table with a row for every step whose loss was read, for every evaluation and for every epoch.
 ///
-/// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss` (of training examples), then those of
-/// evaluations, `test_loss`, `test_accuracy`, `test_rmse`, `test_mae` and `test_r2`, then `gradient_norm`, `loss_scale`,
-/// `skipped_updates`, `lr`, `seconds` and `examples_per_second`, with the meaning that
-/// [`JsonLinesLog`](super::JsonLinesLog) gives them. Where evaluations are on validation examples
-/// ([`Trainer::fit_parts`](super::Trainer::fit_parts)), their columns are `validation_loss` and so on. A cell that has no
-/// value is empty; numbers that are not finite are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
+/// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss` (of training
+/// examples), then those of evaluations, `test_loss`, `test_accuracy`, `test_rmse`, `test_mae` and
+/// `test_r2`, then `gradient_norm`, `loss_scale`, `skipped_updates`, `lr`, `seconds` and
+/// `examples_per_second`. They are defined as in [`JsonLinesLog`](super::JsonLinesLog). If
+/// evaluations use validation examples ([`Trainer::fit_parts`](super::Trainer::fit_parts)), their
+/// columns are `validation_loss` and so on. A cell without a value is empty; numbers that are not
+/// finite are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
 #[derive(Debug)]
 pub struct CsvLog<W: Write = File> {
-    sink: Sink<csv::Writer<W>>,
-    /// Name of the examples that evaluations are on.
+    sink: ErrorKeepingWriter<csv::Writer<W>>,
+    /// Name of the examples that evaluations use, `test` or `validation`.
     on: &'static str,
-    /// Whether the table has the names of its columns.
+    /// True if the table has a header.
     begun: bool,
 }
 
-/// What the columns of an evaluation are called behind the name of the examples.
+/// Names of the columns of an evaluation, after the name of the examples.
 const EVALUATED: [&str; 5] = ["loss", "accuracy", "rmse", "mae", "r2"];
 
 /// A row.
@@ -91,15 +92,15 @@ impl CsvLog {
     /// Creates the file, or empties it if there is one.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(CsvLog::new(File::create(path)?))
     }
 
-    /// Goes on with the file of a run that is resumed, or creates it.
+    /// Continues the file of a resumed run, or creates it.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
         let (file, begun) = open_at_end(path.as_ref())?;
         Ok(CsvLog {
@@ -110,10 +111,10 @@ impl CsvLog {
 }
 
 impl<W: Write> CsvLog<W> {
-    /// Writes to any writer; rows are gathered before they are passed on.
+    /// Creates a log on any writer; rows are buffered before they are passed on.
     pub fn new(writer: W) -> Self {
         CsvLog {
-            sink: Sink::new(csv::Writer::from_writer(writer)),
+            sink: ErrorKeepingWriter::new(csv::Writer::from_writer(writer)),
             on: TEST,
             begun: false,
         }
@@ -199,7 +200,7 @@ impl<W: Write> Observer for CsvLog<W> {
     }
 }
 
-/// Goes on with a table behind its last whole row, or begins it with the names of the columns.
+/// Continues a table after its last whole row, or begins it with a header.
 pub(super) fn append_table(path: &Path) -> io::Result<csv::Writer<File>> {
     let (file, begun) = open_at_end(path)?;
     Ok(csv::WriterBuilder::new().has_headers(!begun).from_writer(file))

@@ -1,21 +1,21 @@
 //! The training loop for classifiers, regression and language models.
 //!
-//! [`Trainer::new`] builds a model twice: for training, with gradients and the optimizer's update, and for
-//! evaluation, where dropout is off and batch norms use their running statistics. [`Trainer::fit`] then
-//! walks the training data in shuffled batches and measures loss and accuracy on the test data, where it
-//! counts every example once.
+//! [`Trainer::new`] builds a model twice: for training, with gradients and the optimizer's update,
+//! and for evaluation, where dropout is off and batch norms use their running statistics.
+//! [`Trainer::fit`] then iterates over the training data in shuffled batches, and measures loss and
+//! accuracy on the test data, counting every example once.
 //!
 //! ```no_run
 //! use meganeura_nn::data::digits_split;
 //! use meganeura_nn::models::mlp_classifier;
-//! use meganeura_nn::trainer::{Silent, TrainConfig, TrainError, Trainer};
+//! use meganeura_nn::trainer::{SilentObserver, TrainConfig, TrainError, Trainer};
 //!
 //! # fn main() -> Result<(), TrainError> {
 //! let (train, test) = digits_split()?;
 //! let train = train.with_feature_shape(vec![64])?;
 //! let test = test.with_feature_shape(vec![64])?;
 //! let mut trainer = Trainer::new(|batch| mlp_classifier(batch, 64, 10), TrainConfig::default())?;
-//! let report = trainer.fit(&train, Some(&test), &mut Silent)?;
+//! let report = trainer.fit(&train, Some(&test), &mut SilentObserver)?;
 //! if let Some(evaluation) = report.evaluation {
 //!     println!("{evaluation}");
 //! }
@@ -39,7 +39,7 @@
 //!
 //! # During a run
 //!
-//! | What | Where |
+//! | Feature | Type or option |
 //! |---|---|
 //! | learning rate | [`Schedule`] and [`Warmup`] |
 //! | evaluation between epochs or steps | [`TrainConfig::evaluate_every`], [`TrainConfig::evaluate_every_steps`] |
@@ -59,6 +59,7 @@
 //! [`TrainConfig::seed`]; equal seeds give equal results on a device whose kernels are deterministic.
 
 mod checkpoint;
+mod checkpoints;
 mod classification;
 mod config;
 mod distributed;
@@ -68,6 +69,7 @@ pub(crate) mod evaluate;
 mod feed;
 mod log;
 mod log_folder;
+mod loss_sum;
 mod metrics;
 mod observer;
 mod regression;
@@ -84,11 +86,11 @@ use std::thread;
 use std::time::Instant;
 
 use meganeura_compiler::SessionConfig;
-use meganeura_compiler::build::{Builder, build};
+use meganeura_compiler::builder::{Builder, build};
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::{Graph, Mode, Session};
 
-pub use checkpoint::Checkpoints;
+pub use checkpoints::Checkpoints;
 pub use classification::{Averages, ClassMetrics, ClassificationReport, Confusion};
 pub use config::{OptimizerChoice, TrainConfig};
 pub use early_stopping::{EarlyStopping, Metric};
@@ -96,9 +98,9 @@ pub use error::TrainError;
 pub use log::JsonLinesLog;
 pub use log_folder::LogFolder;
 pub use metrics::CsvLog;
-pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StatisticsInfo, StepInfo, TrainBegin};
+pub use observer::{EpochBegin, EvaluationInfo, Observer, SilentObserver, StatisticsInfo, StepInfo, TrainBegin};
 pub use regression::RegressionMetrics;
-pub use report::{Best, EpochReport, Evaluation, PartsReport, TrainReport};
+pub use report::{BestEvaluation, EpochReport, Evaluation, PartsReport, TrainReport};
 pub use schedule::{Position, Schedule, Warmup};
 pub use statistics::StatisticsLog;
 pub use tensorboard::EventLog;
@@ -106,14 +108,11 @@ pub use tensorboard::EventLog;
 use crate::data::{Dataset, Parts};
 use early_stopping::Tracker;
 use feed::Feed;
+use loss_sum::training_graph;
 use run::{Begin, Run};
 use source::{Maker, Source};
 
-/// State in which the device sums up the losses of an epoch, so that their mean is exact without waiting
-/// for every step.
-const LOSS_SUM: &str = "trainer.loss_sum";
-
-/// Trains and evaluates a classifier; see the [module documentation](self).
+/// A trainer of a model, which also evaluates it; see the [module documentation](self).
 #[derive(Debug)]
 pub struct Trainer {
     config: TrainConfig,
@@ -123,7 +122,7 @@ pub struct Trainer {
     /// Logits of one batch.
     logits: Vec<f32>,
     compile_seconds: f64,
-    /// Epochs begun by all runs, so that a second one goes on with other orders of the examples.
+    /// Epochs begun by all runs, so that a second run continues with other orders of the examples.
     epochs_begun: u64,
 }
 
@@ -132,18 +131,19 @@ impl Trainer {
     /// [`TrainConfig::local_batch_size`]), and fills its parameters by their initial distributions.
     ///
     /// # Errors
-    /// [`TrainError::Config`], [`TrainError::Model`] and [`TrainError::BatchSize`] for settings and models
-    /// that make no sense; [`TrainError::Core`] for a graph that does not build, or a device that cannot be
-    /// opened or lacks memory.
+    /// [`TrainError::Config`], [`TrainError::Model`] and [`TrainError::BatchSize`] for invalid
+    /// settings and models; [`TrainError::Core`] for a graph that does not build, or a device that
+    /// cannot be opened or lacks memory.
     pub fn new(model: impl FnOnce(usize) -> Graph, config: TrainConfig) -> Result<Self, TrainError> {
         config.check()?;
         Trainer::from_graph(&model(config.local_batch_size()), config)
     }
 
-    /// [`Trainer::new`] for a graph that was built for the configured batch size.
+    /// Creates a trainer like [`Trainer::new`] for a graph that was built for the configured batch
+    /// size.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Trainer::new`].
     pub fn from_graph(graph: &Graph, config: TrainConfig) -> Result<Self, TrainError> {
         config.check()?;
         graph.verify()?;
@@ -187,32 +187,32 @@ impl Trainer {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
 
-    /// The training session, whose parameters are the model's.
+    /// Returns the training session, whose parameters are the model's.
     pub fn session(&self) -> &Session {
         &self.training
     }
 
-    /// The training session, to read or set parameters.
+    /// Returns the training session, to read or set parameters.
     pub fn session_mut(&mut self) -> &mut Session {
         &mut self.training
     }
 
-    /// Trains for the configured number of epochs, starting from the present weights, and evaluates on
-    /// `test` as configured. The schedule starts anew with every call, and early stopping knows nothing of
-    /// earlier ones.
+    /// Trains for the configured number of epochs, starting from the present weights, and evaluates
+    /// on `test` as configured. The schedule restarts with every call, and early stopping ignores
+    /// earlier calls.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
-    /// [`TrainError::Data`] when there are fewer training examples than in one batch (test data may be of
-    /// any size, and with 0 epochs so may training data), or examples that the augmentation is not for;
-    /// [`TrainError::Config`] for early stopping without test data; [`TrainError::NonFiniteLoss`];
-    /// [`TrainError::Prefetch`] when there is no thread to be had; [`TrainError::Core`] when a step fails, or a
-    /// checkpoint cannot be read or written.
+    /// [`TrainError::Data`] if there are fewer training examples than in one batch (test data may
+    /// be of any size, and with 0 epochs so may training data), or if the augmentation does not
+    /// support the examples; [`TrainError::Config`] for early stopping without test data;
+    /// [`TrainError::NonFiniteLoss`]; [`TrainError::Prefetch`] if no thread can be started;
+    /// [`TrainError::Core`] if a step fails, or a checkpoint cannot be read or written.
     pub fn fit(
         &mut self,
         train: &Dataset,
@@ -222,7 +222,7 @@ impl Trainer {
         self.run(train, test, false, observer)
     }
 
-    /// [`fit`](Self::fit), where `test` may be the validation part.
+    /// Runs [`fit`](Self::fit), where `test` may be the validation part.
     fn run(
         &mut self,
         train: &Dataset,
@@ -260,13 +260,13 @@ impl Trainer {
         let mut tracker = Tracker::new(self.config.early_stopping);
         let settings = checkpoint::settings(self, train, test);
         distributed::begin(self, &settings, test, steps)?;
-        // The folder is this run's until it ends.
+        // The folder is locked until the run ends.
         let (resumed, _lock) = match self.config.checkpoints.clone() {
             Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, &settings, steps)?,
             None => (None, None),
         };
         self.training.set_seed(distributed::dropout_seed(&self.config));
-        // The present epoch of a run that goes on was begun already.
+        // The present epoch of a resumed run was begun already.
         let skip = resumed.as_ref().and_then(|state| state.in_epoch);
         let first = self.epochs_begun - u64::from(skip.is_some());
         let maker = Maker::new(train, &self.config, first, skip.unwrap_or(0))?;
@@ -294,15 +294,16 @@ impl Trainer {
         }
     }
 
-    /// Trains on the training part as [`fit`](Self::fit) does, with the validation part for evaluations and early
-    /// stopping, and then measures the final weights on the test part, which decided nothing. Logs call the evaluations
-    /// those of validation.
+    /// Trains on the training part like [`fit`](Self::fit), with the validation part for
+    /// evaluations and early stopping, and then measures the final weights on the test part, which
+    /// influenced no decision. Logs call these evaluations `validation`.
     ///
     /// # Errors
-    /// As there; [`TrainError::Config`] for early stopping without a validation part.
+    /// The errors of [`fit`](Self::fit); [`TrainError::Config`] for early stopping without a
+    /// validation part.
     pub fn fit_parts(&mut self, parts: &Parts, observer: &mut dyn Observer) -> Result<PartsReport, TrainError> {
         if let Some(test) = &parts.test {
-            // What does not fit is an error now, not after hours.
+            // Checked now, so that an error does not occur after hours.
             self.feed.check(test)?;
             check_scales(&parts.train, test)?;
         }
@@ -326,14 +327,15 @@ impl Trainer {
         match (self.config.early_stopping, test) {
             (Some(_), None) => Err(TrainError::Config {
                 field: "early_stopping",
-                message: "there is no test data to evaluate on; give some to `fit`".into(),
+                message: "there is no test data to evaluate on; pass it to `fit`".into(),
             }),
             _ => Ok(()),
         }
     }
 
-    /// Loss and accuracy of the present weights on a data set of any size, every example counted once. Of a distributed
-    /// run, every rank calls this, evaluates its part of the examples, and gets the result for all.
+    /// Measures loss and accuracy of the present weights on a data set of any size, every example
+    /// counted once. In a distributed run, every rank calls this, evaluates its part of the
+    /// examples, and gets the result for all.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
@@ -348,30 +350,17 @@ impl Trainer {
 
 /// Checks that the targets of both are in the same units.
 fn check_scales(train: &Dataset, test: &Dataset) -> Result<(), TrainError> {
-    match test.target_scale() == train.target_scale() {
-        true => Ok(()),
-        false => Err(TrainError::Targets {
+    if test.target_scale() == train.target_scale() {
+        Ok(())
+    } else {
+        Err(TrainError::Targets {
             data: test.name().to_owned(),
-            message: "they are not standardised as those of the training data".into(),
-        }),
+            message: "they are not standardised like those of the training data".into(),
+        })
     }
 }
 
-/// The model with the sum of its losses as a state.
-fn training_graph(model: &Graph) -> Graph {
-    let mut graph = model.clone();
-    let loss = model.outputs().first().copied();
-    // Any other loss is refused when the graph is differentiated, with a better message than `add` has.
-    if let Some(loss) = loss.filter(|&loss| model.shape(loss).is_empty()) {
-        let sum = graph.state(LOSS_SUM, &[]);
-        let next = graph.add(sum, loss);
-        graph.assign(sum, next);
-        graph.named(next, LOSS_SUM);
-    }
-    graph
-}
-
-/// The model with nothing but the logits as output.
+/// Returns the model with the logits as its only output.
 fn evaluation_graph(model: &Graph) -> Result<Graph, TrainError> {
     let mut graph = model.clone();
     graph.set_outputs(vec![feed::logits(model)?]);

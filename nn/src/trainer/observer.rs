@@ -1,4 +1,4 @@
-//! Watching and stopping a training run.
+//! Observers, which watch and stop a training run.
 
 use std::ops::ControlFlow;
 
@@ -6,10 +6,10 @@ use meganeura_core::statistics::NamedStatistics;
 
 use super::{EpochReport, Evaluation, TrainReport};
 
-/// What an observer learns before the first epoch of a run.
+/// The information for observers before the first epoch of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainBegin {
-    /// Epochs that there will be, unless the run is ended.
+    /// Maximum number of epochs; the run may end earlier.
     pub epochs: usize,
     /// Steps in each.
     pub steps: usize,
@@ -28,12 +28,12 @@ pub struct TrainBegin {
     pub learning_rate: f32,
     /// The seed.
     pub seed: u64,
-    /// Steps that were made before, where the run goes on from a checkpoint; else 0.
+    /// Steps before the checkpoint that the run resumes from; else 0.
     pub resumed_steps: u64,
 }
 
 impl TrainBegin {
-    /// Name of the examples that evaluations are on: `validation` or `test`.
+    /// Returns the name of the evaluated examples: `validation` or `test`.
     pub fn evaluated(&self) -> &'static str {
         match self.validation_examples {
             Some(_) => "validation",
@@ -42,21 +42,21 @@ impl TrainBegin {
     }
 }
 
-/// Name of the examples that evaluations are on, unless a run says otherwise.
+/// Default name of the evaluated examples.
 pub(super) const TEST: &str = "test";
 
-/// What an observer learns before an epoch.
+/// The information for observers before an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpochBegin {
     /// The epoch, from 1.
     pub epoch: usize,
-    /// How many there will be.
+    /// Number of epochs of the run.
     pub epochs: usize,
     /// Steps in each.
     pub steps: usize,
 }
 
-/// What an observer learns after a step.
+/// The information for observers after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInfo {
     /// The epoch, from 1.
@@ -74,19 +74,19 @@ pub struct StepInfo {
     /// Euclidean norm of all gradients of the last update before it was limited, if the loss was read and
     /// gradients are limited by their norm.
     pub gradient_norm: Option<f32>,
-    /// Scale of the gradients after the step, and updates left out so far because a gradient was not finite, if the loss
-    /// was read and the run is in mixed precision.
+    /// Scale of the gradients after the step, and number of updates skipped so far because of a
+    /// gradient that was not finite, if the loss was read and the run is in mixed precision.
     pub loss_scale: Option<(f32, u64)>,
     /// Learning rate of the step.
     pub learning_rate: f32,
     /// Seconds since the run began.
     pub seconds: f64,
-    /// Examples trained a second in this epoch so far, evaluations left out. On an asynchronous device these
-    /// are the examples submitted.
+    /// Examples trained per second in this epoch so far, without evaluations. On an asynchronous
+    /// device these are the submitted examples.
     pub examples_per_second: f64,
 }
 
-/// What an observer learns after an evaluation.
+/// The information for observers after an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvaluationInfo {
     /// The epoch, from 1; 0 before the first one.
@@ -95,8 +95,8 @@ pub struct EvaluationInfo {
     pub total_step: u64,
     /// Quality on the test data, or the validation data.
     pub evaluation: Evaluation,
-    /// Whether it is the best one of the run so far, by the metric of `TrainConfig::early_stopping`, or else by
-    /// the loss.
+    /// True if it is the best one of the run so far, by the metric of
+    /// `TrainConfig::early_stopping`, or else by the loss.
     pub best: bool,
     /// Learning rate of the last step.
     pub learning_rate: f32,
@@ -106,31 +106,33 @@ pub struct EvaluationInfo {
     pub evaluation_seconds: f64,
 }
 
-/// What an observer learns of the tensors of a run.
+/// The information for observers about the tensors of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatisticsInfo {
     /// The epoch, from 1.
     pub epoch: usize,
     /// Steps made in the run.
     pub total_step: u64,
-    /// All parameters after the step, then all gradients of its batch, before anything limits them.
+    /// All parameters after the step, then all gradients of its batch, before any limit is applied.
     pub tensors: Vec<NamedStatistics>,
 }
 
-/// Called during training: progress bars, logs, conditions to stop. The methods that return a
-/// [`ControlFlow`] may end the run by [`ControlFlow::Break`]; the default implementations do nothing and go on.
+/// A set of callbacks during training: progress bars, logs, conditions to stop. The methods that
+/// return a [`ControlFlow`] may end the run by [`ControlFlow::Break`]; the default implementations
+/// do nothing and continue.
 ///
-/// The order of the calls: `on_train_begin`; for each epoch `on_epoch_begin`, `on_step` after every step,
-/// `on_statistics` after it where they are due, `on_evaluation` after every evaluation, also one between steps, and `on_epoch_end` unless the epoch was cut
-/// short; `on_train_end`, unless the run failed.
+/// The order of the calls: `on_train_begin`; for each epoch `on_epoch_begin`, `on_step` after every
+/// step, `on_statistics` after it when they are due, `on_evaluation` after every evaluation, also
+/// one between steps, and `on_epoch_end` unless the epoch was cut short; `on_train_end`, unless the
+/// run failed.
 ///
-/// Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the run ends if
-/// any of them wants it to.
+/// Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the
+/// run ends if any of them requests it.
 ///
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use meganeura_nn::trainer::{EvaluationInfo, Observer, Silent, StepInfo};
+/// use meganeura_nn::trainer::{EvaluationInfo, Observer, SilentObserver, StepInfo};
 ///
 /// /// Ends the run once the model is good enough.
 /// struct GoodEnough(f64);
@@ -157,49 +159,49 @@ pub struct StatisticsInfo {
 ///
 /// let mut counter = Counter::default();
 /// // The counter is lent, to be read after the run.
-/// let mut observers = (GoodEnough(0.98), &mut counter, Silent);
+/// let mut observers = (GoodEnough(0.98), &mut counter, SilentObserver);
 /// let observer: &mut dyn Observer = &mut observers;
 /// # let _ = observer;
 /// ```
 pub trait Observer {
-    /// Before the first epoch.
+    /// Receives the settings of the run, before the first epoch.
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
         let _ = run;
         ControlFlow::Continue(())
     }
 
-    /// Before the first step of an epoch.
+    /// Receives the epoch, before its first step.
     fn on_epoch_begin(&mut self, epoch: &EpochBegin) -> ControlFlow<()> {
         let _ = epoch;
         ControlFlow::Continue(())
     }
 
-    /// After a step was submitted; on an asynchronous device it need not be complete.
+    /// Receives a step after it was submitted; on an asynchronous device it need not be complete.
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
         let _ = step;
         ControlFlow::Continue(())
     }
 
-    /// After a step for which [`TrainConfig::statistics_every`](super::TrainConfig::statistics_every) asks for
-    /// statistics.
+    /// Receives statistics, after a step for which
+    /// [`TrainConfig::statistics_every`](super::TrainConfig::statistics_every) requests them.
     fn on_statistics(&mut self, statistics: &StatisticsInfo) -> ControlFlow<()> {
         let _ = statistics;
         ControlFlow::Continue(())
     }
 
-    /// After an evaluation on the test data.
+    /// Receives the result of an evaluation on the test or validation data.
     fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
         let _ = evaluation;
         ControlFlow::Continue(())
     }
 
-    /// After an epoch and its evaluation, if there was one.
+    /// Receives the report of an epoch, after the epoch and its evaluation, if there was one.
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
         let _ = report;
         ControlFlow::Continue(())
     }
 
-    /// After the run, whoever ended it; not after one that failed.
+    /// Receives the report of the run, also after an early end; not called after a failure.
     fn on_train_end(&mut self, report: &TrainReport) {
         let _ = report;
     }
@@ -207,11 +209,11 @@ pub trait Observer {
 
 /// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct SilentObserver;
 
-impl Observer for Silent {}
+impl Observer for SilentObserver {}
 
-/// An observer behind a pointer.
+/// Implements [`Observer`] for pointers to an observer.
 macro_rules! delegate {
     ($($pointer:ty),+) => {$(
         impl<O: Observer + ?Sized> Observer for $pointer {
@@ -248,7 +250,7 @@ macro_rules! delegate {
 
 delegate!(&mut O, Box<O>);
 
-/// Several observers; `$each` iterates over them.
+/// Implements [`Observer`] for several observers; `$each` iterates over them.
 macro_rules! fan_out {
     ([$($observer:ident),+] $several:ty, $this:ident => $each:expr) => {
         impl<$($observer: Observer),+> Observer for $several {
@@ -298,7 +300,7 @@ fan_out!([A, B, C, D] (A, B, C, D), this => [&mut this.0 as &mut dyn Observer, &
 fan_out!([O] Vec<O>, this => this.iter_mut().map(|o| o as &mut dyn Observer));
 fan_out!([O] Option<O>, this => this.iter_mut().map(|o| o as &mut dyn Observer));
 
-/// Calls every observer, also after one that wants to end the run.
+/// Calls every observer, also after one that requests the end of the run.
 fn all<'o>(
     observers: impl IntoIterator<Item = &'o mut (dyn Observer + 'o)>,
     mut call: impl FnMut(&mut (dyn Observer + 'o)) -> ControlFlow<()>,

@@ -11,14 +11,15 @@ pub struct RegressionMetrics {
     pub rmse: f64,
     /// Mean absolute error.
     pub mae: f64,
-    /// Coefficient of determination, the mean over the outputs: 1 for predictions without error, 0 for those of a model
-    /// that always predicts the mean, below 0 for worse ones. An output whose targets are all the same counts as 1
-    /// without errors, or else as 0.
+    /// Coefficient of determination, the mean over the outputs: 1 for predictions without error, 0
+    /// for a model that always predicts the mean, below 0 for worse ones. An output whose targets
+    /// are all equal counts as 1 without errors, or else as 0.
     pub r2: f64,
 }
 
 impl RegressionMetrics {
-    /// From predictions and targets, both `[n, outputs]`. Without any, all numbers are NaN.
+    /// Computes the metrics from predictions and targets, both `[n, outputs]`. Without any, all
+    /// numbers are NaN.
     pub fn of(predictions: &[f64], targets: &[f64], outputs: usize) -> Self {
         let outputs = outputs.max(1);
         let mut errors = Errors::new(targets.iter().copied(), outputs);
@@ -40,14 +41,14 @@ impl fmt::Display for RegressionMetrics {
 pub(super) struct Errors {
     /// Mean of each output's targets.
     means: Vec<f64>,
-    /// Of each output: squared errors, and squared distances of the targets from their mean.
+    /// Squared errors of each output, and squared distances of its targets from their mean.
     squares: Vec<[f64; 2]>,
     absolute: f64,
     rows: usize,
 }
 
 impl Errors {
-    /// For these targets, row by row.
+    /// Creates sums for these targets, row by row.
     pub(super) fn new(targets: impl Iterator<Item = f64>, outputs: usize) -> Self {
         let mut means = vec![0.0; outputs];
         let mut count = 0_usize;
@@ -65,7 +66,7 @@ impl Errors {
         }
     }
 
-    /// Takes the predictions and targets of an example.
+    /// Adds the predictions and targets of an example.
     pub(super) fn add(&mut self, pairs: impl Iterator<Item = (f64, f64)>) {
         for ((prediction, target), (squares, mean)) in pairs.zip(self.squares.iter_mut().zip(&self.means)) {
             squares[0] += (prediction - target).powi(2);
@@ -75,13 +76,13 @@ impl Errors {
         self.rows += 1;
     }
 
-    /// The sums, to be added to those of other ranks.
+    /// Returns the sums, which can be added to the sums of other ranks.
     pub(super) fn sums(&self) -> Vec<f64> {
         let squares = self.squares.iter().flatten().copied();
         squares.chain([self.absolute, self.rows as f64]).collect()
     }
 
-    /// The same means with these sums, in the form of [`sums`](Self::sums).
+    /// Replaces the sums, in the form of [`sums`](Self::sums), and keeps the means.
     pub(super) fn with_sums(mut self, sums: &[f64]) -> Self {
         let (squares, rest) = sums.split_at(2 * self.squares.len());
         for (own, new) in self.squares.iter_mut().zip(squares.chunks_exact(2)) {
@@ -95,10 +96,13 @@ impl Errors {
     pub(super) fn finish(&self) -> RegressionMetrics {
         let outputs = self.squares.len() as f64;
         let all = self.rows as f64 * outputs;
-        let r2 = |&[error, total]: &[f64; 2]| match total > 0.0 {
-            true => 1.0 - error / total,
-            // Also for NaN.
-            false => f64::from(u8::from(error == 0.0)),
+        let r2 = |&[error, total]: &[f64; 2]| {
+            if total > 0.0 {
+                1.0 - error / total
+            } else {
+                // Also for NaN.
+                f64::from(u8::from(error == 0.0))
+            }
         };
         RegressionMetrics {
             rmse: (self.squares.iter().map(|s| s[0]).sum::<f64>() / all).sqrt(),

@@ -9,10 +9,10 @@ use super::RegressionMetrics;
 /// Quality of a classifier or a regression on a data set, every example counted once; of a language model, every token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Mean cross-entropy in nats, without class weights or label smoothing. Of regression, the mean squared error in
-    /// the units that the targets were standardised to.
+    /// Mean cross-entropy in nats, without class weights or label smoothing. For regression, the
+    /// mean squared error in the units that the targets were standardised to.
     pub loss: f64,
-    /// Examples whose largest logit is that of their label; 0 for regression.
+    /// Number of examples whose largest logit is that of their label; 0 for regression.
     pub correct: usize,
     /// All examples.
     pub examples: usize,
@@ -22,12 +22,12 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Share of correct examples, 0 to 1; 0 for regression.
+    /// Returns the share of correct examples, 0 to 1; 0 for regression.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.examples.max(1) as f64
     }
 
-    /// [`accuracy`](Self::accuracy) of classification; `None` for regression.
+    /// Returns the [`accuracy`](Self::accuracy) of classification; `None` for regression.
     pub fn class_accuracy(&self) -> Option<f64> {
         self.regression.is_none().then(|| self.accuracy())
     }
@@ -57,9 +57,9 @@ impl fmt::Display for Evaluation {
 pub struct EpochReport {
     /// The epoch, from 1.
     pub epoch: usize,
-    /// Steps made.
+    /// Completed steps.
     pub steps: usize,
-    /// Steps made in the run, this epoch included.
+    /// Completed steps of the run, including this epoch.
     pub total_steps: u64,
     /// Examples trained, counting the repeats of a filled last batch.
     pub examples: usize,
@@ -78,18 +78,18 @@ pub struct EpochReport {
 }
 
 impl EpochReport {
-    /// Training steps a second.
+    /// Returns the training steps per second.
     pub fn steps_per_second(&self) -> f64 {
         per_second(self.steps, self.train_seconds)
     }
 
-    /// Examples trained a second.
+    /// Returns the examples trained per second.
     pub fn examples_per_second(&self) -> f64 {
         per_second(self.examples, self.train_seconds)
     }
 }
 
-/// A rate that is finite even if the clock did not advance.
+/// Returns a rate that is finite even if the clock did not advance.
 pub(super) fn per_second(count: usize, seconds: f64) -> f64 {
     count as f64 / seconds.max(1e-9)
 }
@@ -106,10 +106,10 @@ impl fmt::Display for EpochReport {
 
 /// The best evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
+pub struct BestEvaluation {
     /// Its epoch, from 1; 0 before the first one.
     pub epoch: usize,
-    /// Steps made in the run by then.
+    /// Completed steps of the run by then.
     pub total_step: u64,
     /// Its quality.
     pub evaluation: Evaluation,
@@ -120,7 +120,7 @@ pub struct Best {
 pub struct PartsReport {
     /// The run; its evaluations are on the validation part, which early stopping may have used.
     pub training: TrainReport,
-    /// Quality of the final weights on the test part, which nothing else used.
+    /// Quality of the final weights on the test part. The run did not use this part.
     pub test: Option<Evaluation>,
 }
 
@@ -129,22 +129,22 @@ pub struct PartsReport {
 pub struct TrainReport {
     /// The completed epochs, first to last.
     pub epochs: Vec<EpochReport>,
-    /// Quality of the final weights on the test data, if there were any. Where early stopping used them, this is better
-    /// than what is to be expected of other data; [`PartsReport::test`] is not.
+    /// Quality of the final weights on the test data, if there were any. If early stopping used
+    /// these data, the result is better than for unseen data; [`PartsReport::test`] is not.
     pub evaluation: Option<Evaluation>,
     /// Seconds that building both sessions took, when the trainer was made.
     pub compile_seconds: f64,
     /// Seconds of the run, training and evaluation together.
     pub seconds: f64,
-    /// Whether an observer ended the run.
+    /// True if an observer ended the run.
     pub stopped: bool,
-    /// Whether early stopping ended the run.
+    /// True if early stopping ended the run.
     pub early_stopped: bool,
     /// The best evaluation, by the metric of `TrainConfig::early_stopping`, or else by the loss. With
     /// `restore_best` these are the weights that the model has now.
-    pub best: Option<Best>,
+    pub best: Option<BestEvaluation>,
     /// Steps made.
     pub total_steps: u64,
-    /// Updates that were left out because a gradient was not finite, in mixed precision.
+    /// Updates that were skipped because a gradient was not finite, in mixed precision.
     pub skipped_updates: u64,
 }

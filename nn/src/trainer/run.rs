@@ -1,4 +1,4 @@
-//! One run of the training loop.
+//! The training loop of a run.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -9,22 +9,23 @@ use meganeura_core::error::TensorKind;
 use super::checkpoint::{self, RunState};
 use super::distributed;
 use super::early_stopping::Tracker;
+use super::loss_sum::LOSS_SUM;
 use super::report::per_second;
 use super::source::Source;
 use super::{
-    Best, EpochBegin, EpochReport, Evaluation, EvaluationInfo, LOSS_SUM, Observer, Position, StatisticsInfo, StepInfo,
+    BestEvaluation, EpochBegin, EpochReport, Evaluation, EvaluationInfo, Observer, Position, StatisticsInfo, StepInfo,
     TrainBegin, TrainError, TrainReport, Trainer,
 };
 use crate::data::Dataset;
 
-/// Who ended a run before its last epoch.
+/// The cause of a run's early end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Observer,
     EarlyStopping,
 }
 
-/// What a run reads and keeps.
+/// The inputs and the state of a run.
 pub(super) struct Run<'r, 'd> {
     trainer: &'r mut Trainer,
     source: Source<'d>,
@@ -34,41 +35,42 @@ pub(super) struct Run<'r, 'd> {
     /// Steps in each epoch, and the examples that they train on.
     steps: usize,
     examples: usize,
-    /// Steps in the present epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps) ends it.
+    /// Steps in the present epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps)
+    /// ends it.
     epoch_steps: usize,
     start: Instant,
     tracker: Tracker,
     stop: Option<Stop>,
     /// The present epoch, from 1.
     epoch: usize,
-    /// Steps made.
+    /// Completed steps.
     total: u64,
     learning_rate: f32,
     /// Seconds of evaluations between the steps of the present epoch.
     evaluating: f64,
-    /// The last evaluation, and how many steps had been made by then.
+    /// Last evaluation, with the number of steps before it.
     evaluated: Option<(u64, Evaluation)>,
     /// Completed epochs.
     reports: Vec<EpochReport>,
-    /// Steps made of the present epoch; `None` between epochs.
+    /// Completed steps of the present epoch; `None` between epochs.
     in_epoch: Option<usize>,
     is_resumed: bool,
     settings: Vec<(String, String)>,
 }
 
-/// What a run begins with.
+/// The inputs of a run.
 pub(super) struct Begin<'r, 'd> {
     pub(super) source: Source<'d>,
     pub(super) steps: usize,
     /// Examples that each epoch trains on.
     pub(super) examples: usize,
     pub(super) test: Option<&'r Dataset>,
-    /// Whether `test` is the validation part.
+    /// True if `test` is the validation part.
     pub(super) is_validation: bool,
     pub(super) tracker: Tracker,
-    /// The checkpoint that it goes on from.
+    /// Checkpoint that the run resumes from.
     pub(super) resumed: Option<RunState>,
-    /// What the next checkpoint must agree with.
+    /// Settings that the next checkpoint has to match.
     pub(super) settings: Vec<(String, String)>,
 }
 
@@ -77,7 +79,7 @@ impl<'r, 'd> Run<'r, 'd> {
         let resumed = begin.resumed;
         let config = &trainer.config;
         let mut reports = resumed.as_ref().map(|r| r.reports.clone()).unwrap_or_default();
-        // At once, so that memory does not grow with the epochs.
+        // Reserved at once, so that memory does not grow with the epochs.
         reports.reserve(config.epochs.saturating_sub(reports.len()).min(1024));
         Run {
             learning_rate: resumed.as_ref().map_or(config.learning_rate, |r| r.learning_rate),
@@ -103,7 +105,7 @@ impl<'r, 'd> Run<'r, 'd> {
         }
     }
 
-    /// The whole run; `examples` is the number of training examples in the data set.
+    /// Executes the whole run; `examples` is the number of training examples in the data set.
     pub(super) fn go(mut self, examples: usize) -> Result<TrainReport, TrainError> {
         let config = &self.trainer.config;
         let epochs = config.epochs;
@@ -122,12 +124,12 @@ impl<'r, 'd> Run<'r, 'd> {
         let flow = self.observer.on_train_begin(&begin);
         self.heed(flow)?;
         if !self.is_resumed {
-            // What cannot be written is an error now, not after hours.
+            // Written now, so that an error does not occur after hours.
             self.save()?;
         }
         let limit = self.total_steps();
         if self.is_resumed && self.stop.is_none() && self.reports.len() < epochs && self.tracker.out_of_patience() {
-            // It had ended already.
+            // The saved run had already ended.
             self.stop = Some(Stop::EarlyStopping);
         }
         while self.stop.is_none() && self.reports.len() < epochs && (self.total < limit || self.in_epoch.is_some()) {
@@ -144,7 +146,7 @@ impl<'r, 'd> Run<'r, 'd> {
         self.finish()
     }
 
-    /// Writes a checkpoint, if there are to be any.
+    /// Writes a checkpoint, if they are enabled.
     fn save(&mut self) -> Result<(), TrainError> {
         let Some(checkpoints) = &self.trainer.config.checkpoints else {
             return Ok(());
@@ -176,20 +178,22 @@ impl<'r, 'd> Run<'r, 'd> {
         distributed::done_by_first(&self.trainer.config, "the checkpoint", saved)
     }
 
-    /// Whether there is a checkpoint after the step just made.
+    /// Returns true if a checkpoint is due after the last step.
     fn saves_step(&self) -> bool {
         let checkpoints = self.trainer.config.checkpoints.as_ref();
         checkpoints.is_some_and(|c| self.total.is_multiple_of(c.every as u64))
     }
 
-    /// Evaluates the final weights, if that was not done yet, and restores the best ones if asked for.
+    /// Evaluates the final weights, if that was not done yet, and restores the best ones if
+    /// requested.
     fn finish(mut self) -> Result<TrainReport, TrainError> {
         if self.test.is_some() && self.evaluated.is_none_or(|(at, _)| at != self.total) {
             self.evaluate()?;
         }
         let last = self.evaluated.map(|(_, evaluation)| evaluation);
         let restored = self.tracker.restore(&mut self.trainer.training)?;
-        // The last update may be the one that spoils the weights: no loss of training was read after it.
+        // The last update may be the one that ruins the weights: no training loss was read after
+        // it.
         if let Some(evaluation) = restored.or(last).filter(|found| !found.loss.is_finite()) {
             self.check_finite(evaluation.loss as f32, self.steps)?;
         }
@@ -208,7 +212,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(report)
     }
 
-    /// One epoch with its evaluation, or `None` if it was cut short.
+    /// Runs one epoch with its evaluation; returns `None` if it was cut short.
     fn epoch(&mut self) -> Result<Option<EpochReport>, TrainError> {
         let before = self.total - self.in_epoch.unwrap_or(0) as u64;
         let left = self.total_steps().saturating_sub(before);
@@ -249,7 +253,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(Some(report))
     }
 
-    /// Whether there is an evaluation after the present epoch.
+    /// Returns true if an evaluation is due after the present epoch.
     fn evaluates_epoch(&self) -> bool {
         let config = &self.trainer.config;
         // No epoch is a multiple of 0, as they count from 1.
@@ -257,11 +261,12 @@ impl<'r, 'd> Run<'r, 'd> {
         self.test.is_some() && due
     }
 
-    /// The steps of one epoch: their mean loss, or `None` if they were cut short.
+    /// Runs the steps of one epoch; returns their mean loss, or `None` if they were cut short.
     fn train(&mut self, start: Instant) -> Result<Option<f64>, TrainError> {
         let done = match self.in_epoch {
-            // Goes on where a checkpoint was made; the sum of the losses came with it. Who ended the run at that step
-            // may have forgone an evaluation, which counts for early stopping.
+            // Continues after a checkpoint, which contained the sum of the losses. If the run was
+            // ended at that step, an evaluation may have been skipped, which counts for early
+            // stopping.
             Some(done) => {
                 self.evaluate_if_due(done)?;
                 if self.stop.is_some() {
@@ -293,7 +298,7 @@ impl<'r, 'd> Run<'r, 'd> {
                 return Ok(None);
             }
         }
-        // Reading waits for the last step, so that the time of the epoch is all of its time.
+        // Reading waits for the last step, so that the time of the epoch includes all of its steps.
         let sum = self.trainer.training.try_read_state(LOSS_SUM)?;
         let sum = sum.iter().copied().map(f64::from).sum::<f64>();
         let sum = distributed::mean(&self.trainer.config, "the mean loss", sum)?;
@@ -302,7 +307,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(Some(train_loss))
     }
 
-    /// Tells what is in parameters and gradients, if that is due.
+    /// Reports statistics of parameters and gradients, if they are due.
     fn tell_statistics(&mut self) -> Result<(), TrainError> {
         if !self.total.is_multiple_of(self.trainer.config.statistics_every as u64) {
             return Ok(());
@@ -319,7 +324,8 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(())
     }
 
-    /// Evaluates if that is due after the `step`-th step of the epoch, unless it was done or the epoch's end does it.
+    /// Evaluates if that is due after the `step`-th step of the epoch, unless it was done or the
+    /// epoch's end does it.
     fn evaluate_if_due(&mut self, step: usize) -> Result<(), TrainError> {
         let every = self.trainer.config.evaluate_every_steps as u64;
         let done = self.evaluated.is_some_and(|(at, _)| at == self.total);
@@ -330,7 +336,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(())
     }
 
-    /// The `step`-th step of the present epoch, which began at `start`.
+    /// Runs the `step`-th step of the present epoch, which began at `start`.
     fn step(&mut self, step: usize, start: Instant) -> Result<StepInfo, TrainError> {
         let total_steps = self.total_steps();
         let examples_so_far = self.examples_of(step);
@@ -350,12 +356,11 @@ impl<'r, 'd> Run<'r, 'd> {
         training.try_adjust_learning_rate(self.learning_rate)?;
         training.try_step()?;
         self.total += 1;
-        let loss = match step.is_multiple_of(config.loss_every) {
-            true => {
-                let own = f64::from(training.try_read_loss()?);
-                Some(distributed::mean(config, "the loss", own)? as f32)
-            }
-            false => None,
+        let loss = if step.is_multiple_of(config.loss_every) {
+            let own = f64::from(training.try_read_loss()?);
+            Some(distributed::mean(config, "the loss", own)? as f32)
+        } else {
+            None
         };
         let gradient_norm = match (loss, config.clip) {
             (Some(_), Some(GradientClip::Norm(_))) => {
@@ -389,12 +394,12 @@ impl<'r, 'd> Run<'r, 'd> {
         })
     }
 
-    /// Evaluates the present weights and tells the observer; may stop the run.
+    /// Evaluates the present weights and calls the observer; may stop the run.
     fn evaluate(&mut self) -> Result<Option<Evaluation>, TrainError> {
         let Some(test) = self.test else { return Ok(None) };
         let start = Instant::now();
         let evaluation = self.trainer.evaluate(test)?;
-        let candidate = Best {
+        let candidate = BestEvaluation {
             epoch: self.epoch,
             total_step: self.total,
             evaluation,
@@ -420,25 +425,25 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(Some(evaluation))
     }
 
-    /// Ends the run if the observer wants it to, unless it is ending.
+    /// Ends the run if the observer requests it, unless it is ending.
     fn heed(&mut self, flow: ControlFlow<()>) -> Result<(), TrainError> {
         let config = &self.trainer.config;
         let ends = flow.is_break() || config.ranks().is_some_and(|ranks| ranks.stop_requested());
-        // Where one rank ends the run, all ranks end it after the same step.
+        // If one rank ends the run, all ranks end it after the same step.
         if distributed::any(config, "whether the run ends", ends)? && self.stop.is_none() {
             self.stop = Some(Stop::Observer);
         }
         Ok(())
     }
 
-    /// Steps of the whole run.
+    /// Returns the steps of the whole run.
     fn total_steps(&self) -> u64 {
         let config = &self.trainer.config;
         let all = (config.epochs as u64).saturating_mul(self.steps as u64);
         config.max_steps.map_or(all, |most| most.min(all))
     }
 
-    /// Examples that the first steps of an epoch train on.
+    /// Returns the number of examples in the first steps of an epoch.
     fn examples_of(&self, steps: usize) -> usize {
         (steps * self.trainer.config.batch_size).min(self.examples)
     }
@@ -452,7 +457,7 @@ impl<'r, 'd> Run<'r, 'd> {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// An error if a loss, noticed at that step of the present epoch, is not finite.
+    /// Returns an error if a loss, detected at that step of the present epoch, is not finite.
     fn check_finite(&self, loss: f32, step: usize) -> Result<(), TrainError> {
         if loss.is_finite() {
             return Ok(());

@@ -1,15 +1,16 @@
-//! How the learning rate changes during training.
+//! Learning rate schedules.
 //!
-//! A [`Schedule`] gives the shape of the curve, a [`Warmup`] raises the rate to it over the first steps. They
-//! compose: `rate = configured rate x schedule x warm-up`, see [`TrainConfig::rate_at`](super::TrainConfig::rate_at).
+//! A [`Schedule`] defines the shape of the curve; a [`Warmup`] raises the rate to it over the first
+//! steps. They are multiplied: `rate = configured rate x schedule x warm-up`, see
+//! [`TrainConfig::rate_at`](super::TrainConfig::rate_at).
 
 use std::f64::consts::PI;
 use std::str::FromStr;
 
-/// Where training is, for a [`Schedule`].
+/// The position in the training, for a [`Schedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The step about to be made, from 0.
+    /// Next step, from 0.
     pub step: u64,
     /// Steps in each epoch.
     pub steps_per_epoch: u64,
@@ -26,21 +27,22 @@ pub enum Schedule {
     /// Half a cosine wave from 1 at the first step down to `final_fraction` after the last (Loshchilov and
     /// Hutter, "SGDR", 2017, without restarts).
     Cosine {
-        /// What it ends at, at least 0.
+        /// Final fraction, at least 0.
         final_fraction: f32,
     },
-    /// Multiplied by `factor` after every so many epochs.
+    /// Multiplied by `factor` after every `every_epochs` epochs.
     Step {
         /// Epochs between changes, at least 1.
         every_epochs: u32,
-        /// What it is multiplied by, at least 0.
+        /// Factor of each change, at least 0.
         factor: f32,
     },
     /// Up from `1 / div_factor` to 1 over the first `pct_start` of all steps, then down to
-    /// `1 / (div_factor * final_div_factor)` at the last one, each along half a cosine wave (Smith and Topin,
-    /// "Super-convergence", 2018, in the form of PyTorch's `OneCycleLR`). It warms up by itself.
+    /// `1 / (div_factor * final_div_factor)` at the last one, each along half a cosine wave (Smith
+    /// and Topin, "Super-convergence", 2018, in the form of PyTorch's `OneCycleLR`). It includes a
+    /// warm-up.
     OneCycle {
-        /// Fraction of the steps that the rate rises in, 0 to 1.
+        /// Fraction of the steps in which the rate rises, 0 to 1.
         pct_start: f32,
         /// Highest rate divided by the first one, above 0.
         div_factor: f32,
@@ -50,7 +52,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// [`Schedule::OneCycle`] with the usual numbers: 0.3, 25 and 10,000.
+    /// Returns [`Schedule::OneCycle`] with the usual numbers: 0.3, 25 and 10,000.
     pub fn one_cycle() -> Self {
         Schedule::OneCycle {
             pct_start: 0.3,
@@ -59,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// The learning rate of a step, when the configured one is `base`.
+    /// Returns the learning rate of a step, if the configured one is `base`.
     pub fn rate(self, base: f32, at: Position) -> f32 {
         (f64::from(base) * self.factor(at)) as f32
     }
@@ -96,8 +98,8 @@ impl Schedule {
         }
     }
 
-    /// Where the schedule is at that position, if it starts after a warm-up: one that is stretched over the
-    /// steps begins then, one that counts epochs goes on counting them all.
+    /// Returns the position of the schedule if it starts after a warm-up. A schedule that is
+    /// stretched over the steps starts after it; one that counts epochs counts all of them.
     fn after(self, warmup: u64, at: Position) -> Position {
         match self {
             Schedule::Constant | Schedule::Step { .. } => at,
@@ -123,12 +125,12 @@ impl Schedule {
             } => {
                 if !(0.0..=1.0).contains(&pct_start) {
                     return Err(format!(
-                        "the fraction of rising steps is {pct_start}, not one of 0 to 1"
+                        "expected a fraction of rising steps from 0 to 1, found {pct_start}"
                     ));
                 }
                 for (what, number) in [("div_factor", div_factor), ("final_div_factor", final_div_factor)] {
                     if !number.is_finite() || number <= 0.0 {
-                        return Err(format!("{what} is {number}, not a finite number above 0"));
+                        return Err(format!("{what}: expected a finite number above 0, found {number}"));
                     }
                 }
                 Ok(())
@@ -151,18 +153,18 @@ impl FromStr for Schedule {
             }),
             "onecycle" => Ok(Schedule::one_cycle()),
             _ => Err(format!(
-                "there is no schedule '{text}'; there are constant, cosine, step, onecycle"
+                "there is no schedule '{text}'; use constant, cosine, step or onecycle"
             )),
         }
     }
 }
 
-/// How the learning rate rises to the schedule's over the first steps of a run: by equal amounts, so that
-/// the first of `n` steps has `1/n` of the rate and the `n`-th all of it. Large first updates, made while
-/// the moments of Adam are estimates from a few batches, can spoil a model for good.
+/// A linear warm-up to the schedule's learning rate over the first steps of a run: the first of `n`
+/// steps has `1/n` of the rate and the `n`-th all of it. Large first updates, while the moments of
+/// Adam are estimates from a few batches, can ruin a model permanently.
 ///
-/// [`Schedule::Cosine`] and [`Schedule::OneCycle`] start after the warm-up and are stretched over the steps
-/// left; [`Schedule::Step`] counts its epochs from the start.
+/// [`Schedule::Cosine`] and [`Schedule::OneCycle`] start after the warm-up and are stretched over
+/// the remaining steps; [`Schedule::Step`] counts its epochs from the start.
 ///
 /// ```
 /// use meganeura_nn::trainer::{Position, Schedule, TrainConfig, Warmup};
@@ -180,21 +182,21 @@ impl FromStr for Schedule {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warmup {
-    /// Over that many steps; 0 for none.
+    /// Over this number of steps; 0 for none.
     Steps(u64),
-    /// Over that fraction of all steps of the run, 0 to 1, rounded to whole steps.
+    /// Over this fraction of all steps of the run, 0 to 1, rounded to whole steps.
     Fraction(f32),
 }
 
 impl Default for Warmup {
-    /// None.
+    /// Returns no warm-up.
     fn default() -> Self {
         Warmup::Steps(0)
     }
 }
 
 impl Warmup {
-    /// Number of its steps in a run of `total` steps.
+    /// Returns the number of its steps in a run of `total` steps.
     pub fn steps(self, total: u64) -> u64 {
         match self {
             Warmup::Steps(steps) => steps,
@@ -206,7 +208,7 @@ impl Warmup {
     pub(super) fn check(self) -> Result<(), String> {
         match self {
             Warmup::Fraction(fraction) if !(0.0..=1.0).contains(&fraction) => {
-                Err(format!("the fraction {fraction} is not one of 0 to 1"))
+                Err(format!("expected a fraction from 0 to 1, found {fraction}"))
             }
             _ => Ok(()),
         }
@@ -228,7 +230,7 @@ impl FromStr for Warmup {
     }
 }
 
-/// The learning rate of a step by schedule and warm-up together.
+/// Returns the learning rate of a step by schedule and warm-up together.
 pub(super) fn rate(base: f32, schedule: Schedule, warmup: Warmup, at: Position) -> f32 {
     let steps = warmup.steps(at.total_steps);
     let rate = schedule.rate(base, schedule.after(steps, at));
@@ -239,7 +241,7 @@ pub(super) fn rate(base: f32, schedule: Schedule, warmup: Warmup, at: Position) 
     }
 }
 
-/// Half a cosine wave from one number to another.
+/// Interpolates along half a cosine wave from one number to another.
 fn cosine(from: f64, to: f64, progress: f64) -> f64 {
     to + (from - to) * 0.5 * (1.0 + (PI * progress).cos())
 }
@@ -248,7 +250,9 @@ fn not_negative(what: &str, number: f32) -> Result<(), String> {
     if number.is_finite() && number >= 0.0 {
         Ok(())
     } else {
-        Err(format!("the {what} {number} is not a finite number of at least 0"))
+        Err(format!(
+            "{what}: expected a finite number of at least 0, found {number}"
+        ))
     }
 }
 
@@ -324,7 +328,8 @@ mod tests {
         assert!(step(1, 0.0).check().is_ok());
     }
 
-    /// A run of ten steps, 0.3 of them rising: the peak of the published formula is at step 2, the end at 9.
+    /// The rates equal the published formula: in a run of ten steps, of which 0.3 rise, the peak is at step 2 and the
+    /// end at step 9.
     #[test]
     fn one_cycle_matches_hand_computed_values() {
         let cycle = Schedule::OneCycle {

@@ -5,19 +5,19 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// A writer that keeps its first error: observers have nobody to return one to but whoever made them.
+/// A writer that stores its first error, because observers cannot return errors; the owner reads it later.
 #[derive(Debug)]
-pub(super) struct Sink<W> {
+pub(super) struct ErrorKeepingWriter<W> {
     writer: W,
     error: Option<io::Error>,
 }
 
-impl<W> Sink<W> {
+impl<W> ErrorKeepingWriter<W> {
     pub(super) fn new(writer: W) -> Self {
-        Sink { writer, error: None }
+        ErrorKeepingWriter { writer, error: None }
     }
 
-    /// Writes by a function, and ends the run if that fails or something has failed before.
+    /// Writes by a function, and ends the run if that fails or an earlier write failed.
     pub(super) fn write(&mut self, write: impl FnOnce(&mut W) -> io::Result<()>) -> ControlFlow<()> {
         if self.error.is_none() {
             self.error = write(&mut self.writer).err();
@@ -28,7 +28,7 @@ impl<W> Sink<W> {
         }
     }
 
-    /// The first error since it was made, or that of flushing the writer.
+    /// Returns the first error; without one, flushes the writer and returns its error.
     pub(super) fn finish(mut self, flush: impl FnOnce(&mut W) -> io::Result<()>) -> io::Result<()> {
         match self.error.take() {
             Some(error) => Err(error),
@@ -37,8 +37,8 @@ impl<W> Sink<W> {
     }
 }
 
-/// Opens a text file to go on behind its last whole line, or creates it: what writes into it may have been killed in
-/// the middle of one. Says whether there are any lines.
+/// Opens a text file for appending after its last whole line, or creates it: a killed process may
+/// have left a partial line. Returns true if there are any lines.
 pub(super) fn open_at_end(path: &Path) -> io::Result<(File, bool)> {
     let mut file = File::options()
         .read(true)
@@ -48,7 +48,7 @@ pub(super) fn open_at_end(path: &Path) -> io::Result<(File, bool)> {
         .open(path)?;
     let found = file.metadata()?;
     if !found.is_file() {
-        // A device or a pipe has no lines of before, and no end.
+        // A device or a pipe has no earlier lines, and no end.
         return Ok((file, false));
     }
     let mut end = found.len();

@@ -1,4 +1,4 @@
-//! Where the batches of a run come from: assembled between the steps, or ahead of them on a thread.
+//! Sources of a run's batches: assembled between the steps, or ahead of them on a thread.
 
 use std::io;
 use std::mem;
@@ -16,14 +16,14 @@ pub(super) struct BatchBuffer {
     pub(super) features: Vec<f32>,
     /// `[batch]`.
     pub(super) labels: Vec<u32>,
-    /// `[batch, outputs]` of regression.
+    /// Targets of regression, `[batch, outputs]`.
     pub(super) targets: Vec<f32>,
     /// Leading rows that are trained on, and their weight in the mean over the batch.
     pub(super) weighted: usize,
     pub(super) weight: f32,
 }
 
-/// Assembles the batches of one epoch after the other.
+/// A builder of batches, for one epoch after the other.
 #[derive(Debug)]
 pub(super) struct Maker<'d> {
     data: &'d Dataset,
@@ -32,16 +32,17 @@ pub(super) struct Maker<'d> {
     shuffle: bool,
     remainder: Remainder,
     augmentation: Augmentation,
-    /// The rows of each batch that this rank takes.
+    /// Rows of each batch on this rank.
     part: Range<usize>,
     /// Number of the next epoch, over all runs of a trainer.
     epoch: u64,
-    /// Batches of that epoch that were used before.
+    /// Number of batches of that epoch that were used before.
     skip: usize,
 }
 
 impl<'d> Maker<'d> {
-    /// Checks that the data can be walked so, and augmented. `skip` batches of the first epoch were used before.
+    /// Checks that the data can be iterated and augmented with these settings. `skip` batches of
+    /// the first epoch were used before.
     pub(super) fn new(data: &'d Dataset, config: &TrainConfig, epoch: u64, skip: usize) -> Result<Self, DataError> {
         config.augmentation.check(data.feature_shape())?;
         let maker = Maker {
@@ -58,12 +59,12 @@ impl<'d> Maker<'d> {
         Ok(maker)
     }
 
-    /// Steps in an epoch.
+    /// Returns the steps in an epoch.
     pub(super) fn steps(&self) -> Result<usize, DataError> {
         Ok(Batches::sequential(self.data, self.batch_size, self.remainder)?.len())
     }
 
-    /// Examples that an epoch trains on; `Remainder::Wrap` counts the repeated ones.
+    /// Returns the number of examples in an epoch; `Remainder::Wrap` counts the repeated ones.
     pub(super) fn examples(&self) -> Result<usize, DataError> {
         let all = self.steps()? * self.batch_size;
         Ok(match self.remainder {
@@ -72,13 +73,14 @@ impl<'d> Maker<'d> {
         })
     }
 
-    /// The next epoch.
+    /// Begins the next epoch.
     fn epoch(&mut self) -> Result<Epoch<'d>, DataError> {
         let number = self.epoch;
         self.epoch += 1;
-        let batches = match self.shuffle {
-            true => Batches::new(self.data, self.batch_size, self.seed, number, self.remainder),
-            false => Batches::sequential(self.data, self.batch_size, self.remainder),
+        let batches = if self.shuffle {
+            Batches::new(self.data, self.batch_size, self.seed, number, self.remainder)
+        } else {
+            Batches::sequential(self.data, self.batch_size, self.remainder)
         };
         let mut batches = batches?;
         batches.take_part(self.part.clone());
@@ -86,7 +88,7 @@ impl<'d> Maker<'d> {
         Ok(Epoch { batches, number })
     }
 
-    /// Fills the buffer with the epoch's next batch; false after the last one.
+    /// Fills the buffer with the epoch's next batch; returns false after the last one.
     fn fill(&self, epoch: &mut Epoch, buffer: &mut BatchBuffer) -> Result<bool, DataError> {
         let Epoch { batches, number } = epoch;
         batches.reserve(&mut buffer.features, &mut buffer.labels, &mut buffer.targets)?;
@@ -110,22 +112,23 @@ impl<'d> Maker<'d> {
     }
 }
 
-/// An epoch that is being walked.
+/// An epoch in progress.
 #[derive(Debug)]
 struct Epoch<'d> {
     batches: Batches<'d>,
     number: u64,
 }
 
-/// Gives the batches of a run in order, the same ones in either form.
+/// A source of the batches of a run in order, the same ones in either form.
 #[derive(Debug)]
-pub(super) struct Source<'d>(Form<'d>);
+pub(super) struct Source<'d>(SourceForm<'d>);
 
 #[derive(Debug)]
-enum Form<'d> {
-    /// Assembles each batch when it is asked for.
+enum SourceForm<'d> {
+    /// Assembles each batch when it is requested.
     Direct { maker: Maker<'d>, epoch: Option<Epoch<'d>> },
-    /// Takes batches from a thread, and gives buffers back to it. Dropping the channels ends the thread.
+    /// Takes batches from a thread, and returns buffers to it. Dropping the channels ends the
+    /// thread.
     Thread {
         filled: Receiver<Result<BatchBuffer, DataError>>,
         empty: SyncSender<BatchBuffer>,
@@ -133,12 +136,13 @@ enum Form<'d> {
 }
 
 impl<'d> Source<'d> {
-    /// Without a thread.
+    /// Creates a source without a thread.
     pub(super) fn direct(maker: Maker<'d>) -> Self {
-        Source(Form::Direct { maker, epoch: None })
+        Source(SourceForm::Direct { maker, epoch: None })
     }
 
-    /// A thread that assembles the batches of so many epochs, at most `ahead` of them in advance.
+    /// Creates a source with a thread that assembles the batches of `epochs` epochs, at most
+    /// `ahead` of them in advance.
     pub(super) fn thread<'scope>(
         scope: &'scope Scope<'scope, '_>,
         maker: Maker<'d>,
@@ -148,7 +152,7 @@ impl<'d> Source<'d> {
     where
         'd: 'scope,
     {
-        // One buffer is being filled, and one is being read by the step, beside those that wait.
+        // In addition to the queued buffers, one is being filled, and the step reads another one.
         let buffers = ahead + 2;
         let (empty, to_fill) = sync_channel(buffers);
         let (full, filled) = sync_channel(ahead);
@@ -159,14 +163,14 @@ impl<'d> Source<'d> {
         let thread = Builder::new()
             .name("meganeura-batches".into())
             .spawn_scoped(scope, move || produce(maker, epochs, &to_fill, &full))?;
-        Ok((Source(Form::Thread { filled, empty }), thread))
+        Ok((Source(SourceForm::Thread { filled, empty }), thread))
     }
 
     /// Puts the next batch into the buffer, whose memory is reused. After the last batch of an epoch comes the
     /// first of the next one.
     pub(super) fn next(&mut self, buffer: &mut BatchBuffer) -> Result<(), TrainError> {
         match &mut self.0 {
-            Form::Direct { maker, epoch } => loop {
+            SourceForm::Direct { maker, epoch } => loop {
                 let current = match epoch {
                     Some(current) => current,
                     None => epoch.insert(maker.epoch()?),
@@ -176,10 +180,10 @@ impl<'d> Source<'d> {
                 }
                 *epoch = None;
             },
-            Form::Thread { filled, empty } => {
+            SourceForm::Thread { filled, empty } => {
                 let batch = filled.recv().map_err(|_| ended())??;
                 let used = mem::replace(buffer, batch);
-                // A thread that is at its end needs no more buffers.
+                // A thread that has finished needs no more buffers.
                 let _ = empty.try_send(used);
                 Ok(())
             }
@@ -187,12 +191,13 @@ impl<'d> Source<'d> {
     }
 }
 
-/// The thread panicked (which joining it tells), or was asked for more than it was to assemble.
+/// Returns the error of a thread that panicked (joining it reports the panic), or was asked for
+/// more batches than planned.
 fn ended() -> TrainError {
     TrainError::Prefetch(io::Error::other("the thread that assembles batches has ended"))
 }
 
-/// The thread: ends after the last epoch, after an error, and when nobody wants batches any more.
+/// Runs the thread: ends after the last epoch, after an error, and when the receiver is dropped.
 fn produce(
     mut maker: Maker,
     epochs: usize,
@@ -203,7 +208,7 @@ fn produce(
         let mut epoch = match maker.epoch() {
             Ok(epoch) => epoch,
             Err(error) => {
-                // If it cannot be told, the run has ended already.
+                // If the send fails, the run has ended already.
                 let _ = filled.send(Err(error));
                 return;
             }
@@ -244,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Features and labels of all batches of three epochs.
+    /// Returns features and labels of all batches of three epochs.
     fn all(mut source: Source) -> Vec<(Vec<u32>, Vec<u32>)> {
         let mut buffer = BatchBuffer::default();
         let mut batches = Vec::new();

@@ -1,4 +1,4 @@
-//! A table of what is in the tensors of a run.
+//! A CSV table of tensor statistics of a run.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,20 +9,20 @@ use meganeura_core::statistics::NamedStatistics;
 use serde::Serialize;
 
 use super::metrics::{append_table, write_rows};
-use super::sink::Sink;
+use super::sink::ErrorKeepingWriter;
 use super::{Observer, StatisticsInfo};
 
-/// Writes a table with a row for every parameter and every gradient, each time that the run tells their statistics
+/// A table with a row for every parameter and every gradient, whenever the run reports their statistics
 /// ([`TrainConfig::statistics_every`](super::TrainConfig::statistics_every)).
 ///
-/// The columns are `epoch`, `step`, `kind`, `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`,
-/// `min`, `max`, `mean` and `deviation`, with the meaning that
-/// [`TensorStatistics`](meganeura_core::TensorStatistics) gives them; the last four are empty where no element is finite.
-/// Rows are flushed after each step that has some.
+/// The columns are `epoch`, `step`, `kind`, `name`, `len`, `nan`, `positive_infinities`,
+/// `negative_infinities`, `zeros`, `min`, `max`, `mean` and `deviation`. They are defined as in
+/// [`TensorStatistics`](meganeura_core::TensorStatistics); the last four are empty if no element is
+/// finite. Rows are flushed after each step that has some.
 #[derive(Debug)]
-pub struct StatisticsLog<W: Write = File>(Sink<csv::Writer<W>>);
+pub struct StatisticsLog<W: Write = File>(ErrorKeepingWriter<csv::Writer<W>>);
 
-/// What a table and a log say of a tensor; the fields are the columns.
+/// The statistics of a tensor in tables and logs; the fields are the columns.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct StatisticsRow<'a> {
     epoch: usize,
@@ -41,7 +41,7 @@ pub(super) struct StatisticsRow<'a> {
 }
 
 impl<'a> StatisticsRow<'a> {
-    /// A row for every tensor.
+    /// Returns a row for every tensor.
     pub(super) fn of(info: &'a StatisticsInfo) -> impl Iterator<Item = StatisticsRow<'a>> {
         info.tensors.iter().map(|tensor| {
             let NamedStatistics { kind, name, statistics } = tensor;
@@ -69,24 +69,24 @@ impl StatisticsLog {
     /// Creates the file, or empties it if there is one.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(StatisticsLog::new(File::create(path)?))
     }
 
-    /// Goes on with the file of a run that is resumed, or creates it.
+    /// Continues the file of a resumed run, or creates it.
     ///
     /// # Errors
-    /// A path that cannot be written, at once.
+    /// A path that cannot be written; checked immediately.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
-        append_table(path.as_ref()).map(|table| StatisticsLog(Sink::new(table)))
+        append_table(path.as_ref()).map(|table| StatisticsLog(ErrorKeepingWriter::new(table)))
     }
 }
 
 impl<W: Write> StatisticsLog<W> {
-    /// Writes to any writer; rows are gathered before they are passed on.
+    /// Creates a log on any writer; rows are buffered before they are passed on.
     pub fn new(writer: W) -> Self {
-        StatisticsLog(Sink::new(csv::Writer::from_writer(writer)))
+        StatisticsLog(ErrorKeepingWriter::new(csv::Writer::from_writer(writer)))
     }
 
     /// Flushes the rows.

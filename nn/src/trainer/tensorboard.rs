@@ -15,47 +15,49 @@ use meganeura_core::statistics::FiniteStatistics;
 use prost::Message;
 
 use super::observer::TEST;
-use super::sink::Sink;
+use super::sink::ErrorKeepingWriter;
 use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, StatisticsInfo, StepInfo, TrainBegin};
 
-/// Writes an event file for TensorBoard: `tensorboard --logdir DIR` shows what it is told while the run goes on.
+/// An event file for TensorBoard: `tensorboard --logdir DIR` shows it during the run.
 ///
-/// | Tag | What | When |
+/// | Tag | Value | Time |
 /// |---|---|---|
 /// | `train/loss` | mean loss of the batch | after each step whose loss was read |
-/// | `train/gradient_norm` | norm of all gradients, where they are limited by it | the same |
-/// | `train/loss_scale`, `train/skipped_updates` | scale of gradients, updates left out so far, in mixed precision | the same |
+/// | `train/gradient_norm` | norm of all gradients, if it is limited | the same |
+/// | `train/loss_scale`, `train/skipped_updates` | scale of gradients, updates skipped so far, in mixed precision | the same |
 /// | `train/learning_rate` | learning rate of the step | the same |
 /// | `train/examples_per_second` | examples a second since the epoch began | the same |
 /// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
-/// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps for which statistics are asked for |
+/// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps whose statistics are requested |
 /// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
 /// | `test/rmse`, `test/mae`, `test/r2` | errors of regression, instead of the accuracy | the same |
 /// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, where evaluations are on these | the same |
 ///
-/// The step of every value is the number of steps made in the run. Values are f32, as the format has them.
+/// The step of every value is the number of completed steps of the run. Values are f32, as the
+/// format requires.
 ///
-/// A run that goes on from a checkpoint says so: TensorBoard then drops what the ended run wrote of later steps. A run
-/// that begins anew in the folder of another drops all of that one.
+/// A run that resumes from a checkpoint marks its start: TensorBoard then drops later steps of the
+/// interrupted run. A new run in the folder of another one drops all values of that run.
 #[derive(Debug)]
 pub struct EventLog<W: Write = BufWriter<File>> {
-    sink: Sink<W>,
-    /// Name of the examples that evaluations are on.
+    sink: ErrorKeepingWriter<W>,
+    /// Name of the examples that evaluations use, `test` or `validation`.
     on: &'static str,
 }
 
 impl EventLog {
-    /// Makes a new event file in a folder, which is made too if it is absent. TensorBoard takes the files of a
-    /// folder for one run, in the order of their names, which begin with the time.
+    /// Creates a new event file in a folder, which is created if it does not exist. TensorBoard
+    /// treats the files of a folder as one run, in the order of their names, which begin with the
+    /// time.
     ///
     /// # Errors
-    /// A folder or file that cannot be written, at once.
+    /// A folder or file that cannot be written; checked immediately.
     pub fn create_in(folder: impl AsRef<Path>) -> io::Result<Self> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder)?;
         let (seconds, process) = (wall_time() as u64, std::process::id());
-        // The name of another file of this second and process is taken: another number then.
+        // If the name is taken by another file of this second and process, another number is used.
         for number in 0.. {
             let name = format!("events.out.tfevents.{seconds:010}.meganeura.{process}.{number}");
             match File::create_new(folder.join(name)) {
@@ -69,14 +71,14 @@ impl EventLog {
 }
 
 impl<W: Write> EventLog<W> {
-    /// Writes to any writer, the line that says of which version the file is first.
+    /// Creates a log on any writer; first writes the event with the version of the file.
     pub fn new(writer: W) -> Self {
         let mut log = EventLog {
-            sink: Sink::new(writer),
+            sink: ErrorKeepingWriter::new(writer),
             on: TEST,
         };
         // An error is kept for the next event.
-        let _ = log.event(0, What::FileVersion("brain.Event:2".into()));
+        let _ = log.event(0, EventBody::FileVersion("brain.Event:2".into()));
         log
     }
 
@@ -93,10 +95,10 @@ impl<W: Write> EventLog<W> {
             .iter()
             .map(|&(tag, value)| SummaryValue::scalar(tag, value))
             .collect();
-        self.event(step, What::Summary(Summary { value }))
+        self.event(step, EventBody::Summary(Summary { value }))
     }
 
-    fn event(&mut self, step: u64, what: What) -> ControlFlow<()> {
+    fn event(&mut self, step: u64, what: EventBody) -> ControlFlow<()> {
         let event = Event {
             wall_time: wall_time(),
             step: i64::try_from(step).unwrap_or(i64::MAX),
@@ -112,7 +114,8 @@ impl<W: Write> EventLog<W> {
 impl<W: Write> Observer for EventLog<W> {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
         self.on = run.evaluated();
-        // Readers drop what has this step or a later one. The values of the step of the checkpoint stay.
+        // Readers drop values of this step and later ones. The values of the checkpoint's step
+        // stay.
         let first = match run.resumed_steps {
             0 => 0,
             steps => steps + 1,
@@ -120,7 +123,7 @@ impl<W: Write> Observer for EventLog<W> {
         let start = SessionLog {
             status: SessionStatus::Start.into(),
         };
-        let flow = self.event(first, What::Session(start));
+        let flow = self.event(first, EventBody::Session(start));
         match run.resumed_steps {
             0 => self.scalars(0, &[("train/learning_rate", run.learning_rate)]),
             // It has a learning rate at this step.
@@ -155,7 +158,7 @@ impl<W: Write> Observer for EventLog<W> {
                 Some(SummaryValue::histogram(&format!("{kind}/{}", t.name), histogram))
             }));
         }
-        self.event(info.total_step, What::Summary(Summary { value }))
+        self.event(info.total_step, EventBody::Summary(Summary { value }))
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
@@ -179,10 +182,10 @@ impl<W: Write> Observer for EventLog<W> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn wall_time() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    // A clock before 1970 is wrong anyway.
+    // A clock before 1970 is wrong in any case.
     since.map_or(0.0, |d| d.as_secs_f64())
 }
 
@@ -193,12 +196,12 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    what: Option<What>,
+    #[prost(oneof = "EventBody", tags = "3, 5, 7")]
+    what: Option<EventBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-enum What {
+enum EventBody {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -207,7 +210,7 @@ enum What {
     Session(SessionLog),
 }
 
-/// What a process tells of itself.
+/// The information about a process.
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
     #[prost(enumeration = "SessionStatus", tag = "1")]
@@ -220,7 +223,7 @@ enum SessionStatus {
     Start = 1,
 }
 
-/// Values of one step.
+/// The values of one step.
 #[derive(Clone, PartialEq, Message)]
 struct Summary {
     #[prost(message, repeated, tag = "1")]
@@ -231,7 +234,7 @@ struct Summary {
 struct SummaryValue {
     #[prost(string, tag = "1")]
     tag: String,
-    // One of several in the original, so that a zero is written too.
+    // A member of a `oneof` in the original, so that a zero is written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
     #[prost(message, optional, tag = "5")]
@@ -256,7 +259,7 @@ impl SummaryValue {
     }
 }
 
-/// How many numbers lie below each limit and not below the one before.
+/// A histogram: the number of elements between each limit and the previous one.
 #[derive(Clone, PartialEq, Message)]
 struct Histogram {
     #[prost(double, tag = "1")]
@@ -291,7 +294,7 @@ impl Histogram {
     }
 }
 
-/// A record: length, its checksum, the bytes, their checksum.
+/// Writes a record: length, its checksum, the bytes, their checksum.
 fn write_record(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     let length = (bytes.len() as u64).to_le_bytes();
     writer.write_all(&length)?;
@@ -300,7 +303,7 @@ fn write_record(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     writer.write_all(&checksum(bytes).to_le_bytes())
 }
 
-/// CRC-32C, masked because the checksum of data with checksums in it would be weak.
+/// Computes CRC-32C, masked because the checksum of data that contain checksums would be weak.
 fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -313,7 +316,7 @@ mod tests {
     use super::*;
     use crate::trainer::Evaluation;
 
-    /// The events of a file, after its checksums were held against its bytes.
+    /// Decodes the events of a file, after checking its checksums.
     fn decoded(mut file: &[u8]) -> Vec<Event> {
         let mut events = Vec::new();
         while !file.is_empty() {
@@ -356,7 +359,7 @@ mod tests {
             examples_per_second: 64.0,
         };
         assert!(log.on_step(&step).is_continue());
-        // A step whose loss was not read says nothing.
+        // A step whose loss was not read writes no values.
         assert!(log.on_step(&StepInfo { loss: None, ..step }).is_continue());
         let evaluation = EvaluationInfo {
             epoch: 1,
@@ -393,9 +396,9 @@ mod tests {
         assert!(log.on_evaluation(&evaluation).is_continue());
         log.finish().unwrap();
         let events = decoded(&file);
-        assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
+        assert_eq!(events[0].what, Some(EventBody::FileVersion("brain.Event:2".into())));
         let values = |event: &Event| match &event.what {
-            Some(What::Summary(s)) => s
+            Some(EventBody::Summary(s)) => s
                 .value
                 .iter()
                 .map(|v| (v.tag.clone(), v.simple_value))
@@ -459,7 +462,7 @@ mod tests {
         assert!(log.on_statistics(&info).is_continue());
         log.finish().unwrap();
         let event = &decoded(&file)[1];
-        let Some(What::Summary(Summary { value })) = &event.what else {
+        let Some(EventBody::Summary(Summary { value })) = &event.what else {
             panic!("{event:?}")
         };
         let tags: Vec<&str> = value.iter().map(|v| v.tag.as_str()).collect();
@@ -488,8 +491,8 @@ mod tests {
 
     #[test]
     fn a_run_says_from_where_it_goes_on() {
-        let start = Some(What::Session(SessionLog { status: 1 }));
-        // What readers drop begins behind the checkpoint.
+        let start = Some(EventBody::Session(SessionLog { status: 1 }));
+        // Dropped values begin after the checkpoint.
         for (resumed, step, events) in [(0, 0, 3), (14, 15, 2)] {
             let mut file = Vec::new();
             let mut log = EventLog::new(&mut file);
@@ -498,7 +501,7 @@ mod tests {
             let found = decoded(&file);
             assert_eq!((found.len(), found[1].step, &found[1].what), (events, step, &start));
         }
-        // As the format has it: the field 7, of two bytes, in which the field 1 is 1.
+        // In the file format: field 7, of two bytes, in which field 1 is 1.
         let event = Event {
             wall_time: 0.0,
             step: 15,

@@ -1,4 +1,4 @@
-//! What the tests of the trainer share.
+//! Shared code of the trainer's tests.
 
 use meganeura_core::Graph;
 // Links the backend, which registers itself.
@@ -7,7 +7,7 @@ use meganeura_nn::data::{Dataset, digits_split};
 use meganeura_nn::models::{MlpConfig, classifier};
 use meganeura_nn::trainer::TrainConfig;
 
-/// The default settings on the CPU backend.
+/// Returns the default settings on the CPU backend.
 pub(crate) fn config() -> TrainConfig {
     TrainConfig {
         device: Some("cpu".into()),
@@ -15,19 +15,19 @@ pub(crate) fn config() -> TrainConfig {
     }
 }
 
-/// Training and test digits as vectors of 64.
+/// Returns training and test digits as vectors of 64.
 pub(crate) fn flat_digits() -> (Dataset, Dataset) {
     let (train, test) = digits_split().expect("embedded");
     let flat = |data: Dataset| data.with_feature_shape(vec![64]).expect("64 pixels");
     (flat(train), flat(test))
 }
 
-/// The first `n` examples.
+/// Returns the first `n` examples.
 pub(crate) fn head(data: &Dataset, n: usize) -> Dataset {
     data.subset(&(0..n).collect::<Vec<_>>()).expect("in range")
 }
 
-/// A model without hidden layers or dropout: small, and easy to reason about.
+/// Builds a model without hidden layers or dropout: small, and easy to check by hand.
 pub(crate) fn linear_model(batch: usize) -> Graph {
     let model = MlpConfig::new(64, 10).hidden([]).dropout(0.0);
     classifier(batch, &[64], |g, x| model.build(g, "").forward(g, x))

@@ -1,4 +1,5 @@
-//! Runs that have to be equal on any number of ranks: their models, data and settings. The tests over MPI have them, too.
+//! Runs that must give equal results on any number of ranks: their models, data and settings. The tests over MPI use
+//! them, too.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use meganeura_nn::layers::{Conv2dConfig, Linear};
 use meganeura_nn::models::{LlamaConfig, MlpConfig, TARGETS, TOKENS, classifier, language_model};
 use meganeura_nn::trainer::{Observer, OptimizerChoice, Schedule, StepInfo, TrainConfig};
 
-/// Divisible by 1, 2, 3 and 4.
+/// Batch size that is divisible by 1, 2, 3 and 4.
 pub(crate) const BATCH: usize = 12;
 
-/// Notes the loss of each step, and ends the run after so many.
+/// An observer that records the loss of each step, and ends the run after a number of steps.
 pub(crate) struct Losses {
     pub(crate) losses: Vec<f32>,
     pub(crate) stop_after: usize,
@@ -33,14 +34,15 @@ impl Losses {
 impl Observer for Losses {
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
         self.losses.extend(step.loss);
-        match self.losses.len() >= self.stop_after {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if self.losses.len() >= self.stop_after {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 }
 
-/// AdamW with clipping and accumulation.
+/// Returns AdamW with clipping and accumulation.
 pub(crate) fn config(ranks: Option<Arc<dyn Communicator>>) -> TrainConfig {
     TrainConfig {
         epochs: 100,
@@ -68,13 +70,13 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// `mlp`, `cnn` or `llama`.
+    /// Returns the task `mlp`, `cnn` or `llama`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let (train, test) = digits_split().expect("they ship");
         let head = |data: &Dataset, n: usize| data.subset(&(0..n).collect::<Vec<_>>()).expect("in range");
         let flat = |data: Dataset| data.with_feature_shape(vec![64]).expect("64 pixels");
         Some(match name {
-            // 50 examples are more than a batch and no multiple of the ranks.
+            // 50 examples are more than a batch and not a multiple of the ranks.
             "mlp" => Task {
                 model: |batch| mlp(batch, 10),
                 train: flat(head(&train, 301)),
@@ -97,7 +99,7 @@ impl Task {
         })
     }
 
-    /// The settings of its runs.
+    /// Returns the settings of its runs.
     pub(crate) fn config(&self, ranks: Option<Arc<dyn Communicator>>) -> TrainConfig {
         let mut config = config(ranks);
         if self.is_text {
@@ -107,13 +109,13 @@ impl Task {
     }
 }
 
-/// Perceptrons without dropout, whose masks would be others on each rank.
+/// Builds a perceptron without dropout, because dropout masks differ between ranks.
 pub(crate) fn mlp(batch: usize, classes: usize) -> Graph {
     let model = MlpConfig::new(64, classes).dropout(0.0);
     classifier(batch, &[64], |g, x| model.build(g, "").forward(g, x))
 }
 
-/// Convolutions without batch norms, whose statistics would be those of a rank's own examples.
+/// Builds a convolutional network without batch norms, because their statistics depend on a rank's examples.
 fn cnn(batch: usize) -> Graph {
     classifier(batch, &[1, 8, 8], |g, x| {
         let first = Conv2dConfig::new(1, 8, [3, 3]).padding([1, 1]).build(g, "conv1");
@@ -127,7 +129,7 @@ fn cnn(batch: usize) -> Graph {
     })
 }
 
-/// A language model of two small blocks.
+/// Builds a language model of two small blocks.
 fn llama(batch: usize) -> Graph {
     let config = LlamaConfig {
         dim: 32,
@@ -144,7 +146,7 @@ fn text(tokens: usize) -> Dataset {
     let mut state = 1_u32;
     let token = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Some tokens are more frequent, so that there is something to learn.
+        // Some tokens are more frequent, so that the model can learn something.
         ((state >> 16) % 40).min((state >> 8) % 40)
     };
     let tokens: Vec<u32> = (0..tokens).map(token).collect();

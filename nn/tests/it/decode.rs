@@ -1,8 +1,8 @@
-//! Language models token by token, in pieces and as a whole.
+//! Tests of language models token by token, in chunks and as a whole.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
@@ -13,7 +13,7 @@ const VOCAB: usize = 23;
 const CAPACITY: usize = 20;
 const PROMPT: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
 
-/// A model of each kind of attention.
+/// Returns a model of each kind of attention.
 fn models() -> Vec<(&'static str, LlamaConfig)> {
     let small = LlamaConfig {
         dim: 24,
@@ -85,7 +85,7 @@ fn session(graph: &Graph) -> Session {
         .build(graph)
         .expect("a session");
     session.initialize_parameters(7);
-    // Biases and scales begin alike.
+    // Biases and scales have equal initial values.
     for view in session.plan().parameters() {
         if !view.name.starts_with("kv_cache") && view.ty.shape.rank() == 1 {
             let values: Vec<f32> = (0..view.ty.numel()).map(|i| 0.5 + (i * 7 % 11) as f32 / 11.0).collect();
@@ -95,7 +95,7 @@ fn session(graph: &Graph) -> Session {
     session
 }
 
-/// Logits of every position, without a cache.
+/// Returns the logits of every position, without a cache.
 fn whole(config: &LlamaConfig, tokens: &[u32]) -> Vec<f32> {
     let mut g = Graph::new();
     let input = g.input_u32(TOKENS, &[tokens.len()]);
@@ -127,7 +127,7 @@ fn decoding_agrees_with_the_whole() {
             one.step();
             close(name, &one.read_output(VOCAB), &expected[i * VOCAB..][..VOCAB]);
         }
-        // Pieces, of which the last one is filled up with a token that nobody sees.
+        // Chunks; the last one is padded with a token that no row sees.
         let mut pieces = session(&config.decode_graph(&[], 5, CAPACITY, LogitsOf::OneRow));
         for (start, count) in [(0, 5), (5, 4)] {
             let mut tokens = PROMPT[start..start + count].to_vec();
@@ -153,7 +153,7 @@ fn a_prompt_is_read_at_once_and_gone_on_with() {
         close(name, &prefill.read_output(VOCAB), &expected[5 * VOCAB..][..VOCAB]);
         let mut decode = session(&config.decode_graph(&[], 1, CAPACITY, LogitsOf::AllRows));
         for (i, cache) in (0..config.layers).flat_map(kv_cache_names).enumerate() {
-            // Rows that nothing has written are never read.
+            // Unwritten rows are never read.
             let mut rows = vec![f32::NAN; CAPACITY * config.kv_width()];
             prefill.read_output_by_index(1 + i, &mut rows[..prompt.len() * config.kv_width()]);
             decode.upload_param(&cache, &rows);
@@ -173,7 +173,7 @@ fn sequences_are_at_positions_of_their_own() {
     let sequences: [&[u32]; 2] = [&PROMPT[..7], &[8, 8, 0]];
     let mut batch = session(&config.decode_graph(&[2], 1, CAPACITY, LogitsOf::AllRows));
     let expected = sequences.map(|tokens| whole(&config, tokens));
-    // The second one begins later.
+    // The second sequence begins later.
     for step in 0..7 {
         let at = [step, step.max(4) - 4];
         batch.set_input_u32(TOKENS, &[sequences[0][at[0]], sequences[1][at[1]]]);

@@ -1,4 +1,4 @@
-//! Runs on several ranks, as threads of one process, beside the same runs on one.
+//! Tests of runs on several ranks, as threads of one process, against the same runs on one rank.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,13 +9,16 @@ use crate::common::{flat_digits, head};
 use crate::ranks::{BATCH, Losses, Task, config, mlp};
 use meganeura_core::Error;
 use meganeura_core::distributed::{CollectiveFailure, Communicator, ThreadGroup};
+use meganeura_nn::data::Dataset;
+use meganeura_nn::models::{MlpConfig, regressor};
 use meganeura_nn::trainer::{
-    Checkpoints, Evaluation, Observer, OptimizerChoice, Silent, StepInfo, TrainConfig, TrainError, Trainer,
+    Checkpoints, EarlyStopping, Evaluation, Observer, OptimizerChoice, SilentObserver, StepInfo, TrainConfig,
+    TrainError, Trainer,
 };
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs a function on every rank of a group; without a communicator on one.
+/// Runs a function on every rank of a group; without a communicator if there is one rank.
 pub(crate) fn on_ranks<T: Send>(
     size: usize,
     limit: Duration,
@@ -31,8 +34,8 @@ pub(crate) fn on_ranks<T: Send>(
     })
 }
 
-/// Losses of 50 steps, the evaluation after them, and the parameters, on one to four ranks, with optimizer states on all and
-/// sharded.
+/// Compares the losses of 50 steps, the evaluation after them, and the parameters, on one to four ranks, with optimizer
+/// states on all ranks and sharded.
 fn assert_equal_runs(what: &str) {
     const STEPS: usize = 50;
     let task = Task::named(what).expect("there is such a task");
@@ -84,7 +87,7 @@ fn assert_equal_runs(what: &str) {
     }
 }
 
-fn close(a: &Evaluation, b: &Evaluation) -> bool {
+pub(crate) fn close(a: &Evaluation, b: &Evaluation) -> bool {
     a.examples == b.examples && (a.loss - b.loss).abs() <= 1e-5 * b.loss && a.correct.abs_diff(b.correct) <= 1
 }
 
@@ -101,6 +104,73 @@ fn a_convolutional_network_learns_the_same_on_any_number_of_ranks() {
 #[test]
 fn a_language_model_learns_the_same_on_any_number_of_ranks() {
     assert_equal_runs("llama");
+}
+
+#[test]
+fn a_regression_learns_the_same_on_any_number_of_ranks() {
+    let features: Vec<f32> = (0..3 * 100).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let targets = features.chunks_exact(3).flat_map(|x| [2.0 * x[0] - x[1], x[2]]);
+    let data = Dataset::regression("sums", features.clone(), vec![3], targets.collect(), 2).expect("valid");
+    let model = |batch| {
+        let network = MlpConfig::new(3, 2).hidden([8]).dropout(0.0);
+        regressor(batch, &[3], |g, x| network.build(g, "").forward(g, x))
+    };
+    let run = |ranks| {
+        let config = TrainConfig {
+            learning_rate: 0.02,
+            ..config(ranks)
+        };
+        let mut trainer = Trainer::new(model, config).expect("builds");
+        let mut observer = Losses::of_steps(30);
+        let report = trainer.fit(&data, Some(&data), &mut observer).expect("trains");
+        (observer.losses, report.evaluation.expect("evaluated"))
+    };
+    let (losses, evaluation) = on_ranks(1, LIMIT, run).remove(0);
+    let sum = |losses: &[f32]| losses.iter().sum::<f32>();
+    assert!(sum(&losses[20..]) < 0.5 * sum(&losses[..10]), "{losses:?}");
+    for size in [2, 3] {
+        for (rank, found) in on_ranks(size, LIMIT, run).iter().enumerate() {
+            for (a, b) in found.0.iter().zip(&losses) {
+                assert!((a - b).abs() <= 1e-5 * b, "rank {rank} of {size}: {a} and {b}");
+            }
+            assert!(close(&found.1, &evaluation), "rank {rank} of {size}: {}", found.1);
+        }
+    }
+}
+
+/// All ranks stop after the same evaluation and keep the same weights, because they see the same evaluations.
+#[test]
+fn ranks_stop_early_together_with_the_best_weights() {
+    let (train, test) = flat_digits();
+    let (train, test) = (head(&train, 301), head(&test, 50));
+    let run = |ranks| {
+        let config = TrainConfig {
+            early_stopping: Some(EarlyStopping {
+                patience: 2,
+                // No later epoch improves by this much.
+                min_delta: 10.0,
+                ..EarlyStopping::default()
+            }),
+            ..config(ranks)
+        };
+        let mut trainer = Trainer::new(|batch| mlp(batch, 10), config).expect("builds");
+        let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
+        let after = trainer.evaluate(&test).expect("evaluates");
+        (report, after, trainer.session_mut().read_parameter("fc1.weight"))
+    };
+    let single = on_ranks(1, LIMIT, run).remove(0);
+    for size in [1, 2, 3] {
+        let ranks = on_ranks(size, LIMIT, run);
+        for (rank, (report, after, weights)) in ranks.iter().enumerate() {
+            let best = report.best.expect("evaluated");
+            assert!(report.early_stopped, "rank {rank} of {size}");
+            assert_eq!((report.epochs.len(), best.epoch), (3, 1), "rank {rank} of {size}");
+            assert_eq!(report.evaluation, Some(best.evaluation), "rank {rank} of {size}");
+            assert_eq!(*after, best.evaluation, "rank {rank} of {size}");
+            assert!(close(after, &single.1), "rank {rank} of {size}: {after}");
+            assert!(*weights == ranks[0].2, "weights of rank {rank} of {size} differ");
+        }
+    }
 }
 
 #[test]
@@ -137,7 +207,7 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     }
 }
 
-/// The failure of a collective, with the rank that saw it.
+/// Returns the failure of a collective, with the rank that observed it.
 fn failure(error: &TrainError) -> (usize, &CollectiveFailure) {
     match error {
         TrainError::Core(Error::Collective(error)) => (error.rank, &error.failure),
@@ -153,7 +223,7 @@ fn ranks_that_train_something_else_are_errors_everywhere() {
     let normal = |batch| mlp(batch, 10);
     type Change = fn(&mut TrainConfig);
     let same: Change = |_| ();
-    // What rank 1 does otherwise, and a word of the error.
+    // Change of rank 1, and a word of the error.
     let cases: [(&str, bool, Change); 6] = [
         ("list of parameters", true, same),
         ("optimizer", false, |c| c.optimizer = OptimizerChoice::Sgd),
@@ -169,12 +239,13 @@ fn ranks_that_train_something_else_are_errors_everywhere() {
             if is_other {
                 change(&mut config);
             }
-            let trainer = match is_other && is_wide {
-                true => Trainer::new(wide, config),
-                false => Trainer::new(normal, config),
+            let trainer = if is_other && is_wide {
+                Trainer::new(wide, config)
+            } else {
+                Trainer::new(normal, config)
             };
             trainer
-                .and_then(|mut trainer| trainer.fit(&train, None, &mut Silent))
+                .and_then(|mut trainer| trainer.fit(&train, None, &mut SilentObserver))
                 .expect_err(word)
         });
         for (rank, error) in errors.iter().enumerate() {
@@ -197,22 +268,26 @@ fn a_rank_that_ends_ends_the_others_with_its_name() {
         let mut config = config(ranks);
         config.accumulate = 1;
         if config.rank() == 2 {
-            // Takes part in the beginning, and panics in a step as a killed process would end.
-            struct Ends;
-            impl Observer for Ends {
+            // Takes part at the start, and panics in a step, like a killed process.
+            struct EndingObserver;
+            impl Observer for EndingObserver {
                 fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
                     std::panic::resume_unwind(Box::new(step.step))
                 }
             }
             let mut trainer = Trainer::new(|batch| mlp(batch, 10), config).expect("builds");
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let _ = trainer.fit(&train, None, &mut Ends);
+                let _ = trainer.fit(&train, None, &mut EndingObserver);
             }));
             assert!(panic.is_err());
             return None;
         }
         let mut trainer = Trainer::new(|batch| mlp(batch, 10), config).expect("builds");
-        Some(trainer.fit(&train, None, &mut Silent).expect_err("a rank is gone"))
+        Some(
+            trainer
+                .fit(&train, None, &mut SilentObserver)
+                .expect_err("a rank is gone"),
+        )
     });
     for error in errors.iter().flatten() {
         assert!(
@@ -236,11 +311,11 @@ fn a_step_that_fails_on_one_rank_fails_on_all() {
         let _ = &train;
         let session = trainer.session_mut();
         session.set_input("x", &[0.5; BATCH / 2 * 64]);
-        // A label that is no class is a fault of the step.
+        // An invalid label is a fault of the step.
         let label = if is_other { 10 } else { 3 };
         session.set_input_u32("labels", &[label; BATCH / 2]);
         let mut step = || session.try_step();
-        // The second step makes the update.
+        // The second step applies the update.
         step().and_then(|()| step()).expect_err("a label is out of range")
     });
     assert!(matches!(&errors[1], Error::IndexOutOfRange { .. }), "{}", errors[1]);

@@ -1,9 +1,8 @@
-//! Encoder blocks, position embeddings and masks of attention layers, on the processor and against the parts that they
-//! are made of.
+//! Tests of encoder blocks, position embeddings and masks of attention layers on the CPU, against their parts.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Mode, NodeId, Session};
 use meganeura_cpu::CpuDevice;
@@ -49,10 +48,8 @@ fn a_block_is_its_parts_in_their_order() {
         let attention = SelfAttentionConfig::new(DIM, 2).bias(true).build(&mut h, "b.attention");
         let [norm1, norm2] = ["b.norm1", "b.norm2"].map(|n| LayerNorm::new(&mut h, n, DIM));
         let [fc1, fc2] = [("b.fc1", DIM, 16), ("b.fc2", 16, DIM)].map(|(n, i, o)| Linear::new(&mut h, n, i, o));
-        let norm = |h: &mut Graph, layer: &LayerNorm, x: NodeId, wanted: bool| match wanted {
-            true => layer.forward(h, x),
-            false => x,
-        };
+        let norm =
+            |h: &mut Graph, layer: &LayerNorm, x: NodeId, wanted: bool| if wanted { layer.forward(h, x) } else { x };
         let z = norm(&mut h, &norm1, x, norm_first);
         let z = attention.forward(&mut h, z);
         let z = h.add(x, z);
@@ -76,20 +73,20 @@ fn a_block_is_its_parts_in_their_order() {
     }
 }
 
-/// A block on a padded sequence and on the sequence alone.
+/// Padding does not change the results for real rows: a block on a padded sequence equals the block on the unpadded
+/// one.
 #[test]
 fn padding_changes_nothing_of_the_real_rows() {
     let model = |rows: usize, padded: bool| {
         let mut g = Graph::new();
         let x = g.input("x", &[1, rows, DIM]);
         let block = EncoderBlockConfig::new(DIM, 2, 16).build(&mut g, "b");
-        let y = match padded {
-            true => {
-                let real = g.input_u32("real", &[1, rows]);
-                let mask = g.key_padding_mask(real);
-                block.forward_masked(&mut g, x, mask)
-            }
-            false => block.forward(&mut g, x),
+        let y = if padded {
+            let real = g.input_u32("real", &[1, rows]);
+            let mask = g.key_padding_mask(real);
+            block.forward_masked(&mut g, x, mask)
+        } else {
+            block.forward(&mut g, x)
         };
         g.set_outputs(vec![y]);
         session(&g)
@@ -99,7 +96,7 @@ fn padding_changes_nothing_of_the_real_rows() {
     alone.set_input("x", &x[..3 * DIM]);
     alone.step();
     let expected = alone.read_output(3 * DIM);
-    // Whatever the padding is.
+    // For any padding.
     for filler in [0.0, 100.0] {
         x[3 * DIM..].fill(filler);
         padded.set_input("x", &x);
@@ -125,13 +122,12 @@ fn a_causal_mask_by_hand_is_the_causal_layer() {
             .kv_heads(2)
             .causal(causal)
             .build(&mut g, "a");
-        let y = match causal {
-            true => layer.forward(&mut g, x),
-            false => {
-                let seen = (0..16).map(|i| u32::from(i % 4 <= i / 4)).collect();
-                let mask = g.constant_u32(seen, &[4, 4]);
-                layer.forward_masked(&mut g, x, mask)
-            }
+        let y = if causal {
+            layer.forward(&mut g, x)
+        } else {
+            let seen = (0..16).map(|i| u32::from(i % 4 <= i / 4)).collect();
+            let mask = g.constant_u32(seen, &[4, 4]);
+            layer.forward_masked(&mut g, x, mask)
         };
         g.set_outputs(vec![y]);
         let mut s = session(&g);
@@ -160,7 +156,7 @@ fn positions_are_added_to_their_rows() {
     assert_eq!(s.read_output(12), expected);
 }
 
-/// A block, positions and a mask learn labels by heart.
+/// A model of a block, positions and a mask can memorize labels.
 #[test]
 fn a_masked_encoder_trains() {
     let mut g = Graph::new();
@@ -183,7 +179,7 @@ fn a_masked_encoder_trains() {
     s.initialize_parameters(3);
     s.set_adam(1e-2, 0.9, 0.999, 1e-8);
     s.set_input("x", &inputs(8 * 4 * DIM));
-    // One sequence is padding alone, which must not make a NaN.
+    // One sequence consists only of padding, which must not give NaN.
     let mut real = [1; 32];
     real[12..16].fill(0);
     s.set_input_u32("real", &real);

@@ -1,8 +1,8 @@
-//! Sizes, sessions and files that nobody means to give.
+//! Tests of invalid sizes, sessions and files.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Graph, NodeId};
 use meganeura_cpu::CpuDevice;
@@ -21,7 +21,7 @@ fn build(what: &str, rank: usize, model: impl FnOnce(&mut Graph, NodeId) -> Node
     };
     let y = model(&mut g, x);
     g.set_outputs(vec![y]);
-    // Whether the sizes fit or not: no panic, and errors have words.
+    // Neither valid nor invalid sizes panic, and errors have messages.
     if let Err(error) = g.verify() {
         assert!(!error.to_string().is_empty(), "{what}");
     }
@@ -79,7 +79,7 @@ fn folding_refuses_the_layers_of_another_model() {
         ConvNorm::new(g, ["conv", "bn"], conv, norm, false)
     };
     let mut g = Graph::new();
-    // As many weights as no whole number of channels has, and both are used apart from each other.
+    // The number of weights fits no whole number of channels, and both are used separately.
     let x = g.input("x", &[2, 7, 3, 3]);
     let weight = g.parameter("conv.weight", &[7, 1, 1, 1]);
     let norm = meganeura_nn::layers::BatchNorm::new(&mut g, "bn", 4);
@@ -98,7 +98,7 @@ fn folding_refuses_the_layers_of_another_model() {
     );
 }
 
-/// A file with some bytes replaced, removed or repeated.
+/// Returns a file with some bytes replaced, removed or repeated.
 fn damaged(bytes: &[u8], rng: &mut SplitMix64) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..1 + rng.below(4) {

@@ -1,4 +1,4 @@
-//! Errors of layers and models name the field that is wrong and the caller's line.
+//! Tests that errors of layers and models contain the wrong field and the caller's line.
 
 use meganeura_core::Graph;
 use meganeura_nn::layers::{
@@ -7,14 +7,14 @@ use meganeura_nn::layers::{
 };
 use meganeura_nn::models::{CnnConfig, LayerSet, LlamaConfig, MlpConfig, MoeConfig, VitConfig};
 
-/// The first error of a graph: what a build says.
+/// Returns the first error of a graph, which a build reports.
 fn first_error(build: impl FnOnce(&mut Graph)) -> String {
     let mut g = Graph::new();
     build(&mut g);
     g.errors().first().expect("an error").to_string()
 }
 
-/// Its place is the given line of this file, and no line of the library.
+/// Checks that its location is the given line of this file, not a line of the library.
 #[track_caller]
 fn is_here(error: &str, line: u32) {
     assert!(
@@ -45,21 +45,21 @@ fn a_language_model_of_wrong_sizes_names_its_fields() {
                 dim: 30,
                 ..LlamaConfig::small(17)
             },
-            &["dim is 30", "no multiple of heads = 4"],
+            &["dim is 30", "not a multiple of heads = 4"],
         ),
         (
             LlamaConfig {
                 dim: 28,
                 ..LlamaConfig::small(17)
             },
-            &["dim is 28 and heads is 4", "7 features", "even number"],
+            &["dim is 28 and heads is 4", "7 features", "even head size"],
         ),
         (
             LlamaConfig {
                 head_dim: Some(5),
                 ..LlamaConfig::small(17)
             },
-            &["head_dim is 5", "even number"],
+            &["head_dim is 5", "even head size"],
         ),
         (
             LlamaConfig {

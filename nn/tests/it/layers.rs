@@ -1,4 +1,4 @@
-//! Layers against values computed by hand, with the oracle of the core.
+//! Tests of layers against values computed by hand, with the oracle of the core.
 
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ fn close(found: &[f64], expected: &[f64]) {
     assert!(near, "{found:?} is not {expected:?}");
 }
 
-/// Names, shapes and initial distributions of all parameters.
+/// Returns names, shapes and initial distributions of all parameters.
 fn parameters(g: &Graph) -> Vec<(String, Vec<usize>, Init)> {
     let described = g.nodes().iter().filter_map(|node| match node.kind {
         NodeKind::Parameter { init, .. } => {
@@ -48,7 +48,7 @@ fn parameters(g: &Graph) -> Vec<(String, Vec<usize>, Init)> {
     described.collect()
 }
 
-/// The text of the only error of a graph.
+/// Returns the text of the only error of a graph.
 fn only_error(g: &Graph) -> String {
     assert_eq!(g.errors().len(), 1, "{:?}", g.errors());
     g.errors()[0].to_string()
@@ -224,7 +224,7 @@ fn dropout_of_nothing_adds_nothing_and_of_everything_is_refused() {
     let y = Dropout::new(0.5).forward(&mut g, x);
     g.set_outputs(vec![y]);
     let inference = for_inference(&g).expect("an inference form");
-    // The scalars that the masks come from stay, unused.
+    // The scalars of the masks remain, but are unused.
     let values = feeds(&[
         ("x", &[1.0, 2.0, 3.0]),
         ("random.seed", &[0.0]),

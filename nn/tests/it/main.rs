@@ -1,4 +1,5 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that can share a process, so that only one binary is linked. Other test files state why they are
+//! separate.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -12,6 +13,7 @@ mod layers;
 mod model;
 mod model_ranks;
 mod models;
+mod rank_masks;
 #[path = "../common/ranks.rs"]
 mod ranks;
 mod recurrent;

@@ -1,4 +1,4 @@
-//! Trained models: saved, loaded, used, and everything that a damaged folder is refused for.
+//! Tests of trained models: saving, loading, prediction, and errors of damaged folders.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use meganeura_nn::layers::Activation;
 use meganeura_nn::model::{
     Architecture, Features, Loss, Model, ModelError, Prediction, PredictorOptions, Preprocessing, Task,
 };
-use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
+use meganeura_nn::trainer::{SilentObserver, TrainConfig, Trainer};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn classes(n: usize) -> Task {
     }
 }
 
-/// Trains that architecture on some of the digits: the model, the trainer, and raw and standardised test data.
+/// Trains this architecture on some of the digits: returns the model, the trainer, and raw and standardised test data.
 pub(crate) fn trained(architecture: Architecture, examples: usize, epochs: usize) -> (Model, Trainer, [Dataset; 2]) {
     let (train, test) = digits_split().expect("embedded");
     let scale = Standardiser::fit_global(&train);
@@ -39,7 +39,7 @@ pub(crate) fn trained(architecture: Architecture, examples: usize, epochs: usize
         .training_graph(config.batch_size, Loss::Classes)
         .expect("valid");
     let mut trainer = Trainer::from_graph(&graph, config).expect("builds");
-    trainer.fit(&train, None, &mut Silent).expect("trains");
+    trainer.fit(&train, None, &mut SilentObserver).expect("trains");
     let preprocessing = Preprocessing::Array {
         scale: Some(scale.clone()),
     };
@@ -119,7 +119,7 @@ fn predictions_do_not_depend_on_the_batch() {
     let mut predictor = model.predictor(&options(8)).expect("builds");
     let none = Features::new("none", vec![], [64]).expect("valid");
     assert_eq!(predictor.predict(&none).expect("nothing to do"), []);
-    // Another shape of as many values is the same example.
+    // Another shape with the same number of values is the same example.
     let flat = Features::new("flat", raw.features().to_vec(), [64]).expect("valid");
     assert_eq!(predictor.predict(&flat).expect("predicts").len(), 37);
 }
@@ -160,7 +160,7 @@ fn every_architecture_survives_the_folder() {
         let features = Features::new("two", values, shape).expect("valid");
         let mut predictor = loaded.predictor(&options(3)).expect("builds");
         assert_eq!(predictor.predict(&features).expect("predicts").len(), 2);
-        // More training goes on from the loaded weights.
+        // Training continues from the loaded weights.
         loaded.load_into(trainer.session_mut()).expect("the same tensors");
     }
 }
@@ -234,7 +234,7 @@ fn features_that_do_not_fit_are_refused() {
 
 // ---- damaged folders -------------------------------------------------------------------------------------
 
-/// A saved model, to be damaged.
+/// Saves a model, so that it can be damaged.
 fn saved(home: &Path) -> std::path::PathBuf {
     let (model, _, _) = trained(small(), 32, 0);
     let folder = home.join("model");
@@ -242,7 +242,7 @@ fn saved(home: &Path) -> std::path::PathBuf {
     folder
 }
 
-/// Writes `model.json` after a change, and loads.
+/// Writes `model.json` after a change, and loads the model.
 fn with_json(folder: &Path, change: impl FnOnce(&mut Value)) -> Result<Model, ModelError> {
     let path = folder.join("model.json");
     let old = fs::read(&path).expect("it is there");
@@ -348,7 +348,7 @@ fn tensors_that_are_wrong_are_named() {
     let home = tempfile::tempdir().expect("a folder");
     let folder = &saved(home.path());
     let original = fs::read(folder.join("model.safetensors")).expect("it is there");
-    /// Name, dtype, shape and bytes.
+    /// Name, dtype, shape and bytes of each tensor of a file.
     type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
     let with_tensors = |change: &dyn Fn(&mut Tensors)| {
         let file = safetensors::SafeTensors::deserialize(&original).expect("whole");
@@ -380,13 +380,13 @@ fn tensors_that_are_wrong_are_named() {
     let nan = |t: &mut Tensors| t[0].3[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
     refused(with_tensors(&nan), &["'fc1.bias'", "value 1 is NaN"]);
     refused(load_with_weights(folder, b""), &["safetensors"]);
-    // A header that promises more than there is.
+    // A header that declares more bytes than the file contains.
     let mut huge = u64::MAX.to_le_bytes().to_vec();
     huge.extend_from_slice(b"{}");
     refused(load_with_weights(folder, &huge), &["not a safetensors file"]);
 }
 
-/// Replaces the weights, with length and hash in `model.json`, and loads.
+/// Replaces the weights, with length and hash in `model.json`, and loads the model.
 fn load_with_weights(folder: &Path, bytes: &[u8]) -> Result<Model, ModelError> {
     fs::write(folder.join("model.safetensors"), bytes).expect("writes");
     with_json(folder, |j| {
@@ -404,7 +404,7 @@ fn no_damage_panics() {
         let original = fs::read(&path).expect("it is there");
         for end in (0..original.len()).step_by(step) {
             fs::write(&path, &original[..end]).expect("writes");
-            // Without its last line end it is whole.
+            // Without its last newline, it is still complete.
             assert!(
                 Model::load(folder).is_err() || end + 1 == original.len(),
                 "{file} cut at {end}"
@@ -439,14 +439,14 @@ fn folders_without_a_model_are_told_from_damaged_ones() {
     let folder = saved(home.path());
     fs::remove_file(folder.join("model.safetensors")).expect("removes");
     assert!(matches!(Model::load(&folder), Err(ModelError::Io { .. })));
-    // One that was being replaced is found under its other name.
+    // A model that was being replaced is found under its other name.
     let (model, _, _) = trained(small(), 32, 0);
     model.save(&folder).expect("replaces what is damaged");
     fs::rename(&folder, home.path().join(".model.old")).expect("renames");
     assert_eq!(Model::load(&folder).expect("it is there"), model);
 }
 
-/// Whoever loads while another thread saves gets one of the models.
+/// Loading while another thread saves returns one of the complete models.
 #[test]
 fn loads_during_saves_find_a_whole_model() {
     let home = tempfile::tempdir().expect("a folder");
@@ -474,7 +474,7 @@ fn loads_during_saves_find_a_whole_model() {
     assert_eq!(Model::load(&folder).expect("loads"), model);
 }
 
-/// Whatever sizes a damaged file has, building the graph answers at once, with a graph or an error.
+/// For any sizes in a damaged file, building the graph returns a graph or an error immediately.
 #[test]
 fn no_sizes_of_an_architecture_panic() {
     let sizes = [
@@ -501,7 +501,7 @@ fn no_sizes_of_an_architecture_panic() {
     };
     let mut built = 0;
     for round in 0..4000 {
-        // Mostly small, or hardly any would be valid.
+        // Mostly small sizes, because few others would be valid.
         let mut size = |most: usize| match any() % 8 {
             0 => sizes[any() % sizes.len()],
             _ => 1 + any() % most,

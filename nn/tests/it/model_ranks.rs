@@ -1,4 +1,4 @@
-//! Evaluation of a trained model on several ranks.
+//! Tests of the evaluation of a trained model on several ranks.
 
 use crate::common::head;
 use crate::distributed::{LIMIT, on_ranks};
@@ -13,7 +13,7 @@ fn ranks_measure_what_one_process_does() {
         .expect("opens")
         .evaluate(&data)
         .expect("evaluates");
-    // 101 examples are no multiple, and with 3 examples the last rank has none.
+    // 101 examples are not a multiple of the ranks, and with 3 examples the last rank has none.
     let few = head(&raw, 3);
     let of_few = model
         .predictor(&options(8))

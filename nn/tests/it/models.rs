@@ -1,4 +1,4 @@
-//! Models as graphs: names, shapes, wrong sizes.
+//! Tests of models as graphs: names, shapes, wrong sizes.
 
 use meganeura_core::Graph;
 use meganeura_core::autodiff::try_differentiate;
@@ -77,7 +77,7 @@ fn efficientnet_has_the_layers_and_shapes_of_the_published_network() {
     g.verify().unwrap_or_else(|e| panic!("{e}"));
     let names = parameter_names(&g);
     let sizes = names.iter().filter_map(|name| Some(g.shape(g.leaf_named(name)?)));
-    // Those of torchvision's efficientnet_b0.
+    // The count of torchvision's efficientnet_b0.
     assert_eq!(sizes.map(|s| s.iter().product::<usize>()).sum::<usize>(), 5_288_548);
     for (name, shape) in [
         ("features.0.0.weight", &[32, 3, 3, 3][..]),
@@ -94,7 +94,7 @@ fn efficientnet_has_the_layers_and_shapes_of_the_published_network() {
         assert_eq!(g.shape(leaf), shape, "{name}");
     }
     assert_eq!(g.shape(g.outputs()[1]), [2, 1000]);
-    // Other images, and sizes that no layer can have.
+    // Other images, and sizes that no layer supports.
     for image in [[1, 1, 1], [4, 65, 33]] {
         let config = EfficientNetConfig::b0(3).channels(image[0]).dropout(0.0);
         let g = classifier(1, &image, |g, x| config.build(g, "net").forward(g, x));
@@ -119,7 +119,7 @@ fn mobilenet_has_the_layers_and_shapes_of_the_published_network() {
         sizes.map(|shape| shape.iter().product::<usize>()).sum::<usize>()
     };
     let g = graph(MobileNetConfig::new(1000), [3, 224, 224]);
-    // Those of torchvision's mobilenet_v2.
+    // The count of torchvision's mobilenet_v2.
     assert_eq!(count(&g), 3_504_872);
     for (name, shape) in [
         ("features.0.0.weight", &[32, 3, 3, 3][..]),

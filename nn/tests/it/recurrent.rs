@@ -1,4 +1,4 @@
-//! Recurrent layers against loops that share nothing with them.
+//! Tests of recurrent layers against independent loops.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ const BATCH: usize = 2;
 const INPUTS: usize = 3;
 const HIDDEN: usize = 4;
 
-/// Random values of all leaves.
+/// Returns random values of all leaves.
 fn random_leaves(g: &Graph) -> HashMap<String, Vec<f64>> {
     let mut rng = SplitMix64::new(7);
     let leaves = g.nodes().iter().filter(|node| node.is_named_leaf());
@@ -45,13 +45,13 @@ fn close(found: &[f64], wanted: &[f64]) {
     }
 }
 
-/// Row `row` of `matrix [.., x.len()]` times `x`.
+/// Returns row `row` of `matrix [.., x.len()]` times `x`.
 fn dot(matrix: &[f64], row: usize, x: &[f64]) -> f64 {
     let row = &matrix[row * x.len()..(row + 1) * x.len()];
     row.iter().zip(x).map(|(a, b)| a * b).sum()
 }
 
-/// Parameters of a layer in the order weight_ih, weight_hh, bias_ih, bias_hh.
+/// Returns the parameters of a layer in the order weight_ih, weight_hh, bias_ih, bias_hh.
 fn parameters<'a>(feeds: &'a HashMap<String, Vec<f64>>, suffix: &str) -> [&'a [f64]; 4] {
     ["weight_ih", "weight_hh", "bias_ih", "bias_hh"].map(|name| feeds[&format!("rnn.{name}_l0{suffix}")].as_slice())
 }

@@ -1,4 +1,4 @@
-//! A last batch with fewer examples: loss and update are those of a batch of that size.
+//! Tests of a last batch with fewer examples: loss and update equal those of a batch of this size.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use meganeura_core::distributed::Communicator;
 use meganeura_core::{Graph, NodeId};
 use meganeura_nn::data::{Dataset, Remainder};
 use meganeura_nn::models::{MlpConfig, classifier, regressor, soft_classifier, weighted_regressor};
-use meganeura_nn::trainer::{OptimizerChoice, Schedule, Silent, TrainConfig, TrainError, Trainer};
+use meganeura_nn::trainer::{OptimizerChoice, Schedule, SilentObserver, TrainConfig, TrainError, Trainer};
 
 use crate::common::{flat_digits, head};
 use crate::distributed::{LIMIT, on_ranks};
 use crate::ranks::Losses;
 
-/// Divisible by 1, 2 and 3.
+/// Batch size that is divisible by 1, 2 and 3.
 const BATCH: usize = 12;
 const ROWS: usize = 2 * BATCH - 5;
 
@@ -49,7 +49,7 @@ fn parameters(trainer: &mut Trainer) -> Vec<(String, Vec<f32>)> {
     views.into_iter().map(|view| view.name).map(read).collect()
 }
 
-/// Trains on `data` with the last batch kept, on one to three ranks, and by batches of exactly the sizes that there are.
+/// Trains on `data` with the last batch kept, on one to three ranks, and with batches of the exact sizes.
 fn assert_mean_over_rows(data: &Dataset, kept: impl Fn(usize) -> Graph + Sync, plain: impl Fn(usize) -> Graph) {
     let rows = |range: std::ops::Range<usize>| data.subset(&range.collect::<Vec<_>>()).expect("in range");
     let mut expected: Option<Vec<(String, Vec<f32>)>> = None;
@@ -116,7 +116,7 @@ fn models_without_weights_of_rows_are_refused() {
     let config = config(BATCH, Remainder::Keep, None);
     let error = Trainer::new(|batch| classifier(batch, &[64], mlp(10)), config).expect_err("class ids");
     assert!(
-        matches!(&error, TrainError::Model { message, .. } if message.contains("weights of rows")),
+        matches!(&error, TrainError::Model { message, .. } if message.contains("no row weights")),
         "{error}"
     );
 }
@@ -131,7 +131,7 @@ fn epochs_report_only_the_examples_that_they_used() {
     ] {
         let model = |batch| soft_classifier(batch, &[64], mlp(10));
         let mut trainer = Trainer::new(model, config(BATCH, remainder, None)).expect("builds");
-        let report = trainer.fit(&data, None, &mut Silent).expect("trains");
+        let report = trainer.fit(&data, None, &mut SilentObserver).expect("trains");
         assert_eq!(report.epochs[0].examples, examples, "{remainder:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! What happens during a run: evaluation between steps, early stopping, several observers, the log,
-//! augmentation, prefetching.
+//! Tests of events during a run: evaluation between steps, early stopping, several observers, the log, augmentation,
+//! prefetching.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -9,12 +9,12 @@ use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_nn::data::{Augmentation, DataError, Remainder, digits_split};
 use meganeura_nn::models::{CnnConfig, classifier};
 use meganeura_nn::trainer::{
-    EarlyStopping, EpochBegin, EpochReport, EvaluationInfo, JsonLinesLog, Metric, Observer, Schedule, Silent,
+    EarlyStopping, EpochBegin, EpochReport, EvaluationInfo, JsonLinesLog, Metric, Observer, Schedule, SilentObserver,
     StatisticsInfo, StepInfo, TrainBegin, TrainConfig, TrainError, TrainReport, Trainer, Warmup,
 };
 use serde_json::Value;
 
-/// Notes every event, and ends the run at the one whose note is `stop`.
+/// Records every event, and ends the run at the event whose note is `stop`.
 #[derive(Default)]
 struct Recorder {
     notes: Vec<String>,
@@ -82,7 +82,7 @@ impl Observer for Recorder {
     }
 }
 
-/// Trains on 96 examples, three steps an epoch, and tests on 40.
+/// Trains on 96 examples, with three steps per epoch, and tests on 40.
 fn run(config: TrainConfig, observer: &mut dyn Observer) -> (Trainer, Result<TrainReport, TrainError>) {
     let (train, test) = flat_digits();
     let mut trainer = Trainer::new(linear_model, config).expect("builds");
@@ -187,7 +187,7 @@ fn several_observers_see_everything_and_each_may_end_the_run() {
         &mut first,
         vec![&mut second],
         Some(&mut third),
-        Box::new(Silent) as Box<dyn Observer>,
+        Box::new(SilentObserver) as Box<dyn Observer>,
     );
     let report = run(config, &mut several).1.expect("trains");
     assert!(report.stopped && report.total_steps == 2);
@@ -243,7 +243,7 @@ fn the_learning_rate_warms_up() {
 
 // ---- early stopping ------------------------------------------------------------------------------------
 
-/// A rate at which training gets worse and worse.
+/// Returns settings with a learning rate at which training diverges.
 fn hopeless(restore_best: bool) -> TrainConfig {
     TrainConfig {
         epochs: 50,
@@ -277,7 +277,7 @@ fn early_stopping_ends_the_run_and_restores_the_best_weights() {
     assert_eq!(marked.iter().rposition(|&b| b), Some(best.epoch - 1));
     assert_eq!(seen.notes.last(), Some(&format!("done {}", report.total_steps)));
 
-    let (_, report) = run(hopeless(false), &mut Silent);
+    let (_, report) = run(hopeless(false), &mut SilentObserver);
     let report = report.expect("ends well");
     assert_eq!(report.best, Some(best));
     assert_eq!(report.evaluation, report.epochs.last().and_then(|e| e.evaluation));
@@ -297,12 +297,12 @@ fn early_stopping_counts_evaluations_between_steps_and_restores_states() {
     let mut trainer = Trainer::new(model, config).expect("builds");
     let test = head(&test, 40);
     let report = trainer
-        .fit(&head(&train, 320), Some(&test), &mut Silent)
+        .fit(&head(&train, 320), Some(&test), &mut SilentObserver)
         .expect("ends well");
     let best = report.best.expect("evaluated");
     assert!(report.early_stopped);
     assert_eq!(report.total_steps, best.total_step + 3);
-    // The running statistics of the batch norms are those of the best weights, too.
+    // The running statistics of the batch norms also belong to the best weights.
     assert_eq!(trainer.evaluate(&test).expect("evaluates"), best.evaluation);
 }
 
@@ -339,7 +339,7 @@ fn a_run_that_gets_better_is_not_stopped() {
         }),
         ..config()
     };
-    let report = run(config, &mut Silent).1.expect("trains");
+    let report = run(config, &mut SilentObserver).1.expect("trains");
     assert!(!report.early_stopped && report.epochs.len() == 6);
     assert_eq!(report.best.map(|b| b.epoch), Some(6));
 }
@@ -348,7 +348,9 @@ fn a_run_that_gets_better_is_not_stopped() {
 fn early_stopping_without_test_data_is_refused() {
     let (train, _) = flat_digits();
     let mut trainer = Trainer::new(linear_model, hopeless(true)).expect("builds");
-    let error = trainer.fit(&train, None, &mut Silent).expect_err("no test data");
+    let error = trainer
+        .fit(&train, None, &mut SilentObserver)
+        .expect_err("no test data");
     assert!(
         matches!(
             error,
@@ -439,9 +441,9 @@ fn a_log_that_cannot_be_written_is_an_error() {
     let error = JsonLinesLog::create(folder.path().join("no/such/folder.jsonl")).expect_err("no folder");
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
 
-    /// Takes some bytes.
-    struct Full(usize);
-    impl Write for Full {
+    /// A writer that accepts only some bytes.
+    struct LimitedWriter(usize);
+    impl Write for LimitedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
             Ok(bytes.len())
@@ -451,7 +453,7 @@ fn a_log_that_cannot_be_written_is_an_error() {
             Ok(())
         }
     }
-    let mut log = JsonLinesLog::new(Full(400));
+    let mut log = JsonLinesLog::new(LimitedWriter(400));
     let report = run(TrainConfig { epochs: 50, ..config() }, &mut log)
         .1
         .expect("ends well");
@@ -463,7 +465,7 @@ fn a_log_that_cannot_be_written_is_an_error() {
 fn a_log_file_is_complete_after_every_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.jsonl");
-    /// Reads the file while the log is open.
+    /// An observer that reads the file while the log is open.
     struct Reader<'p>(&'p std::path::Path, Vec<usize>);
     impl Observer for Reader<'_> {
         fn on_step(&mut self, _: &StepInfo) -> ControlFlow<()> {
@@ -479,7 +481,7 @@ fn a_log_file_is_complete_after_every_step() {
         ..config()
     };
     run(config, &mut observers).1.expect("trains");
-    // After the first line and the step's own; an evaluation and the end of the epoch lie between.
+    // After the first line and the step's line; an evaluation and the end of the epoch come in between.
     assert_eq!(observers.1.1, [2, 3, 4, 7, 8, 9]);
     observers.0.finish().expect("written");
     assert_eq!(parsed(&std::fs::read(&path).expect("readable")).len(), 12);
@@ -501,10 +503,10 @@ fn prefetching_changes_no_bit() {
         let (train, test) = flat_digits();
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
         let mut losses = Vec::new();
-        // A second run goes on with other orders of the examples.
+        // A second run continues with other orders of the examples.
         for _ in 0..2 {
             let report = trainer
-                .fit(&head(&train, 170), Some(&head(&test, 40)), &mut Silent)
+                .fit(&head(&train, 170), Some(&head(&test, 40)), &mut SilentObserver)
                 .expect("trains");
             losses.extend(report.epochs.iter().map(|e| e.train_loss.to_bits()));
         }
@@ -533,7 +535,7 @@ fn augmentation_is_for_training_only_and_checked() {
             ..config()
         };
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
-        trainer.fit(&train, Some(&train), &mut Silent)
+        trainer.fit(&train, Some(&train), &mut SilentObserver)
     };
     let plain = run(Augmentation::new(), 0).expect("trains");
     let noisy = run(Augmentation::new().noise(1.0), 0).expect("trains");
@@ -555,7 +557,7 @@ fn failing_and_panicking_runs_end_the_thread() {
         prefetch: 2,
         ..config()
     };
-    let error = run(config.clone(), &mut Silent).1.expect_err("diverges");
+    let error = run(config.clone(), &mut SilentObserver).1.expect_err("diverges");
     assert!(matches!(error, TrainError::NonFiniteLoss { .. }), "{error}");
 
     struct Panics;

@@ -1,4 +1,4 @@
-//! From a table to a model in a folder and back: classification and regression, end to end.
+//! Tests of training on a table, saving and loading: classification and regression.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::common::config;
 use meganeura_core::Graph;
 use meganeura_nn::data::{
-    Column, ColumnKind, Dataset, FeatureColumn, Missing, Parts, Remainder, SplitOptions, Standardiser, TableOptions,
-    TableReadOptions, TrainingTable, read_table, read_table_parts,
+    Column, ColumnKind, Dataset, FeatureColumn, MissingCells, Parts, Remainder, SplitOptions, Standardiser,
+    TableOptions, TableReadOptions, TrainingTable, read_table, read_table_parts,
 };
 use meganeura_nn::layers::Activation;
 use meganeura_nn::model::{
@@ -15,11 +15,11 @@ use meganeura_nn::model::{
 };
 use meganeura_nn::models::{MlpConfig, classifier, regressor, soft_classifier};
 use meganeura_nn::trainer::{
-    Checkpoints, EarlyStopping, JsonLinesLog, Metric, OptimizerChoice, PartsReport, Schedule, Silent, TrainConfig,
-    TrainError, Trainer,
+    Checkpoints, EarlyStopping, JsonLinesLog, Metric, OptimizerChoice, PartsReport, Schedule, SilentObserver,
+    TrainConfig, TrainError, Trainer,
 };
 
-/// Houses whose price is `50 rooms + 100 (in the north) + 0.5 area`, and whether they are large.
+/// Returns houses whose price is `50 rooms + 100 (in the north) + 0.5 area`, with a column for their size.
 fn houses(rows: usize) -> String {
     let mut text = "id,rooms,district,area,price,size\n".to_owned();
     for i in 0..rows {
@@ -37,7 +37,7 @@ fn table(path: &Path, target: &str, ignore: &[&str]) -> TrainingTable {
     let options = TableOptions {
         target: Column::name(target),
         ignore: ignore.iter().map(|name| Column::name(*name)).collect(),
-        missing: Missing::Mean,
+        missing: MissingCells::Mean,
         ..TableOptions::default()
     };
     read_table(path, &options).expect("a table")
@@ -51,7 +51,7 @@ fn predictor_options() -> PredictorOptions {
     }
 }
 
-/// Splits, scales, trains with early stopping on the validation part, and makes a model.
+/// Splits, scales, trains with early stopping on the validation part, and creates a model.
 fn train(table: &TrainingTable, target: &str) -> (Model, Parts, PartsReport) {
     let raw = table
         .data
@@ -92,7 +92,7 @@ fn train(table: &TrainingTable, target: &str) -> (Model, Parts, PartsReport) {
         .training_graph(config.batch_size, task.loss())
         .expect("valid");
     let mut trainer = Trainer::from_graph(&graph, config).expect("builds");
-    let report = trainer.fit_parts(&parts, &mut Silent).expect("trains");
+    let report = trainer.fit_parts(&parts, &mut SilentObserver).expect("trains");
     let preprocessing = Preprocessing::Table {
         schema: table.schema.clone(),
         scale: Some(scale),
@@ -122,7 +122,7 @@ fn regression_from_a_table_and_back() {
     model.save(&folder).expect("saves");
     let model = Model::load(&folder).expect("loads");
     let mut predictor = model.predictor(&predictor_options()).expect("builds");
-    // The same as the trainer measured, from raw data.
+    // The trainer measured the same, from raw data.
     let again = predictor
         .evaluate(raw.test.as_ref().expect("there"))
         .expect("evaluates");
@@ -140,12 +140,12 @@ fn regression_from_a_table_and_back() {
         (prices[0] - 280.0).abs() < 30.0 && (prices[1] - 85.0).abs() < 30.0,
         "{prices:?}"
     );
-    // Classes are not what this model predicts.
+    // This model does not predict classes.
     let classes = Dataset::new("c", vec![0.0; 4], vec![4], vec![0], 2).expect("valid");
     assert!(matches!(predictor.evaluate(&classes), Err(ModelError::Features { .. })));
 }
 
-/// Columns of a table, as they are where nothing is filled.
+/// Returns the columns of a table without fill values.
 fn without_fill(table: &TrainingTable) -> Vec<FeatureColumn> {
     let mut columns = table.schema.columns.clone();
     for column in &mut columns {
@@ -185,17 +185,17 @@ fn classification_from_a_table_and_back() {
     let rows = model.read_table(&csv, TableReadOptions::default()).expect("reads");
     let data = rows.dataset(2).expect("valid").expect("it has targets");
     assert_eq!(data.labels(), table.data.labels());
-    // The columns by the training part alone.
+    // The columns of only the training part.
     let options = TableOptions {
         target: Column::name("size"),
         ignore: vec![Column::name("id"), Column::name("price")],
-        missing: Missing::Drop,
+        missing: MissingCells::Drop,
         ..TableOptions::default()
     };
     let parts = read_table_parts(&csv, &options, SplitOptions::default()).expect("reads");
     assert_eq!((parts.dropped, parts.unknown, parts.parts.train.len()), (1, 0, 239));
     assert_eq!(parts.schema.columns, without_fill(&table));
-    // Errors of the file are those of the table.
+    // Errors of the file are reported as those of the table.
     std::fs::write(&csv, "district,area\nwest,60\n").expect("writes");
     let error = model
         .read_table(&csv, TableReadOptions::default())
@@ -233,7 +233,7 @@ fn classification_from_a_table_and_back() {
 
 // ---- regression in the trainer ---------------------------------------------------------------------------
 
-/// A linear model from 3 features to 2 outputs.
+/// Builds a linear model from 3 features to 2 outputs.
 fn linear(batch: usize, loss: Loss) -> Graph {
     let model = MlpConfig::new(3, 2).hidden([]).dropout(0.0);
     let build = |g: &mut Graph, x| model.build(g, "").forward(g, x);
@@ -273,10 +273,10 @@ fn a_linear_regression_is_found_and_reported_in_original_units() {
     let metrics = evaluation.regression.expect("regression");
     assert!(metrics.r2 > 0.9999 && evaluation.loss < 1e-4, "{evaluation}");
     assert_eq!(evaluation.examples, 203);
-    // The weights are those of the target, in units of the standardised one.
+    // The weights in units of the standardised target.
     let weights = trainer.session_mut().read_parameter("fc1.weight");
     assert!((weights[0] * scale.std()[0] - 200.0).abs() < 2.0, "{weights:?}");
-    // A part that is smaller than a batch, by hand.
+    // A part that is smaller than a batch, computed by hand.
     let few = scaled.subset(&[0, 1, 2]).expect("in range");
     let few = trainer.evaluate(&few).expect("evaluates");
     assert!(few.examples == 3 && few.regression.expect("regression").rmse < 5.0);
@@ -299,13 +299,13 @@ fn a_regression_goes_on_from_a_checkpoint() {
     };
     let run = |config, data: &Dataset| {
         let mut trainer = Trainer::new(|batch| linear(batch, Loss::Regression), config).expect("builds");
-        let report = trainer.fit(data, Some(data), &mut Silent)?;
+        let report = trainer.fit(data, Some(data), &mut SilentObserver)?;
         Ok::<_, TrainError>((trainer.session_mut().read_parameter("fc1.weight"), report.evaluation))
     };
     let whole = run(config(4, None), &data).expect("trains");
     run(config(2, Some("run")), &data).expect("trains");
     assert_eq!(run(config(4, Some("run")), &data).expect("goes on"), whole);
-    // Other targets are another run.
+    // Other targets make it another run.
     let scaled = data
         .clone()
         .standardised_targets(&Standardiser::fit_targets(&data))
@@ -314,7 +314,7 @@ fn a_regression_goes_on_from_a_checkpoint() {
         .expect_err("other targets")
         .to_string();
     assert!(error.contains("labels of the training data"), "{error}");
-    // So are a setting that is new, and one that is gone.
+    // A new setting and a missing setting do, too.
     let soft = |label_smoothing| {
         let config = TrainConfig {
             label_smoothing,
@@ -322,7 +322,7 @@ fn a_regression_goes_on_from_a_checkpoint() {
         };
         let data = Dataset::new("c", vec![0.0; 192], vec![3], vec![1; 64], 2).expect("valid");
         let mut trainer = Trainer::new(|batch| linear(batch, Loss::SoftClasses), config).expect("builds");
-        trainer.fit(&data, None, &mut Silent).map(|_| ())
+        trainer.fit(&data, None, &mut SilentObserver).map(|_| ())
     };
     soft(0.1).expect("trains");
     let error = soft(0.0).expect_err("no smoothing").to_string();
@@ -338,23 +338,35 @@ fn data_and_models_of_other_tasks_are_refused() {
     let mut regression = Trainer::new(|batch| linear(batch, Loss::Regression), config()).expect("builds");
     let mut classification = Trainer::new(|batch| linear(batch, Loss::Classes), config()).expect("builds");
     let is_targets = |error: TrainError| assert!(matches!(error, TrainError::Targets { .. }), "{error}");
-    is_targets(regression.fit(&classes, None, &mut Silent).expect_err("classes"));
-    is_targets(classification.fit(&data, None, &mut Silent).expect_err("targets"));
+    is_targets(
+        regression
+            .fit(&classes, None, &mut SilentObserver)
+            .expect_err("classes"),
+    );
+    is_targets(
+        classification
+            .fit(&data, None, &mut SilentObserver)
+            .expect_err("targets"),
+    );
     is_targets(regression.evaluate(&classes).expect_err("classes"));
     let one = Dataset::regression("one", vec![0.0; 192], vec![3], vec![0.0; 64], 1).expect("valid");
-    is_targets(regression.fit(&one, None, &mut Silent).expect_err("one output"));
+    is_targets(regression.fit(&one, None, &mut SilentObserver).expect_err("one output"));
     // Training and test data in different units.
     let scaled = data
         .clone()
         .standardised_targets(&Standardiser::fit_targets(&data))
         .expect("scales");
-    is_targets(regression.fit(&scaled, Some(&data), &mut Silent).expect_err("units"));
+    is_targets(
+        regression
+            .fit(&scaled, Some(&data), &mut SilentObserver)
+            .expect_err("units"),
+    );
     let parts = Parts {
         train: scaled,
         validation: None,
         test: Some(data.clone()),
     };
-    is_targets(regression.fit_parts(&parts, &mut Silent).expect_err("units"));
+    is_targets(regression.fit_parts(&parts, &mut SilentObserver).expect_err("units"));
     let by_accuracy = TrainConfig {
         early_stopping: Some(EarlyStopping {
             metric: Metric::Accuracy,
@@ -363,7 +375,9 @@ fn data_and_models_of_other_tasks_are_refused() {
         ..config()
     };
     let mut trainer = Trainer::new(|batch| linear(batch, Loss::Regression), by_accuracy).expect("builds");
-    let error = trainer.fit(&data, Some(&data), &mut Silent).expect_err("no accuracy");
+    let error = trainer
+        .fit(&data, Some(&data), &mut SilentObserver)
+        .expect_err("no accuracy");
     assert!(
         matches!(
             error,
@@ -378,7 +392,7 @@ fn data_and_models_of_other_tasks_are_refused() {
 
 // ---- class weights and label smoothing -------------------------------------------------------------------
 
-/// The gradient of the bias after one step without an update, and the loss.
+/// Returns the gradient of the bias after one step without an update, and the loss.
 fn bias_gradient(config: TrainConfig) -> (Vec<f32>, f64) {
     let data = Dataset::new("c", vec![0.0; 12], vec![3], vec![0, 0, 0, 1], 2).expect("valid");
     let config = TrainConfig {
@@ -392,7 +406,7 @@ fn bias_gradient(config: TrainConfig) -> (Vec<f32>, f64) {
     let mut trainer = Trainer::new(|batch| linear(batch, Loss::SoftClasses), config).expect("builds");
     let bias = [0.5, -0.25];
     trainer.session_mut().set_parameter("fc1.bias", &bias);
-    let report = trainer.fit(&data, None, &mut Silent).expect("trains");
+    let report = trainer.fit(&data, None, &mut SilentObserver).expect("trains");
     (trainer.session_mut().read_grad("fc1.bias"), report.epochs[0].train_loss)
 }
 

@@ -1,4 +1,4 @@
-//! Observers of the trainer, and everything that it refuses.
+//! Tests of observers of the trainer, and of all errors.
 
 use std::ops::ControlFlow;
 
@@ -8,13 +8,13 @@ use meganeura_nn::data::{DataError, Dataset, Remainder, digits_split};
 use meganeura_nn::layers::Linear;
 use meganeura_nn::models::{MobileNetConfig, classifier};
 use meganeura_nn::trainer::{
-    EpochBegin, EpochReport, Observer, OptimizerChoice, Schedule, Silent, StepInfo, TrainConfig, TrainError,
+    EpochBegin, EpochReport, Observer, OptimizerChoice, Schedule, SilentObserver, StepInfo, TrainConfig, TrainError,
     TrainReport, Trainer,
 };
 
 // ---- observers -----------------------------------------------------------------------------------------
 
-/// Notes every call, and stops at the one whose note is `stop`.
+/// Records every call, and stops at the one whose note is `stop`.
 #[derive(Default)]
 struct Recorder {
     notes: Vec<String>,
@@ -93,7 +93,7 @@ fn observers_see_every_step_and_rate() {
     let read: Vec<bool> = seen.losses.iter().map(Option::is_some).collect();
     assert_eq!(read, [false, true, false, true]);
     assert_eq!(report.epochs[1].learning_rate, 0.25);
-    // The examples that a batch lacks are taken from the start instead.
+    // Missing examples of a batch are taken from the start instead.
     let wrap = TrainConfig {
         remainder: Remainder::Wrap,
         ..config
@@ -124,7 +124,7 @@ fn data_that_do_not_fit_the_model_are_refused_with_both_shapes() {
     let (images, _) = digits_split().expect("embedded");
     let (flat, _) = flat_digits();
     let mut trainer = Trainer::new(linear_model, config()).expect("builds");
-    let error = trainer.fit(&images, None, &mut Silent).expect_err("images");
+    let error = trainer.fit(&images, None, &mut SilentObserver).expect_err("images");
     assert!(matches!(&error, TrainError::FeatureShape { expected, found, .. }
         if *expected == [64] && *found == [1, 8, 8]));
     let text = error.to_string();
@@ -133,14 +133,14 @@ fn data_that_do_not_fit_the_model_are_refused_with_both_shapes() {
         "{text}"
     );
     assert!(
-        trainer.fit(&flat, Some(&images), &mut Silent).is_err(),
+        trainer.fit(&flat, Some(&images), &mut SilentObserver).is_err(),
         "the test data are checked first"
     );
     assert!(trainer.evaluate(&images).is_err());
 
     let labels = flat.labels().iter().map(|l| l + 1).collect();
     let eleven = Dataset::new("eleven", flat.features().to_vec(), vec![64], labels, 11).expect("valid");
-    let error = trainer.fit(&eleven, None, &mut Silent).expect_err("classes");
+    let error = trainer.fit(&eleven, None, &mut SilentObserver).expect_err("classes");
     assert!(
         matches!(
             error,
@@ -159,7 +159,7 @@ fn a_batch_larger_than_the_training_data_is_refused() {
     let (train, _) = flat_digits();
     let mut trainer = Trainer::new(linear_model, config()).expect("builds");
     let error = trainer
-        .fit(&head(&train, 31), None, &mut Silent)
+        .fit(&head(&train, 31), None, &mut SilentObserver)
         .expect_err("31 examples");
     assert!(
         matches!(
@@ -182,7 +182,7 @@ fn a_loss_that_is_not_finite_stops_training() {
             ..config()
         };
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
-        let error = trainer.fit(&train, None, &mut Silent).expect_err("diverges");
+        let error = trainer.fit(&train, None, &mut SilentObserver).expect_err("diverges");
         let TrainError::NonFiniteLoss { epoch, step, loss, .. } = error else {
             panic!("{error}");
         };
@@ -196,7 +196,7 @@ fn a_loss_that_is_not_finite_stops_training() {
     }
 }
 
-/// No loss of training is read after the last update.
+/// It is an error if the last update makes the weights unusable, although no training loss is read after it.
 #[test]
 fn a_last_update_that_spoils_the_weights_is_an_error() {
     let (train, test) = flat_digits();
@@ -209,7 +209,9 @@ fn a_last_update_that_spoils_the_weights_is_an_error() {
         ..config()
     };
     let mut trainer = Trainer::new(linear_model, config).expect("builds");
-    let error = trainer.fit(&train, Some(&test), &mut Silent).expect_err("diverges");
+    let error = trainer
+        .fit(&train, Some(&test), &mut SilentObserver)
+        .expect_err("diverges");
     let TrainError::NonFiniteLoss { epoch, step, loss, .. } = error else {
         panic!("{error}");
     };
@@ -347,7 +349,7 @@ fn a_mobilenet_learns_in_a_few_steps() {
     };
     let graph = |batch| classifier(batch, &[1, 16, 16], |g, x| model.build(g, "").forward(g, x));
     let mut trainer = Trainer::new(graph, config).expect("builds");
-    let report = trainer.fit(&data, Some(&data), &mut Silent).expect("trains");
+    let report = trainer.fit(&data, Some(&data), &mut SilentObserver).expect("trains");
     let losses: Vec<f64> = report.epochs.iter().map(|e| e.train_loss).collect();
     assert!(losses[9] < 0.5 * losses[0], "{losses:?}");
     assert!(report.evaluation.is_some_and(|e| e.accuracy() > 0.9), "{report:?}");

@@ -1,4 +1,5 @@
-//! Optimizer states sharded over ranks: memory, loss scaling, checkpoints. That runs are equal is in `distributed`.
+//! Tests of optimizer states sharded over ranks: memory, loss scaling, checkpoints. `distributed` tests that runs are
+//! equal.
 
 use std::sync::Arc;
 
@@ -54,21 +55,21 @@ fn each_rank_has_its_share_of_the_moments() {
     }
 }
 
-/// Losses and parameters after steps with these inputs.
+/// Returns losses and parameters after steps with these inputs.
 fn steps(trainer: &mut Trainer, count: usize) -> (Vec<f32>, Vec<Vec<f32>>, u64, Option<f32>) {
     let rank = trainer.config().rank();
     let rows = trainer.config().local_batch_size();
     let session = trainer.session_mut();
     let mut losses = Vec::new();
     for step in 0..count {
-        // All rows of a batch that every number of ranks divides alike.
+        // All rows of a batch, which every number of ranks divides equally.
         let value = |row: usize, i: usize| ((row * 64 + i + 7 * step) % 17) as f32 / 17.0 - 0.4;
         let own = rank * rows..(rank + 1) * rows;
         let mut x: Vec<f32> = own
             .clone()
             .flat_map(|row| (0..64).map(move |i| value(row, i)))
             .collect();
-        // Only one of the ranks sees it, and only one owns the gradients that it makes infinite.
+        // Only one rank sees it, and only one owns the gradients that become infinite.
         if step == 3 && own.contains(&(BATCH - 1)) {
             x.fill(f32::INFINITY);
         }
@@ -108,7 +109,7 @@ fn ranks_skip_updates_and_change_the_loss_scale_alike() {
     }
 }
 
-/// A model of two tensors: with more ranks, some own nothing.
+/// Builds a model of two tensors, so that with more than two ranks some ranks own none.
 fn linear(batch: usize) -> Graph {
     classifier(batch, &[64], |g, x| Linear::new(g, "fc", 64, 10).forward(g, x))
 }
@@ -133,7 +134,8 @@ fn a_rank_may_own_nothing() {
     }
 }
 
-/// Goes on with other numbers of ranks, with shards and without, and with momentum and parameter groups.
+/// A checkpoint contains the states of all ranks: runs resume with other numbers of ranks, with and without shards, and
+/// with momentum and parameter groups.
 #[test]
 fn a_checkpoint_has_the_states_of_all_ranks() {
     let task = llama();

@@ -1,5 +1,5 @@
-//! Whole training runs, and models against the oracle.
-// A binary of its own: `.ci/run` builds it with optimization, too, and runs those that are ignored.
+//! Tests of whole training runs, and of models against the oracle.
+// A separate binary: `.ci/run` also builds it with optimization, and runs its ignored tests.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,9 +1,9 @@
-//! One training step of every model against the oracle: loss, all gradients, and the update.
+//! Tests of one training step of every model against the oracle: loss, all gradients, and the update.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::Device;
 use meganeura_core::graph::NodeKind;
@@ -26,7 +26,7 @@ fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-/// Random values for every input; integers are below `classes`.
+/// Sets random values for every input; integers are below `classes`.
 fn feed(session: &mut Session, graph: &Graph, classes: usize) -> Feeds {
     let mut rng = SplitMix64::new(SEED);
     let mut feeds = Feeds::new();
@@ -54,7 +54,7 @@ fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&v| v as f32).collect()
 }
 
-/// Largest difference, relative to the largest expected number.
+/// Returns the largest difference, relative to the largest expected number.
 fn error(found: &[f32], expected: &[f64]) -> f64 {
     error_at_least(found, expected, 1e-6)
 }
@@ -63,7 +63,7 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |m, v| m.max(v.abs()))
 }
 
-/// [`error`], where smaller numbers than `least` count as that large.
+/// Returns [`error`] with a scale of at least `least`.
 fn error_at_least(found: &[f32], expected: &[f64], least: f64) -> f64 {
     assert_eq!(found.len(), expected.len());
     let scale = largest(expected).max(least);
@@ -71,12 +71,12 @@ fn error_at_least(found: &[f32], expected: &[f64], least: f64) -> f64 {
     worst.fold(0.0, f64::max) / scale
 }
 
-/// Trains one step on the CPU and in the oracle, and compares. `limit` is that of gradients.
+/// Trains one step on the CPU and in the oracle, and compares. `limit` applies to gradients.
 fn check(graph: &Graph, classes: usize, limit: f64) {
     check_filled(graph, classes, limit, |_| None);
 }
 
-/// [`check`] with other values in the parameters for which `fill` gives one.
+/// Runs [`check`] with other values for parameters for which `fill` returns one.
 fn check_filled(graph: &Graph, classes: usize, limit: f64, fill: impl Fn(&str) -> Option<f32>) {
     graph.verify().expect("a valid graph");
     let (mut session, _) = Builder::on(device())
@@ -107,7 +107,7 @@ fn check_filled(graph: &Graph, classes: usize, limit: f64, fill: impl Fn(&str) -
     let gradients = full.gradients().iter().filter_map(|&(_, value)| oracle.get(value));
     let steepest = gradients.map(|g| largest(&g.data)).fold(0.0, f64::max);
     assert!(steepest > 0.0);
-    // Some gradients are zero but for rounding, as that of a bias of attention's keys.
+    // Some gradients are zero except for rounding, for example of the bias of attention's keys.
     let least = 1e-3 * steepest;
     for &(leaf, value) in full.gradients() {
         let name = full.nodes()[leaf.index()].name.as_deref().expect("a name");
@@ -123,7 +123,7 @@ fn check_filled(graph: &Graph, classes: usize, limit: f64, fill: impl Fn(&str) -
         assert!(e < limit, "{name} after the step is off by {e:.1e}");
     }
     for (name, expected) in &oracle.written {
-        // Some means are zero but for rounding: those of linear functions of what a batch norm centred.
+        // Some means are zero except for rounding: means of linear functions of the output of a batch norm.
         let e = error_at_least(&session.read_state(name), expected, 1e-3);
         assert!(e < 1e-4, "state {name} is off by {e:.1e}");
     }
@@ -157,7 +157,7 @@ fn resnet_with_basic_blocks() {
 
 #[test]
 fn mobilenet() {
-    // In the stem's strides and those of the second stage both forms differ.
+    // The two forms differ in the strides of the stem and of the second stage.
     for small in [false, true] {
         let config = MobileNetConfig::new(5).width(0.1).channels(2).small_images(small);
         let size = if small { 16 } else { 64 };
@@ -178,9 +178,9 @@ fn resnet_with_bottlenecks() {
 fn resnet50_of_full_width() {
     let config = ResNetConfig::resnet50(1000);
     let graph = classifier(2, &[3, 64, 64], |g, x| config.build(g, "").forward(g, x));
-    // Small residual branches. With those of 1 as they start out, single precision is a few percent off in any
-    // implementation (PyTorch's own `f32` and `f64` differ by 2 to 9 percent): fifty norms over eight elements
-    // and ReLUs that change sides.
+    // Small residual branches. With the initial scale of 1, single precision deviates by a few percent in any
+    // implementation (PyTorch's `f32` and `f64` differ by 2 to 9 percent): fifty norms over eight elements, and ReLUs
+    // that change sign.
     check_filled(&graph, 1000, 1e-2, |name| name.ends_with("bn3.weight").then_some(0.1));
 }
 
@@ -218,7 +218,7 @@ fn unet() {
     check(&graph, 4, 2e-3);
 }
 
-/// A folded network computes what the trained one does at inference.
+/// A folded network computes the same at inference as the trained one.
 #[test]
 fn folding_changes_nothing_at_inference() {
     let config = ResNetConfig::resnet50(5)

@@ -1,13 +1,13 @@
-//! Training end to end on the CPU backend.
+//! Tests of training end to end on the CPU backend.
 
 use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_core::Graph;
 use meganeura_nn::data::{Dataset, digits_split};
 use meganeura_nn::layers::{BatchNorm, Linear};
 use meganeura_nn::models::{CnnConfig, MlpConfig, classifier, cnn_classifier, mlp_classifier};
-use meganeura_nn::trainer::{OptimizerChoice, Schedule, Silent, TrainConfig, Trainer};
+use meganeura_nn::trainer::{OptimizerChoice, Schedule, SilentObserver, TrainConfig, Trainer};
 
-/// Bits of all parameters and states of the training session.
+/// Returns the bits of all parameters and states of the training session.
 fn weights(trainer: &mut Trainer) -> Vec<u32> {
     let session = trainer.session_mut();
     let parameters: Vec<String> = session.plan().parameters().into_iter().map(|p| p.name).collect();
@@ -35,7 +35,7 @@ fn an_mlp_learns_the_digits() {
     let (train, test) = flat_digits();
     let config = TrainConfig { epochs: 8, ..config() };
     let mut trainer = Trainer::new(|batch| mlp_classifier(batch, 64, 10), config).expect("builds");
-    let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+    let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
     let accuracy = report.evaluation.expect("evaluated").accuracy();
     assert!(accuracy > 0.95, "{accuracy}");
     assert_eq!(report.epochs.len(), 8);
@@ -56,17 +56,17 @@ fn a_cnn_learns_the_digits() {
     let small = CnnConfig::new([1, 8, 8], 10).channels([8, 16, 32]).hidden(32);
     let model = |batch| classifier(batch, &[1, 8, 8], |g, x| small.build(g, "").forward(g, x));
     let mut trainer = Trainer::new(model, config).expect("builds");
-    let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+    let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
     let accuracy = report.evaluation.expect("evaluated").accuracy();
     assert!(accuracy > 0.95, "{accuracy}");
 }
 
-/// Trains a model by the default settings with ten seeds; none may fall short of `accuracy`.
+/// Trains a model with the default settings and ten seeds; each must reach `accuracy`.
 fn check_defaults(model: impl Fn(usize) -> Graph, (train, test): (Dataset, Dataset), accuracy: f64) {
     for seed in 0..10 {
         let config = TrainConfig { seed, ..config() };
         let mut trainer = Trainer::new(&model, config).expect("builds");
-        let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+        let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
         let evaluation = report.evaluation.expect("evaluated");
         println!("seed {seed}: {evaluation}, {:.1} s", report.seconds);
         assert!(evaluation.accuracy() >= accuracy, "seed {seed}: {evaluation}");
@@ -107,7 +107,7 @@ fn every_optimizer_lowers_the_loss() {
             ..config()
         };
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
-        let epochs = trainer.fit(&train, None, &mut Silent).expect("trains").epochs;
+        let epochs = trainer.fit(&train, None, &mut SilentObserver).expect("trains").epochs;
         assert!(
             epochs[3].train_loss < 0.8 * epochs[0].train_loss,
             "{optimizer:?}: {epochs:?}"
@@ -136,8 +136,8 @@ fn one_hot_labels_train_like_ids() {
     };
     let mut a = Trainer::new(one_hot_model, named).expect("builds");
     let mut b = Trainer::new(ids_model, base).expect("builds");
-    let a = a.fit(&train, Some(&test), &mut Silent).expect("trains");
-    let b = b.fit(&train, Some(&test), &mut Silent).expect("trains");
+    let a = a.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
+    let b = b.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
     assert!((a.epochs[0].train_loss - b.epochs[0].train_loss).abs() < 1e-4);
 }
 
@@ -156,7 +156,7 @@ fn equal_seeds_give_equal_bits_and_other_seeds_do_not() {
             ..config()
         };
         let mut trainer = Trainer::new(model, config).expect("builds");
-        let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+        let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
         let losses: Vec<f64> = report.epochs.iter().map(|e| e.train_loss).collect();
         (losses, report.evaluation, weights(&mut trainer))
     };
@@ -179,10 +179,10 @@ fn the_seed_decides_weights_and_order_and_masks() {
         };
         let build = |batch| classifier(batch, &[64], |g, x| model.build(g, "").forward(g, x));
         let mut trainer = Trainer::new(build, config).expect("builds");
-        let epochs = trainer.fit(&train, None, &mut Silent).expect("trains").epochs;
+        let epochs = trainer.fit(&train, None, &mut SilentObserver).expect("trains").epochs;
         (epochs[0].train_loss, epochs[1].train_loss)
     };
-    // At rate 0 and without dropout, epochs differ by nothing; masks make them differ.
+    // At rate 0 and without dropout, epochs are identical; dropout masks make them differ.
     let (first, second) = losses(&[32], 0.0, false, 0.0);
     assert_eq!(first, second);
     let (first, second) = losses(&[32], 0.5, false, 0.0);
@@ -206,14 +206,14 @@ fn the_train_loss_is_the_mean_of_all_steps_however_often_it_is_read() {
         };
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
         let before = weights(&mut trainer);
-        let report = trainer.fit(&train, Some(&train), &mut Silent).expect("trains");
+        let report = trainer.fit(&train, Some(&train), &mut SilentObserver).expect("trains");
         let same = before
             .iter()
             .zip(weights(&mut trainer))
             .filter(|(a, b)| **a == *b)
             .count();
         assert!(same >= 650, "a rate of 0 changes no parameter");
-        // Nothing moved, so the mean over the steps is the loss on the whole data set.
+        // The weights did not change, so the mean over the steps is the loss on the whole data set.
         let evaluated = report.evaluation.expect("evaluated").loss;
         assert!((report.epochs[0].train_loss - evaluated).abs() < 1e-5);
         report.epochs[0].train_loss
@@ -227,7 +227,7 @@ fn evaluation_counts_every_example_once() {
     let (train, test) = flat_digits();
     let config = TrainConfig { epochs: 1, ..config() };
     let mut trainer = Trainer::new(linear_model, config).expect("builds");
-    trainer.fit(&train, None, &mut Silent).expect("trains");
+    trainer.fit(&train, None, &mut SilentObserver).expect("trains");
     let singles: Vec<_> = (0..70)
         .map(|row| {
             trainer
@@ -279,9 +279,9 @@ fn batch_norm_uses_running_statistics_in_evaluation() {
     };
     let mut trainer = Trainer::new(model, config).expect("builds");
     let fresh = trainer.evaluate(&test).expect("evaluates");
-    let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+    let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
     let moved = report.evaluation.expect("evaluated");
-    // The parameters did not change, the running statistics did: now they are near those of the batches.
+    // The parameters did not change, but the running statistics did: now they are near those of the batches.
     assert_ne!(fresh.loss, moved.loss);
     assert!((moved.loss - report.epochs[2].train_loss).abs() < 0.2);
     let mean = trainer
@@ -290,7 +290,7 @@ fn batch_norm_uses_running_statistics_in_evaluation() {
         .expect("a state");
     let pixel = |at: usize| train.features().iter().skip(at).step_by(64).sum::<f32>() / train.len() as f32;
     assert!((mean[20] - pixel(20)).abs() < 0.1, "{} and {}", mean[20], pixel(20));
-    // One example alone: by the statistics of its batch it would be all zeros.
+    // A single example: with the statistics of its batch, it would be all zeros.
     let alone = trainer.evaluate(&head(&test, 1)).expect("evaluates");
     assert_eq!(alone.examples, 1);
     assert_eq!(
@@ -306,9 +306,9 @@ fn no_epochs_only_evaluate() {
     let config = TrainConfig { epochs: 0, ..config() };
     let mut trainer = Trainer::new(linear_model, config).expect("builds");
     let before = weights(&mut trainer);
-    // Fewer examples than in a batch do not matter then.
+    // Fewer examples than in a batch are allowed in this case.
     let report = trainer
-        .fit(&head(&train, 3), Some(&test), &mut Silent)
+        .fit(&head(&train, 3), Some(&test), &mut SilentObserver)
         .expect("evaluates");
     assert!(report.epochs.is_empty() && !report.stopped);
     assert_eq!(report.evaluation.expect("evaluated").examples, 360);
@@ -326,7 +326,7 @@ fn evaluation_comes_as_often_as_asked_and_after_the_last_epoch() {
             ..config()
         };
         let mut trainer = Trainer::new(linear_model, config).expect("builds");
-        let report = trainer.fit(&train, Some(&test), &mut Silent).expect("trains");
+        let report = trainer.fit(&train, Some(&test), &mut SilentObserver).expect("trains");
         let evaluated: Vec<usize> = report
             .epochs
             .iter()
@@ -348,8 +348,8 @@ fn a_second_run_goes_on_from_the_first() {
         ..config()
     };
     let mut trainer = Trainer::new(linear_model, config).expect("builds");
-    let first = trainer.fit(&train, None, &mut Silent).expect("trains").epochs;
-    let second = trainer.fit(&train, None, &mut Silent).expect("trains").epochs;
+    let first = trainer.fit(&train, None, &mut SilentObserver).expect("trains").epochs;
+    let second = trainer.fit(&train, None, &mut SilentObserver).expect("trains").epochs;
     assert!(second[0].train_loss < first[2].train_loss);
     assert_eq!(second[0].epoch, 1);
 }

@@ -25,92 +25,93 @@ extern "C" {
 #define MGN_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Major version of the interface; another one is another interface. */
+/* Major version of the interface; different major versions are incompatible. */
 #define MGN_ABI_MAJOR 1u
-/* Minor version; a greater one has more fields at the ends of structures, and nothing less. */
+/* Minor version; a higher one only adds fields at the ends of structures. */
 #define MGN_ABI_MINOR 0u
-/* Version of the plan's format. */
+/* Version of the format of plans. */
 #define MGN_PLAN_VERSION 1u
-/* No index: an absent operand, buffer or segment condition. */
+/* Index that stands for an absent operand, buffer or segment condition. */
 #define MGN_NONE 4294967295u
 /* IEEE 754 binary32. */
 #define MGN_DTYPE_F32 0u
 /* IEEE 754 binary16. */
 #define MGN_DTYPE_F16 1u
-/* The upper half of a binary32. */
+/* bfloat16: the upper half of a binary32. */
 #define MGN_DTYPE_BF16 2u
 /* Unsigned 32-bit integer. */
 #define MGN_DTYPE_U32 3u
 /* Signed 32-bit integer. */
 #define MGN_DTYPE_I32 4u
-/* What a plan is: a whole one. */
+/* Kind of a plan: a complete plan. */
 #define MGN_PLAN_WHOLE 0u
-/* One dispatch without buffers, to ask whether there is a kernel for it. */
+/* Kind of a plan: one dispatch without buffers, to query whether there is a kernel for it. */
 #define MGN_PLAN_CALL 1u
-/* Products are computed in `f32`. */
+/* Precision: products are computed in `f32`. */
 #define MGN_PRECISION_F32 0u
-/* Operands of products may be rounded to `f16`. */
+/* Precision: operands of products may be rounded to `f16`. */
 #define MGN_PRECISION_MIXED 1u
 /* Flag of a buffer: a parameter. */
 #define MGN_BUFFER_PARAMETER 1u
-/* Fed by the caller. */
+/* Flag of a buffer: an input, set by the caller. */
 #define MGN_BUFFER_INPUT 2u
-/* Persistent data that is not a parameter; every element is `fill` at first. */
+/* Flag of a buffer: a state, which is persistent data that is not a parameter; every element is initially `fill`. */
 #define MGN_BUFFER_STATE 4u
-/* Has data in the plan, which no dispatch changes. */
+/* Flag of a buffer: a constant, with data in the plan; no dispatch changes it. */
 #define MGN_BUFFER_CONSTANT 8u
-/* A number that comes with each step. */
+/* Flag of a buffer: a scalar, whose value is set for each step. */
 #define MGN_BUFFER_SCALAR 16u
-/* A result of the graph. */
+/* Flag of a buffer: an output of the graph. */
 #define MGN_BUFFER_OUTPUT 32u
-/* The gradient of a leaf. */
+/* Flag of a buffer: the gradient of a leaf. */
 #define MGN_BUFFER_GRADIENT 64u
-/* A parameter or state that a step writes while it may still meet a fault: whoever meets one has to put back what
- * it held when the step began. */
+/* Flag of a buffer: a parameter or state that a step may write before it detects a fault. After a fault the plugin
+ * must restore its contents from the start of the step. */
 #define MGN_BUFFER_EXPOSED 128u
 /* Kind of an attribute: an integer, in `value` as two's complement. */
 #define MGN_ATTR_INT 0u
-/* Integers, in `list`, a range of the table `integers`. */
+/* Integers, in `list`: a range of the table `integers`. */
 #define MGN_ATTR_INTS 1u
-/* A number, whose binary64 bits are in `value`. */
+/* A number; `value` has its binary64 bits. */
 #define MGN_ATTR_FLOAT 2u
 /* A flag, 0 or 1 in `value`. */
 #define MGN_ATTR_BOOL 3u
-/* A text, in `list`, a range of the table `bytes`. */
+/* A text, in `list`: a range of the table `bytes`. */
 #define MGN_ATTR_TEXT 4u
 /* An element type, in `value`. */
 #define MGN_ATTR_DTYPE 5u
-/* A program, whose place in the table `programs` is in `value`. */
+/* A program; `value` is its index in the table `programs`. */
 #define MGN_ATTR_PROGRAM 6u
 /* Class of a device: the host's processor. */
 #define MGN_DEVICE_CPU 0u
-/* A GPU with memory of its own. */
+/* Class of a device: a GPU with its own memory. */
 #define MGN_DEVICE_DISCRETE_GPU 1u
-/* A GPU that shares the host's memory. */
+/* Class of a device: a GPU that shares the host's memory. */
 #define MGN_DEVICE_INTEGRATED_GPU 2u
-/* Another accelerator. */
+/* Class of a device: another accelerator. */
 #define MGN_DEVICE_ACCELERATOR 3u
-/* Emulated; never chosen automatically. */
+/* Class of a device: emulated in software; never selected automatically. */
 #define MGN_DEVICE_SOFTWARE 4u
-/* Flag of a device: `numeric_id` holds its identity. */
+/* Flag of a device: `numeric_id` contains its identity. */
 #define MGN_DEVICE_HAS_ID 1u
-/* Host and device share memory. */
+/* Flag of a device: host and device share memory. */
 #define MGN_DEVICE_UNIFIED 2u
-/* Code of a status: anything that no other code says. */
+/* Code of a status: any error without a more specific code. */
 #define MGN_STATUS_FAILED 1u
-/* There is no kernel for a dispatch; `detail[0]` is its number, or one that the plan does not have. */
+/* Code of a status: a dispatch has no kernel; `detail[0]` is its index, or an index beyond the plan if unknown. */
 #define MGN_STATUS_UNSUPPORTED 2u
-/* The plan is not consistent; the message says where. */
+/* Code of a status: the plan is inconsistent; the message describes where. */
 #define MGN_STATUS_INVALID_PLAN 3u
-/* Not enough memory; `detail[0]` bytes were asked for, `detail[1]` are there, if not 0. */
+/* Code of a status: not enough memory; `detail[0]` is the requested number of bytes, `detail[1]` the available
+ * one, if not 0. */
 #define MGN_STATUS_OUT_OF_MEMORY 4u
-/* Dispatch `detail[0]` met index `detail[1]` of a table of `detail[2]` rows. */
+/* Code of a status: dispatch `detail[0]` used index `detail[1]` of a table with `detail[2]` rows. */
 #define MGN_STATUS_INDEX_OUT_OF_RANGE 5u
-/* A read or write outside of a buffer, or of no buffer. */
+/* Code of a status: a read or write outside of a buffer, or of a missing buffer. */
 #define MGN_STATUS_OUT_OF_BOUNDS 6u
-/* The device is gone; the executable cannot be used any more. */
+/* Code of a status: the device is lost; the executable is no longer usable. */
 #define MGN_STATUS_DEVICE_LOST 7u
-/* The plugin panicked; the host uses the executable no more. */
+/* Code of a status: the plugin panicked; the host does not use the executable any more. */
 #define MGN_STATUS_PANIC 8u
 
 typedef struct MgnDevice MgnDevice;
@@ -136,11 +137,11 @@ typedef struct MgnStep MgnStep;
 typedef struct MgnProgress MgnProgress;
 typedef struct MgnPlugin MgnPlugin;
 
-/* Elements of a table of the plan. */
+/* Range of elements in a table of the plan. */
 struct MgnRange {
-    /* The first one. */
+    /* First element. */
     uint32_t first;
-    /* How many. */
+    /* Number of elements. */
     uint32_t count;
 };
 MGN_STATIC_ASSERT(sizeof(MgnRange) == 8);
@@ -149,12 +150,12 @@ MGN_STATIC_ASSERT(offsetof(MgnRange, count) == 4);
 
 /* A table of the plan. */
 struct MgnTable {
-    /* Bytes from the beginning of the plan, a multiple of 8. Tables do not overlap. */
+    /* Offset in bytes from the start of the plan, a multiple of 8. Tables do not overlap. */
     uint64_t offset;
     /* Number of elements. */
     uint32_t count;
-    /* Bytes from one element to the next, at least the size of the structure as it is known here; of `integers` 8, of
-     * `bytes` 1. */
+    /* Stride in bytes between elements, at least the size of the structure in this version; 8 for `integers`, 1
+     * for `bytes`. */
     uint32_t stride;
 };
 MGN_STATIC_ASSERT(sizeof(MgnTable) == 16);
@@ -162,46 +163,46 @@ MGN_STATIC_ASSERT(offsetof(MgnTable, offset) == 0);
 MGN_STATIC_ASSERT(offsetof(MgnTable, count) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnTable, stride) == 12);
 
-/* The beginning of a plan, at an address that is a multiple of 64. Everything is little-endian, and all places are
- * relative to this one. */
+/* Header of a plan, at an address that is a multiple of 64. All numbers are little-endian; all offsets are
+ * relative to the header. */
 struct MgnPlan {
-    /* `MGNPLAN` and a NUL. */
+    /* `MGNPLAN` with a terminating NUL. */
     uint8_t magic[8];
     /* Version of the format. */
     uint32_t version;
-    /* Bytes of this structure as the writer knew it. */
+    /* Size of this structure in bytes, in the writer's version. */
     uint32_t header_size;
-    /* Bytes of the whole. */
+    /* Size of the whole plan in bytes. */
     uint64_t total_bytes;
-    /* Bytes of the arena in which buffers have their `offset`. */
+    /* Size in bytes of the arena, which contains buffers at their `offset`. */
     uint64_t arena_bytes;
     /* `PLAN_WHOLE` or `PLAN_CALL`. */
     uint32_t kind;
     /* `PRECISION_...`. */
     uint32_t precision;
-    /* Of `Buffer`. */
+    /* Table of `Buffer`. */
     MgnTable buffers;
-    /* Of `Dispatch`, segment after segment, sorted by level within each. */
+    /* Table of `Dispatch`, ordered by segment, and by level within a segment. */
     MgnTable dispatches;
-    /* Of `Segment`. */
+    /* Table of `Segment`. */
     MgnTable segments;
-    /* Of `Operand`. */
+    /* Table of `Operand`. */
     MgnTable operands;
-    /* Of `Attribute`. */
+    /* Table of `Attribute`. */
     MgnTable attributes;
-    /* Of `Program`. */
+    /* Table of `Program`. */
     MgnTable programs;
-    /* Of `ProgramStep`. */
+    /* Table of `ProgramStep`. */
     MgnTable steps;
-    /* Of `Slot`. */
+    /* Table of `Slot`. */
     MgnTable slots;
-    /* Of 64-bit integers: dimensions, and lists in attributes. */
+    /* Table of 64-bit integers: dimensions, and lists in attributes. */
     MgnTable integers;
-    /* Names and labels, in UTF-8, without ends. */
+    /* Table of names and labels, in UTF-8, without terminators. */
     MgnTable bytes;
-    /* 0. */
+    /* Reserved; 0. */
     uint64_t reserved;
-    /* 0. */
+    /* Reserved; 0. */
     uint64_t reserved2;
 };
 MGN_STATIC_ASSERT(sizeof(MgnPlan) == 216);
@@ -225,30 +226,30 @@ MGN_STATIC_ASSERT(offsetof(MgnPlan, bytes) == 184);
 MGN_STATIC_ASSERT(offsetof(MgnPlan, reserved) == 200);
 MGN_STATIC_ASSERT(offsetof(MgnPlan, reserved2) == 208);
 
-/* A logical buffer. Those that are not needed at the same time may overlap in the arena; whoever allocates each on
- * its own may ignore where they lie. */
+/* A logical buffer. Buffers that are not live at the same time may overlap in the arena. A backend that allocates
+ * each buffer separately can ignore the offsets. */
 struct MgnBuffer {
-    /* Its size in bytes. */
+    /* Size in bytes. */
     uint64_t bytes;
-    /* Its place in the arena. */
+    /* Offset in the arena. */
     uint64_t offset;
-    /* Place of its data in the plan, a multiple of 64, if it is a constant. */
+    /* Offset of its data in the plan, a multiple of 64, if it is a constant. */
     uint64_t data_offset;
-    /* Bytes of these data. */
+    /* Size of these data in bytes. */
     uint64_t data_bytes;
     /* `DTYPE_...`. */
     uint32_t dtype;
-    /* `BUFFER_...`, any of them. */
+    /* Any combination of the flags `BUFFER_...`. */
     uint32_t flags;
     /* Dimensions, in `integers`. */
     MgnRange dims;
-    /* Name of a leaf, in `bytes`; empty for others. */
+    /* Name of a leaf, in `bytes`; empty for other buffers. */
     MgnRange name;
-    /* What each element of a state is at first. */
+    /* Initial value of each element of a state. */
     float fill;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
-    /* 0. */
+    /* Reserved; 0. */
     uint64_t reserved2;
 };
 MGN_STATIC_ASSERT(sizeof(MgnBuffer) == 72);
@@ -264,9 +265,9 @@ MGN_STATIC_ASSERT(offsetof(MgnBuffer, fill) == 56);
 MGN_STATIC_ASSERT(offsetof(MgnBuffer, reserved) == 60);
 MGN_STATIC_ASSERT(offsetof(MgnBuffer, reserved2) == 64);
 
-/* A buffer as a dispatch sees it: aliases may differ in shape. */
+/* A view of a buffer in a dispatch: views of the same buffer may differ in shape. */
 struct MgnOperand {
-    /* Number of the buffer; `NONE` in a call, and only there. */
+    /* Index of the buffer; `NONE` only in plans of the kind `PLAN_CALL`. */
     uint32_t buffer;
     /* `DTYPE_...`. */
     uint32_t dtype;
@@ -282,25 +283,25 @@ MGN_STATIC_ASSERT(offsetof(MgnOperand, dims) == 8);
 struct MgnDispatch {
     /* Name of the operator, in `bytes`: `core.matmul`. */
     MgnRange kernel;
-    /* Where it comes from, for messages, in `bytes`. */
+    /* Origin of the dispatch, for messages, in `bytes`. */
     MgnRange label;
-    /* Version of the operator's meaning. */
+    /* Version of the operator's definition. */
     uint32_t version;
-    /* Position in the order of its segment: dispatches of a level do not depend on each other. */
+    /* Level in its segment: dispatches of one level are independent of each other. */
     uint32_t level;
-    /* What it reads, in `operands`. */
+    /* Operands that it reads, in `operands`. */
     MgnRange inputs;
-    /* What it writes, in `operands`. A result that shares its buffer with an operand is written in place. */
+    /* Results that it writes, in `operands`. A result that shares its buffer with an operand is written in place. */
     MgnRange outputs;
     /* In `attributes`. */
     MgnRange attributes;
-    /* The operand that holds indices into a table, or `NONE`. */
+    /* Operand with indices into a table, or `NONE`. */
     uint32_t index_operand;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
-    /* What these indices must be below. */
+    /* Exclusive upper bound of these indices. */
     uint64_t index_rows;
-    /* 0. */
+    /* Reserved; 0. */
     uint64_t reserved2;
 };
 MGN_STATIC_ASSERT(sizeof(MgnDispatch) == 72);
@@ -316,18 +317,18 @@ MGN_STATIC_ASSERT(offsetof(MgnDispatch, reserved) == 52);
 MGN_STATIC_ASSERT(offsetof(MgnDispatch, index_rows) == 56);
 MGN_STATIC_ASSERT(offsetof(MgnDispatch, reserved2) == 64);
 
-/* Consecutive dispatches that a step may include or leave out. */
+/* A range of dispatches that a step can run or skip. */
 struct MgnSegment {
     /* Name, in `bytes`. */
     MgnRange name;
     /* First dispatch. */
     uint32_t first;
-    /* How many. */
+    /* Number of dispatches. */
     uint32_t count;
-    /* A buffer with one `f32`, or `NONE`: where it is not 0 when the segment begins, the segment writes no
+    /* Buffer with one `f32`, or `NONE`: if its value is not 0 when the segment begins, the segment writes no
      * parameter and no state. The buffer has 4 bytes. */
     uint32_t skip_if;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
 };
 MGN_STATIC_ASSERT(sizeof(MgnSegment) == 24);
@@ -341,13 +342,13 @@ MGN_STATIC_ASSERT(offsetof(MgnSegment, reserved) == 20);
 struct MgnAttribute {
     /* Name, in `bytes`. */
     MgnRange name;
-    /* `ATTR_...`, which says where the value is. */
+    /* `ATTR_...`, which determines where the value is stored. */
     uint32_t kind;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
-    /* The value, or its place. */
+    /* The value, or its index. */
     uint64_t value;
-    /* A list or a text. */
+    /* Range of a list or a text. */
     MgnRange list;
 };
 MGN_STATIC_ASSERT(sizeof(MgnAttribute) == 32);
@@ -357,15 +358,15 @@ MGN_STATIC_ASSERT(offsetof(MgnAttribute, reserved) == 12);
 MGN_STATIC_ASSERT(offsetof(MgnAttribute, value) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnAttribute, list) == 24);
 
-/* Several calls as one: the attribute of `core.fused`. */
+/* Several calls combined into one: the attribute of `core.fused`. */
 struct MgnProgram {
     /* Number of operands. */
     uint32_t operands;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
-    /* The calls in order, in `steps`. */
+    /* Calls in order, in `steps`. */
     MgnRange steps;
-    /* What it yields, in `slots`. */
+    /* Results, in `slots`. */
     MgnRange results;
 };
 MGN_STATIC_ASSERT(sizeof(MgnProgram) == 24);
@@ -378,9 +379,9 @@ MGN_STATIC_ASSERT(offsetof(MgnProgram, results) == 16);
 struct MgnProgramStep {
     /* Name of the operator, in `bytes`. */
     MgnRange kernel;
-    /* Version of its meaning. */
+    /* Version of its definition. */
     uint32_t version;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
     /* In `attributes`. */
     MgnRange attributes;
@@ -396,39 +397,39 @@ MGN_STATIC_ASSERT(offsetof(MgnProgramStep, inputs) == 24);
 
 /* A value within a program. */
 struct MgnSlot {
-    /* The step whose result it is, or `NONE` for an operand of the program. */
+    /* Step that computes the value, or `NONE` for an operand of the program. */
     uint32_t step;
-    /* Which result of the step, or which operand. */
+    /* Index of the result of the step, or of the operand. */
     uint32_t index;
 };
 MGN_STATIC_ASSERT(sizeof(MgnSlot) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnSlot, step) == 0);
 MGN_STATIC_ASSERT(offsetof(MgnSlot, index) == 4);
 
-/* Bytes that somebody else owns; they are valid during the call. */
+/* Borrowed bytes, which are valid during the call. */
 struct MgnBytes {
-    /* The first one; may be null, if there are none. */
+    /* First byte; may be null if there are none. */
     const uint8_t *data;
-    /* How many. */
+    /* Number of bytes. */
     uint64_t len;
 };
 MGN_STATIC_ASSERT(sizeof(MgnBytes) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnBytes, data) == 0);
 MGN_STATIC_ASSERT(offsetof(MgnBytes, len) == 8);
 
-/* What went wrong. A null pointer to one is success. Whoever gets one gives it back to `status_free`. */
+/* An error. A null pointer to a status is success. The receiver passes it to `status_free`. */
 struct MgnStatus {
-    /* Bytes of this structure. */
+    /* Size of this structure in bytes. */
     uint32_t struct_size;
     /* `STATUS_...`. */
     uint32_t code;
-    /* What is wrong, in UTF-8 with a NUL; may be null. */
+    /* Message, in UTF-8 with a NUL; may be null. */
     const char *message;
-    /* Where it happened, likewise; may be null. */
+    /* Location of the error, in UTF-8 with a NUL; may be null. */
     const char *context;
-    /* Numbers that belong to the code. */
+    /* Numbers with a meaning that depends on the code. */
     uint64_t detail[3];
-    /* What the plugin likes to find here in `status_free`. */
+    /* Data of the plugin for `status_free`; the host ignores it. */
     const uint8_t *owner;
 };
 MGN_STATIC_ASSERT(sizeof(MgnStatus) == 56);
@@ -439,15 +440,15 @@ MGN_STATIC_ASSERT(offsetof(MgnStatus, context) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnStatus, detail) == 24);
 MGN_STATIC_ASSERT(offsetof(MgnStatus, owner) == 48);
 
-/* A link of the chain of extensions; unknown ones are to be ignored. */
+/* An element of the list of extensions; unknown ones must be ignored. */
 struct MgnExtension {
-    /* Its name, with a NUL. */
+    /* Name, with a NUL. */
     const char *name;
-    /* The next one; null at the end. */
+    /* Next extension; null at the end. */
     const MgnExtension *next;
-    /* Bytes of the structure that begins with this one. */
+    /* Size in bytes of the structure that begins with this one. */
     uint32_t struct_size;
-    /* Version of what it means. */
+    /* Version of the extension. */
     uint32_t version;
 };
 MGN_STATIC_ASSERT(sizeof(MgnExtension) == 24);
@@ -456,19 +457,19 @@ MGN_STATIC_ASSERT(offsetof(MgnExtension, next) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnExtension, struct_size) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnExtension, version) == 20);
 
-/* What the host says of itself. */
+/* Description of the host. */
 struct MgnHost {
-    /* Bytes of this structure. */
+    /* Size of this structure in bytes. */
     uint32_t struct_size;
     /* `ABI_MAJOR` of the host. */
     uint16_t abi_major;
     /* `ABI_MINOR` of the host. */
     uint16_t abi_minor;
-    /* Oldest version of plans that it writes. */
+    /* Oldest version of plans that the host writes. */
     uint32_t plan_oldest;
-    /* Newest version of plans that it writes. */
+    /* Newest version of plans that the host writes. */
     uint32_t plan_newest;
-    /* What else it offers; null, if nothing. */
+    /* List of extensions; null if empty. */
     const MgnExtension *extensions;
     /* Version of Meganeura, with a NUL. */
     const char *version;
@@ -485,39 +486,39 @@ MGN_STATIC_ASSERT(offsetof(MgnHost, extensions) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnHost, version) == 24);
 MGN_STATIC_ASSERT(offsetof(MgnHost, log) == 32);
 
-/* A device and what it can do. Texts are UTF-8 and end with a NUL. */
+/* Description of a device. Texts are UTF-8 and end with a NUL. */
 struct MgnDeviceInfo {
-    /* Bytes of this structure, set by the host; the plugin writes no further. */
+    /* Size of this structure in bytes, set by the host; the plugin must not write beyond it. */
     uint32_t struct_size;
-    /* `DEVICE_...`, its class. */
+    /* Class of the device, `DEVICE_...`. */
     uint32_t kind;
-    /* `DEVICE_HAS_ID` and the like. */
+    /* Flags, such as `DEVICE_HAS_ID`. */
     uint32_t flags;
-    /* Element types of buffers: bit `1 << DTYPE_...` for each. */
+    /* Supported element types of buffers: one bit `1 << DTYPE_...` for each. */
     uint32_t dtypes;
-    /* Identity in the backend's own terms, if the flag says so. */
+    /* Identity, as defined by the backend, if the flag is set. */
     uint64_t numeric_id;
-    /* Memory in bytes; 0, if not known. */
+    /* Memory in bytes; 0 if unknown. */
     uint64_t memory_bytes;
-    /* Largest buffer in bytes; 0, if not limited. */
+    /* Maximum size of a buffer in bytes; 0 if unlimited. */
     uint64_t max_buffer_bytes;
     /* Fixed cost of a dispatch. */
     uint64_t launch_nanos;
-    /* Bytes a second that memory delivers. */
+    /* Memory bandwidth in bytes per second. */
     double bytes_per_second;
     /* FLOP/s of a large matmul in `f32`. */
     double flops_per_second;
-    /* The same of half-precision operands. */
+    /* FLOP/s of a large matmul with half-precision operands. */
     double half_flops_per_second;
-    /* Name for people. */
+    /* Display name. */
     char name[128];
-    /* Driver and its version; empty, if there is none. */
+    /* Driver and its version; empty if there is none. */
     char driver[128];
-    /* Why the device cannot be used; empty, if it can. */
+    /* Reason why the device cannot be used; empty if it can. */
     char rejected[256];
-    /* Anything that users should know; or empty. */
+    /* Notes for users; may be empty. */
     char note[256];
-    /* What tells its kernels from those of another version; plans in files are made anew when it changes. */
+    /* Identity of its kernels: when it changes, plans in files are built again. */
     char kernels[32];
 };
 MGN_STATIC_ASSERT(sizeof(MgnDeviceInfo) == 872);
@@ -538,30 +539,30 @@ MGN_STATIC_ASSERT(offsetof(MgnDeviceInfo, rejected) == 328);
 MGN_STATIC_ASSERT(offsetof(MgnDeviceInfo, note) == 584);
 MGN_STATIC_ASSERT(offsetof(MgnDeviceInfo, kernels) == 840);
 
-/* The bytes of a scalar for a step. */
+/* Value of a scalar for a step. */
 struct MgnScalar {
-    /* Number of the buffer. */
+    /* Index of the buffer. */
     uint32_t buffer;
-    /* As they are stored; two-byte types use the first half. */
+    /* Bytes as they are stored; two-byte types use the first half. */
     uint8_t bytes[4];
 };
 MGN_STATIC_ASSERT(sizeof(MgnScalar) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnScalar, buffer) == 0);
 MGN_STATIC_ASSERT(offsetof(MgnScalar, bytes) == 4);
 
-/* What a step shall do. */
+/* Request for a step. */
 struct MgnStep {
-    /* Bytes of this structure. */
+    /* Size of this structure in bytes. */
     uint32_t struct_size;
     /* Number of segments. */
     uint32_t segment_count;
     /* Segments to run, in order. */
     const uint32_t *segments;
-    /* Scalars to set before. */
+    /* Scalars to set before the step. */
     const MgnScalar *scalars;
     /* Number of scalars. */
     uint32_t scalar_count;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
 };
 MGN_STATIC_ASSERT(sizeof(MgnStep) == 32);
@@ -572,17 +573,17 @@ MGN_STATIC_ASSERT(offsetof(MgnStep, scalars) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnStep, scalar_count) == 24);
 MGN_STATIC_ASSERT(offsetof(MgnStep, reserved) == 28);
 
-/* What is known of submissions. */
+/* Progress of submitted steps. */
 struct MgnProgress {
-    /* Bytes of this structure, set by the host. */
+    /* Size of this structure in bytes, set by the host. */
     uint32_t struct_size;
-    /* 0. */
+    /* Reserved; 0. */
     uint32_t reserved;
-    /* Time that the device spent on the step that was waited for; 0, if not measured. */
+    /* Device time of the step that was waited for; 0 if not measured. */
     uint64_t device_nanos;
-    /* Steps that were accepted and may still turn out to have met a fault. */
+    /* Number of accepted steps that may still report a fault. */
     uint64_t unsettled;
-    /* Steps that were accepted and given up, because of a fault in them or in one before. */
+    /* Number of accepted steps that were discarded because of a fault in them or in an earlier step. */
     uint64_t given_up;
 };
 MGN_STATIC_ASSERT(sizeof(MgnProgress) == 32);
@@ -592,55 +593,55 @@ MGN_STATIC_ASSERT(offsetof(MgnProgress, device_nanos) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnProgress, unsettled) == 16);
 MGN_STATIC_ASSERT(offsetof(MgnProgress, given_up) == 24);
 
-/* What a plugin offers. Every function may be called from any thread; calls with one executable never overlap.
- * Functions return null for success. Those marked optional may be null. */
+/* Functions of a plugin. Each may be called from any thread; calls with one executable never overlap. Functions
+ * return null for success. Functions marked as optional may be null. */
 struct MgnPlugin {
-    /* Bytes of this structure. */
+    /* Size of this structure in bytes. */
     uint32_t struct_size;
     /* `ABI_MAJOR` that the plugin was built with. */
     uint16_t abi_major;
     /* `ABI_MINOR` that the plugin was built with. */
     uint16_t abi_minor;
-    /* Oldest version of plans that it reads. */
+    /* Oldest version of plans that the plugin reads. */
     uint32_t plan_oldest;
-    /* Newest version of plans that it reads. */
+    /* Newest version of plans that the plugin reads. */
     uint32_t plan_newest;
-    /* What else it offers; null, if nothing. */
+    /* List of extensions; null if empty. */
     const MgnExtension *extensions;
     /* Frees a status that a function of this plugin returned. */
     void (*status_free)(MgnStatus *status);
-    /* Number of devices, the rejected ones included. Settings are lines `key = value`, as in the section
+    /* Returns the number of devices, including rejected ones. Settings are lines `key = value`, as in the section
      * `[backend.NAME]` of the configuration file. */
     MgnStatus *(*device_count)(MgnBytes settings, uint32_t *count);
-    /* Describes a device. All of `info` but its `struct_size` is 0 before. Here and below, `index` is less than the
-     * number of devices. */
+    /* Describes a device. The host zeroes all of `info` except `struct_size` before the call. Here and below,
+     * `index` is less than the number of devices. */
     MgnStatus *(*device_info)(MgnBytes settings, uint32_t index, MgnDeviceInfo *info);
     /* Opens a device. */
     MgnStatus *(*device_open)(MgnBytes settings, uint32_t index, MgnDevice **device);
-    /* Closes a device, of which no executable is left. */
+    /* Closes a device that has no executables left. */
     void (*device_close)(MgnDevice *device);
-    /* Whether there is a kernel for the only dispatch of a plan of the kind `PLAN_CALL`: null if there is, else a
-     * status with the reason. */
+    /* Checks the kernel for the dispatch of a plan of the kind `PLAN_CALL`: returns null if there is one,
+     * otherwise a status with the reason. */
     MgnStatus *(*device_supports)(const MgnDevice *device, MgnBytes call);
-    /* Prepares everything that replaying a plan needs, with memory for its buffers: zeroed, constants and fills of
-     * states written. The plan is not kept by the host. */
+    /* Compiles a plan and allocates its buffers: zeroed, with constants and the initial values of states written.
+     * The host does not keep the plan after the call. */
     MgnStatus *(*device_compile)(const MgnDevice *device, MgnBytes plan, MgnExecutable **executable);
     /* Frees an executable with its memory. */
     void (*executable_free)(MgnExecutable *executable);
     /* Writes bytes of a buffer before the next step. */
     MgnStatus *(*executable_write)(MgnExecutable *executable, uint32_t buffer, uint64_t offset, MgnBytes bytes);
-    /* Reads bytes of a buffer after all steps that were submitted. */
+    /* Reads bytes of a buffer after all submitted steps. */
     MgnStatus *(*executable_read)(MgnExecutable *executable, uint32_t buffer, uint64_t offset, uint8_t *bytes, uint64_t len);
-    /* Submits a step, which need not be over on return, and gives it a number. A step that meets a fault changes no
-     * parameter and no state, and neither do those that are submitted after it and before its error is told. */
+    /* Submits a step, which may still run on return, and returns its number. A step with a fault changes no
+     * parameter and no state; neither do steps that are submitted before its error is reported. */
     MgnStatus *(*executable_run)(MgnExecutable *executable, const MgnStep *step, uint64_t *ticket);
     /* Waits for a step. */
     MgnStatus *(*executable_wait)(MgnExecutable *executable, uint64_t ticket, MgnProgress *progress);
-    /* How far the steps are; optional where steps are over when `executable_run` returns. */
+    /* Optional: returns the progress of steps; null if steps are complete when `executable_run` returns. */
     void (*executable_progress)(const MgnExecutable *executable, MgnProgress *progress);
-    /* Optional: how many launches that wait for each other a call takes; see `device_supports`. */
+    /* Optional: returns the number of dependent launches of a call; see `device_supports`. */
     uint32_t (*device_launches)(const MgnDevice *device, MgnBytes call);
-    /* Reserved for the future; null. */
+    /* Reserved; null. */
     void (*reserved)(void);
 };
 MGN_STATIC_ASSERT(sizeof(MgnPlugin) == 144);

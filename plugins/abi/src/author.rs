@@ -1,4 +1,4 @@
-//! What a backend in Rust implements; [`export_plugin!`](crate::export_plugin) makes a plugin of it.
+//! The traits of a backend written in Rust; [`export_plugin!`](crate::export_plugin) creates a plugin from it.
 //!
 //! A panic in any of these functions ends the call with [`STATUS_PANIC`](crate::STATUS_PANIC), and the executable that
 //! panicked does nothing more.
@@ -8,22 +8,23 @@ use crate::types::{
 };
 use crate::view::{DType, DispatchView, PlanView};
 
-/// What went wrong.
+/// An error of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// `STATUS_...`.
+    /// Code, one of `STATUS_...`.
     pub code: u32,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// Numbers that belong to the code.
+    /// Numbers whose meaning depends on the code.
     pub detail: [u64; 3],
 }
 
-/// The number of a dispatch that no plan has.
+/// Dispatch index that no plan contains, for failures without a dispatch.
 const NO_DISPATCH: u64 = u64::MAX;
 
 impl Failure {
-    /// A failure with a code, of no dispatch in particular; [`Failure::unsupported`] and [`Failure::index`] name one.
+    /// Creates a failure with a code that belongs to no dispatch. [`Failure::unsupported`] and [`Failure::index`] name
+    /// one.
     pub fn new(code: u32, message: impl Into<String>) -> Self {
         let names_dispatch = matches!(code, STATUS_UNSUPPORTED | STATUS_INDEX_OUT_OF_RANGE);
         Failure {
@@ -33,7 +34,7 @@ impl Failure {
         }
     }
 
-    /// There is no kernel for the dispatch of that number, for this reason.
+    /// Creates the failure of a dispatch without a kernel, with the reason.
     pub fn unsupported(dispatch: usize, reason: impl Into<String>) -> Self {
         Failure {
             detail: [dispatch as u64, 0, 0],
@@ -41,23 +42,24 @@ impl Failure {
         }
     }
 
-    /// The plan is not consistent.
+    /// Creates the failure of an inconsistent plan.
     pub fn invalid_plan(message: impl Into<String>) -> Self {
         Failure::new(STATUS_INVALID_PLAN, message)
     }
 
-    /// A failure that no code describes.
+    /// Creates a failure without a specific code.
     pub fn failed(message: impl Into<String>) -> Self {
         Failure::new(STATUS_FAILED, message)
     }
 
-    /// A read or write outside of a buffer.
+    /// Creates the failure of a read or write outside of a buffer.
     pub fn out_of_bounds(buffer: u32, offset: u64, len: usize) -> Self {
         let message = format!("{len} bytes at {offset} are outside of buffer {buffer}");
         Failure::new(STATUS_OUT_OF_BOUNDS, message)
     }
 
-    /// A dispatch met an index outside of a table of so many rows.
+    /// Creates the failure of a dispatch that found an index outside of a table with this number of
+    /// rows.
     pub fn index(dispatch: usize, index: u32, rows: u64) -> Self {
         Failure {
             detail: [dispatch as u64, index.into(), rows],
@@ -74,61 +76,61 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A device and what it can do; see [`DeviceInfo`](crate::DeviceInfo).
+/// A device and its capabilities; see [`DeviceInfo`](crate::DeviceInfo).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
-    /// Name for people, of at most 127 bytes.
+    /// Name for users, at most 127 bytes.
     pub name: String,
-    /// `DEVICE_...`, its class.
+    /// Class of the device, one of `DEVICE_...`.
     pub kind: u32,
     /// Element types of buffers.
     pub dtypes: Vec<DType>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// Whether host and device share memory.
+    /// True if host and device share memory.
     pub unified_memory: bool,
     /// Fixed cost of a dispatch in nanoseconds.
     pub launch_nanos: u64,
-    /// Bytes a second that memory delivers.
+    /// Memory bandwidth in bytes per second.
     pub bytes_per_second: f64,
     /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
-    /// Why it cannot be used, if it cannot.
+    /// Reason why the device cannot be used, if it cannot.
     pub rejected: Option<String>,
-    /// What tells its kernels from those of another version, of at most 31 bytes.
+    /// Identifier of the kernels' version, at most 31 bytes.
     pub kernels: String,
 }
 
-/// A family of devices. Settings are lines `key = value`.
+/// Backend of a plugin: a family of devices. Settings are passed as lines `key = value`.
 pub trait Backend: Send + Sync + 'static {
-    /// Its devices.
+    /// Type of its devices.
     type Device: Device;
 
-    /// All devices.
+    /// Returns all devices.
     ///
     /// # Errors
-    /// Settings that make no sense; a search that fails.
+    /// Invalid settings; a search that fails.
     fn devices(&self, settings: &str) -> Result<Vec<DeviceDescription>, Failure>;
 
-    /// Opens the device of that index.
+    /// Opens the device with this index.
     ///
     /// # Errors
-    /// When it does not exist or fails to open.
+    /// The device does not exist or fails to open.
     fn open(&self, index: u32, settings: &str) -> Result<Self::Device, Failure>;
 }
 
 /// An open device.
 pub trait Device: Send + Sync + 'static {
-    /// Its executables.
+    /// Type of its executables.
     type Executable: Executable;
 
-    /// Whether there is a kernel for a call.
+    /// Checks that there is a kernel for a call.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     fn supports(&self, call: &DispatchView) -> Result<(), String>;
 
-    /// Prepares everything that replaying a plan needs.
+    /// Compiles a plan: prepares its kernels and allocates its buffers.
     ///
     /// # Errors
     /// Kernels or memory that are not there.
@@ -149,10 +151,10 @@ pub trait Executable: Send + 'static {
     /// Out of bounds; a lost device; the error of a step.
     fn read(&mut self, buffer: u32, offset: u64, bytes: &mut [u8]) -> Result<(), Failure>;
 
-    /// Runs segments after setting scalars, and is done on return. A step that meets a fault changes no parameter and no
+    /// Sets scalars, runs segments, and returns when they are complete. A step with a fault changes no parameter and no
     /// state.
     ///
     /// # Errors
-    /// Those of the step.
+    /// The errors of the step.
     fn run(&mut self, segments: &[u32], scalars: &[(u32, [u8; 4])]) -> Result<(), Failure>;
 }

@@ -1,13 +1,13 @@
-//! Types of the interface are declared once, by these macros, and described for the C header and for tests.
+//! Macros that declare the types of the interface, and describe them for the C header and for tests.
 
 /// A structure as the header shows it.
 #[derive(Clone, Copy, Debug)]
-pub struct Described {
+pub struct StructDescription {
     /// Name in Rust; in C it begins with `Mgn`.
     pub name: &'static str,
     /// Documentation, a line each.
     pub doc: &'static [&'static str],
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
     /// Fields in order.
     pub fields: &'static [FieldInfo],
@@ -24,7 +24,7 @@ pub struct FieldInfo {
     pub doc: &'static [&'static str],
     /// Type in Rust.
     pub ty: &'static str,
-    /// Bytes before it.
+    /// Offset in bytes from the start of the structure.
     pub offset: usize,
 }
 
@@ -39,11 +39,11 @@ pub struct FunctionInfo {
     pub parameters: &'static [(&'static str, &'static str)],
     /// Type of the result in Rust; empty, if there is none.
     pub result: &'static str,
-    /// Bytes before it.
+    /// Offset in bytes from the start of the structure.
     pub offset: usize,
 }
 
-/// Declares structures with the sizes that they must have; a size that differs is an error of compilation.
+/// Declares structures with the sizes that they must have. A different size is a compile error.
 macro_rules! structures {
     ($list:ident; $(
         $(#[doc = $doc:literal])*
@@ -64,8 +64,8 @@ macro_rules! structures {
             const _: () = assert!(size_of::<$name>() == $size, "the layout of a structure has changed");
         )*
         /// Every structure of the interface, in the order of the header.
-        pub const $list: &[$crate::Described] = &[$(
-            $crate::Described {
+        pub const $list: &[$crate::StructDescription] = &[$(
+            $crate::StructDescription {
                 name: stringify!($name),
                 doc: &[$($doc),*],
                 size: size_of::<$name>(),

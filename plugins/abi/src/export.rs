@@ -1,4 +1,4 @@
-//! What [`export_plugin!`](crate::export_plugin) expands to.
+//! The expansion of [`export_plugin!`](crate::export_plugin).
 
 use std::any::Any;
 use std::ffi::{CString, c_char};
@@ -14,20 +14,22 @@ use crate::view::PlanView;
 
 pub use crate::manifest::Manifest;
 
-/// A backend that exists once in a plugin.
-pub trait Exported: 'static {
-    /// Its type.
+/// The backend of a plugin, as a static object. [`export_plugin!`](crate::export_plugin) implements this trait.
+pub trait ExportedBackend: 'static {
+    /// Type of the backend.
     type Backend: Backend;
 
-    /// The backend.
+    /// Returns the backend.
     fn backend() -> &'static Self::Backend;
 }
 
-/// Makes a plugin of a backend: `export_plugin!(name: "mine", backend: MyBackend, MyBackend::new());`, in a crate of the
-/// type `cdylib`. The name is that of selectors; version and description are those of the crate. The expression has to be
-/// constant.
+/// Creates a plugin from a backend:
+/// `export_plugin!(name: "mine", backend: MyBackend, MyBackend::new());`, in a crate of the type
+/// `cdylib`. Selectors use the name; version and description are those of the crate. The expression
+/// has to be constant.
 ///
-/// A name that selectors cannot have, or a description that is too long for a manifest, is an error of compilation.
+/// A name that is invalid in selectors, or a description that is too long for a manifest, is a
+/// compile error.
 #[macro_export]
 macro_rules! export_plugin {
     (name: $name:literal, backend: $ty:ty, $make:expr $(,)?) => {
@@ -52,31 +54,31 @@ macro_rules! export_plugin {
             pub static meganeura_plugin_manifest: [u8; SIZE] = MANIFEST.bytes();
 
             static BACKEND: $ty = $make;
-            struct This;
-            impl $crate::export::Exported for This {
+            struct ThisPlugin;
+            impl $crate::export::ExportedBackend for ThisPlugin {
                 type Backend = $ty;
                 fn backend() -> &'static $ty {
                     &BACKEND
                 }
             }
-            /// The table of functions.
+            /// Returns the table of functions.
             ///
             /// # Safety
-            /// `host` is null or what the host says of itself.
+            /// `host` must be null or point to the host's description of itself.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn meganeura_plugin_entry(host: *const $crate::Host) -> *const $crate::Plugin {
-                $crate::export::entry::<This>(host)
+                $crate::export::entry::<ThisPlugin>(host)
             }
         };
     };
 }
 
-/// The table of functions of a backend.
-pub fn entry<E: Exported>(_host: *const Host) -> *const Plugin {
+/// Returns the table of functions of a backend.
+pub fn entry<E: ExportedBackend>(_host: *const Host) -> *const Plugin {
     &const { table::<E>() }
 }
 
-const fn table<E: Exported>() -> Plugin {
+const fn table<E: ExportedBackend>() -> Plugin {
     Plugin {
         struct_size: size_of::<Plugin>() as u32,
         abi_major: ABI_MAJOR,
@@ -102,25 +104,25 @@ const fn table<E: Exported>() -> Plugin {
     }
 }
 
-type DeviceOf<E> = <<E as Exported>::Backend as Backend>::Device;
+type DeviceOf<E> = <<E as ExportedBackend>::Backend as Backend>::Device;
 type ExecutableOf<E> = <DeviceOf<E> as crate::author::Device>::Executable;
 
-/// An executable of the author, and whether it panicked.
-struct Guarded<T> {
+/// An executable of the plugin's author, and a flag that is set if it panicked.
+struct GuardedExecutable<T> {
     poisoned: bool,
     inner: T,
 }
 
-/// A status with its texts.
+/// A status, together with the texts that it points to.
 #[repr(C)]
-struct Owned {
+struct OwnedStatus {
     status: Status,
     message: CString,
 }
 
 fn status(failure: &Failure) -> *mut Status {
     let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
-    let owned = Box::new(Owned {
+    let owned = Box::new(OwnedStatus {
         status: Status {
             struct_size: size_of::<Status>() as u32,
             code: failure.code,
@@ -135,7 +137,7 @@ fn status(failure: &Failure) -> *mut Status {
     Box::into_raw(owned).cast()
 }
 
-/// The failure that a panic is.
+/// Converts a panic to a failure.
 fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -147,15 +149,15 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     failure
 }
 
-/// Drops what a panic carried, which may panic itself; that must not leave a function that C calls, either.
+/// Drops the payload of a panic. The drop may panic, too; that panic is caught, because C code may not unwind.
 fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        // There is no end to payloads that panic; this one is never dropped.
+        // The payload of that panic could panic again, so it is never dropped.
         std::mem::forget(another);
     }
 }
 
-/// Drops a value of the author. Whether that panics is nobody's concern.
+/// Drops a value of the plugin's author. A panic of the drop is caught and ignored.
 fn discard_value<T>(value: T) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
         discard(payload);
@@ -173,16 +175,17 @@ fn guard(run: impl FnOnce() -> Result<(), Failure>) -> *mut Status {
     answer(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| Err(panicked(payload))))
 }
 
-/// Runs something with an executable that has not panicked yet.
+/// Runs a function with an executable that has not panicked yet.
 ///
 /// # Safety
-/// `executable` is one that `device_compile` of the same plugin made, and nobody else uses it.
-unsafe fn with<E: Exported>(
+/// `executable` must come from `device_compile` of the same plugin, and no other code may use it
+/// meanwhile.
+unsafe fn with<E: ExportedBackend>(
     executable: *mut Executable,
     run: impl FnOnce(&mut ExecutableOf<E>) -> Result<(), Failure>,
 ) -> *mut Status {
     // SAFETY: by contract.
-    let guarded = unsafe { &mut *executable.cast::<Guarded<ExecutableOf<E>>>() };
+    let guarded = unsafe { &mut *executable.cast::<GuardedExecutable<ExecutableOf<E>>>() };
     if guarded.poisoned {
         return status(&Failure::new(
             STATUS_PANIC,
@@ -196,18 +199,21 @@ unsafe fn with<E: Exported>(
     }))
 }
 
-/// The bytes that the host lends.
+/// Converts bytes borrowed from the host to a slice.
 ///
 /// # Safety
 /// They are valid for the lifetime.
 unsafe fn lent<'a>(bytes: Bytes) -> &'a [u8] {
-    match bytes.data.is_null() {
-        true => &[],
+    if bytes.data.is_null() {
+        &[]
+    } else {
         // SAFETY: by contract.
-        false => unsafe { std::slice::from_raw_parts(bytes.data, bytes.len as usize) },
+        unsafe { std::slice::from_raw_parts(bytes.data, bytes.len as usize) }
     }
 }
 
+/// Converts settings borrowed from the host to text.
+///
 /// # Safety
 /// As [`lent`].
 unsafe fn settings<'a>(bytes: Bytes) -> Result<&'a str, Failure> {
@@ -218,28 +224,29 @@ unsafe fn settings<'a>(bytes: Bytes) -> Result<&'a str, Failure> {
 
 unsafe extern "C" fn status_free(status: *mut Status) {
     if !status.is_null() {
-        // SAFETY: every status of this plugin is an `Owned`, which begins with the status; the host frees it once.
-        drop(unsafe { Box::from_raw(status.cast::<Owned>()) });
+        // SAFETY: every status of this plugin is an `OwnedStatus`, which begins with the status; the host frees it once.
+        drop(unsafe { Box::from_raw(status.cast::<OwnedStatus>()) });
     }
 }
 
-unsafe extern "C" fn device_count<E: Exported>(bytes: Bytes, count: *mut u32) -> *mut Status {
+unsafe extern "C" fn device_count<E: ExportedBackend>(bytes: Bytes, count: *mut u32) -> *mut Status {
     guard(|| {
         // SAFETY: the host lends the bytes for the call.
         let devices = E::backend().devices(unsafe { settings(bytes) }?)?;
-        // SAFETY: the host gives a place for the number.
+        // SAFETY: the host provides memory for the number.
         unsafe { *count = devices.len() as u32 };
         Ok(())
     })
 }
 
-unsafe extern "C" fn device_info<E: Exported>(bytes: Bytes, index: u32, info: *mut DeviceInfo) -> *mut Status {
+unsafe extern "C" fn device_info<E: ExportedBackend>(bytes: Bytes, index: u32, info: *mut DeviceInfo) -> *mut Status {
     guard(|| {
         // SAFETY: the host lends the bytes for the call.
         let devices = E::backend().devices(unsafe { settings(bytes) }?)?;
-        let missing = || Failure::failed(format!("there is no device {index}"));
+        let missing = || Failure::failed(format!("device {index} does not exist"));
         let device = devices.get(index as usize).ok_or_else(missing)?;
-        // SAFETY: the host gives a place for what it calls a `DeviceInfo`, whose size says how much of it it knows.
+        // SAFETY: the host provides memory for its version of `DeviceInfo`, with the size in
+        // `struct_size`.
         let info = unsafe { &mut *info };
         if (info.struct_size as usize) < size_of::<DeviceInfo>() {
             return Err(Failure::failed(
@@ -265,7 +272,7 @@ fn describe(info: &mut DeviceInfo, device: &DeviceDescription) {
     copy_text(&mut info.kernels, &device.kernels);
 }
 
-/// Copies as much of a text as there is room for before a NUL.
+/// Copies a text up to the available room, followed by a NUL.
 fn copy_text(target: &mut [c_char], text: &str) {
     let mut len = text.len().min(target.len() - 1);
     while !text.is_char_boundary(len) {
@@ -276,22 +283,26 @@ fn copy_text(target: &mut [c_char], text: &str) {
     }
 }
 
-unsafe extern "C" fn device_open<E: Exported>(bytes: Bytes, index: u32, device: *mut *mut Device) -> *mut Status {
+unsafe extern "C" fn device_open<E: ExportedBackend>(
+    bytes: Bytes,
+    index: u32,
+    device: *mut *mut Device,
+) -> *mut Status {
     guard(|| {
         // SAFETY: the host lends the bytes for the call.
         let opened = E::backend().open(index, unsafe { settings(bytes) }?)?;
-        // SAFETY: the host gives a place for the pointer.
+        // SAFETY: the host provides memory for the pointer.
         unsafe { *device = Box::into_raw(Box::new(opened)).cast() };
         Ok(())
     })
 }
 
-unsafe extern "C" fn device_close<E: Exported>(device: *mut Device) {
+unsafe extern "C" fn device_close<E: ExportedBackend>(device: *mut Device) {
     // SAFETY: `device_open` made it, and the host closes it once.
     discard_value(unsafe { Box::from_raw(device.cast::<DeviceOf<E>>()) });
 }
 
-unsafe extern "C" fn device_supports<E: Exported>(device: *const Device, call: Bytes) -> *mut Status {
+unsafe extern "C" fn device_supports<E: ExportedBackend>(device: *const Device, call: Bytes) -> *mut Status {
     guard(|| {
         // SAFETY: `device_open` made it, and it is not closed; the host lends the bytes.
         let (device, call) = unsafe { (&*device.cast::<DeviceOf<E>>(), lent(call)) };
@@ -300,7 +311,7 @@ unsafe extern "C" fn device_supports<E: Exported>(device: *const Device, call: B
     })
 }
 
-unsafe extern "C" fn device_compile<E: Exported>(
+unsafe extern "C" fn device_compile<E: ExportedBackend>(
     device: *const Device,
     plan: Bytes,
     executable: *mut *mut Executable,
@@ -308,22 +319,22 @@ unsafe extern "C" fn device_compile<E: Exported>(
     guard(|| {
         // SAFETY: `device_open` made it, and it is not closed; the host lends the bytes.
         let (device, plan) = unsafe { (&*device.cast::<DeviceOf<E>>(), lent(plan)) };
-        let guarded = Guarded {
+        let guarded = GuardedExecutable {
             poisoned: false,
             inner: device.compile(PlanView::read(plan)?)?,
         };
-        // SAFETY: the host gives a place for the pointer.
+        // SAFETY: the host provides memory for the pointer.
         unsafe { *executable = Box::into_raw(Box::new(guarded)).cast() };
         Ok(())
     })
 }
 
-unsafe extern "C" fn executable_free<E: Exported>(executable: *mut Executable) {
+unsafe extern "C" fn executable_free<E: ExportedBackend>(executable: *mut Executable) {
     // SAFETY: `device_compile` made it, and the host frees it once.
-    discard_value(unsafe { Box::from_raw(executable.cast::<Guarded<ExecutableOf<E>>>()) });
+    discard_value(unsafe { Box::from_raw(executable.cast::<GuardedExecutable<ExecutableOf<E>>>()) });
 }
 
-unsafe extern "C" fn executable_write<E: Exported>(
+unsafe extern "C" fn executable_write<E: ExportedBackend>(
     executable: *mut Executable,
     buffer: u32,
     offset: u64,
@@ -333,7 +344,7 @@ unsafe extern "C" fn executable_write<E: Exported>(
     unsafe { with::<E>(executable, |e| e.write(buffer, offset, lent(bytes))) }
 }
 
-unsafe extern "C" fn executable_read<E: Exported>(
+unsafe extern "C" fn executable_read<E: ExportedBackend>(
     executable: *mut Executable,
     buffer: u32,
     offset: u64,
@@ -341,10 +352,11 @@ unsafe extern "C" fn executable_read<E: Exported>(
     len: u64,
 ) -> *mut Status {
     let run = |e: &mut ExecutableOf<E>| {
-        let bytes = match bytes.is_null() {
-            true => &mut [],
-            // SAFETY: the host gives so many bytes.
-            false => unsafe { std::slice::from_raw_parts_mut(bytes, len as usize) },
+        let bytes = if bytes.is_null() {
+            &mut []
+        } else {
+            // SAFETY: the host provides `len` bytes.
+            unsafe { std::slice::from_raw_parts_mut(bytes, len as usize) }
         };
         e.read(buffer, offset, bytes)
     };
@@ -352,13 +364,13 @@ unsafe extern "C" fn executable_read<E: Exported>(
     unsafe { with::<E>(executable, run) }
 }
 
-unsafe extern "C" fn executable_run<E: Exported>(
+unsafe extern "C" fn executable_run<E: ExportedBackend>(
     executable: *mut Executable,
     step: *const Step,
     ticket: *mut u64,
 ) -> *mut Status {
     let run = |e: &mut ExecutableOf<E>| {
-        // SAFETY: the host lends the step with its lists, and gives a place for the number.
+        // SAFETY: the host lends the step with its lists, and provides memory for the number.
         let (segments, scalars) = unsafe {
             *ticket = 0;
             let step = &*step;
@@ -379,20 +391,23 @@ unsafe extern "C" fn executable_run<E: Exported>(
     unsafe { with::<E>(executable, run) }
 }
 
+/// Converts an array of the host to a slice.
+///
 /// # Safety
-/// There are so many elements, which are valid for the lifetime.
+/// There must be `count` elements, which are valid for the lifetime.
 unsafe fn list<'a, T>(first: *const T, count: u32) -> &'a [T] {
-    match first.is_null() {
-        true => &[],
+    if first.is_null() {
+        &[]
+    } else {
         // SAFETY: by contract.
-        false => unsafe { std::slice::from_raw_parts(first, count as usize) },
+        unsafe { std::slice::from_raw_parts(first, count as usize) }
     }
 }
 
-/// Steps are over when they were run.
+/// Returns immediately, because steps are complete when `executable_run` returns.
 unsafe extern "C" fn executable_wait(_: *mut Executable, ticket: u64, _: *mut Progress) -> *mut Status {
     match ticket {
         0 => ptr::null_mut(),
-        _ => status(&Failure::new(STATUS_FAILED, format!("there was no step {ticket}"))),
+        _ => status(&Failure::new(STATUS_FAILED, format!("step {ticket} does not exist"))),
     }
 }

@@ -1,8 +1,8 @@
-//! Writes `meganeura_plugin.h`.
+//! Generator of `meganeura_plugin.h`.
 
 use std::fmt::Write as _;
 
-use crate::describe::{Described, FunctionInfo};
+use crate::describe::{FunctionInfo, StructDescription};
 use crate::types::{ENTRY_SYMBOL, MANIFEST_LIMIT, MANIFEST_SYMBOL, NUMBERS, STRUCTS};
 
 const OPENING: &str = "\
@@ -34,10 +34,10 @@ extern \"C\" {
 #endif
 ";
 
-/// What the types do not say: how a plan is read.
+/// Functions for reading plans, which do not follow from the types.
 const READING: &str = include_str!("reading.h");
 
-/// The text of `meganeura_plugin.h`.
+/// Returns the text of `meganeura_plugin.h`.
 pub fn header() -> String {
     let mut text = OPENING.to_owned();
     text.push('\n');
@@ -74,7 +74,7 @@ fn comment(text: &mut String, indent: &str, doc: &[&str]) {
     }
 }
 
-fn structure(text: &mut String, described: &Described) {
+fn structure(text: &mut String, described: &StructDescription) {
     let name = described.name;
     text.push('\n');
     comment(text, "", described.doc);
@@ -107,7 +107,7 @@ fn function(f: &FunctionInfo) -> String {
     format!("{}{space}(*{})({parameters})", result.trim_end(), f.name)
 }
 
-/// A variable of a Rust type, declared in C.
+/// Returns the C declaration of a variable of a Rust type.
 fn declaration(ty: &str, name: &str) -> String {
     if let Some(array) = ty.strip_prefix('[').and_then(|t| t.strip_suffix(']'))
         && let Some((element, len)) = array.split_once("; ")
@@ -116,10 +116,11 @@ fn declaration(ty: &str, name: &str) -> String {
     }
     for (pointer, qualifier) in [("*const ", "const "), ("*mut ", "")] {
         if let Some(target) = ty.strip_prefix(pointer) {
-            // `const` belongs to what is pointed at, which may be a pointer itself.
-            return match target.starts_with('*') {
-                true => declaration(target, &format!("*{qualifier}{name}")),
-                false => format!("{qualifier}{}", declaration(target, &format!("*{name}"))),
+            // `const` belongs to the target of the pointer, which may be a pointer itself.
+            return if target.starts_with('*') {
+                declaration(target, &format!("*{qualifier}{name}"))
+            } else {
+                format!("{qualifier}{}", declaration(target, &format!("*{name}")))
             };
         }
     }

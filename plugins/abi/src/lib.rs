@@ -17,7 +17,7 @@ pub mod author;
 pub mod plain;
 pub mod view;
 
-pub use describe::{Described, FieldInfo, FunctionInfo};
+pub use describe::{FieldInfo, FunctionInfo, StructDescription};
 pub use header::header;
 pub use manifest::is_backend_name;
 pub use types::*;

@@ -1,11 +1,13 @@
-//! The manifest that [`export_plugin!`](crate::export_plugin) makes, in TOML, while a plugin is compiled.
+//! The TOML manifest that [`export_plugin!`](crate::export_plugin) generates when a plugin is
+//! compiled.
 
 use crate::types::{ABI_MAJOR, ABI_MINOR};
 
-/// Most bytes of a backend's name.
+/// Maximum bytes of a backend's name.
 const MAX_NAME: usize = 32;
 
-/// Whether selectors can have a backend of that name: up to 32 lower-case letters, digits, `-` and `_`, and not `auto`.
+/// Returns true for a backend name that is valid in selectors: up to 32 lower-case letters, digits,
+/// `-` and `_`, and not `auto`.
 pub const fn is_backend_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     let mut i = 0;
@@ -18,31 +20,31 @@ pub const fn is_backend_name(name: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= MAX_NAME && !matches!(bytes, b"auto")
 }
 
-/// What a manifest says.
+/// The contents of a manifest.
 #[derive(Clone, Copy, Debug)]
 pub struct Manifest<'a> {
     /// Name of the backend.
     pub name: &'a str,
     /// Version of the plugin.
     pub version: &'a str,
-    /// What it is, for people.
+    /// Description for users.
     pub description: &'a str,
 }
 
 impl Manifest<'_> {
-    /// Bytes of the text, its NUL included.
+    /// Returns the bytes of the text, including its NUL.
     pub const fn size(&self) -> usize {
         self.write(&mut [])
     }
 
-    /// The text with its NUL. `SIZE` is [`Manifest::size`].
+    /// Returns the text with its NUL. `SIZE` is [`Manifest::size`].
     pub const fn bytes<const SIZE: usize>(&self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
-        assert!(self.write(&mut bytes) == SIZE, "the size is another");
+        assert!(self.write(&mut bytes) == SIZE, "the size differs");
         bytes
     }
 
-    /// Writes as much as there is room for, and gives the size of all of it.
+    /// Writes as much of the text as fits, and returns the size of the whole text.
     const fn write(&self, out: &mut [u8]) -> usize {
         const { assert!(ABI_MAJOR < 10 && ABI_MINOR < 10, "versions have one digit") };
         let version = [b'0' + ABI_MAJOR as u8, b'.', b'0' + ABI_MINOR as u8];
@@ -58,7 +60,7 @@ impl Manifest<'_> {
 
 struct Writer<'a> {
     out: &'a mut [u8],
-    /// Bytes so far, those included for which there was no room.
+    /// Number of bytes written so far, including those that did not fit.
     len: usize,
 }
 
@@ -78,8 +80,8 @@ impl Writer<'_> {
         }
     }
 
-    /// A line `key = "value"`. Descriptions in `Cargo.toml` may have several lines, those in listings have one: control
-    /// characters become a space between what is around them.
+    /// Writes a line `key = "value"`. Descriptions in `Cargo.toml` may have several lines, while
+    /// listings have one: each run of control characters becomes a space, except at the ends.
     const fn line(&mut self, key: &[u8], value: &[u8]) {
         self.all(key);
         self.all(b" = \"");
@@ -107,7 +109,8 @@ impl Writer<'_> {
     }
 }
 
-/// Bytes of the control character in UTF-8 that is at that place; 0, if it is none.
+/// Returns the number of bytes of the control character at this offset in UTF-8 text; 0 if there is
+/// none.
 const fn control_len(text: &[u8], at: usize) -> usize {
     match text[at] {
         0..=0x1f | 0x7f => 1,
@@ -121,7 +124,7 @@ const fn control_len(text: &[u8], at: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// The text as TOML reads it.
+    /// Parses the text as TOML.
     fn read(manifest: Manifest) -> toml::Table {
         let mut bytes = vec![0; manifest.size()];
         assert_eq!(manifest.write(&mut bytes), bytes.len());

@@ -1,4 +1,4 @@
-//! Reads plans. Every place is checked before it is used, and every number that names something.
+//! A reader of plans, which checks every offset and index before use.
 
 use std::cell::Cell;
 
@@ -13,10 +13,11 @@ use crate::view::{
     BufferView, DType, DispatchView, OperandView, PlanView, ProgramView, SegmentView, SlotView, StepView, Value,
 };
 
-type Read<T> = Result<T, Failure>;
+type ReadResult<T> = Result<T, Failure>;
 
-/// Elements may be named more than once, as names that several dispatches have in common. Of a plan of so many bytes, at
-/// most so many times as many are read: else ranges within ranges would make much of little.
+/// Maximum total size of all reads, as a multiple of the plan's size. Several dispatches may refer
+/// to the same elements, such as names; without a limit, ranges within ranges could expand a small
+/// plan to unlimited size.
 const MAX_READINGS: u64 = 64;
 
 /// Tables begin at multiples of this.
@@ -26,7 +27,7 @@ fn wrong(message: impl Into<String>) -> Failure {
     Failure::invalid_plan(message)
 }
 
-pub(crate) fn read(bytes: &[u8]) -> Read<PlanView> {
+pub(crate) fn read(bytes: &[u8]) -> ReadResult<PlanView> {
     let mut reader = Reader::new(bytes)?;
     let header = reader.header;
     let buffers = reader.whole("buffers", header.buffers, Reader::buffer)?;
@@ -40,7 +41,7 @@ pub(crate) fn read(bytes: &[u8]) -> Read<PlanView> {
     })
 }
 
-pub(crate) fn read_call(bytes: &[u8]) -> Read<DispatchView> {
+pub(crate) fn read_call(bytes: &[u8]) -> ReadResult<DispatchView> {
     let header: Option<Plan> = plain(bytes, 0);
     let mut plan = read(bytes)?;
     match (plan.dispatches.pop(), plan.dispatches.is_empty()) {
@@ -52,39 +53,39 @@ pub(crate) fn read_call(bytes: &[u8]) -> Read<DispatchView> {
 struct Reader<'a> {
     bytes: &'a [u8],
     header: Plan,
-    /// Bytes of each buffer, from when buffers were read.
+    /// Bytes of each buffer; set when buffers were read.
     sizes: Vec<usize>,
-    /// Bytes that may yet be read.
+    /// Remaining bytes that may be read.
     budget: Cell<u64>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(bytes: &'a [u8]) -> Read<Self> {
+    fn new(bytes: &'a [u8]) -> ReadResult<Self> {
         if cfg!(target_endian = "big") {
-            return Err(wrong("plans are little-endian, and this processor is not"));
+            return Err(wrong("plans are little-endian, but this processor is big-endian"));
         }
         let header: Plan = plain(bytes, 0).ok_or_else(|| wrong("it is shorter than its header"))?;
         if header.magic != PLAN_MAGIC {
-            return Err(wrong("it does not begin as a plan does"));
+            return Err(wrong("it does not start with the magic number of a plan"));
         }
         if header.version != PLAN_VERSION {
             let version = header.version;
             return Err(wrong(format!(
-                "it has version {version} of the format, and {PLAN_VERSION} is read here"
+                "it has format version {version}, expected {PLAN_VERSION}"
             )));
         }
         let len = bytes.len() as u64;
         if header.total_bytes != len {
-            return Err(wrong("its length is not the one that it names"));
+            return Err(wrong("its length differs from its declared length"));
         }
         if (header.header_size as usize) < size_of::<Plan>() || u64::from(header.header_size) > len {
             return Err(wrong(format!("its header says to have {} bytes", header.header_size)));
         }
         if ![PLAN_WHOLE, PLAN_CALL].contains(&header.kind) {
-            return Err(wrong(format!("there is no plan of the kind {}", header.kind)));
+            return Err(wrong(format!("{} is not a kind of plan", header.kind)));
         }
         if ![PRECISION_F32, PRECISION_MIXED].contains(&header.precision) {
-            return Err(wrong(format!("there is no precision {}", header.precision)));
+            return Err(wrong(format!("{} is not a precision", header.precision)));
         }
         let reader = Reader {
             bytes,
@@ -100,8 +101,8 @@ impl<'a> Reader<'a> {
         self.header.kind == PLAN_CALL
     }
 
-    /// Tables lie in the plan behind its header, where they may begin, and apart from each other.
-    fn check_tables(&self) -> Read<()> {
+    /// Checks that tables are within the plan after its header, are aligned, and do not overlap.
+    fn check_tables(&self) -> ReadResult<()> {
         let h = &self.header;
         let tables = [
             ("buffers", h.buffers, size_of::<Buffer>()),
@@ -121,7 +122,7 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let stride = table.stride as usize;
-            // Lists and texts are read as one, so nothing is between their elements.
+            // Lists and texts are read as a whole, so there must be no gaps between their elements.
             let is_list = ["integers", "bytes"].contains(&name);
             if stride < size || (is_list && stride != size) || !stride.is_multiple_of(size.min(4)) {
                 return Err(wrong(format!("the table of {name} has a stride of {stride} bytes")));
@@ -141,33 +142,33 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn slice(&self, offset: u64, len: u64, what: &str) -> Read<&'a [u8]> {
+    fn slice(&self, offset: u64, len: u64, what: &str) -> ReadResult<&'a [u8]> {
         let end = offset.checked_add(len).filter(|&end| end <= self.bytes.len() as u64);
-        let end = end.ok_or_else(|| wrong(format!("the offset of {what} is not in the plan")))?;
+        let end = end.ok_or_else(|| wrong(format!("the offset of {what} is outside of the plan")))?;
         Ok(&self.bytes[offset as usize..end as usize])
     }
 
-    /// Counts what is about to be read.
-    fn spend(&self, bytes: u64) -> Read<()> {
+    /// Subtracts the bytes of the next read from the budget; fails if it is used up.
+    fn spend(&self, bytes: u64) -> ReadResult<()> {
         let left = self.budget.get().checked_sub(bytes);
         self.budget
-            .set(left.ok_or_else(|| wrong("it names the same elements again and again"))?);
+            .set(left.ok_or_else(|| wrong("it refers to the same elements repeatedly"))?);
         Ok(())
     }
 
-    /// Elements of a table, one that was checked.
+    /// Reads elements of a checked table.
     fn table<T: Plain, R>(
         &self,
         name: &str,
         table: Table,
         range: Range,
-        read: impl Fn(&Self, T) -> Read<R>,
-    ) -> Read<Vec<R>> {
+        read: impl Fn(&Self, T) -> ReadResult<R>,
+    ) -> ReadResult<Vec<R>> {
         let end = u64::from(range.first) + u64::from(range.count);
         if end > u64::from(table.count) {
             let (first, count) = (range.first, table.count);
             return Err(wrong(format!(
-                "it names the {name} {first} to {end} (exclusive), and there are {count}"
+                "it refers to the {name} {first} to {end} (exclusive), but there are {count}"
             )));
         }
         // Before anything is allocated.
@@ -176,13 +177,18 @@ impl<'a> Reader<'a> {
         let mut elements = Vec::with_capacity(range.count as usize);
         for i in u64::from(range.first)..end {
             let element =
-                plain(self.bytes, place(i)).ok_or_else(|| wrong(format!("a place of {name} is not there")))?;
+                plain(self.bytes, place(i)).ok_or_else(|| wrong(format!("an index into {name} is out of range")))?;
             elements.push(read(self, element)?);
         }
         Ok(elements)
     }
 
-    fn whole<T: Plain, R>(&self, name: &str, table: Table, read: impl Fn(&Self, T) -> Read<R>) -> Read<Vec<R>> {
+    fn whole<T: Plain, R>(
+        &self,
+        name: &str,
+        table: Table,
+        read: impl Fn(&Self, T) -> ReadResult<R>,
+    ) -> ReadResult<Vec<R>> {
         let all = Range {
             first: 0,
             count: table.count,
@@ -190,13 +196,13 @@ impl<'a> Reader<'a> {
         self.table(name, table, all, read)
     }
 
-    fn text(&self, range: Range) -> Read<String> {
+    fn text(&self, range: Range) -> ReadResult<String> {
         let table = self.header.bytes;
         if u64::from(range.first) + u64::from(range.count) > u64::from(table.count) {
             return Err(wrong("a text leaves its table"));
         }
         self.spend(range.count.into())?;
-        // A table that is empty may be anywhere.
+        // An empty range may be anywhere.
         if range.count == 0 {
             return Ok(String::new());
         }
@@ -204,16 +210,16 @@ impl<'a> Reader<'a> {
         String::from_utf8(bytes.to_vec()).map_err(|_| wrong("a text is not UTF-8"))
     }
 
-    fn integers(&self, range: Range) -> Read<Vec<i64>> {
+    fn integers(&self, range: Range) -> ReadResult<Vec<i64>> {
         self.table("integers", self.header.integers, range, |_, v: i64| Ok(v))
     }
 
-    /// Dimensions, and the bytes that elements of the type take in them.
-    fn shape(&self, range: Range, dtype: DType) -> Read<(Vec<usize>, usize)> {
+    /// Reads the dimensions of a tensor. Returns them and the size of the tensor in bytes.
+    fn shape(&self, range: Range, dtype: DType) -> ReadResult<(Vec<usize>, usize)> {
         let dims = self.integers(range)?.into_iter();
         let dims: Option<Vec<usize>> = dims.map(|d| usize::try_from(d).ok()).collect();
         let dims = dims.ok_or_else(|| wrong("a dimension is negative"))?;
-        // Any order of multiplication stays in range, one that meets a zero last included.
+        // Any order of multiplication stays in range, even if a zero comes last.
         let fits = |n: usize, d: usize| n.checked_mul(d.max(1));
         let within = dims.iter().try_fold(dtype.bytes(), |n, &d| fits(n, d));
         within.ok_or_else(|| wrong("a shape is too large"))?;
@@ -221,13 +227,13 @@ impl<'a> Reader<'a> {
         Ok((dims, bytes))
     }
 
-    fn buffer(&self, b: Buffer) -> Read<BufferView> {
+    fn buffer(&self, b: Buffer) -> ReadResult<BufferView> {
         let dtype = dtype(b.dtype.into())?;
         let (dims, needed) = self.shape(b.dims, dtype)?;
         let bytes = usize::try_from(b.bytes).map_err(|_| wrong("a buffer is too large"))?;
         if needed > bytes {
             return Err(wrong(format!(
-                "a buffer has {bytes} bytes, and its shape takes {needed}"
+                "a buffer has {bytes} bytes, but its shape needs {needed}"
             )));
         }
         let end = b.offset.checked_add(b.bytes);
@@ -251,7 +257,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn operand(&self, o: Operand) -> Read<OperandView> {
+    fn operand(&self, o: Operand) -> ReadResult<OperandView> {
         let dtype = dtype(o.dtype.into())?;
         let (dims, needed) = self.shape(o.dims, dtype)?;
         let operand = OperandView {
@@ -272,17 +278,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn operands(&self, range: Range) -> Read<Vec<OperandView>> {
+    fn operands(&self, range: Range) -> ReadResult<Vec<OperandView>> {
         self.table("operands", self.header.operands, range, Reader::operand)
     }
 
-    fn dispatch(&self, d: Dispatch) -> Read<DispatchView> {
+    fn dispatch(&self, d: Dispatch) -> ReadResult<DispatchView> {
         let inputs = self.operands(d.inputs)?;
         let index = (d.index_operand != NONE).then_some((d.index_operand as usize, d.index_rows));
         if let Some((operand, _)) = index {
             match inputs.get(operand).map(|o| o.dtype) {
                 Some(DType::U32) => {}
-                Some(_) => return Err(wrong("an operand that holds indices is not of u32")),
+                Some(_) => return Err(wrong("an operand with indices is not u32")),
                 None => return Err(wrong("indices are an operand that does not exist")),
             }
         }
@@ -298,10 +304,10 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn segment(&self, s: Segment) -> Read<SegmentView> {
+    fn segment(&self, s: Segment) -> ReadResult<SegmentView> {
         let end = u64::from(s.first) + u64::from(s.count);
         if end > u64::from(self.header.dispatches.count) {
-            return Err(wrong("a segment names dispatches that do not exist"));
+            return Err(wrong("a segment refers to dispatches that do not exist"));
         }
         let skip_if = (s.skip_if != NONE).then_some(s.skip_if);
         match skip_if.map(|buffer| self.sizes.get(buffer as usize)) {
@@ -309,7 +315,7 @@ impl<'a> Reader<'a> {
             Some(None) => return Err(wrong("a segment depends on a buffer that does not exist")),
             Some(Some(bytes)) => {
                 return Err(wrong(format!(
-                    "a segment depends on a buffer of {bytes} bytes, which is not one number"
+                    "a segment depends on a buffer of {bytes} bytes, expected one number"
                 )));
             }
         }
@@ -320,14 +326,15 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Steps of programs have no programs of their own, so that reading ends.
-    fn attributes(&self, range: Range, programs: bool) -> Read<Vec<(String, Value)>> {
+    /// Reads attributes. Programs are only allowed if `programs` is true: a step of a program contains none, so
+    /// recursion ends.
+    fn attributes(&self, range: Range, programs: bool) -> ReadResult<Vec<(String, Value)>> {
         self.table("attributes", self.header.attributes, range, |r, a: Attribute| {
             let value = match a.kind {
                 ATTR_INT => Value::Int(a.value as i64),
                 ATTR_INTS => Value::Ints(r.integers(a.list)?),
                 ATTR_FLOAT => Value::Float(f64::from_bits(a.value)),
-                ATTR_BOOL if a.value > 1 => return Err(wrong(format!("a flag is {}", a.value))),
+                ATTR_BOOL if a.value > 1 => return Err(wrong(format!("expected 0 or 1 as flag, found {}", a.value))),
                 ATTR_BOOL => Value::Bool(a.value == 1),
                 ATTR_TEXT => Value::Text(r.text(a.list)?),
                 ATTR_DTYPE => Value::DType(dtype(a.value)?),
@@ -339,7 +346,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn program(&self, index: u64) -> Read<ProgramView> {
+    fn program(&self, index: u64) -> ReadResult<ProgramView> {
         let missing = || wrong(format!("there is no program {index}"));
         let first = u32::try_from(index).map_err(|_| missing())?;
         let one = Range { first, count: 1 };
@@ -353,11 +360,11 @@ impl<'a> Reader<'a> {
                 })
             })?;
             let results = r.slots(p.results)?;
-            // A step has what came before it.
+            // A step may only use previous values.
             let before = |count: usize| move |slot: &SlotView| exists(*slot, p.operands, count);
             let all = steps.iter().enumerate().all(|(i, s)| s.inputs.iter().all(before(i)));
             if !all || !results.iter().all(before(steps.len())) {
-                return Err(wrong("a program names a value that does not exist"));
+                return Err(wrong("a program refers to a value that does not exist"));
             }
             Ok(ProgramView {
                 operands: p.operands as usize,
@@ -368,7 +375,7 @@ impl<'a> Reader<'a> {
         found.into_iter().next().ok_or_else(missing)
     }
 
-    fn slots(&self, range: Range) -> Read<Vec<SlotView>> {
+    fn slots(&self, range: Range) -> ReadResult<Vec<SlotView>> {
         self.table("slots", self.header.slots, range, |_, s: Slot| {
             Ok(match s.step {
                 NONE => SlotView::Operand(s.index),
@@ -378,7 +385,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a program of so many operands has a value after so many steps.
+/// Returns true if a slot refers to an operand of the program, or to a result of one of its first `steps` steps.
 fn exists(slot: SlotView, operands: u32, steps: usize) -> bool {
     match slot {
         SlotView::Operand(i) => i < operands,
@@ -386,7 +393,7 @@ fn exists(slot: SlotView, operands: u32, steps: usize) -> bool {
     }
 }
 
-fn dtype(number: u64) -> Read<DType> {
+fn dtype(number: u64) -> ReadResult<DType> {
     let found = u32::try_from(number).ok().and_then(DType::from_number);
     found.ok_or_else(|| wrong(format!("there is no element type {number}")))
 }

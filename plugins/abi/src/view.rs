@@ -1,4 +1,4 @@
-//! Plans as Rust values, read with every place checked.
+//! Plans as Rust values, read with checks of all offsets.
 
 use crate::author::Failure;
 use crate::reader;
@@ -20,7 +20,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The type of that number.
+    /// Returns the type with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             DTYPE_F32 => DType::F32,
@@ -32,7 +32,7 @@ impl DType {
         })
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(self) -> u32 {
         match self {
             DType::F32 => DTYPE_F32,
@@ -43,7 +43,7 @@ impl DType {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
             DType::F16 | DType::BF16 => 2,
@@ -55,11 +55,11 @@ impl DType {
 /// A plan, or a single call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanView {
-    /// Bytes of the arena in which buffers have their offset.
+    /// Size in bytes of the arena that contains all buffers.
     pub arena_bytes: u64,
-    /// Whether operands of products may be rounded to `f16`.
+    /// True if operands of products may be rounded to `f16`.
     pub mixed_precision: bool,
-    /// Buffers; none, if it is a call.
+    /// Buffers; empty for a plan that is a single call.
     pub buffers: Vec<BufferView>,
     /// Dispatches, segment after segment, sorted by level within each.
     pub dispatches: Vec<DispatchView>,
@@ -70,9 +70,9 @@ pub struct PlanView {
 /// See [`Buffer`](crate::Buffer).
 #[derive(Clone, Debug, PartialEq)]
 pub struct BufferView {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Place in the arena.
+    /// Offset in the arena.
     pub offset: u64,
     /// Element type.
     pub dtype: DType,
@@ -80,16 +80,16 @@ pub struct BufferView {
     pub dims: Vec<usize>,
     /// `BUFFER_...`.
     pub flags: u32,
-    /// Name of a leaf, or nothing.
+    /// Name of a leaf; empty for other buffers.
     pub name: String,
-    /// First value of each element of a state.
+    /// Initial value of each element of a state.
     pub fill: f32,
     /// Contents of a constant.
     pub data: Vec<u8>,
 }
 
 impl BufferView {
-    /// Whether a faulty step has to put its contents back.
+    /// Returns true if its contents must be restored after a step with a fault.
     pub fn is_exposed(&self) -> bool {
         self.flags & BUFFER_EXPOSED != 0
     }
@@ -98,7 +98,7 @@ impl BufferView {
 /// See [`Operand`](crate::Operand).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperandView {
-    /// Number of the buffer; [`NONE`](crate::NONE) in a call.
+    /// Index of the buffer; [`NONE`](crate::NONE) in a call.
     pub buffer: u32,
     /// Element type.
     pub dtype: DType,
@@ -107,7 +107,7 @@ pub struct OperandView {
 }
 
 impl OperandView {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.dims.iter().product()
     }
@@ -118,29 +118,29 @@ impl OperandView {
 pub struct DispatchView {
     /// Name of the operator.
     pub kernel: String,
-    /// Version of its meaning.
+    /// Version of the operator's definition.
     pub version: u32,
-    /// Where it comes from.
+    /// Origin of the dispatch, for messages.
     pub label: String,
-    /// Position in the order of its segment.
+    /// Level in its segment: dispatches of one level are independent of each other.
     pub level: u32,
-    /// What it reads.
+    /// Operands.
     pub inputs: Vec<OperandView>,
-    /// What it writes.
+    /// Results.
     pub outputs: Vec<OperandView>,
     /// Attributes by name.
     pub attributes: Vec<(String, Value)>,
-    /// The operand that holds indices, and what they must be below.
+    /// Index of the operand that contains indices, and their exclusive upper bound.
     pub index: Option<(usize, u64)>,
 }
 
 impl DispatchView {
-    /// The attribute of that name.
+    /// Returns the attribute with this name.
     pub fn attribute(&self, name: &str) -> Option<&Value> {
         self.attributes.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 
-    /// An integer attribute.
+    /// Returns an integer attribute, if it exists.
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.attribute(name) {
             Some(Value::Int(v)) => Some(*v),
@@ -148,7 +148,7 @@ impl DispatchView {
         }
     }
 
-    /// A list of integers.
+    /// Returns an attribute that is a list of integers, if it exists.
     pub fn ints(&self, name: &str) -> Option<&[i64]> {
         match self.attribute(name) {
             Some(Value::Ints(v)) => Some(v),
@@ -156,7 +156,7 @@ impl DispatchView {
         }
     }
 
-    /// A number.
+    /// Returns a floating-point attribute, if it exists.
     pub fn float(&self, name: &str) -> Option<f64> {
         match self.attribute(name) {
             Some(Value::Float(v)) => Some(*v),
@@ -164,7 +164,7 @@ impl DispatchView {
         }
     }
 
-    /// A flag.
+    /// Returns a Boolean attribute, if it exists.
     pub fn flag(&self, name: &str) -> Option<bool> {
         match self.attribute(name) {
             Some(Value::Bool(v)) => Some(*v),
@@ -178,9 +178,9 @@ impl DispatchView {
 pub struct SegmentView {
     /// Name.
     pub name: String,
-    /// Numbers of its dispatches.
+    /// Indices of its dispatches.
     pub dispatches: std::ops::Range<usize>,
-    /// Where this buffer does not hold 0, the segment is left out.
+    /// Buffer that makes the step skip the segment if its value is not 0.
     pub skip_if: Option<u32>,
 }
 
@@ -199,7 +199,7 @@ pub enum Value {
     Text(String),
     /// An element type.
     DType(DType),
-    /// Several calls as one.
+    /// Program: several calls combined into one.
     Program(ProgramView),
 }
 
@@ -208,9 +208,9 @@ pub enum Value {
 pub struct ProgramView {
     /// Number of operands.
     pub operands: usize,
-    /// The calls.
+    /// Calls of the program, in order.
     pub steps: Vec<StepView>,
-    /// What it yields.
+    /// Results.
     pub results: Vec<SlotView>,
 }
 
@@ -219,7 +219,7 @@ pub struct ProgramView {
 pub struct StepView {
     /// Name of the operator.
     pub kernel: String,
-    /// Version of its meaning.
+    /// Version of the operator's definition.
     pub version: u32,
     /// Attributes by name.
     pub attributes: Vec<(String, Value)>,
@@ -236,7 +236,7 @@ pub enum SlotView {
     Result {
         /// The step.
         step: u32,
-        /// Which result.
+        /// Index of the result.
         port: u32,
     },
 }
@@ -245,8 +245,9 @@ impl PlanView {
     /// Reads a plan.
     ///
     /// # Errors
-    /// [`STATUS_INVALID_PLAN`](crate::STATUS_INVALID_PLAN) when it has another version, or anything in it names a place
-    /// outside of it, something that does not exist, or memory that it does not have.
+    /// [`STATUS_INVALID_PLAN`](crate::STATUS_INVALID_PLAN) if it has another version, or refers to
+    /// an offset outside of it, to something that does not exist, or to memory that it does not
+    /// have.
     pub fn read(bytes: &[u8]) -> Result<Self, Failure> {
         reader::read(bytes)
     }

@@ -1,4 +1,4 @@
-//! The decomposition of a call: its text becomes nodes of a graph.
+//! Builder of decompositions: converts the expressions of a manifest to nodes of a graph.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,13 @@ use crate::operator::DataOp;
 use crate::size::{REST, is_arithmetic, real_arithmetic};
 use crate::term::Term;
 
-/// Whether a form is no call of an operator: one of several results, a constant of an element type, or arithmetic.
+/// Returns `true` if an expression's name is a built-in form, not an operator: the choice of a result, a constant, or
+/// arithmetic.
 pub(crate) fn is_form(name: &str) -> bool {
     name == "Get" || is_arithmetic(name) || DType::from_name(name).is_some()
 }
 
-/// The operator's name in that of a call, which may say how many operands there are: `core.concat/2`.
+/// Returns an operator's name without the number of operands that a call may append: `core.concat` for `core.concat/2`.
 pub(crate) fn base_name(name: &str) -> &str {
     match name.rsplit_once('/') {
         Some((base, _)) if !base.is_empty() => base,
@@ -29,7 +30,7 @@ pub(crate) struct Builder<'a> {
     pub(crate) graph: &'a mut Graph,
     pub(crate) attrs: &'a Attrs,
     pub(crate) bound: &'a Bound,
-    /// The results of what has a name.
+    /// Results of each named value.
     pub(crate) values: HashMap<&'a str, Vec<Value>>,
 }
 
@@ -38,10 +39,10 @@ impl Builder<'_> {
         vec![self.graph.scalar_of(dtype, value).into()]
     }
 
-    /// The results of an expression.
+    /// Returns the results of an expression.
     ///
     /// # Errors
-    /// What has no value, or is no call.
+    /// An expression without a value, or that is not a call.
     pub(crate) fn ports(&mut self, term: &Term) -> Result<Vec<Value>, String> {
         if let Term::Name(name) = term
             && let Some(values) = self.values.get(name.as_str())
@@ -50,7 +51,7 @@ impl Builder<'_> {
         }
         match term {
             Term::Call(name, arguments) if !is_arithmetic(name) => self.call(name, arguments),
-            Term::Bool(_) | Term::Text(_) => Err(format!("{term} is no tensor")),
+            Term::Bool(_) | Term::Text(_) => Err(format!("{term} is not a tensor")),
             number => {
                 let value = self.number(number)?;
                 Ok(self.constant(self.bound.float, value))
@@ -63,7 +64,8 @@ impl Builder<'_> {
         ports.first().copied().ok_or_else(|| format!("{term} has no result"))
     }
 
-    /// The number that an expression of sizes and attributes is: by the arithmetic of sizes, where all of it are integers.
+    /// Evaluates an expression of sizes and attributes to a number. If all of them are integers, the arithmetic is
+    /// integer.
     fn number(&self, term: &Term) -> Result<f64, String> {
         if let Ok(value) = self.bound.sizes.value(term) {
             return Ok(value as f64);
@@ -72,16 +74,16 @@ impl Builder<'_> {
             Term::Float(v) => Ok(*v),
             Term::Name(name) => match self.attrs.get(name) {
                 Some(Attr::Float(v)) => Ok(*v),
-                _ => Err(format!("'{name}' is no value and no number")),
+                _ => Err(format!("'{name}' is neither a value nor a number")),
             },
             Term::Call(name, arguments) => {
                 let [a, b] = &arguments[..] else {
-                    return Err(format!("'{term}' has no value; arithmetic takes two numbers"));
+                    return Err(format!("'{term}' has no value; arithmetic expects two numbers"));
                 };
                 let value = real_arithmetic(name, self.number(a)?, self.number(b)?);
                 value.ok_or_else(|| format!("'{term}' has no value"))
             }
-            other => Err(format!("{other} is no number")),
+            other => Err(format!("{other} is not a number")),
         }
     }
 
@@ -91,12 +93,15 @@ impl Builder<'_> {
         }
         if let Some(dtype) = DType::from_name(name) {
             let [term] = arguments else {
-                return Err(format!("'{name}' takes a number"));
+                return Err(format!("'{name}' expects a number"));
             };
             let value = self.number(term)?;
             return Ok(self.constant(dtype, value));
         }
-        let op = self.op.called(name).ok_or_else(|| format!("'{name}' is no operator"))?;
+        let op = self
+            .op
+            .called(name)
+            .ok_or_else(|| format!("'{name}' is not an operator"))?;
         let declared = op.attributes();
         if arguments.len() < declared.len() {
             return Err(format!(
@@ -118,10 +123,10 @@ impl Builder<'_> {
         Ok(self.graph.values(node).collect())
     }
 
-    /// One of several results.
+    /// Selects one result of a call that has several.
     fn get(&mut self, arguments: &[Term]) -> Result<Vec<Value>, String> {
         let [Term::Int(port), term] = arguments else {
-            return Err("'Get' takes a number and a call: (Get 0 (...))".into());
+            return Err("'Get' expects a number and a call: (Get 0 (...))".into());
         };
         let ports = self.ports(term)?;
         let port = usize::try_from(*port).ok().and_then(|p| ports.get(p));
@@ -151,10 +156,10 @@ impl Builder<'_> {
         }
     }
 
-    /// A list of integers, whose entries may be names: `[..., n, 2]`.
+    /// Parses a list of integers, whose entries may be names: `[..., n, 2]`.
     fn list(&self, text: &str) -> Result<Vec<i64>, String> {
         let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
-        let inner = inner.ok_or_else(|| format!("{text:?} is no list [...]"))?.trim();
+        let inner = inner.ok_or_else(|| format!("{text:?} is not a list [...]"))?.trim();
         let mut list = Vec::new();
         for entry in inner.split(',').map(str::trim).filter(|_| !inner.is_empty()) {
             if entry == REST {

@@ -1,4 +1,4 @@
-//! An operator of a manifest, read and checked as far as that goes without running it.
+//! Definition of an operator in a manifest: parsed and checked, but not evaluated.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use crate::manifest::{Axis, MAX_AXES, MAX_VALUES, OpEntry};
 use crate::size::{NUMEL, Pattern, REST, Sizes, join_rests};
 use crate::term::Term;
 
-/// The element type of an operand or a result.
+/// Element type of an operand or a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
-    /// That of all operands that have it, a floating-point type.
+    /// Floating-point type, the same for all operands and results of this kind.
     Float,
     Exactly(DType),
 }
@@ -30,14 +30,14 @@ impl Element {
     }
 }
 
-/// Of what kind the numbers are that tests use for an operand.
+/// Range of the random numbers that tests use for an operand.
 #[derive(Clone, Debug)]
 pub(crate) enum Values {
-    /// Between -2 and 2.
+    /// Numbers between -2 and 2.
     Any,
-    /// Between 0.2 and 2.
+    /// Numbers between 0.2 and 2.
     Positive,
-    /// No two of them are equal.
+    /// Numbers of which no two are equal.
     Distinct,
     /// Integers below a size.
     Below(Term),
@@ -47,7 +47,7 @@ pub(crate) enum Values {
 pub(crate) struct Attribute {
     pub(crate) name: &'static str,
     pub(crate) kind: AttrKind,
-    /// What tests try, the default first.
+    /// Values that tests use, the default first.
     pub(crate) samples: Vec<Attr>,
 }
 
@@ -58,39 +58,39 @@ pub(crate) struct Tensor {
     pub(crate) shape: Pattern,
 }
 
-/// An operator.
+/// Definition of an operator.
 #[derive(Clone, Debug)]
 pub(crate) struct Definition {
-    /// With the namespace.
+    /// Name with the namespace of the plugin.
     pub(crate) name: &'static str,
     pub(crate) formula: &'static str,
     pub(crate) source: &'static str,
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) inputs: Vec<Tensor>,
-    /// For each of them.
+    /// Range of test numbers for each input.
     pub(crate) values: Vec<Values>,
-    /// Whether the manifest says what its integers are below, likewise.
+    /// For each operand, `true` if the manifest gives a bound for its integers.
     pub(crate) has_bound: Vec<bool>,
     pub(crate) outputs: Vec<Tensor>,
     broadcast: bool,
     conditions: Vec<Term>,
-    /// Further ones, without which there is no kernel.
+    /// Additional conditions for the kernel.
     pub(crate) kernel_conditions: Vec<Term>,
-    /// Named values of the decomposition, each after those that it depends on.
+    /// Named values of the decomposition, sorted by dependency.
     pub(crate) steps: Vec<(String, Term)>,
 }
 
-/// What one call makes of the names.
+/// Values of the names in a definition for one call.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) sizes: Sizes,
-    /// The type of operands without another one.
+    /// Element type of the operands declared as [`Element::Float`].
     pub(crate) float: DType,
     pub(crate) outputs: Vec<TensorType>,
 }
 
-/// Keeps a text for the rest of the program, as operators are kept; equal ones once, as a plugin that was refused is tried
-/// again.
+/// Stores a text until the program ends, because operators are never freed. Equal texts are stored once, because a
+/// rejected plugin may be tried again.
 pub(crate) fn keep(text: String) -> &'static str {
     static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     // A panic cannot leave the set half changed.
@@ -160,9 +160,10 @@ impl Definition {
         Ok(Definition {
             name: keep(format!("{namespace}.{}", entry.name)),
             formula: keep(entry.formula.clone()),
-            source: keep(match entry.source.is_empty() {
-                true => format!("the plugin '{namespace}'"),
-                false => entry.source.clone(),
+            source: keep(if entry.source.is_empty() {
+                format!("the plugin '{namespace}'")
+            } else {
+                entry.source.clone()
             }),
             attributes: attributes?,
             inputs,
@@ -176,7 +177,8 @@ impl Definition {
         })
     }
 
-    /// Numbers that its conditions and shapes name: sizes at which something changes.
+    /// Returns the numbers in the operator's conditions and shapes. Its behaviour may change at these sizes, so tests
+    /// use them.
     pub(crate) fn numbers(&self) -> Vec<i64> {
         let mut numbers = Vec::new();
         let axes = self.inputs.iter().flat_map(|i| &i.shape.axes);
@@ -188,10 +190,10 @@ impl Definition {
         numbers
     }
 
-    /// What names stand for in a call, and the types of the results.
+    /// Checks a call and binds the names of the definition: to sizes and attributes, and to the types of the results.
     ///
     /// # Errors
-    /// Why there is no such call.
+    /// Reason why the call is invalid.
     pub(crate) fn bind(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<Bound, String> {
         if inputs.len() != self.inputs.len() {
             return Err(format!("takes {} operands, got {}", self.inputs.len(), inputs.len()));
@@ -212,15 +214,15 @@ impl Definition {
             let of = |e: String| format!("'{}': {e}", tensor.name);
             let wanted = match tensor.element {
                 Element::Float if ty.dtype.is_float() => *float.get_or_insert(ty.dtype),
-                Element::Float => return Err(format!("'{}' is {ty}; it is to be floating point", tensor.name)),
+                Element::Float => return Err(format!("'{}' is {ty}; expected floating point", tensor.name)),
                 Element::Exactly(dtype) => dtype,
             };
             if ty.dtype != wanted {
-                return Err(format!("'{}' is {ty}; it is to be {wanted}", tensor.name));
+                return Err(format!("'{}' is {ty}; expected {wanted}", tensor.name));
             }
             tensor.shape.bind(&ty.shape, &mut sizes, &mut rests).map_err(of)?;
         }
-        // Names may stand in any operand before others depend on them.
+        // Any operand may define a name, so bind all names before checking dependent axes.
         for (tensor, ty) in self.inputs.iter().zip(inputs) {
             let of = |e: String| format!("'{}': {e}", tensor.name);
             tensor.shape.check(&ty.shape, &sizes).map_err(of)?;
@@ -255,7 +257,7 @@ fn pattern(axes: &[Axis]) -> Result<Pattern, String> {
                 .chars()
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
         {
-            return Err(format!("'{name}' is no name of an axis"));
+            return Err(format!("'{name}' is not a valid name of an axis"));
         }
     }
     Pattern::parse(&terms, MAX_AXES)
@@ -270,7 +272,7 @@ fn values(input: &crate::manifest::InputEntry) -> Result<Values, String> {
         (Some("positive"), None) => Ok(Values::Positive),
         (Some("distinct"), None) => Ok(Values::Distinct),
         _ => Err(format!(
-            "'{}': values are 'any', 'positive' or 'distinct', or there is 'below'",
+            "'{}': expected values 'any', 'positive' or 'distinct', or 'below'",
             input.name
         )),
     }
@@ -283,7 +285,7 @@ fn attribute(entry: &crate::manifest::AttributeEntry) -> Result<Attribute, Strin
         "float" => AttrKind::Float,
         "bool" => AttrKind::Bool,
         "ints" => AttrKind::Ints,
-        other => return Err(of(format!("there is no kind '{other}', but int, float, bool and ints"))),
+        other => return Err(of(format!("there is no kind '{other}'; use int, float, bool or ints"))),
     };
     let all = std::iter::once(&entry.default).chain(&entry.samples);
     let samples: Result<_, String> = all.map(|value| attr(kind, value)).collect();
@@ -294,7 +296,7 @@ fn attribute(entry: &crate::manifest::AttributeEntry) -> Result<Attribute, Strin
     })
 }
 
-/// Numbers that are larger are of no use as sizes.
+/// Maximum absolute value of an integer attribute.
 const MAX_INT: i64 = 1 << 31;
 
 fn attr(kind: AttrKind, value: &toml::Value) -> Result<Attr, String> {
@@ -316,10 +318,10 @@ fn attr(kind: AttrKind, value: &toml::Value) -> Result<Attr, String> {
     found.ok_or_else(|| "a value of it is of another kind, or too large".to_owned())
 }
 
-/// The named values, each after those that it depends on.
+/// Returns the named values, sorted by dependency.
 ///
 /// # Errors
-/// Values that depend on themselves, and results that are none of them.
+/// Values that depend on themselves, and results that are not defined.
 fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, String> {
     let mut terms: BTreeMap<&str, Term> = BTreeMap::new();
     for (name, text) in &entry.steps {
@@ -329,7 +331,7 @@ fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, S
     for output in outputs {
         if !terms.contains_key(output.name) {
             return Err(format!(
-                "its decomposition does not say what the result '{}' is",
+                "its decomposition does not define the result '{}'",
                 output.name
             ));
         }
@@ -344,7 +346,7 @@ fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, S
         let Some(name) = ready else {
             let names: Vec<&str> = terms.keys().copied().collect();
             return Err(format!(
-                "its values depend on each other in a circle: {}",
+                "its values depend on each other in a cycle: {}",
                 names.join(", ")
             ));
         };

@@ -1,16 +1,20 @@
 //! Plugins without native code: operators, rules and kernels as data.
 //!
-//! A plugin is a manifest, `plugin.toml` of a folder or a single file, with operators that are decompositions into known
-//! ones, rules in the language of rule sets, and kernels in WGSL. Nothing of it is code of the machine, so what it can do
-//! is bounded by what is checked here, before anything of it is registered:
+//! A plugin is a manifest, `plugin.toml` of a folder or a single file, with operators as
+//! decompositions into existing ones, rules in the language of rule sets, and kernels in WGSL. None
+//! of it is machine code, so its possible effects are bounded by the checks here, which run before
+//! anything is registered:
 //!
 //! - sizes and counts of everything;
-//! - every operator on random shapes: its decomposition makes what is declared, and calls no operator in a circle;
+//! - every operator on random shapes: its decomposition has the declared results, and operators do
+//!   not call each other in a circle;
 //! - every rule on random graphs, against the definitions of the operators ([`verify_rule_set`]);
-//! - every kernel: it is valid, and is rewritten so that no index leaves a buffer and no loop goes on for ever.
+//! - every kernel: it is valid, and is rewritten so that every index stays within its buffer and
+//!   every loop ends.
 //!
-//! A device tries each kernel against the decomposition before it uses it for the first time. `docs/write-a-data-plugin.md`
-//! of the repository describes the format. Which files are read is the affair of the crate `meganeura-plugin-host`.
+//! A device tests each kernel against the decomposition before its first use.
+//! `docs/write-a-data-plugin.md` of the repository describes the format. The crate
+//! `meganeura-plugin-host` decides which files are read.
 //!
 //! [`verify_rule_set`]: meganeura_compiler::rewrite::verify::verify_rule_set
 
@@ -27,12 +31,12 @@ mod term;
 use std::fmt;
 
 pub use manifest::Manifest;
-pub use plugin::{Brings, Plugin};
+pub use plugin::{Plugin, PluginContents};
 
-/// Why a plugin is refused.
+/// Reason why a plugin is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong, with the plugin as the subject.
+    /// Description of the problem, with the plugin as the subject.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! The manifest as it is written, and what it may hold at most.
+//! The format of manifests, and their size limits.
 
 use std::collections::BTreeMap;
 
@@ -9,43 +9,43 @@ use crate::term::{Term, shortened};
 
 /// Version of the format of manifests.
 pub(crate) const FORMAT: u32 = 1;
-/// Largest manifest, in bytes.
+/// Maximum size of a manifest, in bytes.
 pub(crate) const MANIFEST_BYTES: usize = 256 << 10;
-/// Largest other file, in bytes.
+/// Maximum size of any other file, in bytes.
 pub(crate) const FILE_BYTES: usize = 128 << 10;
-/// Most operators.
+/// Maximum number of operators.
 const MAX_OPS: usize = 64;
-/// Most attributes, conditions and named values of an operator.
+/// Maximum number of attributes, conditions and named values of an operator.
 const MAX_PARTS: usize = 64;
-/// Most operands, and most results.
+/// Maximum number of operands, and of results.
 const MAX_TENSORS: usize = 12;
-/// Most axes that a shape names.
+/// Maximum number of axes in a shape.
 pub(crate) const MAX_AXES: usize = 8;
-/// Most values of a list.
+/// Maximum number of values in a list.
 pub(crate) const MAX_VALUES: usize = 16;
-/// Longest name, in bytes.
+/// Maximum length of a name, in bytes.
 const MAX_NAME: usize = 48;
-/// Longest text that is only shown, in bytes.
+/// Maximum length of a text that is only displayed, in bytes.
 const MAX_TEXT: usize = 500;
 
-/// What a plugin says of itself.
+/// The manifest of a plugin.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Version of the format of manifests.
     pub(crate) format: u32,
-    /// Name of the plugin, which is the namespace of its operators and rules.
+    /// Name of the plugin: the namespace of its operators and rules.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// What it is for.
+    /// Purpose of the plugin.
     #[serde(default)]
     pub description: String,
     /// File of the rules.
     rules: Option<String>,
     /// The rules themselves.
     rules_text: Option<String>,
-    /// When they are used: `always`, `training` or `inference`.
+    /// Builds in which the rules are used: `always`, `training` or `inference`.
     pub(crate) applies: Option<String>,
     #[serde(default)]
     pub(crate) op: Vec<OpEntry>,
@@ -63,7 +63,7 @@ pub(crate) struct OpEntry {
     pub(crate) attributes: Vec<AttributeEntry>,
     pub(crate) inputs: Vec<InputEntry>,
     pub(crate) outputs: Vec<OutputEntry>,
-    /// Whether `...` is broadcast.
+    /// Broadcasts `...` if `true`.
     #[serde(default)]
     pub(crate) broadcast: bool,
     #[serde(default, rename = "where")]
@@ -90,9 +90,9 @@ pub(crate) struct InputEntry {
     #[serde(default = "float")]
     pub(crate) dtype: String,
     pub(crate) shape: Vec<Axis>,
-    /// Of what kind the numbers are that tests use.
+    /// Kind of the numbers that tests use.
     pub(crate) values: Option<String>,
-    /// What all of its integers are below.
+    /// Exclusive upper bound of all of its integers.
     pub(crate) below: Option<Axis>,
 }
 
@@ -137,10 +137,10 @@ fn float() -> String {
 }
 
 impl Manifest {
-    /// Reads a manifest.
+    /// Parses a manifest.
     ///
     /// # Errors
-    /// What is wrong with it, or where it holds more than is allowed.
+    /// A description of the error, or of the exceeded limit.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         if text.len() > MANIFEST_BYTES {
             let message = format!("its manifest has {} bytes; {MANIFEST_BYTES} are allowed", text.len());
@@ -155,7 +155,7 @@ impl Manifest {
     fn check(&self) -> Result<(), String> {
         if self.format != FORMAT {
             return Err(format!(
-                "its manifest has the format {}, and this program reads {FORMAT}",
+                "its manifest has the format {}, expected {FORMAT}",
                 self.format
             ));
         }
@@ -177,11 +177,11 @@ impl Manifest {
         })
     }
 
-    /// Names of the files that belong to it, relative to its folder, each once: first that of the rules, then those of the
-    /// kernels in the order of the operators.
+    /// Returns the names of its files, relative to its folder, each once: first the file of the
+    /// rules, then the files of the kernels in the order of the operators.
     ///
     /// # Errors
-    /// A name that leads elsewhere.
+    /// A name that leads out of the folder.
     pub fn files(&self) -> Result<Vec<&str>, Fault> {
         let kernels = self.op.iter().filter_map(|op| op.wgsl.as_ref()?.file.as_deref());
         let mut files: Vec<&str> = Vec::new();
@@ -208,10 +208,10 @@ impl Manifest {
         Ok(files)
     }
 
-    /// The rules, which `files` has if they are in one.
+    /// Returns the rules; `files` contains them if they are in a file.
     ///
     /// # Errors
-    /// A file that is not there.
+    /// A missing file.
     pub(crate) fn rules<'a>(&'a self, files: &'a BTreeMap<String, String>) -> Result<&'a str, String> {
         match (&self.rules, &self.rules_text) {
             (Some(name), _) => file(files, name),
@@ -223,14 +223,18 @@ impl Manifest {
 
 fn file<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str, String> {
     let text = files.get(name).ok_or_else(|| {
-        format!("its file '{name}' is not there; a manifest without a folder has its rules and kernels as texts")
+        format!(
+            "its file '{name}' does not exist; a manifest without a folder must contain its rules and kernels as \
+            texts"
+        )
     })?;
-    match text.len() <= FILE_BYTES {
-        true => Ok(text),
-        false => Err(format!(
+    if text.len() <= FILE_BYTES {
+        Ok(text)
+    } else {
+        Err(format!(
             "its file '{name}' has {} bytes; {FILE_BYTES} are allowed",
             text.len()
-        )),
+        ))
     }
 }
 
@@ -270,7 +274,7 @@ impl OpEntry {
 }
 
 impl WgslEntry {
-    /// How messages call the text.
+    /// Returns the name of the text in messages.
     pub(crate) fn place(&self) -> String {
         match &self.file {
             Some(name) => shortened(name),
@@ -278,7 +282,7 @@ impl WgslEntry {
         }
     }
 
-    /// The text of the kernel, which `files` has if it is in one.
+    /// Returns the text of the kernel; `files` contains it if it is in a file.
     pub(crate) fn text<'a>(&'a self, files: &'a BTreeMap<String, String>) -> Result<&'a str, String> {
         match (&self.file, &self.text) {
             (Some(name), None) => file(files, name),
@@ -289,9 +293,10 @@ impl WgslEntry {
 }
 
 fn most(what: &str, count: usize, allowed: usize) -> Result<(), String> {
-    match count <= allowed {
-        true => Ok(()),
-        false => Err(format!("it has {count} {what}; {allowed} are allowed")),
+    if count <= allowed {
+        Ok(())
+    } else {
+        Err(format!("it has {count} {what}; {allowed} are allowed"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! An operator of a plugin, as the core sees it: its decomposition is its definition and gives its gradient.
+//! Operators of a plugin as the core sees them: the decomposition is the definition and gives the gradient.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,48 +15,48 @@ use meganeura_core::reference::call_operands;
 use crate::builder::{Builder, base_name, is_form};
 use crate::definition::{Bound, Definition};
 
-/// Elements that a value of a decomposition may have for each element of operands and results.
+/// Maximum number of elements of any value in a decomposition, per element of the operands and results.
 const MAX_GROWTH: usize = 4096;
-/// Operations that a decomposition may have for each element of operands and results.
+/// Maximum number of arithmetic operations of a decomposition, per element of the operands and results.
 const MAX_OPERATIONS: u64 = 1 << 20;
-/// Operations that it may have in any case.
+/// Number of arithmetic operations that is always allowed.
 const ANY_WORK: u64 = 1 << 26;
-/// Elements that it may have in any case.
+/// Number of elements that is always allowed.
 const ANY_SIZE: usize = 1 << 16;
-/// Calls that are remembered.
+/// Maximum number of cached calls.
 const MAX_REMEMBERED: usize = 256;
 
-type Asked = (Attrs, Vec<TensorType>);
+type CallKey = (Attrs, Vec<TensorType>);
 
-/// What was found out about a call by building its decomposition.
+/// Properties of a call, determined by building its decomposition.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedCall {
     outputs: Vec<TensorType>,
-    /// Operations.
+    /// Number of arithmetic operations.
     pub(crate) flops: u64,
-    /// Operands that are indices, and what these have to be below.
+    /// Operands that contain indices, each with its exclusive upper bound.
     pub(crate) indices: Vec<(usize, usize)>,
 }
 
-/// An operator that is its decomposition, which a manifest says.
+/// An operator that a manifest defines by its decomposition.
 #[derive(Debug)]
 pub(crate) struct DataOp {
     pub(crate) definition: Definition,
-    /// Names of the results, kept like operators for the rest of the program.
+    /// Names of the results. Like operators, they are stored until the program ends.
     ports: &'static [&'static str],
     /// The operators that its decomposition calls, by the names in its text.
     calls: HashMap<String, OpRef>,
     version: u32,
-    /// The same calls are asked about again and again.
-    known: Mutex<HashMap<Asked, Result<Checked, String>>>,
+    /// Cache of checked calls, because the same calls are queried repeatedly.
+    known: Mutex<HashMap<CallKey, Result<CheckedCall, String>>>,
 }
 
 impl DataOp {
-    /// `find` gives the operator of a name, or says why there is none. Raise `version` with everything that changes the
-    /// plugin.
+    /// Creates an operator. `find` returns the operator with a name, or the reason why there is
+    /// none. `version` must change with every change of the plugin.
     ///
     /// # Errors
-    /// A name that is no operator.
+    /// A name that is not an operator.
     pub(crate) fn new(
         definition: Definition,
         version: u32,
@@ -77,7 +77,7 @@ impl DataOp {
         if let Some(missing) = missing {
             return Err(format!("its decomposition calls {missing}"));
         }
-        // What persistent data become is nothing that a decomposition says.
+        // A decomposition cannot express writes of persistent data.
         if let Some(op) = calls.values().find(|op| !op.writes().is_empty()) {
             return Err(format!(
                 "its decomposition calls '{}', which writes an operand",
@@ -93,17 +93,17 @@ impl DataOp {
         })
     }
 
-    /// The operator that a name in its decomposition stands for.
+    /// Returns the operator that this operator's decomposition calls by `name`.
     pub(crate) fn called(&self, name: &str) -> Option<OpRef> {
         self.calls.get(name).copied()
     }
 
-    /// The decomposition of a call, on a graph of its own, checked: types of the results, and what its values take. This is
-    /// done once for a call.
+    /// Builds the decomposition of a call on a separate graph and checks it; returns the types of
+    /// the results and the cost. Each call is checked only once.
     ///
     /// # Errors
-    /// Why there is no such call.
-    pub(crate) fn checked(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<Checked, String> {
+    /// Reason why the call is invalid.
+    pub(crate) fn checked(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<CheckedCall, String> {
         let asked = (attrs.clone(), inputs.to_vec());
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +119,7 @@ impl DataOp {
         answer
     }
 
-    fn check(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<Checked, String> {
+    fn check(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<CheckedCall, String> {
         let bound = self.definition.bind(attrs, inputs)?;
         let (mut graph, operands) = call_operands(inputs);
         let values = self.build(&mut graph, &operands, attrs, &bound)?;
@@ -147,20 +147,20 @@ impl DataOp {
                         "its decomposition makes '{name}' {found}, but it is declared to be {wanted}"
                     ));
                 }
-                None => return Err(format!("its decomposition does not make '{name}'")),
+                None => return Err(format!("its decomposition does not compute '{name}'")),
             }
         }
-        Ok(Checked {
+        Ok(CheckedCall {
             outputs: bound.outputs,
             flops,
             indices: indices(&graph, &operands),
         })
     }
 
-    /// The decomposition of a call, which was checked, on a graph of its own.
+    /// Returns the decomposition of a checked call, on a separate graph.
     ///
     /// # Errors
-    /// Why there is no such call.
+    /// Reason why the call is invalid.
     pub(crate) fn decomposition(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<Graph, String> {
         self.checked(attrs, inputs)?;
         let bound = self.definition.bind(attrs, inputs)?;
@@ -169,7 +169,7 @@ impl DataOp {
         Ok(graph)
     }
 
-    /// Builds the decomposition; one value for each result.
+    /// Builds the decomposition of a call in a graph. Returns one value for each result.
     fn build(&self, graph: &mut Graph, inputs: &[Value], attrs: &Attrs, bound: &Bound) -> Result<Vec<Value>, String> {
         let errors = graph.errors().len();
         let operands = self
@@ -204,8 +204,8 @@ impl DataOp {
     }
 }
 
-/// Operands that calls of a graph take as indices, by themselves or in another shape, and what all of these have to be
-/// below.
+/// Returns the operands that calls of a graph use as indices, directly or in another shape, and
+/// their exclusive upper bounds.
 fn indices(graph: &Graph, operands: &[Value]) -> Vec<(usize, usize)> {
     let mut found: Vec<(usize, usize)> = Vec::new();
     for node in graph.nodes() {
@@ -232,7 +232,7 @@ fn indices(graph: &Graph, operands: &[Value]) -> Vec<(usize, usize)> {
     found
 }
 
-/// What a value is before calls that only change its shape.
+/// Returns the source of a value, without the calls that only changed its shape.
 fn unaliased(graph: &Graph, mut value: Value) -> Value {
     while value.port == 0
         && let Some((op, _)) = graph.nodes()[value.node.index()].op()
@@ -274,8 +274,8 @@ impl Operator for DataOp {
         Ok(self.checked(call.attrs, call.inputs)?.outputs)
     }
 
-    /// That of the decomposition, so that it makes no difference whether that runs or a kernel. There is one pair only, so
-    /// of several such operands none is told here; a kernel is then not used.
+    /// Returns the index bound of the decomposition, so that kernel and decomposition behave alike. If several operands
+    /// contain indices, returns `None`, and no kernel is used, because only one bound can be returned.
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
         match self.checked(call.attrs, call.inputs).ok()?.indices[..] {
             [index] => Some(index),
@@ -295,7 +295,8 @@ impl Operator for DataOp {
         })
     }
 
-    /// Operands and results are moved once; the arithmetic is that of the decomposition.
+    /// Returns the cost of a call: operands and results are moved once, and the arithmetic is that of the
+    /// decomposition.
     fn cost(&self, call: &Call) -> Cost {
         let flops = self.checked(call.attrs, call.inputs).map_or(0, |checked| checked.flops);
         Cost {
@@ -305,7 +306,7 @@ impl Operator for DataOp {
     }
 
     fn samples(&self, sizes: &mut Dice) -> Vec<Sample> {
-        // There are some: the operator was tried before it was registered.
+        // There are samples: the operator was tested before it was registered.
         self.calls(sizes).unwrap_or_default()
     }
 

@@ -1,4 +1,4 @@
-//! A plugin as a whole: made from its texts, checked, and registered.
+//! A whole plugin: it is built from its files, checked, and registered.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use meganeura_compiler::rewrite::rule::parse;
 use meganeura_compiler::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
-use meganeura_compiler::rewrite::{Applies, RuleSet, register_rule_set, rule_sets};
+use meganeura_compiler::rewrite::{BuildKind, RuleSet, register_rule_set, rule_sets};
 use meganeura_core::TensorType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::backend::shader::{
@@ -27,46 +27,47 @@ use crate::{Fault, term};
 
 /// The backend whose kernels are WGSL, in listings.
 const BACKEND: &str = "blade";
-/// Rules are tried so long at most, all together.
+/// Maximum total time for testing rules.
 const RULE_TIME: Duration = Duration::from_secs(60);
 
 /// A plugin that has passed its checks.
 pub struct Plugin {
     set: RuleSet,
     shaders: Vec<DataShader>,
-    brings: Brings,
+    brings: PluginContents,
 }
 
-/// What a plugin brings.
+/// Contents of a plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Brings {
+pub struct PluginContents {
     /// Names of its operators.
     pub ops: Vec<String>,
     /// Names of its rules.
     pub rules: Vec<String>,
-    /// Operators for which it has a kernel.
+    /// Operators with a kernel in the plugin.
     pub kernels: Vec<String>,
 }
 
 impl Plugin {
-    /// Makes a plugin of a manifest and the files that it names, and checks it; nothing is registered.
+    /// Builds a plugin from a manifest and the files that it names, and checks it; nothing is
+    /// registered.
     ///
     /// # Errors
-    /// What is wrong with it: see the crate's documentation.
+    /// Description of the error: see the crate's documentation.
     pub fn new(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Self, Fault> {
         build(manifest, files).map_err(Fault::new)
     }
 
-    /// What it brings.
-    pub fn brings(&self) -> &Brings {
+    /// Returns its contents.
+    pub fn brings(&self) -> &PluginContents {
         &self.brings
     }
 
-    /// Registers it. Builds that begin afterwards use it.
+    /// Registers the plugin, so that later builds use it.
     ///
     /// # Errors
     /// A name that is taken.
-    pub fn register(self) -> Result<Brings, Fault> {
+    pub fn register(self) -> Result<PluginContents, Fault> {
         let kernels = registered(self.shaders);
         register_shader_kernels(&kernels).map_err(|e| Fault::new(e.to_string()))?;
         let ops = self.set.ops.clone();
@@ -83,14 +84,10 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
     let name = manifest.name.as_str();
     let prefix = format!("{name}.");
     if registry::ops().iter().any(|op| op.name().starts_with(&prefix)) {
-        return Err(format!(
-            "operators of the name '{name}.*' are there already; give it another name"
-        ));
+        return Err(format!("operators named '{name}.*' exist already; use another name"));
     }
     if rule_sets().iter().any(|s| s.set.namespace == name) {
-        return Err(format!(
-            "a rule set of the name '{name}' is there already; give it another name"
-        ));
+        return Err(format!("a rule set named '{name}' exists already; use another name"));
     }
     let content = content(manifest, files);
     let ops = operators(manifest, &content)?;
@@ -110,18 +107,18 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
     }
     let set = rule_set(manifest, files, &ops, &shaders)?;
     let rules = try_rules(&set)?;
-    let brings = Brings {
+    let brings = PluginContents {
         ops: ops.iter().map(|op| op.name().to_owned()).collect(),
         rules,
         kernels: shaders.iter().map(|s| s.op().name().to_owned()).collect(),
     };
     if brings.ops.is_empty() && brings.rules.is_empty() {
-        return Err("it brings no operator and no rule".into());
+        return Err("it contains neither operators nor rules".into());
     }
     Ok(Plugin { set, shaders, brings })
 }
 
-/// Hash of all that makes the plugin.
+/// Returns a hash of all texts of the plugin.
 fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
     let own = format!("{manifest:?}");
     let parts = files
@@ -130,18 +127,20 @@ fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
     sha256(std::iter::once(own.as_bytes()).chain(parts))
 }
 
-/// Most calls that an operator comes down to, with the plugin's own taken apart: they multiply.
+/// Maximum number of calls in an operator's full decomposition, with the plugin's own operators
+/// expanded: they multiply.
 const MAX_CALLS: usize = 1_000;
 
-/// Most operators of a plugin that are made of each other: each of them takes those before it apart twice, for its types
-/// and for its work.
+/// Maximum nesting of a plugin's operators: each expands the operators below twice, for its types
+/// and for its cost.
 const MAX_DEPTH: usize = 8;
 
-/// Operators of plugins like this one. Others cannot call them, so that nothing comes down to more calls than is counted.
+/// Registered operators of plugins of this kind. Other plugins cannot call them, so that the number
+/// of calls stays bounded.
 static REGISTERED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Operators that were made, by the hash of their plugin and their name. They are never given back, so that one of a plugin
-/// that is tried again is the one that is there.
+/// Created operators, by the hash of their plugin and their name. They are never freed, so a plugin
+/// that is tried again reuses its operators.
 static MADE: Mutex<BTreeMap<(String, &'static str), &'static DataOp>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<(String, &'static str), &'static DataOp>> {
@@ -154,9 +153,9 @@ fn registered_names() -> MutexGuard<'static, BTreeSet<String>> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The operators, each after those of the plugin that it calls.
+/// Returns the operators, sorted so that each comes after the plugin's own operators that it calls.
 fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>, String> {
-    // Plans are made anew when anything of the plugin changes.
+    // Changing anything in the plugin invalidates cached plans.
     let version = u32::from_str_radix(&content[..8], 16).unwrap_or_default();
     let own: BTreeSet<String> = manifest
         .op
@@ -180,7 +179,7 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         let Some(ready) = ready else {
             let names: Vec<&str> = open.iter().map(|(_, d)| d.name).collect();
             return Err(format!(
-                "its operators are made of each other in a circle: {}",
+                "its operators depend on each other in a cycle: {}",
                 names.join(", ")
             ));
         };
@@ -190,13 +189,13 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         let count = calls(&definition).map(|name| sizes.get(name).copied().unwrap_or(1));
         let count = count.fold(0, usize::saturating_add);
         if count > MAX_CALLS {
-            return Err(of(format!("it comes down to {count} calls; {MAX_CALLS} are allowed")));
+            return Err(of(format!("it expands to {count} calls; expected at most {MAX_CALLS}")));
         }
         let depth = calls(&definition).filter_map(|name| depths.get(name)).max();
         let depth = depth.map_or(1, |depth| depth + 1);
         if depth > MAX_DEPTH {
             return Err(of(format!(
-                "it is made of operators made of others, {depth} deep; {MAX_DEPTH} are allowed"
+                "its operators are nested {depth} deep; expected at most {MAX_DEPTH}"
             )));
         }
         depths.insert(name, depth);
@@ -222,7 +221,7 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
     Ok(done)
 }
 
-/// Names of the operators that a decomposition calls, as often as it does.
+/// Returns the names of the operators that a decomposition calls, with repetitions.
 fn calls(definition: &Definition) -> impl Iterator<Item = &str> {
     let mut names = Vec::new();
     for (_, term) in &definition.steps {
@@ -235,10 +234,10 @@ fn calls(definition: &Definition) -> impl Iterator<Item = &str> {
     names.into_iter()
 }
 
-/// Where random sizes begin.
+/// Seed of random sizes.
 const SEED: u64 = 7;
 
-/// Tries an operator on random shapes: its decomposition has to make what is declared.
+/// Tests an operator on random shapes. The types of its decomposition must equal the declared ones.
 fn try_operator(op: &DataOp) -> Result<(), String> {
     for sample in op.calls(&mut Dice::new(SEED))? {
         types(op, &sample).map_err(|e| format!("called with {}: {e}", sample.label))?;
@@ -246,7 +245,7 @@ fn try_operator(op: &DataOp) -> Result<(), String> {
     Ok(())
 }
 
-/// Types of operands and results of a sample.
+/// Returns the types of operands and results of a sample.
 fn types(op: &DataOp, sample: &Sample) -> Result<(Vec<TensorType>, Vec<TensorType>), String> {
     let inputs = sample.input_types()?;
     let outputs = op.infer(&Call {
@@ -257,7 +256,7 @@ fn types(op: &DataOp, sample: &Sample) -> Result<(Vec<TensorType>, Vec<TensorTyp
     Ok((inputs, outputs))
 }
 
-/// Makes a kernel for random shapes: for some of them there has to be one.
+/// Generates the kernel for random shapes. At least one of them must have a kernel.
 fn try_shader(op: &DataOp, shader: &DataShader) -> Result<(), String> {
     let mut refusal = None;
     let mut made = false;
@@ -289,10 +288,10 @@ fn rule_set(
     shaders: &[DataShader],
 ) -> Result<RuleSet, String> {
     let applies = match manifest.applies.as_deref() {
-        None | Some("always") => Applies::Always,
-        Some("training") => Applies::Training,
-        Some("inference") => Applies::Inference,
-        Some(other) => return Err(format!("'{}' is no word for when rules apply", term::shortened(other))),
+        None | Some("always") => BuildKind::Always,
+        Some("training") => BuildKind::Training,
+        Some("inference") => BuildKind::Inference,
+        Some(other) => return Err(format!("'{}' is not a phase for rules", term::shortened(other))),
     };
     let kernels = shaders.iter().map(|s| (BACKEND, s.op().get().name()));
     Ok(RuleSet {
@@ -305,11 +304,11 @@ fn rule_set(
     })
 }
 
-/// Tries every rule on random graphs.
+/// Tests every rule on random graphs.
 ///
-/// This is done in whatever process loads the plugin: nothing that runs is the plugin's, but the definitions of operators on
-/// graphs whose sizes and number are bounded. A program that embeds the library need not have the command beside it, which
-/// has another process of its own do all checks first.
+/// This runs in the process that loads the plugin. It executes no code of the plugin, only
+/// definitions of operators on graphs of bounded size and number. So a program that embeds the
+/// library does not need the command, which runs all checks in a separate process first.
 fn try_rules(set: &RuleSet) -> Result<Vec<String>, String> {
     let rules = parse(set).map_err(|e| e.to_string())?;
     let options = VerifyOptions {
@@ -322,7 +321,7 @@ fn try_rules(set: &RuleSet) -> Result<Vec<String>, String> {
     for rule in rules.into_iter().map(Arc::new) {
         if begin.elapsed() > RULE_TIME {
             return Err(format!(
-                "its rules could not be tried within {RULE_TIME:?}; it has too many or too large ones"
+                "its rules could not be tested within {RULE_TIME:?}; they are too many or too large"
             ));
         }
         let verdict: RuleVerdict = verify_rule(&rule, &options);

@@ -1,5 +1,5 @@
-//! Calls of an operator of a plugin that tests make: all combinations of its attributes, sizes at random and those at which
-//! conditions change, and some for which its kernel is.
+//! Sample calls of a plugin's operator for tests: all combinations of its attributes, random sizes
+//! and sizes at which conditions change, and some calls for which it has a kernel.
 
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes as Dice};
@@ -10,34 +10,35 @@ use crate::definition::{Attribute, Element, Values};
 use crate::operator::DataOp;
 use crate::size::Sizes;
 
-/// Calls that are looked for at least, of all and of those for which there is a kernel.
+/// Minimum number of calls to find, in total and with a kernel.
 const WANTED: usize = 8;
-/// Most combinations of attributes, each of which is tried.
+/// Maximum number of attribute combinations to test.
 const MAX_COMBINATIONS: usize = 24;
-/// Sizes that are thrown for a call.
+/// Maximum attempts at random sizes for a call.
 const TRIES: usize = 60;
-/// The largest size of a dimension: more than one workgroup, or one loop of it, goes through.
+/// Maximum size of a dimension. It exceeds what one workgroup, or one iteration of its loops, usually processes.
 const MANY: usize = 6000;
-/// Numbers that are large, but whose exponentials and their squares are numbers of `f32`, or of no use to anybody.
+/// Maximum magnitude of large test numbers. Their exponentials, and the squares of these, are usually finite in `f32`.
 const LARGE: f64 = 80.0;
-/// Elements of the largest operand.
+/// Maximum elements of an operand.
 const MAX_OPERAND: usize = 1 << 16;
-/// Elements of the largest operand of different numbers: as these are 0.01 apart, more would span more than the exponentials of `f32`
-/// do, and a softmax would make equal numbers of them.
+/// Maximum elements of an operand with distinct numbers: they are 0.01 apart, so more would exceed
+/// the range of `f32` exponentials, and a softmax would make some equal.
 const MAX_DISTINCT: usize = 6000;
-/// Largest size that conditions give an idea of.
+/// Maximum size taken from conditions.
 const MAX_HINT: i64 = 4096;
-/// Most that evaluating the decomposition of a call may take: all are evaluated wherever a device tries the kernel.
+/// Maximum cost of evaluating a call's decomposition: all calls are evaluated whenever a device
+/// tests the kernel.
 const MAX_EXTENT: Extent = Extent {
     elements: 1 << 21,
     work: 1 << 24,
 };
 
 impl DataOp {
-    /// Calls that tests make: some small, some of the size of a tile and more.
+    /// Returns calls for tests: some small ones, and some with sizes of a tile and more.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Reason why there are none.
     pub(crate) fn calls(&self, dice: &mut Dice) -> Result<Vec<Sample>, String> {
         let combinations = combinations(&self.definition.attributes, dice);
         let mut samples = Vec::new();
@@ -50,9 +51,9 @@ impl DataOp {
             }
         }
         if samples.is_empty() {
-            return Err(format!("no shapes were found for which there is a call: {reason}"));
+            return Err(format!("no shapes were found that the operator accepts: {reason}"));
         }
-        // Conditions of the kernel may hold for few sizes only.
+        // The conditions of the kernel may hold only for few sizes.
         let with_kernel = samples.iter().filter(|s| self.has_kernel(s)).count();
         for number in with_kernel..WANTED {
             let attrs = &combinations[number % combinations.len()];
@@ -63,7 +64,7 @@ impl DataOp {
         Ok(samples)
     }
 
-    /// Whether the kernel's own conditions hold for a call.
+    /// Returns `true` if the kernel's own conditions hold for a call.
     fn has_kernel(&self, sample: &Sample) -> bool {
         let bound = sample
             .input_types()
@@ -71,7 +72,7 @@ impl DataOp {
         bound.is_ok_and(|bound| bound.sizes.check(&self.definition.kernel_conditions).is_ok())
     }
 
-    /// A call with these attributes; `for_kernel`: one for which there is a kernel.
+    /// Returns a call with these attributes. If `for_kernel`, the kernel's conditions hold for it.
     fn call(&self, dice: &mut Dice, attrs: &Attrs, number: usize, for_kernel: bool) -> Result<Sample, String> {
         let mut reason = String::new();
         for attempt in 0..TRIES {
@@ -86,10 +87,10 @@ impl DataOp {
         Err(reason)
     }
 
-    /// A call with these attributes, random sizes up to `most`, and numbers up to `reach`.
+    /// Returns a call with these attributes, random sizes up to `most`, and random numbers up to `reach`.
     ///
     /// # Errors
-    /// Why there is no call with the sizes that came up.
+    /// Reason why the chosen sizes have no call.
     fn sample(&self, dice: &mut Dice, attrs: &Attrs, most: usize, reach: f64) -> Result<Sample, String> {
         let sizes = self.sizes(dice, attrs, most);
         let mut inputs = Vec::new();
@@ -122,16 +123,17 @@ impl DataOp {
         }
         self.definition.bind(attrs, &types)?;
         let list: Vec<String> = types.iter().map(ToString::to_string).collect();
-        sample.label = match attrs.is_empty() {
-            true => list.join(", "),
-            false => format!("{} {{{attrs}}}", list.join(", ")),
+        sample.label = if attrs.is_empty() {
+            list.join(", ")
+        } else {
+            format!("{} {{{attrs}}}", list.join(", "))
         };
         self.limit_indices(&mut sample, &types)?;
         self.check_extent(attrs, &types)?;
         Ok(sample)
     }
 
-    /// Sizes by name, some of them those at which conditions change.
+    /// Returns random sizes for the names in shapes. Some of them are chosen because a condition changes there.
     fn sizes(&self, dice: &mut Dice, attrs: &Attrs, most: usize) -> Sizes {
         let mut sizes = Sizes::default();
         for (name, attr) in attrs.iter() {
@@ -152,7 +154,8 @@ impl DataOp {
             if !sizes.by_name.contains_key(name) {
                 let size = match !hints.is_empty() && dice.below(2) == 0 {
                     true => hints[dice.below(hints.len())],
-                    // Several sizes of this kind would be too many elements: one of some is.
+                    // Several large sizes would give too many elements, so choose a large one only
+                    // sometimes.
                     false if is_large && dice.below(2) == 0 => (MANY - dice.below(MANY / 4)) as i64,
                     false if is_large => dice.dim(12) as i64,
                     false => dice.dim(most) as i64,
@@ -163,12 +166,12 @@ impl DataOp {
         sizes
     }
 
-    /// Makes indices ones that the decomposition can look up.
+    /// Limits index operands to the indices that exist in the decomposition.
     ///
     /// # Errors
-    /// Where the manifest says that there are others.
+    /// The manifest declares another bound.
     fn limit_indices(&self, sample: &mut Sample, types: &[TensorType]) -> Result<(), String> {
-        // A call that is not well typed is for others to find.
+        // An ill-typed call is reported elsewhere.
         let Ok(checked) = self.checked(&sample.attrs, types) else {
             return Ok(());
         };
@@ -180,7 +183,7 @@ impl DataOp {
             match given as usize > bound {
                 true if self.definition.has_bound[operand] || bound == 0 => {
                     return Err(format!(
-                        "'{}' is below {given}, but its decomposition looks it up among {bound}",
+                        "'{}' is declared below {given}, but its decomposition uses it as an index below {bound}",
                         tensor.name
                     ));
                 }
@@ -191,7 +194,7 @@ impl DataOp {
         Ok(())
     }
 
-    /// Whether evaluating a call takes no more than tests may.
+    /// Checks that evaluating a call costs no more than tests allow.
     fn check_extent(&self, attrs: &Attrs, types: &[TensorType]) -> Result<(), String> {
         // As above.
         let Ok(graph) = self.decomposition(attrs, types) else {
@@ -204,8 +207,8 @@ impl DataOp {
     }
 }
 
-/// Combinations of what the manifest would have attributes tried with, that of all defaults first: all of them, or some in
-/// which each value comes up.
+/// Returns combinations of the attribute values in the manifest, beginning with all defaults. If there are too many,
+/// returns some that together contain each value.
 fn combinations(attributes: &[Attribute], dice: &mut Dice) -> Vec<Attrs> {
     let counts = attributes.iter().map(|a| a.samples.len());
     let all = counts.clone().fold(1, usize::saturating_mul);

@@ -1,58 +1,58 @@
-//! Shapes as manifests state them: sizes by name, and arithmetic on them.
+//! Shapes in manifests: named sizes, and arithmetic expressions of them.
 
 use std::collections::BTreeMap;
 
 use crate::term::Term;
 
-/// Name of the axes before the others in a shape.
+/// Name of the leading axes of a shape: any number of axes.
 pub(crate) const REST: &str = "...";
-/// Name of the number of elements of the first result.
+/// Name of the size that is the number of elements of the first result.
 pub(crate) const NUMEL: &str = "numel";
 
-/// What names stand for in one call: sizes of axes, and attributes that are integers.
+/// Values of the names in one call: sizes of axes, and integer attributes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sizes {
     pub(crate) by_name: BTreeMap<String, i64>,
-    /// The axes that `...` stands for.
+    /// Sizes of the axes that `...` matches.
     pub(crate) rest: Vec<usize>,
 }
 
 impl Sizes {
-    /// The value of an expression.
+    /// Returns the value of an expression.
     ///
     /// # Errors
-    /// What has no value.
+    /// An expression without a value.
     pub(crate) fn value(&self, term: &Term) -> Result<i64, String> {
         match term {
             Term::Int(v) => Ok(*v),
             Term::Name(name) => match self.by_name.get(name) {
                 Some(v) => Ok(*v),
-                None => Err(format!("'{name}' is no size and no attribute that is an integer")),
+                None => Err(format!("'{name}' is neither a size nor an integer attribute")),
             },
             Term::Call(name, arguments) => {
                 let values: Result<Vec<i64>, String> = arguments.iter().map(|a| self.value(a)).collect();
                 arithmetic(name, &values?).ok_or_else(|| format!("'{term}' has no value"))
             }
-            _ => Err(format!("'{term}' is no integer")),
+            _ => Err(format!("'{term}' is not an integer")),
         }
     }
 
-    /// A size: a value that is not negative.
+    /// Returns a size: a non-negative value.
     ///
     /// # Errors
     /// As [`Sizes::value`].
     pub(crate) fn size(&self, term: &Term) -> Result<usize, String> {
         let value = self.value(term)?;
-        usize::try_from(value).map_err(|_| format!("'{term}' is {value}, which is no size"))
+        usize::try_from(value).map_err(|_| format!("'{term}' is {value}, which is not a size"))
     }
 
-    /// Whether a condition holds.
+    /// Returns `true` if a condition holds.
     ///
     /// # Errors
-    /// What is no condition, or has no value.
+    /// An expression that is not a condition, or has no value.
     pub(crate) fn holds(&self, term: &Term) -> Result<bool, String> {
         let Term::Call(name, arguments) = term else {
-            return Err(format!("'{term}' is no condition"));
+            return Err(format!("'{term}' is not a condition"));
         };
         let values: Result<Vec<i64>, String> = arguments.iter().map(|a| self.value(a)).collect();
         let values = values?;
@@ -66,14 +66,14 @@ impl Sizes {
             "<=" => Ok(a <= b),
             ">" => Ok(a > b),
             ">=" => Ok(a >= b),
-            _ => Err(format!("'{name}' is no comparison")),
+            _ => Err(format!("'{name}' is not a comparison")),
         }
     }
 
-    /// Whether all conditions hold; the first that does not is the error.
+    /// Checks that all conditions hold.
     ///
     /// # Errors
-    /// The condition.
+    /// The first condition that does not hold.
     pub(crate) fn check(&self, conditions: &[Term]) -> Result<(), String> {
         for condition in conditions {
             if !self.holds(condition)? {
@@ -84,15 +84,15 @@ impl Sizes {
     }
 }
 
-/// Names of arithmetic on sizes.
+/// Names of the arithmetic functions of sizes.
 const ARITHMETIC: [&str; 8] = ["+", "-", "*", "/", "%", "min", "max", "ceil-div"];
 
-/// Whether a call is arithmetic on numbers, and not that of an operator.
+/// Returns `true` if a name is an arithmetic function of numbers, not an operator.
 pub(crate) fn is_arithmetic(name: &str) -> bool {
     ARITHMETIC.contains(&name)
 }
 
-/// Arithmetic on real numbers.
+/// Evaluates arithmetic on real numbers.
 pub(crate) fn real_arithmetic(name: &str, a: f64, b: f64) -> Option<f64> {
     let value = match name {
         "+" => a + b,
@@ -120,26 +120,26 @@ fn arithmetic(name: &str, values: &[i64]) -> Option<i64> {
     }
 }
 
-/// The shape of an operand or a result.
+/// Shape of an operand or a result, with named sizes.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
-    /// Whether any number of axes comes first.
+    /// `true` if the shape begins with `...`, which matches any number of axes.
     pub(crate) rest: bool,
-    /// The axes after these.
+    /// The axes after the leading ones.
     pub(crate) axes: Vec<Term>,
 }
 
 impl Pattern {
-    /// Reads a shape.
+    /// Parses a shape.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Description of the error.
     pub(crate) fn parse(axes: &[Term], most: usize) -> Result<Self, String> {
         let is_rest = |t: &Term| matches!(t, Term::Name(name) if name == REST);
         let rest = axes.first().is_some_and(is_rest);
         let axes = &axes[usize::from(rest)..];
         if axes.iter().any(is_rest) {
-            return Err("'...' stands before all other axes, and once".into());
+            return Err("'...' must occur only once, before all other axes".into());
         }
         if axes.len() > most {
             return Err(format!("it has {} axes; {most} are allowed", axes.len()));
@@ -150,7 +150,7 @@ impl Pattern {
         })
     }
 
-    /// Names of single axes.
+    /// Returns the names of axes, except `...`.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.axes.iter().filter_map(|axis| match axis {
             Term::Name(name) => Some(name.as_str()),
@@ -158,11 +158,11 @@ impl Pattern {
         })
     }
 
-    /// Finds out what names stand for; [`Pattern::check`] is for the other axes, once all names are known. `rests` are the
-    /// axes of each `...` so far.
+    /// Binds names to sizes; [`Pattern::check`] is for the other axes, once all names are bound.
+    /// `rests` collects the axes of each `...`.
     ///
     /// # Errors
-    /// How the shape differs.
+    /// The difference between the shapes.
     pub(crate) fn bind(&self, shape: &[usize], sizes: &mut Sizes, rests: &mut Vec<Vec<usize>>) -> Result<(), String> {
         let Some(before) = shape
             .len()
@@ -185,10 +185,10 @@ impl Pattern {
         Ok(())
     }
 
-    /// Compares the axes that are no names with a shape that was [bound](Pattern::bind).
+    /// Compares the axes that are not names with a shape that was [bound](Pattern::bind).
     ///
     /// # Errors
-    /// How the shape differs.
+    /// The difference between the shapes.
     pub(crate) fn check(&self, shape: &[usize], sizes: &Sizes) -> Result<(), String> {
         let before = shape.len().saturating_sub(self.axes.len());
         for (axis, &size) in self.axes.iter().zip(&shape[before..]) {
@@ -200,10 +200,10 @@ impl Pattern {
         Ok(())
     }
 
-    /// The shape that it stands for.
+    /// Returns the shape for these sizes.
     ///
     /// # Errors
-    /// An axis that has no size.
+    /// An axis without a size.
     pub(crate) fn shape(&self, sizes: &Sizes) -> Result<Vec<usize>, String> {
         let rest = if self.rest { &sizes.rest[..] } else { &[] };
         let axes = self.axes.iter().map(|axis| sizes.size(axis));
@@ -211,20 +211,21 @@ impl Pattern {
     }
 }
 
-/// Whether an axis has the elements that it is to have.
+/// Checks that an axis has the required size.
 fn fits(shape: &[usize], size: i64, axis: &Term, wanted: i64) -> Result<(), String> {
-    match size == wanted {
-        true => Ok(()),
-        false => Err(format!(
+    if size == wanted {
+        Ok(())
+    } else {
+        Err(format!(
             "an axis of {shape:?} has {size} elements, but '{axis}' is {wanted}"
-        )),
+        ))
     }
 }
 
-/// The axes that `...` stands for: the same everywhere, or those that broadcasting gives.
+/// Returns the axes of `...`: equal everywhere, or the result of broadcasting.
 ///
 /// # Errors
-/// Axes that do not fit together.
+/// Axes that do not match.
 pub(crate) fn join_rests(rests: &[Vec<usize>], broadcast: bool) -> Result<Vec<usize>, String> {
     let Some(longest) = rests.iter().max_by_key(|r| r.len()) else {
         return Ok(Vec::new());
@@ -232,7 +233,7 @@ pub(crate) fn join_rests(rests: &[Vec<usize>], broadcast: bool) -> Result<Vec<us
     if !broadcast {
         return match rests.iter().find(|r| *r != longest) {
             None => Ok(longest.clone()),
-            Some(other) => Err(format!("'...' stands for {longest:?} and for {other:?}")),
+            Some(other) => Err(format!("'...' matches both {longest:?} and {other:?}")),
         };
     }
     let mut joined = vec![1; longest.len()];

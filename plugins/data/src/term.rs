@@ -1,19 +1,19 @@
-//! Expressions as rules spell them: `(core.mul x (core.sigmoid x))`.
+//! Expressions in the syntax of rules: `(core.mul x (core.sigmoid x))`.
 
 use std::fmt;
 use std::panic::catch_unwind;
 
 use egglog::ast::{Expr, Literal, Parser};
 
-/// Longest text of an expression, in bytes.
+/// Maximum length of an expression, in bytes.
 const MAX_LENGTH: usize = 4096;
-/// Deepest nesting.
+/// Maximum nesting.
 const DEEPEST: usize = 32;
 
 /// An expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Term {
-    /// Something that has a name.
+    /// A name.
     Name(String),
     Int(i64),
     Float(f64),
@@ -23,22 +23,23 @@ pub(crate) enum Term {
 }
 
 impl Term {
-    /// Reads an expression.
+    /// Parses an expression.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// Description of the syntax error.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
             return Err(format!("it has {} bytes; {MAX_LENGTH} are allowed", text.len()));
         }
         check_nesting(text)?;
-        // The parser takes one expression and leaves the rest alone; a list shows what follows.
+        // The parser reads one expression and ignores the rest; wrapping it in a list detects
+        // trailing text.
         let listed = format!("(list {text}\n)");
         let parsed = catch_unwind(|| Parser::default().get_expr_from_string(None, &listed));
         let expr = match parsed {
             Ok(Ok(expr)) => expr,
-            Ok(Err(e)) => return Err(format!("'{}' is no expression: {}", shortened(text), e.1)),
-            Err(_) => return Err(format!("'{}' is no expression", shortened(text))),
+            Ok(Err(e)) => return Err(format!("'{}' is not an expression: {}", shortened(text), e.1)),
+            Err(_) => return Err(format!("'{}' is not an expression", shortened(text))),
         };
         match Term::of(&expr)? {
             Term::Call(_, mut terms) if terms.len() == 1 => Ok(terms.remove(0)),
@@ -58,7 +59,7 @@ impl Term {
                 Literal::Float(v) if v.0.is_finite() => Term::Float(v.0),
                 Literal::Bool(v) => Term::Bool(*v),
                 Literal::String(v) => Term::Text(v.clone()),
-                _ => return Err("it has a literal that is no finite number, flag or word".into()),
+                _ => return Err("it has a literal that is not a finite number, flag or word".into()),
             },
         })
     }
@@ -102,7 +103,7 @@ impl fmt::Display for Term {
     }
 }
 
-/// Parentheses within bounds: what reads expressions is recursive.
+/// Limits the nesting of parentheses, because the parser recurses.
 fn check_nesting(text: &str) -> Result<(), String> {
     let (mut depth, mut quoted) = (0usize, false);
     for c in text.chars() {
@@ -124,7 +125,7 @@ fn check_nesting(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The beginning of a text, for messages.
+/// Returns the beginning of a text, for messages.
 pub(crate) fn shortened(text: &str) -> String {
     const SHOWN: usize = 80;
     let line: String = text.chars().take(SHOWN).filter(|c| !c.is_control()).collect();
@@ -154,8 +155,8 @@ mod tests {
             (") (x", "closes"),
             ("(f x", "not closed"),
             ("(f \"x", "not closed"),
-            ("()", "no finite number"),
-            ("inf", "no finite number"),
+            ("()", "not a finite number"),
+            ("inf", "not a finite number"),
             ("x ; y", "not allowed"),
             (&deep, "nested deeper"),
             (&"x".repeat(5000), "5000 bytes"),

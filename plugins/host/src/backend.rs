@@ -1,4 +1,4 @@
-//! A loaded plugin as a backend like any other.
+//! Backend that forwards all calls to a loaded plugin.
 
 use std::ptr;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use meganeura_plugin_abi as abi;
 use crate::encode;
 use crate::library::{Failure, Plugin, array_text};
 
-/// More devices than this are a wrong number.
+/// Maximum number of devices; a larger number is an error of the plugin.
 const MAX_DEVICES: u32 = 256;
 
-/// The table has the function: that was checked when the plugin was loaded.
+/// Calls a function of the plugin's table, whose pointers were checked when the plugin was loaded.
 macro_rules! call {
     ($plugin:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $plugin.table().$function {
-            // SAFETY: called as the interface describes the function: with what the plugin gave out itself and has not
-            // been given back, and with memory that lives during the call.
+            // SAFETY: called as the interface specifies: with objects that the plugin returned and
+            // that were not freed, and with memory that lives during the call.
             Some(function) => unsafe { function($($argument),*) },
             None => return Err($plugin.broken(concat!("it has no function ", stringify!($function)))),
         }
     };
 }
 
-/// Calls a function that returns a status, and takes it.
+/// Calls a function of the plugin's table that returns a status, and converts the status to a result.
 macro_rules! checked {
     ($plugin:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let status = call!($plugin, $function($($argument),*));
@@ -54,7 +54,7 @@ pub(crate) struct PluginBackend {
 }
 
 impl PluginBackend {
-    /// Number of devices.
+    /// Returns the number of devices.
     fn count(&self, settings: &str) -> Result<u32> {
         let plugin = &self.plugin;
         let mut count = 0;
@@ -79,14 +79,14 @@ impl PluginBackend {
     }
 }
 
-/// What a description says, or what is wrong with it.
+/// Converts a device description, or returns an error if it is invalid.
 fn read_info(
     index: u32,
     info: &abi::DeviceInfo,
     backend: &str,
 ) -> std::result::Result<(DeviceInfo, Capabilities, String), String> {
     let text = |array: &[std::ffi::c_char], what: &str| {
-        array_text(array).ok_or_else(|| format!("has a {what} that does not end"))
+        array_text(array).ok_or_else(|| format!("has a {what} without terminating zero"))
     };
     let some = |text: String| Some(text).filter(|t| !t.is_empty());
     let kind = match info.kind {
@@ -107,9 +107,7 @@ fn read_info(
         ("half_flops_per_second", info.half_flops_per_second),
     ] {
         if !(rate.is_finite() && rate > 0.0) {
-            return Err(format!(
-                "says that its {what} is {rate}, but a rate is finite and above 0"
-            ));
+            return Err(format!("reports {rate} as {what}; expected a finite number above 0"));
         }
     }
     let mut dtypes = Vec::new();
@@ -120,7 +118,7 @@ fn read_info(
         }
     }
     if !dtypes.contains(&DType::F32) {
-        return Err("stores no f32, which every device has to".into());
+        return Err("does not support f32, which is required".into());
     }
     let known = |bytes: u64| Some(bytes).filter(|&b| b > 0);
     let device = DeviceInfo {
@@ -148,7 +146,7 @@ fn read_info(
     Ok((device, capabilities, text(&info.kernels, "name of its kernels")?))
 }
 
-/// The section `[backend.NAME]`, as lines.
+/// Returns the section `[backend.NAME]` of the configuration as lines `key = value`.
 fn settings(config: &Config, name: &str) -> Result<String> {
     let mut lines = String::new();
     for (key, value) in config.backend.get(name).into_iter().flatten() {
@@ -190,7 +188,7 @@ impl Backend for PluginBackend {
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
         let plugin = &self.plugin;
         let settings = settings(config, plugin.name())?;
-        // Plugins need not look whether an index exists.
+        // Plugins need not check indices.
         let count = self.count(&settings)?;
         let number = u32::try_from(index).ok().filter(|&number| number < count);
         let number = number.ok_or_else(|| {
@@ -207,7 +205,7 @@ impl Backend for PluginBackend {
         let outcome = checked!(plugin, device_open(lend(settings.as_bytes()), number, &mut device));
         outcome.map_err(|failure| failure.plain(plugin))?;
         if device.is_null() {
-            return Err(plugin.broken(format!("it opened device {index}, but gave a null pointer")));
+            return Err(plugin.broken(format!("it opened device {index}, but returned a null pointer")));
         }
         Ok(Arc::new(PluginDevice {
             open: Arc::new(OpenDevice {
@@ -220,7 +218,7 @@ impl Backend for PluginBackend {
     }
 }
 
-/// An open device, which is closed when neither it nor an executable of it is needed.
+/// Open device of a plugin. It is closed when the device and all its executables are dropped.
 struct OpenDevice {
     plugin: Arc<Plugin>,
     device: *mut abi::Device,
@@ -280,7 +278,7 @@ impl Device for PluginDevice {
     }
 
     fn kernels(&self) -> String {
-        // Another build may compute other things: plans in files are made anew.
+        // Another build may compute differently, so cached plans are invalidated.
         format!(
             "{} {} {}",
             self.open.plugin.manifest.version, self.open.plugin.sha256, self.kernels
@@ -295,7 +293,7 @@ impl Device for PluginDevice {
         let outcome = checked!(plugin, device_compile(self.open.device, lend(&bytes), &mut executable));
         outcome.map_err(|failure| failure.about_plan(plugin, plan))?;
         if executable.is_null() {
-            return Err(plugin.broken("it compiled a plan, but gave a null pointer"));
+            return Err(plugin.broken("it compiled a plan, but returned a null pointer"));
         }
         Ok(Box::new(PluginExecutable {
             open: self.open.clone(),
@@ -313,19 +311,21 @@ impl Device for PluginDevice {
 struct PluginExecutable {
     open: Arc<OpenDevice>,
     executable: *mut abi::Executable,
-    /// Bytes of each buffer: what is out of bounds never reaches the plugin.
+    /// Size of each buffer in bytes. Accesses are checked against it, so that the plugin never gets one that is out of
+    /// bounds.
     sizes: Vec<usize>,
     segments: usize,
     labels: Vec<String>,
-    /// Room for what a step consists of, so that steps allocate nothing.
+    /// Memory for the arguments of a step, reused so that steps do not allocate.
     scalars: Vec<abi::Scalar>,
     numbers: Vec<u32>,
-    /// Why nothing can be done with it any more.
+    /// Reason why the executable cannot be used any more; `None` if it can.
     unusable: Option<String>,
 }
 
-// SAFETY: functions of plugins may be called from any thread; calls with one executable do not overlap, as all take it
-// mutably but the one that asks for progress, which by the rules may overlap with none but itself.
+// SAFETY: functions of plugins may be called from any thread; calls with one executable do not
+// overlap, as all take it mutably except the query of progress, which by the rules may overlap only
+// with itself.
 unsafe impl Send for PluginExecutable {}
 
 impl Drop for PluginExecutable {
@@ -356,12 +356,12 @@ impl PluginExecutable {
             Some(why) => Err(Error::Plugin {
                 plugin: self.open.plugin.name().to_owned(),
                 message: format!("this session cannot be used any more: {why}"),
-                remedy: "build the session anew".into(),
+                remedy: "build the session again".into(),
             }),
         }
     }
 
-    /// The error of a failure; one that tells that there is no going on is remembered.
+    /// Converts a failure to an error. Records a failure that makes the executable unusable.
     fn settle(&mut self, outcome: std::result::Result<(), Failure>) -> Result<()> {
         let Err(failure) = outcome else { return Ok(()) };
         if failure.unusable {
@@ -380,13 +380,13 @@ impl PluginExecutable {
     }
 
     fn progress(&self) -> Option<abi::Progress> {
-        // Of one that cannot be used any more, nothing is called but what frees it.
+        // An unusable executable may only be freed.
         if self.unusable.is_some() {
             return None;
         }
         let progress = self.open.plugin.table().executable_progress?;
         let mut found = new_progress();
-        // SAFETY: the executable is not freed yet, and the place lives during the call.
+        // SAFETY: the executable is not freed yet, and `found` lives during the call.
         unsafe { progress(self.executable, &mut found) };
         Some(found)
     }

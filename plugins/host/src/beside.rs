@@ -1,7 +1,8 @@
-//! Libraries that lie beside a plugin.
+//! Checks of the libraries that a plugin is linked with and that are in its folder, or at paths relative to it.
 //!
-//! A shared object of ELF names what it is linked with, and may have the system look for it relative to its own place,
-//! `$ORIGIN`. Such libraries run with the same rights as the plugin, so they are held to the same rules.
+//! An ELF shared object names its libraries, and may make the system search for them relative to
+//! its own location, `$ORIGIN`. Such libraries run with the same rights as the plugin, so the same
+//! rules apply to them.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,36 +11,37 @@ use object::Endianness;
 use object::elf;
 use object::read::elf::{Dyn, ElfFile, FileHeader, ProgramHeader};
 
-use crate::file::{self, Identity, Opened, Refusal, refuse};
+use crate::file::{self, Identity, PluginFile, Refusal, refuse};
 use crate::library::printable;
 
-/// More libraries than this lie beside no plugin.
+/// Maximum number of libraries of a plugin that are found relative to it.
 const MAX_LIBRARIES: usize = 64;
 const RELINK: &str = "link it with -Wl,-rpath,'$ORIGIN', or with full paths";
 
-/// What an object has the system look for.
+/// Libraries that a shared object needs, and the folders that it makes the system search.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Linked {
-    /// Names of libraries.
+struct LinkedLibraries {
+    /// Names of the needed libraries.
     needed: Vec<String>,
-    /// Folders to look in, as they are written.
+    /// Folders to search, as written in the object.
     folders: Vec<String>,
-    /// Whether these folders count for what the libraries need, too: those of the older entry do, where there is no newer.
+    /// `true` if these folders are also searched for the libraries' own libraries. This is the case for `DT_RPATH`,
+    /// which applies only without `DT_RUNPATH`.
     is_inherited: bool,
 }
 
-/// What was found beside a plugin.
+/// Checked libraries that the system finds relative to a plugin.
 #[derive(Debug)]
-pub(crate) struct Beside {
-    /// Whether the system has to know where the plugin lies.
+pub(crate) struct NearbyLibraries {
+    /// `true` if the system needs the plugin's path to find them.
     pub(crate) by_place: bool,
     /// The libraries that were checked.
     pub(crate) libraries: Vec<(PathBuf, Identity)>,
 }
 
-/// Finds and checks the libraries that a plugin has beside it, and those beside them.
-pub(crate) fn check(opened: &Opened, allow: Option<&[String]>) -> Result<Beside, Refusal> {
-    let mut found = Beside {
+/// Finds and checks the libraries at paths relative to a plugin, and recursively their own libraries.
+pub(crate) fn check(opened: &PluginFile, allow: Option<&[String]>) -> Result<NearbyLibraries, Refusal> {
+    let mut found = NearbyLibraries {
         by_place: false,
         libraries: Vec::new(),
     };
@@ -56,7 +58,7 @@ pub(crate) fn check(opened: &Opened, allow: Option<&[String]>) -> Result<Beside,
                 continue;
             }
             if seen.len() > MAX_LIBRARIES {
-                return refuse(format!("more than {MAX_LIBRARIES} libraries lie beside it"), RELINK);
+                return refuse(format!("more than {MAX_LIBRARIES} libraries are in its folder"), RELINK);
             }
             let inherited = if linked.is_inherited {
                 folders.clone()
@@ -70,8 +72,8 @@ pub(crate) fn check(opened: &Opened, allow: Option<&[String]>) -> Result<Beside,
     Ok(found)
 }
 
-/// Opens a library by the rules for plugins.
-fn open(path: &Path, allow: Option<&[String]>) -> Result<Opened, Refusal> {
+/// Opens a library with the rules for plugins.
+fn open(path: &Path, allow: Option<&[String]>) -> Result<PluginFile, Refusal> {
     let name = path.display();
     let of = |refusal: Refusal| Refusal {
         message: format!("the library {name}, which it is linked with: {}", refusal.message),
@@ -83,8 +85,9 @@ fn open(path: &Path, allow: Option<&[String]>) -> Result<Opened, Refusal> {
     Ok(library)
 }
 
-/// Folders relative to the place of an object in which the system looks for what it needs.
-fn folders(linked: &Linked, place: &Path, inherited: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
+/// Returns the folders relative to an object's location in which the system searches for its
+/// libraries.
+fn folders(linked: &LinkedLibraries, place: &Path, inherited: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
     let mut folders = Vec::new();
     for entry in &linked.folders {
         folders.extend(relative(entry, place)?);
@@ -95,7 +98,8 @@ fn folders(linked: &Linked, place: &Path, inherited: &[PathBuf]) -> Result<Vec<P
     Ok(folders)
 }
 
-/// The libraries that the system would find there, and whether it is asked for one by the place of the object itself.
+/// Returns the libraries that the system would find at relative paths, and `true` if one of them is named by a path
+/// relative to the object.
 fn candidates(needed: &[String], folders: &[PathBuf], place: &Path) -> Result<(Vec<PathBuf>, bool), Refusal> {
     let mut found = Vec::new();
     let mut names_place = false;
@@ -112,7 +116,7 @@ fn candidates(needed: &[String], folders: &[PathBuf], place: &Path) -> Result<(V
     Ok((found, names_place))
 }
 
-/// What a path means that may begin with the place of the object. `None`, if it does not.
+/// Resolves a path that begins with `$ORIGIN` (the folder of the object, `place`). Returns `None` for an absolute path.
 fn relative(entry: &str, place: &Path) -> Result<Option<PathBuf>, Refusal> {
     let shown = printable(entry);
     let rest = ["$ORIGIN", "${ORIGIN}"]
@@ -120,25 +124,25 @@ fn relative(entry: &str, place: &Path) -> Result<Option<PathBuf>, Refusal> {
         .find_map(|origin| entry.strip_prefix(origin));
     match rest {
         Some(rest) if rest.contains('$') || !(rest.is_empty() || rest.starts_with('/')) => refuse(
-            format!("it looks for libraries in '{shown}', which cannot be checked"),
+            format!("it searches for libraries in '{shown}', which cannot be checked"),
             RELINK,
         ),
         Some(rest) => Ok(Some(place.join(rest.trim_start_matches('/')))),
         None if entry.starts_with('/') => Ok(None),
         None => refuse(
-            format!("it looks for libraries in '{shown}', relative to the folder that the program runs in"),
+            format!("it searches for libraries in '{shown}', relative to the folder that the program runs in"),
             RELINK,
         ),
     }
 }
 
-/// What the dynamic section of an object says.
-fn linked(contents: &[u8]) -> Result<Linked, Refusal> {
+/// Parses the dynamic section of an object.
+fn linked(contents: &[u8]) -> Result<LinkedLibraries, Refusal> {
     let found = match object::File::parse(contents) {
         Ok(object::File::Elf32(file)) => read(&file),
         Ok(object::File::Elf64(file)) => read(&file),
-        // Where there are other formats, the system is given the path.
-        _ => Some(Linked::default()),
+        // On systems with other formats, the loader gets the path.
+        _ => Some(LinkedLibraries::default()),
     };
     match found {
         Some(linked) => Ok(linked),
@@ -149,10 +153,10 @@ fn linked(contents: &[u8]) -> Result<Linked, Refusal> {
     }
 }
 
-fn read<Elf: FileHeader<Endian = Endianness>>(file: &ElfFile<Elf>) -> Option<Linked> {
+fn read<Elf: FileHeader<Endian = Endianness>>(file: &ElfFile<Elf>) -> Option<LinkedLibraries> {
     let (endian, data) = (file.endian(), file.data());
     let segments = file.elf_program_headers();
-    let mut linked = Linked::default();
+    let mut linked = LinkedLibraries::default();
     let Some(entries) = segments.iter().find_map(|s| s.dynamic(endian, data).ok().flatten()) else {
         return Some(linked);
     };
@@ -170,7 +174,7 @@ fn read<Elf: FileHeader<Endian = Endianness>>(file: &ElfFile<Elf>) -> Option<Lin
     let (Some(start), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else {
         return Some(linked);
     };
-    // By what is loaded, as the system reads it, not by sections.
+    // Use the loaded segments, like the system, and not sections.
     let loaded = segments.iter().filter(|s| s.p_type(endian) == elf::PT_LOAD);
     let strings = loaded
         .filter_map(|s| s.data_range(endian, data, start, size).ok().flatten())
@@ -183,7 +187,7 @@ fn read<Elf: FileHeader<Endian = Endianness>>(file: &ElfFile<Elf>) -> Option<Lin
     for (_, at) in entries.iter().filter(|(tag, _)| *tag == elf::DT_NEEDED) {
         linked.needed.push(text(*at)?);
     }
-    // The older entry does not count where there is the newer one. An empty one is none.
+    // The older entry is ignored if there is the newer one. An empty entry counts as absent.
     let (newer, older) = (value(elf::DT_RUNPATH), value(elf::DT_RPATH));
     linked.is_inherited = newer.is_none();
     if let Some(at) = newer.or(older) {
@@ -229,6 +233,9 @@ mod tests {
 
     #[test]
     fn what_is_no_elf_has_nothing_beside_it() {
-        assert_eq!(linked(b"text").expect("it is not looked at"), Linked::default());
+        assert_eq!(
+            linked(b"text").expect("it is not looked at"),
+            LinkedLibraries::default()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Plugins without native code: which files belong to one, and who may have written them.
+//! Loader of plugins without native code: reads their files, and checks who can have written them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use meganeura_plugin_data::{Manifest, Plugin};
 use crate::file::{self, Refusal, check_folders, refuse};
 use crate::{Report, check_allowed, trial};
 
-/// The manifest of a folder.
+/// Name of the manifest in a plugin's folder.
 const MANIFEST: &str = "plugin.toml";
-/// Larger files belong to no plugin of this kind.
+/// Maximum size of a file of such a plugin.
 const MAX_BYTES: u64 = 256 << 10;
 const SEE: &str = "see docs/write-a-data-plugin.md";
 
-/// Whether a path stands for a plugin without native code.
+/// Returns `true` if a path is a plugin without native code.
 pub(crate) fn is_data(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "toml") || path.is_dir()
 }
@@ -41,7 +41,7 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
         let Some(folder) = folder else {
             return refuse(
                 format!("it names the file '{name}', and is a single file itself"),
-                "name its folder, with the manifest in it as plugin.toml",
+                "name a folder that contains the manifest as plugin.toml",
             );
         };
         let opened = open_within(folder, name)?;
@@ -60,17 +60,17 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
     Ok(())
 }
 
-/// Those that were registered, in order: later ones may have rules for their operators.
+/// Paths of the registered plugins, in order. Later ones may have rules for operators of earlier ones.
 static LOADED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The plugins of this kind that are loaded.
+/// Returns the paths of the registered plugins without native code.
 pub(crate) fn loaded() -> MutexGuard<'static, Vec<PathBuf>> {
     // A panic cannot leave the list half changed.
     LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens a file of a folder, which may not be elsewhere.
-fn open_within(folder: &Path, name: &str) -> Result<file::Opened, Refusal> {
+/// Opens a file of a plugin's folder, and refuses a path that leads outside of it.
+fn open_within(folder: &Path, name: &str) -> Result<file::PluginFile, Refusal> {
     let of = |refusal: Refusal| Refusal {
         message: format!("its file '{name}': {}", refusal.message),
         ..refusal

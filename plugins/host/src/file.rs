@@ -1,4 +1,5 @@
-//! Files of plugins: who may have written them, and what they say of themselves before any of their code runs.
+//! Files of plugins: checks of their owner and permissions, and of their manifest before any of
+//! their code runs.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
@@ -9,15 +10,16 @@ use meganeura_plugin_abi as abi;
 use object::{Architecture, BinaryFormat, Object, ObjectSection, ObjectSymbol};
 use serde::Deserialize;
 
-/// Larger files are no shared objects of plugins.
+/// Maximum size of a plugin's shared object.
 pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
-/// What is wrong, and what to do about it.
+/// Reason why a plugin is refused, and the remedy.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) message: String,
     pub(crate) remedy: String,
-    /// Whether it may be mended elsewhere than in the plugin, as where a library is missing.
+    /// `true` if the cause may be outside of the plugin, such as a missing library; the plugin is then tried again each
+    /// time.
     pub(crate) runs_on_fallback: bool,
 }
 
@@ -31,22 +33,23 @@ pub(crate) fn refuse<T>(message: impl Into<String>, remedy: &str) -> Result<T, R
 
 /// A file that was opened and checked.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct PluginFile {
     pub(crate) file: File,
     pub(crate) identity: Identity,
-    /// Its path without links.
+    /// Path with all links resolved.
     pub(crate) path: PathBuf,
     pub(crate) contents: Vec<u8>,
     pub(crate) sha256: String,
 }
 
-/// What tells a file from another of the same path, and from itself before a change.
+/// Identity of a file's contents at a time: it differs from that of another file at the same path, and changes with the
+/// file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Device and number of the file, where the system has such.
+    /// Device and inode number of the file, if the operating system has them.
     pub(crate) file: Option<(u64, u64)>,
     size: u64,
-    /// When it was changed, in seconds and nanoseconds.
+    /// Time of the last change, in seconds and nanoseconds.
     changed: (i64, i64),
 }
 
@@ -72,7 +75,7 @@ impl Identity {
         }
     }
 
-    /// Whether a path still leads to the file as it was.
+    /// Returns `true` if a path still leads to the unchanged file.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
         path.metadata().is_ok_and(|metadata| Identity::of(&metadata) == *self)
     }
@@ -86,18 +89,20 @@ fn unreadable(error: std::io::Error) -> Refusal {
     }
 }
 
-/// The path that is meant, without links.
+/// Resolves a path, including links.
 pub(crate) fn real(path: &Path) -> Result<PathBuf, Refusal> {
-    match path.is_absolute() {
-        true => path.canonicalize().map_err(unreadable),
-        false => refuse(
+    if path.is_absolute() {
+        path.canonicalize().map_err(unreadable)
+    } else {
+        refuse(
             "its path is not absolute",
-            "name plugins by absolute paths; nothing is searched for",
-        ),
+            "use absolute paths for plugins; there is no search path",
+        )
     }
 }
 
-/// The folders above a path, and it itself if it is one, belong to nobody else.
+/// Checks that only this user or root can change the folders above a path, and the path itself if
+/// it is a folder.
 pub(crate) fn check_folders(path: &Path) -> Result<(), Refusal> {
     for folder in path.ancestors() {
         let metadata = folder.metadata().map_err(unreadable)?;
@@ -108,12 +113,12 @@ pub(crate) fn check_folders(path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Opens a file of bounded size that nobody but this user and the administrator could have written.
-pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
+/// Opens a file of at most `largest` bytes, and checks that only this user and root can have written it.
+pub(crate) fn open(path: &Path, largest: u64) -> Result<PluginFile, Refusal> {
     let path = real(path)?;
     let mut options = OpenOptions::new();
     options.read(true);
-    // A pipe would make this wait for whoever writes it.
+    // Opening a pipe would otherwise block until it has a writer.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let mut file = options.open(&path).map_err(unreadable)?;
@@ -134,7 +139,7 @@ pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
         .take(largest)
         .read_to_end(&mut contents)
         .map_err(unreadable)?;
-    Ok(Opened {
+    Ok(PluginFile {
         file,
         identity: Identity::of(&metadata),
         path,
@@ -153,15 +158,15 @@ fn check_owner(metadata: &Metadata, what: &str, path: &Path, is_folder: bool) ->
     if metadata.uid() != 0 && metadata.uid() != own {
         return refuse(
             format!("{what} {} belongs to another user ({})", path.display(), metadata.uid()),
-            "plugins and the folders above them have to belong to you or to root",
+            "plugins and their parent folders must belong to you or to root",
         );
     }
-    // In a sticky folder, such as /tmp, others cannot replace what is not theirs.
+    // In a sticky folder, such as /tmp, users cannot replace files of other users.
     let replaceable = metadata.mode() & OTHERS_WRITE != 0 && !(is_folder && metadata.mode() & STICKY != 0);
     if replaceable {
         return refuse(
             format!("{what} {} can be written by others", path.display()),
-            "take that right from them: chmod go-w",
+            "remove this permission: chmod go-w",
         );
     }
     Ok(())
@@ -169,17 +174,18 @@ fn check_owner(metadata: &Metadata, what: &str, path: &Path, is_folder: bool) ->
 
 #[cfg(not(unix))]
 fn check_owner(_: &Metadata, _: &str, _: &Path, _: bool) -> Result<(), Refusal> {
-    // Access lists are the administrator's; what is here are explicit paths and the list of sums.
+    // Access control lists are the administrator's task; here, paths are explicit and sums can be
+    // listed.
     Ok(())
 }
 
-/// What a plugin says of itself.
+/// The manifest of a plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Manifest {
     /// Name of its backend, as selectors use it.
     pub(crate) name: String,
     pub(crate) version: String,
-    /// `MAJOR.MINOR` of the interface.
+    /// Version `MAJOR.MINOR` of the interface.
     pub(crate) abi: String,
     #[serde(default)]
     pub(crate) description: String,
@@ -203,13 +209,19 @@ pub(crate) fn manifest(contents: &[u8]) -> Result<Manifest, Refusal> {
         let found = file.architecture();
         return refuse(format!("it is for another architecture, {found:?}"), REBUILD);
     }
-    const NOT_A_PLUGIN: &str = "see docs/plugin-abi.md for what a plugin exports";
+    const NOT_A_PLUGIN: &str = "see docs/plugin-abi.md for the exports of a plugin";
     let Some(bytes) = symbol(&file, abi::MANIFEST_SYMBOL) else {
-        let message = format!("it is not a plugin: it has no data named {}", abi::MANIFEST_SYMBOL);
+        let message = format!(
+            "it is not a plugin: it does not export the data {}",
+            abi::MANIFEST_SYMBOL
+        );
         return refuse(message, NOT_A_PLUGIN);
     };
     let Some(end) = bytes.iter().take(abi::MANIFEST_LIMIT).position(|&b| b == 0) else {
-        let message = format!("its manifest does not end within {} bytes", abi::MANIFEST_LIMIT);
+        let message = format!(
+            "its manifest has no terminating zero within {} bytes",
+            abi::MANIFEST_LIMIT
+        );
         return refuse(message, NOT_A_PLUGIN);
     };
     let Ok(text) = std::str::from_utf8(&bytes[..end]) else {
@@ -237,14 +249,14 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, Refusal> {
     if major != Some(abi::ABI_MAJOR) {
         let (found, ours) = (manifest.abi.escape_debug(), abi::ABI_MAJOR);
         return refuse(
-            format!("it speaks version '{found}' of the interface, and this is version {ours}"),
+            format!("it uses version '{found}' of the interface, expected version {ours}"),
             "build it with the header of this version",
         );
     }
     Ok(manifest)
 }
 
-/// The bytes of a file from a symbol on.
+/// Returns the bytes of a file from the start of a symbol.
 fn symbol<'a>(file: &object::File<'a>, name: &str) -> Option<&'a [u8]> {
     // Mach-O puts an underscore before names in C.
     let wanted = |found: &[u8]| found == name.as_bytes() || found.strip_prefix(b"_") == Some(name.as_bytes());
@@ -277,7 +289,7 @@ fn native_format() -> BinaryFormat {
     }
 }
 
-/// The architecture of this program, where it is one that is told apart here.
+/// Returns the architecture of this program, if plugins are supported on it.
 fn native_architecture() -> Option<Architecture> {
     Some(match std::env::consts::ARCH {
         "x86_64" => Architecture::X86_64,

@@ -1,7 +1,7 @@
 //! Loads plugins: backends from shared objects, and operators, rules and kernels from data.
 //!
-//! Which ones, the variable `MEGANEURA_PLUGINS` says (absolute paths, separated as in `PATH`), and the section
-//! `[plugins]` of a configuration file that `MEGANEURA_CONFIG` names:
+//! Plugins are listed in the variable `MEGANEURA_PLUGINS` (absolute paths, separated as in `PATH`),
+//! and in the section `[plugins]` of a configuration file that `MEGANEURA_CONFIG` names:
 //!
 //! ```toml
 //! [plugins]
@@ -9,18 +9,19 @@
 //! allow_sha256 = ["3f0a..."]  # optional: nothing else is loaded
 //! ```
 //!
-//! Nothing is searched for. A file is opened once, and what was opened is what is checked and loaded: it and all folders
-//! above it have to belong to the user or to root, and nobody else may write there. Its manifest is read before any of
-//! its code runs, so a file that is no plugin, or one for another version or machine, is refused without running. The same
-//! holds for libraries that it finds relative to its own place. A plugin that was loaded stays loaded. What is refused
-//! leaves everything else as it is; [`loaded`] says why, and so does `meganeura plugins`. It is tried again when the file,
-//! its rights or the list of sums have changed.
+//! There is no search path. A file is opened once, and the opened file is both checked and loaded:
+//! it and all folders above it must belong to the user or to root, and must not be writable by
+//! anyone else. Its manifest is read before any of its code runs, so a file that is not a plugin,
+//! or one for another version or machine, is rejected without running. The same rules apply to
+//! libraries that it finds relative to its own location. A loaded plugin stays loaded. A rejected
+//! plugin has no effect; [`loaded`] and `meganeura plugins` give the reason. It is tried again when
+//! the file, its permissions or the list of sums change.
 //!
-//! A folder, or a file `*.toml`, is a plugin without native code; see the crate `meganeura-plugin-data` for what is checked
-//! then.
+//! A folder, or a file `*.toml`, is a plugin without native code; the crate `meganeura-plugin-data`
+//! describes its checks.
 //!
-//! Code of a shared object runs with the rights of the program: there is no sandbox around it. `docs/plugin-abi.md` of the
-//! repository describes the interface.
+//! Code of a shared object runs with the permissions of the program, without a sandbox.
+//! `docs/plugin-abi.md` in the repository describes the interface.
 
 mod backend;
 mod beside;
@@ -38,12 +39,12 @@ use meganeura_core::backend::Backend;
 use meganeura_core::config::Config;
 use meganeura_core::registry;
 use meganeura_core::{Error, ExecutionPlan, Result};
-pub use meganeura_plugin_data::Brings;
+pub use meganeura_plugin_data::PluginContents;
 
 use crate::backend::PluginBackend;
 use crate::file::{Refusal, refuse};
 use crate::library::Plugin;
-use crate::seen::Seen;
+use crate::seen::PluginState;
 pub use crate::trial::{TrialLimits, try_plugins_with};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
@@ -56,27 +57,28 @@ meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
 
 registry::inventory::submit! { registry::LoaderEntry(load) }
 
-/// Variable with the paths of plugins.
+/// Environment variable with the paths of plugins.
 pub const PLUGINS_VARIABLE: &str = "MEGANEURA_PLUGINS";
 
-/// A plugin that was to be loaded.
+/// Outcome of loading a plugin, successful or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The path as it was given.
+    /// Path of the plugin as the user gave it.
     pub path: PathBuf,
-    /// Sum of the file, if it could be read; of a folder, that of the list of its files' sums.
+    /// SHA-256 sum of the file, if it could be read; for a folder, that of the list of its files'
+    /// sums.
     pub sha256: Option<String>,
     /// Name of the backend, or of the plugin without native code, if the manifest could be read.
     pub name: Option<String>,
-    /// Version of the plugin, likewise.
+    /// Version of the plugin, if the manifest could be read.
     pub version: Option<String>,
-    /// What it says of itself.
+    /// Description of the plugin.
     pub description: Option<String>,
-    /// Version of the interface that it was built with, if it was loaded.
+    /// Version of the interface that the plugin was built with, if it was loaded.
     pub abi: Option<String>,
-    /// What it brings, if it is one without native code and was loaded.
-    pub brings: Option<Brings>,
-    /// Why it was refused, if it was.
+    /// Contents of the plugin, if it has no native code and was loaded.
+    pub brings: Option<PluginContents>,
+    /// Reason why the plugin was rejected; `None` if it was loaded.
     pub refused: Option<String>,
 }
 
@@ -94,7 +96,7 @@ impl Report {
         }
     }
 
-    /// The name of the backend or of the plugin, or else the file's.
+    /// Returns the name of the backend or plugin, or else the name of the file.
     pub fn title(&self) -> String {
         let file = || self.path.file_name().map(|n| n.to_string_lossy().into_owned());
         let name = self.name.clone().or_else(file);
@@ -102,34 +104,38 @@ impl Report {
     }
 }
 
-/// A plugin that has been tried.
-struct Tried {
+/// Plugin that this process tried to load.
+struct TriedPlugin {
     report: Report,
-    /// Why it was refused, if it was.
+    /// Reason why the plugin was rejected; `None` if it was loaded.
     problem: Option<Error>,
-    /// What it looked like then; `None`, where the reason may lie elsewhere.
-    seen: Option<Seen>,
+    /// State of its files at that time; `None` if the cause of a rejection may be outside of them.
+    seen: Option<PluginState>,
 }
 
-impl Tried {
-    /// Whether it is to be tried again: it was refused, and what it was refused for may have been mended.
+impl TriedPlugin {
+    /// Returns `true` if the plugin must be tried again: it was rejected, and the cause may have been fixed.
     fn is_due(&self, path: &Path, allow: Option<&[String]>) -> bool {
-        self.problem.is_some() && self.seen.as_ref().is_none_or(|seen| *seen != Seen::of(path, allow))
+        self.problem.is_some()
+            && self
+                .seen
+                .as_ref()
+                .is_none_or(|seen| *seen != PluginState::of(path, allow))
     }
 }
 
-/// What has been tried, in order.
-static TRIED: Mutex<Vec<Tried>> = Mutex::new(Vec::new());
+/// Plugins that were tried, in order.
+static TRIED: Mutex<Vec<TriedPlugin>> = Mutex::new(Vec::new());
 
-/// All plugins that were to be loaded so far, in order.
+/// Returns the reports of all plugins that were tried so far, in order, including rejected ones.
 pub fn loaded() -> Vec<Report> {
     let tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     tried.iter().map(|tried| tried.report.clone()).collect()
 }
 
-/// Loads the plugins that the environment and the configuration name, each once. What is refused is a problem of the
-/// registry ([`registry::problems`]), and is tried again by a later call when it was changed. Called whenever devices are
-/// listed.
+/// Loads the plugins that the environment and the configuration name, each once. A rejected plugin
+/// is a problem of the registry ([`registry::problems`]), and later calls try it again after a
+/// change. Called whenever devices are listed.
 pub fn load(config: &Config) {
     let variable = std::env::var_os(PLUGINS_VARIABLE).unwrap_or_default();
     let paths = std::env::split_paths(&variable).filter(|p| !p.as_os_str().is_empty());
@@ -156,21 +162,22 @@ pub fn load(config: &Config) {
     }
 }
 
-/// Tries a plugin, and registers what it brings.
-fn try_one(path: &Path, allow: Option<&[String]>) -> Tried {
-    // Before the file is read: what changes meanwhile is seen the next time.
-    let seen = Seen::of(path, allow);
+/// Loads a plugin, registers its contents, and records the outcome.
+fn try_one(path: &Path, allow: Option<&[String]>) -> TriedPlugin {
+    // Before the file is read: a change meanwhile is detected the next time.
+    let seen = PluginState::of(path, allow);
     let mut report = Report::new(path);
-    let outcome = match data::is_data(path) {
-        true => data::load(path, allow, &mut report),
-        false => try_open(path, allow, &mut report).and_then(register),
+    let outcome = if data::is_data(path) {
+        data::load(path, allow, &mut report)
+    } else {
+        try_open(path, allow, &mut report).and_then(register)
     };
     let runs_on_fallback = outcome.as_ref().is_err_and(|refusal| refusal.runs_on_fallback);
     let problem = named(outcome, &report).err();
     if let Some(Error::Plugin { message, .. }) = &problem {
         report.refused = Some(message.clone());
     }
-    Tried {
+    TriedPlugin {
         report,
         problem,
         seen: Some(seen).filter(|_| !runs_on_fallback),
@@ -184,8 +191,8 @@ fn register(backend: PluginBackend) -> std::result::Result<(), Refusal> {
     })
 }
 
-/// Has the registry and the log know what became of a plugin, unless they do.
-fn settle(before: Option<&Tried>, now: &Tried) {
+/// Reports a new outcome of a plugin to the registry and the log, if it differs from the outcome before.
+fn settle(before: Option<&TriedPlugin>, now: &TriedPlugin) {
     let said = before.and_then(|before| before.problem.as_ref());
     if let (Some(said), Some(problem)) = (said, &now.problem)
         && said.to_string() == problem.to_string()
@@ -215,27 +222,28 @@ pub fn open_backend(path: &Path, allow_sha256: Option<&[String]>) -> Result<Arc<
     Ok(Arc::new(backend))
 }
 
-/// The bytes in which a plan is handed to a plugin. What damages them to try readers needs whole ones to begin with.
+/// Encodes a plan in the form that plugins read, for tests that damage it.
 ///
 /// # Errors
-/// A plan that the interface has no form for.
+/// A plan that the interface cannot represent.
 #[doc(hidden)]
 pub fn encoded_plan(plan: &ExecutionPlan) -> Result<Vec<u8>> {
     encode::plan(plan).map(|block| block.to_vec())
 }
 
-/// Loads one folder or file as a plugin without native code, and registers it, with what would be told of it.
+/// Loads one folder or file as a plugin without native code, registers it, and returns the report.
 ///
 /// # Errors
-/// [`Error::Plugin`] with the name and the cause when it is refused.
+/// [`Error::Plugin`] with the name and the cause if it is rejected.
 pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report> {
     let mut report = Report::new(path);
     named(data::load(path, allow_sha256, &mut report), &report)?;
     Ok(report)
 }
 
-/// Loads one plugin of either kind: one without native code is registered, the backend of a shared object is not. Devices
-/// of a shared object are listed, because every command does that: a plugin that ends or blocks the process there does so here.
+/// Loads one plugin of either kind: a plugin without native code is registered, the backend of a
+/// shared object is not. Devices of a shared object are listed, as every command does that: a
+/// plugin that ends or blocks the process in that call must be detected here.
 ///
 /// # Errors
 /// [`Error::Plugin`] with the name and the cause when it is refused.
@@ -257,16 +265,18 @@ fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<Pl
     named(outcome, report)
 }
 
-/// Tries a plugin without native code as [`try_plugins_with`] would have it, after those that are loaded.
+/// Tries a plugin without native code in a process as [`try_plugins_with`] describes, after those
+/// that are loaded.
 ///
 /// # Errors
-/// [`Error::Plugin`] when the process refuses it, with the reason, or does not come to an end by itself within the limits.
+/// [`Error::Plugin`] with the reason if the process rejects it, or does not end by itself within
+/// the limits.
 pub fn try_plugin(program: &Path, plugin: &Path, limits: TrialLimits) -> Result<()> {
     let earlier = data::loaded().clone();
     named(trial::run_with(program, plugin, &earlier, limits), &Report::new(plugin))
 }
 
-/// A refusal with the name of the plugin.
+/// Converts a refusal to an error with the name of the plugin.
 fn named<T>(outcome: std::result::Result<T, Refusal>, report: &Report) -> Result<T> {
     outcome.map_err(|Refusal { message, remedy, .. }| Error::Plugin {
         plugin: report.title(),
@@ -275,12 +285,12 @@ fn named<T>(outcome: std::result::Result<T, Refusal>, report: &Report) -> Result
     })
 }
 
-/// Refuses what is not on the list of sums, if there is one.
+/// Refuses a SHA-256 sum that is not on the list, if there is a list.
 fn check_allowed(allow: Option<&[String]>, sum: &str) -> std::result::Result<(), Refusal> {
     match allow {
         Some(sums) if !sums.iter().any(|s| s.eq_ignore_ascii_case(sum)) => refuse(
             format!("its SHA-256 sum, {sum}, is not on the list"),
-            "add the sum to plugins.allow_sha256 if this is the file that you trust",
+            "add the sum to plugins.allow_sha256 if you trust this file",
         ),
         _ => Ok(()),
     }
@@ -297,7 +307,7 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
     }
     check_allowed(allow, &opened.sha256)?;
     let manifest = manifest?;
-    // Before its code runs.
+    // Check before its code runs.
     if let Some(other) = registry::backends()
         .iter()
         .map(|b| b.info())
@@ -305,7 +315,7 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
     {
         return refuse(
             format!(
-                "a backend of the name '{}' is there already, from {}",
+                "a backend named '{}' is already registered, from {}",
                 other.name, other.origin
             ),
             "load only one of them",

@@ -1,4 +1,4 @@
-//! A loaded plugin: its table of functions, checked, and what its statuses mean.
+//! A loaded plugin: its checked table of functions, and the conversion of the statuses that they return.
 
 use std::ffi::{CStr, c_char};
 use std::fs::File;
@@ -12,20 +12,20 @@ use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{Error, Result};
 use meganeura_plugin_abi as abi;
 
-use crate::beside::Beside;
-use crate::file::{Identity, Manifest, Opened, Refusal, refuse};
+use crate::beside::NearbyLibraries;
+use crate::file::{Identity, Manifest, PluginFile, Refusal, refuse};
 
-/// Most bytes of a message of a plugin.
+/// Maximum size of a plugin's message, in bytes.
 const MAX_MESSAGE: usize = 4096;
-/// Longest chain of extensions.
+/// Maximum length of the chain of extensions.
 const MAX_EXTENSIONS: usize = 64;
-/// Largest table that makes sense.
+/// Maximum size of a plugin's table of functions, in bytes.
 const MAX_TABLE: usize = 1 << 16;
-/// Bytes of the tables of the first version.
+/// Size of the table of functions in the first version, in bytes.
 const FIRST_TABLE: usize = 144;
 
-/// A plugin that was loaded. It stays so until the program ends: what it started may run on, and what it gave out may
-/// still be used.
+/// A loaded plugin. It stays loaded until the program ends, because its threads may still run, and
+/// its objects may still be used.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     pub(crate) manifest: Manifest,
@@ -34,8 +34,8 @@ pub(crate) struct Plugin {
     table: abi::Plugin,
 }
 
-// SAFETY: the table consists of functions that may be called from any thread by the rules of the interface, and of
-// pointers that nobody follows after loading.
+// SAFETY: the table consists of functions that may be called from any thread by the rules of the
+// interface, and of pointers that are not used after loading.
 unsafe impl Send for Plugin {}
 // SAFETY: as above.
 unsafe impl Sync for Plugin {}
@@ -56,7 +56,7 @@ static HOST: HostInfo = HostInfo(abi::Host {
 });
 
 unsafe extern "C" fn log_line(level: u32, message: *const c_char) {
-    // SAFETY: plugins give texts that end.
+    // SAFETY: texts of plugins are NUL-terminated.
     let text = unsafe { text(message) };
     let level = match level {
         0 | 1 => log::Level::Error,
@@ -67,16 +67,16 @@ unsafe extern "C" fn log_line(level: u32, message: *const c_char) {
     log::log!(target: "meganeura::plugin", level, "plugin: {text}");
 }
 
-/// The text at a pointer, as far as it makes sense to show it.
+/// Reads the text at a pointer, up to a maximum length.
 ///
 /// # Safety
-/// Null, or bytes up to a NUL that stay what they are meanwhile.
+/// Null, or a NUL-terminated text that does not change meanwhile.
 pub(crate) unsafe fn text(start: *const c_char) -> String {
     if start.is_null() {
         return String::new();
     }
     let mut len = 0;
-    // SAFETY: no byte behind the NUL is read.
+    // SAFETY: no byte after the NUL is read.
     while len < MAX_MESSAGE && unsafe { *start.add(len) } != 0 {
         len += 1;
     }
@@ -85,17 +85,17 @@ pub(crate) unsafe fn text(start: *const c_char) -> String {
     printable(&String::from_utf8_lossy(bytes))
 }
 
-/// A text without what would confuse terminals.
+/// Replaces control characters, which could change the state of a terminal.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()
 }
 
-/// A file whose code was let in, whatever became of it afterwards.
+/// File whose code was loaded into this process. It stays loaded even if the plugin is rejected afterwards.
 struct LetIn {
-    /// Device and number of the file.
+    /// Device and inode number of the file.
     file: Option<(u64, u64)>,
-    /// The name that the loader knows it by.
+    /// Path that was passed to the loader of the operating system.
     name: PathBuf,
     sha256: String,
     library: &'static Library,
@@ -103,32 +103,34 @@ struct LetIn {
 
 static LET_IN: Mutex<Vec<LetIn>> = Mutex::new(Vec::new());
 
-/// Lets the code of a file in; it is never unloaded. The loader gives what it has for a file, or a name, that it knows, so a
-/// file that changed after it was loaded is refused, and one that did not is the library that is there.
-fn let_in(opened: Opened, beside: &Beside) -> Result<&'static Library, Refusal> {
+/// Loads the code of a file for the rest of the program. The loader returns the existing library for the same file or
+/// path. Therefore a file that changed after it was loaded is refused, and an unchanged one gives the existing library.
+fn let_in(opened: PluginFile, beside: &NearbyLibraries) -> Result<&'static Library, Refusal> {
     let mut known = LET_IN.lock().unwrap_or_else(PoisonError::into_inner);
     let name = name_for_loader(&opened, beside);
     let is_same = |l: &&LetIn| l.name == name || (l.file.is_some() && l.file == opened.identity.file);
     let library = match known.iter().find(is_same) {
         Some(before) if before.sha256 != opened.sha256 => {
             return refuse(
-                "an earlier version of this file is loaded already, and no code is unloaded",
-                "start the program again; new versions are best put in place by renaming them",
+                "an earlier version of this file is already loaded, and code is never unloaded",
+                "start the program again; install new versions by renaming them",
             );
         }
-        // The loader would give the same, but keep another name of it, and the file would stay open once more.
+        // Loading again would give the same library, but store another name, and keep the file open
+        // once more.
         Some(before) => before.library,
         None => {
             let library = open_library(&name).map_err(|e| {
                 let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
                 Refusal {
-                    message: format!("the system does not load it: {}", printable(&cause)),
-                    remedy: "check what it is linked with".into(),
+                    message: format!("the system cannot load it: {}", printable(&cause)),
+                    remedy: "check its linked libraries".into(),
                     runs_on_fallback: true,
                 }
             })?;
-            // The file stays open, too: the loader tells libraries by their names, and that of an open file is its number.
-            // A file that is open keeps its own number as well, so that no other one is taken for it.
+            // Keep the file open, too: the loader identifies libraries by name, and the name of an
+            // open file is its descriptor number. An open file also keeps its inode number, so no
+            // other file can be mistaken for it.
             let library: &'static Library = Box::leak(Box::new(library));
             let _: &'static File = Box::leak(Box::new(opened.file));
             known.push(LetIn {
@@ -146,13 +148,14 @@ fn let_in(opened: Opened, beside: &Beside) -> Result<&'static Library, Refusal> 
     Ok(library)
 }
 
-/// What was loaded by its path is what was checked, if the path led there before and after.
+/// Checks that the libraries loaded by path are the checked ones: each path must lead to the same unchanged file as
+/// before.
 fn check_unchanged<'a>(files: impl Iterator<Item = &'a (PathBuf, Identity)>) -> Result<(), Refusal> {
     for (path, identity) in files {
         if !identity.is_at(path) {
             return refuse(
                 format!("{} changed while it was loaded", path.display()),
-                "start the program again when nothing is being installed",
+                "start the program again after the installation has finished",
             );
         }
     }
@@ -160,19 +163,23 @@ fn check_unchanged<'a>(files: impl Iterator<Item = &'a (PathBuf, Identity)>) -> 
 }
 
 impl Plugin {
-    /// Loads an opened file. From here on its code runs.
-    pub(crate) fn load(opened: Opened, beside: &Beside, manifest: Manifest) -> Result<Plugin, Refusal> {
+    /// Loads an opened file. Its code runs from here on.
+    pub(crate) fn load(opened: PluginFile, beside: &NearbyLibraries, manifest: Manifest) -> Result<Plugin, Refusal> {
         let (path, sha256) = (opened.path.display().to_string(), opened.sha256.clone());
         let library = let_in(opened, beside)?;
-        // SAFETY: the type is that of the interface's function; the manifest said that it is one of its plugins.
+        // SAFETY: the type is that of the interface's function; the manifest declares the file a
+        // plugin of the interface.
         let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL.as_bytes()) };
         let Ok(entry) = entry else {
-            let message = format!("it has a manifest, but no function {}", abi::ENTRY_SYMBOL);
-            return refuse(message, "see docs/plugin-abi.md for what a plugin exports");
+            let message = format!(
+                "it has a manifest, but does not export the function {}",
+                abi::ENTRY_SYMBOL
+            );
+            return refuse(message, "see docs/plugin-abi.md for the exports of a plugin");
         };
-        // SAFETY: called as the interface says.
+        // SAFETY: called as the interface specifies.
         let table = unsafe { entry(&HOST.0) };
-        // SAFETY: what the function returns lives as long as the process.
+        // SAFETY: the returned table lives as long as the process.
         let table = unsafe { check_table(table) }?;
         Ok(Plugin {
             manifest,
@@ -190,7 +197,7 @@ impl Plugin {
         &self.table
     }
 
-    /// An error of this plugin that is no status.
+    /// Returns an error about faulty behaviour of the plugin that is not a status.
     pub(crate) fn broken(&self, message: impl Into<String>) -> Error {
         Error::Plugin {
             plugin: self.name().to_owned(),
@@ -199,10 +206,10 @@ impl Plugin {
         }
     }
 
-    /// What a function returned, taken over and freed.
+    /// Converts a status returned by the plugin to a result, and frees it.
     ///
     /// # Safety
-    /// `status` was returned by a function of this plugin just now.
+    /// A function of this plugin has just returned `status`.
     pub(crate) unsafe fn take(&self, status: *mut abi::Status) -> std::result::Result<(), Failure> {
         if status.is_null() {
             return Ok(());
@@ -214,21 +221,21 @@ impl Plugin {
             unusable: true,
         };
         if !status.is_aligned() {
-            return Err(unusable("it returned a status at an address that cannot be one".into()));
+            return Err(unusable("it returned a status with an invalid address".into()));
         }
-        // SAFETY: the first field is there whatever the version.
+        // SAFETY: the first field exists in every version.
         let size = unsafe { (*status).struct_size };
         if (size as usize) < size_of::<abi::Status>() || size as usize > MAX_TABLE {
             return Err(unusable(format!("it returned a status that says to have {size} bytes")));
         }
-        // SAFETY: it has all fields, and the texts end.
+        // SAFETY: it has all fields, and its texts are NUL-terminated.
         let (status_copy, message, context) = unsafe { (*status, text((*status).message), text((*status).context)) };
         if let Some(free) = self.table.status_free {
             // SAFETY: it is freed once.
             unsafe { free(status) };
         }
         let message = match (message.as_str(), context.as_str()) {
-            ("", "") => format!("it failed with code {} and says no more", status_copy.code),
+            ("", "") => format!("it failed with code {} without a message", status_copy.code),
             (_, "") => message,
             _ => format!("{message} ({context})"),
         };
@@ -241,18 +248,18 @@ impl Plugin {
     }
 }
 
-/// A status that says what went wrong.
+/// A status that reports a failure.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u32,
     pub(crate) message: String,
     pub(crate) detail: [u64; 3],
-    /// Whether the executable that it came from cannot be used any more.
+    /// `true` if the executable cannot be used any more.
     pub(crate) unusable: bool,
 }
 
 impl Failure {
-    /// The error that users see, of something done with a plan.
+    /// Converts the failure of an operation on a plan to an error for users.
     pub(crate) fn about_plan(self, plugin: &Plugin, plan: &ExecutionPlan) -> Error {
         let dispatch = usize::try_from(self.detail[0])
             .ok()
@@ -266,13 +273,13 @@ impl Failure {
                     reason: self.message,
                 }],
             },
-            // The code has no numbers, so it blames no dispatch.
+            // The code has no numbers, so the error names no dispatch.
             (abi::STATUS_INVALID_PLAN, _) => Error::plan(format!("plugin '{}': {}", plugin.name(), self.message)),
             _ => self.plain(plugin),
         }
     }
 
-    /// The error that users see.
+    /// Converts the failure to an error for users.
     pub(crate) fn plain(self, plugin: &Plugin) -> Error {
         match self.code {
             abi::STATUS_OUT_OF_MEMORY => Error::OutOfMemory {
@@ -287,9 +294,9 @@ impl Failure {
     }
 }
 
-/// What the loader is given. On Linux that is what was checked, not what the path leads to by now; but where a plugin has
-/// libraries beside it, the loader finds them by its path.
-fn name_for_loader(opened: &Opened, beside: &Beside) -> PathBuf {
+/// Returns the path that the loader of the operating system opens. On Linux it leads to the file that was checked, even
+/// if the original path now leads to another one. A plugin with libraries at relative paths needs its original path.
+fn name_for_loader(opened: &PluginFile, beside: &NearbyLibraries) -> PathBuf {
     #[cfg(target_os = "linux")]
     if !beside.by_place {
         use std::os::fd::AsRawFd;
@@ -302,8 +309,8 @@ fn name_for_loader(opened: &Opened, beside: &Beside) -> PathBuf {
 #[cfg(unix)]
 fn open_library(name: &Path) -> std::result::Result<Library, libloading::Error> {
     use libloading::os::unix;
-    // SAFETY: loading runs initialisers of the file; that it is to be trusted is what its user says by naming it, and
-    // what was checked of its owner and its sum.
+    // SAFETY: loading runs initialisers of the file; the user declares it trusted by naming it, and
+    // its owner and its sum were checked.
     unsafe { unix::Library::open(Some(name), unix::RTLD_NOW | unix::RTLD_LOCAL) }.map(Library::from)
 }
 
@@ -313,7 +320,7 @@ fn open_library(name: &Path) -> std::result::Result<Library, libloading::Error> 
     unsafe { Library::new(name) }
 }
 
-/// Copies a table, if it is one that can be used.
+/// Checks that a table of functions can be used, and returns a copy.
 ///
 /// # Safety
 /// Null, or a table as the interface describes it, at least its first field.
@@ -322,13 +329,13 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
     if table.is_null() {
         return refuse(
             "it refuses this host: its entry returned null",
-            "ask its author, or build it anew",
+            "ask its author, or build it again",
         );
     }
     if !table.is_aligned() {
-        return refuse("its table is at an address that cannot be one", REBUILD);
+        return refuse("its table has an invalid address", REBUILD);
     }
-    // SAFETY: the first field is there whatever the version.
+    // SAFETY: the first field exists in every version.
     let size = unsafe { (*table).struct_size } as usize;
     if !(FIRST_TABLE..=MAX_TABLE).contains(&size) {
         return refuse(format!("its table says to have {size} bytes"), REBUILD);
@@ -336,19 +343,19 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
     // SAFETY: all zeros are a table without functions.
     let mut copy: abi::Plugin = unsafe { std::mem::zeroed() };
     let len = size.min(size_of::<abi::Plugin>());
-    // SAFETY: both have so many bytes.
+    // SAFETY: both have at least `len` bytes.
     unsafe { ptr::copy_nonoverlapping(table.cast::<u8>(), (&raw mut copy).cast::<u8>(), len) };
     if copy.abi_major != abi::ABI_MAJOR {
         let (found, ours) = (copy.abi_major, abi::ABI_MAJOR);
         return refuse(
-            format!("its table is of version {found} of the interface, and this is version {ours}"),
+            format!("its table uses version {found} of the interface, expected version {ours}"),
             REBUILD,
         );
     }
     if copy.plan_oldest > abi::PLAN_VERSION || copy.plan_newest < abi::PLAN_VERSION {
         let (oldest, newest, ours) = (copy.plan_oldest, copy.plan_newest, abi::PLAN_VERSION);
         return refuse(
-            format!("it reads plans of the versions {oldest} to {newest}, and these have {ours}"),
+            format!("it supports plans of the versions {oldest} to {newest}, found {ours}"),
             REBUILD,
         );
     }
@@ -372,21 +379,23 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
             "only optional functions may be null",
         );
     }
-    // SAFETY: the chain is made of extensions, as the interface says.
+    // SAFETY: the interface specifies that the chain consists of extensions.
     unsafe { check_extensions(copy.extensions) }?;
     Ok(copy)
 }
 
+/// Checks the extensions in a chain.
+///
 /// # Safety
-/// Null, or the first link of a chain.
+/// `link` is null or the first link of a chain.
 unsafe fn check_extensions(mut link: *const abi::Extension) -> Result<(), Refusal> {
     for _ in 0..MAX_EXTENSIONS {
         if link.is_null() {
             return Ok(());
         }
-        // SAFETY: by contract; names are texts.
+        // SAFETY: by contract; names are NUL-terminated texts.
         let name = unsafe { text((*link).name) };
-        log::debug!("a plugin has the extension '{name}', which this host does not know");
+        log::debug!("a plugin has the extension '{name}', which this host does not support");
         // SAFETY: by contract.
         link = unsafe { (*link).next };
     }
@@ -396,12 +405,12 @@ unsafe fn check_extensions(mut link: *const abi::Extension) -> Result<(), Refusa
     )
 }
 
-/// The version of the interface that a plugin was built with.
+/// Returns the version of the interface that a plugin was built with.
 pub(crate) fn version_of(table: &abi::Plugin) -> String {
     format!("{}.{}", table.abi_major, table.abi_minor)
 }
 
-/// A text in an array of fixed length.
+/// Reads a text in an array of fixed length.
 pub(crate) fn array_text(array: &[c_char]) -> Option<String> {
     // SAFETY: characters are bytes, of one size and alignment.
     let bytes = unsafe { std::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };

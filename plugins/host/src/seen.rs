@@ -1,22 +1,22 @@
-//! What a refusal depends on, as far as it can be seen without reading files: when it changes, a plugin is tried again.
+//! State of a plugin's files that is visible without reading them. When it changes, a rejected plugin is tried again.
 
 use std::fs::Metadata;
 use std::path::Path;
 
-/// Entries of a plugin's folder that are looked at.
+/// Maximum number of entries of a plugin's folder that are inspected.
 const MAX_ENTRIES: usize = 4096;
 
-/// A look at a plugin.
+/// The visible state of a plugin.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// The sums that were allowed.
+pub(crate) struct PluginState {
+    /// Allowed SHA-256 sums, if there is a list.
     allow: Option<Vec<String>>,
-    /// The file, or the files of a folder, and the folders above. Empty, if there is nothing.
+    /// Metadata of the file, or of the files of a folder, and of the folders above. Empty if nothing exists.
     stamps: Vec<Stamp>,
 }
 
-impl Seen {
-    pub(crate) fn of(path: &Path, allow: Option<&[String]>) -> Seen {
+impl PluginState {
+    pub(crate) fn of(path: &Path, allow: Option<&[String]>) -> PluginState {
         let mut stamps = Vec::new();
         if let Ok(real) = path.canonicalize() {
             for folder in real.ancestors() {
@@ -26,14 +26,14 @@ impl Seen {
                 within(&real, &mut stamps);
             }
         }
-        Seen {
+        PluginState {
             allow: allow.map(<[String]>::to_vec),
             stamps,
         }
     }
 }
 
-/// All that lies in a folder, in the order of names.
+/// Adds the metadata of everything in a folder, sorted by name.
 fn within(folder: &Path, stamps: &mut Vec<Stamp>) {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).take(MAX_ENTRIES).collect();
@@ -52,13 +52,15 @@ fn within(folder: &Path, stamps: &mut Vec<Stamp>) {
 #[cfg(unix)]
 type Stamp = [u64; 7];
 
-/// What changes when a file does. Folders change with every file that others put into them, so only their rights count.
+/// Returns the metadata of a file that change with it. A folder changes with any file in it, so only its permissions
+/// count.
 #[cfg(unix)]
 fn stamp(metadata: &Metadata) -> Stamp {
     use std::os::unix::fs::MetadataExt;
-    let (size, seconds, nanos) = match metadata.is_dir() {
-        true => (0, 0, 0),
-        false => (metadata.size(), metadata.ctime() as u64, metadata.ctime_nsec() as u64),
+    let (size, seconds, nanos) = if metadata.is_dir() {
+        (0, 0, 0)
+    } else {
+        (metadata.size(), metadata.ctime() as u64, metadata.ctime_nsec() as u64)
     };
     let (uid, mode) = (metadata.uid().into(), metadata.mode().into());
     [metadata.dev(), metadata.ino(), uid, mode, size, seconds, nanos]

@@ -1,10 +1,11 @@
-//! Tries a plugin in a process of its own, before this one does.
+//! Trial of a plugin in a separate process before this one loads it.
 //!
-//! What is checked of a plugin without native code is bounded, and this process checks what was let through again. But if a
-//! bound is wrong, or a parser takes more stack than there is, it is another process that ends.
+//! Checks of a plugin without native code are bounded, and this process repeats them. But if a
+//! bound is wrong, or a parser overflows the stack, only the other process dies.
 //!
-//! The code of a shared object begins to run when it is loaded. One that ends its process, never comes back, or faults
-//! because its file was damaged, does so in that other process. It is no sandbox: both have the rights of the user.
+//! The code of a shared object begins to run when it is loaded. If it ends its process, blocks
+//! forever, or faults because its file was damaged, that happens in the other process. It is not a
+//! sandbox: both processes have the rights of the user.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use crate::file::{Refusal, refuse};
 
-/// What a trial may take.
+/// Limits of the separate process that loads a plugin on trial.
 #[derive(Clone, Copy, Debug)]
 pub struct TrialLimits {
-    /// Seconds, of the clock and of a processor.
+    /// Maximum wall-clock time, and maximum processor time, in seconds.
     pub seconds: u64,
-    /// Bytes of its address space; only on Unix.
+    /// Maximum size of the address space, in bytes; only on Unix.
     pub bytes: u64,
 }
 
@@ -33,20 +34,22 @@ impl Default for TrialLimits {
     }
 }
 
-/// The program that tries plugins.
+/// Path of the program that tries plugins.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has plugins tried by `program plugins check [--after EARLIER]... PATH`, from now on, before they are loaded. The command `meganeura` names itself here; other programs do so if they have it beside them, or a program of
-/// theirs that does the same: it needs the operators that they link for their plugins. Later calls change nothing.
+/// Makes this process try plugins with `program plugins check [--after EARLIER]... PATH` before it
+/// loads them. The command `meganeura` sets itself here. Other programs set a program of their own
+/// that does the same: it must link the operators that their plugins use. Later calls have no
+/// effect.
 pub fn try_plugins_with(program: PathBuf) {
-    // The first one stays.
+    // The first program stays.
     let _ = PROGRAM.set(program);
 }
 
-/// Seconds in which a shared object has to be loaded and to list its devices.
+/// Maximum time in seconds to load a shared object and list its devices.
 const NATIVE_SECONDS: u64 = 30;
 
-/// Tries a plugin, after those that are loaded, if there is a program for it.
+/// Tries a plugin after the loaded ones, if there is a program for trials.
 pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
     match PROGRAM.get() {
         Some(program) => run_with(program, plugin, earlier, TrialLimits::default()),
@@ -54,7 +57,7 @@ pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
     }
 }
 
-/// Tries to load a shared object of that sum, if there is a program for it.
+/// Tries to load a shared object with this sum, if there is a program for trials.
 pub(crate) fn run_native(plugin: &Path, sha256: &str) -> Result<(), Refusal> {
     match PROGRAM.get() {
         Some(program) => run_native_with(program, plugin, sha256, NATIVE_SECONDS),
@@ -62,32 +65,34 @@ pub(crate) fn run_native(plugin: &Path, sha256: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Tries to load a shared object in a process that names its sum in the end: one that the plugin ended did not come so far.
-/// Drivers take address space without bounds, so that only time is limited.
+/// Tries to load a shared object in a process that prints its sum at the end: a process that the
+/// plugin ended does not get that far. Drivers allocate unbounded address space, so only time is
+/// limited.
 pub(crate) fn run_native_with(program: &Path, plugin: &Path, sha256: &str, seconds: u64) -> Result<(), Refusal> {
     let limits = TrialLimits {
         seconds,
         bytes: u64::MAX,
     };
     let said = outcome(program, plugin, &[], limits)?;
-    match said.contains(sha256) {
-        true => Ok(()),
-        false => refuse(
+    if said.contains(sha256) {
+        Ok(())
+    } else {
+        refuse(
             "it ended the process that tried it, as if all were well, while it was loaded or listed its devices",
-            "do not use it: it would end this program in the same way",
-        ),
+            "do not use it: it would also exit this program",
+        )
     }
 }
 
-/// Tries a plugin in a process that loads the `earlier` ones first, on which it may build. It is let through if that process
-/// does so; whatever else comes of it is a refusal.
+/// Tries a plugin in a process that loads the `earlier` ones first, on which it may depend. It is
+/// accepted if that process accepts it; every other outcome is a rejection.
 pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimits) -> Result<(), Refusal> {
     outcome(program, plugin, earlier, limits).map(drop)
 }
 
-/// What a process that let a plugin through has said.
+/// Returns the output of a process that accepted a plugin.
 fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimits) -> Result<String, Refusal> {
-    const REMEDY: &str = "do not use it; if it does nothing wrong, please report this";
+    const REMEDY: &str = "do not use it; if the plugin is correct, please report this";
     let mut command = Command::new(program);
     command.args(["plugins", "check"]);
     for path in earlier {
@@ -98,13 +103,14 @@ fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimi
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // Settings of this program are not for that one: it would load other plugins, or write traces over this one's.
+    // Do not pass this program's settings: the other would load other plugins, or overwrite this
+    // one's traces.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("MEGANEURA_") {
             command.env_remove(name);
         }
     }
-    // The earlier ones are tried again, each within the same limits.
+    // The earlier plugins are tried again, each within the same limits.
     let limits = TrialLimits {
         seconds: limits.seconds.saturating_mul(1 + earlier.len() as u64),
         ..limits
@@ -115,7 +121,7 @@ fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimi
         Err(e) => return refuse(format!("the process that tries it could not be started: {e}"), REMEDY),
     };
     let (answer, said) = (child.stdout.take().map(listen), child.stderr.take().map(listen));
-    // It ended, and so did what it said, unless a process that it started goes on.
+    // The process ended, and so did its output, unless a child process still runs.
     let heard = |said: Option<Receiver<String>>| {
         let said = said.and_then(|said| said.recv_timeout(Duration::from_secs(1)).ok());
         said.unwrap_or_default()
@@ -124,9 +130,9 @@ fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimi
         Ok(Some(status)) if status.success() => Ok(heard(answer)),
         Ok(Some(status)) if status.code() == Some(1) => {
             let why = reason(&heard(said), plugin);
-            // Its author's to correct: it says so itself.
+            // The plugin's author must fix it: no other remedy is needed.
             let remedy = format!(
-                "correct the plugin; `meganeura plugins check {}` says the same",
+                "correct the plugin; `meganeura plugins check {}` reports the same error",
                 plugin.display()
             );
             refuse(format!("the process that tried it refuses it: {why}"), &remedy)
@@ -146,13 +152,13 @@ fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimi
     }
 }
 
-/// Takes what a process says, and keeps the first of it.
+/// Starts a thread that reads the output of a process, and keeps only its beginning.
 fn listen(mut from: impl Read + Send + 'static) -> Receiver<String> {
     const KEPT: u64 = 16 << 10;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut kept = Vec::new();
-        // A process whose words cannot be read has said less.
+        // If the output cannot be read, it counts as ended.
         let _ = from.by_ref().take(KEPT).read_to_end(&mut kept);
         let _ = std::io::copy(&mut from, &mut std::io::sink());
         let _ = sender.send(String::from_utf8_lossy(&kept).into_owned());
@@ -160,7 +166,8 @@ fn listen(mut from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// The reason in what the command said of a plugin: `error: plugin 'name': reason (path)`, and perhaps a remedy.
+/// Extracts the reason from the command's output about a plugin:
+/// `error: plugin 'name': reason (path)`, optionally with a remedy.
 fn reason(said: &str, plugin: &Path) -> String {
     const MAX_LENGTH: usize = 1000;
     let error = said.rsplit_once("error: ").map_or(said, |(_, error)| error);
@@ -170,13 +177,14 @@ fn reason(said: &str, plugin: &Path) -> String {
     let named = error.starts_with("plugin '").then(|| error.split_once("': ")).flatten();
     let line = named.map_or(error, |(_, reason)| reason).chars();
     let line: String = line.filter(|c| !c.is_control()).take(MAX_LENGTH).collect();
-    match line.is_empty() {
-        true => "it does not say why".into(),
-        false => line,
+    if line.is_empty() {
+        "it does not say why".into()
+    } else {
+        line
     }
 }
 
-/// How a process ended; `None` if it had to be ended.
+/// Returns the exit status of a process; `None` if it had to be killed.
 fn wait(mut child: Child, time: Duration) -> std::io::Result<Option<ExitStatus>> {
     const PAUSE: Duration = Duration::from_millis(5);
     let begin = Instant::now();
@@ -207,14 +215,14 @@ fn limit(command: &mut Command, limits: TrialLimits) {
                 rlim_cur: libc::RLIM_INFINITY,
                 rlim_max: libc::RLIM_INFINITY,
             };
-            // SAFETY: it writes the structure, which is there, and nothing else.
+            // SAFETY: the call only writes the structure, which is valid.
             if unsafe { libc::getrlimit(what, &raw mut bound) } != 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            // Limits of this process may be lower, and nobody may raise them.
+            // Limits of this process may be lower, and cannot be raised.
             bound.rlim_cur = bound.rlim_cur.min(most as libc::rlim_t);
             bound.rlim_max = bound.rlim_max.min(most as libc::rlim_t);
-            // SAFETY: it reads the structure, which is there, and nothing else.
+            // SAFETY: the call only reads the structure, which is valid.
             if unsafe { libc::setrlimit(what, &raw const bound) } != 0 {
                 return Err(std::io::Error::last_os_error());
             }
@@ -243,7 +251,8 @@ mod tests {
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
             loop {
                 let outcome = run_native_with(&program, Path::new("/some/lib.so"), "abcd", 1);
-                // A process that another test starts meanwhile may have the script open for a moment.
+                // A process that another test starts at the same time may hold the script open for
+                // a moment.
                 if !matches!(&outcome, Err(e) if e.message.contains("Text file busy")) {
                     return outcome.map_err(|refusal| refusal.message);
                 }

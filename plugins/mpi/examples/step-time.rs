@@ -1,6 +1,7 @@
-//! Time of a training step of a language model on the CPU: `step-time STEPS BATCH`, alone or as a rank under `mpirun`, with
-//! BATCH rows of all ranks together. The first rank prints the median of the steps, in milliseconds, after some that are not
-//! counted. `scripts/measure-ranks` compares.
+//! Measures a training step of a language model on the CPU: `step-time STEPS BATCH`, in a single
+//! process or as a rank under `mpirun`, with BATCH rows over all ranks. The first rank prints the
+//! median time of the steps, in milliseconds, after warm-up steps
+//! that are not counted. `scripts/measure-ranks` compares.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const ROWS: usize = 128;
 const VOCAB: usize = 512;
-/// Steps before those that count.
+/// Number of warm-up steps.
 const WARM_UP: usize = 3;
 
 fn main() -> ExitCode {

@@ -1,6 +1,7 @@
-//! A rank of a run that the tests start by `mpirun`: `train-ranks TASK STEPS [zero1] [checkpoints=DIR]`, where TASK is `mlp`,
-//! `cnn` or `llama`. Every process says its number, and the first rank the loss of each step, from which a run that goes on
-//! begins.
+//! A rank of a run that the tests start with `mpirun`:
+//! `train-ranks TASK STEPS [zero1] [checkpoints=DIR]`, where TASK is `mlp`, `cnn` or `llama`. Every
+//! process prints its process id, and the first rank prints the loss of each step, beginning with
+//! the step from which a resumed run continues.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -18,7 +19,7 @@ use ranks::Task;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Prints losses, and ends the run after that step.
+/// Observer that prints losses, and ends the run after the given step.
 struct Print {
     is_first: bool,
     last: u64,
@@ -29,14 +30,16 @@ impl Observer for Print {
         if let (true, Some(loss)) = (self.is_first, step.loss) {
             say(&format!("step {} {loss:e}", step.total_step));
         }
-        match step.total_step >= self.last {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if step.total_step >= self.last {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 }
 
-/// A line at once, as other ranks print theirs at the same time. Who reads them may be gone.
+/// Prints a line in a single write, because other ranks print at the same time. Errors are ignored: the reader may have
+/// ended.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush());
@@ -63,7 +66,7 @@ fn run() -> Result<()> {
     let options = CommunicatorOptions::with_time_limit(Duration::from_secs(60));
     let communicator = open(meganeura_mpi::NAME, &options)?;
     let mut config = task.config(Some(communicator.clone()));
-    // It ends after a number of steps alone.
+    // Only the number of steps ends the run.
     config.epochs = 1_000_000;
     for word in more {
         match word.split_once('=') {

@@ -1,4 +1,4 @@
-//! Calls of MPI, all of which are in this file and in those beside it.
+//! Collective calls of MPI. All calls of the MPI library are in this file, in `notice.rs` and in `wait.rs`.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -14,22 +14,22 @@ use mpi::ffi;
 use crate::notice::Notices;
 use crate::signal;
 
-/// Most elements of one call: MPI counts in `int`.
+/// Maximum number of elements in one call, because MPI counts in `int`.
 const MAX_COUNT: usize = 1 << 28;
 
-/// Bytes of a tensor's name that are compared and told.
+/// Maximum number of bytes of a tensor's name that are sent to other ranks.
 const NAME_BYTES: usize = 72;
-/// Bytes of a header: number and size of the call, its root, and its name.
+/// Size of a header in bytes: five 64-bit words, such as the size and the root of the call, and its name.
 const HEADER_BYTES: usize = 40 + NAME_BYTES;
 
-/// What a rank calls.
+/// Encoded description of a rank's call. Ranks exchange them, to check that all make the same call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header(Vec<u8>);
 
 impl Header {
     pub(crate) fn new(operation: Collective, tensor: &str, bytes: usize, root: usize) -> Self {
         let title = format!("{operation} of {tensor}");
-        // Of a long name, its beginning is told and all of it compared.
+        // Only the beginning of a long name is sent, but the hash covers all of it.
         let mut hasher = DefaultHasher::new();
         title.hash(&mut hasher);
         let mut header = Vec::with_capacity(HEADER_BYTES);
@@ -58,7 +58,7 @@ impl Header {
         String::from_utf8_lossy(&bytes[40..40 + length]).into_owned()
     }
 
-    /// How the call of another rank differs, if it does.
+    /// Returns the difference from another rank's call, if there is one.
     fn difference(&self, other: &[u8]) -> Option<String> {
         let own = &self.0[..];
         if Header::word(own, 2) != Header::word(other, 2) {
@@ -66,24 +66,25 @@ impl Header {
         }
         let (bytes, their_bytes) = (Header::word(own, 0), Header::word(other, 0));
         if bytes != their_bytes {
-            return Some(format!("it has {their_bytes} bytes, here there are {bytes}"));
+            return Some(format!("it has {their_bytes} bytes, this rank has {bytes}"));
         }
         let (root, their_root) = (Header::word(own, 1), Header::word(other, 1));
-        (root != their_root).then(|| format!("its root is {their_root}, here it is {root}"))
+        (root != their_root).then(|| format!("its root is {their_root}, the root of this rank is {root}"))
     }
 }
 
-/// The connection, under the lock of its owner.
+/// State of the connection, kept under a lock by the communicator.
 pub(crate) struct State {
     universe: ManuallyDrop<Universe>,
     comm: ffi::MPI_Comm,
     rank: usize,
     size: usize,
     pub(crate) notices: Notices,
-    /// Memory that calls read from and write to. It is given up, not freed, where a call does not come to its end.
+    /// Memory that calls read from, and memory that they write to. If a call does not complete, it is leaked instead of
+    /// freed.
     source: Vec<u8>,
     target: Vec<u8>,
-    /// Whether a call failed: nothing more is called then.
+    /// `true` if a call has failed. No further calls are made then.
     is_broken: bool,
 }
 
@@ -101,7 +102,7 @@ impl fmt::Debug for State {
     }
 }
 
-/// What an error code of MPI means.
+/// Converts an error code of MPI to a result.
 fn check(code: c_int) -> Result<(), CollectiveFailure> {
     // `MPI_SUCCESS` is 0 by the standard.
     if code == 0 {
@@ -119,7 +120,7 @@ fn check(code: c_int) -> Result<(), CollectiveFailure> {
     Err(CollectiveFailure::Transport(message))
 }
 
-/// A copy of the communicator of all processes, whose errors are returned.
+/// Returns a copy of the communicator of all processes that returns errors instead of aborting.
 fn duplicate() -> Result<ffi::MPI_Comm, String> {
     // SAFETY: MPI is initialized, so that its constants have their values; the pointers are to locals.
     unsafe {
@@ -128,7 +129,7 @@ fn duplicate() -> Result<ffi::MPI_Comm, String> {
         let set = ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN);
         match (made, set) {
             (0, 0) => Ok(comm),
-            _ => Err("MPI could not make a communicator".into()),
+            _ => Err("MPI could not create a communicator".into()),
         }
     }
 }
@@ -139,7 +140,7 @@ impl State {
             .ok_or("MPI was initialized in this process before")?;
         if threading < Threading::Serialized {
             return Err(format!(
-                "this MPI library gives {threading:?} where MPI_THREAD_SERIALIZED is needed"
+                "this MPI library provides {threading:?}, expected at least MPI_THREAD_SERIALIZED"
             ));
         }
         let (comm, control) = (duplicate()?, duplicate()?);
@@ -147,7 +148,7 @@ impl State {
         // SAFETY: the communicator is valid, the pointers are to locals.
         let codes = unsafe { [ffi::MPI_Comm_rank(comm, &mut rank), ffi::MPI_Comm_size(comm, &mut size)] };
         if codes != [0, 0] {
-            return Err("MPI does not tell the number of processes".into());
+            return Err("MPI does not report the number of processes".into());
         }
         let (rank, size) = (rank as usize, size as usize);
         Ok(State {
@@ -170,14 +171,14 @@ impl State {
         self.size
     }
 
-    /// Gives up: tells the other ranks.
+    /// Marks the communicator as failed, and notifies the other ranks.
     pub(crate) fn fail(&mut self, reason: &str) {
         if !mem::replace(&mut self.is_broken, true) {
             self.notices.tell_end(reason);
         }
     }
 
-    /// Compares a call with those of all other ranks.
+    /// Checks that all other ranks make the same call.
     pub(crate) fn compare(&mut self, header: &Header, limit: Duration) -> Result<(), CollectiveFailure> {
         self.notices.begin();
         let mut all = vec![0; HEADER_BYTES * self.size];
@@ -189,14 +190,16 @@ impl State {
         }
     }
 
-    /// Starts a call with memory of `source` and `target`, and waits for it.
+    /// Starts a call that uses the memory of `source` and `target`, and waits for it.
     fn start(
         &mut self,
         limit: Duration,
         call: impl FnOnce(*const u8, *mut u8, ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
     ) -> Result<(), CollectiveFailure> {
         if self.is_broken {
-            return Err(CollectiveFailure::Transport("the communicator failed before".into()));
+            return Err(CollectiveFailure::Transport(
+                "the communicator failed in an earlier call".into(),
+            ));
         }
         // SAFETY: MPI is initialized, so that the constant has its value.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
@@ -215,7 +218,7 @@ impl State {
         waited
     }
 
-    /// Replaces the contents of `source`, and makes room in `target`.
+    /// Replaces the contents of `source`, and resizes `target` to `target` bytes.
     fn fill(&mut self, source: &[u8], target: usize) {
         self.source.clear();
         self.source.extend_from_slice(source);
@@ -261,7 +264,7 @@ impl State {
     ) -> Result<(), CollectiveFailure> {
         let count = count(own.len())?;
         self.fill(bytes_of(data), size_of_val(own));
-        // SAFETY: as above, with `count` numbers in the target and as many for each rank in the source.
+        // SAFETY: as above, with `count` numbers in the target and `count` per rank in the source.
         self.start(limit, |source, target, comm, request| unsafe {
             let (kind, op) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
             ffi::MPI_Ireduce_scatter_block(source.cast(), target.cast(), count, kind, op, comm, request)
@@ -273,7 +276,7 @@ impl State {
     pub(crate) fn all_gather(&mut self, own: &[u8], all: &mut [u8], limit: Duration) -> Result<(), CollectiveFailure> {
         let count = count(own.len())?;
         self.fill(own, all.len());
-        // SAFETY: as above, with `count` bytes in the source and as many for each rank in the target.
+        // SAFETY: as above, with `count` bytes in the source and `count` per rank in the target.
         self.start(limit, |source, target, comm, request| unsafe {
             let kind = ffi::RSMPI_UINT8_T;
             ffi::MPI_Iallgather(source.cast(), count, kind, target.cast(), count, kind, comm, request)
@@ -301,7 +304,7 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         signal::finish();
-        // One that failed is not finalized, as ranks may be gone that MPI would wait for.
+        // A failed communicator is not finalized, as MPI might wait for ranks that are gone.
         if !self.is_broken && !std::thread::panicking() {
             // SAFETY: it is dropped once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.universe) };

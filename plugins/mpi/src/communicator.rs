@@ -1,10 +1,11 @@
-//! The communicator.
+//! The MPI communicator.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meganeura_core::distributed::{
-    Collective, CollectiveError, CollectiveFailure, Communicator, CommunicatorEntry, CommunicatorOptions, Overlapped,
+    Collective, CollectiveError, CollectiveFailure, Communicator, CommunicatorEntry, CommunicatorOptions,
+    OverlappedCommunicator,
 };
 use meganeura_core::error::{Error, Result};
 use meganeura_core::{register_communicator, register_plugin, registry};
@@ -25,10 +26,11 @@ register_plugin!(registry::PluginManifest {
 
 register_communicator!(CommunicatorEntry {
     name: NAME,
-    open: |options| Ok(Arc::new(Overlapped::new(MpiCommunicator::open(options)?))),
+    open: |options| Ok(Arc::new(OverlappedCommunicator::new(MpiCommunicator::open(options)?))),
 });
 
-/// All processes that `mpirun` started together. A process that was started without it is alone.
+/// Communicator of all processes that `mpirun` started together. A process that was started without `mpirun` is a
+/// single rank.
 #[derive(Debug)]
 pub struct MpiCommunicator {
     rank: usize,
@@ -38,10 +40,11 @@ pub struct MpiCommunicator {
 }
 
 impl MpiCommunicator {
-    /// Initializes MPI and joins all processes of the run. It can be done once in a process.
+    /// Initializes MPI and joins all processes of the run. Only possible once per process.
     ///
     /// # Errors
-    /// [`Error::Plugin`] where MPI was initialized before, or does not let threads take turns.
+    /// [`Error::Plugin`] if MPI was already initialized, or does not support serialized calls from
+    /// several threads.
     pub fn open(options: &CommunicatorOptions) -> Result<Self> {
         let state = State::open().map_err(|message| Error::Plugin {
             plugin: NAME.into(),
@@ -71,7 +74,7 @@ impl MpiCommunicator {
         })
     }
 
-    /// Makes a call, after it was compared with those of the other ranks.
+    /// Executes a call after checking that the other ranks make the same call.
     fn call(
         &self,
         operation: Collective,
@@ -86,12 +89,12 @@ impl MpiCommunicator {
         let called = state
             .compare(&header, self.time_limit)
             .and_then(|()| call(&mut state, self.time_limit));
-        // Afterwards it is what was done last.
+        // Afterwards, the title is that of the last call.
         let (rank, size) = (self.rank, self.size);
         signal::prepare(&signal::told_to_end(rank, size, &format!("a step after {title}")));
         called.map_err(|failure| {
             let error = self.error(operation, tensor, failure);
-            // Without the remedy, which is this rank's.
+            // Without the remedy, which applies to this rank only.
             state.fail(error.to_string().lines().next().unwrap_or_default());
             error
         })
@@ -101,11 +104,11 @@ impl MpiCommunicator {
         if root < self.size {
             return Ok(());
         }
-        let message = format!("there is no rank {root}");
+        let message = format!("rank {root} does not exist");
         Err(self.error(operation, tensor, CollectiveFailure::Invalid(message)))
     }
 
-    /// Lengths that do not fit together.
+    /// Checks that the lengths of a rank's own part and of the whole tensor match.
     fn check(&self, operation: Collective, tensor: &str, own: usize, all: usize) -> Result<()> {
         if all == own * self.size {
             return Ok(());

@@ -1,11 +1,14 @@
-//! The communicator `mpi`: collectives of data-parallel training through an MPI library (Open MPI or MPICH), by the crate
-//! `mpi`. Without the feature `mpi`, which needs the library's headers, this crate is empty.
+//! The communicator `mpi`: collectives of data-parallel training through an MPI library (Open MPI
+//! or MPICH), with the crate `mpi`. Without the feature `mpi`, which needs the library's headers,
+//! this crate is empty.
 //!
-//! Collectives are the library's non-blocking ones, which this crate waits for with a time limit. Before each, ranks compare
-//! what they call, so that a difference is an error and not a wrong sum or a wait. GPUs are served by host memory.
+//! Collectives are the library's non-blocking ones, which this crate awaits with a time limit.
+//! Before each, ranks compare their calls, so that a difference is an error instead of a wrong sum
+//! or a deadlock. GPUs use host memory.
 //!
-//! A communicator that failed is not finalized: other ranks may be gone, and MPI would wait for them. The program is to end
-//! with an error then, by which `mpirun` ends what is left.
+//! A communicator that failed is not finalized: other ranks may be gone, and MPI would wait for
+//! them. The program should then exit with an error, which makes `mpirun` end the remaining
+//! processes.
 
 #[cfg(feature = "mpi")]
 mod call;

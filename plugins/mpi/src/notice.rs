@@ -1,5 +1,6 @@
-//! Short messages beside collectives: that a rank waits, and that it ends. By the first, ranks that wait too long know who
-//! does not wait with them; by the second, they need not wait at all.
+//! Short messages in addition to collectives: that a rank waits, and that it ends. With the first,
+//! a rank that waits too long can report which ranks are missing; with the second, other ranks need
+//! not wait at all.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -10,34 +11,34 @@ use crate::signal;
 
 /// Tag of the messages.
 const TAG: c_int = 1;
-/// Bytes of a message at most.
+/// Maximum bytes of a message.
 const MAX_BYTES: usize = 512;
-/// How long a rank that ends tries to tell the others.
+/// Maximum time that an ending rank spends on notifying the other ranks.
 const TELL: Duration = Duration::from_secs(2);
-/// The same after SIGTERM, which comes a second before SIGKILL: there must be time to say what failed.
+/// The same after SIGTERM: SIGKILL follows a second later, and there must be time left to report the failure.
 const TELL_LAST: Duration = Duration::from_millis(50);
 const WAITS: u8 = 0;
 const ENDS: u8 = 1;
 
-/// A message on its way, with its memory.
-struct Sent {
+/// A message that is being sent, with its memory.
+struct SentMessage {
     request: ffi::MPI_Request,
     _bytes: Box<[u8]>,
 }
 
-/// What other ranks told.
+/// Notices from and to other ranks.
 pub(crate) struct Notices {
     comm: ffi::MPI_Comm,
     rank: usize,
     size: usize,
-    /// Number of the present collective.
+    /// Sequence number of the current collective.
     pub(crate) sequence: u64,
-    /// The last collective that each rank was told to wait in.
+    /// For each rank, the number of the last collective that the rank reported to wait in.
     waits_in: Vec<u64>,
-    /// Ranks that told that they end, with their reasons.
+    /// Rank that reported that it ends, with its reason.
     pub(crate) ended: Option<(usize, String)>,
-    sent: Vec<Sent>,
-    /// Whether the others were told that this rank waits in the present collective.
+    sent: Vec<SentMessage>,
+    /// `true` if this rank has reported that it waits in the current collective.
     pub(crate) has_told: bool,
 }
 
@@ -55,25 +56,25 @@ impl Notices {
         }
     }
 
-    /// Begins another collective.
+    /// Starts another collective.
     pub(crate) fn begin(&mut self) {
         self.sequence += 1;
         self.has_told = false;
     }
 
-    /// Ranks that have not told that they wait in the present collective.
+    /// Returns the ranks that have not reported that they wait in the current collective.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let others = (0..self.size).filter(|&rank| rank != self.rank);
         others.filter(|&rank| self.waits_in[rank] < self.sequence).collect()
     }
 
-    /// Tells the other ranks that this one waits.
+    /// Notifies the other ranks that this one waits.
     pub(crate) fn tell_wait(&mut self) {
         self.has_told = true;
         self.tell(WAITS, "");
     }
 
-    /// Tells the other ranks that this one ends.
+    /// Notifies the other ranks that this one ends.
     pub(crate) fn tell_end(&mut self, reason: &str) {
         self.tell(ENDS, reason);
         let until = Instant::now() + if signal::terminated() { TELL_LAST } else { TELL };
@@ -92,8 +93,8 @@ impl Notices {
         message.extend(text.bytes().take(MAX_BYTES - message.len()));
         for peer in (0..self.size).filter(|&peer| peer != self.rank) {
             let bytes: Box<[u8]> = message.clone().into();
-            // SAFETY: MPI is initialized; the memory lives until the message is sent, or for ever; errors are returned, and
-            // a message that cannot be sent is as one that does not arrive.
+            // SAFETY: MPI is initialized; the memory lives until the message is sent, or is leaked;
+            // errors are returned, and a message that cannot be sent counts as not delivered.
             let sent = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
                 let (data, kind) = (bytes.as_ptr().cast(), ffi::RSMPI_UINT8_T);
@@ -102,30 +103,30 @@ impl Notices {
                 (code == 0).then_some(request)
             };
             match sent {
-                Some(request) => self.sent.push(Sent { request, _bytes: bytes }),
+                Some(request) => self.sent.push(SentMessage { request, _bytes: bytes }),
                 None => std::mem::forget(bytes),
             }
         }
     }
 
-    /// Frees the memory of messages that were sent; whether all were.
+    /// Frees the memory of messages that were sent. Returns `true` if no message is left.
     fn forget_sent(&mut self) -> bool {
         self.sent.retain_mut(|sent| {
             let mut done: c_int = 0;
-            // SAFETY: the request is of a message of this list, and not complete before.
+            // SAFETY: the request belongs to a message of this list that was not complete before.
             let code = unsafe { ffi::MPI_Test(&mut sent.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
             code == 0 && done == 0
         });
         self.sent.is_empty()
     }
 
-    /// Takes what has arrived.
+    /// Receives all messages that have arrived.
     pub(crate) fn receive(&mut self) {
         self.forget_sent();
         loop {
             let mut bytes = [0_u8; MAX_BYTES];
             let mut arrived: c_int = 0;
-            // SAFETY: a status of MPI is plain data, which a probe fills.
+            // SAFETY: an MPI status is plain data, which a probe fills.
             let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
             // SAFETY: the pointers are to locals.
             let probed = unsafe { ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, TAG, self.comm, &mut arrived, &mut status) };
@@ -139,7 +140,7 @@ impl Notices {
                 ffi::MPI_Recv(data, MAX_BYTES as c_int, kind, source, TAG, self.comm, &mut status)
             };
             let mut length: c_int = 0;
-            // SAFETY: the status is that of the message.
+            // SAFETY: the status belongs to the message.
             let counted = unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
             let peer = source as usize;
             if received != 0 || counted != 0 || length < 9 || peer >= self.size {
@@ -160,7 +161,7 @@ impl Notices {
 
 impl Drop for Notices {
     fn drop(&mut self) {
-        // The library may still read those that are on their way.
+        // The library may still read messages that are not sent yet.
         std::mem::take(&mut self.sent).into_iter().for_each(std::mem::forget);
     }
 }

@@ -1,10 +1,12 @@
-//! Signals by which `mpirun` asks processes to end, and what a rank does then.
+//! Signals with which `mpirun` asks processes to end, and a rank's reaction.
 //!
 //! - SIGTERM comes from `mpirun` after Ctrl-C, and when another rank died; SIGKILL follows after
-//!   `odls_base_sigkill_timeout` seconds, 1 by default. For the first part of this time collectives go on: if all ranks
-//!   live, they agree to stop, and save a checkpoint. A rank that still waits afterwards says what it waits for: by an error,
-//!   or where the library does not return, as it may where it reads from a process that is gone, by what was prepared.
-//! - SIGUSR1, which `mpirun` forwards, only asks the run to stop after an update. There is no limit of time.
+//!   `odls_base_sigkill_timeout` seconds, 1 by default. For the first part of this time collectives
+//!   continue: if all ranks are alive, they agree to stop, and save a checkpoint. A rank that still
+//!   waits afterwards reports its collective: with an error, or, if the library does not return, as
+//!   may happen if it reads from a dead process, with a prepared message.
+//! - SIGUSR1, which `mpirun` forwards, only asks the run to stop after an update. There is no time
+//!   limit.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering};
@@ -15,25 +17,27 @@ use meganeura_core::distributed::CollectiveFailure;
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// By default, how long after SIGTERM collectives go on, and when the prepared message is written, in microseconds.
+/// Default time for which collectives continue after SIGTERM, and default time until the prepared message is written,
+/// in microseconds.
 const GRACE: i64 = 400_000;
 const LAST_MOMENT: i64 = 650_000;
-/// Before a later SIGKILL, what is left for an error to come out, and for the prepared message.
+/// Time before SIGKILL that is reserved for reporting an error and for the prepared message, in microseconds, if
+/// SIGKILL comes later than by default.
 const TO_SAY: i64 = 1_000_000;
 const TO_WRITE: i64 = 500_000;
 
-/// What tells processes of Open MPI how many seconds `mpirun` leaves them.
+/// Environment variable in which Open MPI passes the seconds between SIGTERM and SIGKILL to processes.
 const SECONDS: &str = "OMPI_MCA_odls_base_sigkill_timeout";
 
 static GRACE_NOW: AtomicI64 = AtomicI64::new(GRACE);
 static LAST_NOW: AtomicI64 = AtomicI64::new(LAST_MOMENT);
 
 const MAX_BYTES: usize = 512;
-/// The prepared message, and its length; 0 while it is written.
+/// Prepared message, and its length. The length is 0 while the message is being changed.
 static MESSAGE: [AtomicU8; MAX_BYTES] = [const { AtomicU8::new(0) }; MAX_BYTES];
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Has the last moment come after so many microseconds; never for 0.
+/// Sets the timer that triggers the prepared message, in microseconds; 0 disables it.
 fn set_timer(microseconds: i64) {
     let never = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let once = libc::itimerval {
@@ -60,12 +64,12 @@ extern "C" fn note(signal: libc::c_int) {
     set_timer(LAST_NOW.load(Ordering::Relaxed));
 }
 
-/// Asks for nothing but that the run stops.
+/// Handles SIGUSR1: requests the run to stop.
 extern "C" fn request(_: libc::c_int) {
     REQUESTED.store(true, Ordering::Relaxed);
 }
 
-/// The time is up: writes the prepared message and ends the process.
+/// Handles SIGALRM of the timer: writes the prepared message and ends the process.
 extern "C" fn end(_: libc::c_int) {
     let mut text = [0; MAX_BYTES];
     let length = LENGTH.load(Ordering::Acquire).min(MAX_BYTES);
@@ -79,7 +83,7 @@ extern "C" fn end(_: libc::c_int) {
     }
 }
 
-/// Prepares what is written where this collective does not come to its end.
+/// Prepares the message that is written if the current collective does not complete.
 pub(crate) fn prepare(text: &str) {
     LENGTH.store(0, Ordering::Release);
     for (byte, prepared) in text.bytes().zip(&MESSAGE) {
@@ -88,7 +92,7 @@ pub(crate) fn prepare(text: &str) {
     LENGTH.store(text.len().min(MAX_BYTES), Ordering::Release);
 }
 
-/// Nothing is communicated any more: a last moment, if it was near, does not come.
+/// Disables a pending timer, because no communication follows.
 pub(crate) fn finish() {
     prepare("");
     if terminated() {
@@ -96,7 +100,7 @@ pub(crate) fn finish() {
     }
 }
 
-/// From now on signals are noted.
+/// Installs the signal handlers.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -110,42 +114,42 @@ pub(crate) fn watch() {
             (libc::SIGUSR1, request as extern "C" fn(libc::c_int)),
             (libc::SIGALRM, end as extern "C" fn(libc::c_int)),
         ] {
-            // SAFETY: the handlers use atomics and call what handlers may.
+            // SAFETY: the handlers use atomics and only async-signal-safe functions.
             unsafe { libc::signal(signal, handler as libc::sighandler_t) };
         }
     });
 }
 
-/// How long collectives go on after SIGTERM, and when the last moment is, in microseconds, where SIGKILL comes after so many
-/// seconds; `None` for what the defaults are right for.
+/// Returns the time after SIGTERM for which collectives continue, and the time until the prepared message is written,
+/// in microseconds, if SIGKILL comes after `seconds` seconds. Returns `None` if the defaults are right.
 fn times(seconds: Option<i64>) -> Option<(i64, i64)> {
     let kill = seconds.filter(|seconds| (2..1_000_000).contains(seconds))? * 1_000_000;
     Some((kill - TO_SAY, kill - TO_WRITE))
 }
 
-/// How long a collective goes on after SIGTERM.
+/// Returns how long a collective continues after SIGTERM.
 pub(crate) fn grace() -> Duration {
     Duration::from_micros(GRACE_NOW.load(Ordering::Relaxed).unsigned_abs())
 }
 
-/// What a collective says then.
+/// Returns the failure of a collective that did not complete within the time after SIGTERM.
 pub(crate) fn failure() -> CollectiveFailure {
     CollectiveFailure::Transport(TOLD_TO_END.into())
 }
 
-const TOLD_TO_END: &str = "this process was told to end (SIGTERM), as mpirun does when another rank died";
+const TOLD_TO_END: &str = "this process received SIGTERM, which mpirun sends when another rank died";
 
-/// The line of an error of a rank in a collective that was told to end.
+/// Returns the error line of a rank that received SIGTERM in a collective.
 pub(crate) fn told_to_end(rank: usize, size: usize, title: &str) -> String {
     format!("error: rank {rank} of {size}: {title} failed: {TOLD_TO_END}\n")
 }
 
-/// Whether there was a SIGTERM.
+/// Returns `true` after a SIGTERM.
 pub(crate) fn terminated() -> bool {
     TERMINATED.load(Ordering::Relaxed)
 }
 
-/// Whether the run was asked to stop.
+/// Returns `true` if the run was asked to stop.
 pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,5 @@
-//! Waiting for a call, with all that may end the wait.
+//! Wait for a call of MPI, with all events that can end it: completion, messages of other ranks, signals, and the time
+//! limit.
 
 use std::ffi::c_int;
 use std::thread;
@@ -10,15 +11,15 @@ use mpi::ffi;
 use crate::notice::Notices;
 use crate::signal;
 
-/// So long a rank only tests: most collectives are over by then.
+/// Duration of busy-waiting: most collectives complete within it.
 const SPIN: Duration = Duration::from_millis(2);
-/// So often a rank that waits looks for messages.
+/// Interval between checks for messages.
 const LOOK: Duration = Duration::from_millis(20);
-/// After so long, or half of a shorter time limit, it tells that it waits.
+/// Time until a waiting rank prints its collective, or half of the time limit if that is shorter.
 const TELL: Duration = Duration::from_secs(1);
-/// Between tests later, so that a rank that computes on the same core gets on.
+/// Pause between tests for completion after busy-waiting, so that a rank on the same core can compute.
 const SLEEP: Duration = Duration::from_micros(50);
-/// What others told arrives at about the same time as this rank's own limit ends.
+/// Additional waiting time after this rank's time limit, because reports of other ranks arrive at about the same time.
 const GRACE: Duration = Duration::from_millis(500);
 
 impl Notices {
@@ -32,7 +33,7 @@ impl Notices {
             // SAFETY: the request was returned by a call and is not complete; its memory lives for as long.
             let code = unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
             if code != 0 {
-                return Err(self.lost(format!("MPI gave error {code} while this rank waited")));
+                return Err(self.lost(format!("MPI returned error {code} while this rank waited")));
             }
             if done != 0 {
                 return Ok(());
@@ -49,7 +50,7 @@ impl Notices {
                 if let Some((peer, reason)) = self.ended.clone() {
                     return Err(CollectiveFailure::PeerLost { peer, reason });
                 }
-                // Where all ranks live, the collective comes to its end, and they can agree to stop.
+                // If all ranks are alive, the collective completes, and they can agree to stop.
                 if signal::terminated() && now - *terminated.get_or_insert(now) >= signal::grace() {
                     return Err(signal::failure());
                 }
@@ -66,7 +67,7 @@ impl Notices {
         }
     }
 
-    /// The transport failed: because of a rank that told that it ends, if one did.
+    /// Returns the failure for a broken connection. If a rank reported that it ends, that rank is the cause.
     fn lost(&mut self, message: String) -> CollectiveFailure {
         self.receive();
         match self.ended.clone() {

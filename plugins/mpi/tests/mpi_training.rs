@@ -1,4 +1,5 @@
-//! Training between processes that `mpirun` starts: the same losses on any number of them, and what is left after kills.
+//! Tests of training with processes that `mpirun` starts: the losses do not depend on the number of ranks, and killed
+//! runs resume.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +13,7 @@ mod common;
 
 use common::{command, errors, output};
 
-/// The program whose processes are ranks.
+/// Returns the path of the program whose processes are ranks.
 fn program() -> PathBuf {
     let check = Path::new(env!("CARGO_BIN_EXE_meganeura-mpi-check"));
     let program = check.with_file_name("examples").join("train-ranks");
@@ -24,7 +25,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// The losses of the lines of a run, by step.
+/// Returns the losses in a run's output, by step.
 fn losses(text: &str) -> BTreeMap<u64, f64> {
     let loss = |line: &str| {
         let mut words = line.strip_prefix("step ")?.split(' ');
@@ -33,14 +34,14 @@ fn losses(text: &str) -> BTreeMap<u64, f64> {
     text.lines().filter_map(loss).collect()
 }
 
-/// The losses of a run that is not disturbed; `None` without `mpirun`.
+/// Returns the losses of an undisturbed run; `None` without `mpirun`.
 fn run(ranks: usize, words: &[&str]) -> Option<BTreeMap<u64, f64>> {
     let output = output(command(ranks, &program(), words))?;
     assert!(output.status.success(), "{ranks} ranks, {words:?}: {}", errors(&output));
     Some(losses(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// 50 losses on one to four processes, with optimizer states on all and sharded.
+/// Compares 50 losses on one to four processes, with replicated and sharded optimizer states.
 fn assert_equal_runs(task: &str) {
     let Some(single) = run(1, &[task, "50"]) else { return };
     assert_eq!(single.len(), 50);
@@ -81,23 +82,23 @@ fn a_language_model_learns_the_same_on_any_number_of_processes() {
     assert_equal_runs("llama");
 }
 
-/// A run whose lines can be waited for.
-struct Running {
+/// Training run that prints while the test reads its output line by line.
+struct RunningTraining {
     child: Child,
     lines: Receiver<String>,
     errors: thread::JoinHandle<String>,
     pids: Vec<u32>,
 }
 
-impl Running {
-    /// Starts it and waits until every process has said its number; `None` without `mpirun`.
-    fn start(ranks: usize, words: &[&str]) -> Option<Running> {
+impl RunningTraining {
+    /// Starts the run, and waits until every process has printed its process id; `None` without `mpirun`.
+    fn start(ranks: usize, words: &[&str]) -> Option<RunningTraining> {
         let started = command(ranks, &program(), words)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
         let Ok(mut child) = started else {
-            // Says why, or fails where MPI is required.
+            // Prints the reason, or fails if MPI is required.
             assert!(output(command(1, &program(), words)).is_none());
             return None;
         };
@@ -115,7 +116,7 @@ impl Running {
             let _ = stderr.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
         });
-        let mut run = Running {
+        let mut run = RunningTraining {
             child,
             lines,
             errors,
@@ -145,7 +146,7 @@ impl Running {
         panic!("there is no step {step}");
     }
 
-    /// Waits for the end: how long it took, whether it succeeded, and what it said.
+    /// Waits for the end; returns the duration, whether it succeeded, and the output.
     fn end(mut self) -> (Duration, bool, String) {
         let start = Instant::now();
         let status = self.child.wait().expect("it ends");
@@ -168,7 +169,7 @@ fn signal(pid: u32, signal: &str) {
     assert!(killed.status.success(), "{}", errors(&killed));
 }
 
-/// Whether there is such a process, other than one that is dead and that nobody has asked for.
+/// Returns `true` if such a process exists and is not a zombie.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
@@ -178,8 +179,9 @@ fn is_alive(pid: u32) -> bool {
     state.is_some_and(|state| state != 'Z' && state != 'X')
 }
 
-/// Kills a random rank of a run at a random time, which then goes on with another number of ranks, so many times. All ranks
-/// end in time, no process is left, and afterwards the run is at the losses of one that nothing disturbed.
+/// Kills a random rank of a run at a random time, and resumes the run with another number of ranks,
+/// `times` times. All ranks end in time, no process is left, and afterwards the run has the losses
+/// of an undisturbed one.
 fn kill_and_go_on(times: u32) {
     let folder = tempfile::tempdir().expect("a folder");
     let checkpoints = format!("checkpoints={}", folder.path().join("run").display());
@@ -205,7 +207,7 @@ fn kill_and_go_on(times: u32) {
         if random(2) == 0 {
             words.push("zero1");
         }
-        let Some(run) = Running::start(ranks, &words) else {
+        let Some(run) = RunningTraining::start(ranks, &words) else {
             return;
         };
         thread::sleep(Duration::from_millis(random(2500)));
@@ -220,7 +222,7 @@ fn kill_and_go_on(times: u32) {
         assert!(text.contains("signal 9"), "round {round}: {text}");
         longest = longest.max(took);
     }
-    // Ends right after the step that it goes on with.
+    // Ends directly after its first step.
     let Some(at) = run(2, &["llama", "1", &checkpoints]) else {
         return;
     };
@@ -237,7 +239,8 @@ fn kill_and_go_on(times: u32) {
         .map(|(step, loss)| (loss - whole[step]).abs() / whole[step])
         .fold(0.0, f64::max);
     println!("losses after them differ by {worst:e} from those of a run that nothing disturbed");
-    // Rounding grows with the steps: undisturbed runs on one and on three processes differ by 3e-5 after 500, 6e-2 after 1900.
+    // Rounding errors grow with the steps: runs without failures on one and on three processes
+    // differ by 3e-5 after 500 steps, by 6e-2 after 1900.
     let tolerance = if step < 500 { 1e-3 } else { 0.1 };
     assert!(worst < tolerance, "{worst}");
 }
@@ -253,12 +256,12 @@ fn a_run_that_is_killed_a_hundred_times_goes_on() {
     kill_and_go_on(100);
 }
 
-/// SIGUSR1 to `mpirun`, which forwards it: the run ends well, and goes on from there.
+/// After SIGUSR1 to `mpirun`, which forwards it, the run ends successfully and can be resumed.
 #[test]
 fn a_run_that_is_asked_to_stop_saves_its_last_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let checkpoints = format!("checkpoints={}", folder.path().join("run").display());
-    let Some(run_) = Running::start(3, &["mlp", "1000000000", &checkpoints, "zero1"]) else {
+    let Some(run_) = RunningTraining::start(3, &["mlp", "1000000000", &checkpoints, "zero1"]) else {
         return;
     };
     run_.wait_for_step(5);
@@ -272,12 +275,12 @@ fn a_run_that_is_asked_to_stop_saves_its_last_step() {
     assert!(step > 5, "{step}");
 }
 
-/// Ctrl-C, as a terminal has `mpirun` see it.
+/// After Ctrl-C, which `mpirun` receives from a terminal, the run has saved its last step.
 #[test]
 fn an_interrupted_run_saves_its_last_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let checkpoints = format!("checkpoints={}", folder.path().join("run").display());
-    let Some(run_) = Running::start(2, &["mlp", "1000000000", &checkpoints]) else {
+    let Some(run_) = RunningTraining::start(2, &["mlp", "1000000000", &checkpoints]) else {
         return;
     };
     run_.wait_for_step(5);

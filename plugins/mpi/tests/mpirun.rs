@@ -1,4 +1,4 @@
-//! Collectives and their failures, between processes that `mpirun` starts.
+//! Tests of collectives and their failures, with processes that `mpirun` starts.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,14 +10,14 @@ mod common;
 
 use common::{errors, output};
 
-/// Starts the program that tries collectives on so many processes.
+/// Returns a command that tests collectives on `ranks` processes.
 fn command(ranks: usize, word: &str) -> Command {
     let words = [word];
     let words = if word.is_empty() { &words[..0] } else { &words };
     common::command(ranks, Path::new(env!("CARGO_BIN_EXE_meganeura-mpi-check")), words)
 }
 
-/// Runs it; `None` without `mpirun`.
+/// Runs the command and returns its output; `None` without `mpirun`.
 fn mpirun(ranks: usize, word: &str) -> Option<Output> {
     output(command(ranks, word))
 }
@@ -64,10 +64,11 @@ fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
     let text = errors(&output);
     assert!(!output.status.success());
     assert!(text.contains("all-reduce of bucket 0 failed"), "{text}");
-    assert!(text.contains("rank 2 did not come within 2 s"), "{text}");
+    assert!(text.contains("rank 2 did not arrive within 2 s"), "{text}");
 }
 
-/// Kills a rank of three, so many times, at different moments: all end in time, and the others say in which collective.
+/// Kills one of three ranks at different moments, `times` times: all ranks end in time, and the
+/// other ranks report the collective.
 fn kill_ranks(times: u64) {
     for round in 0..times {
         let started = command(3, "loop").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -105,7 +106,8 @@ fn kill_ranks(times: u64) {
         let text = errors.join().expect("no panic").expect("text");
         assert!(!status.success());
         assert!(took < Duration::from_secs(20), "round {round}: ended after {took:?}");
-        // Open MPI ends a process itself that was reading from the memory of the killed one, so not all may get to say it.
+        // Open MPI itself ends a process that was reading from the killed one's memory, so not all
+        // ranks may report.
         let others = (0..3).filter(|rank| *rank != round % 3);
         let expected = |rank: u64| format!("error: rank {rank} of 3: all-reduce of bucket 0 failed");
         let said = others.filter(|rank| text.contains(&expected(*rank))).count();

@@ -1,4 +1,4 @@
-//! Bodies of requests: their size, their time, and what is left of them when a request is refused.
+//! Request bodies: limits of size and time, and how the rest of a refused body is received.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,25 +7,27 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tower_http::timeout::TimeoutError;
 
 use super::Bounds;
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 use crate::connections::Activity;
 
-/// Maximum time for a whole body, as an extension of requests.
+/// Maximum time to receive a whole body. Requests carry it as an extension.
 #[derive(Clone, Copy)]
 struct BodyTimeout(Duration);
 
-/// Refuses a body whose announced length is too large.
+/// Refuses a body with a `Content-Length` above the limit or an unsupported encoding, and unknown `Expect` headers.
 pub(super) async fn check_announced(
     State(bounds): State<Bounds>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    check_headers(request.headers())?;
     let limit = bounds.body_bytes;
     request.extensions_mut().insert(BodyTimeout(bounds.body_timeout));
     let announced = request.headers().get(header::CONTENT_LENGTH);
@@ -39,6 +41,41 @@ pub(super) async fn check_announced(
     }
 }
 
+/// Refuses unsupported body encodings and `Expect` headers (RFC 9110, sections 8.4 and 10.1.1, and RFC 9112, section
+/// 6.1).
+fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    let supported = [
+        (header::TRANSFER_ENCODING, "chunked", StatusCode::NOT_IMPLEMENTED),
+        (header::CONTENT_ENCODING, "identity", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (header::EXPECT, "100-continue", StatusCode::EXPECTATION_FAILED),
+    ];
+    for name in [
+        header::CONTENT_TYPE,
+        header::TRANSFER_ENCODING,
+        header::CONTENT_ENCODING,
+    ] {
+        let count = headers.get_all(&name).iter().count();
+        if count > 1 {
+            let message = format!("expected one header {name}, found {count}");
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+        }
+    }
+    for (name, value, status) in supported {
+        let other = headers
+            .get_all(&name)
+            .iter()
+            .find(|found| !found.as_bytes().eq_ignore_ascii_case(value.as_bytes()));
+        if let Some(other) = other {
+            let found = quoted(&String::from_utf8_lossy(other.as_bytes()));
+            return Err(ApiError::new(
+                status,
+                format!("expected the header {name} to be {value}, found {found}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Receives and drops the rest of a body whose request is refused.
 ///
 /// If the server closed the connection while the client sends, TCP would discard the response, and the client would report a
@@ -49,8 +86,9 @@ pub(super) async fn receive_rest(State(bounds): State<Bounds>, request: Request,
     /// Maximum time between two parts: a client that pauses has probably read the response.
     const PAUSE: Duration = Duration::from_secs(2);
     let waits = request.headers().contains_key(header::EXPECT);
+    let activity = request.extensions().get::<Activity>().cloned();
     let (parts, body) = request.into_parts();
-    let body = Shared(Arc::new(Mutex::new(Incoming {
+    let body = SharedBody(Arc::new(Mutex::new(IncomingBody {
         body,
         is_begun: false,
         has_ended: false,
@@ -73,29 +111,40 @@ pub(super) async fn receive_rest(State(bounds): State<Bounds>, request: Request,
             bytes += frame.data_ref().map_or(0, Bytes::len);
         }
     };
-    // The response is sent meanwhile; the connection ends after both.
-    tokio::spawn(tokio::time::timeout(bounds.body_timeout, drop_rest));
+    let stops = async {
+        match activity {
+            Some(activity) => activity.server_stops().await,
+            None => std::future::pending().await,
+        }
+    };
+    // The response is sent meanwhile; the connection ends after both. The end of the server waits for no refused body.
+    tokio::spawn(tokio::time::timeout(bounds.body_timeout, async move {
+        tokio::select! {
+            () = drop_rest => {}
+            () = stops => {}
+        }
+    }));
     response
 }
 
-/// A body, and what was read of it.
-struct Incoming {
+/// Body of a request, and how far it was read.
+struct IncomingBody {
     body: Body,
     is_begun: bool,
     has_ended: bool,
 }
 
-/// Body that a handler reads, and [`receive_rest`] after it.
+/// Body that first a handler reads, and then [`receive_rest`].
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Incoming>>);
+struct SharedBody(Arc<Mutex<IncomingBody>>);
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Incoming> {
+impl SharedBody {
+    fn lock(&self) -> std::sync::MutexGuard<'_, IncomingBody> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl HttpBody for Shared {
+impl HttpBody for SharedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -128,7 +177,8 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             .headers()
             .get(header::CONTENT_TYPE)
             .and_then(|value| value.to_str().ok());
-        if !kind.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("application/json")) {
+        let essence = |kind: &str| kind.split(';').next().map(|kind| kind.trim().to_ascii_lowercase());
+        if kind.and_then(essence).as_deref() != Some("application/json") {
             let message = "send JSON with the header `Content-Type: application/json`";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
@@ -149,7 +199,16 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
                 }
                 Ok(JsonBody(bytes.into()))
             }
+            Err(rejection) if is_timeout(&rejection) => Err(ApiError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "the client paused for too long while it sent the body",
+            )),
             Err(rejection) => Err(ApiError::new(rejection.status(), rejection.body_text())),
         }
     }
+}
+
+/// Returns true if the cause of an error is the maximum time between two parts of a body.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<TimeoutError>())
 }

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::extract::State;
 use axum::response::Response;
 use meganeura_llm::ChatInput;
-use meganeura_llm::engine::Chosen;
+use meganeura_llm::engine::ChosenToken;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, quoted};
 use super::generation::{Piece, Usage};
 use super::request::{Common, TextOptions, parse};
-use super::stream::{self, ChatLogprobs, Format};
+use super::stream::{self, ChatLogprobs, Format, StreamEvent};
 use super::tools::{self, Answer, Call, ToolChoice};
 use super::{App, JsonBody, fields, now};
 
@@ -36,33 +36,35 @@ struct Body {
 /// Maximum number of messages of a conversation.
 const MAX_MESSAGES: usize = 10_000;
 
-/// A prepared request.
-pub(crate) struct Prepared {
+/// Request whose prompt is tokenized and whose fields are checked.
+pub(crate) struct PreparedRequest {
     pub(crate) prompt: Vec<u32>,
     pub(crate) options: TextOptions,
     pub(crate) tools: OfferedTools,
 }
 
-/// Tools of a request, and how answers may call them.
+/// Tools that a request offers, and how the answer may call them.
 #[derive(Debug, Default)]
 pub(crate) struct OfferedTools {
-    /// Empty if the answer calls none.
-    pub(crate) tools: Vec<Value>,
-    /// Set if the answer has to be a call.
+    /// Names of the tools; empty if the answer may not call any.
+    pub(crate) names: Vec<String>,
+    /// True if the answer has to be a tool call.
     pub(crate) is_required: bool,
-    /// Set if an answer may contain only one call.
+    /// True if the answer may contain only one tool call.
     pub(crate) is_single: bool,
 }
 
 impl OfferedTools {
-    /// Parses an answer.
+    /// Splits the text of an answer into content and tool calls.
     pub(crate) fn answer(&self, text: &str) -> Answer {
-        tools::answer(text, &self.tools, self.is_required, self.is_single)
+        tools::answer(text, &self.names, self.is_required, self.is_single)
     }
 }
 
-/// Conversation to answer, independent of the format of the request.
+/// Conversation to answer, independent of the API's request format.
 pub(crate) struct Conversation {
+    /// Name of the request field with the messages, for error messages.
+    pub(crate) field: &'static str,
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Vec<Value>,
     pub(crate) tool_choice: Option<Value>,
@@ -75,8 +77,11 @@ pub(crate) struct Conversation {
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
-    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
-    let Prepared { prompt, options, tools } = prepared;
+    let prepared = app
+        .site
+        .prepare(deadline, body.len(), move || prepare(&of_request, &body))
+        .await?;
+    let PreparedRequest { prompt, options, tools } = prepared;
     let (stream, include_usage, choices) = (options.stream, options.include_usage, options.count);
     let generation = app.clone().generate(vec![prompt], options, false, deadline).await?;
     let format = Chat {
@@ -84,7 +89,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         created: now(),
         app,
         tools,
-        answers: std::iter::repeat_with(Kept::default).take(choices).collect(),
+        answers: std::iter::repeat_with(PartialAnswer::default).take(choices).collect(),
     };
     if stream {
         Ok(stream::events(generation, choices, include_usage, format))
@@ -93,7 +98,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     }
 }
 
-fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, body: &[u8]) -> Result<PreparedRequest, ApiError> {
     let body: Body = parse(body, "messages")?;
     let top_logprobs = match (body.logprobs.unwrap_or(false), body.top_logprobs) {
         (false, Some(top)) if top > 0 => {
@@ -104,10 +109,11 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     };
     let mut kwargs = body.chat_template_kwargs.unwrap_or_default();
     if let Some(documents) = body.documents {
-        kwargs.insert("documents".into(), documents);
+        set_once(&mut kwargs, "documents", "documents", documents)?;
     }
     let options = body.common.options(app, top_logprobs, "top_logprobs", false)?;
     let conversation = Conversation {
+        field: "messages",
         messages: body.messages,
         tools: body.tools.unwrap_or_default(),
         tool_choice: body.tool_choice,
@@ -120,45 +126,47 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
 }
 
 impl Conversation {
-    /// Renders the conversation and makes its tokens.
-    pub(crate) fn prepare(mut self, app: &App, mut options: TextOptions) -> Result<Prepared, ApiError> {
+    /// Renders the conversation with the chat template and tokenizes the result.
+    pub(crate) fn prepare(mut self, app: &App, mut options: TextOptions) -> Result<PreparedRequest, ApiError> {
         if self.messages.is_empty() || self.messages.len() > MAX_MESSAGES {
             let message = format!("expected 1 to {MAX_MESSAGES} messages, found {}", self.messages.len());
-            return Err(ApiError::field("messages", message));
+            return Err(ApiError::field(self.field, message));
         }
-        let messages = self.messages.into_iter().enumerate().map(message);
+        let messages = self.messages.into_iter().enumerate();
+        let messages = messages.map(|(number, value)| {
+            message(value).map_err(|e| ApiError::field(self.field, format!("message {number} {e}")))
+        });
         let messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
         let Some(template) = &app.template else {
-            let message = "the model that is served has no chat template; use /v1/completions";
-            return Err(ApiError::field("messages", message));
+            let message = "the served model has no chat template; use /v1/completions";
+            return Err(ApiError::field(self.field, message));
         };
-        let choice = ToolChoice::read(self.tool_choice.as_ref(), &self.tools)?;
+        let choice = ToolChoice::read(self.tool_choice.as_ref(), &mut self.tools)?;
         if let Some(grammar) = choice.grammar(&self.tools)
             && options.grammar.replace(grammar).is_some()
         {
             return Err(ApiError::field(
                 "tool_choice",
-                "a required call of a tool cannot follow response_format or grammar",
+                "a required tool call cannot be combined with response_format or grammar",
             ));
         }
+        options.check_ends()?;
         let is_required = matches!(choice, ToolChoice::Any | ToolChoice::Named(_));
-        if is_required && !options.stop.is_empty() {
-            let message = "a required call of a tool cannot be used with stop, which would cut it off";
-            return Err(ApiError::field("stop", message));
+        let stops = [
+            ("stop", options.stop.is_empty()),
+            ("stop_token_ids", options.stop_tokens.is_empty()),
+        ];
+        if let Some((field, _)) = stops.into_iter().find(|(_, is_empty)| is_required && !is_empty) {
+            let message = format!("a required tool call cannot be combined with {field}, which could truncate it");
+            return Err(ApiError::field(field, message));
         }
-        let tools = OfferedTools {
-            is_required,
-            is_single: self.parallel_tool_calls == Some(false),
-            tools: if choice == ToolChoice::None {
-                Vec::new()
-            } else {
-                self.tools
-            },
-        };
-        if !tools.tools.is_empty() && !template.takes_tools() {
+        if choice == ToolChoice::None {
+            self.tools.clear();
+        }
+        if !self.tools.is_empty() && !template.takes_tools() {
             return Err(ApiError::field(
                 "tools",
-                "the chat template of the model that is served takes no tools",
+                "the chat template of the served model does not support tools",
             ));
         }
         const OWN: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
@@ -168,26 +176,63 @@ impl Conversation {
         }
         if let Some(effort) = self.reasoning_effort {
             let (name, value) = reasoning(&effort, |variable| template.uses(variable))?;
-            self.kwargs.entry(name).or_insert(value);
+            set_once(&mut self.kwargs, "reasoning_effort", &name, value)?;
         }
-        let chat = template.render_chat(&ChatInput {
-            messages: &messages,
-            tools: &tools.tools,
-            kwargs: Some(&self.kwargs),
-            add_generation_prompt: self.add_generation_prompt,
-            special_tokens: app.special_tokens.as_ref(),
-        });
-        let chat = chat.map_err(|e| ApiError::field("messages", app.site.without_paths(&e)))?;
+        let render = |kwargs: &Map<String, Value>| {
+            template.render_chat(&ChatInput {
+                messages: &messages,
+                tools: &self.tools,
+                kwargs: Some(kwargs),
+                add_generation_prompt: self.add_generation_prompt,
+                special_tokens: app.special_tokens.as_ref(),
+            })
+        };
+        let chat = render(&self.kwargs).map_err(|e| {
+            if matches!(e, meganeura_core::Error::HostMemory { .. }) {
+                return ApiError::of_request(&e);
+            }
+            let is_of_kwargs = !self.kwargs.is_empty() && render(&Map::new()).is_ok();
+            let field = if is_of_kwargs {
+                "chat_template_kwargs"
+            } else {
+                self.field
+            };
+            ApiError::field(field, app.site.without_paths(&e))
+        })?;
         app.check_length(&chat.text)?;
         let prompt = app.tokenizer.encode_chat(&chat).map_err(|e| ApiError::of_request(&e))?;
         if prompt.is_empty() {
-            return Err(ApiError::field("messages", "the conversation has no tokens"));
+            return Err(ApiError::field(self.field, "the conversation has no tokens"));
         }
-        Ok(Prepared { prompt, options, tools })
+        let names = self.tools.iter().filter_map(tools::name_of);
+        let tools = OfferedTools {
+            is_required,
+            is_single: self.parallel_tool_calls == Some(false),
+            names: names.map(str::to_owned).collect(),
+        };
+        Ok(PreparedRequest { prompt, options, tools })
     }
 }
 
-/// The variable of the template that a reasoning effort sets.
+/// Sets a variable of the template from a field of the request.
+///
+/// # Errors
+/// A variable with another value in `chat_template_kwargs`.
+fn set_once(kwargs: &mut Map<String, Value>, field: &'static str, name: &str, value: Value) -> Result<(), ApiError> {
+    match kwargs.get(name) {
+        Some(other) if *other != value => {
+            let message = format!("{field} and chat_template_kwargs.{name} differ; leave one of them out");
+            Err(ApiError::field(field, message))
+        }
+        _ => {
+            kwargs.insert(name.to_owned(), value);
+            Ok(())
+        }
+    }
+}
+
+/// Returns the chat-template variable, and its value, that select a reasoning effort. `uses` reports the template's
+/// variables.
 fn reasoning(effort: &str, uses: impl Fn(&str) -> bool) -> Result<(String, Value), ApiError> {
     const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
     if !EFFORTS.contains(&effort) {
@@ -205,53 +250,74 @@ fn reasoning(effort: &str, uses: impl Fn(&str) -> bool) -> Result<(String, Value
     } else {
         Err(ApiError::field(
             "reasoning_effort",
-            "the chat template of the model that is served has no reasoning effort; leave it out",
+            "the chat template of the served model does not support reasoning effort; leave it out",
         ))
     }
 }
 
-/// A message in the format of templates: its content is one text. All other fields are passed to the template.
-fn message((number, mut message): (usize, Value)) -> Result<Value, ApiError> {
-    let wrong = |what: String| ApiError::field("messages", format!("message {number} {what}"));
+/// Converts a message to the format of chat templates, whose content is a single text. Other fields are kept.
+fn message(mut message: Value) -> Result<Value, String> {
     let Some(object) = message.as_object_mut() else {
-        return Err(wrong("is not an object".into()));
+        return Err("is not an object".into());
     };
     if !object.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("has no role, such as \"user\"".into()));
+        return Err("has no role, such as \"user\"".into());
     }
     if object
         .get("tool_calls")
         .is_some_and(|calls| !calls.is_array() && !calls.is_null())
     {
-        return Err(wrong("has tool_calls that are not a list".into()));
+        return Err("has tool_calls that are not a list".into());
     }
     let text = match object.get("content") {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-                (Some("text"), Some(text)) => {
-                    // Other servers cache up to here, as this one does everywhere.
-                    fields::only(part, &["type", "text", "cache_control"])
-                        .map_err(|e| wrong(format!("has content that {e}")))?;
-                    Ok(text.to_owned())
-                }
-                (Some("text"), None) => Err(wrong("has a part of type 'text' without text".into())),
-                (kind, _) => Err(wrong(format!(
-                    "has content of type {}; only text is supported",
-                    kind.map_or("?".into(), quoted)
-                ))),
-            };
-            parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.concat()
-        }
-        Some(_) => return Err(wrong("has content that is neither text nor a list of parts".into())),
+        Some(content) => content_text(content)?,
     };
     object.insert("content".into(), Value::String(text));
     tools::open_arguments(object);
     Ok(message)
 }
 
-/// The reason for the end of an answer with calls. Calls may be cut off at the limit of tokens.
+/// Returns the text of a message's `content`.
+///
+/// # Errors
+/// A content that is neither a text nor a list of parts; a part that is no text, or has a field that would be ignored.
+pub(crate) fn content_text(content: &Value) -> Result<String, String> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => content_parts(parts),
+        _ => Err("has content that is neither text nor a list of parts".into()),
+    }
+}
+
+fn content_parts(parts: &[Value]) -> Result<String, String> {
+    /// Fields without effect: `cache_control` is for the prompt caches of other servers, and the rest comes from answers that
+    /// clients send back.
+    const OTHERS: [&str; 6] = ["type", "cache_control", "annotations", "logprobs", "id", "index"];
+    fn text(part: &Value) -> Result<&str, String> {
+        let kind = part["type"].as_str();
+        let field = match kind {
+            Some("text" | "input_text" | "output_text") => "text",
+            Some("refusal") => "refusal",
+            _ => {
+                let found = kind.map_or("?".into(), quoted);
+                return Err(format!("has content of type {found}; only text is supported"));
+            }
+        };
+        let Some(text) = part[field].as_str() else {
+            return Err(format!(
+                "has a part of type {} without {field}",
+                kind.map_or("?".into(), quoted)
+            ));
+        };
+        let allowed: Vec<&str> = OTHERS.into_iter().chain([field]).collect();
+        fields::only(part, &allowed).map_err(|e| format!("has content that {e}"))?;
+        Ok(text)
+    }
+    Ok(parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// Returns the `finish_reason` of an answer with tool calls: `length` if the token limit cut it off.
 fn finish_of_calls(finish: &'static str) -> &'static str {
     match finish {
         "length" => "length",
@@ -259,7 +325,7 @@ fn finish_of_calls(finish: &'static str) -> &'static str {
     }
 }
 
-/// A name for a response.
+/// Returns a new id for a response.
 pub(crate) fn id(kind: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -271,18 +337,18 @@ struct Chat {
     id: String,
     created: u64,
     app: Arc<App>,
-    /// With tools, answers are sent when they are complete: they may be calls.
+    /// Offered tools. If there are any, a stream sends each answer when it is complete, as it may be a call.
     tools: OfferedTools,
     /// Answers that are kept until they are complete.
-    answers: Vec<Kept>,
+    answers: Vec<PartialAnswer>,
 }
 
-/// What is known of an answer.
+/// Part of an answer that was generated so far.
 #[derive(Default)]
-struct Kept {
+struct PartialAnswer {
     text: String,
-    /// Tokens with log-probabilities, if they are asked for.
-    chosen: Vec<Chosen>,
+    /// Generated tokens with log-probabilities, if the request asks for them.
+    chosen: Vec<ChosenToken>,
     finish: Option<&'static str>,
 }
 
@@ -297,15 +363,15 @@ impl Chat {
         })
     }
 
-    fn chunk(&self, choice: usize, delta: Value, finish: Option<&str>, logprobs: Vec<Value>) -> Value {
+    fn chunk(&self, choice: usize, delta: Value, finish: Option<&str>, logprobs: Vec<Value>) -> StreamEvent {
         let logprobs = (!logprobs.is_empty()).then(|| json!({"content": logprobs}));
         let choice = json!({"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs});
-        self.with("chat.completion.chunk", vec![choice])
+        self.with("chat.completion.chunk", vec![choice]).into()
     }
 
-    /// The events of a choice whose text was kept back.
-    fn parsed(&mut self, choice: usize, finish: &'static str) -> Vec<Value> {
-        let Kept { text, chosen, .. } = std::mem::take(&mut self.answers[choice]);
+    /// Parses the complete text of a choice that was not streamed, and returns its events.
+    fn parsed(&mut self, choice: usize, finish: &'static str) -> Vec<StreamEvent> {
+        let PartialAnswer { text, chosen, .. } = std::mem::take(&mut self.answers[choice]);
         let logprobs: Vec<Value> = chosen
             .iter()
             .filter_map(|chosen| stream::chat_logprob(&self.app, chosen))
@@ -330,13 +396,12 @@ impl Chat {
 }
 
 impl Format for Chat {
-    fn begin(&mut self, choices: usize) -> Vec<Value> {
-        let first = |choice| self.chunk(choice, json!({"role": "assistant", "content": ""}), None, Vec::new());
-        (0..choices).map(first).collect()
+    fn begin(&mut self, choice: usize) -> Vec<StreamEvent> {
+        vec![self.chunk(choice, json!({"role": "assistant", "content": ""}), None, Vec::new())]
     }
 
-    fn piece(&mut self, piece: Piece) -> Vec<Value> {
-        if !self.tools.tools.is_empty() {
+    fn piece(&mut self, piece: Piece) -> Vec<StreamEvent> {
+        if !self.tools.names.is_empty() {
             let (choice, finish) = (piece.choice, piece.finish);
             self.keep(piece);
             return finish.map_or(Vec::new(), |finish| self.parsed(choice, finish));
@@ -383,7 +448,7 @@ impl Format for Chat {
             finish_reason: Option<&'static str>,
             logprobs: ChatLogprobs<'a>,
         }
-        let message = |kept: &Kept| {
+        let message = |kept: &PartialAnswer| {
             let Answer { content, calls } = self.tools.answer(&kept.text);
             if calls.is_empty() {
                 return (json!({"role": "assistant", "content": content}), kept.finish);
@@ -406,7 +471,7 @@ impl Format for Chat {
                 logprobs: ChatLogprobs(&self.app, &kept.chosen),
             }
         });
-        serde_json::to_string(&stream::Whole {
+        serde_json::to_string(&stream::CompleteResponse {
             id: &self.id,
             object: "chat.completion",
             created: self.created,

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::generation::{Piece, Usage};
 use super::request::{Common, TextOptions, parse};
-use super::stream::{self, Format, LogprobLists, Logprobs};
+use super::stream::{self, Format, LogprobLists, Logprobs, StreamEvent};
 use super::{App, JsonBody, now};
 
 #[derive(Deserialize)]
@@ -54,10 +54,10 @@ impl Prompt {
     }
 }
 
-/// A prepared request.
-struct Prepared {
+/// Request whose prompts are tokenized and whose fields are checked.
+struct PreparedRequest {
     prompts: Vec<Vec<u32>>,
-    /// Texts of the prompts, to be repeated before the generated ones; empty if they are not.
+    /// Texts of the prompts if the answer repeats them (`echo`), empty otherwise.
     echoed: Vec<String>,
     options: TextOptions,
     has_token_ids: bool,
@@ -66,8 +66,11 @@ struct Prepared {
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
-    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
-    let Prepared {
+    let prepared = app
+        .site
+        .prepare(deadline, body.len(), move || prepare(&of_request, &body))
+        .await?;
+    let PreparedRequest {
         prompts,
         echoed,
         options,
@@ -77,18 +80,16 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     let choices = prompts.len() * per_prompt;
     let first_tokens = prompts.iter().map(|prompt| prompt[0]).collect();
     let generation = app.clone().generate(prompts, options, true, deadline).await?;
+    // A complete response repeats the prompt in each choice.
+    let repeated = if stream { 1 } else { per_prompt };
+    generation.keep(echoed.iter().map(String::len).sum::<usize>().saturating_mul(repeated))?;
     let format = Completions {
         id: super::chat::id("cmpl"),
         created: now(),
         app,
         logprobs: (0..choices).map(|_| Logprobs::default()).collect(),
         token_ids: has_token_ids.then(|| vec![Vec::new(); choices]),
-        texts: if stream {
-            Vec::new()
-        } else {
-            let text = |choice: usize| echoed.get(choice / per_prompt).cloned().unwrap_or_default();
-            (0..choices).map(|choice| (text(choice), None)).collect()
-        },
+        texts: vec![Default::default(); choices],
         echoed,
         first_tokens,
         per_prompt,
@@ -100,13 +101,13 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     }
 }
 
-fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, body: &[u8]) -> Result<PreparedRequest, ApiError> {
     let body: Body = parse(body, "prompt")?;
     let echo = body.echo.unwrap_or(false);
     let mut options = body.common.options(app, body.logprobs, "logprobs", echo)?;
     if let Some(best_of) = body.best_of.filter(|&best_of| best_of != options.count) {
         let message = format!(
-            "best_of is supported only as n, which is {}, found {best_of}",
+            "best_of is supported only with the value of n, {}, found {best_of}",
             options.count
         );
         return Err(ApiError::field("best_of", message));
@@ -119,11 +120,17 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         let message = format!("expected 1 to {MAX_PROMPTS} prompts, found {}", prompts.len());
         return Err(ApiError::field("prompt", message));
     }
+    let mut echoed = Vec::new();
     let tokens = |prompt| match prompt {
-        OneOrMoreTokens::Tokens(tokens) => Ok(tokens),
+        OneOrMoreTokens::Tokens(tokens) => {
+            echoed.extend(echo.then(|| app.spelled(&tokens)));
+            Ok(tokens)
+        }
         OneOrMoreTokens::Text(text) => {
             app.check_length(&text)?;
-            app.tokenizer.encode(&text).map_err(|e| ApiError::of_request(&e))
+            let tokens = app.tokenizer.encode(&text).map_err(|e| ApiError::of_request(&e));
+            echoed.extend(echo.then_some(text));
+            tokens
         }
     };
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(tokens).collect::<Result<_, _>>()?;
@@ -135,17 +142,21 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         let message = format!("expected token ids below {vocab}, found {token}");
         return Err(ApiError::field("prompt", message));
     }
-    let echoed = prompts
-        .iter()
-        .filter(|_| echo)
-        .map(|prompt| app.tokenizer.decode(prompt));
-    let echoed = echoed.collect::<meganeura_core::Result<_>>();
-    Ok(Prepared {
-        echoed: echoed.map_err(|e| ApiError::of_request(&e))?,
+    Ok(PreparedRequest {
+        echoed,
         prompts,
         options,
         has_token_ids: body.return_token_ids == Some(true),
     })
+}
+
+/// Two texts that are serialized as one string.
+struct JoinedTexts<'a>(&'a str, &'a str);
+
+impl Serialize for JoinedTexts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}{}", self.0, self.1))
+    }
 }
 
 struct Completions {
@@ -153,19 +164,19 @@ struct Completions {
     created: u64,
     app: Arc<App>,
     logprobs: Vec<Logprobs>,
-    /// Tokens of each choice to send, if they are asked for.
+    /// Generated tokens of each choice that are not sent yet, if the request asks for token ids.
     token_ids: Option<Vec<Vec<u32>>>,
-    /// Texts and reasons of their ends, of a complete response.
+    /// Generated text and `finish_reason` of each choice, for a response that is not streamed.
     texts: Vec<(String, Option<&'static str>)>,
-    /// Texts of the prompts to repeat, and their first tokens.
+    /// Texts of the prompts that the answer repeats, and the first token of each prompt.
     echoed: Vec<String>,
     first_tokens: Vec<u32>,
-    /// Choices of each prompt.
+    /// Number of choices for each prompt.
     per_prompt: usize,
 }
 
 impl Completions {
-    /// Adds the tokens of a piece.
+    /// Adds the tokens of a part of a choice to the log-probabilities and token ids.
     fn push(&mut self, piece: &Piece) {
         if !piece.scored.is_empty() {
             let logprobs = &mut self.logprobs[piece.choice];
@@ -180,7 +191,7 @@ impl Completions {
         }
     }
 
-    /// A choice with the tokens that were added.
+    /// Returns a choice as JSON, with the log-probabilities and ids of the tokens pushed since the last call.
     fn choice(&mut self, index: usize, text: &str, finish: Option<&str>) -> Value {
         let mut choice = json!({
             "index": index,
@@ -207,24 +218,24 @@ impl Completions {
 }
 
 impl Format for Completions {
-    fn begin(&mut self, choices: usize) -> Vec<Value> {
-        let echo = |choice: usize| Some((choice, self.echoed.get(choice / self.per_prompt)?.clone()));
-        let echoed: Vec<(usize, String)> = (0..choices).filter_map(echo).collect();
-        let events = echoed.into_iter().map(|(choice, text)| {
-            let choice = self.choice(choice, &text, None);
-            self.with(vec![choice])
-        });
-        events.collect()
+    fn begin(&mut self, choice: usize) -> Vec<StreamEvent> {
+        let prompt = choice / self.per_prompt;
+        let Some(text) = self.echoed.get_mut(prompt).map(std::mem::take) else {
+            return Vec::new();
+        };
+        let choice = self.choice(choice, &text, None);
+        self.echoed[prompt] = text;
+        vec![self.with(vec![choice]).into()]
     }
 
-    fn piece(&mut self, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, piece: Piece) -> Vec<StreamEvent> {
         self.push(&piece);
         let has_tokens = (self.token_ids.is_some() && piece.chosen.is_some()) || !piece.scored.is_empty();
         if piece.text.is_empty() && piece.finish.is_none() && !has_tokens {
             return Vec::new();
         }
         let choice = self.choice(piece.choice, &piece.text, piece.finish);
-        vec![self.with(vec![choice])]
+        vec![self.with(vec![choice]).into()]
     }
 
     fn usage(&self, usage: Usage) -> Value {
@@ -244,7 +255,7 @@ impl Format for Completions {
         #[derive(Serialize)]
         struct Choice<'a> {
             index: usize,
-            text: &'a str,
+            text: JoinedTexts<'a>,
             logprobs: LogprobLists<'a>,
             finish_reason: Option<&'static str>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -252,12 +263,15 @@ impl Format for Completions {
         }
         let choices = self.texts.iter().enumerate().map(|(index, (text, finish))| Choice {
             index,
-            text,
+            text: JoinedTexts(
+                self.echoed.get(index / self.per_prompt).map_or("", String::as_str),
+                text,
+            ),
             logprobs: self.logprobs[index].lists(&self.app),
             finish_reason: *finish,
             token_ids: self.token_ids.as_ref().map(|token_ids| &token_ids[index][..]),
         });
-        serde_json::to_string(&stream::Whole {
+        serde_json::to_string(&stream::CompleteResponse {
             id: &self.id,
             object: "text_completion",
             created: self.created,

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use meganeura_llm::TextEncoder;
@@ -18,16 +17,16 @@ use super::request::{OneOrMore, parse};
 use super::{JsonBody, Site};
 use crate::embeddings::EmbeddingWorker;
 
-/// State that requests for embeddings share.
+/// State that all requests to an encoder share.
 pub(crate) struct EmbeddingApp {
     pub(crate) site: Arc<Site>,
     pub(crate) worker: EmbeddingWorker,
     pub(crate) encoder: TextEncoder,
-    /// Length of an embedding.
+    /// Number of components of an embedding.
     pub(crate) dim: usize,
     /// Number of tokens of the vocabulary.
     pub(crate) vocab: usize,
-    /// Whether embeddings have the length 1.
+    /// True if embeddings are normalized to length 1.
     pub(crate) normalized: bool,
 }
 
@@ -53,7 +52,8 @@ enum Input {
     SeveralTokens(Vec<Vec<u32>>),
 }
 
-/// The response. It is written without values in between, which take ten times the memory of the vectors.
+/// Response of the endpoint. It is serialized directly, as JSON values in between take ten times the memory of the
+/// vectors.
 #[derive(Serialize)]
 struct List<'a> {
     object: &'static str,
@@ -66,21 +66,21 @@ struct List<'a> {
 struct Entry {
     object: &'static str,
     index: usize,
-    embedding: Written,
+    embedding: EncodedVector,
 }
 
-/// A vector in the requested format.
+/// Vector in the format that the request asks for.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Written {
+enum EncodedVector {
     Numbers(Vec<f32>),
     Base64(String),
 }
 
-/// Format of vectors.
+/// Format of the vectors that a request asks for.
 #[derive(Clone, Copy)]
-struct Form {
-    /// Number of leading components.
+struct VectorFormat {
+    /// Number of leading components to return.
     dimensions: usize,
     base64: bool,
 }
@@ -91,7 +91,10 @@ pub(crate) async fn handle(
 ) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
-    let (texts, form) = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
+    let (texts, form) = app
+        .site
+        .prepare(deadline, body.len(), move || prepare(&of_request, &body))
+        .await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let vectors = app.embed(texts, deadline).await?;
     let data = vectors.into_iter().enumerate().map(|(index, vector)| Entry {
@@ -105,11 +108,11 @@ pub(crate) async fn handle(
         model: &app.site.model,
         usage: json!({"prompt_tokens": tokens, "total_tokens": tokens}),
     };
-    Ok(Json(list).into_response())
+    app.site.answer(&list)
 }
 
-/// The tokens of a request's texts, and the format of their vectors.
-fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), ApiError> {
+/// Parses a request. Returns the tokens of its texts, and the format of the vectors.
+fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, VectorFormat), ApiError> {
     let body: Body = parse(body, "input")?;
     app.site.check_encoder_request(body.model.as_deref(), &body.others)?;
     let base64 = match body.encoding_format.as_deref() {
@@ -147,7 +150,7 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), Api
             return Err(wrong(message));
         }
     }
-    Ok((texts, Form { dimensions, base64 }))
+    Ok((texts, VectorFormat { dimensions, base64 }))
 }
 
 fn check_count(texts: usize) -> Result<(), ApiError> {
@@ -160,15 +163,9 @@ fn check_count(texts: usize) -> Result<(), ApiError> {
 }
 
 impl EmbeddingApp {
-    /// Tokenizes a text. One that is certainly too long is refused by its beginning: tokens of a megabyte take much memory.
+    /// Tokenizes a text and checks its number of tokens.
     pub(crate) fn tokens(&self, text: &str) -> Result<Vec<u32>, String> {
-        let most = self.site.context;
-        let beginning = super::beginning(text, most);
-        let tokens = |text: &str| self.encoder.tokens(text).map_err(|e| e.to_string());
-        if beginning.len() < text.len() && tokens(beginning)?.len() > most + super::UNCERTAIN_TOKENS {
-            return Err(format!("expected texts of 1 to {most} tokens, found more"));
-        }
-        let tokens = tokens(text)?;
+        let tokens = self.encoder.tokens(text).map_err(|e| e.to_string())?;
         self.check_text(&tokens)?;
         Ok(tokens)
     }
@@ -188,7 +185,7 @@ impl EmbeddingApp {
         let started = Instant::now();
         let place = self.worker.reserve().map_err(|_| {
             self.site.metrics.refused.inc();
-            ApiError::queue_full("the queue has no room; try again later")
+            ApiError::queue_full("the queue is full; try again later")
         })?;
         let tokens: usize = texts.iter().map(Vec::len).sum();
         self.site.metrics.prompt_tokens.inc_by(tokens as u64);
@@ -196,7 +193,12 @@ impl EmbeddingApp {
         let vectors = match answer {
             Ok(Ok(Ok(vectors))) => vectors,
             Ok(Ok(Err(message))) => return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)),
-            Ok(Err(_)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is ending")),
+            Ok(Err(_)) => {
+                return Err(ApiError::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the server is shutting down",
+                ));
+            }
             Err(_) => return Err(ApiError::timeout(self.site.request_timeout)),
         };
         let elapsed = started.elapsed().as_secs_f64();
@@ -204,8 +206,8 @@ impl EmbeddingApp {
         Ok(vectors)
     }
 
-    /// A vector in the requested format. Truncated ones are normalized again if the model normalizes.
-    fn written(&self, mut numbers: Vec<f32>, form: Form) -> Written {
+    /// Converts a vector to the requested format. A truncated vector is normalized again if the model normalizes.
+    fn written(&self, mut numbers: Vec<f32>, form: VectorFormat) -> EncodedVector {
         let is_shorter = form.dimensions < numbers.len();
         numbers.truncate(form.dimensions);
         if self.normalized && is_shorter {
@@ -216,9 +218,9 @@ impl EmbeddingApp {
         }
         if form.base64 {
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Written::Base64(STANDARD.encode(bytes))
+            EncodedVector::Base64(STANDARD.encode(bytes))
         } else {
-            Written::Numbers(numbers)
+            EncodedVector::Numbers(numbers)
         }
     }
 }

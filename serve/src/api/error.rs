@@ -7,20 +7,20 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// Error that a client gets instead of a result.
+/// Error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     message: String,
-    /// Name of the wrong field.
+    /// Name of the request field that is wrong.
     param: Option<Cow<'static, str>>,
     code: Option<&'static str>,
 }
 
-/// Maximum number of characters of a message, which may quote a value of the request.
+/// Maximum number of characters of an error message, as messages can quote long values of the request.
 const MAX_CHARS: usize = 1_000;
 
-/// A value of a request, as messages quote it: without most of a long one.
+/// Returns a value of the request in quotes for an error message, shortened to 60 characters.
 pub(crate) fn quoted(value: &str) -> String {
     const MAX_CHARS: usize = 60;
     match value.char_indices().nth(MAX_CHARS) {
@@ -44,12 +44,12 @@ impl ApiError {
         }
     }
 
-    /// A request that cannot be answered as it is.
+    /// Returns an error with the status 400 (bad request).
     pub(crate) fn bad(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A wrong value of a field.
+    /// Returns the error for a wrong value of a request field.
     pub(crate) fn field(name: &'static str, message: impl Into<String>) -> Self {
         ApiError::bad(message).of(name)
     }
@@ -68,17 +68,23 @@ impl ApiError {
         self
     }
 
-    /// An error of the library that the request caused.
+    /// Converts an error of the library: status 503 if the server lacks memory, otherwise 400.
     pub(crate) fn of_request(error: &meganeura_core::Error) -> Self {
-        ApiError::bad(error.to_string())
+        let status = match error {
+            meganeura_core::Error::HostMemory { .. } | meganeura_core::Error::OutOfMemory { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            _ => StatusCode::BAD_REQUEST,
+        };
+        ApiError::new(status, error.to_string())
     }
 
-    /// A full queue.
+    /// Returns the error for a full queue (status 429).
     pub(crate) fn queue_full(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
     }
 
-    /// The time of a request is over.
+    /// Returns the error for a request that exceeds its maximum time (status 504).
     pub(crate) fn timeout(limit: std::time::Duration) -> Self {
         let message = format!("the request took longer than {} s", limit.as_secs());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout")

@@ -1,4 +1,5 @@
-//! Fields of request bodies that change nothing, and fields that are refused.
+//! Checks of request fields that the server does not implement: some have no effect and are accepted, the rest are
+//! refused.
 //!
 //! No field is ignored silently. A field of OpenAI's API, vLLM or llama.cpp is honoured, accepted if its value changes
 //! nothing, or refused by its name. Any other field is unknown.
@@ -19,18 +20,21 @@ const WITHOUT_EFFECT: &[&str] = &[
     "cache_prompt",
     "timings_per_token",
     "return_progress",
+    // Responses are never stored, and say so.
+    "store",
 ];
 
-/// Fields that are supported for some values only. `null` is always one of them.
+/// Returns the values that are accepted for a field that is only partly supported, or `None` for other fields. `null`
+/// is always accepted.
 fn accepted(name: &str) -> Option<Vec<Value>> {
     Some(match name {
-        "store"
-        | "use_beam_search"
+        "use_beam_search"
         | "include_stop_str_in_output"
         | "continue_final_message"
         | "echo"
         | "return_tokens_as_token_ids"
         | "post_sampling_probs"
+        | "stream"
         | "background" => {
             vec![json!(false)]
         }
@@ -40,7 +44,8 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
         "modalities" => vec![json!(["text"])],
         "length_penalty" | "typical_p" | "tfs_z" => vec![json!(1), json!(1.0)],
         "mirostat" | "xtc_probability" | "dry_multiplier" | "dynatemp_range" | "n_probs" | "n_keep" | "n_indent"
-        | "min_keep" | "priority" => vec![json!(0), json!(0.0)],
+        | "min_keep" | "priority" | "top_logprobs" => vec![json!(0), json!(0.0)],
+        "best_of" => vec![json!(1)],
         "top_n_sigma" | "id_slot" | "t_max_predict_ms" => vec![json!(-1), json!(-1.0), json!(0)],
         "bad_words" | "allowed_token_ids" | "logits_processors" | "lora" | "functions" | "response_fields"
         | "include" => {
@@ -72,7 +77,7 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
     })
 }
 
-/// Checks the remaining fields of a body.
+/// Checks the fields of a body that no handler reads.
 ///
 /// # Errors
 /// The first field whose value asks for something that is not supported, or that is unknown.
@@ -95,7 +100,7 @@ pub(super) fn check(others: &Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks that an object within a body has no fields but some. `null` is allowed everywhere.
+/// Checks that a nested object has only allowed fields, or `null` for the rest.
 ///
 /// # Errors
 /// The first other field.

@@ -1,12 +1,12 @@
-//! Texts of all choices of one request, while they are generated.
+//! Generation of the texts of all choices of one request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use meganeura_llm::Sampling;
-use meganeura_llm::engine::{Chosen, Finish, SequenceRequest};
+use meganeura_llm::engine::{ChosenToken, Finish, SequenceRequest};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
@@ -14,63 +14,104 @@ use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
 use crate::grammar::Compiled;
+use crate::preparation::{GRAMMAR_TIMEOUT, NotPrepared};
 use crate::text::{StopStrings, Text};
-use crate::unsent::{Full, Unsent};
-use crate::worker::{Busy, Job, Progress, Update};
+use crate::unsent::{LimitReached, RequestBytes};
+use crate::worker::{Job, Progress, QueueFull, Update};
 
-/// The choices of a request.
+/// Choices of a request while they are generated.
 pub(crate) struct Generation {
     app: Arc<App>,
     updates: UnboundedReceiver<Update>,
     choices: Vec<Choice>,
-    /// Counts updates that are not received, and parts that are kept for the answer.
-    unsent: Arc<Unsent>,
+    /// Count of the bytes of updates that are not received yet, and of parts that are kept for the answer.
+    unsent: Arc<RequestBytes>,
     deadline: Instant,
     started: Instant,
     latest: Option<Instant>,
-    /// Choices of each prompt.
+    /// Number of choices for each prompt.
     per_prompt: usize,
     pub(crate) usage: Usage,
 }
 
 struct Choice {
-    /// `None` when the choice is complete.
+    /// Text that was generated so far; `None` when the choice is complete.
     text: Option<Text>,
     cancelled: Arc<AtomicBool>,
 }
 
-/// Numbers of tokens.
+/// Numbers of tokens that a response reports as `usage`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
     pub(crate) generated: usize,
-    /// Tokens of the prompts that were found in the cache.
+    /// Number of prompt tokens that were found in the prefix cache.
     pub(crate) cached: usize,
 }
 
-/// Next part of a choice.
+/// Next part of a choice: at most one generated token with the text that it completes.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
     pub(crate) choice: usize,
     pub(crate) text: String,
-    pub(crate) chosen: Option<Chosen>,
-    /// Scored tokens of the prompt, from the second one.
-    pub(crate) scored: Vec<Chosen>,
-    /// Reason of the end, if the choice ended: `stop` or `length`.
+    pub(crate) chosen: Option<ChosenToken>,
+    /// Prompt tokens with log-probabilities, from the second token on.
+    pub(crate) scored: Vec<ChosenToken>,
+    /// `finish_reason` if the choice has ended: `stop` or `length`.
     pub(crate) finish: Option<&'static str>,
 }
 
 impl Piece {
-    /// Returns the number of bytes of the piece in a complete answer: text, and `each` for a log-probability.
+    /// Returns the number of bytes that the piece takes in a complete answer, with `each` bytes for a log-probability.
     pub(crate) fn bytes(&self, each: usize) -> usize {
-        let entries = |chosen: &Chosen| chosen.logprobs.as_ref().map_or(0, |(_, top)| 1 + top.len());
+        let entries = |chosen: &ChosenToken| chosen.logprobs.as_ref().map_or(0, |(_, top)| 1 + top.len());
         let logprobs: usize = self.chosen.iter().chain(&self.scored).map(entries).sum();
         size_of::<Piece>() + self.text.len() + logprobs * each
     }
 }
 
+impl App {
+    /// Compiles the grammar of a request and starts to generate its choices.
+    pub(crate) async fn generate(
+        self: Arc<Self>,
+        prompts: Vec<Vec<u32>>,
+        mut options: TextOptions,
+        are_completions: bool,
+        deadline: Instant,
+    ) -> Result<Generation, ApiError> {
+        let compiled: Option<Compiled> = match options.grammar.take() {
+            None => None,
+            Some(grammar) => {
+                let app = self.clone();
+                let until = deadline.min(Instant::now() + GRAMMAR_TIMEOUT);
+                // Values of JSON take many times the memory of their text, and may wait for long.
+                let grammar = Arc::new(grammar.packed());
+                let of_cost = grammar.clone();
+                let cost = self
+                    .site
+                    .prepare(deadline, grammar.bytes(), move || Ok(of_cost.cost()))
+                    .await?;
+                let compiled = self
+                    .site
+                    .preparation
+                    .grammar(until, cost, move || app.grammars.compile(&grammar.unpacked()));
+                let compiled = compiled.await.map_err(|e| match e {
+                    NotPrepared::TimedOut if Instant::now() < deadline => ApiError::bad(format!(
+                        "the schema or grammar was not compiled within {} s; use a simpler one, or try again later",
+                        GRAMMAR_TIMEOUT.as_secs()
+                    )),
+                    other => self.site.not_prepared(other),
+                });
+                Some(compiled?.map_err(|e| ApiError::of_request(&e))?)
+            }
+        };
+        Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline)
+    }
+}
+
 impl Generation {
-    /// Starts to generate `options.count` texts for each prompt. Texts of completions continue the text of the prompt.
+    /// Starts to generate `options.count` choices for each prompt. If the request is a completion, the decoded text
+    /// continues that of the prompt.
     pub(crate) fn start(
         app: Arc<App>,
         prompts: Vec<Vec<u32>>,
@@ -88,7 +129,7 @@ impl Generation {
             let needed = prompt.len() + usize::from(options.max_tokens != Some(0));
             if needed > app.site.context {
                 return Err(ApiError::bad(format!(
-                    "the prompt has {} tokens, and a sequence at most {}, including one generated token",
+                    "the prompt has {} tokens, but a sequence has at most {}, including one generated token",
                     prompt.len(),
                     app.site.context
                 ))
@@ -100,15 +141,21 @@ impl Generation {
         if count > app.worker.limit() {
             let (prompts, each, limit) = (prompts.len(), options.count, app.worker.limit());
             return Err(ApiError::bad(format!(
-                "{prompts} prompts with {each} choices each are {count} sequences, and the server takes at most {limit} at a time; \
-                 send fewer prompts in a request, or a smaller 'n'"
+                "{prompts} prompts with {each} choices each are {count} sequences, but the server accepts at most \
+                 {limit} at a time; send fewer prompts per request, or a smaller 'n'"
             ))
             .of(if each > 1 { "n" } else { "prompt" }));
         }
-        let mut places = app.worker.reserve(count).map_err(|Busy| {
+        let of_prompts: usize = prompts.iter().map(Vec::len).sum();
+        // Each sequence has its copy of the prompt, the stop tokens and the biases.
+        let of_stops = (options.stop_tokens.len() + app.stop.len()) * size_of::<u32>();
+        let of_options = of_stops + size_of_val(&options.logit_bias[..]);
+        let copied = of_prompts * size_of::<u32>() + prompts.len() * of_options;
+        unsent.add(copied.saturating_mul(options.count)).map_err(too_much)?;
+        let mut places = app.worker.reserve(count).map_err(|QueueFull| {
             app.site.metrics.refused.inc();
             ApiError::queue_full(format!(
-                "the queue has no room for {count} more sequences, {} run or wait; try again later",
+                "the queue has no space for {count} more sequences, {} are running or waiting; try again later",
                 app.worker.pending()
             ))
         })?;
@@ -117,6 +164,9 @@ impl Generation {
         if !options.ignore_eos {
             stop.extend(&app.stop);
         }
+        // The engine shares its slots fairly between groups.
+        static NEXT_GROUP: AtomicU64 = AtomicU64::new(0);
+        let group = Some(NEXT_GROUP.fetch_add(1, Ordering::Relaxed));
         for prompt in prompts {
             usage.prompt += prompt.len();
             let room = app.site.context - prompt.len();
@@ -136,6 +186,7 @@ impl Generation {
                     logit_bias: options.logit_bias.clone(),
                     adapter: options.adapter,
                     prompt_logprobs: options.prompt_logprobs,
+                    group,
                     ..SequenceRequest::new(prompt.clone(), options.max_tokens.unwrap_or(room).min(room))
                 };
                 places.submit(Job {
@@ -172,7 +223,7 @@ impl Generation {
         })
     }
 
-    /// Returns the next part; `None` when all choices are complete.
+    /// Returns the next part of any choice, or `None` when all choices are complete.
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.choices.iter().any(|choice| choice.text.is_some()) {
             // `timeout_at` prefers an update that is there already, even after the deadline.
@@ -183,7 +234,10 @@ impl Generation {
             };
             let update = in_time.ok_or_else(|| ApiError::timeout(self.app.site.request_timeout))?;
             let Some(update) = update else {
-                return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine has ended"));
+                return Err(ApiError::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "the engine has stopped",
+                ));
             };
             if matches!(update.progress, Progress::Prompt { .. } | Progress::Token(_)) {
                 self.unsent.remove(update.bytes());
@@ -251,6 +305,11 @@ impl Generation {
         self.unsent.add(bytes).map_err(too_much)
     }
 
+    /// Returns the counter of the request's unsent bytes.
+    pub(crate) fn counted(&self) -> Arc<RequestBytes> {
+        self.unsent.clone()
+    }
+
     fn observe(&mut self) {
         let now = Instant::now();
         let metrics = &self.app.site.metrics;
@@ -264,9 +323,9 @@ impl Generation {
     }
 }
 
-fn too_much(full: Full) -> ApiError {
+pub(super) fn too_much(full: LimitReached) -> ApiError {
     match full {
-        Full::Own(_) => ApiError::bad(full.message()).code("answer_too_large"),
-        Full::All => ApiError::queue_full(full.message()),
+        LimitReached::Own(_) => ApiError::bad(full.message()).code("answer_too_large"),
+        LimitReached::All => ApiError::queue_full(full.message()),
     }
 }

@@ -1,4 +1,4 @@
-//! Fields that requests for text have in common.
+//! Request fields that all text-generating endpoints have in common.
 
 use std::collections::HashSet;
 
@@ -8,10 +8,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, quoted};
-use super::{App, fields};
+use super::structured::{ResponseFormat, StructuredOutputs, choice, schema};
+use super::{App, fields, raw_json};
 use crate::grammar::Grammar;
 
-/// Fields of chats and completions. The names of OpenAI's API, vLLM and llama.cpp for the same value are aliases.
+/// Fields of chat and completion requests. Names of OpenAI's API, vLLM and llama.cpp for the same value are aliases.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Common {
     pub(crate) model: Option<String>,
@@ -51,19 +52,9 @@ pub(crate) struct Common {
 #[serde(deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// Padding of events; none is added.
+    /// OpenAI's option to pad stream events. The server adds no padding.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<bool>,
-}
-
-/// Constraints of vLLM's API.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StructuredOutputs {
-    json: Option<Value>,
-    regex: Option<String>,
-    choice: Option<Vec<String>>,
-    grammar: Option<String>,
 }
 
 /// One value, or a list.
@@ -83,52 +74,23 @@ impl<T> OneOrMore<T> {
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ResponseFormat {
-    r#type: String,
-    json_schema: Option<JsonSchema>,
-    /// Schema of llama.cpp's format `json_object`, and of `/v1/responses`.
-    schema: Option<Value>,
-    /// A schema is always followed exactly, and its name and description change nothing.
-    #[serde(rename = "name")]
-    _name: Option<String>,
-    #[serde(rename = "description")]
-    _description: Option<String>,
-    #[serde(rename = "strict")]
-    _strict: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct JsonSchema {
-    schema: Option<Value>,
-    /// A schema is always followed exactly, and its name and description change nothing.
-    #[serde(rename = "name")]
-    _name: Option<String>,
-    #[serde(rename = "description")]
-    _description: Option<String>,
-    #[serde(rename = "strict")]
-    _strict: Option<bool>,
-}
-
-/// Options of the texts that a request asks for.
+/// Checked options for the texts to generate.
 #[derive(Debug)]
 pub(crate) struct TextOptions {
     /// Maximum number of tokens; `None` fills the context.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) min_tokens: usize,
-    /// Generates end tokens like any token.
+    /// True to continue after end-of-sequence tokens.
     pub(crate) ignore_eos: bool,
     pub(crate) sampling: Sampling,
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// Number of texts for each prompt.
+    /// Number of texts to generate for each prompt.
     pub(crate) count: usize,
-    /// Strings that end the text, and tokens that do.
+    /// Strings that end a text, and tokens that end it.
     pub(crate) stop: Vec<String>,
     pub(crate) stop_tokens: Vec<u32>,
     pub(crate) stream: bool,
-    /// Ends a stream with the numbers of tokens.
+    /// True to end a stream with an event that contains the numbers of tokens.
     pub(crate) include_usage: bool,
     pub(crate) grammar: Option<Grammar>,
     /// See [`SequenceRequest`](meganeura_llm::engine::SequenceRequest).
@@ -138,28 +100,45 @@ pub(crate) struct TextOptions {
     pub(crate) adapter: Option<usize>,
 }
 
-/// Maximum number of texts for each prompt.
+/// Maximum number of texts to generate for each prompt.
 const MAX_COUNT: usize = 128;
-/// Maximum number of strings that end a text, and of bytes of one.
+/// Maximum number of stop strings, and maximum number of bytes of one.
 const MAX_STOP: usize = 16;
 const MAX_STOP_BYTES: usize = 1_000;
-/// Maximum number of biases.
+/// Maximum number of tokens in `logit_bias`, and of stop token ids.
 const MAX_BIASES: usize = 1_024;
-/// Maximum number of most likely tokens with their log-probabilities.
+/// Maximum number of most likely tokens that are returned for each position.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
 impl Common {
-    /// Sets fields that `/v1/responses` has under other names.
-    pub(crate) fn with(self, max_tokens: Option<i64>, format: Option<ResponseFormat>) -> Self {
-        Common {
+    /// Sets the values that `/v1/responses` passes under other names: `max_output_tokens` and `text.format`.
+    ///
+    /// # Errors
+    /// A field that is set under both names; a limit below 1.
+    pub(crate) fn with(self, max_tokens: Option<i64>, format: Option<ResponseFormat>) -> Result<Self, ApiError> {
+        if let Some(number) = max_tokens.filter(|&number| number < 1 && number != -1) {
+            let message = format!("expected max_output_tokens of at least 1, or -1 for no limit, found {number}");
+            return Err(ApiError::field("max_output_tokens", message));
+        }
+        if let (Some(new), Some(old)) = (max_tokens, self.max_tokens)
+            && new != old
+        {
+            let message = format!("expected one of max_output_tokens and max_tokens, found {new} and {old}");
+            return Err(ApiError::field("max_output_tokens", message));
+        }
+        if format.is_some() && self.response_format.is_some() {
+            let message = "expected one of text.format and response_format, found both";
+            return Err(ApiError::field("text", message));
+        }
+        Ok(Common {
             max_tokens: max_tokens.or(self.max_tokens),
             response_format: format.or(self.response_format),
             ..self
-        }
+        })
     }
 
-    /// Checks the fields. `top_logprobs` is the value of the field `logprobs_field`. A `max_tokens` of 0 is allowed if
-    /// `may_be_empty`.
+    /// Checks the fields and converts them to options. `top_logprobs` is the value of the field `logprobs_field`. A
+    /// `max_tokens` of 0 is allowed if `may_be_empty`.
     pub(crate) fn options(
         self,
         app: &App,
@@ -241,24 +220,26 @@ impl Common {
             ));
         }
         let ignore_eos = self.ignore_eos.unwrap_or(false);
-        if ignore_eos && grammar.is_some() {
-            return Err(ApiError::field(
-                "ignore_eos",
-                "ignore_eos cannot be used with a grammar or schema",
-            ));
-        }
         let min_tokens = self.min_tokens.unwrap_or(0);
         if let Some(max) = max_tokens.filter(|&max| min_tokens > max) {
             let message = format!("expected min_tokens of at most max_tokens, found {min_tokens} and {max}");
             return Err(ApiError::field("min_tokens", message));
         }
-        if min_tokens > 0 && grammar.is_some() {
+        let ending: HashSet<&u32> = stop_tokens.iter().chain(&app.stop).collect();
+        if min_tokens > 0 && ending.len() >= app.vocab {
             return Err(ApiError::field(
-                "min_tokens",
-                "min_tokens cannot be used with a grammar or schema, which decides where the text ends",
+                "stop_token_ids",
+                "expected fewer tokens than the vocabulary has, because min_tokens excludes them",
             ));
         }
-        Ok(TextOptions {
+        if min_tokens > app.site.context {
+            let message = format!(
+                "expected min_tokens of at most {}, the tokens of a sequence, found {min_tokens}",
+                app.site.context
+            );
+            return Err(ApiError::field("min_tokens", message));
+        }
+        let options = TextOptions {
             max_tokens,
             min_tokens,
             ignore_eos,
@@ -273,35 +254,35 @@ impl Common {
             top_logprobs,
             prompt_logprobs: None,
             adapter,
-        })
+        };
+        options.check_ends()?;
+        Ok(options)
     }
 }
 
-/// One of some texts, as a grammar.
-fn choice(choices: Vec<String>) -> Result<Grammar, ApiError> {
-    if choices.is_empty() {
-        return Err(ApiError::field(
-            "guided_choice",
-            "expected at least one choice, found none",
-        ));
-    }
-    let choices: Vec<String> = choices.into_iter().map(|text| Value::from(text).to_string()).collect();
-    Ok(Grammar::Lark(format!("start: {}", choices.join(" | "))))
-}
-
-/// A schema, which llama.cpp's API also takes as text.
-fn schema(schema: Value) -> Result<Grammar, ApiError> {
-    match schema {
-        Value::String(text) => {
-            let schema = serde_json::from_str(&text);
-            let wrong = |e| ApiError::field("guided_json", format!("expected a JSON schema: {e}"));
-            schema.map(Grammar::Schema).map_err(wrong)
+impl TextOptions {
+    /// Checks that no option contradicts the grammar, which determines the end of the text.
+    ///
+    /// # Errors
+    /// A grammar together with `ignore_eos` or `min_tokens`.
+    pub(crate) fn check_ends(&self) -> Result<(), ApiError> {
+        let refused = |field, rest| {
+            let message = format!("{field} cannot be used with a grammar, a schema or a required tool{rest}");
+            Err(ApiError::field(field, message))
+        };
+        if self.grammar.is_none() {
+            Ok(())
+        } else if self.ignore_eos {
+            refused("ignore_eos", "")
+        } else if self.min_tokens > 0 {
+            refused("min_tokens", ", which determines the end of the text")
+        } else {
+            Ok(())
         }
-        schema => Ok(Grammar::Schema(schema)),
     }
 }
 
-/// Strings and tokens that end texts. A string that is a special token also ends the text by its id.
+/// Returns the stop strings and stop tokens. If a stop string is a special token, its id is added to the stop tokens.
 fn stops(
     strings: Option<OneOrMore<String>>,
     tokens: Option<Vec<u32>>,
@@ -359,46 +340,13 @@ fn biases(biases: Option<Map<String, Value>>, vocab: usize) -> Result<Vec<(u32, 
     }
 }
 
-impl ResponseFormat {
-    pub(crate) fn grammar(self) -> Result<Option<Grammar>, ApiError> {
-        let is_used = match self.r#type.as_str() {
-            "json_object" => self.json_schema.is_none(),
-            "json_schema" => self.json_schema.is_none() || self.schema.is_none(),
-            "text" => self.json_schema.is_none() && self.schema.is_none(),
-            _ => true,
-        };
-        if !is_used {
-            let message = "response_format has a schema that its type does not use; leave the schema out, or use the type json_schema";
-            return Err(ApiError::field("response_format", message));
-        }
-        match self.r#type.as_str() {
-            "text" => Ok(None),
-            "json_object" => Ok(Some(self.schema.map_or(Grammar::Object, Grammar::Schema))),
-            "json_schema" => match self.json_schema.and_then(|s| s.schema).or(self.schema) {
-                Some(schema) => Ok(Some(Grammar::Schema(schema))),
-                None => Err(ApiError::field(
-                    "response_format",
-                    "response_format of type json_schema needs json_schema.schema",
-                )),
-            },
-            other => Err(ApiError::field(
-                "response_format",
-                format!(
-                    "expected the response_format text, json_object or json_schema, found {}",
-                    quoted(other)
-                ),
-            )),
-        }
-    }
-}
-
-/// A seed that no two requests share.
+/// Returns a random seed.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Checks the fields one by one, to name the wrong one.
+/// Checks the sampling fields one by one, so that the error names the wrong one.
 fn check_sampling(all: Sampling) -> Result<(), ApiError> {
     let none = Sampling::default();
     let one_by_one = [
@@ -451,12 +399,17 @@ fn check_sampling(all: Sampling) -> Result<(), ApiError> {
         .try_for_each(|(field, sampling)| sampling.check().map_err(|e| ApiError::of_request(&e).of(field)))
 }
 
-/// Parses a body, in which one field is required.
+/// Parses a request body. The field `required` must exist.
 pub(crate) fn parse<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str) -> Result<T, ApiError> {
+    if raw_json::has_reserved_name(body) {
+        return Err(ApiError::bad(
+            "names that begin with '$serde_json::private::' are reserved",
+        ));
+    }
     serde_json::from_slice(body).map_err(|error| wrong_body::<T>(body, required, &error))
 }
 
-/// The error for a body that cannot be parsed: its syntax, or a field.
+/// Returns the error for a body that cannot be parsed: a syntax error, or the name of the wrong field.
 fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, error: &serde_json::Error) -> ApiError {
     /// Maximum number of fields that are tried one by one.
     const MAX_FIELDS: usize = 100;
@@ -491,12 +444,21 @@ fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, e
             let name: String = name.chars().take(60).collect();
             ApiError::bad(format!("{name}: {}", in_words(&error))).of_any(name)
         }
-        // A field that occurs twice, for example.
-        None => ApiError::bad(format!("the body cannot be parsed: {}", in_words(error))),
+        None => {
+            let found = ApiError::bad(format!("the body cannot be parsed: {}", in_words(error)));
+            let text = error.to_string();
+            let twice = text
+                .strip_prefix("duplicate field `")
+                .and_then(|rest| rest.split_once('`'));
+            match twice {
+                Some((name, _)) => found.of_any(name.to_owned()),
+                None => found,
+            }
+        }
     }
 }
 
-/// Returns an error with types of JSON instead of Rust, and with long values shortened.
+/// Returns the message of a parse error, with JSON types instead of Rust types, and long values shortened.
 fn in_words(error: &serde_json::Error) -> String {
     const MAX_CHARS: usize = 200;
     let mut text = error.to_string();
@@ -522,8 +484,8 @@ fn in_words(error: &serde_json::Error) -> String {
     }
 }
 
-/// Finds the model that a request names: `None` for the model itself, or the index of an adapter, which is named
-/// `MODEL:ADAPTER` or `ADAPTER`.
+/// Finds the model that a request names. Returns `None` for the base model, or the index of an adapter, which requests
+/// name `MODEL:ADAPTER` or `ADAPTER`.
 pub(crate) fn check_model(asked: Option<&str>, app: &App) -> Result<Option<usize>, ApiError> {
     let Some(asked) = asked else { return Ok(None) };
     let adapter = asked
@@ -540,7 +502,7 @@ pub(crate) fn check_model(asked: Option<&str>, app: &App) -> Result<Option<usize
     }
 }
 
-/// Checks the name of the only model: any name if names are not strict, as clients often have a fixed one.
+/// Checks the model name of a request. Without `strict`, any name is accepted, because clients often send a fixed one.
 pub(crate) fn check_name(asked: &str, served: &str, strict: bool) -> Result<(), ApiError> {
     if asked == served || !strict {
         Ok(())

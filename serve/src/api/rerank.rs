@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -42,9 +42,9 @@ impl Document {
     }
 }
 
-/// A prepared request.
-struct Prepared {
-    /// Tokens of the query, then of each document.
+/// Request whose texts are tokenized and whose fields are checked.
+struct PreparedRequest {
+    /// Tokens of the query, followed by the tokens of each document.
     texts: Vec<Vec<u32>>,
     documents: Vec<Document>,
     top_n: usize,
@@ -54,10 +54,13 @@ struct Prepared {
 pub(crate) async fn handle(
     State(app): State<Arc<EmbeddingApp>>,
     JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
-    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
+    let prepared = app
+        .site
+        .prepare(deadline, body.len(), move || prepare(&of_request, &body))
+        .await?;
     let tokens: usize = prepared.texts.iter().map(Vec::len).sum();
     let vectors = app.embed(prepared.texts, deadline).await?;
     let (query, documents) = vectors.split_first().unwrap_or((const { &Vec::new() }, &[]));
@@ -72,15 +75,15 @@ pub(crate) async fn handle(
         result
     });
     let results: Vec<Value> = results.collect();
-    Ok(Json(json!({
+    app.site.answer(&json!({
         "id": super::chat::id("rerank"),
         "model": app.site.model,
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    }))
 }
 
-fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
+fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<PreparedRequest, ApiError> {
     let body: Body = parse(body, "query")?;
     app.site.check_encoder_request(body.model.as_deref(), &body.others)?;
     let count = body.documents.len();
@@ -93,7 +96,7 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
     for document in &body.documents {
         texts.push(tokens("documents", document.text())?);
     }
-    Ok(Prepared {
+    Ok(PreparedRequest {
         texts,
         documents: body.documents,
         top_n: body.top_n.unwrap_or(count),
@@ -101,7 +104,7 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
     })
 }
 
-/// Cosine of the angle between two vectors; 0 if one of them is zero.
+/// Returns the cosine similarity of two vectors, or 0 if one of them is zero.
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
     let lengths = (product(a, a) * product(b, b)).sqrt();

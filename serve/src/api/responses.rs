@@ -5,15 +5,18 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
-use super::chat::{Conversation, OfferedTools, Prepared, id};
+use super::chat::{Conversation, OfferedTools, PreparedRequest, content_text, id};
 use super::error::{ApiError, quoted};
 use super::generation::{Piece, Usage};
-use super::request::{Common, ResponseFormat, parse};
-use super::stream::{self, Format};
+use super::request::{Common, parse};
+use super::stream::{self, Format, StreamEvent};
+use super::structured::ResponseFormat;
 use super::tools::{Answer, call_id};
 use super::{App, JsonBody, fields, now};
 
@@ -43,7 +46,7 @@ enum Input {
 #[serde(deny_unknown_fields)]
 struct TextSettings {
     format: Option<ResponseFormat>,
-    /// Only its usual value is supported.
+    /// Verbosity of the answer; only the default `medium` is supported.
     verbosity: Option<String>,
 }
 
@@ -51,17 +54,21 @@ struct TextSettings {
 #[serde(deny_unknown_fields)]
 struct Reasoning {
     effort: Option<String>,
-    /// Summaries are not written.
+    /// Requested summary of the reasoning. The server writes no summaries.
     summary: Option<String>,
 }
 
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
-    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
-    let (Prepared { prompt, options, tools }, settings) = prepared;
+    let prepared = app
+        .site
+        .prepare(deadline, body.len(), move || prepare(&of_request, &body))
+        .await?;
+    let (PreparedRequest { prompt, options, tools }, settings) = prepared;
     let stream = options.stream;
     let generation = app.clone().generate(vec![prompt], options, false, deadline).await?;
+    generation.keep(settings.bytes())?;
     let format = Responses {
         id: id("resp"),
         item: id("msg"),
@@ -80,8 +87,29 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     }
 }
 
-/// The prepared request, and the settings that the response repeats.
-fn prepare(app: &App, body: &[u8]) -> Result<(Prepared, Value), ApiError> {
+/// Request fields that the response repeats. Fields that may be large are kept as JSON text.
+struct Settings {
+    instructions: Box<RawValue>,
+    max_output_tokens: Option<i64>,
+    parallel_tool_calls: bool,
+    temperature: f32,
+    tool_choice: Box<RawValue>,
+    tools: Box<RawValue>,
+    top_p: f32,
+}
+
+impl Settings {
+    fn bytes(&self) -> usize {
+        self.instructions.get().len() + self.tool_choice.get().len() + self.tools.get().len()
+    }
+}
+
+fn raw(value: &impl Serialize) -> Result<Box<RawValue>, ApiError> {
+    to_raw_value(value).map_err(|e| ApiError::bad(e.to_string()))
+}
+
+/// Parses and tokenizes a request. Also returns the settings that the response repeats.
+fn prepare(app: &App, body: &[u8]) -> Result<(PreparedRequest, Settings), ApiError> {
     let body: Body = parse(body, "input")?;
     let text = body.text.unwrap_or(TextSettings {
         format: None,
@@ -102,15 +130,17 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Prepared, Value), ApiError> {
         ));
     }
     let tools = body.tools.unwrap_or_default();
-    let settings = json!({
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "parallel_tool_calls": body.parallel_tool_calls.unwrap_or(true),
-        "tool_choice": body.tool_choice.clone().unwrap_or_else(|| "auto".into()),
-        "tools": tools,
-    });
-    let common = body.common.with(body.max_output_tokens, text.format);
+    let common = body.common.with(body.max_output_tokens, text.format)?;
     let options = common.options(app, None, "top_logprobs", false)?;
+    let settings = Settings {
+        instructions: raw(&body.instructions)?,
+        max_output_tokens: body.max_output_tokens,
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+        temperature: options.sampling.temperature,
+        tool_choice: raw(&body.tool_choice.as_ref().unwrap_or(&"auto".into()))?,
+        tools: raw(&tools)?,
+        top_p: options.sampling.top_p.unwrap_or(1.0),
+    };
     if options.count != 1 {
         return Err(ApiError::field("n", "expected n of 1: a response has one answer"));
     }
@@ -121,12 +151,19 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Prepared, Value), ApiError> {
     match body.input {
         Input::Text(text) => messages.push(json!({"role": "user", "content": text})),
         Input::Items(items) => {
+            let mut thoughts = String::new();
             for (number, item) in items.into_iter().enumerate() {
-                add_item(&mut messages, item).map_err(|e| ApiError::field("input", format!("item {number} {e}")))?;
+                add_item(&mut messages, &mut thoughts, item)
+                    .map_err(|e| ApiError::field("input", format!("item {number} {e}")))?;
+            }
+            if !thoughts.is_empty() {
+                let message = "the input ends with an item of type reasoning, expected the answer that follows it";
+                return Err(ApiError::field("input", message));
             }
         }
     }
     let conversation = Conversation {
+        field: "input",
         messages,
         tools: tools.into_iter().map(nested).collect::<Result<_, _>>()?,
         tool_choice: body.tool_choice.map(nested_choice),
@@ -138,15 +175,16 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Prepared, Value), ApiError> {
     Ok((conversation.prepare(app, options)?, settings))
 }
 
-/// Adds an item of the conversation to the messages of a chat.
-fn add_item(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
+/// Converts an item of the conversation to chat messages. `thoughts` collects reasoning until the answer that it
+/// belongs to.
+fn add_item(messages: &mut Vec<Value>, thoughts: &mut String, item: Value) -> Result<(), String> {
     let text = |name: &str| item[name].as_str().map(str::to_owned);
-    match item["type"].as_str().unwrap_or("message") {
+    let kind = item["type"].as_str().unwrap_or("message");
+    let mut answer = match kind {
         "message" => {
-            fields::only(&item, &["type", "role", "content", "id", "status"])?;
+            fields::only(&item, &["type", "role", "content", "id", "status", "cache_control"])?;
             let role = text("role").ok_or("has no role, such as \"user\"")?;
-            let content = content(&item["content"])?;
-            messages.push(json!({"role": role, "content": content}));
+            json!({"role": role, "content": content_text(&item["content"])?})
         }
         "function_call" => {
             fields::only(&item, &["type", "call_id", "name", "arguments", "id", "status"])?;
@@ -159,49 +197,48 @@ fn add_item(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
                 },
             });
             // Calls of one answer belong to one message.
-            match messages.last_mut() {
-                Some(last) if last["role"] == "assistant" => match last["tool_calls"].as_array_mut() {
+            if let Some(last) = messages
+                .last_mut()
+                .filter(|last| last["role"] == "assistant" && thoughts.is_empty())
+            {
+                match last["tool_calls"].as_array_mut() {
                     Some(calls) => calls.push(call),
                     None => last["tool_calls"] = json!([call]),
-                },
-                _ => messages.push(json!({"role": "assistant", "content": "", "tool_calls": [call]})),
+                }
+                return Ok(());
             }
+            json!({"role": "assistant", "content": "", "tool_calls": [call]})
         }
         "function_call_output" => {
-            fields::only(&item, &["type", "call_id", "output", "id", "status"])?;
+            fields::only(&item, &["type", "call_id", "output", "id", "status", "cache_control"])?;
             let id = text("call_id").ok_or("has no call_id")?;
-            let content = content(&item["output"])?;
-            messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+            json!({"role": "tool", "tool_call_id": id, "content": content_text(&item["output"])?})
+        }
+        "reasoning" => {
+            // Summaries are written for people.
+            fields::only(&item, &["type", "id", "status", "summary", "content"])?;
+            for part in item["content"].as_array().into_iter().flatten() {
+                match (part["type"].as_str(), part["text"].as_str()) {
+                    (Some("reasoning_text"), Some(text)) => thoughts.push_str(text),
+                    _ => return Err("has content that is not of type reasoning_text".into()),
+                }
+            }
+            return Ok(());
         }
         other => return Err(format!("has the type {}, which is not supported", quoted(other))),
+    };
+    if !thoughts.is_empty() {
+        if answer["role"] != "assistant" {
+            return Err("follows an item of type reasoning, expected an answer or a function_call".into());
+        }
+        // The name that templates of models that think use.
+        answer["reasoning_content"] = std::mem::take(thoughts).into();
     }
+    messages.push(answer);
     Ok(())
 }
 
-/// The text of a content.
-fn content(content: &Value) -> Result<String, String> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-                (Some("input_text" | "output_text" | "text"), Some(text)) => {
-                    // Answers that clients send back have annotations and log-probabilities.
-                    fields::only(part, &["type", "text", "annotations", "logprobs"])
-                        .map_err(|e| format!("has content that {e}"))?;
-                    Ok(text.to_owned())
-                }
-                (kind, _) => Err(format!(
-                    "has content of type {}; only text is supported",
-                    kind.map_or("?".into(), quoted)
-                )),
-            };
-            Ok(parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.concat())
-        }
-        _ => Err("has content that is neither text nor a list of parts".into()),
-    }
-}
-
-/// A tool in the format of chats: its fields are in `function`.
+/// Converts a tool to the format of chat requests, which nests its fields in `function`.
 fn nested(tool: Value) -> Result<Value, ApiError> {
     match tool["type"].as_str() {
         Some("function") if tool.get("function").is_none() => {
@@ -220,11 +257,23 @@ fn nested(tool: Value) -> Result<Value, ApiError> {
     }
 }
 
-fn nested_choice(choice: Value) -> Value {
-    match choice["name"].as_str() {
-        Some(name) => json!({"type": "function", "function": {"name": name}}),
-        None => choice,
+/// Converts a `tool_choice` to the format of chat requests, which nests names in `function` and allowed tools in
+/// `allowed_tools`.
+fn nested_choice(mut choice: Value) -> Value {
+    let Some(object) = choice.as_object_mut() else {
+        return choice;
+    };
+    if object.get("type").is_some_and(|kind| kind == "allowed_tools") && !object.contains_key("allowed_tools") {
+        object.shift_remove("type");
+        if let Some(Value::Array(tools)) = object.get_mut("tools") {
+            tools.iter_mut().for_each(|tool| *tool = nested_choice(tool.take()));
+        }
+        return json!({"type": "allowed_tools", "allowed_tools": choice});
     }
+    if let Some(name) = object.shift_remove("name") {
+        object.insert("function".into(), json!({"name": name}));
+    }
+    choice
 }
 
 struct Responses {
@@ -233,21 +282,49 @@ struct Responses {
     item: String,
     created: u64,
     app: Arc<App>,
-    /// With tools, the answer is sent when it is complete: it may be a call.
+    /// Offered tools. If there are any, the answer is sent when it is complete, as it may be a call.
     tools: OfferedTools,
-    settings: Value,
+    settings: Settings,
     text: String,
     finish: Option<&'static str>,
-    /// Number of the next event.
+    /// `sequence_number` of the next event.
     sequence: u64,
 }
 
+/// Object that a request returns, and that the first and last events of a stream contain.
+#[derive(Serialize)]
+struct ResponseObject<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    status: &'a str,
+    error: Option<Value>,
+    incomplete_details: Option<Value>,
+    model: &'a str,
+    output: &'a [Value],
+    previous_response_id: Option<&'a str>,
+    store: bool,
+    truncation: &'static str,
+    metadata: Map<String, Value>,
+    usage: Option<Value>,
+    instructions: &'a RawValue,
+    max_output_tokens: Option<i64>,
+    parallel_tool_calls: bool,
+    temperature: f32,
+    tool_choice: &'a RawValue,
+    tools: &'a RawValue,
+    top_p: f32,
+}
+
 impl Responses {
-    fn event(&mut self, kind: &str, mut fields: Value) -> Value {
+    fn event(&mut self, kind: &str, mut fields: Value) -> StreamEvent {
         fields["type"] = kind.into();
         fields["sequence_number"] = self.sequence.into();
         self.sequence += 1;
-        fields
+        StreamEvent {
+            kind: Some(kind.to_owned()),
+            json: fields.to_string(),
+        }
     }
 
     fn message(&self, status: &str, text: Option<&str>) -> Value {
@@ -255,7 +332,7 @@ impl Responses {
         json!({"type": "message", "id": self.item, "status": status, "role": "assistant", "content": content})
     }
 
-    /// The items of the complete answer.
+    /// Returns the output items of the complete answer: a message, tool calls, or both.
     fn output(&self) -> Vec<Value> {
         let Answer { content, calls } = self.tools.answer(&self.text);
         let mut items = Vec::new();
@@ -269,32 +346,53 @@ impl Responses {
         items
     }
 
-    fn response(&self, status: &str, output: Vec<Value>, usage: Option<Usage>) -> Value {
-        let mut response = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": null,
-            "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
-            "model": self.app.site.model,
-            "output": output,
-            "previous_response_id": null,
-            "store": false,
-            "truncation": "disabled",
-            "metadata": {},
-            "usage": usage.map(|usage| json!({
-                "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached},
-                "output_tokens": usage.generated,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.prompt + usage.generated,
-            })),
-        });
-        for (name, value) in self.settings.as_object().into_iter().flatten() {
-            response[name] = value.clone();
+    fn response(&self, status: &str, output: &[Value], usage: Option<Usage>) -> serde_json::Result<String> {
+        let is_incomplete = status == "incomplete";
+        serde_json::to_string(&ResponseObject {
+            id: &self.id,
+            object: "response",
+            created_at: self.created,
+            status,
+            error: None,
+            incomplete_details: is_incomplete.then(|| json!({"reason": "max_output_tokens"})),
+            model: &self.app.site.model,
+            output,
+            previous_response_id: None,
+            store: false,
+            truncation: "disabled",
+            metadata: Map::new(),
+            usage: usage.map(|usage| {
+                json!({
+                    "input_tokens": usage.prompt,
+                    "input_tokens_details": {"cached_tokens": usage.cached},
+                    "output_tokens": usage.generated,
+                    "output_tokens_details": {"reasoning_tokens": 0},
+                    "total_tokens": usage.prompt + usage.generated,
+                })
+            }),
+            instructions: &self.settings.instructions,
+            max_output_tokens: self.settings.max_output_tokens,
+            parallel_tool_calls: self.settings.parallel_tool_calls,
+            temperature: self.settings.temperature,
+            tool_choice: &self.settings.tool_choice,
+            tools: &self.settings.tools,
+            top_p: self.settings.top_p,
+        })
+    }
+
+    /// Returns an event that contains the whole response object.
+    fn response_event(&mut self, kind: &str, status: &str, output: &[Value], usage: Option<Usage>) -> StreamEvent {
+        let sequence = self.sequence;
+        match self.response(status, output, usage) {
+            Ok(response) => {
+                self.sequence += 1;
+                StreamEvent {
+                    kind: Some(kind.to_owned()),
+                    json: format!(r#"{{"type":"{kind}","sequence_number":{sequence},"response":{response}}}"#),
+                }
+            }
+            Err(error) => self.error(&ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
         }
-        response
     }
 
     fn status(&self) -> &'static str {
@@ -306,11 +404,11 @@ impl Responses {
     }
 
     fn streams_text(&self) -> bool {
-        self.tools.tools.is_empty()
+        self.tools.names.is_empty()
     }
 
-    /// Returns the events that complete a message; `is_sent` if its text was already streamed.
-    fn message_events(&mut self, index: usize, item: &Value, is_sent: bool) -> Vec<Value> {
+    /// Returns the events that complete a message. `is_sent` is true if its text was already streamed.
+    fn message_events(&mut self, index: usize, item: &Value, is_sent: bool) -> Vec<StreamEvent> {
         let place = json!({"item_id": self.item, "output_index": index, "content_index": 0});
         let with = |more: Value| {
             let mut fields = place.clone();
@@ -334,7 +432,7 @@ impl Responses {
         events
     }
 
-    fn message_opening(&mut self, index: usize) -> Vec<Value> {
+    fn message_opening(&mut self, index: usize) -> Vec<StreamEvent> {
         let item = self.message("in_progress", None);
         let added = json!({"output_index": index, "item": item});
         let opened = json!({"item_id": self.item, "output_index": index, "content_index": 0, "part": part("")});
@@ -344,7 +442,7 @@ impl Responses {
         ]
     }
 
-    fn call_events(&mut self, index: usize, item: &Value) -> Vec<Value> {
+    fn call_events(&mut self, index: usize, item: &Value) -> Vec<StreamEvent> {
         let mut opening = item.clone();
         opening["arguments"] = "".into();
         opening["status"] = "in_progress".into();
@@ -366,17 +464,16 @@ impl Responses {
     }
 }
 
-/// A part of a message's content.
+/// Returns a text part of a message's content.
 fn part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
 impl Format for Responses {
-    fn begin(&mut self, _: usize) -> Vec<Value> {
-        let response = self.response("in_progress", Vec::new(), None);
+    fn begin(&mut self, _: usize) -> Vec<StreamEvent> {
         let mut events = vec![
-            self.event("response.created", json!({"response": response})),
-            self.event("response.in_progress", json!({"response": response})),
+            self.response_event("response.created", "in_progress", &[], None),
+            self.response_event("response.in_progress", "in_progress", &[], None),
         ];
         if self.streams_text() {
             events.extend(self.message_opening(0));
@@ -384,7 +481,7 @@ impl Format for Responses {
         events
     }
 
-    fn piece(&mut self, piece: Piece) -> Vec<Value> {
+    fn piece(&mut self, piece: Piece) -> Vec<StreamEvent> {
         let text = piece.text.clone();
         self.keep(piece);
         if !self.streams_text() || text.is_empty() {
@@ -398,7 +495,7 @@ impl Format for Responses {
         Value::Null
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Value> {
+    fn end(&mut self, usage: Usage) -> Vec<StreamEvent> {
         let output = self.output();
         let mut events = Vec::new();
         for (index, item) in output.iter().enumerate() {
@@ -410,8 +507,7 @@ impl Format for Responses {
             });
         }
         let status = self.status();
-        let response = self.response(status, output, Some(usage));
-        events.push(self.event(&format!("response.{status}"), json!({"response": response})));
+        events.push(self.response_event(&format!("response.{status}"), status, &output, Some(usage)));
         events
     }
 
@@ -421,16 +517,16 @@ impl Format for Responses {
     }
 
     fn whole(&mut self, usage: Usage) -> serde_json::Result<String> {
-        serde_json::to_string(&self.response(self.status(), self.output(), Some(usage)))
+        self.response(self.status(), &self.output(), Some(usage))
     }
 
-    fn error(&mut self, error: &ApiError) -> Value {
+    fn error(&mut self, error: &ApiError) -> StreamEvent {
         let body = error.body();
         let fields = json!({"code": body["error"]["code"], "message": body["error"]["message"], "param": body["error"]["param"]});
         self.event("error", fields)
     }
 
-    fn has_typed_events(&self) -> bool {
-        true
+    fn ends_with_done(&self) -> bool {
+        false
     }
 }

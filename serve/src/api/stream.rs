@@ -1,56 +1,72 @@
-//! Responses: complete, or as events while text is generated.
+//! Responses of text-generating endpoints: complete, or as server-sent events.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
-use meganeura_llm::engine::Chosen;
+use meganeura_llm::engine::ChosenToken;
 use meganeura_llm::tokenizer::TokenBytes;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::App;
 use super::error::ApiError;
 use super::generation::{Generation, Piece, Usage};
+use super::{App, answer};
 
-/// Format of a kind of response.
-pub(crate) trait Format: Send + 'static {
-    /// Events before the first piece of a stream.
-    fn begin(&mut self, choices: usize) -> Vec<Value>;
+/// Server-sent event with JSON data.
+pub(crate) struct StreamEvent {
+    /// Value of the `event:` line, for streams that have one.
+    pub(crate) kind: Option<String>,
+    pub(crate) json: String,
+}
 
-    /// Events of a piece; none if the piece is kept back.
-    fn piece(&mut self, piece: Piece) -> Vec<Value>;
-
-    /// Event with the numbers of tokens, if it was asked for.
-    fn usage(&self, usage: Usage) -> Value;
-
-    /// Events after the last piece.
-    fn end(&mut self, _usage: Usage) -> Vec<Value> {
-        Vec::new()
-    }
-
-    /// Keeps a piece of a complete response.
-    fn keep(&mut self, piece: Piece);
-
-    /// The complete response, as JSON.
-    fn whole(&mut self, usage: Usage) -> serde_json::Result<String>;
-
-    /// Event of an error after the status was sent.
-    fn error(&mut self, error: &ApiError) -> Value {
-        error.body()
-    }
-
-    /// Returns true if events carry their type and the stream ends without `[DONE]`, as in `/v1/responses`.
-    fn has_typed_events(&self) -> bool {
-        false
+impl From<Value> for StreamEvent {
+    fn from(value: Value) -> Self {
+        StreamEvent {
+            kind: None,
+            json: value.to_string(),
+        }
     }
 }
 
-/// The numbers of tokens of a response.
+/// Format of the responses of an endpoint, complete or streamed.
+pub(crate) trait Format: Send + 'static {
+    /// Returns the events that begin a choice, before its first piece.
+    fn begin(&mut self, choice: usize) -> Vec<StreamEvent>;
+
+    /// Returns the events of a piece; none if the piece is kept until the choice is complete.
+    fn piece(&mut self, piece: Piece) -> Vec<StreamEvent>;
+
+    /// Returns the data of the event with the numbers of tokens, for streams that ask for it.
+    fn usage(&self, usage: Usage) -> Value;
+
+    /// Returns the events after the last piece.
+    fn end(&mut self, _usage: Usage) -> Vec<StreamEvent> {
+        Vec::new()
+    }
+
+    /// Stores a piece of a response that is not streamed.
+    fn keep(&mut self, piece: Piece);
+
+    /// Returns the complete response as JSON text, from the stored pieces.
+    fn whole(&mut self, usage: Usage) -> serde_json::Result<String>;
+
+    /// Returns the event for an error that occurs after the HTTP status was sent.
+    fn error(&mut self, error: &ApiError) -> StreamEvent {
+        error.body().into()
+    }
+
+    /// Returns true if the stream ends with `[DONE]`. Streams of `/v1/responses` do not.
+    fn ends_with_done(&self) -> bool {
+        true
+    }
+}
+
+/// Returns the field `usage` of chats and completions.
 pub(crate) fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
@@ -60,9 +76,9 @@ pub(crate) fn usage(usage: Usage) -> Value {
     })
 }
 
-/// The complete response of chats and completions.
+/// Complete response object of chats and completions.
 #[derive(Serialize)]
-pub(crate) struct Whole<'a, C> {
+pub(crate) struct CompleteResponse<'a, C> {
     pub(crate) id: &'a str,
     pub(crate) object: &'static str,
     pub(crate) created: u64,
@@ -71,25 +87,26 @@ pub(crate) struct Whole<'a, C> {
     pub(crate) usage: Value,
 }
 
-/// The response when everything is generated.
+/// Generates all choices, and returns the complete response.
 pub(crate) async fn whole(mut generation: Generation, mut format: impl Format) -> Result<Response, ApiError> {
     while let Some(piece) = generation.next().await? {
         generation.keep(piece.bytes(TEXT_BYTES))?;
         format.keep(piece);
     }
     // A large answer takes long to write.
-    let usage = generation.usage;
+    let (usage, counted) = (generation.usage, generation.counted());
     let written = tokio::task::spawn_blocking(move || format.whole(usage)).await;
     let internal = |message: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message);
     let json = written
         .map_err(|e| internal(e.to_string()))?
         .map_err(|e| internal(e.to_string()))?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+    Ok(answer::json(json, counted))
 }
 
-/// Progress of a stream.
-enum Place {
-    Begin,
+/// Position in a stream.
+enum StreamProgress {
+    /// Sends the first events of the choice with this index.
+    Begin(usize),
     Pieces,
     Done,
     Ended,
@@ -98,26 +115,26 @@ enum Place {
 struct State<F> {
     generation: Generation,
     format: F,
-    place: Place,
-    /// Events to send.
-    due: std::collections::VecDeque<Value>,
+    place: StreamProgress,
+    /// Events that are ready to be sent.
+    due: std::collections::VecDeque<StreamEvent>,
     choices: usize,
     include_usage: bool,
 }
 
-/// Bytes of a log-probability as JSON text, and as a value in memory.
+/// Estimated bytes of a log-probability as JSON text, and as a JSON value in memory.
 const TEXT_BYTES: usize = 100;
 const VALUE_BYTES: usize = 600;
 
-/// Pause after which an idle stream sends a comment, which shows whether the client is still there.
+/// Time after which an idle stream sends a comment, to detect clients that have left.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// The response as server-sent events; the last one is `[DONE]`.
+/// Returns a response that streams server-sent events. If the format requires it, the last event is `[DONE]`.
 pub(crate) fn events(generation: Generation, choices: usize, include_usage: bool, format: impl Format) -> Response {
     let state = State {
         generation,
         format,
-        place: Place::Begin,
+        place: StreamProgress::Begin(0),
         due: Default::default(),
         choices,
         include_usage,
@@ -134,20 +151,20 @@ pub(crate) fn events(generation: Generation, choices: usize, include_usage: bool
 impl<F: Format> State<F> {
     async fn next(&mut self) -> Option<Event> {
         loop {
-            if let Some(value) = self.due.pop_front() {
-                let event = Event::default();
-                let event = match value["type"].as_str().filter(|_| self.format.has_typed_events()) {
-                    Some(kind) => event.event(kind),
-                    None => event,
+            if let Some(StreamEvent { kind, json }) = self.due.pop_front() {
+                let event = match kind {
+                    Some(kind) => Event::default().event(kind),
+                    None => Event::default(),
                 };
-                return Some(event.data(value.to_string()));
+                return Some(event.data(json));
             }
             match self.place {
-                Place::Begin => {
-                    self.due.extend(self.format.begin(self.choices));
-                    self.place = Place::Pieces;
+                StreamProgress::Begin(choice) if choice < self.choices => {
+                    self.due.extend(self.format.begin(choice));
+                    self.place = StreamProgress::Begin(choice + 1);
                 }
-                Place::Pieces => match self.generation.next().await {
+                StreamProgress::Begin(_) => self.place = StreamProgress::Pieces,
+                StreamProgress::Pieces => match self.generation.next().await {
                     Ok(Some(piece)) => {
                         let bytes = piece.bytes(VALUE_BYTES);
                         let events = self.format.piece(piece);
@@ -156,37 +173,34 @@ impl<F: Format> State<F> {
                             && let Err(error) = self.generation.keep(bytes)
                         {
                             self.due.push_back(self.format.error(&error));
-                            self.place = Place::Done;
+                            self.place = StreamProgress::Done;
                         }
                         self.due.extend(events);
                     }
                     Ok(None) => {
                         self.due.extend(self.format.end(self.generation.usage));
                         if self.include_usage {
-                            self.due.push_back(self.format.usage(self.generation.usage));
+                            self.due.push_back(self.format.usage(self.generation.usage).into());
                         }
-                        self.place = Place::Done;
+                        self.place = StreamProgress::Done;
                     }
                     Err(error) => {
                         // The status was sent already.
                         self.due.push_back(self.format.error(&error));
-                        self.place = Place::Done;
+                        self.place = StreamProgress::Done;
                     }
                 },
-                Place::Done => {
-                    self.place = Place::Ended;
-                    if self.format.has_typed_events() {
-                        return None;
-                    }
-                    return Some(Event::default().data("[DONE]"));
+                StreamProgress::Done => {
+                    self.place = StreamProgress::Ended;
+                    return self.format.ends_with_done().then(|| Event::default().data("[DONE]"));
                 }
-                Place::Ended => return None,
+                StreamProgress::Ended => return None,
             }
         }
     }
 }
 
-/// The text of one token in lists of probabilities, and its bytes, which may be a part of a character.
+/// Returns the text and the bytes of one token, for lists of log-probabilities. The bytes may be a part of a character.
 pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
     let bytes = match app.token_bytes().get(token as usize) {
         Some(TokenBytes::Text(bytes)) => bytes,
@@ -196,8 +210,22 @@ pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
     (String::from_utf8_lossy(bytes).into_owned(), bytes)
 }
 
-/// A token with its log-probability in the format of chats.
-pub(crate) fn chat_logprob(app: &App, chosen: &Chosen) -> Option<Value> {
+/// Returns the name of a token in the log-probabilities of completions: its text, or `bytes:\xf0\x9f` if its bytes are
+/// not valid UTF-8, as in OpenAI's API. Different parts of characters therefore have different names.
+fn token_name(app: &App, token: u32) -> String {
+    use std::fmt::Write;
+    let (text, bytes) = spelled(app, token);
+    if !bytes.is_empty() && std::str::from_utf8(bytes).is_err() {
+        return bytes.iter().fold("bytes:".to_owned(), |mut name, byte| {
+            let _ = write!(name, "\\x{byte:02x}");
+            name
+        });
+    }
+    text
+}
+
+/// Returns a token with its log-probability in the format of chats.
+pub(crate) fn chat_logprob(app: &App, chosen: &ChosenToken) -> Option<Value> {
     let (own, top) = chosen.logprobs.as_ref()?;
     let entry = |token: u32, logprob: f32| {
         let (text, bytes) = spelled(app, token);
@@ -209,7 +237,7 @@ pub(crate) fn chat_logprob(app: &App, chosen: &Chosen) -> Option<Value> {
 }
 
 /// Tokens with their log-probabilities in the format of chats.
-pub(crate) struct ChatLogprobs<'a>(pub(crate) &'a App, pub(crate) &'a [Chosen]);
+pub(crate) struct ChatLogprobs<'a>(pub(crate) &'a App, pub(crate) &'a [ChosenToken]);
 
 impl Serialize for ChatLogprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -217,59 +245,59 @@ impl Serialize for ChatLogprobs<'_> {
         if chosen.is_empty() {
             return serializer.serialize_none();
         }
-        let content = Listed(|| chosen.iter().filter_map(|chosen| chat_logprob(app, chosen)));
+        let content = LazyList(|| chosen.iter().filter_map(|chosen| chat_logprob(app, chosen)));
         serializer.collect_map([("content", content)])
     }
 }
 
-/// The items of an iterator, which are made while they are written.
-struct Listed<F>(F);
+/// Iterator that is serialized as a list. Its items are created one by one during serialization, to save memory.
+struct LazyList<F>(F);
 
-impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for Listed<F> {
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for LazyList<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq((self.0)())
     }
 }
 
-/// Log-probabilities of completions.
+/// Log-probabilities of a choice in the format of completions.
 #[derive(Debug, Default)]
 pub(crate) struct Logprobs {
-    tokens: Vec<Scored>,
-    /// Number of characters of earlier tokens.
+    tokens: Vec<ScoredToken>,
+    /// Number of characters of the tokens that were already sent, for `text_offset`.
     offset: usize,
 }
 
-/// A token; the first one of a prompt has no log-probability.
+/// Token with its log-probability. The first token of a prompt has none.
 #[derive(Debug)]
-struct Scored {
+struct ScoredToken {
     token: u32,
     own: Option<f32>,
     top: Vec<(u32, f32)>,
 }
 
 impl Logprobs {
-    /// Adds a token, if its probability is known.
-    pub(crate) fn push(&mut self, chosen: &Chosen) {
+    /// Adds a token, if it has a log-probability.
+    pub(crate) fn push(&mut self, chosen: &ChosenToken) {
         let Some((own, top)) = &chosen.logprobs else { return };
-        self.tokens.push(Scored {
+        self.tokens.push(ScoredToken {
             token: chosen.token,
             own: Some(*own),
             top: top.clone(),
         });
     }
 
-    /// Adds the first token of a prompt.
+    /// Adds the first token of a prompt, which has no log-probability.
     pub(crate) fn push_first(&mut self, token: u32) {
         let (own, top) = (None, Vec::new());
-        self.tokens.push(Scored { token, own, top });
+        self.tokens.push(ScoredToken { token, own, top });
     }
 
-    /// The lists of the tokens since the last time.
+    /// Returns the lists for the tokens added since the last call of [`clear`](Self::clear).
     pub(crate) fn lists<'a>(&'a self, app: &'a App) -> LogprobLists<'a> {
         LogprobLists { app, logprobs: self }
     }
 
-    /// Drops the tokens whose lists were written.
+    /// Removes the tokens whose lists were sent.
     pub(crate) fn clear(&mut self, app: &App) {
         let lengths = self
             .tokens
@@ -280,7 +308,7 @@ impl Logprobs {
     }
 }
 
-/// The lists of log-probabilities of completions; `null` if there are none.
+/// Lists of log-probabilities in the format of completions; `null` if there are no tokens.
 pub(crate) struct LogprobLists<'a> {
     app: &'a App,
     logprobs: &'a Logprobs,
@@ -292,26 +320,30 @@ impl Serialize for LogprobLists<'_> {
         if tokens.is_empty() {
             return serializer.serialize_none();
         }
-        let text = |token: u32| spelled(self.app, token).0;
-        let top = |scored: &Scored| {
+        let name = |token: u32| token_name(self.app, token);
+        let top = |scored: &ScoredToken| {
             scored.own.map(|_| {
-                let top = scored.top.iter();
-                top.map(|&(token, logprob)| (text(token), json!(logprob)))
-                    .collect::<Map<String, Value>>()
+                let mut names = Map::new();
+                for &(token, logprob) in &scored.top {
+                    // Of tokens with equal names, the most likely one counts; it is the first.
+                    names.entry(name(token)).or_insert(json!(logprob));
+                }
+                names
             })
         };
+        let own = |scored: &ScoredToken| scored.own.map(f64::from);
         let offsets = || {
             tokens.iter().scan(self.logprobs.offset, |offset, scored| {
                 let own = *offset;
-                *offset += text(scored.token).chars().count();
+                *offset += spelled(self.app, scored.token).0.chars().count();
                 Some(own)
             })
         };
         let mut lists = serializer.serialize_struct("logprobs", 4)?;
-        lists.serialize_field("tokens", &Listed(|| tokens.iter().map(|scored| text(scored.token))))?;
-        lists.serialize_field("token_logprobs", &Listed(|| tokens.iter().map(|scored| scored.own)))?;
-        lists.serialize_field("top_logprobs", &Listed(|| tokens.iter().map(top)))?;
-        lists.serialize_field("text_offset", &Listed(offsets))?;
+        lists.serialize_field("tokens", &LazyList(|| tokens.iter().map(|scored| name(scored.token))))?;
+        lists.serialize_field("token_logprobs", &LazyList(|| tokens.iter().map(own)))?;
+        lists.serialize_field("top_logprobs", &LazyList(|| tokens.iter().map(top)))?;
+        lists.serialize_field("text_offset", &LazyList(offsets))?;
         lists.end()
     }
 }

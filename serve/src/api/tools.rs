@@ -1,13 +1,15 @@
-//! Calls of tools: the offered tools, and the text that a model writes to call one.
+//! Tool calls: the tools that a request offers, and the parser of the calls that a model writes.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, quoted};
+use super::{fields, raw_json};
 use crate::grammar::Grammar;
 
-/// Tool that the answer has to call.
+/// Requirement of a request (`tool_choice`) on the tools that the answer calls.
 #[derive(Debug, PartialEq)]
 pub(crate) enum ToolChoice {
     None,
@@ -16,76 +18,124 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
-fn name_of(tool: &Value) -> Option<&str> {
+pub(crate) fn name_of(tool: &Value) -> Option<&str> {
     tool["function"]["name"].as_str()
 }
 
+/// Checks an offered tool: `{"type": "function", "function": {"name": "f", "parameters": {...}}}`.
+fn check_tool(tool: &Value) -> Result<(), String> {
+    if let Some(kind) = tool["type"].as_str().filter(|kind| *kind != "function") {
+        return Err(format!("has the type {}, expected 'function'", quoted(kind)));
+    }
+    if name_of(tool).is_none() {
+        return Err("has no function with a name".into());
+    }
+    match tool["function"].get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => Ok(()),
+        Some(_) => Err("has parameters that are not a JSON schema: expected an object".into()),
+    }
+}
+
+/// Reads the name from `{"type": "function", "function": {"name": "f"}}`.
+fn named(choice: &Value) -> Result<String, String> {
+    fields::only(choice, &["type", "function"])?;
+    fields::only(&choice["function"], &["name"])?;
+    Ok(name_of(choice).ok_or("has no function with a name")?.to_owned())
+}
+
+/// Reads `{"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}`. Returns the mode and the names.
+fn allowed_tools(choice: &Value) -> Result<(String, Vec<String>), String> {
+    fields::only(choice, &["type", "allowed_tools"])?;
+    let allowed = &choice["allowed_tools"];
+    fields::only(allowed, &["mode", "tools"])?;
+    let mode = allowed["mode"].as_str().filter(|mode| *mode != "none");
+    let mode = mode.ok_or("expects allowed_tools with the mode auto or required")?;
+    let tools = allowed["tools"]
+        .as_array()
+        .ok_or("expects a list of tools in allowed_tools")?;
+    Ok((mode.to_owned(), tools.iter().map(named).collect::<Result<_, _>>()?))
+}
+
+/// Returns true if a tool has this name.
+fn has_tool(tools: &[Value], name: &str) -> bool {
+    tools.iter().any(|tool| name_of(tool) == Some(name))
+}
+
 impl ToolChoice {
-    /// Reads the fields `tool_choice` and `tools` of a request.
-    pub(crate) fn read(choice: Option<&Value>, tools: &[Value]) -> Result<Self, ApiError> {
-        let other = tools
-            .iter()
-            .filter_map(|tool| tool["type"].as_str())
-            .find(|kind| *kind != "function");
-        if let Some(kind) = other {
-            let message = format!("expected tools of the type 'function', found {}", quoted(kind));
-            return Err(ApiError::field("tools", message));
+    /// Reads the fields `tool_choice` and `tools` of a request. The choice `allowed_tools` removes all other tools.
+    ///
+    /// # Errors
+    /// A tool or a choice that is malformed or not supported; a choice of a tool that is not offered.
+    pub(crate) fn read(choice: Option<&Value>, tools: &mut Vec<Value>) -> Result<Self, ApiError> {
+        for (number, tool) in tools.iter().enumerate() {
+            check_tool(tool).map_err(|e| ApiError::field("tools", format!("tool {number} {e}")))?;
         }
-        if let Some(number) = tools.iter().position(|tool| name_of(tool).is_none()) {
-            let message = format!("tool {number} has no function with a name");
-            return Err(ApiError::field("tools", message));
-        }
+        let wrong = |message: String| ApiError::field("tool_choice", message);
         let choice = match choice {
             None | Some(Value::Null) => ToolChoice::Auto,
-            Some(Value::String(word)) => match word.as_str() {
-                "none" => ToolChoice::None,
-                "auto" => ToolChoice::Auto,
-                "required" => ToolChoice::Any,
-                other => {
-                    let message = format!(
-                        "expected the tool_choice none, auto or required, found {}",
-                        quoted(other)
-                    );
-                    return Err(ApiError::field("tool_choice", message));
+            Some(Value::String(word)) => ToolChoice::of_word(word, "none, auto or required")?,
+            Some(object) => match object["type"].as_str() {
+                Some("function") => ToolChoice::Named(named(object).map_err(|e| wrong(format!("tool_choice {e}")))?),
+                Some("allowed_tools") => {
+                    let (mode, names) = allowed_tools(object).map_err(|e| wrong(format!("tool_choice {e}")))?;
+                    let offered: HashSet<&str> = tools.iter().filter_map(name_of).collect();
+                    if let Some(name) = names.iter().find(|name| !offered.contains(name.as_str())) {
+                        return Err(wrong(format!("the tool {} is not offered", quoted(name))));
+                    }
+                    let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+                    tools.retain(|tool| name_of(tool).is_some_and(|name| names.contains(name)));
+                    ToolChoice::of_word(&mode, "auto or required in allowed_tools")?
                 }
-            },
-            Some(object) => match name_of(object) {
-                Some(name) => ToolChoice::Named(name.to_owned()),
-                None => {
-                    return Err(ApiError::field(
-                        "tool_choice",
-                        "tool_choice has no function with a name",
-                    ));
+                kind => {
+                    let found = kind.map_or("none".into(), quoted);
+                    let message =
+                        format!("expected a tool_choice of the type function or allowed_tools, found {found}");
+                    return Err(wrong(message));
                 }
             },
         };
-        let is_offered = |name: &str| tools.iter().any(|tool| name_of(tool) == Some(name));
         match &choice {
-            ToolChoice::Any if tools.is_empty() => Err(ApiError::field(
-                "tool_choice",
-                "a tool has to be called, but none is offered",
-            )),
-            ToolChoice::Named(name) if !is_offered(name) => Err(ApiError::field(
-                "tool_choice",
-                format!("the tool {} is not offered", quoted(name)),
-            )),
+            ToolChoice::Any if tools.is_empty() => Err(wrong("a tool has to be called, but none is offered".into())),
+            ToolChoice::Named(name) if !has_tool(tools, name) => {
+                Err(wrong(format!("the tool {} is not offered", quoted(name))))
+            }
             _ => Ok(choice),
         }
     }
 
-    /// Grammar of an answer that has to call a tool: an object with its name and arguments.
+    fn of_word(word: &str, expected: &str) -> Result<Self, ApiError> {
+        match word {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Any),
+            other => {
+                let message = format!("expected the tool_choice {expected}, found {}", quoted(other));
+                Err(ApiError::field("tool_choice", message))
+            }
+        }
+    }
+
+    /// Returns the grammar of an answer that has to call a tool: an object with the tool's name and arguments. Returns
+    /// `None` if no call is required.
     pub(crate) fn grammar(&self, tools: &[Value]) -> Option<Grammar> {
         let allowed = |tool: &&Value| match self {
             ToolChoice::Any => true,
             ToolChoice::Named(name) => name_of(tool) == Some(name),
             ToolChoice::None | ToolChoice::Auto => false,
         };
-        let call = |tool: &Value| {
+        let call = |(number, tool): (usize, &Value)| {
             let function = &tool["function"];
-            let arguments = match function.get("parameters") {
+            let mut arguments = match function.get("parameters") {
                 Some(schema) if schema.is_object() => schema.clone(),
-                _ => json!({"type": "object"}),
+                _ => json!({}),
             };
+            // Arguments are an object, also if the schema allows everything.
+            if let Some(fields) = arguments.as_object_mut()
+                && !fields.contains_key("$ref")
+            {
+                fields.entry("type").or_insert_with(|| "object".into());
+            }
+            move_references(&mut arguments, &format!("#/anyOf/{number}/properties/arguments"));
             json!({
                 "type": "object",
                 "properties": {"name": {"const": function["name"]}, "arguments": arguments},
@@ -93,7 +143,7 @@ impl ToolChoice {
                 "additionalProperties": false,
             })
         };
-        let calls: Vec<Value> = tools.iter().filter(allowed).map(call).collect();
+        let calls: Vec<Value> = tools.iter().filter(allowed).enumerate().map(call).collect();
         match calls.len() {
             0 => None,
             _ => Some(Grammar::Schema(json!({"anyOf": calls}))),
@@ -101,16 +151,42 @@ impl ToolChoice {
     }
 }
 
-/// Call of a tool.
+/// Adjusts the references of a schema that is inserted into another schema at the path `place`: `#/$defs/a` becomes
+/// `PLACE/$defs/a`.
+fn move_references(schema: &mut Value, place: &str) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| move_references(schema, place)),
+        Value::Object(fields) => {
+            for (keyword, value) in fields {
+                match (keyword.as_str(), value) {
+                    ("$ref", Value::String(reference)) if reference == "#" || reference.starts_with("#/") => {
+                        reference.replace_range(..1, place);
+                    }
+                    // Data, not schemas.
+                    ("const" | "enum" | "default" | "examples", _) => {}
+                    // Their keys are names, not keywords.
+                    (
+                        "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas",
+                        Value::Object(schemas),
+                    ) => schemas.values_mut().for_each(|schema| move_references(schema, place)),
+                    (_, value) => move_references(value, place),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Tool call.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) name: String,
-    /// JSON.
+    /// Arguments as JSON text.
     pub(crate) arguments: String,
 }
 
 impl Call {
-    /// The call in the format of responses; parts of a stream have an index.
+    /// Returns the call in the format of chat responses. Calls in a stream have an index.
     pub(crate) fn json(&self, index: Option<usize>) -> Value {
         let mut value = json!({
             "id": call_id(),
@@ -123,21 +199,22 @@ impl Call {
         value
     }
 
-    fn read(value: &Value) -> Option<Self> {
-        let arguments = value.get("arguments").or_else(|| value.get("parameters"))?;
+    /// Reads a call from the text of a JSON object. Arguments keep the text that the model wrote.
+    fn read(text: &str) -> Option<Self> {
+        let fields = raw_json::object(text)?;
+        let field = |name: &str| fields.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
+        let arguments = field("arguments").or_else(|| field("parameters"))?;
         Some(Call {
-            name: value["name"].as_str()?.to_owned(),
-            arguments: match arguments {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            },
+            name: serde_json::from_str(field("name")?).ok()?,
+            // Some models write an object as a text.
+            arguments: serde_json::from_str(arguments).unwrap_or_else(|_| arguments.to_owned()),
         })
     }
 }
 
 impl Call {
-    /// Reads a required call that was cut off at the limit of tokens: `{"name": "f", "arguments": {"a`. Its arguments are the text
-    /// that is there, as in OpenAI's API.
+    /// Reads a required call that the token limit cut off: `{"name": "f", "arguments": {"a`. Its arguments are the
+    /// incomplete text, as in OpenAI's API.
     fn cut_off(text: &str) -> Option<Self> {
         let mut rest = text.trim_start();
         let mut name = String::new();
@@ -157,16 +234,16 @@ impl Call {
     }
 }
 
-/// An answer of a model that may call tools.
+/// Parsed answer of a model that may call tools.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Answer {
-    /// Text outside of the calls.
+    /// Text outside of the tool calls.
     pub(crate) content: String,
     /// Calls of offered tools.
     pub(crate) calls: Vec<Call>,
 }
 
-/// Marks that models write before a call, and the one that they write after it.
+/// Markers that models write before and after a call.
 const OPENINGS: [(&str, &str); 3] = [
     // Hermes, Qwen, SmolLM.
     ("<tool_call>", "</tool_call>"),
@@ -176,23 +253,21 @@ const OPENINGS: [(&str, &str); 3] = [
     ("<|python_tag|>", ""),
 ];
 
-/// Finds the calls in an answer. After a mark of the model there is an object or a list of objects with `name` and `arguments`
-/// or `parameters`. JSON without a mark is a call only if `is_call`, because the request requires one. Calls of tools that were
-/// not offered, and everything else, stay text. With `is_single`, the first call counts and further ones are dropped.
-pub(crate) fn answer(text: &str, offered: &[Value], is_call: bool, is_single: bool) -> Answer {
-    let is_offered = |call: &Call| offered.iter().any(|tool| name_of(tool) == Some(&*call.name));
-    let read = |value: Value| -> Option<Vec<Call>> {
-        let values = match value {
-            Value::Array(values) if !values.is_empty() => values,
-            value => vec![value],
-        };
-        let calls: Option<Vec<Call>> = values.iter().map(Call::read).collect();
-        calls.filter(|calls| calls.iter().all(is_offered))
+/// Finds the tool calls in an answer. A marker of the model is followed by an object, or a list of objects, with `name`
+/// and `arguments` or `parameters`. JSON without a marker is a call only if `is_call`, which is set if the request
+/// requires a call. Calls of tools that were not offered, and all other text, become content. With `is_single`, only
+/// the first call is kept.
+pub(crate) fn answer(text: &str, offered: &[String], is_call: bool, is_single: bool) -> Answer {
+    let is_offered = |call: &Call| offered.contains(&call.name);
+    let read = |text: &str| -> Option<Vec<Call>> {
+        let texts = raw_json::list(text).unwrap_or_else(|| vec![text]);
+        let calls: Option<Vec<Call>> = texts.into_iter().map(Call::read).collect();
+        calls.filter(|calls| !calls.is_empty() && calls.iter().all(is_offered))
     };
     let mut answer = Answer::default();
     let mut rest = text;
     if is_call {
-        let calls = serde_json::from_str(text.trim()).ok().and_then(read);
+        let calls = read(text);
         if let Some(calls) = calls.or_else(|| Some(vec![Call::cut_off(text).filter(is_offered)?])) {
             answer.calls = calls;
             rest = "";
@@ -200,17 +275,16 @@ pub(crate) fn answer(text: &str, offered: &[Value], is_call: bool, is_single: bo
     }
     while let Some((at, opening, closing)) = first_opening(rest) {
         let after = &rest[at + opening.len()..];
-        // The JSON itself says where it ends: its texts may contain the mark.
-        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
-        let calls = values.next().and_then(Result::ok).and_then(read);
-        let Some(calls) = calls else {
+        // The end of the JSON value delimits the call: its texts may contain the mark.
+        let value = raw_json::value(after).and_then(|(value, left)| Some((read(value)?, left)));
+        let Some((calls, left)) = value else {
             answer.content += &rest[..at + opening.len()];
             rest = after;
             continue;
         };
         answer.content += &rest[..at];
         answer.calls.extend(calls);
-        rest = &after[values.byte_offset()..];
+        rest = left;
         if !closing.is_empty() {
             rest = rest.trim_start().strip_prefix(closing).unwrap_or(rest);
         }
@@ -225,7 +299,7 @@ pub(crate) fn answer(text: &str, offered: &[Value], is_call: bool, is_single: bo
     answer
 }
 
-/// The first mark of a call: its place, itself, and the mark after the call.
+/// Returns the first marker of a call: its offset, its text, and the marker that ends the call.
 fn first_opening(text: &str) -> Option<(usize, &'static str, &'static str)> {
     let places = OPENINGS
         .iter()
@@ -233,7 +307,7 @@ fn first_opening(text: &str) -> Option<(usize, &'static str, &'static str)> {
     places.min_by_key(|(at, ..)| *at)
 }
 
-/// An id of a call: nine letters and digits, which templates of Mistral require.
+/// Returns a new id of a call: nine letters and digits, which Mistral's templates require.
 pub(crate) fn call_id() -> String {
     use std::hash::{BuildHasher, RandomState};
     const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
@@ -247,7 +321,7 @@ pub(crate) fn call_id() -> String {
     (0..9).map(digit).collect()
 }
 
-/// Calls of earlier messages have their arguments as text; templates take them as objects.
+/// Parses the arguments of earlier tool calls. Messages contain them as JSON text, but templates expect objects.
 pub(crate) fn open_arguments(message: &mut Map<String, Value>) {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return;
@@ -256,7 +330,10 @@ pub(crate) fn open_arguments(message: &mut Map<String, Value>) {
         let Some(arguments) = call.pointer_mut("/function/arguments") else {
             continue;
         };
-        let opened = arguments.as_str().and_then(|text| serde_json::from_str(text).ok());
+        let opened = arguments
+            .as_str()
+            .filter(|text| !raw_json::has_reserved_name(text.as_bytes()))
+            .and_then(|text| serde_json::from_str(text).ok());
         if let Some(opened @ Value::Object(_)) = opened {
             *arguments = opened;
         }
@@ -274,10 +351,8 @@ mod tests {
         }
     }
 
-    fn offered() -> Vec<Value> {
-        ["add", "f", "g"]
-            .map(|name| json!({"type": "function", "function": {"name": name}}))
-            .into()
+    fn offered() -> Vec<String> {
+        ["add", "f", "g"].map(str::to_owned).into()
     }
 
     fn found(text: &str) -> (String, Vec<Call>) {
@@ -287,7 +362,7 @@ mod tests {
 
     #[test]
     fn calls_in_the_formats_of_models() {
-        let one = || vec![call("add", r#"{"a":1}"#)];
+        let one = || vec![call("add", r#"{"a": 1}"#)];
         for text in [
             r#"<|python_tag|>{"name": "add", "parameters": {"a": 1}}"#,
             r#" [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]"#,
@@ -332,10 +407,48 @@ mod tests {
     #[test]
     fn requests_decide_about_bare_json_and_the_number_of_calls() {
         let bare = r#"{"name": "add", "arguments": {"a": 1}}"#;
-        assert_eq!(answer(bare, &offered(), true, true).calls, [call("add", r#"{"a":1}"#)]);
+        assert_eq!(answer(bare, &offered(), true, true).calls, [call("add", r#"{"a": 1}"#)]);
         let two = r#"[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]"#;
         assert_eq!(answer(two, &offered(), false, true).calls, [call("f", "{}")]);
         assert_eq!(answer(two, &offered(), false, false).calls.len(), 2);
+    }
+
+    #[test]
+    fn arguments_stay_as_they_are_written() {
+        let offered = ["add".to_owned()];
+        let deep = format!("{{\"a\":{}1{}}}", "[".repeat(500), "]".repeat(500));
+        for arguments in [r#"{"a":44E307}"#, r#"{"a": 888829473588882593307, "b":-0}"#, &deep] {
+            let text = format!(r#"{{"name": "add", "arguments": {arguments}}}"#);
+            for text in [text.clone(), format!("<tool_call>\n{text}\n</tool_call>")] {
+                let is_call = text.starts_with('{');
+                assert_eq!(answer(&text, &offered, is_call, false).calls, [call("add", arguments)]);
+            }
+        }
+    }
+
+    #[test]
+    fn arguments_are_an_object_even_if_the_schema_allows_everything() {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+        let Some(Grammar::Schema(schema)) = ToolChoice::Any.grammar(&[tool]) else {
+            panic!("no schema")
+        };
+        assert_eq!(schema["anyOf"][0]["properties"]["arguments"], json!({"type": "object"}));
+    }
+
+    #[test]
+    fn many_allowed_tools_are_found_at_once() {
+        let tool = |i: usize| json!({"type": "function", "function": {"name": format!("tool{i}")}});
+        let mut tools: Vec<Value> = (0..20_001).map(tool).collect();
+        let allowed: Vec<Value> = (1..20_001).rev().map(tool).collect();
+        let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}});
+        let started = std::time::Instant::now();
+        assert_eq!(
+            ToolChoice::read(Some(&choice), &mut tools).expect("a choice"),
+            ToolChoice::Auto
+        );
+        assert_eq!(tools.len(), 20_000);
+        // Comparing each with each takes many seconds.
+        assert!(started.elapsed().as_secs_f64() < 3.0);
     }
 
     #[test]
@@ -364,17 +477,72 @@ mod tests {
 
     #[test]
     fn choices_of_tools() {
-        let tools = [json!({"type": "function", "function": {"name": "f"}})];
-        let read = |choice: Value| ToolChoice::read(Some(&choice), &tools);
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let tools = || vec![tool("f"), tool("g")];
+        let read = |choice: Value| ToolChoice::read(Some(&choice), &mut tools());
         assert_eq!(read(json!("required")).expect("a choice"), ToolChoice::Any);
-        assert!(read(json!("required")).expect("a choice").grammar(&tools).is_some());
-        assert!(read(json!("auto")).expect("a choice").grammar(&tools).is_none());
-        let named = json!({"type": "function", "function": {"name": "f"}});
-        assert_eq!(read(named).expect("a choice"), ToolChoice::Named("f".into()));
-        for wrong in [json!("some"), json!({"function": {"name": "g"}}), json!(1)] {
-            assert!(read(wrong).is_err());
+        assert!(read(json!("required")).expect("a choice").grammar(&tools()).is_some());
+        assert!(read(json!("auto")).expect("a choice").grammar(&tools()).is_none());
+        assert_eq!(read(tool("f")).expect("a choice"), ToolChoice::Named("f".into()));
+        for wrong in [
+            json!("some"),
+            json!(1),
+            json!({"function": {"name": "f"}}),
+            json!({"type": "custom", "custom": {"name": "f"}}),
+            json!({"type": "function", "function": {"name": "h"}}),
+            json!({"type": "function", "function": {"name": "f", "arguments": {}}}),
+            json!({"type": "function", "function": {"name": "f"}, "mode": "auto"}),
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("h")]}}),
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [tool("f")]}}),
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}),
+        ] {
+            assert!(read(wrong.clone()).is_err(), "{wrong}");
         }
-        assert!(ToolChoice::read(Some(&json!("required")), &[]).is_err());
-        assert!(ToolChoice::read(None, &[json!({})]).is_err());
+        assert!(ToolChoice::read(Some(&json!("required")), &mut Vec::new()).is_err());
+        for wrong in [
+            json!({}),
+            json!({"type": "web_search"}),
+            json!({"type": "function", "function": {"name": "f", "parameters": [1]}}),
+        ] {
+            assert!(ToolChoice::read(None, &mut vec![wrong.clone()]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn references_of_parameters_stay_valid() {
+        let parameters = json!({
+            "$defs": {"item": {"properties": {"next": {"$ref": "#/$defs/item"}, "all": {"$ref": "#"}}}},
+            "properties": {
+                "$ref": {"type": "string"},
+                "const": {"$ref": "#/$defs/item"},
+                "a": {"const": {"$ref": "#/$defs/item"}},
+                "b": {"anyOf": [{"$ref": "#named"}, {"$ref": "https://example.org/s"}]},
+            },
+        });
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let Some(Grammar::Schema(schema)) = ToolChoice::Any.grammar(&[tool("f"), tool("g")]) else {
+            panic!("expected a schema");
+        };
+        let place = "#/anyOf/1/properties/arguments";
+        let moved = &schema["anyOf"][1]["properties"]["arguments"];
+        let item = json!({"$ref": format!("{place}/$defs/item")});
+        assert_eq!(moved["$defs"]["item"]["properties"]["next"], item);
+        assert_eq!(moved["$defs"]["item"]["properties"]["all"], json!({"$ref": place}));
+        assert_eq!(moved["properties"]["$ref"], json!({"type": "string"}));
+        assert_eq!(moved["properties"]["const"], item);
+        assert_eq!(moved["properties"]["a"], parameters["properties"]["a"]);
+        assert_eq!(moved["properties"]["b"], parameters["properties"]["b"]);
+    }
+
+    #[test]
+    fn allowed_tools_remove_the_others() {
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        for (mode, choice) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Any)] {
+            let mut tools = vec![tool("f"), tool("g"), tool("h")];
+            let allowed = json!({"mode": mode, "tools": [tool("h"), tool("f")]});
+            let allowed = json!({"type": "allowed_tools", "allowed_tools": allowed});
+            assert_eq!(ToolChoice::read(Some(&allowed), &mut tools).expect("a choice"), choice);
+            assert_eq!(tools, [tool("f"), tool("h")]);
+        }
     }
 }

@@ -1,10 +1,15 @@
-//! Limits of schemas and grammars, checked before they are compiled.
+//! Limits of schemas and grammars, checked before llguidance compiles them.
 //!
 //! The compiler recurses over a schema and follows its references, and its time grows faster than the number of names. Within
 //! these limits it fits on the stack of its thread and ends within seconds.
 
+use std::collections::HashMap;
+
 use meganeura_core::{Error, Result};
 use serde_json::Value;
+
+use super::cost;
+use super::merged::Merger;
 
 /// Maximum number of values of a schema: objects, lists, texts, numbers.
 const MAX_VALUES: usize = 20_000;
@@ -14,21 +19,27 @@ const MAX_REFERENCES: usize = 1_000;
 const MAX_NAMES: usize = 1_000;
 /// Maximum number of `patternProperties` of a schema: the compiler compares each pair of patterns, and each with all names.
 const MAX_PATTERN_PROPERTIES: usize = 32;
-/// Maximum number of patterns whose intersection the compiler may have to build: its time grows exponentially. More patterns are
-/// allowed in a schema with at most that number of `allOf` branches.
+/// Maximum number of patterns whose intersection the compiler may have to build: its time grows exponentially with it.
+/// A schema with no more `allOf` branches than this may have more patterns.
 const MAX_INTERSECTIONS: usize = 8;
-/// Maximum repetition of a schema, such as `minItems`, that the compiler unrolls.
+/// Maximum value of keywords such as `minItems`, whose repetitions the compiler unrolls.
 const MAX_REPETITION: u64 = 10_000;
-/// Maximum length of a regular expression.
+/// Maximum sum of all `multipleOf` values, taken as integers without the decimal point: the compiler creates a state
+/// for each remainder. Also the maximum least common multiple of the values that apply to one number.
+const MAX_MULTIPLE: u64 = 10_000;
+/// Maximum length of a regular expression, in bytes.
 const MAX_PATTERN: usize = 4_096;
-/// Maximum length of a Lark grammar, or of the regular expression of a request.
+/// Maximum size of all patterns of a schema, or of a grammar, after repetitions and terminals are expanded. The
+/// compiler's time and memory grow with the square of it: about 2 s and 100 MB at this size.
+const MAX_EXPANDED: u64 = 10_000;
+/// Maximum length of a Lark grammar, in bytes.
 const MAX_BYTES: usize = 64 << 10;
-/// Maximum nesting of parentheses of a grammar.
+/// Maximum nesting depth of parentheses in a grammar.
 const MAX_DEPTH: usize = 64;
 /// Maximum number of rules of a grammar.
 const MAX_RULES: usize = 2_000;
 
-/// Keywords whose number is unrolled.
+/// Keywords whose value the compiler unrolls.
 const REPETITIONS: [&str; 6] = [
     "minItems",
     "maxItems",
@@ -38,24 +49,30 @@ const REPETITIONS: [&str; 6] = [
     "maxProperties",
 ];
 
-fn too_large(what: String) -> Error {
+pub(super) fn too_large(what: String) -> Error {
     Error::misuse(
         format!("the schema or grammar is too large: {what}"),
         "use a simpler one",
     )
 }
 
-/// Checks a JSON schema.
+/// Checks a JSON schema. Returns the sum of the squares of the numbers of names of its objects, which determines the time to
+/// compile it.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] with the limit that the schema exceeds.
-pub(super) fn schema(schema: &Value) -> Result<()> {
+pub(super) fn schema(schema: &Value) -> Result<u64> {
     if schema["x-guidance"]["lenient"] == true {
         let message = "a lenient schema, whose unknown keywords are ignored, is not supported";
         return Err(Error::misuse(message, "leave \"lenient\" out of x-guidance"));
     }
     let (mut values, mut references, mut patterns) = (0_usize, 0_usize, 0_usize);
     let (mut texts, mut branches) = (0_usize, 0_usize);
+    let mut multiples = Multiples::default();
+    let mut merged = Merger::new(schema);
+    let mut expanded = 0_u64;
+    let mut combines = false;
+    let root = schema;
     // A work list instead of recursion: it needs no stack.
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
@@ -69,11 +86,43 @@ pub(super) fn schema(schema: &Value) -> Result<()> {
                 references += usize::from(fields.contains_key("$ref"));
                 let of_names = fields.get("patternProperties").and_then(Value::as_object);
                 patterns += of_names.map_or(0, serde_json::Map::len);
+                let names = of_names.into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
+                let own = fields.get("pattern").and_then(Value::as_str);
+                // Patterns of white space and separators.
+                let of_options = fields.get("x-guidance").and_then(Value::as_object);
+                let options = of_options
+                    .into_iter()
+                    .flat_map(serde_json::Map::values)
+                    .filter_map(Value::as_str);
+                for pattern in names.chain(own).chain(options) {
+                    if pattern.len() > MAX_PATTERN {
+                        return Err(too_large(format!(
+                            "expected patterns of at most {MAX_PATTERN} bytes, found {}",
+                            pattern.len()
+                        )));
+                    }
+                    expanded = expanded.saturating_add(cost::regex(pattern));
+                }
+                check_expanded(expanded)?;
                 texts += usize::from(fields.contains_key("pattern") || fields.contains_key("format"));
                 branches += fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
+                multiples.add(fields)?;
+                merged.check(value)?;
+                if !std::ptr::eq(value, root) && has_options(fields) {
+                    let message = "x-guidance is supported only at the top of a schema";
+                    return Err(Error::misuse(
+                        message,
+                        "leave it out, or send the schema in response_format",
+                    ));
+                }
+                combines |= ["allOf", "prefixItems"].iter().any(|name| fields.contains_key(*name))
+                    || (fields.contains_key("$ref") && fields.len() > 1);
                 fields.iter().try_for_each(|(name, value)| keyword(name, value))?;
                 left.extend(fields.values());
                 fields.len()
+            }
+            Value::Number(number) if !is_exact(number) => {
+                return Err(too_large(format!("expected numbers of at most 2^53, found {number}")));
             }
             _ => 0,
         };
@@ -99,7 +148,145 @@ pub(super) fn schema(schema: &Value) -> Result<()> {
             return Err(too_large(format!("expected at most {MAX_REFERENCES} references")));
         }
     }
-    Ok(())
+    multiples.check()?;
+    // The compiler compiles the target of a reference once, unless it has to combine it with other schemas, or builds a list item
+    // by item.
+    let size = if combines {
+        inlined(schema, schema, &mut HashMap::new())
+    } else {
+        0
+    };
+    if size > MAX_VALUES as u64 {
+        return Err(too_large(format!(
+            "expected at most {MAX_VALUES} values with references replaced by their targets, found {size}"
+        )));
+    }
+    Ok(merged.squares())
+}
+
+/// Returns the number of values of a schema after references to `#` and `#/...` are replaced by their targets. A
+/// recursive reference counts as one value.
+fn inlined<'s>(schema: &'s Value, root: &'s Value, sizes: &mut HashMap<&'s str, u64>) -> u64 {
+    let parts: Vec<&Value> = match schema {
+        Value::Array(items) => items.iter().collect(),
+        Value::Object(fields) => fields.values().collect(),
+        _ => return 1,
+    };
+    let own = parts.into_iter().map(|part| inlined(part, root, sizes));
+    let own = own.fold(1, u64::saturating_add);
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    let Some((reference, target)) = reference.and_then(|text| Some((text, root.pointer(text.strip_prefix('#')?)?)))
+    else {
+        return own;
+    };
+    let size = match sizes.get(reference) {
+        Some(size) => *size,
+        None => {
+            sizes.insert(reference, 1);
+            let size = inlined(target, root, sizes);
+            sizes.insert(reference, size);
+            size
+        }
+    };
+    own.saturating_add(size)
+}
+
+/// Returns true if the compiler, which computes in f64, represents a number exactly: up to 2^53.
+fn is_exact(number: &serde_json::Number) -> bool {
+    const MAX: u64 = 1 << 53;
+    match (number.as_i64(), number.as_f64()) {
+        (Some(integer), _) => integer.unsigned_abs() <= MAX,
+        (None, Some(value)) => value.abs() <= MAX as f64,
+        (None, None) => false,
+    }
+}
+
+/// Values of `multipleOf` in a schema.
+#[derive(Default)]
+struct Multiples {
+    /// Each value as an integer without the decimal point, and its number of decimals.
+    found: Vec<(u64, u32)>,
+    /// Sum of the integers.
+    sum: u64,
+    /// True if several of the values may apply to one number.
+    are_combined: bool,
+}
+
+impl Multiples {
+    fn add(&mut self, fields: &serde_json::Map<String, Value>) -> Result<()> {
+        let combining = ["allOf", "anyOf", "oneOf", "$ref"];
+        self.are_combined |= combining.iter().any(|name| fields.contains_key(*name));
+        let Some(Value::Number(number)) = fields.get("multipleOf") else {
+            return Ok(());
+        };
+        let too_fine = || {
+            too_large(format!(
+                "expected multipleOf of at most {MAX_MULTIPLE}, as an integer of all its digits, found {number}"
+            ))
+        };
+        // The compiler ignores the sign.
+        let value = number
+            .as_f64()
+            .map(f64::abs)
+            .filter(|value| *value > 0.0)
+            .unwrap_or(1.0);
+        // Nine decimal places are the most that the compiler supports.
+        let places = (0..=9).find(|&places| {
+            let scaled = value * 10_f64.powi(places);
+            (scaled - scaled.round()).abs() <= 1e-9 * scaled
+        });
+        let places = places.ok_or_else(too_fine)?;
+        let scaled = (value * 10_f64.powi(places)).round();
+        if scaled > MAX_MULTIPLE as f64 {
+            return Err(too_fine());
+        }
+        self.sum += scaled as u64;
+        if self.sum > MAX_MULTIPLE {
+            return Err(too_large(format!(
+                "expected all values of multipleOf to be at most {MAX_MULTIPLE} together, as integers of all their digits"
+            )));
+        }
+        self.found.push((scaled as u64, places as u32));
+        Ok(())
+    }
+
+    /// Checks the least common multiple of all values, if they are combined.
+    fn check(&self) -> Result<()> {
+        if !self.are_combined || self.found.len() < 2 {
+            return Ok(());
+        }
+        let places = self.found.iter().map(|(_, places)| *places).max().unwrap_or(0);
+        let mut multiple = 1_u64;
+        for (value, own) in &self.found {
+            let value = value * 10_u64.pow(places - own);
+            // Stays below 10^4 * 10^4 * 10^9 = 10^17, which u64 holds.
+            multiple = multiple / gcd(multiple, value) * value;
+            if multiple > MAX_MULTIPLE {
+                return Err(too_large(format!(
+                    "expected values of multipleOf with a least common multiple of at most {MAX_MULTIPLE} where schemas are combined"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Returns true if a schema sets options of the compiler (`x-guidance`). A property with this name is not an option.
+fn has_options(fields: &serde_json::Map<String, Value>) -> bool {
+    let options = fields.get("x-guidance").and_then(Value::as_object);
+    let known = [
+        "whitespace_flexible",
+        "whitespace_pattern",
+        "item_separator",
+        "key_separator",
+        "coerce_one_of",
+        "lenient",
+    ];
+    options.is_some_and(|options| known.iter().any(|name| options.contains_key(*name)))
 }
 
 fn keyword(name: &str, value: &Value) -> Result<()> {
@@ -109,20 +296,44 @@ fn keyword(name: &str, value: &Value) -> Result<()> {
             "expected {name} of at most {MAX_REPETITION}, found {number}"
         )));
     }
-    match value.as_str() {
-        Some(text) if name == "pattern" && text.len() > MAX_PATTERN => Err(too_large(format!(
-            "expected patterns of at most {MAX_PATTERN} bytes, found {}",
-            text.len()
-        ))),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
-/// Checks a grammar in llguidance's dialect of Lark, or a regular expression.
+fn check_expanded(size: u64) -> Result<()> {
+    if size > MAX_EXPANDED {
+        return Err(too_large(format!(
+            "expected at most {MAX_EXPANDED} characters and classes with repetitions and terminals written out, found {size}"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks a grammar in llguidance's dialect of Lark.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] with the limit that the text exceeds.
-pub(super) fn source(text: &str) -> Result<()> {
+pub(super) fn lark(text: &str) -> Result<()> {
+    source(text)?;
+    if cost::has_attribute(text, "temperature") {
+        return Err(Error::misuse(
+            "the attribute temperature of a rule is not supported",
+            "set the temperature of the request",
+        ));
+    }
+    check_expanded(cost::lark(text))
+}
+
+/// Checks a regular expression.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with the limit that the text exceeds.
+pub(super) fn regex(text: &str) -> Result<()> {
+    // A regular expression has no intersections.
+    source(&text.replace('&', " "))?;
+    check_expanded(cost::regex(text))
+}
+
+fn source(text: &str) -> Result<()> {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in text.bytes() {
         match byte {
@@ -137,6 +348,12 @@ pub(super) fn source(text: &str) -> Result<()> {
         return Err(Error::misuse(
             "grammars with %json are not supported",
             "send the schema in response_format or guided_json",
+        ));
+    }
+    if text.contains("%lark") {
+        return Err(Error::misuse(
+            "grammars inside of a grammar (%lark) are not supported",
+            "write their rules into the outer grammar",
         ));
     }
     let intersections = text.matches('&').count();
@@ -160,6 +377,26 @@ pub(super) fn source(text: &str) -> Result<()> {
     }
 }
 
+/// Checks the texts of a choice.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with the limit that they exceed.
+pub(super) fn choice(texts: &[String]) -> Result<()> {
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if texts.len() > MAX_NAMES {
+        Err(too_large(format!(
+            "expected at most {MAX_NAMES} choices, found {}",
+            texts.len()
+        )))
+    } else if bytes > MAX_BYTES {
+        Err(too_large(format!(
+            "expected choices of at most {MAX_BYTES} bytes in all, found {bytes}"
+        )))
+    } else {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -177,8 +414,23 @@ mod tests {
             (json!({"anyOf": [references[..600], references[..600]]}), "references"),
             (json!({"enum": lists}), "values"),
             (json!({"x-guidance": {"lenient": true}}), "lenient"),
+            (
+                json!({"items": {"x-guidance": {"item_separator": ","}}}),
+                "top of a schema",
+            ),
             (json!({"items": {"minItems": 10_001}}), "minItems"),
+            (json!({"minimum": u64::MAX}), "2^53"),
+            (json!({"const": 1e22}), "2^53"),
+            (json!({"enum": [9_007_199_254_740_993_u64]}), "2^53"),
             (json!({"pattern": "a".repeat(5000)}), "patterns"),
+            (json!({"items": {"pattern": "(a?){101}{100}"}}), "written out"),
+            (json!({"patternProperties": {"(a?){9999}bb": {}}}), "written out"),
+            (json!({"patternProperties": {"a".repeat(5000): {}}}), "patterns"),
+            (
+                json!({"x-guidance": {"whitespace_pattern": r"\w?\d?".repeat(800)}}),
+                "patterns",
+            ),
+            (json!({"x-guidance": {"key_separator": "(a?){9999}bb"}}), "written out"),
             (json!({"patternProperties": many}), "patternProperties"),
             (
                 json!({"allOf": vec![json!({"type": "string", "pattern": "[ab]*a[ab]{9}"}); 9]}),
@@ -188,8 +440,55 @@ mod tests {
             let error = schema(&schema_of).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
         }
+        let both = |a: f64, b: f64| json!({"multipleOf": a, "anyOf": [{"multipleOf": b}]});
+        for wrong in [
+            json!({"multipleOf": 9_999_991}),
+            json!({"multipleOf": 10_001}),
+            json!({"multipleOf": -9_999_991}),
+            json!({"items": {"multipleOf": 12.345678}}),
+            json!({"multipleOf": 1e300}),
+            json!({"multipleOf": 1e-12}),
+            both(997.0, 991.0),
+            both(-997.0, 991.0),
+            json!({"prefixItems": (901..920).map(|i| json!({"multipleOf": i})).collect::<Vec<_>>()}),
+            both(0.001, 997.0),
+        ] {
+            let error = schema(&wrong).expect_err("too large").to_string();
+            assert!(error.contains("multipleOf"), "{error}");
+        }
+        let apart =
+            json!({"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}, "c": {"multipleOf": 0.01}}});
+        for right in [both(5.0, 0.01), both(100.0, 7.0), apart, json!({"multipleOf": 1e4})] {
+            assert!(schema(&right).is_ok(), "{right}");
+        }
         assert!(schema(&json!({"properties": {"pattern": {"type": "string", "maxLength": 100}}})).is_ok());
         assert!(schema(&json!(true)).is_ok());
+    }
+
+    #[test]
+    fn references_that_double_are_errors_where_schemas_are_combined() {
+        // Each level refers to the next one twice.
+        let level = |i: usize, is_combined: bool| {
+            let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+            let next = if is_combined {
+                json!({"allOf": [next, {"type": "object"}]})
+            } else {
+                next
+            };
+            (format!("d{i}"), json!({"properties": {"a": next, "b": next}}))
+        };
+        let of = |is_combined: bool| {
+            let mut definitions: serde_json::Map<String, Value> = (0..20).map(|i| level(i, is_combined)).collect();
+            definitions.insert("d20".into(), json!({"$ref": "#/$defs/d0"}));
+            json!({"$defs": definitions, "$ref": "#/$defs/d0"})
+        };
+        let error = schema(&of(true)).expect_err("too large").to_string();
+        assert!(error.contains("replaced by their targets"), "{error}");
+        let mut plain = of(false);
+        plain = json!({"$defs": plain["$defs"], "items": {"$ref": "#/$defs/d0"}});
+        assert!(schema(&plain).is_ok());
+        let tree = json!({"allOf": [{"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}]});
+        assert!(schema(&tree).is_ok());
     }
 
     #[test]
@@ -200,10 +499,32 @@ mod tests {
             ("a: b\n".repeat(2001), "lines"),
             (format!("start: A\nA: /a/{}", " & /b/".repeat(9)), "`&`"),
         ] {
-            let error = source(&text).expect_err(said).to_string();
+            let error = lark(&text).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
         }
-        assert!(source("start: \"a\"").is_ok());
-        assert!(source("start: %json {\"minItems\": 1000000000}").is_err());
+        for (texts, said) in [
+            (vec!["a".to_owned(); 1001], "choices"),
+            (vec!["a".repeat(70_000)], "bytes"),
+        ] {
+            let error = choice(&texts).expect_err(said).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        let doubling: String = (0..14).map(|i| format!("T{i}: T{0} T{0}\n", i + 1)).collect();
+        let hyphens = doubling.replace('T', "T-");
+        let comments = r"\w?\d?".repeat(3_000);
+        for wrong in [
+            lark(&format!("start: T0\n{doubling}T14: \"y\"?")),
+            lark(&format!("start: T-0\n{hyphens}T-14: \"y\"?")),
+            // A regular expression over two lines, the second of which looks like a comment.
+            lark(&format!("start: T\nT: /a\n#{comments}/")),
+            regex(&r"\w?\d?".repeat(10_800)),
+        ] {
+            let error = wrong.expect_err("too large").to_string();
+            assert!(error.contains("written out"), "{error}");
+        }
+        assert!(regex("[a-z]{1,64}@[a-z]{1,64}").is_ok());
+        assert!(lark("start: \"a\"").is_ok());
+        assert!(lark("start: %json {\"minItems\": 1000000000}").is_err());
+        assert!(lark("start: %lark {\nstart: \"a\"\n}").is_err());
     }
 }

@@ -1,9 +1,10 @@
-//! Threads that compute which tokens a grammar allows next.
+//! Threads that compute the masks of a grammar: the tokens that it allows next.
 //!
 //! An ambiguous grammar can take seconds for one token. The engine therefore never waits for a mask: it computes the logits of
 //! the token meanwhile, and continues with other sequences until the mask is ready.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,45 +14,115 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
 
-/// Maximum time of one mask.
+/// Maximum time to compute one mask.
 const STEP_BUDGET: Duration = Duration::from_secs(2);
-/// Maximum time of all masks of a request.
+/// The same while masks of other requests wait.
+const CONTENDED_STEP: Duration = Duration::from_millis(300);
+/// Maximum time to compute all masks of a request.
 const REQUEST_BUDGET: Duration = Duration::from_secs(30);
-/// Maximum time that the last token waits for the result whether the text is complete.
+/// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
+/// less than a millisecond.
+const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
+/// Maximum time to wait, after the last token, for the result whether the text is complete according to the grammar.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
-/// Time that the masks of a request took.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Spent(Arc<AtomicU64>);
+/// Maximum mean time per mask of a request that counts as quick.
+const QUICK: Duration = Duration::from_millis(20);
 
-impl Spent {
+/// Time that the masks of a request have taken so far, shared by its sequences.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MaskTime(Arc<Times>);
+
+#[derive(Debug, Default)]
+struct Times {
+    /// Total, in microseconds.
+    spent: AtomicU64,
+    /// Number of masks.
+    masks: AtomicU64,
+    /// Virtual end time of the request's last mask, see [`Jobs::clock`].
+    finish: AtomicU64,
+}
+
+impl MaskTime {
     fn get(&self) -> Duration {
-        Duration::from_micros(self.0.load(Ordering::Relaxed))
+        Duration::from_micros(self.0.spent.load(Ordering::Relaxed))
     }
 
     fn add(&self, time: Duration) {
-        self.0.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+        self.0.spent.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+        self.0.masks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns true if earlier masks of the request were quick.
+    fn is_quick(&self) -> bool {
+        let masks = self.0.masks.load(Ordering::Relaxed) as u32;
+        masks > 0 && self.get() < QUICK * masks
     }
 }
 
-/// A mask to compute.
+/// Job that computes a mask.
 struct Job {
-    spent: Spent,
+    time: MaskTime,
+    /// Virtual start time of the job; the job with the smallest is next.
+    start: u64,
     work: Box<dyn FnOnce() + Send>,
 }
 
 /// Jobs that wait for a thread.
 #[derive(Default)]
 struct Queue {
-    jobs: Mutex<(Vec<Job>, bool)>,
+    jobs: Mutex<Jobs>,
     changed: Condvar,
 }
 
-/// Threads that compute masks. Requests that took the least time so far come first.
+#[derive(Default)]
+struct Jobs {
+    waiting: Vec<Job>,
+    running: u64,
+    /// Virtual time in microseconds, as in weighted fair queueing (Demers, Keshav and Shenker, 1989). It advances by
+    /// the work done, divided by the number of jobs that share the threads. New requests begin at this time, so that
+    /// they do not overtake requests that had less than their share.
+    clock: u64,
+    has_ended: bool,
+}
+
+impl Jobs {
+    fn add(&mut self, time: MaskTime, work: Box<dyn FnOnce() + Send>) {
+        let start = self.clock.max(time.0.finish.load(Ordering::Relaxed));
+        self.waiting.push(Job { time, start, work });
+    }
+
+    /// Removes and returns the next job. With `only_quick`, considers only jobs of quick requests.
+    fn next(&mut self, only_quick: bool) -> Option<Job> {
+        let waiting = self.waiting.iter().enumerate();
+        let allowed = waiting.filter(|(_, job)| !only_quick || job.time.is_quick());
+        // Sequences of one request submit their first masks together: after one of them, the others come later.
+        let start = |job: &Job| job.start.max(job.time.0.finish.load(Ordering::Relaxed));
+        let (at, _) = allowed.min_by_key(|(_, job)| start(job))?;
+        self.running += 1;
+        let mut job = self.waiting.remove(at);
+        job.start = start(&job);
+        Some(job)
+    }
+
+    /// Advances the virtual time after a job.
+    fn finish(&mut self, time: &MaskTime, start: u64, elapsed: Duration) {
+        let elapsed = elapsed.as_micros() as u64;
+        time.0.finish.fetch_max(start + elapsed, Ordering::Relaxed);
+        self.clock += elapsed / (self.running + self.waiting.len() as u64).max(1);
+        self.running -= 1;
+    }
+}
+
+/// Threads that compute masks. Requests share them equally. One more thread serves only requests whose masks are quick.
 pub(crate) struct MaskPool {
     queue: Arc<Queue>,
-    /// Called when a mask is ready.
+    /// Callback that wakes the engine when a mask is ready.
     wake: Arc<dyn Fn() + Send + Sync>,
+    /// Number of running and waiting sequences with a grammar.
+    constraints: AtomicUsize,
+    /// Maximum number of sequences that the engine runs at once.
+    sequences: usize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -59,59 +130,89 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl MaskPool {
-    /// Starts the threads; half of the cores, so that the engine keeps its own.
+    /// Starts one thread for every two cores (1 to 4), and one for quick requests. `sequences` is the maximum number
+    /// that the engine runs at once.
     ///
     /// # Errors
     /// A thread that cannot be started.
-    pub(crate) fn start(wake: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+    pub(crate) fn start(sequences: usize, wake: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let pool = MaskPool {
             queue: Arc::default(),
             wake: Arc::new(wake),
+            constraints: AtomicUsize::new(0),
+            sequences,
         };
-        for _ in 0..(cores / 2).clamp(1, 4) {
+        let threads = (cores / 2).clamp(1, 4);
+        for number in 0..=threads {
             let queue = pool.queue.clone();
             std::thread::Builder::new()
                 .name("masks".into())
-                .spawn(move || run(&queue))
+                .spawn(move || run(&queue, number == threads))
                 .map_err(|e| Error::misuse(format!("a thread for masks cannot be started: {e}"), ""))?;
         }
         Ok(pool)
     }
 
-    fn submit(&self, job: Job) {
-        lock(&self.queue.jobs).0.push(job);
-        self.queue.changed.notify_one();
+    /// Returns the current maximum time of all masks of a request.
+    fn budget(&self) -> Duration {
+        if self.constraints.load(Ordering::Relaxed) > self.sequences {
+            CONTENDED_BUDGET
+        } else {
+            REQUEST_BUDGET
+        }
+    }
+
+    /// Returns true if masks of other requests wait.
+    fn is_contended(&self, own: &MaskTime) -> bool {
+        let jobs = lock(&self.queue.jobs);
+        jobs.waiting.iter().any(|job| !Arc::ptr_eq(&job.time.0, &own.0))
+    }
+
+    fn submit(&self, time: MaskTime, work: Box<dyn FnOnce() + Send>) {
+        lock(&self.queue.jobs).add(time, work);
+        // One thread does not take every job.
+        self.queue.changed.notify_all();
     }
 }
 
 impl Drop for MaskPool {
     fn drop(&mut self) {
-        lock(&self.queue.jobs).1 = true;
+        lock(&self.queue.jobs).has_ended = true;
         self.queue.changed.notify_all();
     }
 }
 
-fn run(queue: &Queue) {
+fn run(queue: &Queue, only_quick: bool) {
     loop {
         let mut jobs = lock(&queue.jobs);
-        let job = loop {
-            let (waiting, has_ended) = &mut *jobs;
-            if *has_ended {
+        let Job { time, start, work } = loop {
+            if jobs.has_ended {
                 return;
             }
-            let next = (0..waiting.len()).min_by_key(|&at| waiting[at].spent.get());
-            match next {
-                Some(at) => break waiting.remove(at),
+            match jobs.next(only_quick) {
+                Some(job) => break job,
                 None => jobs = queue.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
         };
         drop(jobs);
-        (job.work)();
+        let begun = Instant::now();
+        // The request of a job that panics finds that there is no answer.
+        let _ = catch_unwind(AssertUnwindSafe(work));
+        lock(&queue.jobs).finish(&time, start, begun.elapsed());
     }
 }
 
-/// Result of a job: the matcher, and the mask of the next token. There is no mask if the text ends here.
+/// Guard that wakes the engine when it is dropped.
+struct WakeOnDrop(Arc<dyn Fn() + Send + Sync>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Result of a job: the matcher, and the mask of the next token. There is no mask if the text is complete.
 struct Answer {
     matcher: Matcher,
     mask: std::result::Result<Option<SimpleVob>, String>,
@@ -120,7 +221,7 @@ struct Answer {
 /// State of a [`GrammarConstraint`].
 enum State {
     Ready(Box<Answer>),
-    /// A thread computes the next mask, or will; it sends when it began, and then the answer.
+    /// The job for the next mask is queued or running. `began` is set when it starts; `answer` receives its result.
     Busy {
         answer: Receiver<Answer>,
         began: Arc<Mutex<Option<Instant>>>,
@@ -129,18 +230,19 @@ enum State {
     Failed(String),
 }
 
-/// A constraint whose masks are computed by a [`MaskPool`].
+/// Constraint of a sequence by a grammar, with masks computed by a [`MaskPool`].
 pub(crate) struct GrammarConstraint {
     pool: Arc<MaskPool>,
-    spent: Spent,
-    /// Tokens that end texts.
+    spent: MaskTime,
+    /// Tokens that end a text.
     ends: Arc<[u32]>,
     state: State,
 }
 
 impl GrammarConstraint {
-    /// Starts to compute the first mask.
-    pub(crate) fn new(pool: Arc<MaskPool>, matcher: Matcher, spent: Spent, ends: Arc<[u32]>) -> Self {
+    /// Creates the constraint and submits the job for the first mask.
+    pub(crate) fn new(pool: Arc<MaskPool>, matcher: Matcher, spent: MaskTime, ends: Arc<[u32]>) -> Self {
+        pool.constraints.fetch_add(1, Ordering::Relaxed);
         let mut constraint = GrammarConstraint {
             pool,
             spent,
@@ -151,7 +253,7 @@ impl GrammarConstraint {
         constraint
     }
 
-    /// Submits a job that takes a token and computes the next mask.
+    /// Submits a job that consumes `token` (if any) and computes the next mask.
     fn compute(&mut self, matcher: Matcher, token: Option<u32>) {
         let mut matcher = matcher.into_cancellable();
         let cancel = matcher.cancellation_handle().unwrap_or_default();
@@ -159,6 +261,9 @@ impl GrammarConstraint {
         let began = Arc::new(Mutex::new(None));
         let (of_job, spent, wake) = (began.clone(), self.spent.clone(), self.pool.wake.clone());
         let work = move || {
+            // Also after a panic, when the sender is gone.
+            let _wake = WakeOnDrop(wake);
+            let sender = sender;
             let start = Instant::now();
             *lock(&of_job) = Some(start);
             let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
@@ -173,16 +278,12 @@ impl GrammarConstraint {
             let mask = mask.map_err(|e| e.to_string());
             // A sequence that was cancelled receives nothing.
             let _ = sender.send(Answer { matcher, mask });
-            wake();
         };
-        self.pool.submit(Job {
-            spent: self.spent.clone(),
-            work: Box::new(work),
-        });
+        self.pool.submit(self.spent.clone(), Box::new(work));
         self.state = State::Busy { answer, began, cancel };
     }
 
-    /// Takes an answer that has arrived, and ends a mask that takes too long.
+    /// Receives a mask that is ready, and cancels one that takes too long.
     fn poll(&mut self) {
         let State::Busy { answer, began, cancel } = &self.state else {
             return;
@@ -192,16 +293,20 @@ impl GrammarConstraint {
             Ok(answer) => self.state = State::Ready(Box::new(answer)),
             Err(TryRecvError::Disconnected) => self.state = State::Failed("its thread panicked".into()),
             Err(TryRecvError::Empty) => {
-                let is_late = began.is_some_and(|began| began.elapsed() > STEP_BUDGET);
-                let message = if is_late {
-                    format!("one token takes longer than {} s", STEP_BUDGET.as_secs())
-                } else if self.spent.get() > REQUEST_BUDGET {
-                    format!(
-                        "the request took longer than {} s for its grammar",
-                        REQUEST_BUDGET.as_secs()
-                    )
+                let limit = if self.pool.is_contended(&self.spent) {
+                    CONTENDED_STEP
                 } else {
-                    return;
+                    STEP_BUDGET
+                };
+                let is_late = began.is_some_and(|began| began.elapsed() > limit);
+                let message = if is_late {
+                    format!("one token takes longer than {} ms", limit.as_millis())
+                } else {
+                    let budget = self.pool.budget();
+                    if self.spent.get() <= budget {
+                        return;
+                    }
+                    format!("the request took longer than {} s for its grammar", budget.as_secs())
                 };
                 cancel.cancel();
                 self.state = State::Failed(message);
@@ -213,7 +318,7 @@ impl GrammarConstraint {
 fn failed(error: &str) -> Error {
     let error: String = error.chars().take(300).collect();
     Error::misuse(
-        format!("the grammar cannot be followed any further: {error}"),
+        format!("the grammar cannot be continued: {error}"),
         "use a simpler schema or grammar",
     )
 }
@@ -270,8 +375,99 @@ impl Constraint for GrammarConstraint {
 
 impl Drop for GrammarConstraint {
     fn drop(&mut self) {
+        self.pool.constraints.fetch_sub(1, Ordering::Relaxed);
         if let State::Busy { cancel, .. } = &self.state {
             cancel.cancel();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the next job of a single thread as if it took this time; returns its request.
+    fn turn(jobs: &mut Jobs, names: &[(&'static str, MaskTime)], millis: impl Fn(&str) -> u64) -> &'static str {
+        let job = jobs.next(false).expect("a job");
+        let name = names.iter().find(|(_, time)| Arc::ptr_eq(&time.0, &job.time.0));
+        let name = name.expect("a known request").0;
+        let elapsed = Duration::from_millis(millis(name));
+        job.time.add(elapsed);
+        jobs.finish(&job.time, job.start, elapsed);
+        name
+    }
+
+    #[test]
+    fn new_requests_with_slow_masks_starve_nobody() {
+        let mut jobs = Jobs::default();
+        let millis = |name: &str| if name == "quick" { 1 } else { 500 };
+        let quick = ("quick", MaskTime::default());
+        let mut names = vec![quick.clone()];
+        jobs.add(quick.1.clone(), Box::new(|| {}));
+        let mut quick_masks = 0;
+        for _ in 0..100 {
+            // Two clients send a new request as soon as the last one has its mask.
+            while jobs
+                .waiting
+                .iter()
+                .filter(|job| !Arc::ptr_eq(&job.time.0, &quick.1.0))
+                .count()
+                < 2
+            {
+                let new = ("slow", MaskTime::default());
+                jobs.add(new.1.clone(), Box::new(|| {}));
+                names.push(new);
+            }
+            if turn(&mut jobs, &names, millis) == "quick" {
+                quick_masks += 1;
+                jobs.add(quick.1.clone(), Box::new(|| {}));
+            }
+        }
+        // At least every third turn.
+        assert!(quick_masks >= 30, "{quick_masks}");
+    }
+
+    #[test]
+    fn requests_share_the_time_equally() {
+        let mut jobs = Jobs::default();
+        let names = [("cheap", MaskTime::default()), ("dear", MaskTime::default())];
+        for (_, time) in &names {
+            jobs.add(time.clone(), Box::new(|| {}));
+        }
+        for _ in 0..600 {
+            let name = turn(&mut jobs, &names, |name| if name == "cheap" { 2 } else { 10 });
+            let (_, time) = names.iter().find(|(own, _)| *own == name).expect("known");
+            jobs.add(time.clone(), Box::new(|| {}));
+        }
+        let [cheap, dear] = names.map(|(_, time)| time.get().as_secs_f64());
+        assert!((0.8..1.25).contains(&(cheap / dear)), "{cheap} {dear}");
+    }
+
+    #[test]
+    fn sequences_of_one_request_have_one_share() {
+        let mut jobs = Jobs::default();
+        let (many, one) = (("many", MaskTime::default()), ("one", MaskTime::default()));
+        for _ in 0..7 {
+            jobs.add(many.1.clone(), Box::new(|| {}));
+        }
+        let names = [many, one.clone()];
+        let millis = |_: &str| 500;
+        assert_eq!(turn(&mut jobs, &names, millis), "many");
+        jobs.add(one.1.clone(), Box::new(|| {}));
+        assert_eq!(turn(&mut jobs, &names, millis), "one");
+    }
+
+    #[test]
+    fn a_thread_is_for_quick_requests_only() {
+        let mut jobs = Jobs::default();
+        let (quick, slow, new) = (MaskTime::default(), MaskTime::default(), MaskTime::default());
+        quick.add(Duration::from_millis(1));
+        slow.add(Duration::from_millis(500));
+        for time in [&slow, &new, &quick] {
+            jobs.add(time.clone(), Box::new(|| {}));
+        }
+        assert!(jobs.next(true).is_some_and(|job| Arc::ptr_eq(&job.time.0, &quick.0)));
+        assert!(jobs.next(true).is_none());
+        assert!(jobs.next(false).is_some_and(|job| Arc::ptr_eq(&job.time.0, &slow.0)));
     }
 }

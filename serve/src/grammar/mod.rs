@@ -1,14 +1,17 @@
-//! Output that follows a JSON schema or a grammar, by `llguidance`.
+//! Constrained output: text that follows a JSON schema or a grammar. The crate `llguidance` compiles both.
 
 mod check;
+mod cost;
+mod lexer_cost;
 mod masks;
+mod merged;
 
 use std::sync::{Arc, OnceLock};
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 pub(crate) use masks::MaskPool;
-use masks::{GrammarConstraint, Spent};
+use masks::{GrammarConstraint, MaskTime};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
@@ -16,37 +19,89 @@ use meganeura_llm::tokenizer::TokenBytes;
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-/// Form that output must have.
+/// Constraint on the form of the output.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Grammar {
     /// Any JSON object.
     Object,
-    /// JSON that a schema describes.
+    /// JSON that matches a schema.
     Schema(Value),
-    /// Text that a grammar in llguidance's dialect of Lark describes.
+    /// Text that matches a grammar in llguidance's dialect of Lark.
     Lark(String),
-    /// Text that a regular expression matches as a whole.
+    /// Text that a regular expression matches completely.
     Regex(String),
+    /// One of the given texts, at least one of which exists.
+    Choice(Vec<String>),
 }
 
-/// Makes constraints for the tokens of a model. The table of tokens is made when the first one is asked for.
+/// Grammar in a compact form, for requests that wait: a schema is kept as JSON text.
+pub(crate) enum PackedGrammar {
+    /// The JSON text of a schema.
+    Schema(String),
+    Other(Grammar),
+}
+
+impl Grammar {
+    /// Converts the grammar to its compact form.
+    pub(crate) fn packed(self) -> PackedGrammar {
+        match self {
+            Grammar::Schema(schema) => PackedGrammar::Schema(schema.to_string()),
+            other => PackedGrammar::Other(other),
+        }
+    }
+}
+
+impl PackedGrammar {
+    /// Returns the number of bytes of the grammar's text.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            PackedGrammar::Schema(text) => text.len(),
+            PackedGrammar::Other(Grammar::Lark(text) | Grammar::Regex(text)) => text.len(),
+            PackedGrammar::Other(Grammar::Choice(texts)) => texts.iter().map(String::len).sum(),
+            PackedGrammar::Other(Grammar::Object | Grammar::Schema(_)) => 0,
+        }
+    }
+
+    /// Converts the compact form back to the grammar.
+    pub(crate) fn unpacked(&self) -> Grammar {
+        match self {
+            // The text of a value can be parsed; `null` is refused as a schema.
+            PackedGrammar::Schema(text) => Grammar::Schema(serde_json::from_str(text).unwrap_or_default()),
+            PackedGrammar::Other(grammar) => grammar.clone(),
+        }
+    }
+
+    /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
+    /// takes about 2 us for each byte, and each square of a number of names takes 0.6 us.
+    pub(crate) fn cost(&self) -> usize {
+        let squares = match self.unpacked() {
+            // An invalid schema is refused when it is compiled.
+            Grammar::Schema(schema) => check::schema(&schema).unwrap_or_default(),
+            _ => 0,
+        };
+        self.bytes()
+            .saturating_add(usize::try_from(squares * 3 / 10).unwrap_or(usize::MAX))
+    }
+}
+
+/// Compiler of grammars for the tokens of one model. The table of tokens is built when the first grammar is compiled.
 pub(crate) struct Grammars {
     tokenizer: Arc<Tokenizer>,
     vocab: usize,
-    /// Tokens that end texts.
+    /// Tokens that end a text.
     ends: Arc<[u32]>,
     factory: OnceLock<std::result::Result<ParserFactory, String>>,
     pool: Arc<MaskPool>,
 }
 
-/// Maximum number of states of the lexer of one request, of about 2 kB each. A large schema takes some thousands.
+/// Maximum number of lexer states for one request, of about 2 kB each. A large schema needs some thousands.
 const MAX_LEXER_STATES: usize = 25_000;
 
-/// Bytes of the stack of a thread that compiles a grammar.
+/// Stack size of a thread that compiles a grammar, in bytes.
 const STACK: usize = 256 << 20;
 
 impl Grammars {
-    /// Creates the compiler for a model with `vocab` tokens; `ends` are those that end texts. Masks are computed by `pool`.
+    /// Creates the compiler for a model with `vocab` tokens; `ends` are the tokens that end texts. Masks are computed by `pool`.
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab: usize, ends: &[u32], pool: MaskPool) -> Self {
         Grammars {
             pool: Arc::new(pool),
@@ -63,25 +118,29 @@ impl Grammars {
     /// [`Error::InvalidUse`] with what is wrong with the schema or grammar, or the limit that it exceeds; a model whose tokens
     /// are no text.
     pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
-        match grammar {
-            Grammar::Object => {}
-            Grammar::Schema(schema) => check::schema(schema)?,
-            Grammar::Lark(text) => check::source(text)?,
-            // A regular expression has no intersections.
-            Grammar::Regex(text) => check::source(&text.replace('&', " "))?,
-        }
-        // The compiler recurses: it gets a stack that is large enough for all that the limits allow.
+        // The checks and the compiler recurse: they get a stack that is large enough for all that the limits allow.
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
             let thread = thread.spawn_scoped(scope, || self.compile_here(grammar));
-            let thread =
-                thread.map_err(|e| Error::misuse(format!("no thread can be started for the grammar: {e}"), ""))?;
+            let thread = thread.map_err(|_| Error::HostMemory {
+                what: "a thread that compiles the grammar".into(),
+                bytes: STACK,
+            })?;
             let panicked = || Error::misuse("the grammar cannot be compiled: the compiler failed on it", "");
             thread.join().unwrap_or_else(|_| Err(panicked()))
         })
     }
 
     fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
+        match grammar {
+            Grammar::Object => {}
+            Grammar::Schema(schema) => {
+                check::schema(schema)?;
+            }
+            Grammar::Lark(text) => check::lark(text)?,
+            Grammar::Regex(text) => check::regex(text)?,
+            Grammar::Choice(texts) => check::choice(texts)?,
+        }
         let factory = self.factory.get_or_init(|| self.make());
         let factory = factory.as_ref().map_err(|message| {
             Error::misuse(
@@ -94,19 +153,35 @@ impl Grammars {
             Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+            Grammar::Choice(texts) => {
+                // JSON texts may contain DEL; literals of a grammar may not.
+                let literal = |text: &String| Value::from(text.as_str()).to_string().replace('\u{7f}', r"\u007f");
+                let literals: Vec<String> = texts.iter().map(literal).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
+            }
         };
-        let matcher = Matcher::new(factory.create_parser(top));
-        if let Some(error) = matcher.get_error() {
-            let error: String = error.chars().take(300).collect();
-            return Err(Error::misuse(
+        let refused = |error: &str| {
+            let error = match error.strip_prefix("panic") {
+                Some(_) => "the compiler failed on it".to_owned(),
+                None => error.chars().take(300).collect(),
+            };
+            Error::misuse(
                 format!("the schema or grammar cannot be used: {error}"),
                 "see https://github.com/guidance-ai/llguidance for what is supported",
-            ));
+            )
+        };
+        let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
+        let (rules, lexer) = read.map_err(|e| refused(&e.to_string()))?;
+        lexer_cost::check(&lexer)?;
+        let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
+        let matcher = Matcher::new(parser);
+        if let Some(error) = matcher.get_error() {
+            return Err(refused(&error));
         }
         Ok(Compiled {
             matcher,
             pool: self.pool.clone(),
-            spent: Spent::default(),
+            spent: MaskTime::default(),
             ends: self.ends.clone(),
         })
     }
@@ -125,11 +200,11 @@ impl Grammars {
     }
 }
 
-/// White space between two parts of JSON: blanks, or a line break or two with an indentation.
+/// White space between two tokens of JSON: blanks, or one or two line breaks with an indentation.
 const SPACE: &str = r"[\x20\x09]{1,8}|[\x20\x09]{0,8}(\r?\n){1,2}[\x20\x09]{0,64}";
 
-/// A schema with bounds for white space, which small models write without end otherwise. One that has options of its own keeps
-/// them, and one that is no object allows everything or nothing.
+/// Limits white space in the output of a schema, because small models otherwise generate it endlessly. A schema with its own option
+/// for white space, and `true` and `false`, are returned unchanged.
 fn with_space(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
@@ -142,7 +217,7 @@ fn with_space(mut schema: Value) -> Value {
     schema
 }
 
-/// A token as the table has it: special ones behind a mark, so that no text is one.
+/// Converts a token for the compiler's table. A special token gets a prefix, so that it differs from any text.
 fn word(token: TokenBytes) -> Vec<u8> {
     match token {
         TokenBytes::None => Vec::new(),
@@ -155,12 +230,12 @@ fn word(token: TokenBytes) -> Vec<u8> {
 pub(crate) struct Compiled {
     matcher: Matcher,
     pool: Arc<MaskPool>,
-    spent: Spent,
+    spent: MaskTime,
     ends: Arc<[u32]>,
 }
 
 impl Compiled {
-    /// A constraint for one sequence. All sequences of a request share the time that their masks may take.
+    /// Creates the constraint of one sequence. All sequences of a request share the maximum time of their masks.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
         Box::new(GrammarConstraint::new(
             self.pool.clone(),

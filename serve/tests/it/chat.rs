@@ -1,11 +1,11 @@
-//! `/v1/chat/completions`.
+//! Tests of `/v1/chat/completions`.
 
 use meganeura_serve::Server;
 use serde_json::{Value, json};
 
-use crate::client::{Running, model, options};
+use crate::client::{TestServer, model, options};
 
-fn ask(server: &Running, body: Value) -> Value {
+fn ask(server: &TestServer, body: Value) -> Value {
     let response = server.post("/v1/chat/completions", &body);
     assert_eq!(response.status, 200, "{}", response.body);
     response.json()
@@ -13,7 +13,7 @@ fn ask(server: &Running, body: Value) -> Value {
 
 #[test]
 fn the_template_makes_the_prompt() {
-    let server = Running::new();
+    let server = TestServer::new();
     let text = std::fs::read_to_string(model("llama").join("expected_chat.txt")).expect("a fixture");
     let tokenizer = meganeura_llm::Tokenizer::open(&model("llama")).expect("a tokenizer");
     let tokens = tokenizer.encode_plain(&text).expect("tokens");
@@ -48,7 +48,7 @@ fn the_template_makes_the_prompt() {
 
 #[test]
 fn probabilities_of_tokens() {
-    let server = Running::new();
+    let server = TestServer::new();
     let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "temperature": 0,
         "logprobs": true, "top_logprobs": 2});
     let value = ask(&server, body);
@@ -62,7 +62,7 @@ fn probabilities_of_tokens() {
     }
 }
 
-/// A small model without a chat template, in a folder of its own.
+/// Copies a small model without its chat template to a temporary folder.
 fn without_template() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for file in [
@@ -76,7 +76,7 @@ fn without_template() -> tempfile::TempDir {
     folder
 }
 
-/// A small model whose chat template shows tools, in a folder of its own.
+/// Creates a temporary folder with a small model whose chat template supports tools.
 fn with_tools() -> tempfile::TempDir {
     let folder = without_template();
     let config = std::fs::read_to_string(model("llama").join("config.json")).expect("a configuration");
@@ -97,11 +97,52 @@ fn weather() -> Value {
 }
 
 #[test]
+fn parameters_of_a_required_tool_may_have_definitions() {
+    let folder = with_tools();
+    let mut options = options();
+    options.model = folder.path().to_owned();
+    let server = TestServer::with(options);
+    let place = |name: &str, city: &str| {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object",
+            "$defs": {"City": {"enum": [city]}}, "properties": {"city": {"$ref": "#/$defs/City"}},
+            "required": ["city"], "additionalProperties": false}}})
+    };
+    let tools = [place("first", "Paris"), place("second", "Rome")];
+    let messages = json!([{"role": "user", "content": "Weather?"}]);
+    for (name, city) in [("first", "Paris"), ("second", "Rome")] {
+        let choice = json!({"type": "function", "function": {"name": name}});
+        let body = json!({"messages": messages, "tools": tools, "tool_choice": choice});
+        let response = server.post("/v1/chat/completions", &body);
+        assert_eq!(response.status, 200, "{}", response.body);
+        let call = &response.json()["choices"][0]["message"]["tool_calls"][0];
+        assert_eq!(call["function"]["name"], name, "{}", response.body);
+        let arguments = call["function"]["arguments"].as_str().expect("text");
+        let read: Value = serde_json::from_str(arguments).expect("json");
+        assert_eq!(read["city"], city, "{}", response.body);
+    }
+    let body = json!({"messages": messages, "tools": tools, "tool_choice": "required"});
+    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+    // Fields that would end the call elsewhere are refused by name.
+    for (field, value) in [
+        ("stop", json!("a")),
+        ("stop_token_ids", json!([5])),
+        ("min_tokens", json!(5)),
+        ("ignore_eos", json!(true)),
+    ] {
+        let mut body = body.clone();
+        body[field] = value;
+        let response = server.post("/v1/chat/completions", &body);
+        assert_eq!(response.status, 400, "{field}: {}", response.body);
+        assert!(response.message().contains(field), "{}", response.message());
+    }
+}
+
+#[test]
 fn a_tool_that_has_to_be_called_is_called() {
     let folder = with_tools();
     let mut options = options();
     options.model = folder.path().to_owned();
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let messages = json!([{"role": "user", "content": "Weather?"}]);
     for choice in [
         json!("required"),
@@ -148,18 +189,22 @@ fn a_tool_that_has_to_be_called_is_called() {
 
 #[test]
 fn a_template_without_tools_is_given_none() {
-    let server = Running::new();
+    let server = TestServer::new();
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "tools": [weather()], "max_tokens": 1});
     let response = server.post("/v1/chat/completions", &body);
     assert_eq!(response.status, 400);
-    assert!(response.message().contains("takes no tools"), "{}", response.message());
+    assert!(
+        response.message().contains("does not support tools"),
+        "{}",
+        response.message()
+    );
     body["tool_choice"] = json!("none");
     assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
 }
 
 #[test]
 fn messages_that_make_no_sense_are_named() {
-    let server = Running::new();
+    let server = TestServer::new();
     for (messages, said) in [
         (json!([]), "messages"),
         (json!(["hello"]), "message 0 is not an object"),
@@ -190,7 +235,7 @@ fn a_model_without_a_template_has_completions_only() {
     options.model = folder.path().to_owned();
     options.name = Some("own/name".into());
     assert!(!Server::bind(options.clone()).expect("a server").chats());
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let response = server.post(
         "/v1/chat/completions",
         &json!({"messages": [{"role": "user", "content": "a"}]}),

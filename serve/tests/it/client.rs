@@ -1,4 +1,4 @@
-//! A server for a test, and a client that shows what is sent byte by byte.
+//! A server for tests, and a client that sends raw bytes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 /// A server that runs until it is dropped.
-pub(crate) struct Running {
+pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<meganeura_core::Result<()>>>,
@@ -25,7 +25,7 @@ pub(crate) fn model(name: &str) -> PathBuf {
 
 /// Options of a small model on the CPU, at any port.
 pub(crate) fn options() -> ServerOptions {
-    // The CPU backend is linked by its name alone.
+    // Using this name links the CPU backend.
     let _ = meganeura_cpu::CpuBackend;
     ServerOptions {
         port: 0,
@@ -38,9 +38,9 @@ pub(crate) fn options() -> ServerOptions {
     }
 }
 
-impl Running {
+impl TestServer {
     pub(crate) fn new() -> Self {
-        Running::with(options())
+        TestServer::with(options())
     }
 
     pub(crate) fn with(options: ServerOptions) -> Self {
@@ -52,14 +52,14 @@ impl Running {
                 let _ = stopped.await;
             })
         });
-        Running {
+        TestServer {
             address,
             stop: Some(stop),
             thread: Some(thread),
         }
     }
 
-    /// Ends the server; returns what it ended with.
+    /// Stops the server and returns the result of its run.
     pub(crate) fn end(mut self) -> meganeura_core::Result<()> {
         self.stop_now();
         self.thread.take().expect("it runs").join().expect("no panic")
@@ -111,7 +111,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.stop_now();
         if let Some(thread) = self.thread.take() {
@@ -147,14 +147,14 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e} in {}\n{}", self.head, self.body))
     }
 
-    /// What an error says.
+    /// Returns the message of an error.
     pub(crate) fn message(&self) -> String {
         let json = self.json();
         let message = json["error"]["message"].as_str();
         message.unwrap_or_else(|| panic!("no error: {json}")).to_owned()
     }
 
-    /// The values of a stream of events, which ends with `[DONE]`.
+    /// Returns the data of the server-sent events. The stream must end with `[DONE]`.
     pub(crate) fn events(&self) -> Vec<Value> {
         let mut all: Vec<&str> = self
             .body

@@ -1,24 +1,24 @@
-//! `/v1/completions`, against what transformers makes of the same model.
+//! Tests of `/v1/completions`. The expected texts are from transformers with the same model.
 
 use serde_json::{Value, json};
 
 use meganeura_serve::ServerOptions;
 
-use crate::client::{Running, model, options};
+use crate::client::{TestServer, model, options};
 
 fn expected(name: &str) -> Value {
     let text = std::fs::read_to_string(model(name).join("expected.json")).expect("a fixture");
     serde_json::from_str(&text).expect("json")
 }
 
-/// Whether one text begins with another, but for a character at its end that is not complete.
+/// Returns true if `whole` begins with `part`, ignoring an incomplete character at the end of `part`.
 fn begins(whole: &str, part: &str) -> bool {
     whole.starts_with(part.trim_end_matches('\u{fffd}'))
 }
 
 #[test]
 fn texts_are_those_of_transformers_whole_and_as_events() {
-    let server = Running::new();
+    let server = TestServer::new();
     let expected = expected("llama");
     let text = expected["text"].as_str().expect("text");
     for prompt in [&expected["prompt"], &expected["prompt_ids"]] {
@@ -58,7 +58,7 @@ fn texts_are_those_of_transformers_whole_and_as_events() {
 
 #[test]
 fn several_prompts_and_texts_and_seeds() {
-    let server = Running::new();
+    let server = TestServer::new();
     let body = json!({"prompt": ["Alice", "She"], "n": 2, "max_tokens": 8, "temperature": 1.0, "seed": 7});
     let [first, second] = [(); 2].map(|()| server.post("/v1/completions", &body).json());
     let texts = |value: &Value| -> Vec<String> {
@@ -72,7 +72,7 @@ fn several_prompts_and_texts_and_seeds() {
     assert_eq!(texts(&first).len(), 4);
     assert_eq!(texts(&first), texts(&second));
     assert_ne!(texts(&first)[0], texts(&first)[1]);
-    // Without a seed, each request draws others.
+    // Without a seed, each request uses other random numbers.
     let body = json!({"prompt": "Alice", "max_tokens": 16, "temperature": 1.0});
     let [first, second] = [(); 2].map(|()| texts(&server.post("/v1/completions", &body).json()));
     assert_ne!(first, second);
@@ -80,7 +80,7 @@ fn several_prompts_and_texts_and_seeds() {
 
 #[test]
 fn a_string_ends_the_text() {
-    let server = Running::new();
+    let server = TestServer::new();
     let expected = expected("llama");
     let whole = expected["text"].as_str().expect("text");
     // A part of it without replaced characters, of several tokens.
@@ -90,13 +90,14 @@ fn a_string_ends_the_text() {
         let body = json!({"prompt": expected["prompt_ids"], "max_tokens": 40, "temperature": 0,
             "stop": ["never there", stop], "stream": stream});
         let response = server.post("/v1/completions", &body);
-        let text: String = match stream {
-            false => response.json()["choices"][0]["text"].as_str().expect("text").to_owned(),
-            true => response
+        let text: String = if !stream {
+            response.json()["choices"][0]["text"].as_str().expect("text").to_owned()
+        } else {
+            response
                 .events()
                 .iter()
                 .filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned))
-                .collect(),
+                .collect()
         };
         assert_eq!(text, whole[..at]);
     }
@@ -104,7 +105,7 @@ fn a_string_ends_the_text() {
 
 #[test]
 fn logarithms_of_probabilities() {
-    let server = Running::new();
+    let server = TestServer::new();
     let body = json!({"prompt": "Alice", "max_tokens": 5, "temperature": 0, "logprobs": 3});
     let value = server.post("/v1/completions", &body).json();
     let logprobs = &value["choices"][0]["logprobs"];
@@ -122,7 +123,7 @@ fn logarithms_of_probabilities() {
 
 #[test]
 fn fields_that_make_no_sense_are_named() {
-    let server = Running::new();
+    let server = TestServer::new();
     for (field, value, said) in [
         ("temperature", json!(-1), "temperature"),
         ("top_p", json!(2), "top-p"),
@@ -153,7 +154,7 @@ fn fields_that_make_no_sense_are_named() {
     }
     let other = json!({"prompt": "a", "model": "other", "max_tokens": 1});
     assert_eq!(server.post("/v1/completions", &other).status, 200);
-    let strict = Running::with(ServerOptions {
+    let strict = TestServer::with(ServerOptions {
         strict_model: true,
         ..options()
     });
@@ -164,7 +165,7 @@ fn fields_that_make_no_sense_are_named() {
 
 #[test]
 fn output_keeps_to_a_schema() {
-    let server = Running::new();
+    let server = TestServer::new();
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0},
         "b": {"enum": ["x", "yes"]}}, "required": ["a", "b"], "additionalProperties": false});
     for seed in 0..4 {
@@ -199,7 +200,7 @@ fn white_space_in_json_has_bounds() {
     let mut options = options();
     // Without bounds this model writes line breaks until there is no room.
     options.model = model("qwen3");
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     for seed in 0..6 {
         let body = json!({"prompt": "Alice", "max_tokens": 100, "temperature": 1.0, "seed": seed,
             "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": {
@@ -216,7 +217,7 @@ fn white_space_in_json_has_bounds() {
 
 #[test]
 fn values_of_other_types_are_named() {
-    let server = Running::new();
+    let server = TestServer::new();
     for (field, wrong, said) in [
         ("prompt", json!(5), "expected a text, tokens, or a list of either"),
         ("prompt", json!(null), "expected a text, tokens, or a list of either"),
@@ -277,7 +278,7 @@ fn values_of_other_types_are_named() {
 
 #[test]
 fn tokens_are_returned_one_by_one_where_they_are_asked_for() {
-    let server = Running::new();
+    let server = TestServer::new();
     let body = |stream: bool| {
         json!({"prompt": "Alice", "max_tokens": 12, "temperature": 0.9, "seed": 4, "n": 2, "return_token_ids": true,
             "stream": stream})
@@ -307,7 +308,7 @@ fn tokens_are_returned_one_by_one_where_they_are_asked_for() {
 fn requests_at_the_same_time_are_not_mixed_up() {
     let mut options = options();
     options.engine.draft_tokens = 2;
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let body = |seed: usize| {
         json!({"prompt": format!("Alice and {seed}"), "max_tokens": 10 + seed % 20, "seed": seed,
             "temperature": if seed.is_multiple_of(2) { 0.0 } else { 0.9 }})

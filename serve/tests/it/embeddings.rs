@@ -1,4 +1,4 @@
-//! `/v1/embeddings`, against what transformers makes of the same encoder.
+//! Tests of `/v1/embeddings`. The expected vectors are from transformers with the same encoder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use meganeura_llm::EmbedderOptions;
 use meganeura_serve::ServerOptions;
 use serde_json::{Value, json};
 
-use crate::client::{Running, options};
+use crate::client::{TestServer, options};
 
 fn encoder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -50,7 +50,7 @@ fn assert_close(found: &[f64], wanted: &[f64]) {
 
 #[test]
 fn an_encoder_in_a_gguf_file_is_served() {
-    let server = Running::with(of("../gguf/bert_f32.gguf"));
+    let server = TestServer::with(of("../gguf/bert_f32.gguf"));
     let expected = expected("bert");
     let response = server.post("/v1/embeddings", &json!({"input": expected["texts"]}));
     assert_eq!(response.status, 200, "{}", response.body);
@@ -63,7 +63,7 @@ fn an_encoder_in_a_gguf_file_is_served() {
 
 #[test]
 fn vectors_are_those_of_transformers_from_texts_and_tokens() {
-    let server = Running::with(of("bert"));
+    let server = TestServer::with(of("bert"));
     let expected = expected("bert");
     for input in [&expected["texts"], &expected["tokens"]] {
         let response = server.post("/v1/embeddings", &json!({"model": "bert", "input": input}));
@@ -95,7 +95,7 @@ fn vectors_are_those_of_transformers_from_texts_and_tokens() {
 
 #[test]
 fn forms_of_vectors() {
-    let server = Running::with(of("bert"));
+    let server = TestServer::with(of("bert"));
     let expected = normalized(&numbers(&expected("bert")["mean"][1]));
     let ask = |more: Value| {
         let mut body = json!({"input": "Rabbit"});
@@ -151,7 +151,7 @@ fn forms_of_vectors() {
 
 #[test]
 fn many_at_once_get_their_own() {
-    let server = Running::with(of("roberta"));
+    let server = TestServer::with(of("roberta"));
     let expected = expected("roberta");
     let texts = expected["texts"].as_array().expect("texts");
     std::thread::scope(|scope| {
@@ -159,7 +159,7 @@ fn many_at_once_get_their_own() {
             let (server, expected) = (&server, &expected);
             scope.spawn(move || {
                 for round in 0..5 {
-                    // Long and short ones, beside each other.
+                    // Long and short texts in one batch.
                     let picked: Vec<usize> = (0..40).map(|i| (i * (worker + 1) + round) % texts.len()).collect();
                     let input: Vec<&Value> = picked.iter().map(|&i| &texts[i]).collect();
                     let value = server.post("/v1/embeddings", &json!({ "input": input })).json();
@@ -181,11 +181,11 @@ fn many_at_once_get_their_own() {
 
 #[test]
 fn other_paths_say_what_the_model_is_for() {
-    let server = Running::with(of("bert"));
+    let server = TestServer::with(of("bert"));
     for path in ["/v1/chat/completions", "/v1/completions"] {
         let response = server.post(path, &json!({"prompt": "a", "messages": []}));
         assert_eq!(response.status, 501, "{}", response.body);
-        assert!(response.body.contains("ask /v1/embeddings"), "{}", response.body);
+        assert!(response.body.contains("use /v1/embeddings"), "{}", response.body);
     }
     let models = server.get("/v1/models").json();
     assert_eq!(
@@ -199,7 +199,7 @@ fn other_paths_say_what_the_model_is_for() {
 #[test]
 fn a_full_queue_and_a_short_time() {
     let body = json!({"input": vec!["Down, down, down. Would the fall never come to an end?"; 2000]});
-    let server = Running::with(ServerOptions {
+    let server = TestServer::with(ServerOptions {
         request_timeout: Duration::from_millis(1),
         ..of("bert")
     });
@@ -207,7 +207,7 @@ fn a_full_queue_and_a_short_time() {
     assert_eq!(response.status, 504, "{}", response.body);
     server.end().expect("it ends");
 
-    let server = Running::with(ServerOptions { queue: 1, ..of("bert") });
+    let server = TestServer::with(ServerOptions { queue: 1, ..of("bert") });
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let asked: Vec<_> = (0..6)
             .map(|_| scope.spawn(|| server.post("/v1/embeddings", &body).status))
@@ -224,11 +224,43 @@ fn a_full_queue_and_a_short_time() {
 
 #[test]
 fn options_of_text_models_are_refused() {
-    let mut options = of("bert");
-    options.engine.weights = Some(meganeura_llm::WeightStorage::Q8);
-    let error = meganeura_serve::Server::bind(options)
-        .err()
-        .expect("refused")
-        .to_string();
-    assert!(error.contains("encoders take no adapters"), "{error}");
+    let changes: [fn(&mut meganeura_llm::EngineOptions); 7] = [
+        |e| e.weights = Some(meganeura_llm::WeightStorage::Q8),
+        |e| e.cache_type = meganeura_llm::CacheType::F16,
+        |e| e.adapters = Some("adapters".into()),
+        |e| e.draft_tokens = 2,
+        |e| e.context = Some(16),
+        |e| e.cache_tokens = Some(64),
+        |e| e.prefix_cache = false,
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut options = of("bert");
+        change(&mut options.engine);
+        let error = meganeura_serve::Server::bind(options)
+            .err()
+            .expect("refused")
+            .to_string();
+        assert!(error.contains("encoders take no adapters"), "{number}: {error}");
+    }
+}
+
+#[test]
+fn options_of_encoders_are_refused_by_text_models() {
+    let changes: [fn(&mut meganeura_llm::EmbedderOptions); 3] = [
+        |e| e.pooling = Some("cls".parse().expect("a pooling")),
+        |e| e.normalize = Some(true),
+        |e| e.truncate = true,
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut options = crate::client::options();
+        change(&mut options.embedder);
+        let error = meganeura_serve::Server::bind(options)
+            .err()
+            .expect("refused")
+            .to_string();
+        assert!(
+            error.contains("do not support the options of encoders"),
+            "{number}: {error}"
+        );
+    }
 }

@@ -1,11 +1,11 @@
-//! Fields of requests: each is honoured, or refused by its name.
+//! Tests that each request field is either implemented or refused by name.
 
 use meganeura_serve::ServerOptions;
 use serde_json::{Value, json};
 
-use crate::client::{Running, model, options};
+use crate::client::{TestServer, model, options};
 
-fn text(server: &Running, body: &Value) -> String {
+fn text(server: &TestServer, body: &Value) -> String {
     let response = server.post("/v1/completions", body);
     assert_eq!(response.status, 200, "{}", response.body);
     let json = response.json();
@@ -22,7 +22,7 @@ fn with(more: Value) -> Value {
 
 #[test]
 fn penalties_and_biases_change_texts() {
-    let server = Running::new();
+    let server = TestServer::new();
     let plain = text(&server, &with(json!({})));
     for more in [
         json!({"frequency_penalty": 2}),
@@ -40,7 +40,7 @@ fn penalties_and_biases_change_texts() {
 
 #[test]
 fn ends_of_texts_are_those_that_are_asked_for() {
-    let server = Running::new();
+    let server = TestServer::new();
     let ids = |more: Value| {
         let mut more = more;
         more["return_token_ids"] = json!(true);
@@ -67,7 +67,7 @@ fn ends_of_texts_are_those_that_are_asked_for() {
 
 #[test]
 fn prompts_are_echoed_with_their_log_probabilities() {
-    let server = Running::new();
+    let server = TestServer::new();
     let prompt = [5, 40, 77, 12, 200];
     // As evaluation programs send it.
     for max_tokens in [0, 1] {
@@ -111,7 +111,7 @@ fn prompts_are_echoed_with_their_log_probabilities() {
 
 #[test]
 fn cached_tokens_are_reported() {
-    let server = Running::new();
+    let server = TestServer::new();
     let prompt: Vec<u32> = (0..50).map(|i| i * 3 % 320).collect();
     let cached = || {
         let json = server
@@ -124,7 +124,7 @@ fn cached_tokens_are_reported() {
 
 #[test]
 fn grammars_of_vllm_and_llama_cpp_are_followed() {
-    let server = Running::new();
+    let server = TestServer::new();
     for (more, check) in [
         (
             json!({"guided_choice": ["yes", "no"]}),
@@ -134,6 +134,10 @@ fn grammars_of_vllm_and_llama_cpp_are_followed() {
             t.len() == 3 && t.bytes().all(|b| b"ab".contains(&b))
         }),
         (json!({"structured_outputs": {"choice": ["left"]}}), |t| t == "left"),
+        // A choice is text, whatever it means in a grammar.
+        (json!({"guided_choice": ["%json".to_owned() + &"&(".repeat(9)]}), |t| {
+            t.starts_with("%json&(&")
+        }),
         (json!({"json_schema": {"const": 12}}), |t| t.trim() == "12"),
         (json!({"guided_json": "{\"const\": true}"}), |t| t.trim() == "true"),
     ] {
@@ -148,7 +152,7 @@ fn grammars_of_vllm_and_llama_cpp_are_followed() {
     assert_eq!(server.post("/v1/completions", &both).status, 400);
 }
 
-/// A copy of the model with other files.
+/// Copies the model to a temporary folder, and replaces the given files.
 fn changed(files: &[(&str, Value)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in std::fs::read_dir(model("llama")).expect("a fixture") {
@@ -166,13 +170,13 @@ fn changed(files: &[(&str, Value)]) -> tempfile::TempDir {
 fn sampling_values_of_the_model_are_the_defaults() {
     let folder = changed(&[("generation_config.json", json!({"top_k": 1, "temperature": 0.7}))]);
     let serve = |ignore_generation_config| {
-        Running::with(ServerOptions {
+        TestServer::with(ServerOptions {
             model: folder.path().to_owned(),
             ignore_generation_config,
             ..options()
         })
     };
-    let texts = |server: &Running| -> std::collections::BTreeSet<String> {
+    let texts = |server: &TestServer| -> std::collections::BTreeSet<String> {
         let texts = (0..6).map(|seed| text(server, &json!({"prompt": "Alice", "max_tokens": 12, "seed": seed})));
         texts.collect()
     };
@@ -195,7 +199,7 @@ fn variables_reach_the_template() {
     let template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}\
         {% if enable_thinking is defined and not enable_thinking %}<no thoughts at all>{% endif %}";
     let folder = changed(&[("chat_template.jinja", json!(template))]);
-    let server = Running::with(ServerOptions {
+    let server = TestServer::with(ServerOptions {
         model: folder.path().to_owned(),
         ..options()
     });
@@ -219,14 +223,14 @@ fn variables_reach_the_template() {
     ] {
         assert_eq!(ask(more.clone()).status, 400, "{more}");
     }
-    let server = Running::new();
+    let server = TestServer::new();
     let body = json!({"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "low"});
     assert_eq!(server.post("/v1/chat/completions", &body).status, 400);
 }
 
 #[test]
 fn fields_that_would_be_ignored_are_refused() {
-    let server = Running::new();
+    let server = TestServer::new();
     let user = json!([{"role": "user", "content": "a"}]);
     for (path, body, said) in [
         (
@@ -301,6 +305,16 @@ fn fields_that_would_be_ignored_are_refused() {
         ),
         (
             "chat/completions",
+            json!({"messages": user, "min_tokens": 1_u64 << 40}),
+            "the tokens of a sequence",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "min_tokens": 2, "stop_token_ids": (0..320).collect::<Vec<u32>>()}),
+            "fewer tokens than the vocabulary",
+        ),
+        (
+            "chat/completions",
             json!({"messages": user, "response_format": {"type": "text", "schema": {}}}),
             "does not use",
         ),
@@ -309,10 +323,55 @@ fn fields_that_would_be_ignored_are_refused() {
             json!({"messages": user, "response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
             "does not use",
         ),
+        (
+            "chat/completions",
+            json!({"messages": user, "documents": [1], "chat_template_kwargs": {"documents": [2]}}),
+            "documents differ",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
+            "found 'custom'",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}),
+            "expected an object",
+        ),
+        (
+            "responses",
+            json!({"input": "a", "text": {"format": {"type": "text"}}, "response_format": {"type": "text"}}),
+            "found both",
+        ),
+        (
+            "responses",
+            json!({"input": "a", "max_output_tokens": 3, "max_tokens": 4}),
+            "found 3 and 4",
+        ),
+        (
+            "responses",
+            json!({"input": [{"type": "reasoning", "summary": []}, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]}]}),
+            "ends with an item of type reasoning",
+        ),
     ] {
         let response = server.post(&format!("/v1/{path}"), &body);
         assert_eq!(response.status, 400, "{body}: {}", response.body);
         assert!(response.message().contains(said), "{body}: {}", response.message());
+    }
+    // The error names the field.
+    for (path, body, field) in [
+        ("responses", r#"{"input": []}"#, "input"),
+        ("responses", r#"{"input": [{"role": "king", "content": "a"}]}"#, "input"),
+        (
+            "completions",
+            r#"{"prompt": "a", "max_tokens": 1, "max_tokens": 2}"#,
+            "max_tokens",
+        ),
+    ] {
+        let kind = "Content-Type: application/json\r\n";
+        let response = server.send("POST", &format!("/v1/{path}"), kind, body.as_bytes());
+        assert_eq!(response.status, 400, "{body}: {}", response.body);
+        assert_eq!(response.json()["error"]["param"], field, "{}", response.body);
     }
     // What clients send along, and what changes nothing.
     let answer = json!({"role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null, "tool_calls": null});
@@ -328,11 +387,32 @@ fn fields_that_would_be_ignored_are_refused() {
     assert_eq!(response.status, 200, "{}", response.body);
     let json = response.json();
     assert_eq!(json["output"][0]["status"], json["status"]);
+    // Answers of other servers that clients send back, and fields that change nothing with these values.
+    for (path, body) in [
+        (
+            "chat/completions",
+            json!({"messages": [user[0], {"role": "assistant", "content": [{"type": "text", "text": "b", "annotations": [], "id": "1",
+                "index": 0}, {"type": "refusal", "refusal": "no"}]}, user[0]], "store": true, "best_of": 1}),
+        ),
+        (
+            "responses",
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": null,
+                    "content": [{"type": "reasoning_text", "text": "long"}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}]},
+                {"role": "user", "content": "c"}], "store": true, "top_logprobs": 0}),
+        ),
+    ] {
+        let mut body = body;
+        body["max_tokens"] = json!(1);
+        let response = server.post(&format!("/v1/{path}"), &body);
+        assert_eq!(response.status, 200, "{body}: {}", response.body);
+    }
 }
 
 #[test]
 fn special_tokens_in_messages_stay_text() {
-    let count = |server: &Running, content: &str| {
+    let count = |server: &TestServer, content: &str| {
         let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
         let response = server.post("/v1/chat/completions", &body);
         assert_eq!(response.status, 200, "{}", response.body);
@@ -344,12 +424,12 @@ fn special_tokens_in_messages_stay_text() {
         .iter()
         .max_by_key(|token| token.len())
         .expect("a special token");
-    let server = Running::new();
+    let server = TestServer::new();
     let text = format!("a{special}b");
     let as_text = count(&server, &text);
     let plain = count(&server, "ab");
     assert!(as_text > plain + 1, "{special}: {as_text} and {plain}");
-    let server = Running::with(ServerOptions {
+    let server = TestServer::with(ServerOptions {
         special_tokens_in_messages: true,
         ..options()
     });
@@ -366,7 +446,7 @@ fn stop_strings_that_are_special_tokens_end_by_their_id() {
         .find(|name| !config.stop.contains(&tokenizer.token(name).expect("an id")));
     let Some(other) = other else { panic!("{special:?}") };
     let id = tokenizer.token(other).expect("an id").to_string();
-    let server = Running::new();
+    let server = TestServer::new();
     let body = with(json!({"logit_bias": {id.as_str(): 100}, "stop": [other]}));
     let json = server.post("/v1/completions", &body).json();
     assert_eq!(
@@ -380,7 +460,7 @@ fn stop_strings_that_are_special_tokens_end_by_their_id() {
 
 #[test]
 fn authorization_follows_the_standard() {
-    let server = Running::with(ServerOptions {
+    let server = TestServer::with(ServerOptions {
         api_key: Some("secret".into()),
         ..options()
     });
@@ -407,7 +487,7 @@ fn adapters_are_selected_by_the_model_of_a_request() {
         ..options()
     };
     options.engine.weights = Some(meganeura_llm::WeightStorage::Q8);
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let of = |model: &str| {
         text(
             &server,
@@ -424,4 +504,24 @@ fn adapters_are_selected_by_the_model_of_a_request() {
     assert_eq!(models["data"][1]["parent"], "llama");
     assert_eq!(server.get("/v1/models/llama:tales").status, 200);
     assert_eq!(server.get("/v1/models/llama:none").status, 404);
+}
+
+#[test]
+fn a_gguf_file_is_served_with_a_draft_model() {
+    let file = model("llama").join("../../gguf/llama_q4_k.gguf");
+    let texts = [false, true].map(|drafts| {
+        let mut options = ServerOptions {
+            model: file.clone(),
+            ..options()
+        };
+        if drafts {
+            options.engine.draft_tokens = 3;
+            options.engine.draft_model = Some(meganeura_llm::engine::DraftOptions {
+                model: file.clone(),
+                plans: None,
+            });
+        }
+        text(&TestServer::with(options), &with(json!({"max_tokens": 12})))
+    });
+    assert_eq!(texts[0], texts[1]);
 }

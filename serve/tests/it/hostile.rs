@@ -1,4 +1,4 @@
-//! Requests that no client should send: each gets a status of its own fault, and the server goes on.
+//! Tests of invalid requests: each gets a 4xx status, and the server continues.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use meganeura_core::random::SplitMix64;
 use serde_json::{Value, json};
 
-use crate::client::{Running, options};
+use crate::client::{TestServer, options};
 
 const JSON: &str = "Content-Type: application/json\r\n";
 
-fn works(server: &Running) {
+fn works(server: &TestServer) {
     let response = server.post("/v1/completions", &json!({"prompt": "Alice", "max_tokens": 2}));
     assert_eq!(response.status, 200, "{}", response.body);
 }
 
 #[test]
 fn bodies_that_are_wrong() {
-    let server = Running::new();
+    let server = TestServer::new();
     let nested = "[".repeat(100_000);
     let deep = format!("{{\"prompt\": {nested}");
     let long = json!({"prompt": "a".repeat(500_000)}).to_string();
@@ -64,7 +64,7 @@ fn bodies_that_are_wrong() {
         let response = server.send("POST", "/v1/completions", kind, b"{\"prompt\": \"a\"}");
         assert_eq!(response.status, 415, "{kind}");
     }
-    // A page of another name that was made to stand for this machine.
+    // A page with another name that resolves to this machine.
     for (host, status) in [
         ("evil.example:80", 403),
         ("localhost.evil.example", 403),
@@ -84,7 +84,7 @@ fn bodies_that_are_wrong() {
 fn bodies_that_are_too_large() {
     let mut options = options();
     options.max_body_bytes = 10_000;
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let body = json!({"prompt": "a".repeat(20_000)}).to_string();
     assert_eq!(
         server.send("POST", "/v1/completions", JSON, body.as_bytes()).status,
@@ -101,7 +101,7 @@ fn bodies_that_are_too_large() {
 
 #[test]
 fn heads_that_are_wrong() {
-    let server = Running::new();
+    let server = TestServer::new();
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"GET\r\n\r\n",
@@ -124,7 +124,7 @@ fn heads_that_are_wrong() {
 
 #[test]
 fn a_sender_that_never_ends_does_not_keep_others_waiting() {
-    let server = Running::new();
+    let server = TestServer::new();
     let mut slow: Vec<_> = (0..50).map(|_| server.connect()).collect();
     for (number, client) in slow.iter_mut().enumerate() {
         let head: &[u8] = match number % 2 {
@@ -149,7 +149,7 @@ fn a_sender_that_never_ends_does_not_keep_others_waiting() {
 
 #[test]
 fn mutated_bodies_never_panic() {
-    let server = Running::new();
+    let server = TestServer::new();
     mutate(
         &server,
         &[
@@ -169,7 +169,7 @@ fn mutated_bodies_never_panic() {
 
 #[test]
 fn mutated_bodies_of_embeddings_never_panic() {
-    let server = Running::with(crate::embeddings::of("bert"));
+    let server = TestServer::with(crate::embeddings::of("bert"));
     let path = "/v1/embeddings";
     let texts = json!({"input": ["Alice", "Rabbit"], "model": "bert", "encoding_format": "base64", "dimensions": 8});
     let tokens = json!({"input": [[2, 40, 3], [2, 3]], "encoding_format": "float", "user": "a"});
@@ -178,8 +178,8 @@ fn mutated_bodies_of_embeddings_never_panic() {
     assert_eq!(response.status, 200, "{}", response.body);
 }
 
-/// Sends changed bodies in turn: each is answered, or is an error of its own.
-fn mutate(server: &Running, bodies: &[(&str, Value)]) {
+/// Sends randomly changed bodies. Each must get a result or a client error.
+fn mutate(server: &TestServer, bodies: &[(&str, Value)]) {
     let mut rng = SplitMix64::new(11);
     // A million by the variable; a few in every run.
     let count: usize = std::env::var("MEGANEURA_MUTATIONS")

@@ -9,16 +9,16 @@ use meganeura_core::random::SplitMix64;
 use meganeura_serve::ServerOptions;
 use serde_json::{Value, json};
 
-use crate::client::{Running, options};
-use crate::held::Held;
+use crate::client::{TestServer, options};
+use crate::held::ProcessResources;
 
-/// Attackers at the same time.
+/// Number of concurrent attackers.
 const ATTACKERS: usize = 6;
-/// Maximum time of a request of one token meanwhile.
+/// Maximum time of a request of one token during the attacks.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Sends the head and a part of a body.
-fn begin(server: &Running, path: &str, body: &str, len: usize) -> Option<TcpStream> {
+/// Sends the head and the first `len` bytes of a body.
+fn begin(server: &TestServer, path: &str, body: &str, len: usize) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(server.address).ok()?;
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -34,7 +34,7 @@ fn schema(schema: Value) -> Value {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
 }
 
-/// A request that costs as much as it may.
+/// Returns a random request that is as expensive as the limits allow.
 fn request(rng: &mut SplitMix64) -> (&'static str, Value) {
     let len = 1 + rng.below(1_200);
     let names: Vec<String> = (0..len).map(|i| format!("n{i:04}")).collect();
@@ -56,7 +56,7 @@ fn request(rng: &mut SplitMix64) -> (&'static str, Value) {
     ];
     let text = "<|im_end|>".repeat(rng.below(2_000));
     let completions = "/v1/completions";
-    match rng.below(13) {
+    match rng.below(17) {
         0 => (completions, schema(json!({"$defs": chain, "$ref": "#/$defs/a0"}))),
         1 => (completions, schema(json!({"type": "object", "required": names}))),
         2 => (completions, schema(json!({"enum": names}))),
@@ -105,6 +105,27 @@ fn request(rng: &mut SplitMix64) -> (&'static str, Value) {
             "/v1/responses",
             json!({"input": vec![json!({"role": "user", "content": "a"}); rng.below(3_000)]}),
         ),
+        12 => {
+            let multiple = |rng: &mut SplitMix64| {
+                let bits = 1 + rng.below(30);
+                json!({"multipleOf": 1 + rng.below(1 << bits)})
+            };
+            let (one, other) = (multiple(rng), multiple(rng));
+            (completions, schema(json!({"type": "integer", "allOf": [one, other]})))
+        }
+        13 => (
+            completions,
+            json!({"prompt": "a", "max_tokens": 20, "guided_choice": vec!["%json & ((".repeat(20); 1 + rng.below(1_500)]}),
+        ),
+        14 => (
+            completions,
+            json!({"prompt": vec![vec![1]; rng.below(200_000)], "max_tokens": 1}),
+        ),
+        15 => (
+            completions,
+            json!({"prompt": "a", "max_tokens": 20, "min_tokens": rng.below(30), "ignore_eos": true,
+                "stop_token_ids": (0..rng.below(330)).collect::<Vec<_>>()}),
+        ),
         _ => (
             completions,
             json!({"prompt": vec![5; 100], "echo": true, "logprobs": 20, "max_tokens": 20, "n": 4}),
@@ -112,8 +133,8 @@ fn request(rng: &mut SplitMix64) -> (&'static str, Value) {
     }
 }
 
-/// One attack. Connections that stay open are kept for a while.
-fn attack(server: &Running, rng: &mut SplitMix64, open: &mut Vec<TcpStream>) {
+/// Runs one random attack. Connections that stay open are added to `open`, which keeps the last ones.
+fn attack(server: &TestServer, rng: &mut SplitMix64, open: &mut Vec<TcpStream>) {
     let (path, body) = request(rng);
     let body = body.to_string();
     match rng.below(6) {
@@ -150,10 +171,10 @@ fn attack(server: &Running, rng: &mut SplitMix64, open: &mut Vec<TcpStream>) {
     }
 }
 
-/// Attacks for some seconds; returns the number of attacks, the longest time of a request of one token, and the memory early and at
-/// the end.
-fn soak(seconds: u64) -> (usize, Duration, [Held; 2]) {
-    let server = Running::with(ServerOptions {
+/// Attacks for some seconds. Returns the number of attacks, the maximum time of a request of one token, and the
+/// resources of the process early and at the end.
+fn soak(seconds: u64) -> (usize, Duration, [ProcessResources; 2]) {
+    let server = TestServer::with(ServerOptions {
         read_timeout: Duration::from_secs(3),
         request_timeout: Duration::from_secs(30),
         max_connections: 64,
@@ -203,14 +224,14 @@ fn soak(seconds: u64) -> (usize, Duration, [Held; 2]) {
             std::thread::sleep(Duration::from_millis(50));
         }
         std::thread::sleep(Duration::from_millis(500));
-        Held::now()
+        ProcessResources::now()
     };
     let held = [round(1, seconds.div_ceil(4)), round(100, seconds - seconds.div_ceil(4))];
     server.end().expect("it ends well");
     (attacks.into_inner(), longest, held)
 }
 
-/// A minute of attacks; another time in `SOAK_SECONDS`.
+/// The server's memory stays flat during a minute of attacks, or `SOAK_SECONDS`.
 #[test]
 #[ignore = "takes minutes"]
 fn a_mixture_of_attacks_leaves_nothing_behind() {

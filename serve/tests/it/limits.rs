@@ -1,4 +1,4 @@
-//! Keys, queues, clients that leave, and how a server ends.
+//! Tests of API keys, queues, disconnecting clients, and the shutdown of a server.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use meganeura_serve::Server;
 use serde_json::json;
 
-use crate::client::{Running, options};
+use crate::client::{TestServer, options};
 
 #[test]
 fn paths_that_need_no_key() {
-    let server = Running::new();
+    let server = TestServer::new();
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["status"]), (200, &json!("ok")));
     let models = server.get("/v1/models").json();
@@ -39,7 +39,7 @@ fn paths_that_need_no_key() {
 fn the_chat_page_loads_its_own_files_alone() {
     let mut options = options();
     options.api_key = Some("secret".into());
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     for (path, kind, begins) in [
         ("/", "text/html", "<!doctype html>"),
         ("/page.css", "text/css", ":root {"),
@@ -68,7 +68,7 @@ fn the_chat_page_loads_its_own_files_alone() {
 fn a_key_is_asked_for() {
     let mut options = options();
     options.api_key = Some("secret".into());
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     for headers in [
         "",
         "Authorization: Bearer other!\r\n",
@@ -106,14 +106,14 @@ fn other_machines_need_a_key_or_a_word() {
 
 #[test]
 fn a_port_that_is_in_use_is_an_error() {
-    let server = Running::new();
+    let server = TestServer::new();
     let mut options = options();
     options.port = server.address.port();
     let error = Server::bind(options).err().expect("it is in use").to_string();
     assert!(error.contains("--port"), "{error}");
 }
 
-/// The head and body of a request for a long text.
+/// Returns the head and body of a request for a long text.
 fn long(stream: bool) -> String {
     let body = json!({"prompt": "Alice", "max_tokens": 120, "temperature": 1.0, "stream": stream}).to_string();
     format!(
@@ -122,8 +122,8 @@ fn long(stream: bool) -> String {
     )
 }
 
-/// Waits until a line of the metrics says something.
-fn until(server: &Running, line: &str) {
+/// Waits until the metrics contain a line.
+fn until(server: &TestServer, line: &str) {
     let start = Instant::now();
     while !server.get("/metrics").body.lines().any(|l| l == line) {
         assert!(
@@ -137,7 +137,7 @@ fn until(server: &Running, line: &str) {
 
 #[test]
 fn clients_that_leave_are_not_waited_for() {
-    let server = Running::new();
+    let server = TestServer::new();
     for stream in [true, false] {
         let mut clients: Vec<_> = (0..8).map(|_| server.connect()).collect();
         for client in &mut clients {
@@ -161,7 +161,7 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
     let mut options = options();
     options.engine.sequences = 1;
     options.queue = 1;
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let two = json!({"prompt": "a", "n": 2, "max_tokens": 2});
     // One more than one that is computed and one that waits; on a busy machine the first may have ended by then.
     let refused = (0..20).find_map(|_| {
@@ -182,7 +182,7 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
     until(&server, "meganeura_sequences_running 0");
     let response = server.post("/v1/completions", &two);
     assert_eq!(response.status, 200, "{}", response.body);
-    // What never finds a place is not asked to come again.
+    // A request that can never fit gets 400, not a request to retry.
     for (body, field) in [
         (json!({"prompt": "a", "n": 3, "max_tokens": 2}), "n"),
         (json!({"prompt": ["a", "b", "c"], "max_tokens": 2}), "prompt"),
@@ -197,7 +197,7 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
 fn a_request_has_its_time() {
     let mut options = options();
     options.request_timeout = Duration::ZERO;
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let response = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 100}));
     assert_eq!(response.status, 504, "{}", response.body);
     let response = server.post(
@@ -210,7 +210,7 @@ fn a_request_has_its_time() {
 
 #[test]
 fn a_server_completes_its_requests_before_it_ends() {
-    let server = Running::new();
+    let server = TestServer::new();
     let mut client = server.connect();
     client.write_all(long(true).as_bytes()).expect("sent");
     let mut all = vec![0; 16];
@@ -221,4 +221,27 @@ fn a_server_completes_its_requests_before_it_ends() {
     let text = String::from_utf8_lossy(&all);
     assert!(text.contains("[DONE]"), "{text}");
     assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn incomplete_requests_do_not_delay_the_end() {
+    let server = TestServer::new();
+    let open: Vec<_> = [
+        "POST /v1/completions HTT",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+        "",
+    ]
+    .map(|text| {
+        let mut client = server.connect();
+        client.write_all(text.as_bytes()).expect("sent");
+        client
+    })
+    .into();
+    server.get("/health");
+    std::thread::sleep(Duration::from_millis(200));
+    let start = Instant::now();
+    server.end().expect("nothing is left to complete");
+    // Clients get 2 s for the rest of a body.
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    drop(open);
 }

@@ -1,4 +1,4 @@
-//! The tests of this crate that may share a process: one binary is linked once.
+//! Tests of this crate that can share a process. A single binary needs to be linked only once.
 
 mod attacks;
 mod chat;
@@ -17,3 +17,4 @@ mod rerank;
 mod responses;
 #[cfg(target_os = "linux")]
 mod soak;
+mod special_text;

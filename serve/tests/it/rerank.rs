@@ -1,13 +1,13 @@
-//! `/v1/rerank` of an encoder.
+//! Tests of `/v1/rerank` with an encoder.
 
 use serde_json::json;
 
-use crate::client::Running;
+use crate::client::TestServer;
 use crate::embeddings::of;
 
 #[test]
 fn documents_are_ordered_by_similarity() {
-    let server = Running::with(of("bert"));
+    let server = TestServer::with(of("bert"));
     let documents = ["down the rabbit hole", "Alice", "x"];
     let body = json!({"query": "Alice", "documents": documents, "top_n": 2});
     let json = server.post("/v1/rerank", &body).json();
@@ -33,5 +33,5 @@ fn documents_are_ordered_by_similarity() {
         assert_eq!(response.status, 400, "{}", response.body);
         assert_eq!(response.json()["error"]["param"], field, "{}", response.body);
     }
-    assert_eq!(Running::new().post("/v1/rerank", &json!({})).status, 501);
+    assert_eq!(TestServer::new().post("/v1/rerank", &json!({})).status, 501);
 }

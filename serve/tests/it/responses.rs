@@ -1,11 +1,11 @@
-//! `/v1/responses`, in the format of OpenAI's Responses API.
+//! Tests of `/v1/responses`, in the format of OpenAI's Responses API.
 
 use meganeura_serve::ServerOptions;
 use serde_json::{Value, json};
 
-use crate::client::{Response, Running, model, options};
+use crate::client::{Response, TestServer, model, options};
 
-/// The events of a stream, which carry their types.
+/// Returns the events of a stream, and checks that each contains its type.
 fn events(response: &Response) -> Vec<Value> {
     let parse = |event: &str| {
         let (kind, data) = event.split_once('\n').expect("two lines");
@@ -19,7 +19,7 @@ fn events(response: &Response) -> Vec<Value> {
 
 #[test]
 fn texts_are_those_of_chats() {
-    let server = Running::new();
+    let server = TestServer::new();
     let chat = json!({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who is Alice?"}],
         "max_tokens": 12, "temperature": 0});
     let chat = server.post("/v1/chat/completions", &chat).json();
@@ -82,7 +82,7 @@ fn tools_are_called_and_answered() {
         ..options()
     };
     options.engine.context = Some(128);
-    let server = Running::with(options);
+    let server = TestServer::with(options);
     let mut body = json!({"input": "Rome?", "tools": [weather()], "tool_choice": {"type": "function", "name": "weather"},
         "max_output_tokens": 40, "temperature": 0});
     let response = server.post("/v1/responses", &body);
@@ -108,16 +108,16 @@ fn tools_are_called_and_answered() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    let server = Running::new();
+    let server = TestServer::new();
     for (more, said) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!({"store": true}), "store"),
         (json!({"background": true}), "background"),
-        (json!({"input": [{"type": "reasoning"}]}), "'reasoning'"),
+        (json!({"input": [{"type": "item_reference"}]}), "'item_reference'"),
+        (json!({"tool_choice": {"type": "function", "name": "f", "x": 1}}), "'x'"),
         (json!({"tools": [{"type": "web_search"}]}), "'web_search'"),
         (json!({"n": 2}), "n of 1"),
         (json!({"text": {"verbosity": "low"}}), "verbosity"),
-        (json!({"max_output_tokens": 0}), "max_tokens"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
     ] {
         let mut body = json!({"input": "a", "max_output_tokens": 1});
         for (name, value) in more.as_object().expect("fields") {

@@ -1,4 +1,5 @@
-//! Many requests of many clients, some of which leave: no answer is lost or mixed up, and memory, handles and threads stay as they are.
+//! Soak test with many requests of many clients, some of which disconnect. No answer may be lost or mixed up, and
+//! memory, handles and threads must not grow.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,15 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use meganeura_core::random::SplitMix64;
 use serde_json::{Value, json};
 
-use crate::client::Running;
-use crate::held::Held;
+use crate::client::TestServer;
+use crate::held::ProcessResources;
 
-/// Requests that differ; each is made again and again.
+/// Number of different requests. Each is repeated.
 const KINDS: usize = 60;
-/// Clients at the same time.
+/// Number of concurrent clients.
 const CLIENTS: usize = 8;
 
-/// A request of a kind: prompts that share beginnings or not, greedy or sampled, streamed or not.
+/// Returns the request with number `kind`. They differ in shared prefixes, sampling and streaming.
 fn body(kind: usize) -> Value {
     let mut rng = SplitMix64::new(kind as u64);
     let words = [
@@ -32,20 +33,21 @@ fn body(kind: usize) -> Value {
         "temperature": if kind.is_multiple_of(4) { 0.0 } else { 0.9 }})
 }
 
-/// The text of a request's answer.
-fn ask(server: &Running, kind: usize) -> String {
+/// Sends the request with number `kind` and returns the text of its answer.
+fn ask(server: &TestServer, kind: usize) -> String {
     let body = body(kind);
     let response = server.post("/v1/completions", &body);
     assert_eq!(response.status, 200, "{body}: {}", response.body);
     let text = |value: &Value| value["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
-    match body["stream"] == true {
-        true => response.events().iter().map(text).collect(),
-        false => text(&response.json()),
+    if body["stream"] == true {
+        response.events().iter().map(text).collect()
+    } else {
+        text(&response.json())
     }
 }
 
-/// Sends a request and leaves after some bytes of the answer.
-fn leave(server: &Running, kind: usize, bytes: usize) {
+/// Sends a request and disconnects after `bytes` bytes of the answer.
+fn leave(server: &TestServer, kind: usize, bytes: usize) {
     let body = body(kind).to_string();
     let mut stream = server.connect();
     let head =
@@ -54,9 +56,10 @@ fn leave(server: &Running, kind: usize, bytes: usize) {
     let _ = stream.read_exact(&mut vec![0; bytes]);
 }
 
-/// Makes so many requests; returns how many were answered and left, and what the process had after a fifth of them and at the end.
-fn soak(requests: usize) -> ([usize; 2], [Held; 2]) {
-    let server = Running::new();
+/// Sends this number of requests. Returns how many were answered and aborted, and the resources of the process after a
+/// fifth of them and at the end.
+fn soak(requests: usize) -> ([usize; 2], [ProcessResources; 2]) {
+    let server = TestServer::new();
     let expected: Vec<String> = (0..KINDS).map(|kind| ask(&server, kind)).collect();
     let [answered, left] = [(); 2].map(|()| AtomicUsize::new(0));
     let round = |range: std::ops::Range<usize>| {
@@ -82,15 +85,15 @@ fn soak(requests: usize) -> ([usize; 2], [Held; 2]) {
         });
         // Those that left are noticed.
         std::thread::sleep(std::time::Duration::from_millis(300));
-        Held::now()
+        ProcessResources::now()
     };
     let held = [round(0..requests / 5), round(requests / 5..requests)];
     server.end().expect("it ends well");
     ([answered, left].map(AtomicUsize::into_inner), held)
 }
 
-/// 10,000 requests: `cargo test --release -p meganeura-serve --test it soak:: -- --ignored --nocapture --test-threads 1`; another number
-/// in `SOAK_REQUESTS`.
+/// The server's resources do not grow during 10,000 requests, or `SOAK_REQUESTS`: `cargo test --release -p
+/// meganeura-serve --test it soak:: -- --ignored --nocapture --test-threads 1`
 #[test]
 #[ignore = "takes minutes"]
 fn thousands_of_requests_leave_nothing_behind() {

@@ -1,6 +1,7 @@
-//! Gradients of attention by single threads, from the saved logarithms: scores are made anew, once with queries as rows for
-//! the gradient of these, once with keys as rows for those of keys and values. Nothing is added atomically: the parts that
-//! the heads of a group give to the gradients of their keys go to scratch, one beside the other, and are added up then.
+//! Gradients of attention on single threads (no cooperative matrices), from the saved log-sum-exp values. Scores are recomputed
+//! twice: with queries as rows for the gradient of the queries, with keys as rows for the gradients of keys and values. The
+//! kernels need no atomic additions: the query heads of a group write their partial key and value gradients to scratch, and a
+//! last launch adds them up.
 
 use meganeura_core::ops::AttentionDims;
 
@@ -8,16 +9,16 @@ use super::super::files;
 use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::template::Template;
-use super::heads::{Side, Target, load_body, store_body};
+use super::heads::{Target, TiledOperand, load_body, store_body};
 use super::tiles;
 
-/// Most elements of a head, beyond which two results need too many registers.
+/// Maximum number of elements of a head. With more, the two results of a thread need too many registers.
 pub(super) const MAX_WIDTH: usize = 128;
 
-/// Where the gradients of keys and values go: where heads are in groups, what each head gives lies side by side in two scratch
-/// buffers, and is added up afterwards.
+/// Destination of the gradients of keys and values. With grouped heads, each query head writes its partial gradients to two
+/// scratch buffers, which a second launch adds up.
 pub(super) struct Parts {
-    /// Number of the first scratch buffer, if there are such.
+    /// Index of the first of the two scratch buffers, if heads are grouped.
     scratch: Option<usize>,
 }
 
@@ -32,13 +33,13 @@ impl Parts {
         self.scratch.is_none()
     }
 
-    /// Bytes of the scratch buffers.
+    /// Returns the sizes of the scratch buffers in bytes.
     pub(super) fn bytes(&self, dims: &AttentionDims) -> Vec<usize> {
         let each = 4 * dims.batch * dims.rows_k * dims.heads * dims.head_dim;
         self.scratch.map_or_else(Vec::new, |_| vec![each; 2])
     }
 
-    /// Where vectors of the gradient of the keys, 0, or of the values, 1, are stored.
+    /// Returns the memory for the gradient of the keys (`port` 0) or of the values (`port` 1).
     pub(super) fn target(&self, port: usize) -> Target {
         match self.scratch {
             None => Target::Output(1 + port),
@@ -47,7 +48,7 @@ impl Parts {
     }
 }
 
-/// Launches for a call, by tiles of so many queries, and of so many keys.
+/// Compiles the launches of a call with tiles of `rows_q` queries and of `rows_k` keys.
 pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, [rows_q, rows_k]: [usize; 2]) -> Result<Compiled, String> {
     let parts = Parts::of(&dims, 0);
     let mut launches = vec![queries(cx, &dims, rows_q)?, keys(cx, &dims, rows_k, &parts)?];
@@ -61,7 +62,7 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, [rows_q, rows_k]: [us
     })
 }
 
-/// A kernel with the functions that load operands.
+/// Adds the functions that load the operands to a kernel template.
 pub(super) fn loading(mut template: Template, module: &mut Module, dims: &AttentionDims) -> Template {
     for (operand, name) in [(0, "load_q"), (1, "load_k"), (2, "load_v"), (5, "load_dout")] {
         template = template.returns(name, "", &load_body(module, dims, operand));
@@ -71,25 +72,25 @@ pub(super) fn loading(mut template: Template, module: &mut Module, dims: &Attent
         .returns("load_delta", "", &module.load(4, "index"))
 }
 
-/// The gradients of the queries.
+/// Compiles the launch that computes the gradients of the queries.
 fn queries(cx: &CompileCx, dims: &AttentionDims, rows: usize) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let template = tiles::template(files::ATTENTION_BACKWARD_QUERIES, dims, rows);
     let template = loading(template, &mut module, dims).body("store", store_body(&mut module, dims, Target::Output(0)));
-    module.finish_template(template, tiles::groups(dims, Side::Queries, rows))
+    module.finish_template(template, tiles::groups(dims, TiledOperand::Queries, rows))
 }
 
-/// The gradients of keys and values, or what each head gives to them.
+/// Compiles the launch that computes the gradients of keys and values, or the partial gradients of each query head.
 fn keys(cx: &CompileCx, dims: &AttentionDims, rows: usize, parts: &Parts) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let template = tiles::template(files::ATTENTION_BACKWARD_KEYS, dims, rows);
     let template = loading(template, &mut module, dims)
         .body("store_dk", store_body(&mut module, dims, parts.target(0)))
         .body("store_dv", store_body(&mut module, dims, parts.target(1)));
-    module.finish_template(template, tiles::groups(dims, Side::Keys, rows))
+    module.finish_template(template, tiles::groups(dims, TiledOperand::Keys, rows))
 }
 
-/// Adds up what the heads of a group give.
+/// Adds up the partial gradients of the query heads of a group.
 pub(super) fn join(cx: &CompileCx, dims: &AttentionDims, parts: &Parts) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     for (name, number) in ["given_dk", "given_dv"]

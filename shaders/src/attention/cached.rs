@@ -1,8 +1,8 @@
-//! Attention over a cache: its time goes with the valid rows, not with the capacity. Many queries are those of a causal call
-//! whose mask begins where a sequence is. Of few, each has a workgroup for every head, which goes over the keys that
-//! the query sees in tiles, with the greatest score and the sum of exponentials so far (Milakov and Gimelshein, 2018). A long
-//! cache would keep few workgroups busy for long: several share the keys of a query then, and a second launch brings together
-//! what they found ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
+//! Attention over a key-value cache. Its time is proportional to the valid rows, not to the capacity. A call with many queries
+//! uses the causal kernels, with the mask shifted by the position of the sequence. With few queries, each query and head has a
+//! workgroup, which reads the keys that the query sees in tiles and keeps the running maximum and the running sum of exponentials
+//! (Milakov and Gimelshein, 2018). For a long cache, too few workgroups would run: several workgroups then share the keys of a
+//! query, and a second launch combines their results ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 
 use meganeura_core::DType;
 use meganeura_core::ops::{AttentionDims, PagedDims};
@@ -12,28 +12,30 @@ use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::schedule::Schedule;
 use super::super::template::{KernelFile, Template};
+use super::coop::forward;
 use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window};
 
-/// Threads that share a key: they read 64 bytes side by side.
-const SHARING: usize = 4;
-/// Keys of a tile then. Their partial scores are half of the shared memory that every device has.
+/// Default number of threads that share a key. They read 64 adjacent bytes.
+const KEY_THREADS: usize = 4;
+/// Default number of keys of a tile. The partial scores use half of the shared memory that every device has.
 const KEYS: usize = 512;
-/// Other numbers of both that are tried, as far as partial scores take no more memory.
+/// Other candidates for both numbers, if the partial scores need no more memory than with the defaults.
 const ALL_SHARING: [usize; 4] = [2, 4, 8, 16];
 const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
-/// Elements of the keys that a query may see from which on several workgroups share them, and how many workgroups are wanted then.
+/// Minimum number of key elements per query for which several workgroups share the keys, and the intended number of
+/// workgroups in that case.
 const MANY_ELEMENTS: usize = 2048 * 64;
 const WANTED_GROUPS: usize = 256;
-/// Keys of a tile then: a cache that is not full has few tiles, and each is for one workgroup.
+/// Keys of a tile if workgroups share the keys: a cache that is not full has few tiles, and each tile belongs to one workgroup.
 const SHARED_KEYS: usize = 128;
-/// Fewest keys of a workgroup, if all are valid, where several share them.
+/// Minimum number of keys of a workgroup, if all are valid and several workgroups share them.
 const MIN_KEYS: usize = 128;
-/// Most elements of a head whose query is in shared memory.
+/// Maximum number of elements of a head whose query fits into shared memory.
 pub(super) const MAX_ELEMENTS: usize = 2048;
-/// Most vectors of a key that a thread prefetches.
+/// Maximum number of vectors of a key that a thread prefetches.
 const MAX_LOADS: usize = 16;
 
-/// How threads share the keys of a tile, and workgroups the tiles of a query.
+/// Distribution of the keys of a tile over threads, and of the tiles of a query over workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sharing {
     /// Keys of a tile.
@@ -45,25 +47,26 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// What is commonly the best; `None` for a call that has no vectors.
+    /// Returns the default; `None` for a call without vector loads.
     pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
         let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
         let seen = most_seen(dims);
-        let workgroups = match seen * dims.head_dim < MANY_ELEMENTS {
-            true => 1,
-            false => WANTED_GROUPS
+        let workgroups = if seen * dims.head_dim < MANY_ELEMENTS {
+            1
+        } else {
+            WANTED_GROUPS
                 .div_ceil(queries(dims).max(1))
                 .min(seen / SHARED_KEYS)
-                .max(1),
+                .max(1)
         };
         (has_vectors && dims.head_dim <= MAX_WIDTH).then_some(Sharing {
             keys: if workgroups > 1 { SHARED_KEYS } else { KEYS },
-            threads: SHARING,
+            threads: KEY_THREADS,
             workgroups,
         })
     }
 
-    /// All that there are.
+    /// Returns all variants.
     pub(super) fn all(cx: &CompileCx, dims: &AttentionDims) -> Vec<Self> {
         let Some(usual) = Sharing::usual(cx, dims) else {
             return Vec::new();
@@ -72,7 +75,7 @@ impl Sharing {
         let each = ALL_SHARING.into_iter().flat_map(|threads| {
             let few_loads = threads <= width && width.div_ceil(threads) <= MAX_LOADS;
             let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..usual });
-            sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * SHARING && s.keys < 2 * dims.rows_k)
+            sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * KEY_THREADS && s.keys < 2 * dims.rows_k)
         });
         let most = (most_seen(dims) / MIN_KEYS).max(1);
         let shared = [1, usual.workgroups / 2, usual.workgroups * 2];
@@ -85,7 +88,7 @@ impl Sharing {
 }
 
 impl Sharing {
-    /// The schedule of a kernel that shares keys so.
+    /// Returns the schedule of a kernel with this distribution.
     pub(super) fn schedule(&self) -> Schedule {
         let schedule = Schedule::of("attention_cached")
             .with("keys", [self.keys])
@@ -97,17 +100,17 @@ impl Sharing {
     }
 }
 
-/// Queries of all heads.
+/// Returns the total number of queries of all heads.
 fn queries(dims: &AttentionDims) -> usize {
     dims.batch * dims.rows_q * dims.heads
 }
 
-/// Keys that a query sees at most.
+/// Returns the maximum number of keys that a query sees.
 fn most_seen(dims: &AttentionDims) -> usize {
     window(dims).map_or(dims.rows_k, |window| dims.rows_k.min(window))
 }
 
-/// A kernel file with the sizes of a call.
+/// Creates a template of a kernel file with the sizes of a call.
 fn sized(file: KernelFile, dims: &AttentionDims) -> Template {
     Template::new(file).sizes([
         ("ROWS_Q", dims.rows_q),
@@ -116,12 +119,13 @@ fn sized(file: KernelFile, dims: &AttentionDims) -> Template {
     ])
 }
 
-/// The operator whose cache is in blocks.
+/// Operator whose cache consists of blocks.
 pub(super) const PAGED: &str = "core.paged_attention";
-/// Its operand that says which.
+/// Operand of [`PAGED`] with the block table.
 const BLOCK_TABLE: usize = 4;
 
-/// Launches for a call whose cache is in blocks: every row is a sequence of one query. `None` for one that is to be decomposed.
+/// Compiles the launches of a call whose cache is paged (consists of blocks); every row is a query with its own row of
+/// the block table. Returns `None` if the call should be decomposed.
 pub(super) fn paged(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let PagedDims { dims, .. } = PagedDims::of(&cx.call())?;
     if cx.kernel.outputs[0].dtype != DType::F32 || dims.head_dim > MAX_ELEMENTS {
@@ -136,26 +140,81 @@ pub(super) fn paged(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         ..dims
     };
     let compiled = match Sharing::usual(cx, &dims) {
-        Some(sharing) => by_vectors(cx, dims, sharing)?,
+        Some(sharing) => match tiling(cx, &dims) {
+            Some(tiling) => by_tiles(cx, dims, sharing, &tiling)?,
+            None => by_vectors(cx, dims, sharing, None)?,
+        },
         None => by_elements(cx, dims)?.into(),
     };
     Ok(Some(compiled))
 }
 
-/// One that reads the cache, with the sizes and functions for this.
+/// Minimum number of queries that are cut into tiles. Steps with fewer queries have one query per sequence.
+const MIN_TILED: usize = 32;
+/// Index of the scratch buffer with the description of the tiles.
+const TILES: usize = 2;
+/// Bytes of the description of a tile.
+const TILE_BYTES: usize = 16;
+
+/// Returns the tiling of queries for cooperative matrices, if there are enough queries. All queries of a prompt belong to one
+/// sequence, so a tile reads the keys of this sequence once.
+fn tiling(cx: &CompileCx, dims: &AttentionDims) -> Option<forward::Tiling> {
+    let together = AttentionDims {
+        batch: 1,
+        rows_q: dims.batch,
+        ..*dims
+    };
+    let config = cx.coop.filter(|_| dims.batch >= MIN_TILED)?;
+    forward::usual(&config, together)
+}
+
+/// Compiles the launches of a call in tiles: first, one finds the tiles whose queries all belong to one sequence; then
+/// one or two compute the queries outside of such tiles one by one; the last one computes these tiles on cooperative
+/// matrices.
+fn by_tiles(
+    cx: &CompileCx,
+    dims: AttentionDims,
+    sharing: Sharing,
+    tiling: &forward::Tiling,
+) -> Result<Compiled, String> {
+    let tiles = dims.batch.div_ceil(tiling.rows());
+    let memory = cx.scratch(TILES);
+    let mut module = Module::new(cx);
+    module.uses_faults();
+    module.bind("tiles", memory);
+    let find = in_blocks(Template::new(files::PAGED_TILES), &mut module)?
+        .sizes([("ROWS_Q", dims.batch), ("ROWS_K", dims.rows_k)])
+        .size("ROWS", tiling.rows())
+        .returns("load_position", "", &module.load(POSITIONS, "row"));
+    let find = module.finish_template(find, tiles)?;
+    let mut compiled = by_vectors(cx, dims, sharing, Some(tiling.rows()))?;
+    compiled.launches.insert(0, find);
+    compiled
+        .launches
+        .push(tiling.launch_paged(Module::new(cx), in_blocks, memory)?);
+    compiled.scratch.resize(TILES, 0);
+    compiled.scratch.push(TILE_BYTES * tiles);
+    Ok(compiled)
+}
+
+/// Adds the sizes of a paged cache, and the function that reads the block table, to a template.
+fn in_blocks(template: Template, module: &mut Module) -> Result<Template, String> {
+    let paged = PagedDims::of(&module.cx().call())?;
+    Ok(template
+        .sizes([
+            ("TABLE_LEN", paged.table_len),
+            ("BLOCK_ROWS", paged.block_rows),
+            ("BLOCKS", paged.blocks),
+        ])
+        .returns("load_block", "", &module.load(BLOCK_TABLE, "index")))
+}
+
+/// Creates a template of a kernel that reads the cache, with the sizes and functions for this.
 fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Result<Template, String> {
     module.uses_faults();
     let mut template = sized(file, dims);
     if module.cx().kernel.name == PAGED {
-        let paged = PagedDims::of(&module.cx().call())?;
-        template = template
-            .flag("PAGED", true)
-            .sizes([
-                ("TABLE_LEN", paged.table_len),
-                ("BLOCK_ROWS", paged.block_rows),
-                ("BLOCKS", paged.blocks),
-            ])
-            .returns("load_block", "", &module.load(BLOCK_TABLE, "index"));
+        template = in_blocks(template, module)?.flag("PAGED", true);
     }
     Ok(template
         .sizes([("ROWS_K", dims.rows_k), ("KV_HEADS", dims.kv_heads)])
@@ -164,9 +223,15 @@ fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Resul
         .returns("load_position", "", &module.load(POSITIONS, "sequence")))
 }
 
-/// Threads share keys, and read vectors of four elements. Several workgroups that share the keys of a query leave what they
-/// find in scratch for a second launch: sums of values, and [two numbers](FOUND_NUMBERS).
-pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) -> Result<Compiled, String> {
+/// Compiles the launches of the kernel whose threads share keys and read vectors of four elements. If several workgroups share
+/// the keys of a query, they write their results to scratch for a second launch: sums of values, and [two
+/// numbers](FOUND_NUMBERS). With `tile_rows`, the kernel skips tiles of that many queries that belong to one sequence.
+pub(super) fn by_vectors(
+    cx: &CompileCx,
+    dims: AttentionDims,
+    sharing: Sharing,
+    tile_rows: Option<usize>,
+) -> Result<Compiled, String> {
     let Sharing {
         keys,
         threads,
@@ -176,10 +241,14 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
     let mut template = reading(files::ATTENTION_CACHED, &mut module, &dims)?.sizes([
         ("QUERIES", queries(&dims)),
         ("KEYS", keys),
-        ("SHARING", threads),
+        ("KEY_THREADS", threads),
         ("WORKGROUPS", workgroups),
-        ("ACROSS", (dims.head_dim / 4).next_power_of_two()),
+        ("VECTOR_THREADS", (dims.head_dim / 4).next_power_of_two()),
     ]);
+    if let Some(rows) = tile_rows {
+        module.bind("tiles", cx.scratch(TILES));
+        template = template.flag("TILED", true).size("TILE_ROWS", rows);
+    }
     for (operand, name) in ["load_q", "load_k", "load_v"].into_iter().enumerate() {
         let value = module.load_vector(operand, "index");
         template = template.returns(name, "", &value.ok_or("an operand has no vectors")?);
@@ -197,16 +266,16 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
     })
 }
 
-/// Numbers that a workgroup finds beside the sum of values: the greatest score, and the sum of exponentials.
+/// Numbers that a workgroup stores in addition to the sum of values: the maximum score and the sum of exponentials.
 const FOUND_NUMBERS: usize = 2;
 
-/// Binds what workgroups find that share the keys of a query.
+/// Binds the buffers for the partial results of workgroups that share the keys of a query.
 fn bind_found(module: &mut Module) {
     module.bind("found_sums", module.cx().scratch(0));
     module.bind("found_numbers", module.cx().scratch(1));
 }
 
-/// Brings together what workgroups found that share the keys of a query.
+/// Combines the partial results of workgroups that share the keys of a query.
 fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     bind_found(&mut module);
@@ -216,7 +285,7 @@ fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launc
     module.finish_template_elements(template, queries(dims) * dims.head_dim / 4)
 }
 
-/// A thread has one key of a tile, then some elements of the result: for heads without vectors.
+/// Compiles the kernel for heads without vector loads: a thread computes one key of a tile, then some elements of the result.
 pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let template = reading(files::ATTENTION_CACHED_ELEMENTS, &mut module, &dims)?

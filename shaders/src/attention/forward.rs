@@ -1,14 +1,14 @@
-//! Attention by single threads: rows are queries, columns are keys.
+//! Forward attention on single threads: rows are queries, columns are keys.
 
 use meganeura_core::ops::AttentionDims;
 
 use super::super::files;
 use super::super::kernel::{CompileCx, Compiled};
 use super::super::module::Module;
-use super::heads::{Side, Target, load_body, over_cache, positions, store_body};
+use super::heads::{Target, TiledOperand, load_body, over_cache, positions, store_body};
 use super::tiles;
 
-/// Launches for a call, by tiles of so many queries.
+/// Compiles the launches of a call with tiles of `rows` queries.
 pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, rows: usize) -> Result<Compiled, String> {
     let mut module = Module::new(cx);
     let template = tiles::template(files::ATTENTION_FORWARD, &dims, rows);
@@ -20,6 +20,6 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, rows: usize) -> Resul
     if positions(cx).is_none() {
         template = template.body("store_lse", module.store(1, "index", "value"));
     }
-    let groups = tiles::groups(&dims, Side::Queries, rows);
+    let groups = tiles::groups(&dims, TiledOperand::Queries, rows);
     Ok(module.finish_template(template, groups)?.into())
 }

@@ -1,4 +1,4 @@
-//! Rows of heads: how they lie in memory, and what the kernel files of attention replace alike.
+//! Memory layout of heads, and the template values that all kernel files of attention share.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use super::super::module::Module;
 use super::super::scalar::literal;
 use super::super::template::{KernelFile, Template};
 
-/// Most elements of a head, beyond which a thread's part of the results needs too many registers.
+/// Maximum number of elements of a head. With more, the results of a thread need too many registers.
 pub(super) const MAX_WIDTH: usize = 256;
 
-/// What is computed.
+/// Kind of attention computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// A kernel file with what all but those of few queries of a cache replace.
+/// Creates a template with the values that all kernels share, except the one for few queries over a cache.
 pub(super) fn template(file: KernelFile, dims: &AttentionDims) -> Template {
     Template::new(file)
         .sizes([
@@ -48,7 +48,7 @@ pub(super) fn template(file: KernelFile, dims: &AttentionDims) -> Template {
         .returns("scale", "", &scale(dims))
 }
 
-/// One whose call may be over a cache, with the position if it is.
+/// Adds the function that loads the position, if the call reads a cache.
 pub(super) fn over_cache(template: Template, module: &mut Module) -> Template {
     let Some(positions) = positions(module.cx()) else {
         return template;
@@ -59,34 +59,37 @@ pub(super) fn over_cache(template: Template, module: &mut Module) -> Template {
         .returns("load_position", "", &module.load(positions, "batch"))
 }
 
-/// The value that a function returns which loads a vector of a head: that of the number `vector` in the row that begins at the
-/// element `start`. Elements beyond the head are zeros.
+/// Returns the body of a function that loads the vector with index `vector` of the row that begins at element `start`. Elements
+/// past the end of the head are zero.
 pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usize) -> String {
     let width = dims.head_dim;
     let is_whole = width.is_multiple_of(4);
-    let whole = match is_whole {
-        true => module.load_vector(operand, "start / 4u + vector"),
-        false => None,
+    let whole = if is_whole {
+        module.load_vector(operand, "start / 4u + vector")
+    } else {
+        None
     };
     whole.unwrap_or_else(|| {
         let element = |c: usize| {
             let location = format!("vector * 4u + {c}u");
             let value = module.load(operand, &format!("start + min({location}, {}u)", width - 1));
-            match is_whole {
-                true => value,
-                false => format!("select(0.0, {value}, {location} < {width}u)"),
+            if is_whole {
+                value
+            } else {
+                format!("select(0.0, {value}, {location} < {width}u)")
             }
         };
         format!("vec4<f32>({})", [0, 1, 2, 3].map(element).join(", "))
     })
 }
 
-/// The type and the value of a function that does the same with vectors as they are in memory, if these are of `f16` and the
-/// module has such.
+/// Returns the type and the body of a function that loads the same vector without conversion if it is stored as `f16` and the
+/// module supports `f16`, and as `f32` otherwise.
 pub(super) fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, operand: usize) -> (&'static str, String) {
-    let stored = match dims.head_dim.is_multiple_of(4) {
-        true => module.load_f16(operand, "start / 4u + vector"),
-        false => None,
+    let stored = if dims.head_dim.is_multiple_of(4) {
+        module.load_f16(operand, "start / 4u + vector")
+    } else {
+        None
     };
     match stored {
         Some(stored) => ("vec4<f16>", stored),
@@ -94,47 +97,47 @@ pub(super) fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, ope
     }
 }
 
-/// The operand of a cached call with the number of cached keys.
+/// Operand of a cached call with the number of cached keys.
 pub(super) const POSITIONS: usize = 3;
 
-/// The operand with the number of cached keys, if there is one.
+/// Returns the operand with the number of cached keys, if there is one.
 pub(super) fn positions(cx: &CompileCx) -> Option<usize> {
     (Kind::of(cx.kernel.name) == Some(Kind::Cached)).then_some(POSITIONS)
 }
 
-/// Vectors of four elements that a head has, the last one perhaps in part.
+/// Returns the number of four-element vectors of a head; the last one may be partial.
 pub(super) fn vectors(dims: &AttentionDims) -> usize {
     dims.head_dim.div_ceil(4)
 }
 
-/// Heads of the rows of an operand: those of queries, or those of keys.
+/// The operand whose heads are tiled: queries or keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum TiledOperand {
     Queries,
     Keys,
 }
 
-impl Side {
-    /// Rows of an operand.
+impl TiledOperand {
+    /// Returns the rows of an operand.
     pub(super) fn rows(self, dims: &AttentionDims) -> usize {
         match self {
-            Side::Queries => dims.rows_q,
-            Side::Keys => dims.rows_k,
+            TiledOperand::Queries => dims.rows_q,
+            TiledOperand::Keys => dims.rows_k,
         }
     }
 }
 
-/// Where rows of heads are stored.
+/// Destination of rows of heads.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Output(usize),
-    /// A scratch buffer of the kernel's own.
+    /// A scratch buffer of the kernel.
     Scratch(usize),
 }
 
-/// The body of a function that stores `value`, the vector of the number `vector` in the row that begins at the element `start`,
-/// as far as it is within the head. A vector is stored as one where there is nothing but whole ones: threads of a
-/// subgroup have different rows, so that each store of an element is a transaction of its own.
+/// Returns the body of a function that stores `value` as the vector with index `vector` of the row that begins at element
+/// `start`, without the elements past the end of the head. If the head consists of whole vectors, it stores whole vectors: the
+/// threads of a subgroup write to different rows, so each store of a single element would be a separate memory transaction.
 pub(super) fn store_body(module: &mut Module, dims: &AttentionDims, target: Target) -> String {
     let width = dims.head_dim;
     if width.is_multiple_of(4) {
@@ -165,12 +168,12 @@ pub(super) fn store_body(module: &mut Module, dims: &AttentionDims, target: Targ
     code
 }
 
-/// The window, if it hides any key.
+/// Returns the window, if it hides any key.
 pub(super) fn window(dims: &AttentionDims) -> Option<usize> {
     Some(dims.window).filter(|&window| window > 0 && window < dims.rows_k)
 }
 
-/// A literal of the factor of the scores.
+/// Returns the scale factor of the scores as a literal.
 pub(super) fn scale(dims: &AttentionDims) -> String {
     literal(DType::F32, (dims.scale as f32).to_bits())
 }

@@ -1,6 +1,6 @@
-//! Attention in kernels of its own, whose scores never reach memory: softmax over tiles of keys, whose greatest score and
-//! sum are kept up to date (Milakov and Gimelshein, 2018; Dao et al., 2022). Calls that these refuse, or that are
-//! few queries of many keys, are decomposed like any other operator.
+//! Attention in dedicated kernels that never write the scores to memory. The softmax runs over tiles of keys and updates the
+//! maximum score and the sum (Milakov and Gimelshein, 2018; Dao et al., 2022). Unsupported calls, and calls with few queries and
+//! many keys, are decomposed like any other operator.
 
 mod backward;
 mod cached;
@@ -18,7 +18,7 @@ use super::variants::{self, Candidate as _};
 use heads::{Kind, MAX_WIDTH};
 use schedules::{Attention, Variant};
 
-/// Launches for a call of this family; `None` for one that is to be decomposed.
+/// Compiles the launches of an attention call; returns `None` if the call should be decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if cx.kernel.name == cached::PAGED {
         return cached::paged(cx);
@@ -60,7 +60,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     );
     match (chosen, attention.usual()) {
         (Some(compiled), _) => Ok(Some(compiled)),
-        // The products that it is decomposed into have choices of their own.
+        // The products of the decomposition have their own variants.
         (None, Variant::Decomposed) => Ok(None),
         (None, usual) => {
             let compiled = attention.compile(&usual)?;

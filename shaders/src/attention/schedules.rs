@@ -1,5 +1,5 @@
-//! Variants of attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
-//! query; or decomposed into products and a softmax.
+//! Variants of attention: tiles of queries or keys, on single threads or cooperative matrices; over a cache also one query at a
+//! time; or a decomposition into products and a softmax.
 
 use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
@@ -11,34 +11,34 @@ use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::cached::{self, Sharing};
 use super::coop::{backward as coop_backward, forward as coop_forward};
-use super::heads::{Kind, MAX_WIDTH, Side, vectors, window};
+use super::heads::{Kind, MAX_WIDTH, TiledOperand, vectors, window};
 use super::{backward, forward, tiles};
 
-/// Most bytes of the scores of a call that is tried decomposed: a buffer that every device can bind.
+/// Maximum bytes of the scores if the decomposition is a candidate: the size of a buffer that every device can bind.
 const MAX_SCORES: usize = 1 << 27;
-/// Fewest queries of a call with many keys: the rows of a tile that have no query are computed for nothing.
+/// Minimum number of queries of a call with many keys: rows of a tile without a query are wasted work.
 const MIN_QUERIES: usize = 8;
-/// Keys up to which any number of queries is right.
+/// Maximum number of keys for which any number of queries is fast.
 const FEW_KEYS: usize = 256;
-/// Workgroups from which on any number of keys is right, since one workgroup goes over all keys that a tile sees.
+/// Minimum number of workgroups for which any number of keys is fast, since one workgroup reads all keys that a tile sees.
 const GROUPS_THRESHOLD: usize = 48;
-/// Keys up to which any number of workgroups is right.
+/// Maximum number of keys for which any number of workgroups is fast.
 const SHORT_ROW: usize = 2048;
 
-/// A variant to compute attention.
+/// The kernels that can compute an attention call, or its gradient. The schedule of the call chooses one variant.
 #[derive(Clone, Copy)]
 pub(super) enum Variant {
-    /// By kernels for what it is decomposed into.
+    /// Kernels of the operator's decomposition: products and a softmax.
     Decomposed,
-    /// By single threads, with so many queries of a tile.
+    /// Tiles of this many queries, without cooperative matrices.
     Tiles(usize),
-    /// The same of a gradient: so many queries, and so many keys.
+    /// Gradients by tiles of this many queries and this many keys, without cooperative matrices.
     GradientTiles([usize; 2]),
     Coop(coop_forward::Tiling),
     GradientCoop([coop_backward::Tiling; 2]),
     /// A workgroup for each query of each head, whose threads share keys.
     Vectors(Sharing),
-    /// The same with a thread for each key.
+    /// Like [`Variant::Vectors`], but with one thread for each key.
     Elements,
 }
 
@@ -60,7 +60,7 @@ impl Candidate for Variant {
     }
 }
 
-/// A call that has several variants.
+/// A call with several variants.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub(super) cx: &'a CompileCx<'a>,
@@ -69,13 +69,13 @@ pub(super) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// The variant that limits choose, which were found by measuring some devices.
+    /// Returns the default variant, by thresholds that were measured on some devices.
     pub(super) fn usual(&self) -> Variant {
         let Attention { cx, kind, dims } = *self;
         match kind {
             Kind::Gradient if pays(&dims) => {
                 let units = cx.coop.and_then(|config| coop_backward::usual(&config, dims));
-                let rows = || [Side::Queries, Side::Keys].map(|side| tiles::usual_rows(&dims, side));
+                let rows = || [TiledOperand::Queries, TiledOperand::Keys].map(|side| tiles::usual_rows(&dims, side));
                 units.map_or_else(|| Variant::GradientTiles(rows()), Variant::GradientCoop)
             }
             Kind::Forward if pays(&dims) => self.usual_tiles(),
@@ -89,17 +89,18 @@ impl Attention<'_> {
         let Attention { cx, dims, .. } = *self;
         let units = cx.coop.and_then(|config| coop_forward::usual(&config, dims));
         units.map_or_else(
-            || Variant::Tiles(tiles::usual_rows(&dims, Side::Queries)),
+            || Variant::Tiles(tiles::usual_rows(&dims, TiledOperand::Queries)),
             Variant::Coop,
         )
     }
 
-    /// Whether its rows can be cut into tiles: workgroups read what others overwrite otherwise.
+    /// Returns true if the rows can be cut into tiles. This is not possible if a result overwrites an operand: workgroups would
+    /// read what other workgroups have overwritten.
     fn has_tiles(&self) -> bool {
         self.dims.head_dim <= MAX_WIDTH && !self.cx.overwrites()
     }
 
-    /// All variants, the default one first.
+    /// Returns all variants, the default one first.
     pub(super) fn all(&self) -> Vec<Variant> {
         let Attention { cx, kind, dims } = *self;
         let mut all = vec![self.usual()];
@@ -127,7 +128,7 @@ impl Attention<'_> {
         all
     }
 
-    /// Whether what it is decomposed into has kernels that keep little enough meanwhile.
+    /// Returns true if the decomposition is a candidate: it has kernels, and its intermediate values are small enough.
     fn can_be_apart(&self) -> bool {
         let AttentionDims {
             batch,
@@ -143,14 +144,15 @@ impl Attention<'_> {
         scores <= MAX_SCORES && self.decomposed().is_ok_and(fits)
     }
 
-    /// Launches for what it is decomposed into, in their default variants: as it is measured, so it is used.
+    /// Compiles the launches of the decomposition in their default variants, so that the variant that runs is the one
+    /// that was measured.
     fn decomposed(&self) -> Result<Compiled, String> {
         let cx = self.cx;
         let part = cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), cx.first_scratch);
         compile_decomposed(&CompileCx { choices: None, ..part })
     }
 
-    /// Launches in a variant.
+    /// Compiles the launches of a variant.
     pub(super) fn compile(&self, variant: &Variant) -> Result<Compiled, String> {
         let Attention { cx, dims, .. } = *self;
         match variant {
@@ -159,12 +161,12 @@ impl Attention<'_> {
             &Variant::GradientTiles(rows) => backward::compile(cx, dims, rows),
             Variant::Coop(tiling) => coop_forward::compile(cx, tiling),
             Variant::GradientCoop(tilings) => coop_backward::compile(cx, tilings),
-            &Variant::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
+            &Variant::Vectors(sharing) => cached::by_vectors(cx, dims, sharing, None),
             Variant::Elements => Ok(cached::by_elements(cx, dims)?.into()),
         }
     }
 
-    /// What decides which variant is the best: what is computed, sizes, what is seen, and types.
+    /// Returns the class of calls that share the fastest variant: by kind, sizes, visible keys, and types.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let Attention { cx, kind, dims } = *self;
         let AttentionDims {
@@ -185,7 +187,7 @@ impl Attention<'_> {
             (true, Some(window)) => format!("window {window}"),
         };
         let dtypes: Vec<String> = cx.kernel.inputs[..3].iter().map(|ty| ty.dtype.to_string()).collect();
-        // Contractions over all pairs of queries and keys.
+        // Number of contractions over all pairs of queries and keys.
         let contraction = match kind {
             Kind::Forward | Kind::Cached => 2,
             Kind::Gradient => 7,
@@ -205,7 +207,7 @@ impl Attention<'_> {
     }
 }
 
-/// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
+/// Returns true if tiles of queries that each read all visible keys are probably faster than products and a softmax.
 fn pays(dims: &AttentionDims) -> bool {
     let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
     let enough_queries = dims.rows_q >= MIN_QUERIES || dims.rows_k <= FEW_KEYS;

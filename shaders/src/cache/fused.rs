@@ -1,4 +1,4 @@
-//! Rows of a projection that its epilogue writes into a cache, rotated before if they are keys.
+//! A projection whose epilogue writes its rows into a cache; rows of keys are rotated first.
 
 use std::fmt::Write as _;
 
@@ -14,14 +14,15 @@ use super::super::roles::{Role, is_matmul};
 use super::super::{matmul, neighbours, vectors};
 use super::{copied, has_pairs, store_one, store_pair};
 
-/// The operand that is written, and that which says where.
+/// The operand that is written, and the operand with the positions.
 const CACHE: usize = 0;
 const PLACES: usize = 1;
 
-/// One launch for a call whose product has few rows, after what copies the cache unless it is written in place.
+/// Compiles one launch for a call whose product has few rows. If the cache is not written in place, a launch that copies it comes
+/// first.
 ///
 /// # Errors
-/// The reason why there is none; such a call is not decomposed to kernels either, as its parts are as fast.
+/// No kernel supports the call. Such a call is not decomposed here, because separate kernels are equally fast.
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let (dims, _) = FusedWriteDims::of(&cx.call())?;
     let kernel = KernelDesc {
@@ -48,7 +49,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// What stores the element `i` of the rows in the cache: of half precision, each second one with its neighbour.
+/// Returns the epilogue that stores element `i` of the rows in the cache. With half precision, every second element is stored
+/// together with its neighbour.
 fn epilogue(e: &mut Emitter, rows: Id, dims: &FusedWriteDims) -> Result<Epilogue, String> {
     let shape = e.body.ty(rows).shape.clone();
     let has_pairs = has_pairs(e.cx);
@@ -75,7 +77,7 @@ fn epilogue(e: &mut Emitter, rows: Id, dims: &FusedWriteDims) -> Result<Epilogue
     Ok(Epilogue::of_one(code))
 }
 
-/// Statements that find `at`, the number of the element `i` in the cache, and return where it is written nowhere.
+/// Returns statements that compute `at`, the index of element `i` in the cache, and that return if the element is not written.
 fn place(e: &mut Emitter, dims: &FusedWriteDims) -> String {
     match dims {
         FusedWriteDims::Whole(dims) => {
@@ -92,7 +94,7 @@ fn place(e: &mut Emitter, dims: &FusedWriteDims) -> String {
             let (rows, width, slots) = (dims.rows, dims.width, dims.slots);
             let [given, other] = ["row", "later"].map(|row| e.module.load(PLACES, row));
             let slot = e.module.checked_index("given", dims.bound());
-            // Of rows with one slot the last is written.
+            // If several rows have the same slot, the last row is written.
             format!(
                 "let row = i / {width}u;\nlet given = {given};\nlet slot = {slot};\n\
                  var is_written = given == slot && slot < {slots}u;\n\

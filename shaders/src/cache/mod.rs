@@ -1,4 +1,4 @@
-//! Key-value caches: rows written in place, as they are or transposed, into whole caches or into blocks.
+//! Key-value caches: rows written in place, unchanged or rotated, into contiguous caches or into blocks.
 
 mod fused;
 
@@ -14,7 +14,7 @@ use super::location::{self, Base};
 use super::module::Module;
 use super::template::Template;
 
-/// Operators of this file, with what the new rows and their positions become before they are written.
+/// Operators of this module, with the operator that is applied to the new rows and their positions before the write.
 const WRITES: [(&str, Option<&str>); 2] = [
     ("core.cache_write", None),
     ("core.rope_cache_write", Some("core.rope_dynamic_offset")),
@@ -23,7 +23,8 @@ const WRITES: [(&str, Option<&str>); 2] = [
 /// The operator that writes into blocks.
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
-/// Launches for an operator of this file, with a cache of `f32`, or of `f16` for rows of `f32`; others are left to decompositions.
+/// Compiles the launches of an operator of this module, for a cache of `f32` or `f16` and new rows of `f32`. Returns `None` for
+/// other calls, which are decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let has_kernel = has_cache(cx) && cx.kernel.inputs.first().is_some_and(|new| new.dtype == DType::F32);
     if cx.kernel.name == PAGED_WRITE && has_kernel {
@@ -45,30 +46,32 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
-/// Whether the cache, which is the result, is of a type that is written.
+/// Returns true if the type of the cache, which is the result, is supported.
 fn has_cache(cx: &CompileCx) -> bool {
     matches!(cx.kernel.outputs, [cache] if matches!(cache.dtype, DType::F32 | DType::F16))
 }
 
-/// Whether the cache is of half precision, with two neighbours in a word.
+/// Returns true if the cache is of half precision, with two neighbours in a word.
 fn has_pairs(cx: &CompileCx) -> bool {
     cx.kernel.outputs[0].dtype.is_half()
 }
 
-/// How elements are stored: one by one, or in pairs.
+/// Adds the function that stores elements: one by one, or in pairs.
 fn stores(template: Template, module: &mut Module) -> Template {
-    match has_pairs(module.cx()) {
-        false => template.body("store", store_one(module)),
-        true => template.flag("PAIRS", true).body("store_pair", store_pair(module)),
+    if !has_pairs(module.cx()) {
+        template.body("store", store_one(module))
+    } else {
+        template.flag("PAIRS", true).body("store_pair", store_pair(module))
     }
 }
 
-/// A statement that stores `value` as the element `at` of the cache.
+/// Returns a statement that stores `value` as the element `at` of the cache.
 fn store_one(module: &mut Module) -> String {
     module.store(0, "at", "value")
 }
 
-/// One that stores `first` and `second` as the element `at`, whose number is even, and the next one of a cache of half precision.
+/// Returns a statement that stores `first` and `second` in a cache of half precision, as the element with the even index `at` and
+/// the next one.
 fn store_pair(module: &mut Module) -> String {
     let cx = module.cx();
     let dtype = cx.kernel.outputs[0].dtype;
@@ -77,14 +80,15 @@ fn store_pair(module: &mut Module) -> String {
     format!("{name}[at >> 1u] = {word};\n")
 }
 
-/// One thread for each element of the new rows, or each pair of them; the others are copied first, unless they are there already.
+/// Compiles the write: one thread for each element (or pair of elements) of the new rows. The other rows are copied first, unless
+/// the cache is written in place.
 fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let dims = CacheDims::of(&cx.call())?;
     let CacheDims {
         rows, capacity, width, ..
     } = dims;
     let mut launches = copied(cx, 1)?;
-    // The rows and their positions alone.
+    // Only the rows and their positions.
     let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());
     let kernel = KernelDesc {
         inputs: &types,
@@ -113,7 +117,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     Ok(launches)
 }
 
-/// What copies the cache, an operand, to where it is written, unless it is there already.
+/// Copies the cache, an operand, to the result, unless it is overwritten in place.
 fn copied(cx: &CompileCx, cache: usize) -> Result<Vec<Launch>, String> {
     if cx.is_overwritten(cache) {
         return Ok(Vec::new());
@@ -132,7 +136,7 @@ fn copied(cx: &CompileCx, cache: usize) -> Result<Vec<Launch>, String> {
     Ok(vec![copy.finish_elements(store, cx.kernel.outputs[0].numel())?])
 }
 
-/// A workgroup for each of the rows that go into blocks.
+/// Compiles a write into blocks, with a workgroup for each row.
 fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     let PagedWriteDims { rows, width, slots } = PagedWriteDims::of(&cx.call())?;
     let mut launches = copied(cx, 1)?;
@@ -147,7 +151,7 @@ fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     Ok(launches)
 }
 
-/// What is written, of the new rows and their positions.
+/// Builds the body that computes the written rows from the new rows and their positions.
 fn new_rows(kernel: &KernelDesc, before: Option<&str>) -> Result<Body, String> {
     let [new, _] = kernel.inputs else {
         return Err("takes new rows and positions".into());

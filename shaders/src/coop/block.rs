@@ -1,14 +1,20 @@
-//! Blocks of products on cooperative matrices: which there are, and which is commonly the best.
+//! Block sizes of products on cooperative matrices, and the choice of the default block.
 
 use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
-/// Workgroups from which on the largest block is better, and below which the summed dimension is cut.
+/// Minimum number of workgroups if the largest block is the default. With fewer workgroups (of any block), the summed
+/// dimension is split.
 const GROUPS_THRESHOLD: usize = 100;
-/// Workgroups that are wanted where it is cut, but for few rows. Measured for 72 blocks of sums of 1,536 terms: three
-/// parts are better than two.
+/// Intended number of workgroups of a split sum, except for few rows. Measured for 72 blocks of sums of 1,536 terms: three parts
+/// are faster than two.
 const GROUPS_OF_PARTS: usize = 200;
-/// Workgroups from which on blocks are better than small ones whose subgroups share the terms of steps.
+/// Minimum size of a block in elements, and minimum number of terms, for which sums are split until there are
+/// [`GROUPS_OF_PARTS`] workgroups. On an H200 through Vulkan, 128 blocks of 128 x 128 and 14,336 terms take 277 us in
+/// two parts and 473 us in one.
+const LARGE_BLOCK: usize = 128 * 128;
+const LONG_SUM: usize = 4096;
+/// Minimum number of workgroups for normal blocks. With fewer, small blocks whose subgroups share the terms of a step are faster.
 const FEWER_GROUPS: usize = 60;
 
 /// Sizes of a workgroup's block, and of a subgroup's part of it.
@@ -20,16 +26,16 @@ pub(crate) struct Block {
     pub(crate) step: usize,
     pub(crate) sub_rows: usize,
     pub(crate) sub_columns: usize,
-    /// Subgroups that share the terms of a step.
+    /// Number of subgroups that share the terms of a step.
     pub(crate) depths: usize,
-    /// Steps that are in flight.
+    /// Number of prefetched steps.
     pub(crate) prefetch: usize,
-    /// Workgroups from which on it is better than smaller ones.
+    /// Minimum number of workgroups for which this block is faster than smaller ones.
     enough: usize,
 }
 
-/// Blocks for tiles of 16, the largest first. With half as many subgroups, which have twice as much to do, the second takes
-/// as long for the product, but longer for what follows: nothing else runs while a thread waits.
+/// Blocks for tiles of 16, the largest first. With half the subgroups and twice the work for each, the second block
+/// takes the same time for the product but longer for the epilogue: no other subgroups run while one of them waits.
 const BLOCKS_16: [Block; 2] = [
     Block {
         rows: 128,
@@ -53,8 +59,8 @@ const BLOCKS_16: [Block; 2] = [
     },
 ];
 
-/// More blocks for tiles of 16, which are used only where they were measured to be faster: wide and high ones, and those
-/// whose subgroups have more to do each.
+/// More blocks for tiles of 16, used only if they were measured to be faster: wide and tall blocks, and blocks with more work for
+/// each subgroup.
 const MORE_BLOCKS_16: [Block; 4] = [
     Block {
         rows: 64,
@@ -90,6 +96,51 @@ const MORE_BLOCKS_16: [Block; 4] = [
     },
 ];
 
+/// Blocks of one row of tiles of 16, for few rows of large matrices: a wide block reads the rows less often. Their subgroups
+/// share the terms of a step.
+const WIDE_BLOCKS_16: [Block; 4] = [
+    Block {
+        rows: 16,
+        columns: 64,
+        step: 128,
+        sub_rows: 16,
+        sub_columns: 16,
+        depths: 2,
+        prefetch: 2,
+        enough: 0,
+    },
+    Block {
+        rows: 16,
+        columns: 128,
+        step: 64,
+        sub_rows: 16,
+        sub_columns: 32,
+        depths: 2,
+        prefetch: 2,
+        enough: 0,
+    },
+    Block {
+        rows: 16,
+        columns: 128,
+        step: 64,
+        sub_rows: 16,
+        sub_columns: 16,
+        depths: 1,
+        prefetch: 2,
+        enough: 0,
+    },
+    Block {
+        rows: 16,
+        columns: 32,
+        step: 256,
+        sub_rows: 16,
+        sub_columns: 16,
+        depths: 4,
+        prefetch: 2,
+        enough: 0,
+    },
+];
+
 /// The block for tiles of 8.
 const BLOCKS_8: [Block; 1] = [Block {
     rows: 32,
@@ -102,45 +153,61 @@ const BLOCKS_8: [Block; 1] = [Block {
     enough: FEWER_GROUPS,
 }];
 
-/// Most steps in flight.
+/// Maximum number of prefetched steps.
 const MAX_PREFETCH: usize = 8;
-/// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
+/// Threads of a small block, and the maximum number of its subgroups that share the terms of a step if there are few rows.
 const DEEP_THREADS: usize = 256;
 const MAX_DEPTHS: usize = 8;
-/// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
-/// minutes to compile.
+/// Threads of a subgroup below which each subgroup computes one tile: more tiles would need too many registers, and software
+/// drivers would take minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
 
 impl Block {
-    /// The block that is commonly the best. `is_few` says whether there are so few rows that large ones are left out.
+    /// Returns the default block. `is_few` excludes large blocks because there are few rows.
     pub(super) fn usual(config: &CoopConfig, sizes: &Sizes, is_few: bool) -> Option<Self> {
         let blocks = Block::large(config);
         let large = blocks.iter().find(|b| !is_few && b.groups(sizes) >= b.enough);
         match large.copied() {
             Some(block) => Some(block),
             None if sizes.m <= FEW_ROWS && !is_few => blocks.last().copied(),
+            None if is_few && Block::suits_wide(config, sizes) => Some(WIDE_BLOCKS_16[0]),
             None => Some(Block::deep(config, sizes.m, sizes.k)),
         }
     }
 
-    /// Parts of the summed dimension that are commonly the best, if there are enough terms.
+    /// Returns true if few rows of a large matrix are multiplied: a wide block reads the rows less often.
+    fn suits_wide(config: &CoopConfig, sizes: &Sizes) -> bool {
+        /// Minimum number of columns and of terms.
+        const MIN_COLUMNS: usize = 1024;
+        const MIN_TERMS: usize = 2048;
+        let fits = config.wide_rows && config.tile_size == 16 && config.subgroup_size == 32;
+        fits && sizes.n >= MIN_COLUMNS && sizes.k >= MIN_TERMS
+    }
+
+    /// Returns the default number of parts of the summed dimension, if there are enough terms.
     pub(super) fn usual_parts(&self, sizes: &Sizes, is_few: bool) -> usize {
         let groups = self.groups(sizes).max(1);
-        match groups < GROUPS_THRESHOLD {
-            true if is_few => GROUPS_THRESHOLD.div_ceil(groups),
-            true => GROUPS_OF_PARTS.div_ceil(groups),
-            false => 1,
+        let is_large = self.rows * self.columns >= LARGE_BLOCK && sizes.k >= LONG_SUM;
+        match groups {
+            _ if is_few && self.columns > self.rows => GROUPS_OF_PARTS.div_ceil(groups),
+            _ if is_few && groups < GROUPS_THRESHOLD => GROUPS_THRESHOLD.div_ceil(groups),
+            _ if is_few => 1,
+            _ if groups < GROUPS_THRESHOLD || is_large => GROUPS_OF_PARTS.div_ceil(groups),
+            _ => 1,
         }
     }
 
-    /// All blocks that there are for a product, each with fewer and more steps in flight than usual.
+    /// Returns all blocks for a product, each with fewer and more prefetched steps than the default.
     pub(super) fn all(config: &CoopConfig, sizes: &Sizes) -> Vec<Self> {
         let mut all = Block::large(config);
         if config.tile_size == 16 && config.subgroup_size >= SMALL_SUBGROUP {
             all.extend(MORE_BLOCKS_16);
+            if sizes.m <= FEW_ROWS {
+                all.extend(WIDE_BLOCKS_16);
+            }
         }
         all.push(Block::deep(config, sizes.m, sizes.k));
-        // That of many rows may be better for a few.
+        // The block for many rows may be faster for few rows.
         all.push(Block::deep(config, FEW_ROWS + 1, sizes.k));
         let with_prefetch = |block: &Block| {
             let prefetch = [block.prefetch, 1, 2, 4];
@@ -167,12 +234,12 @@ impl Block {
         each
     }
 
-    /// The largest block.
+    /// Returns the largest block.
     pub(super) fn largest(config: &CoopConfig) -> Option<Self> {
         Block::large(config).first().copied()
     }
 
-    /// Blocks of many rows and columns, the largest first.
+    /// Returns the blocks of many rows and columns, the largest first.
     fn large(config: &CoopConfig) -> Vec<Self> {
         let tile = config.tile_size as usize;
         match tile {
@@ -191,15 +258,15 @@ impl Block {
         }
     }
 
-    /// A small block whose subgroups share the terms of each step, for so many rows, or more, and sums of `k` terms.
+    /// Returns a small block whose subgroups share the terms of each step, for `m` rows or more and sums of `k` terms.
     fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
         let tile = config.tile_size as usize;
         let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MAX_DEPTHS);
-        // Of about the same length, with tiles for each subgroup.
+        // Steps of about equal lengths, with an equal number of tiles for each subgroup.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
         let longest = if config.use_f16_input { 256 } else { 128 };
         let (side, sub, depths, step, max_prefetch) = match config.subgroup_size < SMALL_SUBGROUP {
-            // As few as there can be of each without leaving one out.
+            // The smallest possible sizes.
             true => (tile, tile, 2, 2 * tile, 2),
             false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
             false => (32, 16, 2, 64, 4),

@@ -1,20 +1,20 @@
-//! Contractions on the cooperative matrices (tensor cores) of a GPU: as in `tiled`, with subgroups instead of single
-//! threads.
+//! Contractions on the cooperative matrices (tensor cores) of a GPU: like `tiled`, but with subgroups instead of single threads.
 //!
-//! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
-//! It goes over the summed dimension in steps: pieces of both operands are rounded to the units' input type and put
-//! into shared memory as they lie in memory, the next ones are prefetched meanwhile, and every subgroup
-//! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
+//! A workgroup computes a block of the result. Each subgroup computes a part of the block, held as square tiles in
+//! registers. The workgroup iterates over the summed dimension in steps: it rounds parts of both operands to the input
+//! type of the matrices, copies them to shared memory in their memory order, prefetches the next ones, and every
+//! subgroup multiplies tiles. At the end, tiles are stored directly, or are passed to the epilogue through shared
+//! memory.
 //!
-//! Contractions that are too small for many blocks are bound by memory latency: those of few rows, with only one row of tiles, and
-//! those of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps in flight.
+//! Contractions with too few blocks are bound by memory latency: those with only one row of tiles, and those with few blocks.
+//! They use small blocks, whose subgroups share the terms of a step, and prefetch several steps.
 
 mod block;
 mod tail;
 
 use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
-use super::epilogue::{self, Plain, Sink};
+use super::epilogue::{self, RawSums, SumConsumer};
 use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
@@ -23,82 +23,82 @@ use super::template::Template;
 pub(super) use block::Block;
 use tail::Tail;
 
-/// Workgroups of two by two tiles from which on a product is given to the cooperative matrices.
+/// Minimum number of workgroups of two by two tiles for which a product uses cooperative matrices.
 pub const MIN_COOP_WORKGROUPS: u32 = 128;
-/// The same of long sums.
+/// [`MIN_COOP_WORKGROUPS`] for long sums.
 pub const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
-/// Terms of a long sum.
+/// Minimum number of terms of a long sum.
 const HIGH_K: usize = 1024;
-/// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
+/// Minimum number of steps of a part of the summed dimension: the launch that combines the parts takes as long as some steps.
 const MIN_STEPS: usize = 8;
 
-/// Most rows of a product with few.
+/// Maximum number of rows of a product with few rows.
 const FEW_ROWS: usize = 16;
-/// Elements of the matrix from which on it is worth the units.
+/// Minimum number of elements of the matrix if a product of few rows uses cooperative matrices.
 const MIN_ELEMENTS: usize = 1 << 16;
-/// Multiplications from which on one of more rows is.
+/// Minimum number of multiplications if a product of more than [`FEW_ROWS`] rows uses cooperative matrices.
 const MIN_MULTIPLICATIONS: usize = 1 << 21;
-/// Terms from which on products of few rows are worth the units, whose steps have at least twice as many.
+/// Minimum number of terms if a product of few rows uses cooperative matrices: a step has at least twice this number.
 const MIN_TERMS: usize = 64;
 
-/// Whether cooperative matrices are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
-/// two tiles each.
+/// Returns true if cooperative matrices are probably faster, by the number of workgroups of two by two tiles.
 pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: usize) -> bool {
     let side = 2 * config.tile_size as usize;
     let groups = batch.saturating_mul(m.div_ceil(side)).saturating_mul(n.div_ceil(side));
     groups >= config.min_workgroups as usize || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
 }
 
-/// Whether a product has so few rows that large blocks are left out. What a convolution multiplies is computed element by
-/// element, which small blocks do more often.
+/// Returns true if a product has so few rows that large blocks are excluded. Convolutions are not: their operands are located
+/// element by element, which small blocks do more often.
 fn has_few_rows(contraction: &dyn Contraction) -> bool {
     contraction.sizes().m <= FEW_ROWS && contraction.is_by_rows()
 }
 
-/// A product cut into blocks.
+/// A product, cut into blocks.
 pub(super) struct Blocks<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
     config: CoopConfig,
     block: Block,
-    cut: Cut,
-    /// Blocks that are cut, though others are not.
+    cut: KSplit,
+    /// The last blocks, if only these are split along the summed dimension.
     tail: Option<Tail>,
 }
 
-/// The summed dimension in parts of whole steps.
+/// The summed dimension, cut into parts of whole steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct KSplit {
     parts: usize,
-    /// Terms of a part, but for the last.
+    /// Terms of each part except the last.
     length: usize,
-    /// Steps of the last one.
+    /// Steps of the last part.
     last_steps: usize,
 }
 
-impl Cut {
-    /// `k` terms in as many parts as are wanted, or fewer: each has some steps, and rounding up may leave fewer.
+impl KSplit {
+    /// Cuts `k` terms into at most `wanted` parts. Each part has at least [`MIN_STEPS`] steps; rounding up can reduce the number
+    /// further.
     fn new(k: usize, step: usize, wanted: usize) -> Self {
         let length = k
             .div_ceil(wanted.min(k / (MIN_STEPS * step)).max(1))
             .next_multiple_of(step);
         let parts = k.div_ceil(length);
-        Cut {
+        KSplit {
             parts,
             length,
             last_steps: (k - (parts - 1) * length).div_ceil(step),
         }
     }
 
-    /// The same, in parts of equal lengths if about as many have them, and in `most` parts at most.
+    /// Cuts `k` terms into about `wanted` parts, at most `most`. Prefers a number of parts that have equal lengths.
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
         let most = most.min(k / (MIN_STEPS * step)).max(1);
-        Cut::new(k, step, epilogue::even_parts(k.div_ceil(step), wanted, most))
+        KSplit::new(k, step, epilogue::even_parts(k.div_ceil(step), wanted, most))
     }
 }
 
 impl<'a> Blocks<'a> {
-    /// `None` where single threads are likely to be faster.
+    /// Cuts a product into blocks of the default size. Returns `None` if single threads are probably faster.
     pub(super) fn new(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Option<Self> {
         let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
@@ -108,7 +108,7 @@ impl<'a> Blocks<'a> {
         let is_few = has_few_rows(contraction);
         let is_large = match config.min_workgroups {
             0 => true,
-            // Fewer were asked for.
+            // The user requested a smaller minimum.
             groups if groups > MIN_COOP_WORKGROUPS => prefers,
             _ if is_few => (products_of(1) >= MIN_ELEMENTS && k >= MIN_TERMS) || prefers,
             _ => (products_of(m) >= MIN_MULTIPLICATIONS && m > FEW_ROWS) || prefers,
@@ -119,14 +119,15 @@ impl<'a> Blocks<'a> {
         let block = Block::usual(&config, &sizes, is_few)?;
         let wanted = block.usual_parts(&sizes, is_few);
         let blocks = Blocks::of(contraction, config, total, block, wanted)?;
-        // Of smaller ones it was not measured how many there are at a time.
-        Some(match Block::largest(&config) == Some(block) {
-            true => blocks.with_tail(),
-            false => blocks,
+        // For smaller blocks, the number of resident workgroups was not measured.
+        Some(if Block::largest(&config) == Some(block) {
+            blocks.with_tail()
+        } else {
+            blocks
         })
     }
 
-    /// All splits, as blocks and numbers of parts.
+    /// Returns all candidates: every block size, each with several numbers of parts.
     pub(super) fn all(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {
@@ -143,8 +144,8 @@ impl<'a> Blocks<'a> {
         each.flatten().collect()
     }
 
-    /// Blocks of this kind, and sums in as many parts as are wanted, or fewer; `None` where threads would not share evenly
-    /// what they copy.
+    /// Creates blocks of this size, with sums in at most `wanted` parts. Returns `None` if the copies cannot be divided evenly
+    /// among the threads.
     fn of(
         contraction: &'a dyn Contraction,
         config: CoopConfig,
@@ -154,8 +155,8 @@ impl<'a> Blocks<'a> {
     ) -> Option<Self> {
         let sizes = contraction.sizes();
         let k = sizes.k;
-        let cut = Cut::even(k, block.step, wanted, epilogue::most_parts(total));
-        // The first steps of the last part are fetched without looking for its end.
+        let cut = KSplit::even(k, block.step, wanted, epilogue::most_parts(total));
+        // The first steps of the last part are fetched without a bounds check.
         block.prefetch = block.prefetch.min(cut.last_steps);
         let blocks = Blocks {
             contraction,
@@ -165,7 +166,7 @@ impl<'a> Blocks<'a> {
             cut,
             tail: None,
         };
-        // Every thread copies as many vectors.
+        // Every thread copies the same number of vectors.
         let vectors = [0, 1].map(|operand| blocks.vectors(operand));
         let are_even = vectors.iter().all(|v| *v > 0 && v.is_multiple_of(blocks.threads()));
         are_even.then_some(blocks)
@@ -175,7 +176,7 @@ impl<'a> Blocks<'a> {
         self.cut.parts
     }
 
-    /// Whether operands are rounded to `f16`.
+    /// Returns true if operands are rounded to `f16`.
     pub(super) fn rounds(&self) -> bool {
         self.config.use_f16_input
     }
@@ -188,19 +189,20 @@ impl<'a> Blocks<'a> {
         self.block.subgroups() * self.config.subgroup()
     }
 
-    /// Threads that give a row of tiles to a sink.
+    /// Returns the number of threads that compute the epilogue of a row of tiles.
     fn threads_of_a_row(&self) -> usize {
         self.block.depths * self.config.subgroup()
     }
 
-    /// Elements of a slab of results that each thread gives to the epilogue: as few as there can be, since what a workgroup has
-    /// of shared memory decides how many there are on a multiprocessor at a time.
+    /// Returns the number of elements per thread of a slab, the part of the results that passes through shared memory
+    /// to the epilogue at a time. Slabs are as small as possible, because the shared memory of a workgroup limits the
+    /// number of resident workgroups of a multiprocessor.
     pub(super) fn elements_of_a_thread(&self) -> usize {
         let columns = (self.threads_of_a_row() / self.config.tile()).clamp(self.config.tile(), self.block.sub_columns);
         self.config.tile() * columns / self.threads_of_a_row()
     }
 
-    /// Lines of an operand in a block: rows of the first, columns of the second.
+    /// Returns the number of an operand's lines in a block: rows of the first operand, columns of the second.
     fn lines(&self, operand: usize) -> usize {
         if operand == 0 {
             self.block.rows
@@ -209,13 +211,13 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Vectors of a piece.
+    /// Returns the number of vectors that a step copies of an operand.
     fn vectors(&self, operand: usize) -> usize {
         self.lines(operand) * self.block.step / 4
     }
 
-    /// A launch that gives each sum to a sink, or stores whole tiles where they are `plain`.
-    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
+    /// Compiles a launch that passes each sum to `sink`, or stores whole tiles in `plain`.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &SumConsumer, plain: Option<&RawSums>) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let Block { rows, columns, .. } = self.block;
         let plain =
@@ -235,7 +237,7 @@ impl<'a> Blocks<'a> {
         let template = self.schedule(template);
         let template = sink.finish_together(self.operands(&mut e, template)?);
         let template = template
-            .sizes([("PARTS", cut.parts), ("PART_LENGTH", cut.length)])
+            .sizes([("SPLIT_K", cut.parts), ("SPLIT_LENGTH", cut.length)])
             .flag("LAST_IS_SHORT", last_is_short)
             .flag("PLAIN", plain.is_some());
         let groups = match &self.tail {
@@ -245,7 +247,7 @@ impl<'a> Blocks<'a> {
         e.module.finish_template(template, groups)
     }
 
-    /// Gives the kernel file the schedule: tiles, block, and how subgroups share it.
+    /// Adds the schedule to the kernel file: tiles, block, and its distribution over subgroups.
     fn schedule(&self, template: Template) -> Template {
         let (block, depths) = (&self.block, self.block.depths);
         let slab = self.config.tile() * self.elements_of_a_thread() * self.threads_of_a_row() / self.config.tile();
@@ -254,7 +256,7 @@ impl<'a> Blocks<'a> {
             .returns("slab_sum", "", &pairwise(of_depths, sum))
             .sizes([("ROWS", block.rows), ("COLUMNS", block.columns), ("STEP", block.step)])
             .sizes([("SUB_ROWS", block.sub_rows), ("SUB_COLUMNS", block.sub_columns)])
-            .sizes([("DEPTHS", depths), ("PREFETCH", block.prefetch)]);
+            .sizes([("K_SUBGROUPS", depths), ("PREFETCH", block.prefetch)]);
         match &self.tail {
             Some(tail) => template
                 .flag("TAIL", true)
@@ -263,16 +265,16 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Gives the kernel file its product, and how operands lie in memory.
+    /// Adds the product and the memory layout of the operands to the kernel file.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let loads = [self.load(e, 0)?, self.load(e, 1)?];
         Ok(contraction_of(e, template, self.contraction, loads)?
-            .flag("A_ALONG_K", self.contraction.is_along_k(0))
-            .flag("B_ALONG_K", self.contraction.is_along_k(1)))
+            .flag("A_K_MAJOR", self.contraction.is_along_k(0))
+            .flag("B_K_MAJOR", self.contraction.is_along_k(1)))
     }
 
-    /// Statements that load four elements of an operand that lie side by side in memory, and their value; those beyond the end of
-    /// the summed dimension are zero.
+    /// Returns statements that load four adjacent elements of an operand, and their value. Elements past the end of the summed
+    /// dimension are zero.
     fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
@@ -281,9 +283,12 @@ impl<'a> Blocks<'a> {
         let whole_k = k.is_multiple_of(self.block.step);
         let whole_lines = count.is_multiple_of(self.lines(operand));
         let contiguous = if along_k { k } else { count };
-        let below = |name: &str, whole: bool, size: usize, together: usize| match whole {
-            true => name.to_owned(),
-            false => format!("min({name}, {}u)", size.saturating_sub(together)),
+        let below = |name: &str, whole: bool, size: usize, together: usize| {
+            if whole {
+                name.to_owned()
+            } else {
+                format!("min({name}, {}u)", size.saturating_sub(together))
+            }
         };
         let stored = self
             .contraction
@@ -322,15 +327,19 @@ impl<'a> Blocks<'a> {
             let within = (!whole_k).then(|| format!("k < {k}u"));
             return Ok((code, found.guarded(&format!("vec4<{element}>"), vector, within)));
         }
-        let of = |name: &str, moves: bool, q: usize| match moves {
-            true => format!("{name} + {q}u"),
-            false => name.to_owned(),
+        let of = |name: &str, moves: bool, q: usize| {
+            if moves {
+                format!("{name} + {q}u")
+            } else {
+                name.to_owned()
+            }
         };
         let (code, values) = e.block(|e| {
             if self.contraction.finds_together(operand) {
-                let (line, k) = match along_k {
-                    true => (e.bind(&below("line", whole_lines, count, 1))?, "k".to_owned()),
-                    false => ("line".to_owned(), e.bind(&below("k", whole_k, k, 1))?),
+                let (line, k) = if along_k {
+                    (e.bind(&below("line", whole_lines, count, 1))?, "k".to_owned())
+                } else {
+                    ("line".to_owned(), e.bind(&below("k", whole_k, k, 1))?)
                 };
                 return self.contraction.load_together(e, operand, &line, &k, 4);
             }
@@ -342,9 +351,12 @@ impl<'a> Blocks<'a> {
             }
             Ok(values)
         })?;
-        let parts = values.into_iter().enumerate().map(|(q, value)| match whole_k {
-            true => value,
-            false => format!("select(0.0, {value}, {} < {k}u)", of("k", along_k, q)),
+        let parts = values.into_iter().enumerate().map(|(q, value)| {
+            if whole_k {
+                value
+            } else {
+                format!("select(0.0, {value}, {} < {k}u)", of("k", along_k, q))
+            }
         });
         let parts: Vec<String> = parts.collect();
         Ok((code, format!("vec4<{element}>(vec4<f32>({}))", parts.join(", "))))

@@ -1,35 +1,36 @@
-//! What is behind the last whole wave of blocks.
+//! The blocks after the last full wave of blocks.
 //!
-//! A device runs so many workgroups at a time, and a few blocks more than a multiple of them take as long as as many again.
-//! They are cut along the sum into parts that fill a wave together, as "stream-K" does with all of them (Osama, Merrill, Cecka,
-//! Garland and Owens, 2023). The other blocks are computed as without; a second launch adds up the parts of these.
+//! A device runs a limited number of workgroups at a time. A few blocks more than a multiple of this number take as long as
+//! another full wave. These blocks are split along the sum into parts that fill a wave, as "stream-K" does with all blocks
+//! (Osama, Merrill, Cecka, Garland and Owens, 2023). The other blocks are computed as usual; a second launch adds up the parts.
 
 use super::super::body::Id;
 use super::super::contraction::Sizes;
 use super::super::emit::Emitter;
-use super::super::epilogue::{self, PARTIAL, Sink};
+use super::super::epilogue::{self, PARTIAL, SumConsumer};
 use super::super::files;
 use super::super::kernel::Launch;
 use super::super::template::Template;
-use super::{Blocks, Cut};
+use super::{Blocks, KSplit};
 
-/// Terms from which on it is worth storing and adding up parts: on an H200 that took 35 to 50 us, where a wave of 1,024 terms took
-/// 36 and one of 4,096 took 140.
+/// Minimum number of terms for which it pays to store and add up parts: on an H200 this takes 35 to 50 us, while a wave of 1,024
+/// terms takes 36 us and one of 4,096 terms takes 140 us.
 const LONG_SUM: usize = 2048;
 
-/// The last blocks of a product, of which several workgroups compute a part of the sum each.
+/// The last blocks of a product. Several workgroups each compute a part of the sum of such a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
-    /// Blocks before, computed by one workgroup each.
+    /// Number of blocks before the tail, each computed by one workgroup.
     pub(crate) whole: usize,
-    /// Blocks that are cut.
+    /// Number of blocks that are split.
     pub(crate) blocks: usize,
-    /// Their parts.
-    pub(super) cut: Cut,
+    /// Split of their sums.
+    pub(super) cut: KSplit,
 }
 
 impl Tail {
-    /// The blocks behind the last whole wave of `groups`, if they can be cut so that more of a wave is used.
+    /// Returns the blocks after the last full wave of `groups` workgroups, if splitting them occupies more of the
+    /// device.
     pub(super) fn new(
         groups: usize,
         max_resident_workgroups: usize,
@@ -41,8 +42,8 @@ impl Tail {
         if blocks == 0 || groups < max_resident_workgroups || k < LONG_SUM {
             return None;
         }
-        let cut = Cut::new(k, step, max_resident_workgroups / blocks);
-        // The first steps of the last part are fetched without looking for its end.
+        let cut = KSplit::new(k, step, max_resident_workgroups / blocks);
+        // The first steps of the last part are fetched without a bounds check.
         (cut.parts > 1 && cut.last_steps >= prefetch).then_some(Tail {
             whole: groups - blocks,
             blocks,
@@ -50,19 +51,19 @@ impl Tail {
         })
     }
 
-    /// Parts of each block.
+    /// Returns the number of parts of each block.
     pub(crate) fn parts(&self) -> usize {
         self.cut.parts
     }
 
-    /// Workgroups of the first launch.
+    /// Returns the number of workgroups of the first launch.
     pub(super) fn groups(&self) -> usize {
         self.whole + self.blocks * self.parts()
     }
 }
 
 impl<'a> Blocks<'a> {
-    /// The same with what is behind the last whole wave cut, where that is known and can be.
+    /// Splits the blocks after the last full wave, if the number of resident workgroups is known and the blocks can be split.
     pub(super) fn with_tail(mut self) -> Self {
         let block = &self.block;
         if self.cut.parts == 1 && block.depths == 1 {
@@ -82,18 +83,18 @@ impl<'a> Blocks<'a> {
         self.tail
     }
 
-    /// Elements of a block.
+    /// Returns the number of elements of a block.
     fn elements(&self) -> usize {
         self.block.rows * self.block.columns
     }
 
-    /// Bytes of the parts.
+    /// Returns the size of the stored parts in bytes.
     pub(crate) fn tail_bytes(&self) -> usize {
         let parts = self.tail.map_or(0, |tail| tail.blocks * tail.parts());
         PARTIAL.storage_bytes(parts * self.elements()).unwrap_or(usize::MAX)
     }
 
-    /// The second launch: adds up the parts of each element of the blocks that are cut.
+    /// Compiles the second launch, which adds up the parts of each element of the split blocks.
     pub(crate) fn join(&self, mut e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
         let Sizes { m, n, .. } = self.sizes;
         let template = self
@@ -108,7 +109,7 @@ impl<'a> Blocks<'a> {
                 ("COLUMNS", self.block.columns),
             ])
             .size("TAIL_FIRST", tail.whole);
-        let sink = Sink::Finish(epilogue::epilogue(&mut e, id, outputs, 1)?);
+        let sink = SumConsumer::Finish(epilogue::epilogue(&mut e, id, outputs, 1)?);
         epilogue::add_up(e, &sink, template, [tail.blocks * self.elements(), tail.parts()])
     }
 }

@@ -1,4 +1,4 @@
-//! Which calls a device has kernels for, with those that others registered.
+//! Cached answers about which calls a device has kernels for, including registered kernels.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,28 +9,27 @@ use meganeura_core::backend::shader::shader_kernels;
 use meganeura_core::{Error, ExecutionPlan, TensorType};
 
 use super::custom::CustomKernels;
-use super::custom_trial::Tried;
+use super::custom_trial::TrialResults;
 use super::device::Host;
 use crate::CustomKernel;
 
-/// A kernel that was asked about: name, attributes, types of operands and results.
-type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
+/// A queried kernel: name, attributes, types of operands and results.
+type SupportQuery = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
 
-/// What a device answers when it is asked for kernels.
+/// Cache of the kernels that a device supports.
 #[derive(Default)]
-pub struct Answers {
-    /// Kernels that others registered, as far as they were asked for.
-    custom: Tried,
-    /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and
-    /// again.
-    given: Mutex<HashMap<Asked, Result<u32, String>>>,
+pub struct SupportCache {
+    /// Registered kernels of plugins, as far as they were queried.
+    custom: TrialResults,
+    /// Cached answers: the number of launches, or the reason why no kernel exists. The same calls are queried repeatedly.
+    given: Mutex<HashMap<SupportQuery, Result<u32, String>>>,
 }
 
-impl Answers {
-    /// Launches of the kernel for a call on a device that binds at most so many bytes, or the reason why there is none.
+impl SupportCache {
+    /// Returns the number of launches of the kernel for a call, on a device that binds at most `max_buffer_bytes` bytes.
     ///
     /// # Errors
-    /// That reason.
+    /// No kernel supports the call; the text contains the reason.
     pub fn launches(&self, host: &dyn Host, max_buffer_bytes: u64, kernel: &KernelDesc) -> Result<u32, String> {
         let asked = (
             kernel.name.to_owned(),
@@ -55,8 +54,8 @@ impl Answers {
             crate::supports(kernel, max_buffer_bytes, custom)
         };
         let mut compiled = supports()?;
-        // A driver may take a custom kernel for some sizes only. It is asked while a plan is made, when there is still
-        // something in its place.
+        // A driver may accept a custom kernel only for some sizes. The check happens during planning, when the decomposition can
+        // still replace the kernel.
         if let Some(custom) = &custom
             && !self.custom.takes(host, custom, &compiled)
         {
@@ -65,12 +64,13 @@ impl Answers {
         Ok(compiled.launches.len() as u32)
     }
 
-    /// The kernels for a plan that others registered.
+    /// Returns the registered kernels for a plan.
     pub fn custom_kernels(&self, host: &dyn Host, plan: &ExecutionPlan) -> CustomKernels {
         self.custom.of_plan(host, plan)
     }
 
-    /// All kernels that others registered, and whether they are used: a part of what identifies a device's kernels.
+    /// Returns a description of all registered kernels and whether they are used. It is part of the identity of a device's
+    /// kernels.
     pub fn fingerprint(&self, host: &dyn Host) -> String {
         let known = shader_kernels().into_iter().map(|custom| {
             let used = self.custom.kernel(host, custom.op().name()).is_some();
@@ -79,7 +79,7 @@ impl Answers {
         known.collect()
     }
 
-    /// Why the kernel that somebody registered for an operator is not used, as far as it was asked for.
+    /// Returns the reason why the registered kernel of an operator is not used, if it was queried.
     pub fn refusal(&self, op: &str) -> Option<Error> {
         self.custom.refusal(op)
     }

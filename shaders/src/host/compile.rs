@@ -1,42 +1,42 @@
-//! Compiling a plan on a device whose driver may refuse kernels that others registered, or schedules that were measured.
+//! Compilation of a plan on a device whose driver may reject registered kernels or measured schedules.
 
 use meganeura_core::backend::Executable;
 use meganeura_core::{Error, ExecutionPlan, Result};
 
-use super::custom::{self, CustomKernels, Named};
+use super::custom::{self, CustomKernels, NamedDevice};
 use super::device::Host;
-use super::draft::{Draft, Unmade};
+use super::draft::{CompileFailure, LaunchPlan};
 use crate::Class;
 
-/// An executable of a plan. A schedule that the driver refuses is given to `refuse_schedule`, which has to see to it that `draft`
-/// does without it; a registered kernel that it refuses is not used any more.
+/// Compiles the executable of a plan. If the driver rejects a schedule, `refuse_schedule` is called and must exclude the schedule
+/// from later calls of `draft`; a registered kernel that the driver rejects is disabled.
 ///
 /// # Errors
-/// What the device has no kernel or no memory for.
+/// The device has no kernel for a dispatch, or not enough memory.
 pub fn compile(
     host: &dyn Host,
     plan: &ExecutionPlan,
     custom: &CustomKernels,
-    draft: impl Fn() -> Result<Draft>,
+    draft: impl Fn() -> Result<LaunchPlan>,
     refuse_schedule: impl Fn(&Class, &Error),
 ) -> Result<Box<dyn Executable>> {
-    let named = Named {
+    let named = NamedDevice {
         backend: host.backend(),
         name: host.name(),
     };
     let mut refusal = None;
     loop {
-        let made = draft().map_err(Unmade::from);
+        let made = draft().map_err(CompileFailure::from);
         let unmade = match made.and_then(|draft| host.executable(plan, draft)) {
             Ok(executable) => return Ok(executable),
             Err(unmade) => unmade,
         };
-        // There is always the default schedule.
+        // The default schedule always exists.
         if let Some(class) = &unmade.chosen {
             refuse_schedule(class, &unmade.error);
             continue;
         }
-        // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
+        // This happens only for a plan of another driver, for example from a file: this driver was checked during planning.
         let kernel = unmade.custom.as_ref().and_then(|(op, _)| custom.get(op));
         match (kernel, unmade.custom.as_ref(), refusal) {
             (Some(kernel), Some((_, source)), _) => {

@@ -1,8 +1,8 @@
-//! Which cooperative matrices of a device are used: those that are there, and multiply right.
+//! Selection of a device's cooperative matrices: the listed ones that pass a multiplication test.
 //!
-//! Drivers that list cooperative matrices may still refuse kernels that use them, or compute something else; and what
-//! blade does not tell, such as the size of a subgroup, may be guessed wrongly. So whatever is chosen has to multiply
-//! some matrices first, and is not used if it fails.
+//! Drivers that list cooperative matrices may still reject kernels that use them, or compute wrong results. Values that blade
+//! does not report, such as the subgroup size, may be guessed wrongly. So the chosen configuration has to multiply some matrices
+//! first, and is disabled if it fails.
 
 use std::collections::HashMap;
 
@@ -12,41 +12,43 @@ use meganeura_core::{Error, Graph, Result};
 
 use super::custom::CustomKernels;
 use super::device::Host;
-use super::dispatch::{F16Storage, With};
-use super::draft::Draft;
+use super::dispatch::{F16Storage, KernelOptions};
+use super::draft::LaunchPlan;
 use super::once::{Word, run_once};
 use crate::Features;
 use crate::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 
-/// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
+/// Default subgroup size if the driver does not report it: the size of NVIDIA GPUs, and of other GPUs in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
-/// Workgroups of large blocks on a multiprocessor at a time: as measured on an H200, where shared memory and registers
-/// have room for no more.
+/// Resident workgroups of large blocks on a multiprocessor: measured on an H200, where shared memory and registers suffice for no
+/// more.
 const MAX_RESIDENT: u32 = 2;
 
-/// Cooperative matrices that a driver lists: rows and columns of their tiles by the type of the operands, 0 where there are none.
+/// Cooperative matrices that a driver lists: rows and columns of their tiles by operand type, 0 if unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tiles {
-    /// Of `f16`, summed in `f32`.
+    /// Tiles of `f16` operands, summed in `f32`.
     pub f16: u32,
-    /// Of `f32`.
+    /// Tiles of `f32` operands.
     pub f32: u32,
 }
 
-/// What the settings say of cooperative matrices.
+/// Settings for cooperative matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wanted {
-    /// The tile; 0 for none.
+pub struct CoopSettings {
+    /// Tile size; 0 disables cooperative matrices.
     pub tile: Option<u32>,
     /// [`CoopConfig::min_workgroups`].
     pub min_workgroups: Option<u32>,
     /// [`CoopConfig::max_resident_workgroups`].
     pub max_resident_workgroups: Option<u32>,
-    /// Whether results that they alone read stay in `f32` in memory instead of `f16`.
+    /// True if results that only cooperative matrices read stay `f32` in memory instead of `f16`.
     pub wide_results: bool,
+    /// [`CoopConfig::wide_rows`].
+    pub wide_rows: bool,
 }
 
-/// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
+/// Returns the configuration for the listed tiles: `f16` if supported, otherwise `f32`, otherwise `None`.
 pub fn select_coop_config(tiles: Tiles) -> Option<CoopConfig> {
     let config = |tile_size, use_f16_input| CoopConfig {
         tile_size,
@@ -54,6 +56,7 @@ pub fn select_coop_config(tiles: Tiles) -> Option<CoopConfig> {
         subgroup_size: USUAL_SUBGROUP,
         min_workgroups: MIN_COOP_WORKGROUPS,
         max_resident_workgroups: 0,
+        wide_rows: false,
     };
     match (tiles.f16, tiles.f32) {
         (0, 0) => None,
@@ -62,13 +65,14 @@ pub fn select_coop_config(tiles: Tiles) -> Option<CoopConfig> {
     }
 }
 
-/// The configuration that a device uses: the one for its units, changed to what is `wanted`, if it passes the test that
-/// `multiplies` makes of it. The two numbers are the threads of a subgroup and the multiprocessors, as far as they are known.
+/// Returns the configuration of a device: the default for its cooperative matrices, changed by the `wanted` settings,
+/// if it passes the test `multiplies`. The two numbers are the subgroup size and the number of multiprocessors, if the
+/// driver reports them.
 pub fn choose(
     device: &str,
     tiles: Tiles,
     [subgroup_size, multiprocessors]: [Option<u32>; 2],
-    wanted: Wanted,
+    wanted: CoopSettings,
     multiplies: impl Fn(&CoopConfig) -> Result<()>,
 ) -> Option<CoopConfig> {
     let mut config = select_coop_config(tiles)?;
@@ -80,6 +84,7 @@ pub fn choose(
     config.subgroup_size = subgroup_size.unwrap_or(USUAL_SUBGROUP);
     let max_resident_workgroups = multiprocessors.map(|count| MAX_RESIDENT.saturating_mul(count));
     config.max_resident_workgroups = wanted.max_resident_workgroups.or(max_resident_workgroups).unwrap_or(0);
+    config.wide_rows = wanted.wide_rows;
     config.min_workgroups = wanted.min_workgroups.unwrap_or(MIN_COOP_WORKGROUPS);
     match multiplies(&config) {
         Ok(()) => {
@@ -87,13 +92,13 @@ pub fn choose(
             Some(config)
         }
         Err(error) => {
-            log::warn!("{device}: cooperative matrices are not used, they fail their test ({config:?}): {error}");
+            log::warn!("{device}: cooperative matrices are not used, because their test fails ({config:?}): {error}");
             None
         }
     }
 }
 
-/// A product of the test: `output` is the factor times `a` times `b`, where `a` may be stored transposed, and `b`, too.
+/// A product of the test: `output` is the factor times `a` times `b`; both may be stored transposed.
 struct Product {
     operands: [&'static str; 2],
     sizes: [usize; 3],
@@ -101,10 +106,10 @@ struct Product {
     factor: f64,
 }
 
-/// What the test multiplies: whole blocks, whose tiles are stored as they are, and odd sizes, whose elements go on one by
-/// one; operands as they are and transposed; small blocks of few rows, and of more.
+/// Returns the products of the test: whole blocks, whose tiles are stored directly; odd sizes, whose elements are stored one by
+/// one; operands with and without transposition; small blocks of few rows and of more rows.
 fn products(config: &CoopConfig) -> [Product; 5] {
-    // As many tiles as make a product worth the units, and worth large blocks.
+    // Sizes with enough tiles for cooperative matrices and large blocks.
     let side = 32 * config.tile_size as usize;
     let product = |operands, sizes, transposed, factor| Product {
         operands,
@@ -145,16 +150,16 @@ fn test_graph(products: &[Product]) -> Graph {
     g
 }
 
-/// Multiplies matrices with a configuration, and compares with sums in `f64`.
+/// Multiplies matrices with a configuration, and compares the results with sums in `f64`.
 ///
 /// # Errors
-/// A driver that refuses the kernels; a result that is further from the right one than rounding explains.
+/// The driver rejects the kernels, or the error of a result exceeds the rounding error.
 pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
     check_products(device.backend(), config, |graph, operands| {
-        // Compiled for the device, it would ask for the units that are being tested.
+        // A plan for the device would query the cooperative matrices that are being tested.
         let mut plan = try_compile(graph)?;
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
-        let with = With {
+        let with = KernelOptions {
             backend: device.backend(),
             library: None,
             coop: Some(*config),
@@ -163,7 +168,7 @@ pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
             choices: None,
             f16_storage: F16Storage::No,
         };
-        let mut executable = device.executable(&plan, Draft::of(&plan, &with)?)?;
+        let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
         let found = run_once(&mut *executable, &plan, words)?;
         let numbers = |words: &Vec<Word>| words.iter().map(|&w| f32::from_le_bytes(w)).collect();
@@ -174,13 +179,14 @@ pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
 /// Values of inputs by name.
 type Operands = HashMap<String, Vec<f32>>;
 
-/// [`test_coop_matmul`] of what `multiply` makes of a graph and its inputs.
+/// Runs the comparison of [`test_coop_matmul`] on the results of `multiply`, which computes the outputs of a graph from its
+/// inputs.
 fn check_products(
     backend: &'static str,
     config: &CoopConfig,
     multiply: impl FnOnce(&Graph, &Operands) -> Result<Vec<Vec<f32>>>,
 ) -> Result<()> {
-    /// Elements of a result that are looked at, beside the corners.
+    /// Number of checked elements of a result, in addition to the corners.
     const LOOKED_AT: usize = 500;
     let products = products(config);
     let graph = test_graph(&products);
@@ -216,7 +222,7 @@ fn check_products(
             };
             let want = product.factor * (0..k).map(term).sum::<f64>();
             let got = f64::from(result[row * n + column]);
-            // Each factor is off by 2^-11 of it at most, and no product is above 1.
+            // The relative error of each factor is at most 2^-11, and no product is above 1.
             let close = 2e-3 * (k as f64).sqrt();
             if (got - want).abs() > close || got.is_nan() {
                 return Err(Error::backend(
@@ -237,9 +243,9 @@ mod tests {
 
     const TILES: Tiles = Tiles { f32: 0, f16: 8 };
 
-    /// Right results, with `change` made to them.
+    /// Returns the configuration that is chosen if `change` modifies the right results.
     fn choice(change: impl Fn(&mut Vec<Vec<f32>>)) -> Option<CoopConfig> {
-        choose("a device", TILES, [Some(8), None], Wanted::default(), |config| {
+        choose("a device", TILES, [Some(8), None], CoopSettings::default(), |config| {
             check_products("gpu", config, |graph, operands| {
                 let feeds = operands.iter().map(|(name, values)| {
                     let values = values.iter().map(|&v| f64::from(v)).collect();
@@ -273,10 +279,11 @@ mod tests {
     fn only_units_that_multiply_right_are_used() {
         let config = choice(|_| ()).expect("right results");
         assert_eq!((config.tile_size, config.subgroup_size), (8, 8));
-        // A tile in the wrong place, and what a driver does that computes nothing.
+        // A misplaced tile, and a driver that computes nothing.
         assert_eq!(choice(|results| results[1].swap(0, 8)), None);
         assert_eq!(choice(|results| results[2].fill(0.0)), None);
-        // A driver that loads the first tile of shared memory whatever the offset: all tiles of a block are the first one.
+        // A driver that ignores the offset and always loads the first tile of shared memory: all tiles of a block equal the first
+        // one.
         let first_tile = |results: &mut Vec<Vec<f32>>| {
             let (side, tile) = (32 * 8, 8);
             let right = results[0].clone();
@@ -288,15 +295,19 @@ mod tests {
         assert_eq!(choice(first_tile), None);
         assert_eq!(choice(|results| results[0].fill(f32::NAN)), None);
         let chosen = |tile, works: bool| {
-            let wanted = Wanted {
+            let wanted = CoopSettings {
                 wide_results: false,
+                wide_rows: false,
                 tile,
                 min_workgroups: Some(7),
                 max_resident_workgroups: None,
             };
-            choose("a device", TILES, [None, Some(3)], wanted, |_| match works {
-                true => Ok(()),
-                false => Err(Error::backend("gpu", "refused")),
+            choose("a device", TILES, [None, Some(3)], wanted, |_| {
+                if works {
+                    Ok(())
+                } else {
+                    Err(Error::backend("gpu", "refused"))
+                }
             })
         };
         assert_eq!(chosen(None, false), None);

@@ -1,4 +1,5 @@
-//! Kernels that others bring and that plans may use, and why some are not used. [`Tried`](super::custom_trial::Tried) decides which.
+//! Kernels of plugins that plans may use, and the reasons why others are disabled. [`TrialResults`](super::custom_trial::TrialResults) runs
+//! their tests.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,24 +11,24 @@ use meganeura_core::backend::shader::{Shader, ShaderDevice, ShaderKernel};
 use meganeura_core::ops::OpRef;
 
 /// Kernels that plans may use, by the names of their operators.
-pub type CustomKernels = HashMap<String, Arc<Accepted>>;
+pub type CustomKernels = HashMap<String, Arc<AcceptedKernel>>;
 
-/// Problems that are remembered.
+/// Maximum number of stored problems.
 const MAX_PROBLEMS: usize = 100;
 
-/// A kernel that has passed its test, or is tested.
-pub struct Accepted {
+/// A kernel that has passed its test, or is being tested.
+pub struct AcceptedKernel {
     kernel: Arc<dyn ShaderKernel>,
     device: ShaderDevice,
-    /// Its texts, for some sizes, that the driver does not take.
+    /// Sources of this kernel, for some sizes, that the driver rejects.
     refused: Mutex<HashSet<String>>,
-    /// The first refusal of one of them.
+    /// The first rejection of one of them.
     refusal: OnceLock<Error>,
 }
 
-impl Accepted {
+impl AcceptedKernel {
     pub(super) fn new(kernel: Arc<dyn ShaderKernel>, device: ShaderDevice) -> Arc<Self> {
-        Arc::new(Accepted {
+        Arc::new(AcceptedKernel {
             kernel,
             device,
             refused: Mutex::default(),
@@ -40,70 +41,71 @@ impl Accepted {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why it is not used for some calls, if that is so.
+    /// Returns the reason why it is not used for some calls, if there is one.
     pub fn refusal(&self) -> Option<&Error> {
         self.refusal.get()
     }
 
-    /// The plugin that it is from.
+    /// Returns the plugin that registered it.
     pub fn origin(&self) -> String {
         self.kernel.origin()
     }
 }
 
-impl CustomKernel for Accepted {
+impl CustomKernel for AcceptedKernel {
     fn op(&self) -> OpRef {
         self.kernel.op()
     }
 
     fn shader(&self, kernel: &KernelDesc) -> std::result::Result<Shader, String> {
         let shader = self.kernel.shader(kernel, &self.device)?;
-        match self.refused().contains(&shader.source) {
-            true => Err("the driver refuses it".into()),
-            false => Ok(shader),
+        if self.refused().contains(&shader.source) {
+            Err("the driver refuses it".into())
+        } else {
+            Ok(shader)
         }
     }
 }
 
-/// A device as messages name it.
+/// A device as named in messages.
 #[derive(Clone, Copy)]
-pub(super) struct Named<'a> {
+pub(super) struct NamedDevice<'a> {
     pub(super) backend: &'static str,
     pub(super) name: &'a str,
 }
 
-/// Why kernels are not used, by the names of backends.
+/// Problems of disabled kernels, by backend name.
 static PROBLEMS: Mutex<BTreeMap<&'static str, Vec<Error>>> = Mutex::new(BTreeMap::new());
 
-/// The kernels that are not used on some device of a backend, with the reason.
+/// Returns the kernels that are disabled on some device of a backend, with the reasons.
 pub fn problems(backend: &str) -> Vec<Error> {
     let all = PROBLEMS.lock().unwrap_or_else(PoisonError::into_inner);
     all.get(backend).cloned().unwrap_or_default()
 }
 
-/// Has a kernel not be used any more on a device where it becomes this text.
-pub(super) fn refuse(device: Named, kernel: &Accepted, source: Option<String>, error: &Error) {
+/// Disables a kernel on a device for calls for which it generates this source.
+pub(super) fn refuse(device: NamedDevice, kernel: &AcceptedKernel, source: Option<String>, error: &Error) {
     kernel.refused().extend(source);
     let problem = tell(device, kernel, error);
-    // The first one stays.
+    // The first refusal stays.
     let _ = kernel.refusal.set(problem);
 }
 
-/// Why a plan that was made with a kernel cannot do without it.
-pub(super) fn irreplaceable(device: Named, kernel: &Accepted, refusal: &Error, error: &Error) -> Error {
+/// Returns the error of a plan that requires a disabled kernel.
+pub(super) fn irreplaceable(device: NamedDevice, kernel: &AcceptedKernel, refusal: &Error, error: &Error) -> Error {
     Error::Plugin {
         plugin: kernel.origin(),
         message: format!(
-            "its kernel for '{}' cannot be used on {} ({refusal}), and the plan has nothing in its place: {error}",
+            "its kernel for '{}' cannot be used on {} ({refusal}), and the plan has no alternative: {error}",
             kernel.op().name(),
             device.name
         ),
-        remedy: "make the plan anew for this device; if it is from a file, remove that".into(),
+        remedy: "build the plan again for this device; if it was loaded from a file, delete the file".into(),
     }
 }
 
-/// Tells that a kernel is not used, once, and returns what it told.
-pub(super) fn tell(device: Named, kernel: &Accepted, error: &Error) -> Error {
+/// Reports once that a kernel is disabled, and returns the error.
+pub(super) fn tell(device: NamedDevice, kernel: &AcceptedKernel, error: &Error) -> Error {
     let problem = Error::Plugin {
         plugin: kernel.origin(),
         message: format!(
@@ -111,14 +113,14 @@ pub(super) fn tell(device: Named, kernel: &Accepted, error: &Error) -> Error {
             kernel.op().name(),
             device.name
         ),
-        remedy: "tell its author; results are right without it".into(),
+        remedy: "report this to its author; results are correct without it".into(),
     };
     let mut known = PROBLEMS.lock().unwrap_or_else(PoisonError::into_inner);
     note(known.entry(device.backend).or_default(), problem.clone());
     problem
 }
 
-/// Adds a problem that is not known, as long as there are not too many.
+/// Adds a problem that is not yet listed, up to the maximum number.
 fn note(known: &mut Vec<Error>, problem: Error) {
     let text = problem.to_string();
     if known.iter().all(|other| other.to_string() != text) {

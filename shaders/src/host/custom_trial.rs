@@ -1,5 +1,4 @@
-//! Trying kernels that others bring: each runs on a device, and is compared with its operator's definition, before it is
-//! used there.
+//! Tests of plugin kernels: before a device uses a kernel, the kernel runs on it and is compared with its operator's definition.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,32 +13,31 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, Extent, call_operands, evaluate, extent, operand_name};
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
-use super::custom::{Accepted, CustomKernels, Named, refuse, tell};
+use super::custom::{AcceptedKernel, CustomKernels, NamedDevice, refuse, tell};
 use super::device::Host;
-use super::dispatch::{F16Storage, With};
-use super::draft::Draft;
+use super::dispatch::{F16Storage, KernelOptions};
+use super::draft::LaunchPlan;
 use super::once::{Word, run_once};
 use crate::{Compiled, CustomKernel, Features, Launch};
 
-/// Most that the definition may take to evaluate for a call of the test.
+/// Maximum cost of evaluating the definition for a call of the test.
 const MAX_EXTENT: Extent = Extent {
     elements: 1 << 22,
     work: 1 << 26,
 };
-/// Calls of the test.
+/// Maximum number of calls of the test.
 const MAX_CALLS: usize = 40;
 
-/// What was tried on a device.
+/// Test results of a device.
 #[derive(Default)]
-pub(super) struct Tried {
-    /// By its content: kernels that agree with the definition, and for others why they are not used.
-    known: Mutex<BTreeMap<String, Result<Arc<Accepted>>>>,
+pub(super) struct TrialResults {
+    /// Result of each test by kernel content: the accepted kernel, or the reason why it is disabled.
+    known: Mutex<BTreeMap<String, Result<Arc<AcceptedKernel>>>>,
 }
 
-impl Tried {
-    /// The kernel that was custom for an operator, if it has passed its test on the device, which is made when this is
-    /// asked for the first time.
-    pub(super) fn kernel(&self, device: &dyn Host, op: &str) -> Option<Arc<Accepted>> {
+impl TrialResults {
+    /// Returns the custom kernel of an operator, if it passes its test on the device. The test runs at the first query.
+    pub(super) fn kernel(&self, device: &dyn Host, op: &str) -> Option<Arc<AcceptedKernel>> {
         let kernel = shader_kernel(op)?;
         let content = kernel.content();
         // A panic cannot leave the map half changed.
@@ -47,7 +45,7 @@ impl Tried {
         if let Some(known) = lock().get(&content) {
             return known.clone().ok();
         }
-        let kernel = Accepted::new(kernel, device.shader_device());
+        let kernel = AcceptedKernel::new(kernel, device.shader_device());
         let accepted = match test(device, &kernel) {
             Ok(()) => Ok(kernel),
             Err(error) => Err(tell(named(device), &kernel, &error)),
@@ -56,7 +54,7 @@ impl Tried {
         accepted.ok()
     }
 
-    /// Why the custom kernel for an operator is not used, or not for all calls, as far as it was tried.
+    /// Returns the reason why the custom kernel of an operator is disabled for all or some calls, if it was tested.
     pub(super) fn refusal(&self, op: &str) -> Option<Error> {
         let content = shader_kernel(op)?.content();
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +64,7 @@ impl Tried {
         }
     }
 
-    /// The kernels for the operators of a plan.
+    /// Returns the kernels for the operators of a plan.
     pub(super) fn of_plan(&self, device: &dyn Host, plan: &ExecutionPlan) -> CustomKernels {
         let mut custom = CustomKernels::new();
         for dispatch in &plan.dispatches {
@@ -80,8 +78,8 @@ impl Tried {
         custom
     }
 
-    /// Whether the driver takes a kernel as it is for a call. If not, there is none for this call from now on.
-    pub(super) fn takes(&self, device: &dyn Host, kernel: &Accepted, compiled: &Compiled) -> bool {
+    /// Returns true if the driver accepts a kernel for a call. Otherwise the kernel is disabled for this call.
+    pub(super) fn takes(&self, device: &dyn Host, kernel: &AcceptedKernel, compiled: &Compiled) -> bool {
         let name = kernel.op().get().name();
         let own = compiled.launches.iter().filter(|launch| launch.is_custom());
         let own: Vec<(&str, &Launch)> = own.map(|launch| (name, launch)).collect();
@@ -95,40 +93,40 @@ impl Tried {
     }
 }
 
-fn named(device: &dyn Host) -> Named<'_> {
-    Named {
+fn named(device: &dyn Host) -> NamedDevice<'_> {
+    NamedDevice {
         backend: device.backend(),
         name: device.name(),
     }
 }
 
 /// A call of the test, and its results on the device.
-struct Tested {
+struct TestedCall {
     sample: Sample,
     /// Values of the operands.
     operands: Vec<Vec<f64>>,
     results: Vec<Value>,
 }
 
-/// Runs a kernel on random shapes, and compares with the definition of its operator.
+/// Runs a kernel on random shapes, and compares the results with the definition of its operator.
 ///
 /// # Errors
-/// A driver that refuses it; a result that is further from the right one than rounding explains; no shapes for which the
-/// definition can be evaluated.
-fn test(device: &dyn Host, kernel: &Arc<Accepted>) -> Result<()> {
+/// The driver rejects the kernel, the error of a result exceeds the rounding error, or the definition cannot be evaluated for any
+/// of the shapes.
+fn test(device: &dyn Host, kernel: &Arc<AcceptedKernel>) -> Result<()> {
     let mut graph = Graph::new();
     let mut feeds = HashMap::new();
     let mut rng = SplitMix64::new(23);
-    let mut tested: Vec<Tested> = Vec::new();
+    let mut tested: Vec<TestedCall> = Vec::new();
     let mut too_large = None;
     let samples = kernel.op().samples(&mut Sizes::new(29));
     for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MAX_CALLS) {
-        // Before anything of that size is made.
+        // The check comes before any allocation of that size.
         if let Err(error) = definition(device, kernel.op(), &sample).and_then(|(g, _)| extent(&g, MAX_EXTENT)) {
             too_large = Some(error);
             continue;
         }
-        let mut test = Tested {
+        let mut test = TestedCall {
             operands: sample.inputs.iter().map(|input| input.values(&mut rng)).collect(),
             results: Vec::new(),
             sample,
@@ -145,7 +143,7 @@ fn test(device: &dyn Host, kernel: &Arc<Accepted>) -> Result<()> {
     }
     if tested.is_empty() {
         let why = too_large.map_or(String::new(), |error| format!(": {error}"));
-        let why = format!("no shapes were found to try it with{why}");
+        let why = format!("no shapes were found to test it with{why}");
         return Err(Error::backend(device.backend(), why));
     }
     graph.set_outputs(tested.iter().flat_map(|t| t.results.clone()).collect());
@@ -157,7 +155,7 @@ fn test(device: &dyn Host, kernel: &Arc<Accepted>) -> Result<()> {
         .try_for_each(|test| compare(device, test, &expected(device, kernel.op(), test)?, &mut found))
 }
 
-/// A call of the test on a graph of its own, and its results.
+/// Returns a graph with only one call of the test, and its results.
 fn definition(device: &dyn Host, op: OpRef, sample: &Sample) -> Result<(Graph, Vec<Value>)> {
     let types = sample.input_types().map_err(|e| Error::backend(device.backend(), e))?;
     let (mut graph, operands) = call_operands(&types);
@@ -167,16 +165,16 @@ fn definition(device: &dyn Host, op: OpRef, sample: &Sample) -> Result<(Graph, V
     Ok((graph, results))
 }
 
-/// The right results.
-fn expected(device: &dyn Host, op: OpRef, test: &Tested) -> Result<(Evaluation, Vec<Value>)> {
+/// Returns the expected results.
+fn expected(device: &dyn Host, op: OpRef, test: &TestedCall) -> Result<(Evaluation, Vec<Value>)> {
     let (graph, results) = definition(device, op, &test.sample)?;
     let feeds = test.operands.iter().enumerate();
     let feeds = feeds.map(|(i, values)| (operand_name(i), values.clone())).collect();
     Ok((evaluate(&graph, &feeds)?, results))
 }
 
-/// Whether there is a kernel for a call of the test.
-fn applies(kernel: &Accepted, sample: &Sample) -> bool {
+/// Returns true if the kernel supports a call of the test.
+fn applies(kernel: &AcceptedKernel, sample: &Sample) -> bool {
     let Ok(inputs) = sample.input_types() else {
         return false;
     };
@@ -198,16 +196,16 @@ fn applies(kernel: &Accepted, sample: &Sample) -> bool {
     outputs.iter().any(|ty| ty.numel() > 0) && kernel.shader(&desc).is_ok()
 }
 
-/// The words of all outputs.
+/// Runs a graph once on the device, and returns the words of all outputs.
 fn run(
     device: &dyn Host,
     graph: &Graph,
     feeds: &HashMap<String, Vec<f64>>,
     custom: &CustomKernels,
 ) -> Result<Vec<Vec<Word>>> {
-    // Compiled for the device, it would ask for the kernel that is being tested.
+    // A plan for the device would query the kernel that is being tested.
     let plan = try_compile(graph)?;
-    let with = With {
+    let with = KernelOptions {
         backend: device.backend(),
         library: None,
         coop: None,
@@ -216,8 +214,8 @@ fn run(
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let mut executable = device.executable(&plan, Draft::of(&plan, &with)?)?;
-    // What a kernel leaves out is no number that could be right, as it would be elsewhere.
+    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
+    // Fills the outputs with NaN, so that elements that a kernel skips are not right by chance.
     for buffer in &plan.output_buffers {
         executable.write(*buffer, 0, &vec![0xff; plan.buffers[buffer.index()]])?;
     }
@@ -238,7 +236,7 @@ fn run(
 
 fn compare<'a>(
     device: &dyn Host,
-    test: &Tested,
+    test: &TestedCall,
     (expected, results): &(Evaluation, Vec<Value>),
     found: &mut impl Iterator<Item = &'a Vec<Word>>,
 ) -> Result<()> {
@@ -251,16 +249,20 @@ fn compare<'a>(
             DType::I32 => f64::from(i32::from_le_bytes(*word)),
             _ => f64::from(f32::from_le_bytes(*word)),
         };
-        // What is beyond the type is infinite there.
-        let rounded = |v: f64| match expected.ty.dtype.is_float() {
-            true => f64::from(v as f32),
-            false => v,
+        // Values beyond the range of the type are infinite on the device.
+        let rounded = |v: f64| {
+            if expected.ty.dtype.is_float() {
+                f64::from(v as f32)
+            } else {
+                v
+            }
         };
         let finite = expected.data.iter().filter(|&&v| rounded(v).is_finite());
         let scale = finite.fold(0.0, |m: f64, v| m.max(v.abs()));
-        let close = match expected.ty.dtype.is_float() {
-            true => test.sample.tolerance * scale.max(0.01),
-            false => 0.0,
+        let close = if expected.ty.dtype.is_float() {
+            test.sample.tolerance * scale.max(0.01)
+        } else {
+            0.0
         };
         for (at, (want, word)) in expected.data.iter().zip(found).enumerate() {
             let (got, want) = (number(word), &rounded(*want));
@@ -269,7 +271,7 @@ fn compare<'a>(
                 let label = &test.sample.label;
                 return Err(Error::backend(
                     device.backend(),
-                    format!("called with {label}, element {at} of result {port} is {got}, not {want}"),
+                    format!("called with {label}, element {at} of result {port} is {got}, expected {want}"),
                 ));
             }
         }

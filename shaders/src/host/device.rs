@@ -1,32 +1,32 @@
-//! What a host of these kernels is asked by what is common to all.
+//! The interface that a GPU backend implements for the shared host code.
 
 use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::Executable;
 use meganeura_core::backend::shader::ShaderDevice;
 
-use super::draft::{Draft, Refused, Unmade};
+use super::draft::{CompileFailure, LaunchPlan, RejectedKernel};
 use crate::Launch;
 
 /// A device that executes launches.
 pub trait Host {
-    /// Name of the backend, for messages.
+    /// Returns the name of the backend, for messages.
     fn backend(&self) -> &'static str;
 
-    /// Name of the device, for messages.
+    /// Returns the name of the device, for messages.
     fn name(&self) -> &str;
 
-    /// What registered kernels have to know of it.
+    /// Returns the device properties that registered kernels need.
     fn shader_device(&self) -> ShaderDevice;
 
-    /// An executable of the kernels of a plan, with its memory.
+    /// Creates an executable with the kernels and the memory of a plan.
     ///
     /// # Errors
-    /// What there is no memory for, and kernels that the driver refuses.
-    fn executable(&self, plan: &ExecutionPlan, draft: Draft) -> Result<Box<dyn Executable>, Unmade>;
+    /// The device has not enough memory, or the driver rejects a kernel.
+    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure>;
 
-    /// Compiles launches, which are labelled, ahead of the plans that are going to use them.
+    /// Compiles labelled launches ahead of the plans that will use them.
     ///
     /// # Errors
-    /// A kernel that the driver refuses.
-    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), Refused>;
+    /// The driver rejects a kernel.
+    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel>;
 }

@@ -1,4 +1,4 @@
-//! The kernels of a dispatch, for the buffers that it has.
+//! Generation of the kernels of a dispatch for its buffers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,14 +11,14 @@ use crate::{
     self as kernels, CompileCx, Compiled, CustomKernel, Features, MatmulLibrary, Memory, ScheduleChooser, Source,
 };
 
-/// What is known of buffers when kernels are made.
+/// Properties of buffers that are known before kernels are generated.
 pub struct Sources {
     constants: HashMap<BufferRef, u32>,
     scalars: HashMap<BufferRef, usize>,
 }
 
 impl Sources {
-    /// Of the buffers of a plan.
+    /// Collects the properties of the buffers of a plan.
     pub fn of(plan: &ExecutionPlan) -> Self {
         let constants = plan.constants().filter_map(|(buffer, bytes)| {
             let dtype = plan.buffer_types.get(buffer.index())?.dtype;
@@ -35,7 +35,7 @@ impl Sources {
         }
     }
 
-    /// All that decides which kernels a dispatch has: its call, and where operands and results are, but for the buffers' numbers.
+    /// Returns a key of everything that determines the kernels of a dispatch: its call and its memory, with buffers renumbered.
     pub fn describe(&self, dispatch: &Dispatch) -> String {
         let mut buffers: Vec<BufferRef> = Vec::new();
         let mut number = |buffer: BufferRef| {
@@ -70,59 +70,64 @@ impl Sources {
     }
 }
 
-/// What kernels are made with.
+/// Options for generating kernels.
 #[derive(Clone, Copy)]
-pub struct With<'a> {
+pub struct KernelOptions<'a> {
     /// Name of the backend, for messages.
     pub backend: &'static str,
-    /// Cooperative matrices, for dispatches of which the plan says that they use them.
+    /// Cooperative matrices, for dispatches that use them according to the plan.
     pub coop: Option<CoopConfig>,
-    /// What else of the device kernels may use.
+    /// Other device features that kernels may use.
     pub features: Features,
-    /// A library of matmuls.
+    /// Library of the device that may compute matmuls.
     pub library: Option<&'a dyn MatmulLibrary>,
-    /// Kernels of others.
+    /// Kernels of plugins.
     pub custom: &'a CustomKernels,
-    /// Ways to compute calls.
+    /// Chooser of the schedules of calls.
     pub choices: Option<&'a dyn ScheduleChooser>,
-    /// Which buffers of `f32` are in `f16` in memory.
+    /// The buffers of `f32` that are stored as `f16`.
     pub f16_storage: F16Storage<'a>,
 }
 
-/// Buffers of `f32` that are in `f16` in memory; see [`choose`](super::f16_storage::choose).
+/// Buffers of `f32` that are stored as `f16` in memory; see [`choose`](super::f16_storage::choose).
 #[derive(Clone, Copy)]
 pub enum F16Storage<'a> {
-    /// None.
+    /// No buffers.
     No,
-    /// Results that are only read to be rounded.
+    /// Results that all readers round to `f16`.
     Chosen,
-    /// These, which whoever writes them knows.
+    /// These buffers. Data that the caller writes to them must be `f16`.
     Given(&'a HashSet<BufferRef>),
 }
 
-/// Whether a dispatch writes some of these buffers.
+/// Returns true if a dispatch writes one of these buffers.
 pub(super) fn writes(dispatch: &Dispatch, to: &HashSet<BufferRef>) -> bool {
     dispatch.outputs.iter().any(|output| to.contains(&output.buffer))
 }
 
-/// What is known of a dispatch beside itself.
+/// Properties of a dispatch that depend on the plan.
 #[derive(Clone, Copy, Default)]
-pub struct Known<'a> {
-    /// It writes nothing where this word is not 0.
+pub struct DispatchContext<'a> {
+    /// The dispatch writes nothing if this word is not 0.
     pub skip_if: Option<BufferRef>,
-    /// The host looks at its indices.
+    /// True if the host validates the dispatch's indices.
     pub host_validated: bool,
-    /// A library may compute it: it writes nothing that a fault takes back.
+    /// True if a library may compute the dispatch, because it writes nothing that must be undone after a fault.
     pub library: bool,
-    /// Buffers of `f32` that are in `f16` in memory.
+    /// Buffers of `f32` that are stored as `f16`.
     pub f16_storage: Option<&'a HashSet<BufferRef>>,
 }
 
-/// Generates the kernels of a dispatch, or takes a custom one.
+/// Generates the kernels of a dispatch, or returns the custom one.
 ///
 /// # Errors
-/// There is none.
-pub(super) fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) -> Result<Compiled> {
+/// No kernel supports the dispatch.
+pub(super) fn compile(
+    dispatch: &Dispatch,
+    sources: &Sources,
+    known: DispatchContext,
+    with: &KernelOptions,
+) -> Result<Compiled> {
     let types = dispatch.types();
     let cx = CompileCx {
         kernel: dispatch.kernel_desc(&types),
@@ -144,8 +149,8 @@ pub(super) fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with
     kernels::compile(&cx).map_err(|why| with.refused(dispatch, &why))
 }
 
-impl With<'_> {
-    /// The error of a dispatch that has no kernel.
+impl KernelOptions<'_> {
+    /// Returns the error of a dispatch without a kernel.
     pub(super) fn refused(&self, dispatch: &Dispatch, why: &str) -> Error {
         Error::backend(self.backend, format!("{}: {why}", dispatch.label))
     }

@@ -1,4 +1,4 @@
-//! A plan as launches: what the executable records at each step.
+//! The launches of a plan, which the executable records in each step.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,55 +7,55 @@ use meganeura_core::backend::KernelSource;
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use meganeura_core::{Error, Result};
 
-use super::dispatch::{F16Storage, Known, Sources, With, compile, writes};
+use super::dispatch::{DispatchContext, F16Storage, KernelOptions, Sources, compile, writes};
 use super::f16_storage;
 use super::facts::facts_of;
-use super::faults::{Reporter, Saved, joined, report_bytes};
-use super::places::Place;
+use super::faults::{Reporter, SavedRange, joined, report_bytes};
+use super::places::BufferLocation;
 use crate::{Binding, Class, Compiled, Launch, Memory};
 
-/// Submissions that may be in flight at the same time.
+/// Maximum number of submissions in flight. Each of them has an index below this number, its *frame*.
 pub const FRAMES: usize = 2;
 
-/// What a variable of a kernel is bound to.
+/// Buffer or number that is bound to a variable of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// A buffer, by its number among [`Draft::sizes`].
+    /// A buffer, by its index in [`LaunchPlan::sizes`].
     Buffer(usize),
-    /// A number of 32 bits.
+    /// A 32-bit number.
     Number(u32),
     /// The first scalars of the session.
     Scalars,
 }
 
-/// Buffers of the executable beyond those of the plan, in this order.
-pub struct Extra {
-    /// Scalars of the session, of which launches read those that are not part of them.
+/// Indices of the executable's buffers that do not belong to the plan, in this order.
+pub struct ExtraBuffers {
+    /// Scalars of the session; launches read the scalars from it that are not inlined.
     pub scalars: usize,
     /// Report of a fault.
     pub fault: usize,
-    /// First of the copies of what is saved, as many as [`Draft::saved`] for each submission in flight.
+    /// First of the backup copies: one for each buffer of [`LaunchPlan::saved`] and each submission in flight.
     pub copies: usize,
-    /// First of the tables of constants, as many as [`Draft::tables`].
+    /// First of the buffers for [`LaunchPlan::tables`].
     pub tables: usize,
     /// First of the scratch buffers.
     scratch: usize,
 }
 
-/// Why a plan has no executable.
+/// Reason why a plan has no executable.
 #[derive(Debug)]
-pub struct Unmade {
+pub struct CompileFailure {
     /// The reason.
     pub error: Box<Error>,
-    /// The operator whose custom kernel the driver refuses, and the kernel's text.
+    /// The operator whose custom kernel the driver rejects, and the kernel's source.
     pub custom: Option<(String, String)>,
-    /// The class of calls for which a way was chosen whose kernel the driver refuses.
+    /// The class of calls whose chosen schedule the driver rejects.
     pub chosen: Option<Arc<Class>>,
 }
 
-impl From<Error> for Unmade {
+impl From<Error> for CompileFailure {
     fn from(error: Error) -> Self {
-        Unmade {
+        CompileFailure {
             error: Box::new(error),
             custom: None,
             chosen: None,
@@ -63,64 +63,64 @@ impl From<Error> for Unmade {
     }
 }
 
-impl From<Unmade> for Error {
-    fn from(unmade: Unmade) -> Self {
+impl From<CompileFailure> for Error {
+    fn from(unmade: CompileFailure) -> Self {
         *unmade.error
     }
 }
 
-/// A kernel that a driver refuses.
+/// A kernel that a driver rejects.
 #[derive(Debug)]
-pub struct Refused {
-    /// What the driver says.
+pub struct RejectedKernel {
+    /// Error of the driver.
     pub error: Box<Error>,
-    /// The kernel's text, if it is a matter of one.
+    /// The kernel's source, if one kernel is the cause.
     pub source: Option<String>,
 }
 
 /// Kernels of a plan, and the memory that they need.
-pub struct Draft {
-    /// For each dispatch.
+pub struct LaunchPlan {
+    /// Kernels of each dispatch.
     compiled: Vec<Compiled>,
-    /// What runs, for each dispatch, and whether on cooperative matrices.
+    /// Title of each dispatch, and whether it uses cooperative matrices.
     pub titles: Vec<String>,
-    /// Bytes of all buffers: the plan's, then [`Extra`].
+    /// Bytes of all buffers: first the plan's, then [`ExtraBuffers`].
     pub sizes: Vec<u64>,
-    /// Which of them are not the plan's.
-    pub extra: Extra,
-    /// Tables of constants, each once.
+    /// Indices of the buffers that do not belong to the plan.
+    pub extra: ExtraBuffers,
+    /// Tables of constants, without duplicates.
     pub tables: Vec<Arc<[u32]>>,
     /// First scratch buffer of each dispatch.
     scratch: Vec<usize>,
     /// Dispatches that can report a fault, in their order.
     pub reporters: Vec<Reporter>,
-    /// Place of each dispatch among them.
+    /// Index of each dispatch in `reporters`, if it is one of them.
     reporter: Vec<usize>,
-    /// Parameters and states that are written before the last fault can be found.
+    /// Parameters and states that are written before the last possible fault.
     pub saved: Vec<BufferRef>,
 }
 
-impl Draft {
-    /// Bytes of all buffers that are not the plan's.
+impl LaunchPlan {
+    /// Returns the bytes of all buffers that do not belong to the plan.
     pub fn workspace_bytes(&self) -> u64 {
         self.sizes[self.extra.scalars..].iter().sum()
     }
 
-    /// Generates the kernels of a plan, or takes those that were custom.
+    /// Generates the kernels of a plan, or uses custom ones.
     ///
     /// # Errors
-    /// A dispatch for which there is none.
-    pub fn of(plan: &ExecutionPlan, with: &With) -> Result<Self> {
+    /// A dispatch has no kernel.
+    pub fn of(plan: &ExecutionPlan, with: &KernelOptions) -> Result<Self> {
         let sources = Sources::of(plan);
         let persistent: HashSet<BufferRef> = plan.persistent().collect();
         let mut skip_if = vec![None; plan.dispatches.len()];
         for segment in plan.segments.iter().filter(|s| s.skip_if.is_some()) {
-            // What lasts is not written; the rest is nobody's after the step.
+            // A skipped segment must not write persistent data; other buffers are unused after the step.
             for i in segment.range().filter(|&i| writes(&plan.dispatches[i], &persistent)) {
                 skip_if[i] = segment.skip_if;
             }
         }
-        // The host looks at indices of inputs before a step.
+        // The host validates indices of inputs before a step.
         let host_validated: HashSet<usize> = plan.host_indices().iter().map(|f| f.dispatch).collect();
         let f16_storage = match with.f16_storage {
             F16Storage::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
@@ -130,11 +130,11 @@ impl Draft {
             F16Storage::Given(buffers) => buffers.clone(),
         };
         let compiled = plan.dispatches.iter().enumerate().map(|(i, dispatch)| {
-            let with = With {
+            let with = KernelOptions {
                 coop: with.coop.filter(|_| dispatch.use_coop),
                 ..*with
             };
-            let known = Known {
+            let known = DispatchContext {
                 skip_if: skip_if[i],
                 host_validated: host_validated.contains(&i),
                 library: !writes(dispatch, &persistent),
@@ -158,7 +158,7 @@ impl Draft {
         }
         let saved = plan.exposed_to_faults(&|i| may_fault(&compiled[i], host_validated.contains(&i)));
         if !reporters.is_empty() {
-            // What is written after the last fault can be found is not written after one.
+            // Writes after the last possible fault are skipped if there was one.
             let mut guarded = persistent.clone();
             saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
             for (i, compiled) in compiled.iter_mut().enumerate() {
@@ -187,11 +187,11 @@ impl Draft {
         let first = sizes.len();
         let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
         let titles = titles_of(plan, &compiled);
-        Ok(Draft {
+        Ok(LaunchPlan {
             compiled,
             titles,
             sizes,
-            extra: Extra {
+            extra: ExtraBuffers {
                 scalars,
                 fault: scalars + 1,
                 copies,
@@ -206,7 +206,8 @@ impl Draft {
         })
     }
 
-    /// Gives dispatches in turns so many different codes, though their kernels are equal.
+    /// Makes the kernels of consecutive dispatches differ, even if they are equal: dispatch `i` gets the variant
+    /// `i % codes` of its source text.
     pub fn differ(&mut self, codes: usize) {
         for (number, compiled) in (0..codes)
             .cycle()
@@ -217,35 +218,34 @@ impl Draft {
         }
     }
 
-    /// The launches of each dispatch, in their order.
+    /// Returns the launches of each dispatch, in order.
     pub fn launches(&self) -> impl Iterator<Item = &[Launch]> {
         self.compiled.iter().map(|compiled| &compiled.launches[..])
     }
 
-    /// All launches with the label of their dispatch, in their order.
+    /// Returns all launches with the label of their dispatch, in order.
     pub fn labelled<'a>(&'a self, plan: &'a ExecutionPlan) -> Vec<(&'a str, &'a Launch)> {
         let dispatches = plan.dispatches.iter().zip(self.launches());
         let labelled = dispatches.flat_map(|(d, launches)| launches.iter().map(move |l| (d.label.as_str(), l)));
         labelled.collect()
     }
 
-    /// Why there is no executable, where the driver refuses a kernel: with the operator for which it was registered, and the
-    /// class for which it was chosen.
-    pub fn unmade(&self, plan: &ExecutionPlan, refused: Refused) -> Unmade {
+    /// Returns the error for a rejected kernel, with the operator of a registered kernel and the class of a chosen schedule.
+    pub fn unmade(&self, plan: &ExecutionPlan, refused: RejectedKernel) -> CompileFailure {
         let is_it = |launch: &&Launch| Some(&launch.source) == refused.source.as_ref();
         let own = |launch: &Launch| launch.is_custom() && is_it(&launch);
         let custom = self.compiled.iter().position(|c| c.launches.iter().any(own));
         let op = custom.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
         let all = self.compiled.iter().flat_map(|c| &c.launches);
         let chosen = all.filter(is_it).find_map(|launch| launch.chosen.clone());
-        Unmade {
+        CompileFailure {
             error: refused.error,
             custom: op.zip(refused.source),
             chosen,
         }
     }
 
-    /// What the variables of a launch of a dispatch are bound to, in the order of its bindings.
+    /// Returns the objects that the variables of a launch are bound to, in the order of its bindings.
     pub fn bound(&self, dispatch: usize, launch: &Launch) -> Vec<Bound> {
         let bound = |binding: &Binding| match *binding {
             Binding::Table(number) => {
@@ -266,7 +266,7 @@ impl Draft {
         launch.bindings.iter().map(bound).collect()
     }
 
-    /// The kernels' texts.
+    /// Returns the source of each kernel.
     pub fn sources(&self) -> Vec<KernelSource> {
         let sources = self.compiled.iter().enumerate().flat_map(|(dispatch, compiled)| {
             let launches = compiled.launches.iter().enumerate();
@@ -285,22 +285,23 @@ impl Draft {
         sources.collect()
     }
 
-    /// What the step of a frame saves, where buffers have these places.
-    pub fn saved_by(&self, frame: usize, place: impl Fn(usize) -> Option<Place>) -> Vec<Saved> {
+    /// Returns the ranges that the step of a frame backs up before it begins; the argument `place` returns the location
+    /// of a buffer.
+    pub fn saved_by(&self, frame: usize, place: impl Fn(usize) -> Option<BufferLocation>) -> Vec<SavedRange> {
         let first = self.extra.copies + frame * self.saved.len();
         let parts = self.saved.iter().enumerate().filter_map(|(i, buffer)| {
             let own = place(buffer.index())?;
-            let copy = Place {
+            let copy = BufferLocation {
                 bytes: own.bytes,
                 ..place(first + i)?
             };
-            Some(Saved { own, copy })
+            Some(SavedRange { own, copy })
         });
         joined(parts)
     }
 }
 
-/// Why a launch follows its schedule, where there are several.
+/// Returns the reason for the schedule of a launch, if there are several schedules.
 fn why(launch: &Launch) -> Option<String> {
     launch.schedule.as_ref()?;
     Some(match &launch.chosen {
@@ -309,7 +310,7 @@ fn why(launch: &Launch) -> Option<String> {
     })
 }
 
-/// The tables of constants of all kernels.
+/// Returns the tables of constants of all kernels.
 fn tables_of(compiled: &[Compiled]) -> Vec<Arc<[u32]>> {
     let mut tables: Vec<Arc<[u32]>> = Vec::new();
     for table in compiled.iter().flat_map(|c| &c.launches).flat_map(|l| &l.tables) {
@@ -324,15 +325,15 @@ fn reports(compiled: &Compiled) -> bool {
     compiled.launches.iter().any(Launch::reports)
 }
 
-/// Whether a dispatch may meet a fault. The indices of one that is `host_validated` are seen by the host, but not what becomes of the
-/// loops of a kernel that was custom.
+/// Returns true if a dispatch can report a fault. With `host_validated`, the host checks its indices, but the loops of a custom
+/// kernel can still exceed their limit.
 fn may_fault(compiled: &Compiled, host_validated: bool) -> bool {
     let found = |launch: &Launch| launch.reports() && (!host_validated || launch.is_custom());
     compiled.launches.iter().any(found)
 }
 
-/// Scratch of the dispatches of a level lies apart; levels share it. Returns the first scratch buffer of each
-/// dispatch, counted from `first`.
+/// Assigns separate scratch buffers to the dispatches of a level; different levels share them. Returns the first scratch buffer
+/// of each dispatch, counted from `first`.
 fn lay_out_scratch(plan: &ExecutionPlan, compiled: &[Compiled], first: usize, sizes: &mut Vec<u64>) -> Vec<usize> {
     let mut places = vec![0; compiled.len()];
     for segment in &plan.segments {
@@ -354,8 +355,8 @@ fn lay_out_scratch(plan: &ExecutionPlan, compiled: &[Compiled], first: usize, si
     places
 }
 
-/// Launches of the dispatches of a segment by phases, between which there are barriers: phase p of every dispatch of a level runs
-/// together. `ready` gives the launches of each dispatch of the segment.
+/// Returns the launches of a segment by phases, with barriers between them: phase p of all dispatches of a level runs
+/// concurrently. `ready` yields the launches of each dispatch of the segment.
 pub fn phases<T>(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Item = Vec<T>>) -> Vec<Vec<T>> {
     let mut phases: Vec<Vec<T>> = Vec::new();
     let (mut level, mut first) = (None, 0);
@@ -373,11 +374,14 @@ pub fn phases<T>(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Itera
     phases
 }
 
-/// What runs, for each dispatch, and whether on cooperative matrices.
+/// Returns the title of each dispatch, and whether it uses cooperative matrices.
 fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
-    let title = |(dispatch, compiled): (&Dispatch, &Compiled)| match compiled.launches.iter().any(|l| l.coop) {
-        true => format!("{} (units)", dispatch.title()),
-        false => dispatch.title(),
+    let title = |(dispatch, compiled): (&Dispatch, &Compiled)| {
+        if compiled.launches.iter().any(|l| l.coop) {
+            format!("{} (units)", dispatch.title())
+        } else {
+            dispatch.title()
+        }
     };
     plan.dispatches.iter().zip(compiled).map(title).collect()
 }

@@ -1,7 +1,7 @@
-//! Results in `f16`: those of which everything that reads them rounds every element to `f16` in any case, as cooperative matrices
-//! do. Rounding where they are written is the same arithmetic, of half as many bytes.
+//! Results stored as `f16`: those whose readers all round every element to `f16` anyway, as cooperative matrices do. Rounding
+//! them at the write gives the same results with half the bytes.
 //!
-//! The plan knows nothing of it: its buffers are of `f32`, and as large. Only kernels that are made for a plan know.
+//! The plan is not affected: its buffers are `f32` and keep their size. Only the generated kernels depend on it.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -11,27 +11,28 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
 use super::facts::Facts;
 
-/// Buffers of a plan that can be in `f16`, for kernels that were made as if none were.
+/// Returns the buffers of a plan that can be stored as `f16`. `facts` describes kernels that assume `f32` for all buffers.
 ///
-/// None where buffers do not share memory: such plans are made to look at what is in each.
+/// The set is empty if buffers do not share memory: such plans exist to inspect the contents of each buffer.
 pub fn choose(plan: &ExecutionPlan, facts: &[Rc<Facts>]) -> HashSet<BufferRef> {
     if plan.memory.offsets.is_empty() || facts.iter().all(|kernels| kernels.rounded.is_empty()) {
         return HashSet::new();
     }
     let (mut written, mut others, mut rounded) = (HashSet::new(), HashSet::new(), HashSet::new());
-    // What is read from outside of the step: by the host, or by other plans.
+    // Buffers that are read outside of the step: by the host, or by other plans.
     others.extend(plan.external());
     others.extend(plan.lse_buffers.iter().map(|(_, buffer)| *buffer));
     others.extend(plan.segments.iter().filter_map(|segment| segment.skip_if));
     for (dispatch, facts) in plan.dispatches.iter().zip(facts) {
         for (i, operand) in dispatch.inputs.iter().enumerate() {
-            match facts.rounded.contains(&i) {
-                true => rounded.insert(operand.buffer),
-                false => others.insert(operand.buffer),
+            if facts.rounded.contains(&i) {
+                rounded.insert(operand.buffer)
+            } else {
+                others.insert(operand.buffer)
             };
         }
         for output in &dispatch.outputs {
-            // Written twice, it may be read between.
+            // If a buffer is written twice, it may be read in between.
             if !written.insert(output.buffer) || facts.is_custom || output.ty.dtype != DType::F32 {
                 others.insert(output.buffer);
             }

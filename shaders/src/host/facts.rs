@@ -1,4 +1,4 @@
-//! What is known of the kernels of a plan before they are made for its buffers.
+//! Properties of the kernels of a plan that are determined before the kernels are generated for its buffers.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -6,15 +6,15 @@ use std::rc::Rc;
 use meganeura_core::Result;
 use meganeura_core::plan::{Dispatch, ExecutionPlan};
 
-use super::dispatch::{Known, Sources, With, compile, writes};
+use super::dispatch::{DispatchContext, KernelOptions, Sources, compile, writes};
 use crate::{Compiled, Launch};
 
-/// Decides for each dispatch whether it uses cooperative matrices, and records the schedule that its kernels follow.
+/// Decides for each dispatch whether it uses cooperative matrices, and records the schedule of its kernels.
 ///
 /// # Errors
-/// A dispatch for which there is no kernel.
-pub fn choose_variants(plan: &mut ExecutionPlan, with: &With) -> Result<()> {
-    // As if all could use them.
+/// A dispatch has no kernel.
+pub fn choose_variants(plan: &mut ExecutionPlan, with: &KernelOptions) -> Result<()> {
+    // Assumes that all dispatches can use them.
     let facts = facts_by(plan, |_| *with)?;
     for (dispatch, facts) in plan.dispatches.iter_mut().zip(facts) {
         dispatch.use_coop = facts.coop;
@@ -23,16 +23,16 @@ pub fn choose_variants(plan: &mut ExecutionPlan, with: &With) -> Result<()> {
     Ok(())
 }
 
-/// What a plan needs to know of the kernels of a dispatch before they are made for its buffers.
+/// Properties of the kernels of a dispatch that a plan needs before the kernels are generated for its buffers.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// Operands of which they read nothing but elements that they round to `f16`.
+    /// Operands of which the kernels read only elements that they round to `f16`.
     pub rounded: Vec<usize>,
-    /// Whether one is a custom kernel.
+    /// True if one of the kernels is a custom kernel.
     pub is_custom: bool,
-    /// Whether one uses cooperative matrices.
+    /// True if one of the kernels uses cooperative matrices.
     coop: bool,
-    /// Their schedules.
+    /// Schedules of the kernels.
     variant: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Facts {
     }
 }
 
-/// The schedules of some launches, each once.
+/// Returns the schedules of some launches, without duplicates.
 fn variant_of(launches: &[Launch]) -> Option<String> {
     let mut schedules: Vec<&str> = Vec::new();
     for schedule in launches.iter().filter_map(|launch| launch.schedule.as_deref()) {
@@ -58,26 +58,26 @@ fn variant_of(launches: &[Launch]) -> Option<String> {
     (!schedules.is_empty()).then(|| schedules.join("; "))
 }
 
-/// Facts of each dispatch, as if no buffer were in `f16` that the plan has in `f32`.
+/// Returns the facts of each dispatch, assuming that `f32` buffers are stored as `f32`.
 ///
 /// # Errors
-/// A dispatch for which there is no kernel.
-pub fn facts_of(plan: &ExecutionPlan, with: &With) -> Result<Vec<Rc<Facts>>> {
-    facts_by(plan, |dispatch| With {
+/// A dispatch has no kernel.
+pub fn facts_of(plan: &ExecutionPlan, with: &KernelOptions) -> Result<Vec<Rc<Facts>>> {
+    facts_by(plan, |dispatch| KernelOptions {
         coop: with.coop.filter(|_| dispatch.use_coop),
         ..*with
     })
 }
 
-/// Equal calls, as layers repeat, are looked at once.
-fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> With<'a>) -> Result<Vec<Rc<Facts>>> {
+/// Returns the facts of each dispatch. Equal calls, for example of repeated layers, are analyzed once.
+fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> KernelOptions<'a>) -> Result<Vec<Rc<Facts>>> {
     let (sources, persistent) = (Sources::of(plan), plan.persistent().collect());
     let mut all: HashMap<String, Rc<Facts>> = HashMap::new();
     let facts = plan.dispatches.iter().map(|dispatch| {
         let with = with(dispatch);
-        let known = Known {
+        let known = DispatchContext {
             library: !writes(dispatch, &persistent),
-            ..Known::default()
+            ..DispatchContext::default()
         };
         let call = format!(
             "{} {} {}",
@@ -95,15 +95,15 @@ fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> With<'a>) -> R
     facts.collect()
 }
 
-/// Generates the kernels of each dispatch, as if all could use cooperative matrices, for what the choices are asked meanwhile;
-/// `done` is called behind each.
+/// Generates the kernels of each dispatch, assuming that all can use cooperative matrices, only to query the chooser. Calls
+/// `done` after each dispatch.
 ///
 /// # Errors
-/// A dispatch for which there is no kernel.
-pub fn ask(plan: &ExecutionPlan, with: &With, done: &mut dyn FnMut(&Dispatch)) -> Result<()> {
+/// A dispatch has no kernel.
+pub fn ask(plan: &ExecutionPlan, with: &KernelOptions, done: &mut dyn FnMut(&Dispatch)) -> Result<()> {
     let sources = Sources::of(plan);
     for dispatch in &plan.dispatches {
-        compile(dispatch, &sources, Known::default(), with)?;
+        compile(dispatch, &sources, DispatchContext::default(), with)?;
         done(dispatch);
     }
     Ok(())

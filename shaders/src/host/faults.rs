@@ -1,51 +1,51 @@
-//! Steps that meet a fault, and how they are undone.
+//! Detection of steps with a fault, and how they are rolled back.
 //!
-//! A kernel that finds an index out of range, or one of others that had to be ended, notes it in a few words, which are copied for the host at the end of the
-//! step. Kernels that write parameters or states after the last place where a fault can be found look at these words
-//! and do nothing if there was one; what is written before is saved when the step begins. The words stay until the host
-//! has seen them, so a step that was submitted in the meantime does nothing, either. Then the host restores what was
-//! saved, clears the words, and tells the error.
+//! A kernel that finds an index out of range, or a custom kernel whose loop was terminated, sets a few words, which are copied to
+//! the host at the end of the step. Kernels that write parameters or states after the last possible fault check these words and
+//! do nothing after a fault; data that are written earlier are saved when the step begins. The words stay set until the host has
+//! read them, so a step that was submitted in the meantime does nothing either. Then the host restores the saved data, clears the
+//! words, and returns the error.
 
 use meganeura_core::Error;
 use meganeura_core::backend::shader::ENDED_LOOP;
 
-use super::places::Place;
+use super::places::BufferLocation;
 
 /// Words of a report for each dispatch that reports: whether it found a fault, and the largest index.
 const REPORT_WORDS: usize = 2;
 
-/// A part of memory that is saved, and where to.
+/// A part of memory that is saved, and its backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Saved {
-    /// Where it is.
-    pub own: Place,
-    /// Where it is saved.
-    pub copy: Place,
+pub struct SavedRange {
+    /// Location of the data.
+    pub own: BufferLocation,
+    /// Location of the backup copy.
+    pub copy: BufferLocation,
 }
 
-/// A dispatch that may report a fault, and what the error says of it.
+/// A dispatch that can report a fault, and the information for the error message.
 #[derive(Clone, Debug)]
 pub struct Reporter {
     /// Label of the dispatch.
     pub label: String,
-    /// Number that indices must be below.
+    /// Exclusive upper bound of the indices.
     pub rows: usize,
-    /// The plugin that its kernel is from, if it is a custom one.
+    /// The plugin of its kernel, if it is a custom one.
     pub origin: Option<String>,
 }
 
-/// Faults that were found, and what is to be done about them.
+/// Faults that were found and are not handled yet.
 #[derive(Default)]
 pub struct Faults {
-    /// The frame of the step that met one, until it is undone.
+    /// The frame of the step with a fault, until the step is rolled back.
     pub to_undo: Option<usize>,
-    /// The error that nobody has been told.
+    /// Error that was not yet returned to the caller.
     pub untold: Option<Error>,
-    /// Steps that were given up.
+    /// Number of steps that were rolled back.
     pub rolled_back: u64,
 }
 
-/// Bytes of the report of so many dispatches: a word that says whether there is anything in it, then a few for each.
+/// Returns the bytes of the report of this many dispatches: a flag word, then a few words for each dispatch.
 pub fn report_bytes(reporters: usize) -> usize {
     match reporters {
         0 => 0,
@@ -53,7 +53,7 @@ pub fn report_bytes(reporters: usize) -> usize {
     }
 }
 
-/// The fault of the first dispatch that found one.
+/// Returns the fault of the first dispatch that found one.
 pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     let words: Vec<u32> = report
         .chunks_exact(4)
@@ -72,7 +72,7 @@ pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
                 "its kernel for {} did not end within its limit; the step was rolled back",
                 reporter.label
             ),
-            remedy: "use smaller shapes, or build without the plugin's rules, and tell its author".into(),
+            remedy: "use smaller shapes, or build without the plugin's rules, and report this to its author".into(),
         },
         _ => Error::IndexOutOfRange {
             label: reporter.label.clone(),
@@ -82,14 +82,14 @@ pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     })
 }
 
-/// Puts parts together that are neighbours both where they are and where they are saved.
-pub(super) fn joined(parts: impl Iterator<Item = Saved>) -> Vec<Saved> {
-    let mut all: Vec<Saved> = Vec::new();
+/// Merges parts that are adjacent both in their location and in their backup.
+pub(super) fn joined(parts: impl Iterator<Item = SavedRange>) -> Vec<SavedRange> {
+    let mut all: Vec<SavedRange> = Vec::new();
     for part in parts.filter(|part| part.own.bytes > 0) {
         if let Some(last) = all.last_mut()
             && let (Some(own), Some(copy)) = (last.own.joined(&part.own), last.copy.joined(&part.copy))
         {
-            *last = Saved { own, copy };
+            *last = SavedRange { own, copy };
             continue;
         }
         all.push(part);
@@ -119,7 +119,7 @@ mod tests {
         let error = fault_in(&report([1, 0, 0, 0, 0, ENDED_LOOP, 0]), &reporters).expect("a fault");
         let text = error.to_string();
         assert!(matches!(error, Error::Plugin { .. }) && text.contains("'a plugin'") && text.contains("for c did not"));
-        // The only index into nothing.
+        // With zero rows, index 0 is out of range.
         let empty = fault_in(&report([1, 1, 0, 0, 0, 0, 0]), &reporters);
         assert!(matches!(empty, Some(Error::IndexOutOfRange { index: 0, .. })));
     }

@@ -1,4 +1,4 @@
-//! Which features of a device kernels use: those that its driver lists, and that compute what they should.
+//! Selection of the device features that kernels use: the listed ones that pass a test.
 
 use half::f16;
 use meganeura_core::plan::try_compile;
@@ -7,18 +7,19 @@ use meganeura_core::{DType, Error, Graph, Result};
 
 use super::custom::CustomKernels;
 use super::device::Host;
-use super::dispatch::{F16Storage, With};
-use super::draft::Draft;
+use super::dispatch::{F16Storage, KernelOptions};
+use super::draft::LaunchPlan;
 use super::once::{Word, run_once};
 use crate::Features;
 
-/// Rows, terms and columns of the product that is tried: lanes of subgroups have several terms and sums each, and some have none.
+/// Rows, terms and columns of the tested product: lanes of subgroups have several terms and sums each, and some have none.
 const SIZES: [usize; 3] = [3, 580, 70];
 
-/// The words of a graph's only output, with a feature in use; the function gives the words of an input by its name.
+/// Function that returns the words of a graph's only output, with a feature enabled; its argument returns the words of an input
+/// by name.
 type Run<'a> = dyn Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> + 'a;
 
-/// Of the features that a driver lists, those that pass their test on the device. A failure is logged.
+/// Returns the listed features that pass their test on the device. A failure is logged.
 pub fn test_features(device: &dyn Host, listed: Features) -> Features {
     let passed = choose(device.name(), listed, |features| {
         move |graph, words| run(device, features, graph, words)
@@ -27,7 +28,7 @@ pub fn test_features(device: &dyn Host, listed: Features) -> Features {
     passed
 }
 
-/// [`test_features`] of what `run` makes of a graph, where some features are in use.
+/// Runs [`test_features`] with `run`, which evaluates a graph with some features enabled.
 fn choose<R>(device: &str, listed: Features, run: impl Fn(Features) -> R) -> Features
 where
     R: Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>>,
@@ -35,7 +36,7 @@ where
     let passes = |what: &str, features: Features, test: fn(&Run) -> Result<()>| match test(&run(features)) {
         Ok(()) => true,
         Err(error) => {
-            log::warn!("{device}: {what} are not used, they fail their test: {error}");
+            log::warn!("{device}: {what} are not used, because their test fails: {error}");
             false
         }
     };
@@ -62,9 +63,9 @@ where
 }
 
 fn run(device: &dyn Host, features: Features, graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> {
-    // Compiled for the device, it would ask for the features that are being tested.
+    // A plan for the device would query the features that are being tested.
     let plan = try_compile(graph)?;
-    let with = With {
+    let with = KernelOptions {
         backend: device.backend(),
         library: None,
         coop: None,
@@ -73,16 +74,16 @@ fn run(device: &dyn Host, features: Features, graph: &Graph, words: &dyn Fn(&str
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let mut executable = device.executable(&plan, Draft::of(&plan, &with)?)?;
+    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
     Ok(run_once(&mut *executable, &plan, words)?.swap_remove(0))
 }
 
-/// A result that is not what it should be.
+/// Creates the error for a wrong result.
 fn wrong(what: String) -> Error {
-    Error::misuse(what, "the driver computes it wrong")
+    Error::misuse(what, "the driver computes a wrong result")
 }
 
-/// A product of few rows, whose columns are summed by subgroups.
+/// Checks a product of few rows, whose sums are added up by subgroups.
 fn test_subgroups(run: &Run) -> Result<()> {
     let [m, k, n] = SIZES;
     let mut graph = Graph::new();
@@ -110,7 +111,7 @@ fn test_subgroups(run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Every half there is.
+/// Checks the conversion of every `f16` value.
 fn test_f16(run: &Run) -> Result<()> {
     let count = 1 << 16;
     let mut graph = Graph::new();
@@ -142,20 +143,21 @@ mod tests {
         workgroup_bytes: 0,
     };
 
-    /// What is chosen of all features where results are right but for a change.
+    /// Returns the chosen features if all are listed and `change` modifies the right results.
     fn chosen(change: impl Fn(&mut [f32])) -> Features {
         choose("a device", ALL, |_| {
             |graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>| {
                 let inputs = graph.node_ids().filter_map(|id| graph.nodes()[id.index()].name.clone());
                 let feeds = inputs.filter(|name| !words(name).is_empty()).map(|name| {
                     let words = words(&name);
-                    let values = match &*name == "halves" {
-                        true => words
+                    let values = if &*name == "halves" {
+                        words
                             .iter()
                             .flat_map(|w| [[w[0], w[1]], [w[2], w[3]]])
                             .map(|half| f16::from_le_bytes(half).to_f64())
-                            .collect(),
-                        false => words.iter().map(|&w| f64::from(f32::from_le_bytes(w))).collect(),
+                            .collect()
+                    } else {
+                        words.iter().map(|&w| f64::from(f32::from_le_bytes(w))).collect()
                     };
                     (name.to_string(), values)
                 });
@@ -172,7 +174,7 @@ mod tests {
     fn only_features_that_compute_right_are_used() {
         assert_eq!(chosen(|_| ()), ALL);
         let is_product = |values: &[f32]| values.len() == SIZES[0] * SIZES[2];
-        // A subgroup that leaves the terms of its last thread out, or a driver that computes nothing.
+        // A subgroup that omits the terms of its last thread, or a driver that computes nothing.
         let one_off = chosen(|values| {
             if is_product(values) {
                 values[77] += 1e-3;
@@ -197,7 +199,7 @@ mod tests {
                 ..ALL
             }
         );
-        // What is not listed is not tried.
+        // Features that are not listed are not tried.
         let none = choose("a device", Features::default(), |_| {
             |_: &Graph, _: &dyn Fn(&str) -> Vec<Word>| -> Result<Vec<Word>> { panic!("nothing is run") }
         });

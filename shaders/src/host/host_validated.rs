@@ -1,20 +1,20 @@
-//! Indices that inputs hold, which the host looks at before a step: what they would spoil needs no copy to restore it
-//! from. A key-value cache, whose place of writing is such an index, would be copied in every step.
+//! Validation of indices in inputs by the host before a step: data that are written by such indices need no backup copy.
+//! Otherwise a key-value cache, whose write position is such an index, would be copied in every step.
 
 use std::collections::HashMap;
 
 use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices};
 use meganeura_core::{Error, Result};
 
-/// What is looked at, and what the inputs hold.
+/// The validated indices, and the contents of the inputs.
 pub struct HostValidated {
-    /// By segment, with the labels of the dispatches.
+    /// Validated indices by segment, with the labels of the dispatches.
     segments: Vec<Vec<(HostIndices, String)>>,
     contents: HashMap<BufferRef, Vec<u8>>,
 }
 
 impl HostValidated {
-    /// Of a plan whose inputs are zeros.
+    /// Creates the validation of a plan whose inputs are zeros.
     pub fn of(plan: &ExecutionPlan) -> Self {
         let all = plan.host_indices();
         let zeros = |host_validated: &HostIndices| {
@@ -38,22 +38,22 @@ impl HostValidated {
         }
     }
 
-    /// Notes what is written to a buffer, within it.
+    /// Records a write to a buffer, within its bounds.
     pub fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) {
         if let Some(own) = self.contents.get_mut(&buffer) {
             own[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
     }
 
-    /// Whether the host looks at what a buffer holds.
+    /// Returns true if the host validates the contents of a buffer.
     pub fn holds(&self, buffer: BufferRef) -> bool {
         self.contents.contains_key(&buffer)
     }
 
-    /// Looks at what the segments of a step read.
+    /// Validates the indices that the segments of a step read.
     ///
     /// # Errors
-    /// An index out of range.
+    /// An index is out of range.
     pub fn check(&self, segments: &[usize]) -> Result<()> {
         for (host_validated, label) in segments.iter().filter_map(|&s| self.segments.get(s)).flatten() {
             let bytes = self.contents.get(&host_validated.buffer).map_or(&[][..], |bytes| bytes);

@@ -1,16 +1,16 @@
-//! One step of a plan, as the tests make that decide what of a device is used.
+//! Execution of a single step of a plan, for the tests that select device features.
 
 use meganeura_core::backend::{Executable, StepArgs};
 use meganeura_core::{ExecutionPlan, Result};
 
-/// A number of 32 bits of a tensor.
+/// A 32-bit word of a tensor.
 pub type Word = [u8; 4];
 
-/// Feeds an executable of a plan, makes a step and waits for it; `words` are the contents of an input by its name. Returns
+/// Writes the inputs of an executable, runs a step and waits for it; `words` returns the contents of an input by name. Returns
 /// the words of all outputs.
 ///
 /// # Errors
-/// A device that fails.
+/// The device fails.
 pub fn run_once(
     executable: &mut dyn Executable,
     plan: &ExecutionPlan,

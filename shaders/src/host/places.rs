@@ -1,4 +1,4 @@
-//! Where the buffers of an executable lie: in a few large allocations.
+//! Layout of the buffers of an executable in a few large allocations.
 
 use meganeura_core::plan::memory::MemoryLayout;
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
@@ -7,74 +7,77 @@ use meganeura_core::{Error, Result};
 /// Alignment of offsets that every device accepts for storage buffers.
 pub const ALIGNMENT: u64 = 256;
 
-/// Where a logical buffer is.
+/// Location of a logical buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the allocation.
+pub struct BufferLocation {
+    /// Index of the allocation.
     pub slab: usize,
-    /// Its first byte there, a multiple of [`ALIGNMENT`].
+    /// Offset of the first byte, a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-impl Place {
-    /// The two as one, if the other begins where this one ends: what lies between is nobody's.
-    pub(super) fn joined(&self, other: &Place) -> Option<Place> {
+impl BufferLocation {
+    /// Returns the union of both if the other one begins at the next aligned offset after this one; the padding between is
+    /// unused.
+    pub(super) fn joined(&self, other: &BufferLocation) -> Option<BufferLocation> {
         let len = self.bytes.next_multiple_of(ALIGNMENT);
         let follows = self.slab == other.slab && self.offset + len == other.offset;
-        follows.then(|| Place {
+        follows.then(|| BufferLocation {
             bytes: len + other.bytes,
             ..*self
         })
     }
 }
 
-/// Lays out the buffers of a [`Draft`](super::Draft), those of the plan first, in allocations of at most `limit` bytes. Returns the
-/// sizes of the allocations and the places. The plan's buffers are where it has them, if its layout fits the device; the others come
-/// after these.
+/// Lays out the buffers of a [`LaunchPlan`](super::LaunchPlan), those of the plan first, in allocations of at most `limit` bytes. Returns
+/// the sizes of the allocations and the locations of the buffers. The plan's buffers keep the offsets of the plan if its layout
+/// fits the device; the other buffers follow.
 ///
 /// # Errors
-/// [`Error::BufferTooLarge`] for one beyond the limit.
-pub fn lay_out(sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<(Vec<u64>, Vec<Place>)> {
+/// [`Error::BufferTooLarge`] for a buffer that exceeds the limit.
+pub fn lay_out(sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<(Vec<u64>, Vec<BufferLocation>)> {
     place_all(sizes, &plan.memory, limit).map_err(|buffer| Error::BufferTooLarge {
-        tensor: match plan.buffers.len() > buffer {
-            true => plan.describe(BufferRef(buffer as u32)),
-            false => "workspace of a kernel".to_owned(),
+        tensor: if plan.buffers.len() > buffer {
+            plan.describe(BufferRef(buffer as u32))
+        } else {
+            "workspace of a kernel".to_owned()
         },
         bytes: sizes[buffer],
         limit,
     })
 }
 
-/// Lays out buffers of these sizes in slabs of at most `limit` bytes. Returns the sizes of the slabs and the places.
-/// The first buffers are where the plan's layout has them, if it has one that fits the device; the others come after
-/// these.
+/// Lays out buffers of these sizes in slabs of at most `limit` bytes. Returns the sizes of the slabs and the locations of the
+/// buffers. The first buffers keep the offsets of the plan's layout if it fits the device; the other buffers follow.
 ///
 /// # Errors
-/// The number of a buffer that exceeds the limit.
-fn place_all(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> std::result::Result<(Vec<u64>, Vec<Place>), usize> {
+/// Returns the index of a buffer that exceeds the limit.
+fn place_all(
+    sizes: &[u64],
+    planned: &MemoryLayout,
+    limit: u64,
+) -> std::result::Result<(Vec<u64>, Vec<BufferLocation>), usize> {
     let slab_bytes = planned
         .slab
         .map_or(planned.bytes as u64, |bytes| bytes as u64)
         .max(ALIGNMENT);
-    let planned_for = match slab_bytes <= limit {
-        true => &planned.offsets[..],
-        false => &[],
-    };
-    let mut slabs: Vec<u64> = match planned_for.is_empty() {
-        true => Vec::new(),
-        false => (0..planned.bytes as u64)
+    let planned_for = if slab_bytes <= limit { &planned.offsets[..] } else { &[] };
+    let mut slabs: Vec<u64> = if planned_for.is_empty() {
+        Vec::new()
+    } else {
+        (0..planned.bytes as u64)
             .step_by(slab_bytes as usize)
             .map(|start| slab_bytes.min(planned.bytes as u64 - start))
-            .collect(),
+            .collect()
     };
     let mut places = Vec::with_capacity(sizes.len());
     for (buffer, &bytes) in sizes.iter().enumerate() {
-        // A buffer without elements lies nowhere, but bindings want a place with some bytes.
+        // A buffer without elements needs no memory, but bindings need a location with some bytes.
         if let Some(&offset) = planned_for.get(buffer).filter(|_| bytes > 0) {
             let (slab, offset) = (offset as u64 / slab_bytes, offset as u64 % slab_bytes);
-            places.push(Place {
+            places.push(BufferLocation {
                 slab: slab as usize,
                 offset,
                 bytes,
@@ -90,7 +93,7 @@ fn place_all(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> std::result::
                 slabs.len() - 1
             }
         };
-        places.push(Place {
+        places.push(BufferLocation {
             slab,
             offset: slabs[slab],
             bytes,
@@ -121,7 +124,7 @@ mod tests {
             slab: Some(512),
             offsets: vec![0, 256, 512, 1280, 1024],
         };
-        // The fourth is empty; the last two are not the plan's.
+        // The fourth buffer is empty; the last two do not belong to the plan.
         let (slabs, places) = place_all(&[256, 200, 512, 0, 256, 8, 500], &planned, 512).expect("they fit");
         let of = |i: usize| (places[i].slab, places[i].offset, places[i].bytes);
         assert_eq!(
@@ -130,7 +133,7 @@ mod tests {
         );
         assert_eq!([of(3), of(5), of(6)], [(2, 256, 0), (3, 0, 8), (4, 0, 500)]);
         assert_eq!(slabs, [512, 512, 512, 256, 512]);
-        // A layout for a device that binds more is of no use here.
+        // A layout for a device with a larger limit does not apply here.
         assert_eq!(place_all(&[256, 200, 512, 0, 256], &planned, 256), Err(2));
     }
 

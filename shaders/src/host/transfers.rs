@@ -1,8 +1,8 @@
-//! Writes of the host that wait for the next submission, and results that the host is expected to read.
+//! Host writes that wait for the next submission, and results that the host will probably read.
 
 use meganeura_core::plan::BufferRef;
 
-/// Bytes of results that a step copies for the host because the last one was asked for them.
+/// Maximum bytes of results that a step copies to the host because the host read them after the last step.
 pub const MAX_EXPECTED: u64 = 64 << 10;
 
 /// A copy between device and host.
@@ -10,41 +10,41 @@ pub const MAX_EXPECTED: u64 = 64 << 10;
 pub struct Copy {
     /// The buffer of the device.
     pub buffer: BufferRef,
-    /// First byte there.
+    /// Offset in the buffer, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub len: u64,
-    /// First byte in the host's memory.
+    /// Offset in the host's memory, in bytes.
     pub host: u64,
 }
 
 impl Copy {
-    /// Whether both are of the same bytes of the device.
+    /// Returns true if both copy the same bytes of the device.
     pub fn is_same(&self, other: &Copy) -> bool {
         (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
     }
 
-    /// Whether both are of some byte of the device.
+    /// Returns true if both copies have device bytes in common.
     pub fn overlaps(&self, other: &Copy) -> bool {
         self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
     }
 }
 
-/// What the host has written since the last submission, in the order of writing.
+/// Writes of the host since the last submission, in order.
 #[derive(Debug, Default)]
-pub struct Writes {
-    /// The bytes.
+pub struct PendingWrites {
+    /// Data of all writes.
     pub bytes: Vec<u8>,
-    /// Where they belong.
+    /// Destination of each write.
     pub copies: Vec<Copy>,
 }
 
-impl Writes {
-    /// Adds a write, or changes one that it replaces.
+impl PendingWrites {
+    /// Adds a write, or changes an earlier one that it replaces.
     ///
     /// # Errors
-    /// It would be more than `most` bytes together with what is there, which has to be submitted first.
-    pub fn add(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8], most: usize) -> Result<(), Full> {
+    /// The queued writes would exceed `most` bytes and have to be submitted first.
+    pub fn add(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8], most: usize) -> Result<(), QueueFull> {
         let mut copy = Copy {
             buffer,
             offset,
@@ -54,14 +54,14 @@ impl Writes {
         let known = self.copies.iter().rposition(|c| c.is_same(&copy));
         let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
         if let Some(at) = last {
-            // Written again before anybody has seen it.
+            // The earlier write was not submitted yet.
             let start = self.copies[at].host as usize;
             self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
             return Ok(());
         }
         let start = self.bytes.len().next_multiple_of(4);
         if start + bytes.len() > most && !self.copies.is_empty() {
-            return Err(Full);
+            return Err(QueueFull);
         }
         self.bytes.resize(start, 0);
         copy.host = start as u64;
@@ -70,23 +70,23 @@ impl Writes {
         Ok(())
     }
 
-    /// Forgets what was submitted.
+    /// Removes submitted writes.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.copies.clear();
     }
 
-    /// Whether some byte of a copy is going to be overwritten.
+    /// Returns true if a queued write overlaps a copy.
     pub fn change(&self, copy: &Copy) -> bool {
         self.copies.iter().any(|c| c.overlaps(copy))
     }
 }
 
-/// There is no room for a write.
+/// The queue of writes is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct QueueFull;
 
-/// Places in the host's memory from a byte on for copies that are expected to be read, as far as there is room.
+/// Assigns offsets in the host's memory, from `first` on, to copies that will probably be read, as far as they fit.
 pub fn place_expected(expected: impl Iterator<Item = Copy>, first: u64) -> Vec<Copy> {
     let mut next = first;
     let mut copies: Vec<Copy> = Vec::new();
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn what_is_written_again_replaces_what_nobody_has_seen() {
         let (a, b) = (BufferRef(0), BufferRef(1));
-        let mut writes = Writes::default();
+        let mut writes = PendingWrites::default();
         let mut add =
             |buffer, offset, bytes: &[u8]| writes.add(buffer, offset, bytes, 32).map(|()| writes.copies.len());
         assert_eq!(add(a, 0, &[1; 6]), Ok(1));
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(add(a, 0, &[3; 6]), Ok(2), "in its place");
         assert_eq!(add(a, 4, &[4; 4]), Ok(3));
         assert_eq!(add(a, 0, &[5; 6]), Ok(4), "behind what it overlaps");
-        assert_eq!(add(b, 8, &[6; 12]), Err(Full));
+        assert_eq!(add(b, 8, &[6; 12]), Err(QueueFull));
         let hosts: Vec<u64> = writes.copies.iter().map(|c| c.host).collect();
         assert_eq!(hosts, [0, 8, 12, 16]);
         assert_eq!(writes.bytes[..6], [3; 6]);

@@ -1,5 +1,5 @@
-//! Loops along an axis that the threads of a workgroup share: locations of extremes, and running sums. A running sum may
-//! overwrite its operand: each element is written by the thread that has read it.
+//! Kernels whose workgroups share loops along an axis: argmax, argmin, and running sums. A running sum may overwrite its operand:
+//! the thread that has read an element also writes it.
 
 mod schedules;
 
@@ -12,12 +12,12 @@ use super::rows::{Layout, THREADS};
 use super::scalar::wgsl_type;
 use super::template::{KernelFile, Template};
 use super::variants;
-use schedules::Extremes;
+use schedules::ArgReduction;
 
 /// Consecutive elements of a thread in each round of a running sum.
-const EACH: usize = 8;
+const THREAD_ELEMENTS: usize = 8;
 
-/// Elements before an axis, along it, and after it.
+/// Returns the number of elements before an axis, along it, and after it.
 pub(super) fn around(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
     let axis = shape.axis(axis)?;
     Ok([
@@ -27,12 +27,12 @@ pub(super) fn around(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
     ])
 }
 
-/// Rows along an axis, and who works on them.
+/// Rows along an axis, and their distribution over threads.
 struct Rows {
     layout: Layout,
     rows: usize,
     len: usize,
-    /// Distance of neighbours in a row.
+    /// Distance in memory of adjacent elements of a row.
     inner: usize,
 }
 
@@ -50,7 +50,7 @@ impl Rows {
         })
     }
 
-    /// Gives a kernel file its rows, and who works on them.
+    /// Creates a template with the rows and their distribution over threads.
     fn template(&self, file: KernelFile) -> Template {
         let Layout {
             width,
@@ -71,11 +71,11 @@ impl Rows {
     }
 }
 
-/// The index of the first element that comes before all others by a condition on two values, `a` and `b`. Of elements neither of
-/// which comes before the other, the first counts.
+/// Compiles the search for the index of the first element that comes before all others. The condition compares two values, `a`
+/// and `b`. Among elements of equal rank, the first one is returned.
 pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled, String> {
     let rows = Rows::of(cx)?;
-    let extremes = Extremes { cx, rows, comes_before };
+    let extremes = ArgReduction { cx, rows, comes_before };
     variants::compile(
         cx,
         |precision| extremes.class(precision),
@@ -85,7 +85,7 @@ pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled,
     )
 }
 
-/// Running sums.
+/// Compiles running sums.
 pub(super) fn cumsum(cx: &CompileCx) -> Result<Launch, String> {
     let rows = Rows::of(cx)?;
     let mut module = Module::new(cx);
@@ -94,7 +94,7 @@ pub(super) fn cumsum(cx: &CompileCx) -> Result<Launch, String> {
         .alias("Value", wgsl_type(cx.kernel.inputs[0].dtype))
         .returns("load", "", &module.load(0, "at"))
         .body("store", module.store(0, "at", "sum"))
-        .size("EACH", EACH)
+        .size("THREAD_ELEMENTS", THREAD_ELEMENTS)
         .flag("REVERSE", cx.kernel.attrs.bool("reverse")?)
         .flag("EXCLUSIVE", cx.kernel.attrs.bool("exclusive")?);
     rows.finish(module, template)

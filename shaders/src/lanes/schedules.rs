@@ -1,4 +1,4 @@
-//! Variants of extremes: in how many parts each row is cut.
+//! Variants of argmax and argmin, by the number of parts of each row.
 
 use meganeura_core::DType;
 use meganeura_core::precision::Precision;
@@ -12,14 +12,14 @@ use super::super::template::Template;
 use super::super::variants::{Candidate, range};
 use super::{Rows, THREADS};
 
-/// Parts that are tried.
+/// Candidate numbers of parts.
 const PARTS: [usize; 4] = [4, 16, 64, 256];
-/// Fewest elements of a part.
+/// Minimum number of elements of a part.
 const MIN_PART: usize = 1024;
-/// Parts of all rows that occupy a device.
-const ENOUGH: usize = 256;
+/// Minimum total number of parts, of all rows, that occupies a device.
+const MIN_WORKGROUPS: usize = 256;
 
-/// A variant to look for extremes: so many parts of each row.
+/// A variant with this many parts of each row.
 pub(super) struct Parts(usize);
 
 impl Candidate for Parts {
@@ -28,37 +28,38 @@ impl Candidate for Parts {
     }
 }
 
-/// The first element of each row that comes before all others by a condition.
-pub(super) struct Extremes<'a> {
+/// Search for the first element of each row that comes before all others by a condition.
+pub(super) struct ArgReduction<'a> {
     pub(super) cx: &'a CompileCx<'a>,
     pub(super) rows: Rows,
     pub(super) comes_before: &'a str,
 }
 
-impl Extremes<'_> {
-    /// The numbers of parts that leave parts long enough.
+impl ArgReduction<'_> {
+    /// Returns the numbers of parts for which parts are long enough.
     fn possible(&self) -> impl Iterator<Item = usize> {
         let long = |parts: &usize| self.rows.len / parts >= MIN_PART;
         std::iter::once(1).chain(PARTS.into_iter().filter(long))
     }
 
-    /// As few parts as make enough of all rows; else as many as there can be. A workgroup looks at one load of each thread after the
-    /// other: rows of 49,152 in one part take 62 to 81 us on an H100, whether it is one row or 64.
+    /// Returns the default: the smallest number of parts that occupies the device, or else the largest possible number. A
+    /// workgroup waits for one load of each thread after the other: one part of 49,152 elements takes 62 to 81 us on an H100, for
+    /// one row as well as for 64 rows.
     pub(super) fn usual(&self) -> Parts {
         let Rows { rows, layout, .. } = self.rows;
         let groups = rows.div_ceil(layout.width);
-        let enough = self.possible().find(|parts| groups * parts >= ENOUGH);
+        let enough = self.possible().find(|parts| groups * parts >= MIN_WORKGROUPS);
         Parts(enough.or(self.possible().last()).unwrap_or(1))
     }
 
-    /// All variants, the default one first.
+    /// Returns all variants, the default one first.
     pub(super) fn all(&self) -> Vec<Parts> {
         let usual = self.usual();
         let others = self.possible().filter(|parts| *parts != usual.0).map(Parts);
         std::iter::once(Parts(usual.0)).chain(others).collect()
     }
 
-    /// What decides which variant is the best: the type of elements, sizes, and how rows lie in memory.
+    /// Returns the class of calls that share the fastest variant: by element type, sizes, and memory layout of rows.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let Rows { rows, len, .. } = self.rows;
         let dtype = self.cx.kernel.inputs[0].dtype;
@@ -70,9 +71,9 @@ impl Extremes<'_> {
         }
     }
 
-    /// Launches in a variant.
+    /// Compiles the launches of a variant.
     pub(super) fn compile(&self, &Parts(parts): &Parts) -> Result<Compiled, String> {
-        let Extremes { cx, rows, .. } = self;
+        let ArgReduction { cx, rows, .. } = self;
         let mut module = Module::new(cx);
         let template = rows.template(files::ARG_REDUCE).size("PARTS", parts);
         let template = self.reading(template, &mut module);
@@ -92,9 +93,9 @@ impl Extremes<'_> {
         Ok(compiled)
     }
 
-    /// The first of what the parts of each row have found.
+    /// Compiles the launch that combines the results of the parts of each row.
     fn join(&self, parts: usize) -> Result<Launch, String> {
-        let Extremes { cx, rows, .. } = self;
+        let ArgReduction { cx, rows, .. } = self;
         let mut module = Module::new(cx);
         module.bind("found", cx.scratch(0));
         let template = rows.sized(files::ARG_REDUCE_JOIN).size("PARTS", parts);

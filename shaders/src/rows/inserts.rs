@@ -1,4 +1,4 @@
-//! What is inserted into `kernels/reduce.wgsl`: what elements and rows are computed from.
+//! Code that is inserted into `kernels/reduce.wgsl`: the computation of elements and rows.
 
 use std::fmt::Write as _;
 
@@ -12,16 +12,16 @@ use super::super::scalar::{compute_type, wgsl_type};
 use super::super::template::Template;
 use super::{Layout, Reduction, Rows, THREADS};
 
-/// Columns of a thread whose loads are in flight together, where rows are long.
+/// Columns of a thread whose loads are in flight together if rows are long.
 const UNROLL: usize = 4;
-/// Threads that join what the lanes of a row have, each for some of them.
-const JOINERS: usize = 16;
-/// Most reductions of a kernel: each has an array in shared memory.
+/// Threads that combine the partial results of the lanes of a row; each combines some of them.
+const JOIN_LANES: usize = 16;
+/// Maximum number of reductions of a kernel: each has an array in shared memory.
 const MAX_REDUCTIONS: usize = 12;
 
 impl Rows<'_> {
     fn check_size(&self) -> Result<(), String> {
-        // Threads beyond the last row or column begin to count, but read nothing.
+        // Indices of threads past the last row or column must not overflow, though these threads read nothing.
         let numbers = self.rows.saturating_mul(self.columns).saturating_add(UNROLL * THREADS);
         if u32::try_from(numbers).is_err() {
             return Err("it has more elements than a kernel can number".into());
@@ -32,7 +32,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Everything in one launch.
+    /// Compiles the reductions in one launch.
     pub(super) fn whole(&self, cx: &CompileCx, layout: &Layout) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
         let template = self.template(&mut e, layout)?;
@@ -41,7 +41,7 @@ impl Rows<'_> {
         e.module.finish_template(template, self.rows.div_ceil(layout.width))
     }
 
-    /// Statements that compute the reductions of the one row at the beginning of another kernel.
+    /// Adds the statements that compute the reductions of a single row to the start of another kernel.
     pub(in super::super) fn begin(&self, e: &mut Emitter) -> Result<(), String> {
         let layout = Layout::of_one_row();
         let template = self.template(e, &layout)?.flag("PROLOGUE", true);
@@ -51,13 +51,13 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// The reductions of parts of the rows.
+    /// Compiles the reductions of parts of the rows.
     pub(super) fn partial(&self, cx: &CompileCx, layout: &Layout, parts: usize) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
         let template = self.template(&mut e, layout)?;
         let mut stores = String::new();
         for (number, r) in self.reductions.iter().enumerate() {
-            // In the type that is computed with, also where the sum is of half precision.
+            // Uses the type of the computation, even if the sum is of half precision.
             let array = e
                 .module
                 .array(cx.scratch(number), compute_type(self.body.ty(r.id).dtype), true);
@@ -72,7 +72,7 @@ impl Rows<'_> {
             .finish_template(template, self.rows.div_ceil(layout.width) * parts)
     }
 
-    /// What is computed from the parts: one thread for each row.
+    /// Compiles the launch that combines the parts, with one thread for each row.
     pub(super) fn join_parts(&self, cx: &CompileCx, parts: usize) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
         let (mut start, mut join) = (String::new(), String::new());
@@ -92,7 +92,8 @@ impl Rows<'_> {
         e.module.finish_template(template, self.rows.div_ceil(THREADS))
     }
 
-    /// The kernel file with all reductions, each after those that it depends on, and what else there is one of for each row.
+    /// Creates the template with all reductions, in the order of their dependencies, and the other values with one element per
+    /// row.
     fn template(&self, e: &mut Emitter, layout: &Layout) -> Result<Template, String> {
         self.check_size()?;
         let unroll = if self.columns >= 2 * UNROLL * layout.lanes {
@@ -104,14 +105,18 @@ impl Rows<'_> {
         let mut template = Template::new(files::REDUCE)
             .sizes([("ROWS", self.rows), ("COLUMNS", self.columns)])
             .sizes([("REDUCTIONS", self.reductions.len()), ("LEVELS", levels)])
-            .sizes([("THREADS", THREADS), ("LANES", layout.lanes), ("JOINERS", JOINERS)])
+            .sizes([
+                ("THREADS", THREADS),
+                ("LANES", layout.lanes),
+                ("JOIN_LANES", JOIN_LANES),
+            ])
             .flag("ROWS_FIRST", layout.rows_first)
             .sizes([("WRITTEN", self.written_out), ("UNROLL", unroll)])
             .flag("BY_ROW", !self.by_row.is_empty());
         for (number, r) in self.reductions.iter().enumerate() {
             let dtype = self.body.ty(r.id).dtype;
             let lanes =
-                (0..layout.lanes.min(JOINERS)).map(|lane| format!("shared_{number}[{lane}u * WIDTH + row_here]"));
+                (0..layout.lanes.min(JOIN_LANES)).map(|lane| format!("shared_{number}[{lane}u * WIDTH + row_here]"));
             template = template
                 .alias(numbered("Value", number), wgsl_type(dtype))
                 .returns(numbered("combine", number), "", &r.fold.join(dtype, "a", "b"))
@@ -139,13 +144,13 @@ impl Rows<'_> {
         Ok(template)
     }
 
-    /// A statement that gives a name to the number of the element in the column of a variable.
+    /// Returns a statement that assigns the index of the element in a column to the variable `name`.
     pub(super) fn number(&self, name: &str, column: &str) -> String {
         let number = location::linear(&self.location(column), &self.domain);
         format!("let {name} = {number};\n")
     }
 
-    /// An element's value within a loop over columns.
+    /// Returns the code of an element's value within a loop over columns.
     fn in_loop(
         &self,
         e: &mut Emitter,
@@ -159,7 +164,7 @@ impl Rows<'_> {
         Ok(code)
     }
 
-    /// Accumulators of the reductions of a level, and the statements that fill them for each column.
+    /// Adds the accumulators of the reductions of a level, and the statements that update them for each column.
     fn accumulate(
         &self,
         e: &mut Emitter,
@@ -203,7 +208,7 @@ impl Rows<'_> {
         Ok((template, joined))
     }
 
-    /// Joins the lanes of each row, so that every thread has the results, and computes what depends on them.
+    /// Combines the lanes of each row, so that every thread has the results, and computes the values that depend on them.
     fn join_lanes(
         &self,
         e: &mut Emitter,
@@ -231,13 +236,13 @@ impl Rows<'_> {
         if layout.lanes > 1 {
             template = template.insert(numbered("share", level), share);
         }
-        if layout.lanes > JOINERS {
+        if layout.lanes > JOIN_LANES {
             template = template.insert(numbered("join", level), join);
         }
         Ok(template.insert(numbered("results", level), std::mem::take(&mut e.code)))
     }
 
-    /// Computes values of which there is one for each row as soon as what they depend on is there.
+    /// Computes values with one element per row as soon as their operands are available.
     fn hoist(&self, e: &mut Emitter) -> Result<(), String> {
         let count = self.body.nodes.len();
         let (mut depends, mut overwritten) = (vec![false; count], vec![false; count]);
@@ -261,9 +266,9 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Whether all reductions that a value depends on have been computed.
+    /// Returns true if all reductions that a value depends on have been computed.
     fn is_ready(&self, e: &Emitter, id: Id) -> bool {
-        // A product that comes after the reductions has a variable, but only in what follows it.
+        // A product after the reductions has a variable, but only in its epilogue.
         if e.fixed(id).is_some() && self.body.role(id) != Some(Role::Contraction) {
             return true;
         }
@@ -271,7 +276,7 @@ impl Rows<'_> {
             && self.body.inputs(id).iter().all(|&i| self.is_ready(e, i))
     }
 
-    /// Statements that store the results of a list, at the element of a base.
+    /// Adds the statements that store some results at the element of a base.
     fn stores(&self, e: &mut Emitter, base: &Base, outputs: &[usize]) -> Result<(), String> {
         let mut stores = String::new();
         for &output in outputs {
@@ -284,7 +289,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Stores the results that have an element for each row.
+    /// Stores the results with one element for each row.
     fn store_rows(&self, e: &mut Emitter, location: &str, template: Template) -> Result<Template, String> {
         if self.by_row.is_empty() {
             return Ok(template);
@@ -294,7 +299,7 @@ impl Rows<'_> {
         Ok(template.insert(location, code))
     }
 
-    /// Stores the results that have an element for each element of the domain.
+    /// Stores the results with one element for each element of the domain.
     fn store_elements(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         if self.by_element.is_empty() {
             return Ok(template);
@@ -312,17 +317,17 @@ impl Rows<'_> {
     }
 }
 
-/// A name of the kernel file for one value of an index.
+/// Returns a numbered name of the kernel file.
 pub(super) fn numbered(name: &str, number: usize) -> String {
     format!("{name}_{number}")
 }
 
-/// Adds the declaration of a variable that is changed. Writing to a string does not fail.
+/// Adds the declaration of a mutable variable. Writing to a string does not fail.
 fn declare(code: &mut String, name: &str, value: &str) {
     let _ = writeln!(code, "var {name} = {value};");
 }
 
-/// Adds a statement that gives a variable, or an element, a value.
+/// Adds an assignment to a variable or an element.
 fn assign(code: &mut String, name: &str, value: &str) {
     let _ = writeln!(code, "{name} = {value};");
 }

@@ -1,22 +1,22 @@
-//! How the threads of a workgroup share rows and columns.
+//! Distribution of rows and columns over the threads of a workgroup.
 
 use super::{Rows, THREADS, THREADS_THRESHOLD};
 
-/// Rows side by side where neighbouring rows are neighbours in memory.
+/// Adjacent rows of a workgroup, if adjacent rows are neighbours in memory.
 const WIDE_ROWS: usize = 32;
-/// Fewest lanes of neighbouring columns: what they read together is a line of memory.
+/// Minimum number of lanes with adjacent columns: together they read a cache line.
 const MIN_LANES: usize = 32;
-/// Columns of a thread that are better than more threads, if there are enough of these.
+/// Maximum number of columns of a thread for which fewer lanes are better, if enough threads remain.
 const FEW_COLUMNS: usize = 8;
 
-/// How a workgroup is divided.
+/// Division of a workgroup into rows and lanes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     /// Rows of a workgroup.
     pub(crate) width: usize,
     /// Threads of a row, a power of two.
     pub(crate) lanes: usize,
-    /// Whether neighbouring threads have neighbouring rows rather than columns.
+    /// True if adjacent threads have adjacent rows rather than adjacent columns.
     pub(crate) rows_first: bool,
 }
 
@@ -25,7 +25,7 @@ impl Layout {
         let last = (0..rows.domain.rank()).rev().find(|&a| rows.domain[a] > 1);
         let layout = Layout::new(rows.columns, last.is_some_and(|a| !rows.reduced[a]));
         let mut lanes = layout.lanes;
-        // Where there are threads enough, several columns each: there is less to put together.
+        // If there are enough threads, each gets several columns, so that fewer partial results have to be combined.
         while !layout.rows_first
             && lanes > MIN_LANES
             && rows.columns.div_ceil(lanes / 2) <= FEW_COLUMNS
@@ -36,20 +36,20 @@ impl Layout {
         Layout::of_lanes(lanes, layout.rows_first)
     }
 
-    /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
+    /// Creates the layout for rows of `columns` columns; `rows_first` if adjacent rows are neighbours in memory.
     pub(crate) fn new(columns: usize, rows_first: bool) -> Self {
         let lanes = columns.next_power_of_two().clamp(1, Layout::most_lanes(rows_first));
-        // A few columns are no work for several threads.
+        // A few columns are not enough work for several threads.
         let lanes = if columns <= 8 { 1 } else { lanes };
         Layout::of_lanes(lanes, rows_first)
     }
 
-    /// Most threads of a row.
+    /// Returns the maximum number of threads of a row.
     pub(super) fn most_lanes(rows_first: bool) -> usize {
         if rows_first { THREADS / WIDE_ROWS } else { THREADS }
     }
 
-    /// For so many threads of a row.
+    /// Creates the layout with `lanes` threads of a row.
     pub(super) fn of_lanes(lanes: usize, rows_first: bool) -> Self {
         Layout {
             width: THREADS / lanes,
@@ -58,7 +58,7 @@ impl Layout {
         }
     }
 
-    /// All threads for the one row.
+    /// Creates the layout with all threads for a single row.
     pub(super) fn of_one_row() -> Self {
         Layout::of_lanes(THREADS, false)
     }

@@ -1,8 +1,9 @@
-//! Bodies with reductions: sums and extremes over some axes, what is computed before, and what is computed from them
-//! for the same row, such as norms, softmaxes and losses after decomposition.
+//! Kernels of bodies with reductions over some axes, including the computation of their operands and of results for the same row,
+//! such as decomposed norms, softmaxes and losses.
 //!
-//! The kept axes of what is reduced number its *rows*, the reduced ones its *columns*. `kernels/reduce.wgsl` shows how threads
-//! share them; `inserts.rs` computes what is inserted there.
+//! A *row* contains the elements that one reduction combines: the kept axes of its operand index the rows, the reduced axes
+//! index the *columns*. `kernels/reduce.wgsl` distributes both over threads; `inserts.rs` generates the code that is inserted
+//! there.
 
 mod inserts;
 mod layout;
@@ -23,19 +24,19 @@ pub(super) use layout::Layout;
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
-/// Threads that a device should have at least; below, reductions are cut into parts.
+/// Minimum number of threads for a device. With fewer, reductions are split into parts.
 const THREADS_THRESHOLD: usize = 65_536;
-/// Fewest columns of a part.
+/// Minimum number of columns of a part.
 const MIN_PART: usize = 2_048;
-/// Most parts of a row.
+/// Maximum number of parts of a row.
 const MAX_PARTS: usize = 256;
-/// Longest row that every workgroup of a product reduces again.
+/// Maximum length of a row that every workgroup of a product may reduce redundantly.
 const MAX_PROLOGUE_COLUMNS: usize = 16_384;
 
 /// A reduction of a body.
 #[derive(Clone, Debug)]
 struct Reduction {
-    /// Its place among those of the body, by which the kernel file has its array and functions.
+    /// Its index in the body, which numbers its array and functions in the kernel file.
     number: usize,
     id: Id,
     input: Id,
@@ -44,24 +45,24 @@ struct Reduction {
     level: usize,
 }
 
-/// What all reductions of a body have in common.
+/// Common properties of all reductions of a body.
 #[derive(Clone)]
 pub(super) struct Rows<'a> {
     body: &'a Body,
     reductions: Vec<Reduction>,
-    /// What is reduced.
+    /// Shape of the reduced values.
     domain: Shape,
     reduced: Vec<bool>,
     rows: usize,
     columns: usize,
-    /// Columns of a thread whose code is written out; 0 where there is a loop.
+    /// Columns of a thread whose code is unrolled; 0 for a loop.
     written_out: usize,
-    /// Results with an element for each row, and for each element of the domain.
+    /// Results with one element for each row, and results with one for each element of the domain.
     by_row: Vec<usize>,
     by_element: Vec<usize>,
 }
 
-/// Launches for a body with reductions.
+/// Compiles the launches of a body with reductions.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut rows = Rows::of(body)?;
     for (output, ty) in cx.kernel.outputs.iter().enumerate() {
@@ -70,7 +71,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if rows.rows == 0 {
         return Ok(Compiled::default());
     }
-    // A body that does not fit a kernel has no variants: it is cut.
+    // A body that does not fit into one kernel has no variants; it is split into stages.
     variants::compile(
         cx,
         |precision| rows.class(cx, precision),
@@ -81,7 +82,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 impl<'a> Rows<'a> {
-    /// The reductions of a body, none of whose results has a location yet.
+    /// Collects the reductions of a body. Its results are not classified yet.
     pub(super) fn of(body: &'a Body) -> Result<Self, String> {
         let mut levels = vec![0; body.nodes.len()];
         let mut reductions = Vec::new();
@@ -138,8 +139,8 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// The reductions of one row that a product of that row depends on, which every workgroup of the product computes
-    /// for itself; the given results are theirs.
+    /// Collects the reductions of a single row that a product depends on. Every workgroup of the product computes them
+    /// redundantly and stores `results`.
     pub(super) fn before_matmul(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;
         if rows.rows != 1 || rows.columns > MAX_PROLOGUE_COLUMNS {
@@ -149,9 +150,10 @@ impl<'a> Rows<'a> {
             rows.classify(output, &cx.kernel.outputs[output])?;
         }
         rows.written_out = rows.written(&Layout::of_one_row());
-        match rows.by_element.is_empty() {
-            true => Ok(rows),
-            false => Err("it stores what it multiplies".into()),
+        if rows.by_element.is_empty() {
+            Ok(rows)
+        } else {
+            Err("it stores what it multiplies".into())
         }
     }
 
@@ -168,12 +170,12 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Whether rows can be cut into parts.
+    /// Returns true if rows can be split into parts.
     fn can_be_cut(&self) -> bool {
         self.by_element.is_empty() && self.reductions.iter().all(|r| r.level == 0)
     }
 
-    /// Parts into which rows are cut.
+    /// Returns the number of parts of a row.
     fn parts(&self, layout: &Layout) -> usize {
         let threads = self.rows * layout.lanes;
         if !self.can_be_cut() || threads >= THREADS_THRESHOLD {
@@ -183,7 +185,7 @@ impl<'a> Rows<'a> {
         wanted.min(self.columns / MIN_PART).max(1)
     }
 
-    /// Gives indices of the domain's elements the names of variables that have them.
+    /// Sets the variables of the indices of the domain's elements.
     fn name_indices(&self, e: &mut Emitter, base: &Base, known: Location) {
         let whole = location::split(base, 1, &self.domain);
         for (index, name) in whole.into_iter().zip(known) {
@@ -193,7 +195,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The location of an element of the domain by the number of its row and the variable of its column.
+    /// Returns the location of an element of the domain by the index of its row and the variable of its column.
     fn location(&self, column: &str) -> Location {
         let dims = |of: bool| -> Vec<usize> { self.axes(of).map(|a| self.domain[a]).collect() };
         let location = |name: &str, of: bool| {
@@ -209,7 +211,7 @@ impl<'a> Rows<'a> {
         (0..self.domain.rank()).filter(move |&a| self.reduced[a] == reduced)
     }
 
-    /// The base of the domain's elements.
+    /// Returns the base of the domain's elements.
     fn element(&self) -> Base {
         Base::new("i", self.rows * self.columns)
     }
@@ -218,11 +220,11 @@ impl<'a> Rows<'a> {
         Base::new("row", self.rows)
     }
 
-    /// Fixes a value that has one element for each row.
+    /// Fixes a value with one element for each row.
     fn fix(&self, e: &mut Emitter, id: Id, variable: &str) {
         let shape = self.body.ty(id).shape.clone();
         let by_row = location::split(&self.row(), 1, &shape);
-        // As it is met at an element of the domain: without the axes that were reduced.
+        // The location of the value at an element of the domain: without the reduced axes.
         let dims: Vec<usize> = self.axes(false).map(|a| self.domain[a]).collect();
         let by_element = |base: Base| {
             let whole = location::split(&base, 1, &self.domain);

@@ -1,5 +1,4 @@
-//! Variants of reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
-//! are written out.
+//! Variants of reductions: the threads of a row, the parts of a row, and unrolled columns of a thread.
 
 use meganeura_core::precision::Precision;
 
@@ -9,22 +8,22 @@ use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::{CompileCx, Compiled, Layout, MAX_PARTS, Rows, THREADS};
 
-/// Multiplications that take as long as loading an element, roughly.
+/// Rough number of multiplications that take as long as loading an element.
 const WORK_OF_ELEMENT: u128 = 64;
-/// Most columns of a thread that are tried: more are no work for a single one.
+/// Maximum number of columns of a thread, for variants that are candidates.
 const MAX_COLUMNS: usize = 4_096;
-/// Fewest columns of a part that are tried.
+/// Minimum number of columns of a part, for variants that are candidates.
 const MIN_COLUMNS: usize = 512;
-/// Most threads for which rows are cut into parts.
+/// Maximum number of threads for which rows are split into parts.
 const MAX_THREADS: usize = 1 << 20;
 
-/// A variant to compute reductions.
+/// A variant of a reduction kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Variant {
     pub(super) layout: Layout,
-    /// Parts that a row is cut into.
+    /// Parts of a row.
     pub(super) parts: usize,
-    /// Columns of a thread whose code is written out; 0 where there is a loop.
+    /// Columns of a thread whose code is unrolled; 0 for a loop.
     pub(super) written: usize,
 }
 
@@ -38,7 +37,7 @@ impl Candidate for Variant {
 }
 
 impl Rows<'_> {
-    /// The variant that limits choose, which were found by measuring some devices.
+    /// Returns the default variant, by thresholds that were measured on some devices.
     pub(super) fn usual(&self) -> Variant {
         let layout = Layout::of(self);
         let parts = self.parts(&layout);
@@ -46,7 +45,7 @@ impl Rows<'_> {
         Variant { layout, parts, written }
     }
 
-    /// All variants, the default one first.
+    /// Returns all variants, the default one first.
     pub(super) fn all(&self) -> Vec<Variant> {
         let usual = self.usual();
         let rows_first = usual.layout.rows_first;
@@ -72,7 +71,7 @@ impl Rows<'_> {
         all
     }
 
-    /// Parts up to which it is tried to cut rows.
+    /// Returns the maximum number of parts of the candidates.
     fn most_parts(&self, layout: &Layout) -> usize {
         if !self.can_be_cut() {
             return 1;
@@ -82,12 +81,13 @@ impl Rows<'_> {
         most.min(MAX_THREADS / threads).max(1)
     }
 
-    /// What decides which variant is the best: what is reduced, what is read and stored, sizes, and how rows lie in memory.
+    /// Returns the class of calls that share the fastest variant: by reductions, loads and stores, sizes, and memory layout of
+    /// rows.
     pub(super) fn class(&self, cx: &CompileCx, precision: Precision) -> Class {
         let Rows { rows, columns, .. } = *self;
         let all = self.reductions.iter();
         let all = all.map(|r| format!("{:?}.{}", r.fold, r.level).to_lowercase());
-        // One for each element, for each row, or neither.
+        // One element for each element of the domain, for each row, or neither.
         let location = |numel: usize| match numel {
             numel if numel == rows * columns => 'e',
             numel if numel == rows => 'r',
@@ -118,7 +118,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Launches in a variant.
+    /// Compiles the launches of a variant.
     pub(super) fn compile(&self, cx: &CompileCx, variant: &Variant) -> Result<Compiled, String> {
         let rows = Rows {
             written_out: variant.written,
@@ -137,7 +137,7 @@ impl Rows<'_> {
     }
 }
 
-/// 1, 2, 4 and so on.
+/// Returns 1, 2, 4 and so on up to `most`.
 fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
     (0..).map(|power| 1 << power).take_while(move |&number| number <= most)
 }

@@ -1,5 +1,4 @@
-//! Rows so short that the few columns of a thread are written out: what it reads for them is in flight together, and is
-//! still there when results need it again.
+//! Unrolled code for rows with few columns per thread: their loads are in flight together, and results reuse the loaded values.
 
 use super::super::emit::Emitter;
 use super::super::location::{self, Base};
@@ -7,30 +6,30 @@ use super::super::template::Template;
 use super::inserts::numbered;
 use super::{Layout, Reduction, Rows};
 
-/// Most columns of a thread whose code is written out, so that what it reads is in flight together and is read once; and most
-/// values that are computed so.
+/// Maximum number of unrolled columns of a thread, whose loads are in flight together and are not repeated, and maximum number of
+/// values that are computed for them.
 const MAX_UNROLLED: usize = 16;
 const MAX_VALUES: usize = 512;
 
 impl Rows<'_> {
-    /// Columns of a thread that are written out: all of them, if they are few.
+    /// Returns the number of unrolled columns of a thread: all of them, if they are few.
     pub(super) fn written(&self, layout: &Layout) -> usize {
         let columns = self.columns.div_ceil(layout.lanes);
         let fits = columns <= MAX_UNROLLED && columns * self.body.nodes.len() <= MAX_VALUES;
         if fits { columns } else { 0 }
     }
 
-    /// The base of the element in one of the columns of a thread that are written out.
+    /// Returns the base of the element in one of the unrolled columns of a thread.
     pub(super) fn written_element(&self, number: usize) -> Base {
         Base::new(&numbered("element", number), self.rows * self.columns)
     }
 
-    /// Whether some threads lack such a column.
+    /// Returns true if some threads lack this column.
     fn is_short(&self, lanes: usize, number: usize) -> bool {
         (number + 1) * lanes > self.columns
     }
 
-    /// Gives the elements in the columns of a thread their numbers.
+    /// Adds the indices of the elements in the columns of a thread.
     pub(super) fn number_columns(&self, e: &mut Emitter, template: Template) -> Template {
         (0..self.written_out).fold(template, |template, number| {
             let (base, column) = (self.written_element(number), numbered("column", number));
@@ -39,7 +38,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Accumulators of some reductions over columns that are written out.
+    /// Returns the accumulators of some reductions over unrolled columns.
     pub(super) fn accumulate_written(
         &self,
         e: &mut Emitter,
@@ -53,9 +52,10 @@ impl Rows<'_> {
             for number in 0..self.written_out {
                 let location = location::split(&self.written_element(number), 1, &ty.shape);
                 let value = e.value(r.input, &location)?;
-                values.push(match self.is_short(lanes, number) {
-                    true => format!("select({}, {value}, within_{number})", r.fold.start(ty.dtype)),
-                    false => value,
+                values.push(if self.is_short(lanes, number) {
+                    format!("select({}, {value}, within_{number})", r.fold.start(ty.dtype))
+                } else {
+                    value
                 });
             }
             let value = e.bind(&r.fold.join_all(ty.dtype, values.into_iter()))?;

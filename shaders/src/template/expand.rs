@@ -1,19 +1,19 @@
-//! Follows the directives of a kernel file.
+//! Expansion of the directives of a kernel file.
 
 use std::collections::HashMap;
 
 use super::expression::evaluate;
 use super::items::words;
 
-/// Most lines that a file may become.
+/// Maximum number of lines after the expansion.
 const MAX_LINES: usize = 200_000;
 
-/// Replaces constants and follows directives, line by line.
+/// Line-by-line expander of constants and directives.
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
-    /// Statements by the name of the location where they are inserted.
+    /// Statements by the name of the insertion point.
     inserts: &'a HashMap<String, String>,
-    /// Places of the file.
+    /// Insertion points of the file.
     inserted: Vec<String>,
     /// Constants of `u32` and `bool` so far, and indices of repeats.
     values: HashMap<String, u64>,
@@ -36,20 +36,20 @@ impl<'a> Expander<'a> {
         }
     }
 
-    /// Whether the text that was expanded has a constant.
+    /// Returns true if the expanded text has a constant.
     pub(super) fn has(&self, name: &str) -> bool {
         self.known.iter().any(|known| known == name)
     }
 
-    /// Whether the text that was expanded has a location for insertion.
+    /// Returns true if the expanded text has an insertion point.
     pub(super) fn has_place(&self, name: &str) -> bool {
         self.inserted.iter().any(|known| known == name)
     }
 
-    /// The text that a file becomes.
+    /// Returns the expanded text of a file.
     ///
     /// # Errors
-    /// A directive that is none or does not end; an expression without a value.
+    /// A directive is unknown or not closed, or an expression has no value.
     pub(super) fn expand(&mut self, text: &str) -> Result<String, String> {
         let lines: Vec<&str> = text.lines().collect();
         self.lines(&lines, &[])?;
@@ -93,7 +93,7 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// The statements that are given for a location, whose name may have indices.
+    /// Returns the statements for an insertion point, whose name may contain indices.
     fn inserted_at(&mut self, location: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
         let location = substituted(location, indices);
         let statements = self.inserts.get(&location).map(|text| &**text);
@@ -137,7 +137,7 @@ impl<'a> Expander<'a> {
 
     fn line(&mut self, line: &str, indices: &[(&str, u64)]) -> Result<(), String> {
         self.lines += 1;
-        // What is a comment only as the file stands.
+        // Code after `//#` is a comment only in the unexpanded file.
         let uncommented = line.trim_start().strip_prefix("//# ");
         let line = uncommented.unwrap_or(line);
         if self.lines > MAX_LINES {
@@ -154,7 +154,7 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// Writes a constant of the module with its value, or the one that it is given.
+    /// Writes a constant of the module with its default or replaced value.
     fn constant(&mut self, text: &str) -> Result<(), String> {
         if text.is_empty() {
             return Ok(());
@@ -183,7 +183,7 @@ impl<'a> Expander<'a> {
     }
 }
 
-/// Where the first comma outside of brackets is.
+/// Returns the position of the first comma outside of brackets.
 fn comma(text: &str) -> Option<usize> {
     let mut depth = 0_i32;
     text.char_indices().find_map(|(at, c)| {
@@ -192,14 +192,14 @@ fn comma(text: &str) -> Option<usize> {
     })
 }
 
-/// The word of a directive, and what is behind it.
+/// Returns the word of a directive, and the rest of its line.
 fn directive(line: &str) -> Option<(&str, &str)> {
     let text = line.trim_start().strip_prefix("// @")?;
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     Some((word.trim_end(), rest.trim()))
 }
 
-/// Where the block that begins at a line has its `@else`, if it has one, and its `@end`.
+/// Returns the lines of the `@else`, if there is one, and of the `@end` of the block that begins at a line.
 fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String> {
     let (mut depth, mut middle) = (0_usize, None);
     for (at, line) in lines.iter().enumerate().skip(begin) {
@@ -221,14 +221,14 @@ fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String>
     Err(format!("'{}' has no '@end'", lines[begin].trim()))
 }
 
-/// Name, type and value of a constant.
+/// Returns the name, type and value of a constant.
 fn constant(text: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = text.strip_prefix("const ")?.split_once(':')?;
     let (ty, value) = rest.split_once('=')?;
     Some((name.trim(), ty.trim(), value.trim().strip_suffix(';')?))
 }
 
-/// A line with numbers for indices: where they are identifiers, and where they are parts of identifiers.
+/// Replaces indices in a line by numbers, both as identifiers and as parts of identifiers.
 fn substituted(line: &str, indices: &[(&str, u64)]) -> String {
     let value_of = |name: &str| {
         indices

@@ -1,13 +1,13 @@
-//! Expressions of constants: numbers, `+ - * / %`, comparisons, `&& || !`, `min`, `max`, brackets.
+//! Evaluation of constant expressions: numbers, `+ - * / %`, comparisons, `&& || !`, `min`, `max`, parentheses.
 
 use std::collections::HashMap;
 
 use super::items::is_word;
 
-/// The value of an expression; truth is 1, falsehood 0.
+/// Returns the value of an expression; true is 1, false is 0.
 ///
 /// # Errors
-/// What is no expression, a name that has no value, a result that is no `u32`.
+/// The text is not an expression, a name has no value, or a result is not a `u32`.
 pub(super) fn evaluate(text: &str, values: &HashMap<String, u64>) -> Result<u64, String> {
     let mut parser = Parser {
         tokens: tokens(text),
@@ -22,7 +22,7 @@ pub(super) fn evaluate(text: &str, values: &HashMap<String, u64>) -> Result<u64,
     }
 }
 
-/// Operators by how strongly they bind, the weakest first.
+/// Operators by precedence, the lowest first.
 const LEVELS: [&[&str]; 6] = [
     &["||"],
     &["&&"],

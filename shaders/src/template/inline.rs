@@ -1,4 +1,4 @@
-//! Functions of a file whose statements become part of other functions.
+//! Functions of a file whose statements can be inlined into other functions.
 
 use super::items::{self, Item, Kind, code_find};
 
@@ -9,17 +9,17 @@ pub(crate) struct Functions {
     declarations: String,
 }
 
-/// Statements of a function for some arguments.
-pub(crate) struct Inlined {
+/// Inlined statements of a function for some arguments.
+pub(crate) struct InlinedCall {
     pub(crate) statements: String,
-    /// What it returns.
+    /// The returned expression.
     pub(crate) value: String,
-    /// Names of its variables, and those that they have in the statements.
+    /// Names of its variables in the function, and their names in the statements.
     variables: Vec<(String, String)>,
 }
 
-impl Inlined {
-    /// The name that a variable of the function has in the statements, if the function has it.
+impl InlinedCall {
+    /// Returns the name of the function's variable in the statements, if the function has this variable.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let known = self.variables.iter().find(|(own, _)| own == name);
         known.map(|(_, renamed)| &**renamed)
@@ -37,17 +37,16 @@ impl Functions {
         }
     }
 
-    /// Declarations of the constants, which statements use.
+    /// Returns the declarations of the constants that the statements use.
     pub(crate) fn declarations(&self) -> &str {
         &self.declarations
     }
 
-    /// The statements of a function that ends with `return`, with arguments, which are names, for its parameters. Names of its
-    /// variables get a suffix.
+    /// Inlines a function that ends with `return`. The arguments are names. The names of its variables get a suffix.
     ///
     /// # Errors
-    /// A function that there is not, has another number of parameters, or does not end with `return`.
-    pub(crate) fn inline(&self, function: &str, arguments: &[&str], suffix: &str) -> Result<Inlined, String> {
+    /// The function does not exist, has another number of parameters, or does not end with `return`.
+    pub(crate) fn inline(&self, function: &str, arguments: &[&str], suffix: &str) -> Result<InlinedCall, String> {
         let item = self
             .items
             .iter()
@@ -81,7 +80,7 @@ impl Functions {
         };
         let lines = statements.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
-        Ok(Inlined {
+        Ok(InlinedCall {
             statements: lines.flat_map(|line| [renamed(line), "\n".to_owned()]).collect(),
             value: renamed(value),
             variables,

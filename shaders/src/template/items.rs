@@ -1,9 +1,9 @@
-//! A WGSL module as its items: what stands between the outermost semicolons and braces.
+//! Parser of a WGSL module into items: the parts between top-level semicolons and braces.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// What an item is.
+/// Kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Enable,
@@ -37,28 +37,28 @@ pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) name: String,
     pub(crate) text: String,
-    /// Names that it uses, once they have been looked for.
+    /// Names that it uses, computed on first use.
     needs: OnceLock<Vec<String>>,
 }
 
 impl Item {
-    /// Names that may be those of other items.
+    /// Returns the names that may refer to other items.
     pub(crate) fn needs(&self) -> &[String] {
         let find = || free_names(&self.text).into_iter().map(str::to_owned).collect();
         self.needs.get_or_init(find)
     }
 
-    /// Its text without the comments before it.
+    /// Returns its text without the preceding comments.
     pub(crate) fn code(&self) -> &str {
         &self.text[code_start(&self.text, 0).unwrap_or(0)..]
     }
 
-    /// Names of a function's parameters.
+    /// Returns the names of a function's parameters.
     pub(super) fn parameters(&self) -> Vec<&str> {
         parameters(self.code())
     }
 
-    /// Replaces the type that an alias stands for, or the body of a function.
+    /// Replaces the type of an alias, or the body of a function.
     pub(super) fn replace(&mut self, by: &str) {
         self.needs = OnceLock::new();
         let end = match self.kind {
@@ -72,13 +72,13 @@ impl Item {
         };
     }
 
-    /// What a constant is, as WGSL.
+    /// Returns the value of a constant, as WGSL.
     pub(super) fn value(&self) -> Option<String> {
         let (_, value) = self.text.split_once('=')?;
         Some(value.trim_end().trim_end_matches(';').trim().to_owned())
     }
 
-    /// Element of a buffer's array, and whether it is written.
+    /// Returns the element type of a buffer's array, and true if it is written.
     pub(super) fn buffer(&self) -> Option<(String, bool)> {
         let declared = &self.text[self.text.find("var<storage")?..];
         let (space, rest) = declared.split_once('>')?;
@@ -88,10 +88,10 @@ impl Item {
     }
 }
 
-/// Items of a module.
+/// Parses the items of a module.
 ///
 /// # Errors
-/// Text that is no item, or one that does not end.
+/// The text is not an item, or an item does not end.
 pub(crate) fn parse(text: &str) -> Result<Vec<Item>, String> {
     let mut items = Vec::new();
     let mut start = 0;
@@ -140,7 +140,7 @@ fn name_of(text: &str, kind: Kind) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Parts of a text that are code: all but comments to the end of a line.
+/// Returns the parts of a text that are code: everything except line comments.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut at = 0;
     text.split_inclusive('\n').map(move |line| {
@@ -150,18 +150,18 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Where a character first stands in code.
+/// Returns the position of the first occurrence of a character in code.
 pub(super) fn code_find(text: &str, wanted: char) -> Option<usize> {
     code(text).find_map(|(start, line)| line.find(wanted).map(|at| start + at))
 }
 
-/// Where code goes on from a location.
+/// Returns the position of the next code from a position on.
 fn code_start(text: &str, from: usize) -> Option<usize> {
     let rest = &text[from..];
     code(rest).find_map(|(start, line)| line.find(|c: char| !c.is_whitespace()).map(|at| from + start + at))
 }
 
-/// The end of the first block from a location on.
+/// Returns the end of the first block from a position on.
 fn block_end(text: &str, from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (start, line) in code(&text[from..]) {
@@ -181,7 +181,7 @@ fn block_end(text: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// Identifiers in an item that may be those of other items: neither members nor what the item declares itself.
+/// Returns the identifiers in an item that may refer to other items: neither members nor local declarations.
 fn free_names(text: &str) -> Vec<&str> {
     let names = names(text);
     let declares = |before: &str| matches!(before, "let" | "var" | "const");
@@ -196,14 +196,14 @@ fn free_names(text: &str) -> Vec<&str> {
     names.into_iter().filter(|name| !own.contains(name)).collect()
 }
 
-/// Names before colons in the head of a function.
+/// Returns the names before colons in the head of a function.
 fn parameters(text: &str) -> Vec<&str> {
     let head = &text[..code_find(text, '{').unwrap_or(text.len())];
     let names = head.split(':');
     let mut names: Vec<&str> = names
         .filter_map(|part| part.split(|c: char| !is_word(c)).next_back())
         .collect();
-    // What is behind the last colon is a type.
+    // The last part is a type.
     names.pop();
     names.retain(|name| !name.is_empty());
     names
@@ -213,7 +213,7 @@ pub(super) fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// A text cut where words begin and end.
+/// Splits a text at word boundaries.
 pub(super) fn words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = text;
@@ -226,7 +226,7 @@ pub(super) fn words(text: &str) -> Vec<&str> {
     words
 }
 
-/// Identifiers in code, but for members.
+/// Returns the identifiers in code, except members.
 pub(crate) fn names(text: &str) -> Vec<&str> {
     let mut names = Vec::new();
     for (_, line) in code(text) {

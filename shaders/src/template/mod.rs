@@ -1,14 +1,14 @@
-//! Kernel files, and what a call makes of them.
+//! Templates: kernel files whose parts are replaced for a call.
 //!
-//! A file in `kernels/` is a whole kernel in WGSL, valid as it stands. Sizes are constants with defaults, element types are
-//! aliases, and what varies with the call are functions with default bodies. [`Template`] replaces these by name for a call;
-//! a name that the file does not have is an error. Directives in comments do what WGSL cannot:
+//! A file in `kernels/` is a complete and valid WGSL kernel. Sizes are constants with defaults, element types are aliases, and
+//! functions with default bodies contain the code that depends on the call. [`Template`] replaces these by name for a call; an
+//! unknown name is an error. Directives in comments cover what WGSL cannot express:
 //!
 //! ```wgsl
 //! // @repeat i < TILES_DOWN, j < TILES_ACROSS
 //! sum_i_j = coopMultiplyAdd(a_i, b_j, sum_i_j);
 //! // @end
-//! // @if A_ALONG_K
+//! // @if A_K_MAJOR
 //! let a_i = coopLoadT<MatrixA>(&shared_a[at_a_i], A_STRIDE);
 //! // @else
 //! //# let a_i = coopLoad<MatrixA>(&shared_a[at_a_i], A_STRIDE);
@@ -19,12 +19,12 @@
 //! // @end
 //! ```
 //!
-//! `@repeat` writes lines once for each value of its indices: an index that is an identifier becomes a number, and so does one
-//! that is a part of an identifier behind an underscore. Its range (`i < N` or `i in N..M`), and the condition of `@if`, are expressions
-//! of constants. What stands behind `//#` is code only once directives are followed: the file has the other branch. `@insert` is
-//! a location for statements, and `@replace` has lines that are replaced where statements are given.
-//! As it stands, a file declares the indices as constants, and has one instance of everything. Only items that `main` reaches
-//! are kept, so defaults and their buffers are gone where they were replaced.
+//! `@repeat` writes lines once for each value of its indices. An index is replaced by its value if it is an identifier, or a part
+//! of an identifier after an underscore. Its range (`i < N` or `i in N..M`) and the condition of `@if` are expressions of
+//! constants. Text after `//#` becomes code only when directives are expanded; the unexpanded file contains the other branch.
+//! `@insert` is an insertion point for statements, and `@replace` contains lines that are replaced if statements are given. In
+//! the unexpanded file, the indices are constants, and everything has one instance. The expansion keeps only the items that
+//! `main` uses, so replaced defaults and their buffers disappear.
 
 mod expand;
 mod expression;
@@ -32,14 +32,16 @@ mod inline;
 mod items;
 #[cfg(test)]
 mod tests;
+mod variant;
 
 use std::collections::{HashMap, HashSet};
 
 use super::library;
 use super::module::{COOP, F16};
 use expand::Expander;
-pub(crate) use inline::{Functions, Inlined};
+pub(crate) use inline::{Functions, InlinedCall};
 pub(crate) use items::{Item, Kind, names, parse};
+pub use variant::Replacements;
 
 /// A kernel file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +52,11 @@ pub struct KernelFile {
     pub text: &'static str,
 }
 
-/// Where the entry point finds the number of its workgroup: the line that becomes what a launch has to look at first.
+/// The line of the entry point that reads the index of its workgroup. The first checks of a launch replace it.
 pub(crate) const WORKGROUP: &str = "let group_number = group.x;";
 
-/// A kernel file with what a call replaces in it.
+/// A kernel file with the replacements for a call.
+#[derive(Debug)]
 pub(crate) struct Template {
     file: KernelFile,
     constants: HashMap<&'static str, String>,
@@ -63,16 +66,16 @@ pub(crate) struct Template {
     more: String,
 }
 
-/// A kernel file for a call: what is left to do is to bind its buffers.
+/// A kernel file that is expanded for a call, before its buffers are bound.
 #[derive(Debug)]
 pub(crate) struct Expanded {
     /// The file's name.
     pub(crate) kernel: &'static str,
-    /// Extensions of the language that it uses.
+    /// WGSL extensions that it uses.
     pub(crate) enables: Vec<&'static str>,
-    /// Buffers that it declares and reaches.
+    /// Buffers that are declared and used.
     pub(crate) buffers: Vec<Buffer>,
-    /// Everything that it reaches but buffers, with functions of the library.
+    /// All used items except buffers, with functions of the library.
     pub(crate) text: String,
     /// Threads of a workgroup.
     pub(crate) threads: usize,
@@ -82,7 +85,7 @@ pub(crate) struct Expanded {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) name: &'static str,
-    /// Element of the array that it is.
+    /// Element type of its array.
     pub(crate) element: String,
     pub(crate) writes: bool,
 }
@@ -99,47 +102,47 @@ impl Template {
         }
     }
 
-    /// Gives a constant of `u32` another value.
+    /// Replaces the value of a `u32` constant.
     pub(crate) fn size(mut self, name: &'static str, value: usize) -> Self {
         self.constants.insert(name, format!("{value}u"));
         self
     }
 
-    /// The same of several constants.
+    /// Replaces the values of several constants.
     pub(crate) fn sizes<const N: usize>(self, all: [(&'static str, usize); N]) -> Self {
         all.into_iter()
             .fold(self, |template, (name, value)| template.size(name, value))
     }
 
-    /// Gives a constant of `bool` another value.
+    /// Replaces the value of a `bool` constant.
     pub(crate) fn flag(self, name: &'static str, value: bool) -> Self {
         self.value(name, if value { "true" } else { "false" })
     }
 
-    /// Gives a constant another value, as WGSL.
+    /// Replaces the value of a constant, as WGSL.
     pub(crate) fn value(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.constants.insert(name, value.into());
         self
     }
 
-    /// Makes a name stand for another type.
+    /// Replaces the type of an alias.
     pub(crate) fn alias(mut self, name: impl Into<String>, ty: impl Into<String>) -> Self {
         self.aliases.insert(name.into(), ty.into());
         self
     }
 
-    /// Gives a function another body: statements, between its braces.
+    /// Replaces the body of a function: the statements between its braces.
     pub(crate) fn body(mut self, name: impl Into<String>, statements: impl Into<String>) -> Self {
         self.bodies.insert(name.into(), statements.into());
         self
     }
 
-    /// Gives a function that returns a value another body: statements, and the value.
+    /// Replaces the body of a function that returns a value: statements, and the value.
     pub(crate) fn returns(self, name: impl Into<String>, statements: &str, value: &str) -> Self {
         self.body(name, [statements, "return ", value, ";\n"].concat())
     }
 
-    /// Inserts statements at a location of the file, or replaces the lines there.
+    /// Inserts statements at an insertion point of the file, or replaces the lines there.
     pub(crate) fn insert(mut self, location: impl Into<String>, statements: impl Into<String>) -> Self {
         self.inserts.insert(location.into(), statements.into());
         self
@@ -157,26 +160,26 @@ impl Template {
         format!("{folder}{name}.wgsl: {what}")
     }
 
-    /// The file's functions, whose statements are to become part of other ones.
+    /// Returns the file's functions, for inlining.
     ///
     /// # Errors
-    /// As [`Template::expand`].
+    /// The same errors as [`Template::expand`].
     pub(crate) fn functions(&self) -> Result<Functions, String> {
         let items = self.items().map_err(|what| self.error(what))?;
         Ok(Functions::new(self.file.name, items))
     }
 
-    /// The kernel with everything replaced, and without what nothing reaches.
+    /// Returns the kernel with all replacements, without unused items.
     ///
     /// # Errors
-    /// A name that the file does not have, or has as something else; a directive that cannot be followed.
+    /// The file does not have a name or has it with another kind, or a directive is invalid.
     pub(crate) fn expand(&self) -> Result<Expanded, String> {
         let mut items = self.items().map_err(|what| self.error(what))?;
         self.replace(&mut items, Kind::Alias, &self.aliases)?;
         self.replace(&mut items, Kind::Function, &self.bodies)?;
         let more = items::parse(&self.more).map_err(|what| self.error(what))?;
         items.extend(more);
-        // The library's functions stand in for the short ones by which a file is valid as it stands.
+        // The library's functions replace the short ones that make the unexpanded file valid.
         let library = library::items()?;
         items.retain(|item| library.iter().all(|own| own.name != item.name));
         let items: Vec<&Item> = items.iter().chain(library).collect();
@@ -212,11 +215,11 @@ impl Template {
         Ok(expanded)
     }
 
-    /// The statements of the entry point behind the number of the workgroup, to be those of another kernel, and declarations of
-    /// what they use. Constants are written as their values, since the other kernel has its own.
+    /// Returns the statements of the entry point after the index of the workgroup, for insertion into another kernel, and the
+    /// declarations that they use. Constants are replaced by their values, because the other kernel has its own constants.
     ///
     /// # Errors
-    /// As [`Template::expand`].
+    /// The same errors as [`Template::expand`].
     pub(crate) fn prologue(&self) -> Result<[String; 2], String> {
         let expanded = self.expand()?;
         let items = items::parse(&expanded.text).map_err(|what| self.error(what))?;
@@ -244,7 +247,7 @@ impl Template {
         Ok([declarations, text(code.trim_start_matches('\n'))])
     }
 
-    /// Items of the file, with constants replaced and directives followed.
+    /// Returns the items of the file, with constants replaced and directives expanded.
     fn items(&self) -> Result<Vec<Item>, String> {
         let mut expander = Expander::new(&self.constants, &self.inserts);
         let text = expander.expand(self.file.text)?;
@@ -267,7 +270,7 @@ impl Template {
         Ok(())
     }
 
-    /// Threads of a workgroup, by the attribute of the entry point.
+    /// Returns the threads of a workgroup, by the attribute of the entry point.
     fn size_of(&self, main: &Item, items: &[&Item]) -> Result<usize, String> {
         let size = main
             .text
@@ -295,7 +298,7 @@ impl Template {
     }
 }
 
-/// Names of the items that the entry point needs.
+/// Returns the names of the items that the entry point needs.
 fn reached<'a>(items: &[&'a Item]) -> Result<HashSet<&'a str>, String> {
     let mut known: HashMap<&str, &Item> = HashMap::with_capacity(items.len());
     let mut twice = HashSet::new();

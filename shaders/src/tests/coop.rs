@@ -1,4 +1,5 @@
-//! Kernels for cooperative matrices: valid, in the language of other devices too, and within the memory of a workgroup.
+//! Tests of kernels for cooperative matrices: they are valid, translate to the languages of other devices, and fit into the
+//! memory of a workgroup.
 
 use std::cell::RefCell;
 
@@ -10,7 +11,7 @@ use super::super::coop::MIN_COOP_WORKGROUPS;
 use super::super::schedule::{Class, ScheduleChooser};
 use super::*;
 
-/// Kinds of units.
+/// Configurations of cooperative matrices.
 const KINDS: [CoopConfig; 5] = [
     kind(16, true, 32),
     kind(8, true, 8),
@@ -19,7 +20,7 @@ const KINDS: [CoopConfig; 5] = [
     kind(16, true, 16),
 ];
 
-/// Units by the side of a tile, whether operands are `f16`, and the threads of a subgroup.
+/// Creates a configuration from the side of a tile, the operand type (`f16` or `f32`), and the subgroup size.
 const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopConfig {
     CoopConfig {
         tile_size,
@@ -27,10 +28,11 @@ const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopCo
         subgroup_size,
         min_workgroups: MIN_COOP_WORKGROUPS,
         max_resident_workgroups: 0,
+        wide_rows: false,
     }
 }
 
-/// Launches of large products on cooperative matrices of every kind.
+/// Returns the launches of large products on cooperative matrices of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     each_on_units(&[DType::F32, DType::F16], &mut |label, cx| {
@@ -41,7 +43,7 @@ fn coop_launches() -> Vec<(String, Launch)> {
     all
 }
 
-/// What each of these is made from, where its operands have these types.
+/// Calls `each` with the input of every compilation, for operands of these types.
 fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
     let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
     let window = |attrs: Attrs| {
@@ -73,7 +75,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
             transposed(false, false),
             vec![vec![512, 3000], vec![3000, 512], vec![512]],
         ),
-        // One step of blocks that have two in flight, and a last part with fewer steps than that.
+        // Products with fewer steps than the block prefetches: a single step, and a short last part.
         (
             "core.matmul",
             transposed(false, false),
@@ -84,7 +86,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
             transposed(false, false),
             vec![vec![16, 10_496], vec![10_496, 256]],
         ),
-        // Small ones: of few rows, and with too few columns for large blocks.
+        // Products with small blocks: of few rows, and with too few columns for large blocks.
         (
             "core.matmul",
             transposed(false, true),
@@ -107,7 +109,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
         ),
     ];
     for (name, attrs, shapes) in calls {
-        // Only a product alone has a result of another type than its operands.
+        // Only a plain product can have a result type that differs from its operands.
         let alone = |float: &&DType| **float == DType::F32 || name != "core.matmul_add";
         for &float in floats.iter().filter(alone) {
             let mut graph = Graph::new();
@@ -130,6 +132,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                 let cx = CompileCx {
                     coop: Some(CoopConfig {
                         max_resident_workgroups,
+                        wide_rows: max_resident_workgroups > 0,
                         ..kind
                     }),
                     ..CompileCx::standalone(KernelDesc {
@@ -165,7 +168,7 @@ fn kernels_for_matrix_units_are_valid_and_translate() {
     }
 }
 
-/// Metal's devices have 32 KiB and tiles of 8, others with cooperative matrices 48 or more.
+/// Checks the shared memory: Metal devices have 32 KiB and tiles of 8, other devices with cooperative matrices at least 48 KiB.
 fn check_shared(label: &str, launch: &Launch) {
     let most = if launch.source.contains("coop_mat16x16") {
         40 << 10
@@ -176,7 +179,7 @@ fn check_shared(label: &str, launch: &Launch) {
     assert!(bytes <= most, "{label}: {bytes} bytes");
 }
 
-/// The variants that there are for a product, and the one to be used.
+/// Chooser that records the variants of a product and selects one of them.
 #[derive(Default)]
 struct Variants {
     offered: RefCell<Vec<Schedule>>,
@@ -198,7 +201,7 @@ impl ScheduleChooser for Variants {
     }
 }
 
-/// Variants that are used only where they were measured to be faster are tested on few devices.
+/// Variants that only tuning selects also have valid kernels; they run on few devices otherwise.
 #[test]
 fn every_way_on_matrix_units_is_valid() {
     let mut seen = HashSet::new();
@@ -221,7 +224,7 @@ fn every_way_on_matrix_units_is_valid() {
         for variant in units {
             let text = variant.to_string();
             let block = text.split(" split_k").next().unwrap_or_default().to_owned();
-            // Numbers of parts differ in what is stored alone, which is tested with the default ones.
+            // Variants that differ only in the number of parts differ only in stores, which are tested with the default variants.
             if !blocks.insert(block.clone()) {
                 continue;
             }
@@ -232,7 +235,7 @@ fn every_way_on_matrix_units_is_valid() {
             .launches[0]
                 .clone();
             assert!(launch.coop && launch.chosen.is_some(), "{label}, {variant}");
-            // Most differ in sizes alone.
+            // Most variants differ only in sizes.
             if seen.insert(launch.source.clone()) {
                 let label = format!("{label}, {variant}");
                 validated(&label, &launch, UNITS);
@@ -251,7 +254,7 @@ fn every_way_on_matrix_units_is_valid() {
     }
 }
 
-/// Bytes of the memory that threads of a workgroup share.
+/// Returns the bytes of shared memory of a workgroup.
 fn shared_bytes(launch: &Launch) -> u32 {
     let module = naga::front::wgsl::parse_str(&launch.source).expect("it is valid");
     let mut layouter = naga::proc::Layouter::default();
@@ -263,7 +266,7 @@ fn shared_bytes(launch: &Launch) -> u32 {
     shared.map(|(_, v)| layouter[v.ty].size).sum()
 }
 
-/// Every operator that is a product, or has one in its decomposition, however small: forward and backward.
+/// Checks every operator that is a product, or has one in its decomposition, however small: forward and backward.
 #[test]
 fn every_product_has_a_kernel_for_matrix_units() {
     let config = CoopConfig {
@@ -272,6 +275,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
         subgroup_size: 8,
         min_workgroups: 0,
         max_resident_workgroups: 0,
+        wide_rows: false,
     };
     let launches = launches_with(Some(config));
     let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
@@ -300,7 +304,7 @@ fn attention_on_matrix_units_is_valid_and_translates() {
     for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
         for config in KINDS {
             let made = compile_attention(false, [500, 511], heads, Some(config));
-            // The widest heads in full precision are beyond shared memory.
+            // The widest heads in full precision do not fit into shared memory.
             let fits = config.use_f16_input || heads[2] < 128;
             assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
             translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], UNITS);
@@ -320,7 +324,7 @@ fn attention_on_matrix_units_is_valid_and_translates() {
     }
 }
 
-/// All tiles of queries, keys and steps for which there is room, of which commonly one is used.
+/// Checks all tiles of queries, keys and steps that fit, of which usually one is used.
 #[test]
 fn every_way_of_attention_on_matrix_units_is_valid() {
     let mut names = HashSet::new();

@@ -1,4 +1,4 @@
-//! Every kernel of every operator's samples, without a device: that it is valid, and translates.
+//! Tests of every kernel of every operator's samples without a device: the kernels are valid and can be translated.
 
 mod coop;
 mod projections;
@@ -18,7 +18,7 @@ use super::ScheduleChooser;
 use super::coop::CoopConfig;
 use super::{Binding, CompileCx, Compiled, Launch, Memory, compile, supports};
 
-/// Types of a sample's operands and results; floats may be of half precision.
+/// Returns the types of a sample's operands and results; floats may be of half precision.
 fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, Vec<TensorType>)> {
     let mut graph = Graph::new();
     let operand = |dtype: DType| if dtype == DType::F32 { float } else { dtype };
@@ -41,12 +41,12 @@ fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, V
         .then(|| (types, graph.nodes()[call.index()].outputs.clone()))
 }
 
-/// The launches of the samples of all operators.
+/// Returns the launches of the samples of all operators.
 fn launches() -> Vec<(String, Launch)> {
     launches_with(None)
 }
 
-/// The same on cooperative matrices, where there are any.
+/// Returns the launches with cooperative matrices, if there is a configuration.
 fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     let mut seen = HashSet::new();
@@ -84,7 +84,7 @@ fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     all
 }
 
-/// Parses and validates with no capability but these, and binds the variables.
+/// Parses and validates a kernel with only these capabilities, and binds the variables.
 fn validated(label: &str, launch: &Launch, capabilities: Capabilities) -> (naga::Module, naga::valid::ModuleInfo) {
     let fail = |what: &str| -> ! { panic!("{label}: {what}\n{}", launch.source) };
     let mut module = match naga::front::wgsl::parse_str(&launch.source) {
@@ -109,13 +109,13 @@ fn validated(label: &str, launch: &Launch, capabilities: Capabilities) -> (naga:
 fn every_kernel_is_valid_and_translates() {
     let launches = launches();
     assert!(launches.len() > 500, "{}", launches.len());
-    // No capability but those of every device.
+    // Requires only capabilities that every device has.
     for (label, launch) in &launches {
         translate(label, launch, Capabilities::empty());
     }
 }
 
-/// Translates to the languages of Vulkan and Metal.
+/// Translates a kernel to the languages of Vulkan and Metal.
 fn translate(label: &str, launch: &Launch, capabilities: Capabilities) {
     let (module, info) = validated(label, launch, capabilities);
     let options = naga::back::spv::Options {
@@ -154,7 +154,7 @@ fn equal_kernels_can_have_different_codes() {
 
 #[test]
 fn no_kernel_asks_for_the_length_of_its_memory() {
-    // It would see the rest of the slab.
+    // `arrayLength` would include the rest of the slab.
     for (label, launch) in launches() {
         assert!(!launch.source.contains("arrayLength"), "{label}");
     }
@@ -201,7 +201,7 @@ fn guarded_kernels_look_before_they_do_anything() {
     }
 }
 
-/// Launches of the first sample of an operator that one kernel is not enough for.
+/// Returns the maximum number of launches of an operator's samples.
 fn most_launches(name: &str) -> usize {
     let op = registry::op(name).expect("an operator");
     let counts = op.samples(&mut Sizes::new(0)).into_iter().filter_map(|sample| {
@@ -236,7 +236,7 @@ fn losses_norms_and_attention_take_few_kernels() {
     }
 }
 
-/// Calls as one: each has an operator, attributes and operands.
+/// Creates a program from calls with an operator, attributes and operands.
 fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
         op: registry::op(name).expect("an operator"),
@@ -294,7 +294,7 @@ fn parts_of_half_precision_are_valid() {
 
 #[test]
 fn what_a_dispatch_computes_on_the_way_is_counted() {
-    // The first product alone has more elements than 32 bits can number.
+    // The first product has more elements than 32 bits can number.
     let first = [Slot::Operand(0), Slot::Operand(1)];
     let second = [Slot::Step(0), Slot::Operand(0)];
     let calls: [(&str, Attrs, &[Slot]); 2] = [("core.matmul", matmul(), &first), ("core.matmul", matmul(), &second)];
@@ -307,7 +307,7 @@ fn what_a_dispatch_computes_on_the_way_is_counted() {
     );
 }
 
-/// Attributes, operands and results of an attention: queries, keys; heads, key-value heads, width.
+/// Returns the attributes, operands and results of an attention: queries, keys; heads, key-value heads, width.
 fn attention(
     gradient: bool,
     [rows_q, rows_k]: [usize; 2],
@@ -324,17 +324,18 @@ fn attention(
     let kv = tensor(DType::F32, &[rows_k, kv_heads * width]);
     let rows = tensor(DType::F32, &[heads, rows_q]);
     let operands = vec![q.clone(), kv.clone(), kv.clone()];
-    match gradient {
-        true => (
+    if gradient {
+        (
             attrs,
             [operands, vec![rows.clone(), rows, q.clone()]].concat(),
             vec![q, kv.clone(), kv],
-        ),
-        false => (attrs, operands, vec![q, rows]),
+        )
+    } else {
+        (attrs, operands, vec![q, rows])
     }
 }
 
-/// What an attention is compiled to, with cooperative matrices or without, in the variants that are chosen.
+/// Compiles an attention, with or without cooperative matrices, in the chosen variants.
 fn try_attention(
     gradient: bool,
     rows: [usize; 2],
@@ -361,7 +362,7 @@ fn try_attention(
     })
 }
 
-/// The same in the default variant.
+/// Compiles an attention in the default variant.
 fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: Option<CoopConfig>) -> Compiled {
     try_attention(gradient, rows, heads, coop, None).expect("kernels")
 }
@@ -378,7 +379,8 @@ fn attention_of_all_widths_is_valid_and_translates() {
     }
 }
 
-/// Forwards nothing is kept; backwards, a number for each element of the keys and values of each head.
+/// The forward pass needs no scratch. The backward pass stores one number for each element of the keys and values of
+/// each query head.
 #[test]
 fn what_attention_keeps_grows_with_the_rows_only() {
     for gradient in [false, true] {
@@ -404,7 +406,7 @@ fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
     };
     assert!(supports(&kernel, 1 << 20, None).is_ok_and(|compiled| compiled.launches.len() > 1));
     let reason = supports(&kernel, 39_999, None).expect_err("the scores");
-    assert!(reason.contains("it takes 40000 bytes of scratch memory"), "{reason}");
+    assert!(reason.contains("it needs 40000 bytes of scratch memory"), "{reason}");
 }
 
 #[test]
@@ -428,12 +430,12 @@ fn sums_of_many_elements_have_kernels() {
     assert!(reason.contains("can number"), "{reason}");
 }
 
-/// How many launches a call has.
+/// Returns the number of launches of a call.
 fn launches_of(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> u32 {
     each_launch(build).len() as u32
 }
 
-/// Launches of a call whose operands and results are of `f32` but for some indices.
+/// Returns the launches of a call whose operands and results are `f32`, except for some indices.
 fn each_launch(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> Vec<Launch> {
     let mut g = Graph::new();
     let y = build(&mut g);
@@ -450,7 +452,7 @@ fn each_launch(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> Vec<
     supports(&kernel, u64::MAX, None).expect("a kernel").launches
 }
 
-/// Workgroups share the keys of a query, and another launch brings together what they find.
+/// Workgroups share the keys of a query, and another launch combines their results.
 #[test]
 fn keys_of_long_caches_are_shared() {
     let cached = |sequences: usize, capacity: usize, window: Option<u32>| {
@@ -503,7 +505,7 @@ fn tables_of_constants_are_bound() {
     assert_eq!([1, 7].map(rope), [1, 1]);
 }
 
-/// A part of a larger result is turned where it is, in one launch.
+/// One launch rotates a part of a larger result in place.
 #[test]
 fn rows_are_turned_where_they_are() {
     let part = Attrs::new()

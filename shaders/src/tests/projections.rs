@@ -1,8 +1,8 @@
-//! Kernels of projections whose epilogues read other sums of their workgroup than the one at hand.
+//! Tests of projections whose epilogues read other sums of their workgroup than the current one.
 
 use super::*;
 
-/// Attributes of a rotation of heads.
+/// Returns the attributes of a rotation of heads.
 fn rotation(head_dim: i64) -> Attrs {
     Attrs::new()
         .with("theta", 1e4f32)
@@ -11,7 +11,7 @@ fn rotation(head_dim: i64) -> Attrs {
         .with("inverse", false)
 }
 
-/// A row of 64 elements times `[width, 64]`, and what follows it.
+/// Compiles the product of a row of 64 elements and `[width, 64]`, with the calls that follow it.
 fn projected(width: usize, after: &[(&str, Attrs, &[Slot])]) -> Result<Vec<Launch>, String> {
     let product = Attrs::new().with("transpose_a", false).with("transpose_b", true);
     let mut calls = vec![("core.matmul", product, &[Slot::Operand(0), Slot::Operand(1)][..])];
@@ -35,7 +35,7 @@ fn samples_are_written_by_the_kernel_that_multiplies() {
         }));
         match made {
             Ok(made) => {
-                // The cache, which is not written in place here, is copied first.
+                // The cache is not written in place here, so it is copied first.
                 let [_, launch] = &made.launches[..] else {
                     panic!("{}: {} launches", sample.label, made.launches.len());
                 };
@@ -47,7 +47,8 @@ fn samples_are_written_by_the_kernel_that_multiplies() {
                 );
                 counts[usize::from(sample.label.contains("f16"))] += 1;
             }
-            // There are more than four rows, small heads are no columns of one workgroup, and several rows have a norm of their own.
+            // The call has more than four rows, small heads do not fill the columns of a workgroup, or several rows have a
+            // separate norm.
             Err(what) => {
                 let other = what.starts_with("the epilogue reads other elements of a product");
                 assert!(

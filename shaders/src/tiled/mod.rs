@@ -1,9 +1,9 @@
-//! Contractions in tiles, for matmuls and convolutions.
+//! Tiled contractions, for matmuls and convolutions.
 //!
-//! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
-//! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
-//! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
-//! products have a thread for each result, without any of this.
+//! A workgroup computes a tile of `m` by `n` results of a batch. It iterates over the summed dimension in steps. In each step it
+//! copies a part of both operands to shared memory, and every thread sums up some elements of the tile. If there are too few
+//! tiles to occupy a device, the summed dimension is split into parts, which a second launch adds up. Small products use one
+//! thread for each result instead.
 
 pub(super) mod schedules;
 
@@ -13,7 +13,7 @@ use meganeura_core::ops::FUSED;
 use super::body::{Body, Def, Id};
 use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
-use super::epilogue::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
+use super::epilogue::{self, PARTIAL, RawSums, Results, SumConsumer, epilogue, join};
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
@@ -24,28 +24,29 @@ use super::{library_matmul, neighbours, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
 /// Threads along each side of a tile.
-const SIDE: usize = 16;
+const BLOCK_THREADS: usize = 16;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
-/// Workgroups from which on larger tiles are better.
+/// Minimum number of workgroups for larger tiles.
 const GROUPS_THRESHOLD: usize = 64;
-/// Workgroups up to which the summed dimension is cut.
+/// Maximum number of workgroups for which the summed dimension is split.
 const GROUPS_IN_PARTS: usize = 160;
-/// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
-/// the next one.
+/// Elements along each side of the tile of one thread, the largest first, and the minimum number of workgroups for which this
+/// tile is faster than the next one.
 const TILES: [(usize, usize); 4] = [
     (8, 2 * GROUPS_THRESHOLD),
     (4, GROUPS_THRESHOLD),
     (2, GROUPS_THRESHOLD),
     (1, 0),
 ];
-/// Shortest part of the summed dimension.
+/// Minimum length of a part of the summed dimension.
 const MIN_PART: usize = 8 * STEP;
-/// Columns up to which rows may be computed as they are loaded: few workgroups share them.
+/// Maximum number of columns for which rows may be computed when they are loaded, because only few workgroups then
+/// repeat this computation.
 const COLUMNS_ON_THE_WAY: usize = 256;
-/// Most elements of the result that a thread computes together.
+/// Maximum number of result elements that a thread computes together.
 const MAX_TOGETHER: usize = 8;
-/// Most values that it computes for them: their code is written out for each.
+/// Maximum number of values that a thread computes for these elements, because their code is unrolled.
 const MAX_VALUES_TOGETHER: usize = 256;
 
 impl Tiles<'_> {
@@ -58,7 +59,13 @@ impl Tiles<'_> {
         }
     }
 
-    fn launch(&self, e: Emitter, product: &MatMulCall, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
+    fn launch(
+        &self,
+        e: Emitter,
+        product: &MatMulCall,
+        sink: &SumConsumer,
+        plain: Option<&RawSums>,
+    ) -> Result<Launch, String> {
         match self {
             Tiles::Direct => direct(e, product.contraction, product.total, sink),
             Tiles::Threads(tiling) => tiling.launch(e, sink),
@@ -67,21 +74,22 @@ impl Tiles<'_> {
         }
     }
 
-    /// Most elements whose results it gives to a sink together.
+    /// Returns the maximum number of elements that a thread passes to the epilogue together.
     fn most_together(&self) -> usize {
         match self {
             Tiles::Coop(blocks) => blocks.elements_of_a_thread().min(MAX_TOGETHER),
-            // Other threads run meanwhile.
+            // While a thread waits for its loads, other threads of the multiprocessor run.
             Tiles::Direct | Tiles::Threads(_) | Tiles::Vectors(_) => 1,
         }
     }
 }
 
-/// Whether an operand of a product may be computed as they are loaded: every workgroup that reads rows of it computes them anew,
-/// once if they fit into its memory, whose `sizes` are given then. A program is cut otherwise, and so are operators with
-/// rows for many workgroups, computed from several operands: the first operand is computed once before the product.
+/// Checks that an operand of a product may be computed when it is loaded. Every workgroup recomputes the rows that it reads, only
+/// once if the rows fit into its memory; `sizes` is passed in this case. Otherwise programs are split, and so are operators whose
+/// rows are read by many workgroups and computed from several operands: the first operand is then computed once before the
+/// product.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
-    // Reductions are computed with what depends on them.
+    // Reductions are computed together with the values that depend on them.
     if matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty() {
         return Ok(());
     }
@@ -93,13 +101,14 @@ pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Op
             sizes.is_none_or(|s| read <= 1 || s.n <= COLUMNS_ON_THE_WAY || vectors::can_stage(s))
         }
     };
-    match few {
-        true => Ok(()),
-        false => Err("an operand would be computed as it is loaded, for too many rows".into()),
+    if few {
+        Ok(())
+    } else {
+        Err("an operand would be computed as it is loaded, for too many rows".into())
     }
 }
 
-/// Launches for a body whose only product is `id`.
+/// Compiles the launches of a body whose only product is `id`.
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Contraction) -> Result<Compiled, String> {
     let total = body.ty(id).numel();
     if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
@@ -154,7 +163,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
 }
 
 impl Tiles<'_> {
-    /// Launches for a product.
+    /// Compiles the launches of a product.
     fn compile(&self, product: &MatMulCall, results: &Results) -> Result<Compiled, String> {
         let &MatMulCall {
             body,
@@ -176,14 +185,15 @@ impl Tiles<'_> {
             let by_rows = contraction.is_by_rows() && !matches!(self, Tiles::Direct);
             let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
             let plain = plain.then(|| cx.outputs[0]);
-            let together = match body.results == [id] {
-                // Nothing is read.
-                true => 1,
-                false => self.most_together().min(MAX_VALUES_TOGETHER / body.nodes.len().max(1)),
+            let together = if body.results == [id] {
+                // The epilogue reads nothing.
+                1
+            } else {
+                self.most_together().min(MAX_VALUES_TOGETHER / body.nodes.len().max(1))
             };
-            // A power of two, as there are that many elements.
+            // Must be a power of two, like the number of elements.
             let together = 1 << together.max(1).ilog2();
-            let sink = Sink::Finish(epilogue(&mut e, id, &results.of_product, together)?);
+            let sink = SumConsumer::Finish(epilogue(&mut e, id, &results.of_product, together)?);
             let launch = self.launch(e, product, &sink, plain.as_ref())?;
             let mut compiled = Compiled {
                 launches: vec![launch],
@@ -202,7 +212,7 @@ impl Tiles<'_> {
         let mut e = Emitter::new(body, cx);
         let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
         let plain = e.cx.scratch(0);
-        let sink = Sink::Partial { array, total };
+        let sink = SumConsumer::Partial { array, total };
         let first = self.launch(e, product, &sink, Some(&plain).filter(|_| contraction.is_by_rows()))?;
         Ok(Compiled {
             launches: vec![
@@ -215,8 +225,8 @@ impl Tiles<'_> {
     }
 }
 
-/// A thread for each result.
-fn direct(mut e: Emitter, contraction: &dyn Contraction, total: usize, sink: &Sink) -> Result<Launch, String> {
+/// Compiles the kernel with one thread for each result.
+fn direct(mut e: Emitter, contraction: &dyn Contraction, total: usize, sink: &SumConsumer) -> Result<Launch, String> {
     let a = e.block(|e| contraction.load(e, 0, "line", "k"))?;
     let b = e.block(|e| contraction.load(e, 1, "line", "k"))?;
     let template = contraction_of(
@@ -231,13 +241,13 @@ fn direct(mut e: Emitter, contraction: &dyn Contraction, total: usize, sink: &Si
 pub(super) struct Tiling<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
-    /// Rows, and columns, of the tile of one thread.
+    /// Rows and columns of the tile of one thread.
     pub(super) tile: usize,
     pub(super) parts: usize,
 }
 
 impl<'a> Tiling<'a> {
-    /// The tiles that are commonly the best.
+    /// Returns the default tiles.
     pub(super) fn new(contraction: &'a dyn Contraction, total: usize) -> Self {
         let sizes = contraction.sizes();
         let best = TILES
@@ -247,7 +257,7 @@ impl<'a> Tiling<'a> {
         Tiling::of(contraction, total, tile, Tiling::usual_parts(&sizes, tile))
     }
 
-    /// All tiles that there are, with fewer and more parts than usual.
+    /// Returns all tiles, with fewer and more parts than the default.
     pub(super) fn all(contraction: &'a dyn Contraction, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         let each = TILES.into_iter().flat_map(|(tile, _)| {
@@ -257,13 +267,13 @@ impl<'a> Tiling<'a> {
         each.collect()
     }
 
-    /// Tiles of this size, and sums in as many parts as are wanted, or fewer.
+    /// Creates tiles of this size, with sums in at most `wanted` parts.
     fn of(contraction: &'a dyn Contraction, total: usize, tile: usize, wanted: usize) -> Self {
         let sizes = contraction.sizes();
         let room = epilogue::most_parts(total);
         let parts = wanted.min(sizes.k / MIN_PART).min(room).max(1);
         Tiling {
-            // Rounding up may leave fewer.
+            // Rounding the length up can reduce the number of parts.
             parts: sizes.k.div_ceil(Tiling::length(sizes.k, parts)).max(1),
             contraction,
             sizes,
@@ -271,25 +281,25 @@ impl<'a> Tiling<'a> {
         }
     }
 
-    /// Terms of a part, but for the last.
+    /// Returns the terms of each part except the last.
     fn length(k: usize, parts: usize) -> usize {
         k.div_ceil(parts).next_multiple_of(STEP).max(STEP)
     }
 
     fn groups(sizes: &Sizes, tile: usize) -> usize {
-        sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE)
+        sizes.batch * sizes.m.div_ceil(tile * BLOCK_THREADS) * sizes.n.div_ceil(tile * BLOCK_THREADS)
     }
 
     fn usual_parts(sizes: &Sizes, tile: usize) -> usize {
         GROUPS_IN_PARTS.div_ceil(Tiling::groups(sizes, tile).max(1))
     }
 
-    /// Elements of an operand that a thread handles together: neighbours in memory, and in shared memory.
+    /// Returns the elements of an operand that a thread loads together: neighbours in memory and in shared memory.
     fn width(&self) -> usize {
         self.tile.min(4)
     }
 
-    /// The WGSL type of so many.
+    /// Returns the WGSL type of these elements.
     fn vector(&self) -> &'static str {
         match self.width() {
             1 => "f32",
@@ -298,8 +308,8 @@ impl<'a> Tiling<'a> {
         }
     }
 
-    /// A launch that gives each sum to a sink.
-    fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+    /// Compiles a launch that passes each sum to `sink`.
+    fn launch(&self, mut e: Emitter, sink: &SumConsumer) -> Result<Launch, String> {
         let k = self.sizes.k;
         let loads = [self.load(&mut e, 0)?, self.load(&mut e, 1)?];
         let length = match self.parts {
@@ -309,17 +319,21 @@ impl<'a> Tiling<'a> {
         let template = sink.finish(Template::new(files::MATMUL_TILED));
         let template = contraction_of(&mut e, template, self.contraction, loads)?
             .alias("Vector", self.vector())
-            .flag("A_ALONG_K", self.contraction.is_along_k(0))
-            .flag("B_ALONG_K", self.contraction.is_along_k(1))
-            .sizes([("EACH", self.tile), ("SIDE", SIDE), ("STEP", STEP)])
-            .sizes([("PARTS", self.parts), ("PART_LENGTH", length)])
+            .flag("A_K_MAJOR", self.contraction.is_along_k(0))
+            .flag("B_K_MAJOR", self.contraction.is_along_k(1))
+            .sizes([
+                ("THREAD_TILE", self.tile),
+                ("BLOCK_THREADS", BLOCK_THREADS),
+                ("STEP", STEP),
+            ])
+            .sizes([("SPLIT_K", self.parts), ("SPLIT_LENGTH", length)])
             .flag("LAST_IS_SHORT", epilogue::last_is_short(k, STEP, length, self.parts));
         e.module
             .finish_template(template, Tiling::groups(&self.sizes, self.tile) * self.parts)
     }
 
-    /// Statements that load neighbours in memory of an operand, and their value: zero beyond the summed dimension, where
-    /// nothing may come in, not even NaN.
+    /// Returns statements that load adjacent elements of an operand, and their value. Past the end of the summed dimension the
+    /// value is zero, even if the memory contains NaN.
     fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
@@ -353,9 +367,10 @@ impl<'a> Tiling<'a> {
         }
         let (code, values) = e.block(|e| {
             if width == 4 && self.contraction.finds_together(operand) {
-                let (line, k) = match along_k {
-                    true => (e.bind(&format!("min(line, {}u)", last(count, 1)))?, "k".to_owned()),
-                    false => ("line".to_owned(), e.bind(&format!("min(k, {}u)", last(k, 1)))?),
+                let (line, k) = if along_k {
+                    (e.bind(&format!("min(line, {}u)", last(count, 1)))?, "k".to_owned())
+                } else {
+                    ("line".to_owned(), e.bind(&format!("min(k, {}u)", last(k, 1)))?)
                 };
                 return self.contraction.load_together(e, operand, &line, &k, width);
             }

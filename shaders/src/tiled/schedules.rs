@@ -1,4 +1,4 @@
-//! Variants of contractions: a thread for each result, tiles, lanes or wide columns, cooperative matrices.
+//! Variants of contractions: a thread for each result, tiles, lanes or wide columns, or cooperative matrices.
 
 use meganeura_core::precision::Precision;
 
@@ -9,26 +9,26 @@ use super::super::kernel::CompileCx;
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
-use super::super::vectors::{self, Vectors};
+use super::super::vectors::{self, RowMatmul};
 use super::Tiling;
 
-/// Number of multiplications up to which a thread for each result is as good, and simpler.
+/// Maximum number of multiplications for which a thread for each result is equally fast, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;
-/// Longest sum of such a thread.
+/// Maximum length of a sum if a thread for each result is the default.
 const SHORT_SUM: usize = 256;
-/// Number of multiplications up to which it is tried.
+/// Maximum number of multiplications if a thread for each result is a candidate.
 const MAX_DIRECT: usize = 1 << 22;
 
-/// A product cut into tiles of one kind or the other.
+/// A product, cut into tiles of one kind.
 pub(super) enum Tiles<'a> {
     /// A thread for each result.
     Direct,
     Threads(Tiling<'a>),
     Coop(Blocks<'a>),
-    Vectors(Vectors<'a>),
+    Vectors(RowMatmul<'a>),
 }
 
-/// A contraction as its variants see it.
+/// A contraction and its context, for the variants.
 #[derive(Clone, Copy)]
 pub(crate) struct MatMulCall<'a> {
     pub(crate) body: &'a Body,
@@ -37,13 +37,13 @@ pub(crate) struct MatMulCall<'a> {
     pub(crate) contraction: &'a dyn Contraction,
     /// Elements of the result.
     pub(crate) total: usize,
-    /// Whether reductions come before it, which only [`vectors`] can do.
+    /// True if reductions come before the product, which only [`vectors`] supports.
     pub(crate) reduces: bool,
 }
 
 impl MatMulCall<'_> {
-    /// What decides which variant is the best: what is multiplied, how operands lie in memory, sizes, and whether anything is
-    /// computed along with the product.
+    /// Returns the class of calls that share the fastest variant: by the kind of product, memory layout of operands, sizes, and
+    /// whether the kernel has an epilogue.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let &MatMulCall {
             body, id, contraction, ..
@@ -82,36 +82,36 @@ impl MatMulCall<'_> {
 }
 
 impl<'a> Tiles<'a> {
-    /// The variant that limits choose, which were found by measuring some devices; `None` for many rows after reductions.
+    /// Returns the default variant, by thresholds that were measured on some devices; `None` for many rows after reductions.
     pub(super) fn usual(product: &MatMulCall<'a>) -> Option<Self> {
         let MatMulCall {
             cx, contraction, total, ..
         } = *product;
         let sizes = contraction.sizes();
         if product.reduces {
-            return Vectors::new(contraction, total, cx).map(Tiles::Vectors);
+            return RowMatmul::new(contraction, total, cx).map(Tiles::Vectors);
         }
         let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
         if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
             return Some(Tiles::Direct);
         }
         let units = cx.coop.and_then(|config| Blocks::new(contraction, config, total));
-        // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
+        // Cooperative matrices compute whole tiles even for few rows; kernels without them are faster in this case.
         let few = sizes.m <= vectors::FEW_ROWS;
-        Some(match (units, Vectors::new(contraction, total, cx)) {
+        Some(match (units, RowMatmul::new(contraction, total, cx)) {
             (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Coop(blocks),
             (_, Some(vectors)) => Tiles::Vectors(vectors),
             (_, None) => Tiles::Threads(Tiling::new(contraction, total)),
         })
     }
 
-    /// All variants, the default one first.
+    /// Returns all variants, the default one first.
     pub(super) fn all(product: &MatMulCall<'a>) -> Vec<Self> {
         let MatMulCall {
             cx, contraction, total, ..
         } = *product;
         let mut all: Vec<Self> = Tiles::usual(product).into_iter().collect();
-        all.extend(Vectors::all(contraction, total, cx).into_iter().map(Tiles::Vectors));
+        all.extend(RowMatmul::all(contraction, total, cx).into_iter().map(Tiles::Vectors));
         if !product.reduces {
             all.extend(Tiling::all(contraction, total).into_iter().map(Tiles::Threads));
             let units = cx.coop.map(|config| Blocks::all(contraction, config, total));

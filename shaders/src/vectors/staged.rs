@@ -1,23 +1,23 @@
-//! Contractions of few rows with a large matrix, as of models of billions of parameters: rows are in shared memory, and each element of a
-//! row is read from there once for several columns.
+//! Contractions of few rows with a large matrix, for models with billions of parameters: rows are in shared memory, and each row
+//! element is read from there once for several columns.
 
 use meganeura_core::quantization::BLOCK;
 
 use super::super::contraction::{Contraction, Sizes};
 use super::super::emit::Emitter;
-use super::super::epilogue::Sink;
+use super::super::epilogue::SumConsumer;
 use super::super::files;
 use super::super::kernel::{CompileCx, Launch};
 use super::super::packed::Packed;
 use super::super::schedule::Schedule;
 use super::super::template::Template;
-use super::{Shared, THREADS, WIDTH, has_vectors, load_rows, vector};
+use super::{SharedSums, THREADS, WIDTH, has_vectors, load_rows, vector};
 
 /// Threads that share the sum of a column.
 const LANES: usize = 32;
-/// Columns of a tile for each column of a thread.
+/// Number of columns of a tile for each column of a thread.
 const GROUPS: usize = THREADS / LANES;
-/// Columns of a thread, the most first.
+/// Possible numbers of columns of a thread, the largest first.
 pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
 /// Maximum number of sums of a thread.
 const MAX_SUMS: usize = 16;
@@ -27,7 +27,8 @@ const MIN_LENGTH: usize = 2048;
 const MIN_ELEMENTS: usize = 1 << 21;
 /// Vectors of a plain matrix that a thread loads together.
 const LOADED_VECTORS: usize = 8;
-/// Workgroups from which on a device has enough to do, and up to which further ones are worth storing the rows once more.
+/// Minimum number of workgroups that occupies a device, and minimum number for several tiles per workgroup, which then
+/// stores the rows only once for all of them.
 const ENOUGH_GROUPS: usize = 224;
 const MANY_GROUPS: usize = 896;
 /// Maximum number of tiles of a workgroup.
@@ -35,8 +36,9 @@ const MAX_TILES: usize = 4;
 /// Bytes of shared memory for sums.
 const OTHER_BYTES: usize = 4096;
 
-/// A launch of such a product.
-pub(crate) struct Staged<'a> {
+/// A launch of `kernels/matmul_rows_staged.wgsl`. A *unit* is the part of a column that a thread loads at a time: a
+/// block of packed weights, or a vector of four terms.
+pub(crate) struct StagedRowMatmul<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
     packed: Option<Packed>,
@@ -46,20 +48,20 @@ pub(crate) struct Staged<'a> {
     parts: usize,
     /// Terms of a part.
     length: usize,
-    /// Units of a row in shared memory.
+    /// Number of units of a row that are in shared memory at a time.
     chunk: usize,
-    shared: Option<Shared>,
+    shared: Option<SharedSums>,
 }
 
-impl<'a> Staged<'a> {
-    /// The launch with so many columns of a thread, or as many as the number of workgroups allows; `None` for operands or sizes that
-    /// other kernels compute.
+impl<'a> StagedRowMatmul<'a> {
+    /// Returns the launch with `columns` columns of a thread, or the maximum that the number of workgroups allows; `None` for
+    /// operands or sizes that other kernels compute.
     pub(super) fn new(
         contraction: &'a dyn Contraction,
         cx: &CompileCx,
         parts: usize,
         columns: Option<usize>,
-        shared: Option<Shared>,
+        shared: Option<SharedSums>,
     ) -> Option<Self> {
         let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
@@ -84,12 +86,13 @@ impl<'a> Staged<'a> {
             Some(columns) => fitting == columns,
             None => fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
         })?;
-        // Rows in several chunks would be stored once more for each tile.
-        let tiles = match shared.is_some() || chunk * terms < length {
-            true => 1,
-            false => (groups(columns) / MANY_GROUPS).clamp(1, MAX_TILES),
+        // Rows in several chunks would be stored again for each tile.
+        let tiles = if shared.is_some() || chunk * terms < length {
+            1
+        } else {
+            (groups(columns) / MANY_GROUPS).clamp(1, MAX_TILES)
         };
-        Some(Staged {
+        Some(StagedRowMatmul {
             contraction,
             sizes,
             packed,
@@ -103,7 +106,7 @@ impl<'a> Staged<'a> {
         })
     }
 
-    /// How it computes the product.
+    /// Returns the schedule of the product.
     pub(crate) fn schedule(&self) -> Schedule {
         Schedule::of("matmul_rows_staged")
             .with("columns", [self.columns])
@@ -115,11 +118,11 @@ impl<'a> Staged<'a> {
         self.parts
     }
 
-    /// A launch that gives each sum to a sink.
-    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+    /// Compiles a launch that passes each sum to `sink`.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &SumConsumer) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let before = std::mem::take(&mut e.code);
-        let template = Shared::tell(self.shared, sink.finish(Template::new(files::MATMUL_ROWS_STAGED)));
+        let template = SharedSums::tell(self.shared, sink.finish(Template::new(files::MATMUL_ROWS_STAGED)));
         let is_computed = self.contraction.stored(0).is_none();
         let mut template = self
             .contraction
@@ -127,7 +130,7 @@ impl<'a> Staged<'a> {
             .insert("before", before)
             .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
             .sizes([("COLUMNS", self.columns), ("TILES", self.tiles)])
-            .sizes([("PARTS", self.parts), ("LENGTH", self.length)])
+            .sizes([("SPLIT_K", self.parts), ("LENGTH", self.length)])
             .sizes([("CHUNK", self.chunk), ("COUNT", self.count())])
             .sizes([("THREADS", THREADS), ("LANES", LANES)])
             .flag("COMPUTED", is_computed)
@@ -145,8 +148,9 @@ impl<'a> Staged<'a> {
             .finish_template(template, tiles.div_ceil(self.tiles) * batch * self.parts)
     }
 
-    /// Units of a column that a thread loads together. Of a packed matrix, one block of each column is enough to keep the memory busy;
-    /// more take registers from other workgroups: on an H200, two were 9 % slower and four 50 %.
+    /// Returns the number of units of a column that a thread loads together. For a packed matrix, one block of each
+    /// column is enough to keep the memory busy; more blocks need registers that other workgroups could use: on an
+    /// H200, two were 9 % slower and four 50 %.
     fn count(&self) -> usize {
         let own = self.chunk.div_ceil(LANES);
         match self.packed {
@@ -155,7 +159,7 @@ impl<'a> Staged<'a> {
         }
     }
 
-    /// Gives the kernel file the blocks of a packed matrix, their scales, and how they are expanded and added up.
+    /// Adds the blocks of a packed matrix, their scales, and their expansion and summation to the kernel file.
     fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
         let block = |e: &mut Emitter| {
             let first = e.bind(&format!("k * {BLOCK}u"))?;
@@ -190,8 +194,8 @@ impl<'a> Staged<'a> {
     }
 }
 
-/// Units of a row in shared memory at a time, of `bytes` each: all, or equal chunks that are multiples of the lanes; `None` if not even
-/// one unit for each lane fits.
+/// Returns the number of units of a row, of `bytes` bytes each, that are in shared memory at a time: all, or equal
+/// chunks that are multiples of the lanes; `None` if not even one unit for each lane fits.
 fn chunk(units: usize, bytes: usize, workgroup_bytes: usize) -> Option<usize> {
     let most = workgroup_bytes.saturating_sub(OTHER_BYTES) / bytes;
     if units <= most {

@@ -1,6 +1,6 @@
-//! Calls whose kernels are kept as snapshots.
+//! Calls whose kernels are kept as snapshots, and translated to other languages by tests of backends.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -12,18 +12,18 @@ use meganeura_core::{DType, Graph, TensorType, Value, registry};
 use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 use meganeura_shaders::{CompileCx, Features, Launch, Limits, Memory, compile, generate};
 
-/// Rows of a product for which programs compute an operand on the way.
+/// Number of rows of a product whose operand is computed when it is loaded.
 const FEW_ROWS: usize = 1;
 
-/// A call, and what is known of its operands and of the device.
+/// A call, its operands, and the device that it is compiled for.
 struct Call {
     op: &'static str,
     attrs: Attrs,
-    /// Shapes, dtypes, and whether they are states.
+    /// Shape and dtype of each operand; true if it is a state.
     operands: Vec<(Vec<usize>, DType, bool)>,
     coop: Option<CoopConfig>,
     features: Features,
-    /// Operands of `f32` that are in `f16` in memory.
+    /// Operands of `f32` that are stored as `f16`.
     halves: &'static [u32],
     /// The operand that the result overwrites.
     overwritten: Option<u32>,
@@ -46,12 +46,12 @@ impl Call {
         }
     }
 
-    /// The first sample of an operator.
+    /// Creates the call of the first sample of an operator.
     fn sample(op: &'static str) -> Self {
         Call::sample_where(op, |_| true)
     }
 
-    /// The first sample with a cache of `f16`.
+    /// Creates the call of an operator's first sample with a cache of `f16`.
     fn sample_with_half_cache(op: &'static str) -> Self {
         Call::sample_where(op, |sample| {
             sample.inputs.get(1).is_some_and(|cache| cache.dtype == DType::F16)
@@ -73,7 +73,7 @@ impl Call {
         self
     }
 
-    /// On a device with subgroups of 32 threads, and exact conversions of halves.
+    /// Sets a device with subgroups of 32 threads and exact conversions of `f16`.
     fn with_features(mut self) -> Self {
         self.features = Features {
             subgroup_size: Some(32),
@@ -93,19 +93,19 @@ impl Call {
         self
     }
 
-    /// By a schedule, with the least that every device has.
+    /// Sets the schedule, for a device without optional features.
     fn by(mut self, schedule: &'static str) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Operands of another dtype.
+    /// Sets the dtype of all operands.
     fn of(mut self, dtype: DType) -> Self {
         self.operands.iter_mut().for_each(|operand| operand.1 = dtype);
         self
     }
 
-    /// Operands of indices.
+    /// Sets the dtype of these operands to that of indices.
     fn indices(mut self, operands: &[usize]) -> Self {
         for &operand in operands {
             self.operands[operand].1 = DType::U32;
@@ -127,7 +127,7 @@ impl Call {
         let op = registry::op(self.op).expect("an operator");
         let call = graph.call(op, self.attrs.clone(), inputs);
         assert!(graph.errors().is_empty(), "{}: {:?}", self.op, graph.errors());
-        // There are products of half precision, but none has a result of it; caches are written as they are.
+        // Products have operands of half precision, but results of `f32`. Written caches keep their type.
         let has_half_cache = self
             .operands
             .iter()
@@ -163,7 +163,7 @@ impl Call {
     }
 }
 
-/// Calls as one: each has an operator, attributes and operands.
+/// Creates the attributes of a fused program from calls with an operator, attributes and operands.
 fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
         op: registry::op(name).expect("an operator"),
@@ -175,7 +175,8 @@ fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     Attrs::new().with("program", program.expect("a program"))
 }
 
-/// Units by the side of a tile and the threads of a subgroup; their operands are `f16`.
+/// Returns a configuration of cooperative matrices with `f16` operands, by the side of a tile and the threads of a
+/// subgroup.
 fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
     Some(CoopConfig {
         tile_size,
@@ -183,11 +184,31 @@ fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
         subgroup_size,
         min_workgroups: MIN_COOP_WORKGROUPS,
         max_resident_workgroups: 0,
+        wide_rows: false,
     })
 }
 
-/// Names of calls, and their launches.
-pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
+/// Returns all launches by kernel and name: the name of the call, with a number if it launches a kernel several times.
+pub(crate) fn launches() -> BTreeMap<&'static str, BTreeMap<String, Launch>> {
+    let mut all: BTreeMap<&str, BTreeMap<String, Launch>> = BTreeMap::new();
+    for (call, launches) in named_launches() {
+        for launch in launches {
+            let of_kernel = all.entry(launch.kernel).or_default();
+            let mut names = (1..).map(|number| match number {
+                1 => call.to_string(),
+                _ => format!("{call}.{number}"),
+            });
+            let name = names
+                .find(|name| !of_kernel.contains_key(name))
+                .expect("numbers do not end");
+            of_kernel.insert(name, launch);
+        }
+    }
+    all
+}
+
+/// Returns the launches of all calls, with the names of the calls.
+fn named_launches() -> Vec<(String, Vec<Launch>)> {
     let mut all: Vec<(String, Call)> = Vec::new();
     all.extend(elementwise());
     let kinds = [
@@ -215,7 +236,7 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
         all.push((name("one"), packed([1, 576, 960], format)));
         all.push((name("tiled"), packed([200, 96, 1200], format)));
         all.push((name("coop16"), packed([16, 576, 1536], format).on(units(16, 32))));
-        // Others read units in the same way, whatever their number.
+        // All other formats load weights in the same way for any number of rows.
         if matches!(format, BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q6) {
             all.push((name("three"), packed([3, 576, 960], format).with_features()));
             all.push((name("one-long"), packed([1, 8192, 192], format).with_features()));
@@ -224,8 +245,9 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     }
     all.push(("cached-attention".into(), cached_attention(64, 4096)));
     all.push(("narrow-cached-attention".into(), cached_attention(6, 512)));
-    all.push(("paged-attention".into(), paged_attention(64)));
-    all.push(("narrow-paged-attention".into(), paged_attention(6)));
+    all.push(("paged-attention".into(), paged_attention(8, 64)));
+    all.push(("narrow-paged-attention".into(), paged_attention(8, 6)));
+    all.push(("paged-prefill".into(), paged_attention(512, 64).on(units(16, 32))));
     for (kind, coop) in [("plain", None), ("coop16", units(16, 32))] {
         let calls = convolutions().into_iter().chain(attention());
         all.extend(calls.map(|(name, call)| (format!("{kind}-{name}"), call.on(coop))));
@@ -234,12 +256,12 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     all.into_iter().map(|(name, call)| (name, call.launches())).collect()
 }
 
-/// A matmul whose right operand is transposed.
+/// Creates a matmul whose right operand is transposed.
 fn matmul_bt([m, k, n]: [usize; 3]) -> Call {
     Call::new("core.matmul", transposed(false, true), &[&[m, k], &[n, k]])
 }
 
-/// A matmul with packed weights.
+/// Creates a matmul with packed weights.
 fn packed([m, k, n]: [usize; 3], format: BlockFormat) -> Call {
     let blocks = k / BLOCK;
     let (rows, words, scales) = ([m, k], [n, blocks * format.words()], [n, blocks * format.scales()]);
@@ -252,7 +274,7 @@ fn transposed(a: bool, b: bool) -> Attrs {
     Attrs::new().with("transpose_a", a).with("transpose_b", b)
 }
 
-/// Fused programs, reductions, and one that is cut into stages.
+/// Returns fused programs, reductions, and one call that is split into stages.
 fn elementwise() -> Vec<(String, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let none = Attrs::new;
@@ -296,7 +318,8 @@ fn elementwise() -> Vec<(String, Call)> {
     .collect()
 }
 
-/// A matmul of a matrix of `m` rows and `k` columns with one of `n` columns, which is stored as it is or transposed.
+/// Returns matmuls of a matrix of `m` rows and `k` columns with one of `n` columns, which is stored transposed if
+/// `turned`.
 fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let (none, step) = (Attrs::new, Slot::Step);
@@ -327,18 +350,18 @@ fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
         ("epilogue", Call::new("core.fused", epilogue, &with_bias)),
         ("add", Call::new("core.matmul_add", plain, &with_bias)),
     ];
-    // Where it is turned, the plain product of another kind shows the other layout.
+    // If `turned`, another call of the snapshots shows the layout that is not transposed.
     if !turned {
         all.push(("transposed-b", matmul(transposed(false, true), &[&[m, k], &[n, k]])));
     }
-    // What is multiplied is computed on the way for few rows only.
+    // Only products of few rows compute an operand when they load it.
     if m <= FEW_ROWS {
         all.push(("prologue", Call::new("core.fused", prologue, &shapes)));
     }
     all
 }
 
-/// A convolution and its gradients, of images with channels first and last.
+/// Returns a convolution and its gradients, for images with channels first and last.
 fn convolutions() -> Vec<(&'static str, Call)> {
     let pair = |value: i64| vec![value, value];
     let window = Attrs::new()
@@ -375,7 +398,7 @@ fn convolutions() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Attention forward and backward.
+/// Returns attention, forward and backward.
 fn attention() -> Vec<(&'static str, Call)> {
     let attrs = Attrs::new()
         .with("num_heads", 4usize)
@@ -394,8 +417,8 @@ fn attention() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Attention of one query to a cache of so many rows, by heads of so many elements. Workgroups share the keys of a long cache, and
-/// threads those of heads that have vectors.
+/// Creates the attention of one query to a cache of `rows` rows, with heads of `head_dim` elements. In a long cache,
+/// workgroups share the keys of a query; if heads consist of whole vectors, threads share each key.
 fn cached_attention(head_dim: usize, rows: usize) -> Call {
     let cached = Attrs::new()
         .with("num_heads", 4usize)
@@ -408,20 +431,20 @@ fn cached_attention(head_dim: usize, rows: usize) -> Call {
     Call::new("core.cached_attention", cached, &cache).indices(&[3])
 }
 
-/// Attention of eight tokens to caches in blocks.
-fn paged_attention(head_dim: usize) -> Call {
+/// Creates the attention of `rows` tokens to paged caches.
+fn paged_attention(rows: usize, head_dim: usize) -> Call {
     let attrs = Attrs::new()
         .with("num_heads", 4usize)
         .with("num_kv_heads", 2usize)
         .with("head_dim", head_dim)
         .with("window", 0i64)
         .with("scale", 0.125);
-    let (q, kv) = ([8, 4 * head_dim], [64, 16, 2 * head_dim]);
-    let operands: [&[usize]; 5] = [&q, &kv, &kv, &[8], &[8, 32]];
+    let (q, kv) = ([rows, 4 * head_dim], [64, 16, 2 * head_dim]);
+    let operands: [&[usize]; 5] = [&q, &kv, &kv, &[rows], &[rows, 32]];
     Call::new("core.paged_attention", attrs, &operands).indices(&[3, 4])
 }
 
-/// Operators with kernel files of their own.
+/// Returns calls of operators with separate kernel files.
 fn others() -> Vec<(&'static str, Call)> {
     let scatter = |rows: usize| {
         let attrs = Attrs::new().with("axis", 0i64).with("rows", 50i64);

@@ -1,5 +1,8 @@
-//! The text of representative kernels, which lies in `shaders/snapshots/`: a change of the generators shows what it does to
-//! kernels. `MEGANEURA_UPDATE_SNAPSHOTS=1 cargo test -p meganeura-shaders --test snapshots` writes all files anew.
+//! Snapshots of representative kernels in `shaders/snapshots/`: a change of the generators shows its effect on the kernels.
+//!
+//! The shortest variant of each kernel file is stored as a whole (`KERNEL.CALL.wgsl`). `KERNEL.variants.txt` lists for each other
+//! variant only the replaced constants, aliases, functions and insertions that differ from those of the whole one.
+//! `MEGANEURA_UPDATE_SNAPSHOTS=1 cargo test -p meganeura-shaders --test snapshots` rewrites all files.
 
 mod calls;
 
@@ -11,28 +14,61 @@ use meganeura_shaders::{KERNEL_FILES, Launch};
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Names of files and launches: the kernel's name, that of the call, and a number where the call launches a kernel several times.
-fn snapshots() -> BTreeMap<String, Launch> {
-    let mut all = BTreeMap::new();
-    for (name, launches) in calls::all() {
-        for launch in launches {
-            let free = |name: &String| !all.contains_key(name);
-            let mut names = (1..).map(|number| match number {
-                1 => format!("{}.{name}.wgsl", launch.kernel),
-                _ => format!("{}.{name}.{number}.wgsl", launch.kernel),
-            });
-            let name = names.find(free).expect("numbers do not end");
-            all.insert(name, launch);
+/// Returns the snapshots by the names of their files.
+fn snapshots() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for (kernel, launches) in calls::launches() {
+        let whole = launches
+            .iter()
+            .min_by_key(|(name, launch)| (launch.source.len(), *name));
+        let (whole, base) = whole.expect("a kernel has a launch");
+        files.insert(format!("{kernel}.{whole}.wgsl"), base.source.clone());
+        let others = launches.iter().filter(|(name, _)| *name != whole);
+        let others: Vec<String> = others.map(|(name, launch)| variant(name, launch, base)).collect();
+        if !others.is_empty() {
+            files.insert(format!("{kernel}.variants.txt"), others.join("\n"));
         }
     }
-    all
+    files
+}
+
+/// Describes a variant by its differences from another one.
+fn variant(name: &str, launch: &Launch, base: &Launch) -> String {
+    let parts = |launch: &Launch| {
+        let replacements = launch.replacements.as_ref().expect("the kernel has a file");
+        replacements.parts(&launch.source)
+    };
+    let (own, base) = (parts(launch), parts(base));
+    let mut text = format!("== {name}\nbuffers: {}\n", launch.names.join(", "));
+    let differ = own.iter().filter(|(part, value)| base.get(*part) != Some(value));
+    let (constants, others): (Vec<_>, Vec<_>) = differ.partition(|(part, _)| part.starts_with("constant "));
+    let constants: Vec<String> = constants
+        .iter()
+        .map(|(part, value)| format!("{} = {value}", part.trim_start_matches("constant ")))
+        .collect();
+    if !constants.is_empty() {
+        text += &format!("constants: {}\n", constants.join(", "));
+    }
+    for (part, value) in others {
+        let lines: String = value.lines().map(|line| format!("    {line}\n")).collect();
+        text += &format!("{part}:\n{lines}");
+    }
+    let missing: Vec<&str> = base
+        .keys()
+        .filter(|part| !own.contains_key(*part))
+        .map(String::as_str)
+        .collect();
+    if !missing.is_empty() {
+        text += &format!("not replaced: {}\n", missing.join(", "));
+    }
+    text
 }
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots")
 }
 
-/// Names of the files that are there.
+/// Returns the names of the stored files.
 fn files() -> BTreeSet<String> {
     let Ok(entries) = fs::read_dir(folder()) else {
         return BTreeSet::new();
@@ -43,7 +79,7 @@ fn files() -> BTreeSet<String> {
         .collect()
 }
 
-/// Where a text differs from the one of a file: the number of the line, and both lines.
+/// Describes the first difference between a file and a text: the number of the line, and both lines.
 fn difference(file: &str, text: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (file.lines().collect(), text.lines().collect());
     let at = (0..old.len().max(new.len())).find(|&i| old.get(i) != new.get(i));
@@ -62,18 +98,18 @@ fn kernels_are_what_the_snapshots_show() {
         for name in stale {
             fs::remove_file(folder().join(name)).expect("a stale snapshot");
         }
-        for (name, launch) in &snapshots {
-            fs::write(folder().join(name), &launch.source).expect("a snapshot");
+        for (name, text) in &snapshots {
+            fs::write(folder().join(name), text).expect("a snapshot");
         }
         return;
     }
     let stale = stale.map(|name| format!("{name}: no call makes it"));
-    let changed = snapshots.iter().filter_map(|(name, launch)| {
+    let changed = snapshots.iter().filter_map(|(name, text)| {
         let Ok(file) = fs::read_to_string(folder().join(name)) else {
             return Some(format!("{name}: there is no file"));
         };
         let file = file.replace("\r\n", "\n");
-        (file != launch.source).then(|| format!("{name}: {}", difference(&file, &launch.source)))
+        (file != *text).then(|| format!("{name}: {}", difference(&file, text)))
     });
     let wrong: Vec<String> = stale.chain(changed).collect();
     assert!(wrong.is_empty(), "{}\nIf this is meant: {UPDATE}", wrong.join("\n"));
@@ -81,20 +117,22 @@ fn kernels_are_what_the_snapshots_show() {
 
 #[test]
 fn every_kernel_file_has_a_snapshot() {
-    let used: BTreeSet<&str> = snapshots().values().map(|launch| launch.kernel).collect();
+    let used: BTreeSet<&str> = calls::launches().into_keys().collect();
     for kernel in KERNEL_FILES.iter().map(|file| file.name) {
         assert!(used.contains(kernel), "no snapshot shows {kernel}");
     }
 }
 
 #[test]
-fn snapshots_translate() {
-    for (name, launch) in snapshots() {
-        translate(&name, &launch);
+fn kernels_translate() {
+    for (kernel, launches) in calls::launches() {
+        for (name, launch) in launches {
+            translate(&format!("{kernel}.{name}"), &launch);
+        }
     }
 }
 
-/// Translates to the languages of Vulkan and Metal.
+/// Translates a kernel to the languages of Vulkan and Metal.
 fn translate(name: &str, launch: &Launch) {
     let parsed = naga::front::wgsl::parse_str(&launch.source);
     let mut module = parsed.unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&launch.source)));

@@ -1,19 +1,19 @@
-//! The rule by which results are judged; the crate's documentation states it.
+//! Comparison of results with the oracle's, by the rule in the crate's documentation.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::Call;
 
-use crate::runner::{Check, Failure, fail};
+use crate::case::{Check, Failure, fail};
 use crate::storage::quantise;
 
-/// Smallest magnitude that errors are relative to.
+/// Minimum magnitude that errors are relative to.
 const FLOOR: f64 = 0.01;
 
-/// Operations for one result element that a tolerance covers as it is.
+/// Number of operations per result element that widen a tolerance by `sqrt(2)`.
 const COVERED: f64 = 64.0;
 
-/// Factor by which the sums in a graph widen a tolerance.
+/// Returns the factor by which the sums in a graph widen a tolerance.
 pub(crate) fn widening(graph: &Graph) -> f64 {
     let most = graph.nodes().iter().filter_map(|node| {
         let (op, attrs) = node.op()?;
@@ -29,7 +29,7 @@ pub(crate) fn widening(graph: &Graph) -> f64 {
     (1.0 + most.fold(0.0, f64::max) / COVERED).sqrt()
 }
 
-/// Operations of all calls of a graph.
+/// Returns the number of operations of all calls of a graph.
 pub(crate) fn work(graph: &Graph) -> u64 {
     let calls = graph.nodes().iter().filter_map(|node| {
         let (op, attrs) = node.op()?;
@@ -49,7 +49,7 @@ pub(crate) fn compare(what: &str, dtype: DType, device: &[f64], oracle: &[f64], 
     compare_within(what, dtype, device, oracle, limit, 0.0)
 }
 
-/// [`compare`] where elements may be off by so much more.
+/// Compares like [`compare`], and additionally accepts an error of this size for each element.
 pub(crate) fn compare_within(
     what: &str,
     dtype: DType,

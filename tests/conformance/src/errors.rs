@@ -1,4 +1,4 @@
-//! What happens when something is wrong: typed errors, and a session that stays usable.
+//! Cases of failures: each must give a typed error, and the session must stay usable.
 
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::Executable;
@@ -8,8 +8,8 @@ use meganeura_core::plan::optimizer::Update;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, compile_for};
 use meganeura_core::{Adam, DType, Session};
 
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::harness::open;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 
 pub(crate) fn cases() -> Vec<Case> {
     let case = |id: &str, run: fn(&SharedDevice) -> CaseRun| Case::new(format!("errors/{id}"), run);
@@ -43,7 +43,7 @@ macro_rules! expect_error {
     };
 }
 
-/// `y = x + p`, with an unused `ids` input and a state.
+/// Creates a session that computes `y = x + p`, with unused inputs and an unused state.
 fn simple(device: &SharedDevice) -> Result<Session> {
     let mut g = Graph::new();
     let x = g.input("x", &[2]);
@@ -173,7 +173,7 @@ fn not_set(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// A graph whose `u32` input `ids` of two elements indexes four rows.
+/// Returns a graph whose `u32` input `ids` of two elements indexes four rows.
 fn gather() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[2]);
@@ -203,14 +203,15 @@ fn class_ids() -> Graph {
     g
 }
 
-/// Steps, waits and reads; an error may come out of each.
+/// Runs a step, waits for it, and reads an output. Each of these may return the error.
 fn step_and_read(session: &mut Session) -> Result<f32> {
     session.try_step()?;
     session.try_wait()?;
     session.try_read_loss()
 }
 
-/// The error must appear, name the index and the rows, and leave the session as it was.
+/// Checks that a step with an invalid index fails with an error that contains the index and the number of rows, and
+/// does not change the session.
 fn index_out_of_range(device: &SharedDevice, graph: Graph) -> CaseRun {
     let mut session = open(device, &graph)?;
     session.try_set_input_u32("ids", &[1, 3])?;
@@ -238,7 +239,7 @@ fn index_out_of_range(device: &SharedDevice, graph: Graph) -> CaseRun {
     Ok(Check::default())
 }
 
-/// A step that meets a wrong index must not train on what it read.
+/// Checks that a step with an invalid index does not train on the row that the device reads instead.
 fn no_update_after_a_fault(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[2]);
@@ -264,7 +265,7 @@ fn no_update_after_a_fault(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// States are written before the index is read, beside it and after it; gradients are averaged over two steps.
+/// Builds a graph that writes states before, while and after it reads an index.
 fn stateful() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[2]);
@@ -287,7 +288,7 @@ fn stateful() -> Graph {
     g
 }
 
-/// Faulty steps, waited for or not, leave parameters, states and counters what they were.
+/// Checks that faulty steps change no parameter, state or counter, whether or not the host waits for them.
 fn faulty_step_changes_nothing(device: &SharedDevice) -> CaseRun {
     let graph = try_differentiate(&stateful())?;
     let make = || -> Result<Session> {
@@ -305,7 +306,7 @@ fn faulty_step_changes_nothing(device: &SharedDevice) -> CaseRun {
         let mut outcome = other.try_step();
         other.try_set_input_u32("ids", &[0, 3])?;
         if step % 2 == 1 && outcome.is_ok() {
-            // Nobody knows yet; this one is given up, too.
+            // The fault is not detected yet; this step is discarded, too.
             outcome = other.try_step();
         }
         let outcome = outcome.and_then(|()| other.try_wait().map(|_| ()));
@@ -328,7 +329,7 @@ fn faulty_step_changes_nothing(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// Which one of several is reported is open, but it is one of them.
+/// Checks that a step with several invalid indices reports one of them.
 fn several_indices(device: &SharedDevice) -> CaseRun {
     let mut session = open(device, &gather())?;
     session.try_set_input_u32("ids", &[9, 7])?;
@@ -339,7 +340,7 @@ fn several_indices(device: &SharedDevice) -> CaseRun {
     }
 }
 
-/// A plan with a kernel that no device has.
+/// Returns a plan with a kernel that no device has.
 fn strange_plan(device: &SharedDevice) -> Result<ExecutionPlan> {
     let mut g = Graph::new();
     let x = g.input("x", &[2]);
@@ -371,7 +372,7 @@ fn unknown_kernel_at_device(device: &SharedDevice) -> CaseRun {
     }
 }
 
-/// An executable with one buffer of 12 bytes for certain: the input.
+/// Returns an executable with at least one buffer of 12 bytes: the input.
 fn executable(device: &SharedDevice) -> Result<(Box<dyn Executable>, BufferRef, BufferRef)> {
     let mut g = Graph::new();
     let x = g.input("x", &[3]);

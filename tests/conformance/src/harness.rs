@@ -1,4 +1,4 @@
-//! From graphs and numbers to sessions and back.
+//! Helpers that run graphs in sessions and convert their values.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::shape::TensorType;
 use meganeura_core::{DType, Session};
 
-use crate::runner::SharedDevice;
+use crate::case::SharedDevice;
 use crate::storage::{decode, encode, narrow};
 
-/// Contents of leaves by name.
+/// Contents of inputs, parameters and states (leaves of a graph), by name.
 pub(crate) type Feeds = HashMap<String, Vec<f64>>;
 
 /// Compiles a graph for a device and opens a session.
@@ -50,7 +50,7 @@ fn set_input(session: &mut Session, name: &str, ty: &TensorType, values: &[f64])
     }
 }
 
-/// An output, whatever its type.
+/// Reads an output of any type.
 pub(crate) fn output(session: &mut Session, index: usize) -> Result<Vec<f64>> {
     let bytes = session.try_read_output_bytes(index)?;
     let dtype = session.plan().output_types.get(index).map_or(DType::F32, |t| t.dtype);
@@ -65,7 +65,7 @@ pub(crate) fn run_once(session: &mut Session, graph: &Graph, feeds: &Feeds) -> R
     (0..graph.outputs().len()).map(|i| output(session, i)).collect()
 }
 
-/// Numbers in `[-2, 2]` that are the same at every call.
+/// Returns numbers in `[-2, 2]` that are the same at every call.
 pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f64> {
     SampleInput::f32(&[count]).values(&mut SplitMix64::new(seed))
 }

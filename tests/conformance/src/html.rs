@@ -1,4 +1,4 @@
-//! A report as a page that can be published.
+//! HTML page of a report.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -14,8 +14,8 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}pre{white-space:pre
 .bad{color:#ff8080}.good{color:#80e080}.known{color:#e0b060}}";
 
 impl Report {
-    /// A page without anything from elsewhere: the summary, the groups, expected failures by their reasons, and failures
-    /// with their messages.
+    /// Returns the report as an HTML page without external references: the summary, the groups, expected failures by
+    /// reason, and failures with their messages.
     pub fn to_html(&self) -> String {
         let mut page = String::new();
         // Writing to a text does not fail.

@@ -1,4 +1,4 @@
-//! The conformance suite: what every backend has to get right, as cases that anybody can run.
+//! The conformance suite: requirements for every backend, as runnable cases.
 //!
 //! A backend author adds this crate as a development dependency and writes
 //!
@@ -30,15 +30,17 @@
 //! - `limit` is the tolerance of the case times `sqrt(1 + w / 64)`, `w` being the largest number of
 //!   operations for one result element among the calls of the graph: rounding errors of a sum over `k`
 //!   elements grow with `sqrt(k)`.
-//! - The tolerance of a forward case is the sample's own (`1e-5` unless it says otherwise), that of a gradient
-//!   five times as much. Half-precision operands accept at least two units in the last place of the type.
-//!   Whole training steps accept `5e-5` for what the graph computes, and `3e-6` for the update, which is
-//!   compared with the rule applied to the device's own gradients.
-//! - In mixed precision, the tolerance is larger for plans that use cooperative matrices. Rounding changes each operand of a
-//!   matmul by up to 2^-11 of it (of 2^-14, where it is smaller), so the error of a matmul is up to `2^-10 sum |a| |b|`. The
-//!   oracle's matmuls are changed by as much, with random signs, four times: twice the largest difference in a tensor is
-//!   added to the tolerance.
+//! - The tolerance of a forward case is the sample's own (`1e-5` by default), that of a gradient
+//!   five times the sample's. Half-precision operands accept at least two units in the last place
+//!   of the type. Whole training steps accept `5e-5` for the results of the graph, and `3e-6` for
+//!   the update, which is compared with the rule applied to the device's own gradients.
+//! - In mixed precision, the tolerance is larger for plans that use cooperative matrices. Rounding
+//!   changes each operand of a matmul by up to 2^-11 of its value (of 2^-14, if the value is
+//!   smaller), so the error of a matmul is up to `2^-10 sum |a| |b|`. The oracle's matmuls are
+//!   perturbed by this error, with random signs, four times: twice the largest difference in a
+//!   tensor is added to the tolerance.
 
+mod case;
 mod compare;
 mod errors;
 mod harness;
@@ -50,6 +52,7 @@ mod reference_backend;
 mod report;
 mod runner;
 mod semantics;
+mod special_values;
 mod storage;
 mod training;
 
@@ -57,15 +60,17 @@ pub use options::{ExpectedFailure, Options, Section};
 pub use reference_backend::{Hook, ReferenceBackend};
 pub use report::{CaseResult, Outcome, Report};
 pub use runner::{run, run_on_backend, run_with, run_with_fallback};
+pub use special_values::wrong_special_values;
 
-/// Makes tests that run the suite, one for each [`Section`], on the first usable device of a backend:
-/// `conformance!(MyBackend::default());`.
+/// Defines tests that run the suite, one for each [`Section`], on the first usable device of a
+/// backend: `conformance!(MyBackend::default());`.
 ///
 /// Known failures are listed with their reason; a listed case that passes is a failure:
 /// `conformance!(MyBackend::default(), expected: [("core.sin/*", "the driver's sine is imprecise")]);`.
 ///
-/// With a fallback, what the backend has neither a kernel nor a decomposition for runs on another one:
-/// `conformance!(MyBackend::default(), fallback: meganeura_cpu::CpuBackend);`. A list of failures may follow.
+/// With a fallback, another backend runs operators for which the backend has neither a kernel nor a
+/// decomposition: `conformance!(MyBackend::default(), fallback: meganeura_cpu::CpuBackend);`. A
+/// list of failures may follow.
 #[macro_export]
 macro_rules! conformance {
     ($backend:expr) => {

@@ -1,4 +1,4 @@
-//! What to run, and what is known to fail.
+//! Options of a run, and expected failures.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,18 +11,18 @@ use serde::Deserialize;
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// Every operator against the oracle.
+    /// Compares every operator with the oracle.
     Operators,
     /// Whole training steps.
     Training,
-    /// What a session promises beyond the values of operators.
+    /// Guarantees of a session beyond the values of operators.
     Semantics,
-    /// What happens when something is wrong.
+    /// Behaviour in case of errors.
     Errors,
 }
 
 impl Section {
-    /// All sections, in the order in which they run.
+    /// All sections, in the order of execution.
     pub const ALL: [Section; 4] = [
         Section::Operators,
         Section::Training,
@@ -31,7 +31,7 @@ impl Section {
     ];
 }
 
-/// Choices of a run.
+/// Options of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Only cases whose id contains this text.
@@ -40,12 +40,13 @@ pub struct Options {
     pub sections: Vec<Section>,
     /// Seeds of the operators' samples; each gives other shapes and values.
     pub seeds: Range<u64>,
-    /// Largest work of an operator case, in operations of all its calls: the oracle is slow.
+    /// Maximum number of operations in all calls of an operator case, because the oracle is slow.
     pub max_work: u64,
     /// Precision of all plans. In [`Precision::Mixed`] a run fails if no dispatch used cooperative matrices.
     pub precision: Precision,
-    /// Cases that run at the same time, each on a thread. It pays where making kernels takes longer than running them. The report is
-    /// the same; a case that loses the device makes those fail that run beside it.
+    /// Number of cases that run at the same time, each on a thread. This helps if compiling kernels
+    /// takes longer than running them. The report is the same; but if a case loses the device, the
+    /// cases that run at the same time fail as well.
     pub jobs: usize,
 }
 
@@ -63,14 +64,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether a run with these options sees every case.
+    /// Returns true if a run with these options covers every case.
     pub(crate) fn is_complete(&self) -> bool {
         self.filter.is_none() && Section::ALL.iter().all(|s| self.sections.contains(s))
     }
 }
 
-/// Cases that a device is known to fail. One that passes nevertheless is a failure, so that the list does not
-/// outlive its reasons.
+/// A set of cases that a device is known to fail. A case that passes nevertheless is a failure, so
+/// that outdated entries are noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedFailure {
     pattern: String,
@@ -78,10 +79,11 @@ pub struct ExpectedFailure {
 }
 
 impl ExpectedFailure {
-    /// Cases whose whole id matches the pattern, in which `*` stands for any text.
+    /// Creates an entry for cases whose whole id matches the pattern, in which `*` matches any
+    /// text.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] when the pattern or the reason is empty.
+    /// [`Error::InvalidUse`] if the pattern or the reason is empty.
     pub fn new(pattern: impl Into<String>, reason: impl Into<String>) -> Result<Self> {
         let (pattern, reason) = (pattern.into(), reason.into());
         if pattern.trim().is_empty() || reason.trim().is_empty() {
@@ -93,7 +95,8 @@ impl ExpectedFailure {
         Ok(ExpectedFailure { pattern, reason })
     }
 
-    /// A list from a TOML file, of entries `[[expected]]` with `cases`, a pattern, and `reason`.
+    /// Reads a list of expected failures from a TOML file: entries `[[expected]]` with the pattern `cases`, and
+    /// `reason`.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be read; [`Error::InvalidUse`] for an entry without a pattern or reason.
@@ -118,23 +121,23 @@ impl ExpectedFailure {
         entries.map(|e| ExpectedFailure::new(e.cases, e.reason)).collect()
     }
 
-    /// The pattern.
+    /// Returns the pattern.
     pub fn pattern(&self) -> &str {
         &self.pattern
     }
 
-    /// Why the cases fail.
+    /// Returns the reason of the failures.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// Whether a case is meant.
+    /// Returns true if a case matches.
     pub fn matches(&self, id: &str) -> bool {
         matches(&self.pattern, id)
     }
 }
 
-/// Matches a whole text against a pattern with `*`.
+/// Returns true if a pattern, in which `*` matches any text, matches the whole text.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == text;

@@ -1,4 +1,5 @@
-//! The precision of a run: a device all of whose plans have it, and what it does to results.
+//! Precision of a run: a wrapper of devices that sets it for all plans, and the measurement of the errors that it may
+//! cause.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use meganeura_core::precision::Precision;
 use meganeura_core::{LossScaling, Session};
 
 use crate::ReferenceBackend;
+use crate::case::SharedDevice;
 use crate::harness::{Feeds, run_once};
-use crate::runner::SharedDevice;
 use crate::storage::wide;
 
-/// How often products are perturbed to see how much results depend on them.
+/// Number of random perturbations that measure the effect of rounding.
 const PERTURBATIONS: u64 = 4;
-/// How much more than the largest deviation that was seen is accepted.
+/// Accepted error as a multiple of the largest observed deviation.
 const FACTOR: f64 = 2.0;
 
-/// A device whose plans are all of one precision, whatever asks for them; it counts what uses cooperative matrices.
+/// Device wrapper that compiles all plans in one precision, and counts dispatches on cooperative matrices.
 pub(crate) struct AtPrecision {
     device: SharedDevice,
     precision: Precision,
@@ -38,7 +39,7 @@ impl AtPrecision {
         })
     }
 
-    /// Dispatches on cooperative matrices, of all plans that were prepared.
+    /// Returns the number of dispatches on cooperative matrices, of all plans that were prepared.
     pub(crate) fn on_units(&self) -> usize {
         self.on_units.load(Ordering::Relaxed)
     }
@@ -92,12 +93,13 @@ impl Device for AtPrecision {
     }
 }
 
-/// Dispatches of a plan that use cooperative matrices.
+/// Returns the number of a plan's dispatches that use cooperative matrices.
 pub(crate) fn on_units(plan: &ExecutionPlan) -> usize {
     plan.dispatches.iter().filter(|d| d.use_coop).count()
 }
 
-/// Settings of training sessions. The scale of mixed precision is one that small models need, and that changes often.
+/// Returns the rewriting settings of training sessions. In mixed precision, the loss scale suits small models, and
+/// changes often.
 pub(crate) fn training(precision: Precision) -> RewriteConfig {
     RewriteConfig {
         precision: Some(precision),
@@ -109,7 +111,7 @@ pub(crate) fn training(precision: Precision) -> RewriteConfig {
     }
 }
 
-/// How much rounding the operands of products may change results.
+/// Accepted deviations of results, caused by rounding the operands of matmuls and convolutions ("products").
 #[derive(Debug, Default)]
 pub(crate) struct Deviations {
     outputs: Vec<f64>,
@@ -117,10 +119,11 @@ pub(crate) struct Deviations {
 }
 
 impl Deviations {
-    /// What may be off in a step of a graph with these contents of leaves, where the session's plan uses cooperative matrices.
+    /// Measures the accepted deviations in a step of a graph with these contents of leaves, if the
+    /// session's plan uses cooperative matrices.
     ///
-    /// The bound of a product is `2^-10 sum |a| |b|`. How it goes on from there is found by trying: the oracle's products
-    /// are changed by their bounds with random signs, several times.
+    /// The bound of a product is `2^-10 sum |a| |b|`. Its propagation is measured: the oracle's
+    /// products are perturbed by their bounds with random signs, several times.
     pub(crate) fn of(session: &Session, graph: &Graph, feeds: &Feeds) -> Result<Self> {
         match on_units(session.plan()) {
             0 => Ok(Deviations::default()),
@@ -128,7 +131,7 @@ impl Deviations {
         }
     }
 
-    /// What may be off in a step on cooperative matrices.
+    /// Measures the accepted deviations in a step on cooperative matrices.
     pub(crate) fn tried(graph: &Graph, feeds: &Feeds) -> Result<Self> {
         let mut found = Deviations::default();
         let backend = || ReferenceBackend::new().primitives_only();
@@ -147,17 +150,17 @@ impl Deviations {
         Ok(found)
     }
 
-    /// For an element of an output.
+    /// Returns the accepted deviation of each element of an output.
     pub(crate) fn output(&self, index: usize) -> f64 {
         self.outputs.get(index).copied().unwrap_or(0.0)
     }
 
-    /// For any element of the outputs.
+    /// Returns the maximum accepted deviation of the outputs.
     pub(crate) fn most(&self) -> f64 {
         self.outputs.iter().copied().fold(0.0, f64::max)
     }
 
-    /// For an element of a state after the step.
+    /// Returns the accepted deviation of each element of a state after the step.
     pub(crate) fn state(&self, name: &str) -> f64 {
         self.states.get(name).copied().unwrap_or(0.0)
     }

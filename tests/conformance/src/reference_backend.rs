@@ -1,5 +1,6 @@
-//! A backend that is slow and obviously right: it evaluates plans dispatch by dispatch with the operators' own
-//! definitions. The suite is tested with it, and it shows what a backend consists of.
+//! A slow backend that is correct by construction: it evaluates plans dispatch by dispatch with the
+//! operators' own definitions. The suite is tested with it, and it is an example of a complete
+//! backend.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,26 +24,26 @@ use meganeura_core::shape::TensorType;
 
 use crate::storage::{decode, encode};
 
-/// Sees every dispatch with its outcome before it is stored, and may change it: how faults are injected. Results
-/// that it leaves out are not stored.
+/// Function that receives every dispatch with its outcome before it is stored, and may change it,
+/// to inject faults. Results that it omits are not stored.
 pub type Hook = Arc<dyn Fn(&Dispatch, Result<Vec<RefTensor>>) -> Result<Vec<RefTensor>> + Send + Sync>;
 
-/// How matmuls and convolutions of plans in mixed precision are computed by this backend's loops.
+/// Computation of matmuls and convolutions ("products") in plans of mixed precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Products {
     /// Operands are rounded to `f16`.
     Rounded,
-    /// Results are off by what rounding can change: `2^-10 sum |a| |b|`, with signs by this seed.
+    /// Results are changed by the maximum effect of rounding: `2^-10 sum |a| |b|`, with random signs from this seed.
     Perturbed(u64),
 }
 
-/// Below this, what is rounded away is no smaller.
+/// Magnitude below which the absolute rounding error is constant.
 const MIN_NORMAL: f64 = 1.0 / 16_384.0;
 
-/// Kernels on 16-bit floats that compute nothing with them: a state of such a type is written by the second.
+/// Operators without arithmetic that have kernels for 16-bit floats: casts, and writes to a state.
 const HALF_STORAGE: [&str; 2] = ["core.cast", "core.assign"];
 
-/// The operators that [`Products`] is about.
+/// The operators that [`Products`] affects.
 const PRODUCTS: [&str; 4] = [
     "core.matmul",
     "core.conv2d",
@@ -50,7 +51,7 @@ const PRODUCTS: [&str; 4] = [
     "core.conv2d_weight_grad",
 ];
 
-/// The backend; see the module's first lines.
+/// Reference backend; see the documentation of the module.
 #[derive(Clone, Default)]
 pub struct ReferenceBackend {
     primitives_only: bool,
@@ -60,20 +61,21 @@ pub struct ReferenceBackend {
 }
 
 impl ReferenceBackend {
-    /// A backend that has a kernel for every registered operator.
+    /// Creates a backend that has a kernel for every registered operator.
     pub fn new() -> Self {
         ReferenceBackend::default()
     }
 
-    /// The same without kernels for operators that have a decomposition.
+    /// Removes kernels of operators that have a decomposition.
     #[must_use]
     pub fn primitives_only(mut self) -> Self {
         self.primitives_only = true;
         self
     }
 
-    /// The same, which in mixed precision rounds the operands of products to `f16`, as cooperative matrices do: a value beyond
-    /// 65,504 becomes infinite, and one below 2^-25 zero. Every product is a call of its own.
+    /// Rounds the operands of products to `f16` in mixed precision, as cooperative matrices do: a
+    /// value beyond 65,504 becomes infinite, and one below 2^-25 zero. Products are not fused with
+    /// other operators.
     #[must_use]
     pub fn rounding_products(self) -> Self {
         ReferenceBackend {
@@ -82,8 +84,9 @@ impl ReferenceBackend {
         }
     }
 
-    /// The same, which in mixed precision changes the result of every product by the most that rounding its operands to
-    /// `f16` can change: each is off by up to 2^-11 of it, so a sum by up to `2^-10 sum |a| |b|`. Signs are random.
+    /// Changes the result of every product in mixed precision by the maximum effect of rounding its
+    /// operands to `f16`: each operand changes by up to 2^-11 of its value, so a sum by up to
+    /// `2^-10 sum |a| |b|`. Signs are random.
     #[must_use]
     pub fn perturbing_products(self, seed: u64) -> Self {
         ReferenceBackend {
@@ -92,21 +95,21 @@ impl ReferenceBackend {
         }
     }
 
-    /// The same without kernels on 16-bit floats, except conversions and copies into states.
+    /// Removes kernels on 16-bit floats, except conversions and copies into states.
     #[must_use]
     pub fn without_half_arithmetic(mut self) -> Self {
         self.no_half_arithmetic = true;
         self
     }
 
-    /// The same with a hook after each dispatch.
+    /// Sets a hook that is called after each dispatch.
     #[must_use]
     pub fn with_hook(mut self, hook: Hook) -> Self {
         self.hook = Some(hook);
         self
     }
 
-    /// Its only device.
+    /// Returns its only device.
     pub fn device(&self) -> Arc<dyn Device> {
         Arc::new(ReferenceDevice {
             backend: self.clone(),
@@ -149,7 +152,7 @@ impl Backend for ReferenceBackend {
     }
 
     fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
-        // Not a processor that anybody should get by the automatic choice.
+        // Not a processor, so that the automatic choice does not select it.
         Ok(vec![DeviceInfo::new(0, "reference loops", DeviceKind::Software)])
     }
 
@@ -241,7 +244,7 @@ impl Device for ReferenceDevice {
 
 struct ReferenceExecutable {
     plan: ExecutionPlan,
-    /// The operator of each dispatch.
+    /// Operator of each dispatch.
     ops: Vec<OpRef>,
     buffers: Vec<Vec<u8>>,
     hook: Option<Hook>,
@@ -297,8 +300,8 @@ impl ReferenceExecutable {
         Ok(())
     }
 
-    /// Runs a segment level by level. Within a level the last dispatch comes first: a plan that relies on their
-    /// order is wrong, and shall not work here by chance.
+    /// Runs a segment level by level. Dispatches within a level run in reverse order, so that a plan that wrongly
+    /// relies on their order fails.
     fn segment(&mut self, index: usize) -> Result<()> {
         let Some(segment) = self.plan.segments.get(index) else {
             return Err(failed(format!("there is no segment {index}")));
@@ -338,7 +341,7 @@ impl Executable for ReferenceExecutable {
         let persistent: Vec<BufferRef> = self.plan.persistent().collect();
         let before: Vec<Vec<u8>> = persistent.iter().map(|b| self.buffers[b.index()].clone()).collect();
         if let Err(error) = args.segments.iter().try_for_each(|&s| self.segment(s)) {
-            // A step that fails is as if it had not been made.
+            // A failed step has no effect.
             for (buffer, bytes) in persistent.iter().zip(before) {
                 self.buffers[buffer.index()] = bytes;
             }
@@ -356,7 +359,8 @@ impl Executable for ReferenceExecutable {
     }
 }
 
-/// Adds what rounding may change, with random signs. `sums` are those of the operands' magnitudes.
+/// Adds the maximum effect of rounding to results, with random signs. `sums` are the products of the operands'
+/// magnitudes.
 fn perturb(results: &mut [RefTensor], sums: &[RefTensor], rng: &mut SplitMix64) {
     let sums = sums.iter().flat_map(|tensor| &tensor.data);
     let results = results.iter_mut().flat_map(|tensor| &mut tensor.data);
@@ -366,7 +370,8 @@ fn perturb(results: &mut [RefTensor], sums: &[RefTensor], rng: &mut SplitMix64) 
     }
 }
 
-/// The operators' loops ignore indices outside of a table; a device must not.
+/// Checks that indices are within their table. The operators' own definitions ignore invalid ones, but a device must
+/// report them.
 fn check_indices(op: OpRef, dispatch: &Dispatch, inputs: &[&RefTensor]) -> Result<()> {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty.clone()).collect();
     let call = Call {

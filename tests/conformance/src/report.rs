@@ -8,43 +8,43 @@ use meganeura_core::precision::Precision;
 use serde::Serialize;
 use serde_json::json;
 
-/// How a case ended.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It passed.
+    /// The case passed.
     Pass {
-        /// Worst error, in the terms of the tolerance.
+        /// Largest error, comparable with the tolerance.
         error: f64,
     },
-    /// It failed.
+    /// The case failed.
     Fail {
-        /// What was found and what was expected.
+        /// Message with the found and the expected results.
         message: String,
     },
-    /// The device lacks kernels, also those of the decompositions.
+    /// The device lacks kernels for the operator, and for its decomposition.
     Unsupported {
-        /// Error that lists them.
+        /// Error that lists the missing kernels.
         reason: String,
         /// Names of the kernels, each once.
         kernels: Vec<String>,
     },
-    /// It failed as it was expected to.
+    /// The case failed, as the list of expected failures predicts.
     ExpectedFailure {
-        /// Why it is expected to.
+        /// Reason in the list of expected failures.
         reason: String,
-        /// How it failed.
+        /// Message of the failure.
         message: String,
     },
-    /// It passed although it was expected to fail.
+    /// The case passed, although the list of expected failures contains it.
     UnexpectedPass {
-        /// Why it was expected to.
+        /// Reason in the list of expected failures.
         reason: String,
     },
 }
 
 impl Outcome {
-    /// Whether the device is to blame, or the list of expected failures.
+    /// Returns true if the device failed, or the list of expected failures is wrong.
     pub fn is_failure(&self) -> bool {
         match self {
             Outcome::Pass { .. } | Outcome::ExpectedFailure { .. } => false,
@@ -52,7 +52,7 @@ impl Outcome {
         }
     }
 
-    /// One word.
+    /// Returns the outcome as a single word.
     pub fn word(&self) -> &'static str {
         match self {
             Outcome::Pass { .. } => "pass",
@@ -63,7 +63,7 @@ impl Outcome {
         }
     }
 
-    /// The message, if there is one.
+    /// Returns the message, if there is one.
     pub fn detail(&self) -> &str {
         match self {
             Outcome::Pass { .. } => "",
@@ -75,17 +75,17 @@ impl Outcome {
     }
 }
 
-/// One case.
+/// Result of one case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CaseResult {
-    /// `operator/kind/sample`, or `section/subject/variant`.
+    /// Id of the case: `operator/kind/sample`, or `section/subject/variant`.
     pub id: String,
-    /// How it ended.
+    /// Outcome of the case.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Largest accepted error; 0 where results must be exact.
+    /// Largest accepted error; 0 if results must be exact.
     pub tolerance: f64,
-    /// Time it took, the oracle included.
+    /// Duration of the case, including the oracle.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub elapsed: Duration,
 }
@@ -95,7 +95,7 @@ fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S
 }
 
 impl CaseResult {
-    /// The operator or section: the id up to its first slash.
+    /// Returns the operator or section: the id up to its first slash.
     pub fn group(&self) -> &str {
         self.id.split('/').next().unwrap_or(&self.id)
     }
@@ -111,59 +111,60 @@ impl fmt::Display for CaseResult {
     }
 }
 
-/// All cases of a run. Displays as a table of the groups that failed and a summary; `{:#}` displays all groups and failures.
+/// Results of all cases of a run. Displays as a table of the groups that failed and a summary; `{:#}` displays all
+/// groups and failures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Name of the device.
     pub device: String,
     /// Precision of all plans.
     pub precision: Precision,
-    /// Dispatches on cooperative matrices, of all plans that were prepared.
+    /// Number of dispatches on cooperative matrices, in all plans that were compiled.
     pub on_tensor_cores: usize,
-    /// The cases, in the order in which they ran.
+    /// Cases, in the order of execution.
     pub cases: Vec<CaseResult>,
-    /// Number of cases that the filter left out.
+    /// Number of cases that the filter excluded.
     pub skipped: usize,
-    /// Time of the whole run.
+    /// Duration of the whole run.
     pub elapsed: Duration,
 }
 
 impl Report {
-    /// Number of cases that passed.
+    /// Returns the number of cases that passed.
     pub fn passed(&self) -> usize {
         let passed = |c: &&CaseResult| matches!(c.outcome, Outcome::Pass { .. });
         self.cases.iter().filter(passed).count()
     }
 
-    /// Number of failures, kernels that are missing and unexpected passes included.
+    /// Returns the number of failures, including missing kernels and unexpected passes.
     pub fn failed(&self) -> usize {
         self.failures().count()
     }
 
-    /// Number of cases that the filter left out.
+    /// Returns the number of cases that the filter excluded.
     pub fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// The failures.
+    /// Returns the failures.
     pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
         self.cases.iter().filter(|c| c.outcome.is_failure())
     }
 
-    /// Whether something ran and nothing failed.
+    /// Returns true if at least one case ran and none failed.
     pub fn is_ok(&self) -> bool {
         !self.cases.is_empty() && self.failed() == 0 && !self.lacks_units()
     }
 
-    /// Whether nothing used cooperative matrices, although that was to be tested.
+    /// Returns true if the run should test cooperative matrices, but no dispatch used them.
     fn lacks_units(&self) -> bool {
         self.precision == Precision::Mixed && self.on_tensor_cores == 0
     }
 
-    /// One JSON object a line: the cases, then a summary.
+    /// Returns one JSON object per line: the cases, then a summary.
     ///
     /// # Errors
-    /// Those of the serialiser, which none of these types cause.
+    /// The errors of the serialiser, which do not occur for these types.
     pub fn to_json_lines(&self) -> serde_json::Result<String> {
         let mut text = String::new();
         for case in &self.cases {
@@ -185,16 +186,16 @@ impl Report {
     }
 }
 
-/// Failures of a group that are shown in full: the others are usually the same.
+/// Maximum number of failures of a group that are shown in full. Further ones are usually the same.
 const SHOWN: usize = 4;
 
-/// Groups that are all listed if there are at most this many.
+/// Maximum number of groups of a report that lists all groups, not only groups with failures.
 const SMALL: usize = 12;
-/// Failures that a summary shows, one for each group.
+/// Maximum number of failures in a summary, one for each group.
 const FIRST: usize = 10;
 
 impl Report {
-    /// Cases that are not supported, by the kernels that they lack.
+    /// Writes the unsupported cases, grouped by their missing kernels.
     fn fmt_missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut kernels: BTreeMap<&str, usize> = BTreeMap::new();
         for case in &self.cases {
@@ -215,7 +216,7 @@ impl Report {
         Ok(())
     }
 
-    /// The first wrong result of each group.
+    /// Writes the first wrong result of each group.
     fn fmt_first_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_wrong = |case: &&CaseResult| !matches!(case.outcome, Outcome::Unsupported { .. });
         let mut groups: BTreeMap<&str, Vec<&CaseResult>> = BTreeMap::new();
@@ -262,13 +263,13 @@ impl Report {
     }
 }
 
-/// A line of the table.
+/// Row of the table.
 #[derive(Default)]
 struct Row {
     cases: usize,
     failed: usize,
     expected: usize,
-    /// Largest error as a part of what is accepted.
+    /// Largest error, relative to the tolerance of its case.
     worst: f64,
 }
 
@@ -312,9 +313,10 @@ impl fmt::Display for Report {
             writeln!(f, "and {others} groups without a failure (--verbose lists them)")?;
         }
         self.fmt_missing(f)?;
-        match f.alternate() {
-            true => self.fmt_failures(f)?,
-            false => self.fmt_first_failures(f)?,
+        if f.alternate() {
+            self.fmt_failures(f)?
+        } else {
+            self.fmt_first_failures(f)?
         }
         let (passed, failed) = (self.passed(), self.failed());
         if self.lacks_units() {

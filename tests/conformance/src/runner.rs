@@ -1,4 +1,4 @@
-//! Runs cases, one after the other or several at a time.
+//! Execution of cases, one after the other or several at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -9,102 +9,18 @@ use meganeura_core::config::Config;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::fallback::WithFallback;
 
+use crate::case::{Case, Failure, SharedDevice, fail};
 use crate::options::{ExpectedFailure, Options, Section};
 use crate::precision::AtPrecision;
 use crate::report::{CaseResult, Outcome, Report};
 use crate::{errors, operators, semantics, training};
-
-/// What a passing case found.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Check {
-    /// Worst error.
-    pub(crate) error: f64,
-    /// Its limit.
-    pub(crate) tolerance: f64,
-}
-
-impl Check {
-    /// The one that is closer to its limit.
-    pub(crate) fn worse(self, other: Check) -> Check {
-        if other.error * self.tolerance > self.error * other.tolerance || self.tolerance == 0.0 {
-            other
-        } else {
-            self
-        }
-    }
-}
-
-/// Why a case did not pass.
-#[derive(Clone, Debug)]
-pub(crate) enum Failure {
-    /// A wrong result.
-    Wrong(String),
-    /// Kernels that are missing.
-    Unsupported {
-        reason: String,
-        /// Their names, each once.
-        kernels: Vec<String>,
-    },
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::MissingKernels { ref missing, .. } => {
-                let name = |kernel: &str| kernel.split([' ', '(']).next().unwrap_or_default().to_owned();
-                let mut kernels: Vec<String> = missing.iter().map(|m| name(&m.kernel)).collect();
-                kernels.sort_unstable();
-                kernels.dedup();
-                Failure::Unsupported {
-                    reason: error.to_string(),
-                    kernels,
-                }
-            }
-            _ => Failure::Wrong(error.to_string()),
-        }
-    }
-}
-
-pub(crate) fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure::Wrong(message.into()))
-}
-
-/// Fails the case with a message unless the condition holds.
-macro_rules! ensure {
-    ($condition:expr, $($message:tt)*) => {
-        // Not negated, so that a comparison with NaN fails the case.
-        if $condition {
-        } else {
-            return $crate::runner::fail(format!($($message)*));
-        }
-    };
-}
-pub(crate) use ensure;
-
-pub(crate) type CaseRun = Result<Check, Failure>;
-pub(crate) type SharedDevice = Arc<dyn Device>;
-
-/// A case that has not run yet.
-pub(crate) struct Case {
-    pub(crate) id: String,
-    pub(crate) run: Box<dyn FnOnce(&SharedDevice) -> CaseRun + Send>,
-}
-
-impl Case {
-    pub(crate) fn new(id: impl Into<String>, run: impl FnOnce(&SharedDevice) -> CaseRun + Send + 'static) -> Self {
-        Case {
-            id: id.into(),
-            run: Box::new(run),
-        }
-    }
-}
 
 /// Runs the suite on a device.
 pub fn run(device: Arc<dyn Device>, options: &Options) -> Report {
     run_with(device, options, &[], &mut |_| {})
 }
 
-/// Runs the suite on a device of which some failures are known; `on_case` sees each case as it ends.
+/// Runs the suite on a device with expected failures. Calls `on_case` after each case.
 pub fn run_with(
     device: Arc<dyn Device>,
     options: &Options,
@@ -151,8 +67,9 @@ pub fn run_with(
     report
 }
 
-/// Runs a section on the first usable device of a backend; what [`conformance!`](crate::conformance) calls.
-/// `expected` holds patterns and reasons of [`ExpectedFailure`]s.
+/// Runs a section on the first usable device of a backend, for
+/// [`conformance!`](crate::conformance). `expected` holds patterns and reasons of
+/// [`ExpectedFailure`]s.
 ///
 /// # Errors
 /// A backend without a usable device; expected failures without a reason.
@@ -160,11 +77,11 @@ pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str
     run_section(open_first(backend)?, section, expected)
 }
 
-/// The same with another backend behind it, on which runs what it has neither a kernel nor a decomposition for
-/// ([`WithFallback`]).
+/// Runs a section like [`run_on_backend`], with a fallback backend for operators without a kernel
+/// and a decomposition ([`WithFallback`]).
 ///
 /// # Errors
-/// As there, of either backend.
+/// The errors of [`run_on_backend`], for either backend.
 pub fn run_with_fallback(
     backend: &dyn Backend,
     fallback: &dyn Backend,
@@ -175,7 +92,7 @@ pub fn run_with_fallback(
     run_section(Arc::new(both), section, expected)
 }
 
-/// The first usable device.
+/// Opens the first usable device.
 fn open_first(backend: &dyn Backend) -> Result<SharedDevice> {
     let config = Config::default();
     let devices = backend.devices(&config)?;
@@ -209,10 +126,10 @@ fn cases(section: Section, options: &Options) -> Vec<Case> {
     }
 }
 
-/// Stack of the threads that run cases: graphs are walked by recursion in some places.
+/// Stack size of the threads that run cases: some functions traverse graphs recursively.
 const STACK: usize = 16 << 20;
 
-/// Runs cases on so many threads, and returns their results in the order of the cases.
+/// Runs cases on `jobs` threads, and returns their results in the order of the cases.
 fn run_all(
     device: &SharedDevice,
     cases: Vec<(Case, Option<&ExpectedFailure>)>,
@@ -233,7 +150,7 @@ fn run_all(
         for _ in 1..jobs {
             let (sender, work) = (sender.clone(), &work);
             let builder = std::thread::Builder::new().stack_size(STACK);
-            // Where there is no thread to be had, those that there are do its work.
+            // If no further thread can be started, the existing ones do the work.
             let _ = builder.spawn_scoped(scope, move || {
                 work(&mut |number, result| {
                     let _ = sender.send((number, result));

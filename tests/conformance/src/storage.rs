@@ -1,4 +1,4 @@
-//! Storage bytes of every element type, from and to `f64`.
+//! Conversion between the stored bytes of every element type and `f64`.
 
 use half::{bf16, f16};
 use meganeura_core::dtype::DType;
@@ -33,17 +33,17 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     })
 }
 
-/// Rounds numbers to what the type can hold, so that oracle and device start from the same ones.
+/// Rounds numbers to the precision of a type, so that oracle and device start from the same numbers.
 pub(crate) fn quantise(dtype: DType, values: &[f64]) -> Result<Vec<f64>> {
     decode(dtype, &encode(dtype, values)?)
 }
 
-/// As `f32`, for tensors of that type.
+/// Converts numbers to `f32`.
 pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&v| v as f32).collect()
 }
 
-/// As `f64`.
+/// Converts numbers to `f64`.
 pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| v.into()).collect()
 }

@@ -1,13 +1,14 @@
-//! Files that name each other in circles, found by the paths in their text.
+//! Detection of import cycles between files, by the paths in their text.
 //!
-//! Methods are not followed: `impl` blocks of a type in several files of a module look like one direction.
+//! A name that is imported through a re-export counts as an import of the file that defines it; a re-export by itself is no
+//! dependency. Methods are not followed: `impl` blocks of a type in several files of a module look like one direction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a file's module is in its crate: empty for the root.
+/// Path of a file's module in its crate: empty for the root.
 pub(crate) type Module = Vec<String>;
 
-/// The module of a file, by its path below `src`.
+/// Returns the module of a file, by its path below `src`.
 pub(crate) fn module_of(file: &str) -> Module {
     let path = file.strip_suffix(".rs").unwrap_or(file);
     let mut module: Module = path.split('/').map(str::to_owned).collect();
@@ -15,7 +16,7 @@ pub(crate) fn module_of(file: &str) -> Module {
     module
 }
 
-/// The circles among files with these texts: sets of several modules each of which leads to all others, the largest first.
+/// Returns the cycles among files with these texts: sets of several modules that each depend on all others, the largest first.
 pub(crate) fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     let named = named(texts);
     let reached: BTreeMap<&Module, BTreeSet<&Module>> = texts.keys().map(|m| (m, reached_from(m, &named))).collect();
@@ -32,12 +33,15 @@ pub(crate) fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     circles
 }
 
-/// Which modules each file names.
+/// Returns the modules that each file depends on, by the paths in its text.
 pub(crate) fn named(texts: &BTreeMap<Module, String>) -> BTreeMap<&Module, BTreeSet<&Module>> {
-    let named = texts.iter();
+    let files: Files = texts.iter().map(|(module, text)| (module, File::of(text))).collect();
+    let mut named = BTreeMap::new();
+    for (&module, file) in &files {
+        let found = file.paths.iter().filter_map(|path| defining(&files, module, path));
+        named.insert(module, found.filter(|&found| found != module).collect());
+    }
     named
-        .map(|(module, text)| (module, named_by(module, text, texts)))
-        .collect()
 }
 
 fn reached_from<'a>(module: &'a Module, named: &BTreeMap<&'a Module, BTreeSet<&'a Module>>) -> BTreeSet<&'a Module> {
@@ -48,71 +52,149 @@ fn reached_from<'a>(module: &'a Module, named: &BTreeMap<&'a Module, BTreeSet<&'
     reached
 }
 
-/// The modules with a file of their own whose items a file names.
-fn named_by<'a>(module: &Module, text: &str, texts: &'a BTreeMap<Module, String>) -> BTreeSet<&'a Module> {
-    let tokens = tokens(text);
-    let mut named = BTreeSet::new();
-    for (start, token) in tokens.iter().enumerate() {
-        // Not in the middle of a path, nor where an item is visible.
-        let before = start.checked_sub(1).map_or("", |before| &tokens[before]);
-        if !is_name(token) || ["::", "in"].contains(&before) {
-            continue;
-        }
-        let mut paths = Vec::new();
-        read_paths(&tokens, &mut start.clone(), Vec::new(), &mut paths);
-        let own = |path: Vec<&str>| file_of(module, &path, texts);
-        named.extend(paths.into_iter().filter_map(own));
-    }
-    named.remove(module);
-    named
+/// Path of an item, as it is written in the code.
+type ItemPath = Vec<String>;
+
+/// Items, imports and paths of a file.
+#[derive(Default)]
+struct File {
+    /// Names of the items that the file defines.
+    defines: BTreeSet<String>,
+    /// All imports, including re-exports. The last name is `*` for all items of a module.
+    imports: Vec<ItemPath>,
+    /// Imports that are not re-exported, and paths in the code.
+    paths: Vec<ItemPath>,
 }
 
-/// The file that has the item of a path, if it is in this crate.
-fn file_of<'a>(module: &Module, path: &[&str], texts: &'a BTreeMap<Module, String>) -> Option<&'a Module> {
-    let (first, mut rest) = path.split_first()?;
-    let mut file = module.clone();
-    match *first {
-        _ if rest.is_empty() => return None,
-        "crate" => file.clear(),
+type Files<'a> = BTreeMap<&'a Module, File>;
+
+impl File {
+    fn of(text: &str) -> Self {
+        let tokens = tokens(text);
+        let mut file = File::default();
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            let before = at.checked_sub(1).map_or("", |before| &tokens[before]);
+            let next = tokens.get(at + 1).map_or("", String::as_str);
+            match token.as_str() {
+                "use" => {
+                    at += 1;
+                    let mut paths = Vec::new();
+                    read_paths(&tokens, &mut at, Vec::new(), &mut paths);
+                    // `pub use` or `pub(crate) use`.
+                    if !["pub", ")"].contains(&before) {
+                        file.paths.extend(paths.iter().cloned());
+                    }
+                    file.imports.extend(paths);
+                    continue;
+                }
+                "fn" | "struct" | "enum" | "trait" | "type" | "const" | "static" | "union" if is_name(next) => {
+                    file.defines.insert(next.to_owned());
+                }
+                "macro_rules" => {
+                    file.defines.extend(tokens.get(at + 2).cloned());
+                }
+                // Skips the middle of a path, and the path of a `pub(in ...)`.
+                name if is_name(name) && next == "::" && !["::", "in"].contains(&before) => {
+                    let mut end = at;
+                    read_paths(&tokens, &mut end, Vec::new(), &mut file.paths);
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        file
+    }
+}
+
+/// Returns the file that defines the item of a path, if it is in this crate.
+fn defining<'a>(files: &Files<'a>, module: &Module, path: &[String]) -> Option<&'a Module> {
+    let from_root = from_root(files, module, path).or_else(|| {
+        // A module that was imported by its name.
+        let imports = &files[module].imports;
+        let import = imports
+            .iter()
+            .find(|import| import.len() > 1 && import.last() == path.first())?;
+        let mut full = self::from_root(files, module, import)?;
+        full.extend(path[1..].iter().cloned());
+        Some(full)
+    })?;
+    resolve(files, &from_root, 0)
+}
+
+/// Returns a path from the root of the crate; `None` for a path of another crate, or of an imported name.
+fn from_root(files: &Files, module: &Module, path: &[String]) -> Option<ItemPath> {
+    let (first, rest) = path.split_first()?;
+    let (mut full, mut rest) = (module.clone(), rest);
+    match first.as_str() {
+        "crate" => full.clear(),
         "self" => {}
         "super" => {
-            file.pop();
-            while let Some(("super", after)) = rest.split_first().map(|(name, after)| (*name, after)) {
-                file.pop();
+            full.pop();
+            while let Some((_, after)) = rest.split_first().filter(|(name, _)| *name == "super") {
+                full.pop();
                 rest = after;
             }
         }
         child => {
-            file.push(child.to_owned());
-            texts.get(&file)?;
+            full.push(child.to_owned());
+            files.get(&full)?;
         }
     }
-    for name in rest {
-        file.push((*name).to_owned());
-        if !texts.contains_key(&file) {
-            file.pop();
-            break;
-        }
-    }
-    texts.get_key_value(&file).map(|(file, _)| file)
+    full.extend(rest.iter().cloned());
+    Some(full)
 }
 
-/// The paths that begin at a token: several where there are braces.
-fn read_paths<'a>(tokens: &'a [String], at: &mut usize, mut path: Vec<&'a str>, paths: &mut Vec<Vec<&'a str>>) {
+/// Maximum number of re-exports through which a name is followed.
+const MAX_REEXPORTS: usize = 8;
+
+/// Returns the file that defines the item of a path from the root.
+fn resolve<'a>(files: &Files<'a>, path: &[String], depth: usize) -> Option<&'a Module> {
+    let known = |len: &usize| files.contains_key(&path[..*len].to_vec());
+    let len = (0..=path.len()).rev().find(known)?;
+    let (&module, file) = files.get_key_value(&path[..len].to_vec())?;
+    let Some(name) = path
+        .get(len)
+        .filter(|name| depth < MAX_REEXPORTS && !file.defines.contains(*name))
+    else {
+        return Some(module);
+    };
+    for import in &file.imports {
+        let Some(last) = import.last() else { continue };
+        if last == name {
+            return from_root(files, module, import).map_or(Some(module), |full| resolve(files, &full, depth + 1));
+        }
+        if last == "*"
+            && let Some(full) = from_root(files, module, &import[..import.len() - 1])
+            && full[..] != path[..len]
+            && let Some(found) = resolve(files, &full, depth + 1)
+            && files[found].defines.contains(name)
+        {
+            return Some(found);
+        }
+    }
+    // `super` in a module within a file looks like a path to the parent of the file: the root has no such item.
+    (!module.is_empty()).then_some(module)
+}
+
+/// Reads the paths that begin at a token. A group in braces gives several paths.
+fn read_paths(tokens: &[String], at: &mut usize, mut path: ItemPath, paths: &mut Vec<ItemPath>) {
     while let Some(token) = tokens.get(*at) {
-        *at += 1;
         match token.as_str() {
             "{" => {
+                *at += 1;
                 while tokens.get(*at).is_some_and(|token| token != "}") {
+                    let start = *at;
                     read_paths(tokens, at, path.clone(), paths);
+                    // A separator, or a token that is not part of a path.
+                    *at += usize::from(*at == start || tokens.get(*at).is_some_and(|token| token == ","));
                 }
                 *at += 1;
                 return;
             }
-            // Between names in braces.
-            "," => return,
-            name if is_name(name) => {
-                path.push(name);
+            name if is_name(name) || name == "*" => {
+                path.push(name.to_owned());
+                *at += 1;
                 if tokens.get(*at).is_none_or(|token| token != "::") {
                     break;
                 }
@@ -121,14 +203,22 @@ fn read_paths<'a>(tokens: &'a [String], at: &mut usize, mut path: Vec<&'a str>, 
             _ => break,
         }
     }
-    paths.push(path);
+    // Another name for the item.
+    if tokens.get(*at).is_some_and(|token| token == "as") {
+        *at += 2;
+    }
+    // `use a::{self}` imports the module.
+    path.pop_if(|name| name == "self");
+    if !path.is_empty() {
+        paths.push(path);
+    }
 }
 
 fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Names, `::` and other signs, without comments, texts and characters.
+/// Splits code into names, `::` and other symbols, without comments, strings and character literals.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut rest = text;

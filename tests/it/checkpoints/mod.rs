@@ -1,4 +1,4 @@
-//! A run that was ended and goes on is the run that was not.
+//! Tests that an interrupted and resumed run gives the same result as an uninterrupted one.
 
 mod refused;
 
@@ -15,7 +15,7 @@ use meganeura::precision::Precision;
 use meganeura::random::SplitMix64;
 use meganeura::{Error, GradientClip, ParameterGroup, TrainConfig, Trainer};
 
-/// Three classes of points around three centres.
+/// Creates three classes of points around three centres.
 fn data(examples: usize, seed: u64) -> Dataset {
     let mut rng = SplitMix64::new(seed);
     let labels: Vec<u32> = (0..examples).map(|_| rng.below(3) as u32).collect();
@@ -24,7 +24,7 @@ fn data(examples: usize, seed: u64) -> Dataset {
     Dataset::new("points", features, vec![3], labels, 3).expect("valid")
 }
 
-/// 10 steps an epoch, with everything that has a state.
+/// Returns settings with 10 steps per epoch, and with every feature that has a state.
 fn config(folder: Option<&Path>) -> TrainConfig {
     TrainConfig {
         epochs: 3,
@@ -57,7 +57,7 @@ fn trainer(config: TrainConfig) -> Trainer {
     Trainer::new(|batch| mlp_classifier(batch, 3, 3), config).expect("builds")
 }
 
-/// Notes losses, and ends the run after a step.
+/// Observer that records losses, and ends the run after a step.
 #[derive(Default)]
 struct Watch {
     losses: Vec<(u64, u32)>,
@@ -73,14 +73,15 @@ impl Observer for Watch {
     fn on_step(&mut self, info: &StepInfo) -> ControlFlow<()> {
         self.losses
             .extend(info.loss.map(|loss| (info.total_step, loss.to_bits())));
-        match self.end_at == Some(info.total_step) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if self.end_at == Some(info.total_step) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 }
 
-/// Parameters and states, in bits.
+/// Returns the parameters and states, as bits.
 fn weights(trainer: &mut Trainer) -> Vec<(String, Vec<u32>)> {
     let session = trainer.session_mut();
     let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
@@ -96,7 +97,7 @@ fn weights(trainer: &mut Trainer) -> Vec<(String, Vec<u32>)> {
 
 type Outcome = (Vec<(String, Vec<u32>)>, Vec<(u64, u32)>, Vec<String>);
 
-/// Everything that a run gives but for its times.
+/// Returns all results of a run except its times.
 fn run(config: TrainConfig, end_at: Option<u64>) -> (Outcome, u64) {
     let (train, test) = (data(60, 1), data(20, 2));
     let mut trainer = trainer(config);
@@ -140,7 +141,7 @@ fn an_ended_run_goes_on_as_if_it_had_not_been() {
         let folder = tempfile::tempdir().expect("a folder");
         let checkpoints = || {
             let mut config = config(Some(folder.path()));
-            // Where the batches are assembled makes no difference.
+            // The thread that assembles the batches makes no difference.
             config.prefetch = ends.len() % 2;
             config
         };
@@ -158,7 +159,7 @@ fn an_ended_run_goes_on_as_if_it_had_not_been() {
     }
 }
 
-/// The first evaluation stays the best one: nothing gets better by so much.
+/// Returns settings of early stopping for which no evaluation improves on the first one enough.
 fn impatient(folder: Option<&Path>, patience: usize) -> TrainConfig {
     TrainConfig {
         early_stopping: Some(EarlyStopping {
@@ -190,7 +191,8 @@ fn a_resumed_run_stops_early_where_the_whole_one_does() {
     }
 }
 
-/// The scale grows every second update, and is in the checkpoint with its counters.
+/// A resumed run in mixed precision continues with the loss scale of the checkpoint, and its counters. (The scale grows
+/// every second update.)
 #[test]
 fn a_run_in_mixed_precision_goes_on_with_its_scale() {
     let mixed = |folder: Option<&Path>, scale: &str| TrainConfig {
@@ -220,7 +222,7 @@ fn a_run_in_mixed_precision_goes_on_with_its_scale() {
     assert_eq!((&resumed.1[..], resumed.2), (&whole.1[14..], whole.2));
 }
 
-/// A folder with a checkpoint after step 14, and its two files.
+/// Returns a folder with a checkpoint after step 14, and its two files.
 fn saved() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     run(config(Some(folder.path())), Some(14));
@@ -230,7 +232,7 @@ fn saved() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (folder, manifest, tensors)
 }
 
-/// Whether a run goes on from a folder; a refusal must leave the trainer as it was.
+/// Tries to resume a run from its folder. A refusal must leave the trainer unchanged.
 fn resume(config: TrainConfig, train: &Dataset) -> Result<(), TrainError> {
     let mut trainer = trainer(config);
     let before = weights(&mut trainer);
@@ -270,7 +272,7 @@ fn damaged_checkpoints_change_nothing() {
         }
         let path = [&manifest, &tensors][which];
         fs::write(path, &bytes).expect("writes");
-        // White space of the manifest is not worth refusing it for.
+        // Whitespace in the manifest is no reason to refuse it.
         if let Err(error) = resume(config(Some(folder.path())), &train) {
             let text = error.to_string();
             assert!(text.contains("help: "), "{text}");
@@ -293,7 +295,7 @@ fn damaged_checkpoints_change_nothing() {
     );
 }
 
-/// The manifest of some tensors, as it should be.
+/// Writes the tensors with a valid manifest.
 fn sign(manifest: &Path, tensors: &Path, bytes: &[u8]) {
     fs::write(tensors, bytes).expect("writes");
     let text = serde_json::json!({
@@ -334,13 +336,13 @@ fn forged_checkpoints_are_refused_or_harmless() {
         }
     }
     assert!(refused > 10 && taken > 0, "{refused} {taken}");
-    // Another folder's file, a manifest of another version, one that is no manifest.
+    // A file of another folder, a manifest of another version, and one that is not a manifest.
     sign(&manifest, &tensors, &good);
     let text = fs::read_to_string(&manifest).expect("there");
     for (change, why) in [
         (text.replace("\"step-", "\"../step-"), "another folder"),
-        (text.replace("\"format\":1", "\"format\":9"), "is of format 9"),
-        ("x".repeat(100_000), "may have 65536"),
+        (text.replace("\"format\":1", "\"format\":9"), "has format 9"),
+        ("x".repeat(100_000), "at most 65536"),
     ] {
         fs::write(&manifest, change).expect("writes");
         let error = resume(config(Some(folder.path())), &train).expect_err(why).to_string();
@@ -359,7 +361,7 @@ fn folders_that_cannot_be_written_are_errors_before_the_first_step() {
         .fit(&data(60, 1), Some(&data(20, 2)), &mut watch)
         .expect_err("no folder");
     assert!(matches!(error, TrainError::Core(Error::File { .. })), "{error}");
-    assert!(error.to_string().contains("could not be made"), "{error}");
+    assert!(error.to_string().contains("could not be created"), "{error}");
     assert!(watch.losses.is_empty());
     let never = Checkpoints {
         folder: folder.path().to_owned(),
@@ -374,10 +376,10 @@ fn folders_that_cannot_be_written_are_errors_before_the_first_step() {
     assert!(Trainer::new(|batch| mlp_classifier(batch, 3, 3), config).is_err());
 }
 
-/// Where the test below plays the process that is killed.
+/// Environment variable that makes the test below run as the child process that is killed.
 const CHILD: &str = "MEGANEURA_TEST_CHECKPOINTS";
 
-/// A run that saves after every step.
+/// Returns settings of a run that saves after every step.
 fn hurried(folder: &Path) -> TrainConfig {
     let mut config = config(Some(folder));
     config.checkpoints.as_mut().expect("some").every = 1;
@@ -402,7 +404,7 @@ fn a_killed_run_goes_on_as_if_it_had_not_been() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .expect("starts");
-        // Some way after it has begun to save: in the middle of whatever it does then.
+        // Waits a while after it has begun to save, to interrupt it anywhere in this work.
         while fs::read(&manifest).ok() == before && child.try_wait().expect("a child").is_none() {
             std::hint::spin_loop();
         }

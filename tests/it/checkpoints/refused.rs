@@ -1,4 +1,4 @@
-//! Runs that may not go on from a checkpoint: those of other settings or data, and a second one at the same time.
+//! Tests of runs that must not resume from a checkpoint: with other settings or data, or while another run uses it.
 
 use meganeura::nn::trainer::Schedule;
 
@@ -120,13 +120,13 @@ fn a_run_goes_on_with_its_own_settings_only() {
     let error = wider
         .fit(&data(60, 1), Some(&data(20, 2)), &mut Watch::default())
         .expect_err("another model");
-    assert!(error.to_string().contains("is of another run"), "{error}");
-    // Without `resume` a run is not written over.
+    assert!(error.to_string().contains("belongs to another run"), "{error}");
+    // Without `resume`, an existing run is not overwritten.
     let mut fresh = own();
     fresh.checkpoints.as_mut().expect("some").resume = false;
     let error = resume(fresh, &data(60, 1)).expect_err("it is taken").to_string();
-    assert!(error.contains("holds the checkpoint of a run"), "{error}");
-    // Who means a change says so; other changes are refused still.
+    assert!(error.contains("contains the checkpoint of a run"), "{error}");
+    // Changes must be allowed by name; other changes are still refused.
     let allowing = |names: &[&str]| {
         let mut config = TrainConfig {
             learning_rate: 0.01,
@@ -144,13 +144,50 @@ fn a_run_goes_on_with_its_own_settings_only() {
         .expect_err("no setting")
         .to_string();
     assert!(
-        error.contains("'rate' is no setting") && error.contains("learning-rate, schedule"),
+        error.contains("'rate' is not a setting") && error.contains("learning-rate, schedule"),
         "{error}"
     );
     resume(allowing(&["learning-rate"]), &data(60, 1)).expect("it was allowed");
 }
 
-/// The points with the same labels, somewhere else.
+#[test]
+fn changes_that_no_checkpoint_can_follow_are_not_offered() {
+    let (folder, ..) = saved();
+    type Change = fn(&mut TrainConfig);
+    let cases: [(&str, Change); 5] = [
+        ("optimizer", |c| c.optimizer = OptimizerChoice::Sgd),
+        ("limit of the gradients", |c| c.clip = None),
+        ("accumulation", |c| c.accumulate = 1),
+        ("parameter groups", |c| c.groups = Vec::new()),
+        ("loss scale", |c| {
+            c.precision = Some(Precision::Mixed);
+            c.loss_scale = Some("1024".parse().expect("a scale"));
+        }),
+    ];
+    for (setting, change) in cases {
+        for allowed in [&[][..], &["precision", "loss-scale", "optimizer", "accumulation"]] {
+            let mut config = config(Some(folder.path()));
+            change(&mut config);
+            let list = allowed.iter().map(|&name| name.to_owned()).collect();
+            config.checkpoints.as_mut().expect("some").allow_changes = list;
+            let error = resume(config, &data(60, 1)).expect_err(setting).to_string();
+            assert!(
+                error.contains(&format!("does not support another value of: {setting}")),
+                "{error}"
+            );
+            assert!(!error.contains("--allow-changes"), "{error}");
+        }
+    }
+    // Numeric settings of the same rules may change.
+    let mut config = config(Some(folder.path()));
+    config.optimizer = OptimizerChoice::AdamW { weight_decay: 0.2 };
+    config.accumulate = 2;
+    let list = ["optimizer", "accumulation"].map(str::to_owned);
+    config.checkpoints.as_mut().expect("some").allow_changes = list.into();
+    resume(config, &data(60, 1)).expect("it was allowed");
+}
+
+/// Returns the points with the same labels, at other positions.
 fn shifted() -> Dataset {
     let data = data(60, 1);
     let features = data.features().iter().map(|f| f + 1.0).collect();
@@ -164,19 +201,19 @@ fn two_runs_in_one_folder_are_refused_and_what_dead_ones_left_is_removed() {
     fs::write(&left, "half").expect("writes");
     fs::write(folder.path().join(".lock"), "of a run that was killed").expect("writes");
     let before = [&manifest, &tensors].map(|path| fs::read(path).expect("it is there"));
-    /// Tries to run in the same folder while another run is at work.
-    struct Second<'a> {
+    /// Observer that tries to start another run in the same folder.
+    struct SecondRun<'a> {
         folder: &'a Path,
         said: Vec<String>,
     }
-    impl Observer for Second<'_> {
+    impl Observer for SecondRun<'_> {
         fn on_train_begin(&mut self, _: &TrainBegin) -> ControlFlow<()> {
             let error = resume(config(Some(self.folder)), &data(60, 1)).expect_err("it is in use");
             self.said.push(error.to_string());
             ControlFlow::Break(())
         }
     }
-    let mut second = Second {
+    let mut second = SecondRun {
         folder: folder.path(),
         said: Vec::new(),
     };

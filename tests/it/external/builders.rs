@@ -1,4 +1,4 @@
-//! From a case of a builder method to the call of that method.
+//! Calls of builder methods from the cases of a fixture.
 
 use meganeura::ops::{Conv2dOptions, Pool2dOptions};
 use meganeura::{Graph, NodeId};
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::fixtures::{dtype, numbers, text};
 
-/// Calls the method of that name, if it is one of the list, with the arguments in parentheses.
+/// Calls the listed builder method with this name, if there is one, with the arguments in parentheses.
 macro_rules! dispatch {
     ($graph:ident, $name:ident, $args:tt, [$($method:ident)*]) => {
         match $name {
@@ -17,7 +17,7 @@ macro_rules! dispatch {
     (@call $graph:ident, $method:ident, ($($arg:expr),*)) => { $graph.$method($($arg),*) };
 }
 
-/// Operators that take operands alone.
+/// Calls an operator that takes only operands.
 fn plain(g: &mut Graph, op: &str, x: &[NodeId]) -> Option<NodeId> {
     match *x {
         [a] => dispatch!(g, op, (a), [
@@ -34,7 +34,7 @@ fn plain(g: &mut Graph, op: &str, x: &[NodeId]) -> Option<NodeId> {
     None
 }
 
-/// Calls the builder method of that name.
+/// Calls the builder method with this name.
 pub(crate) fn call(g: &mut Graph, op: &str, x: &[NodeId], attrs: &Json) -> NodeId {
     plain(g, op, x).unwrap_or_else(|| with_attrs(g, op, x, &Attrs(attrs)))
 }
@@ -87,7 +87,7 @@ fn with_attrs(g: &mut Graph, op: &str, x: &[NodeId], attrs: &Attrs) -> NodeId {
     }
 }
 
-/// Attributes of a case as builder methods take them.
+/// Attributes of a case in the form of method arguments.
 struct Attrs<'a>(&'a Json);
 
 impl Attrs<'_> {

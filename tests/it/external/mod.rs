@@ -1,11 +1,10 @@
-//! Operators and training runs against numbers that PyTorch computed in `f64`.
+//! Tests of operators and training runs against numbers that PyTorch computed in `f64`.
 //!
-//! The fixtures are written by `scripts/verify-external/make_torch_fixtures.py`, whose case files and fixtures are
-//! found by their place: a new operator needs nothing here. Every case runs through the
-//! oracle, which must agree to rounding errors of `f64`, and through a session on the CPU, to those of `f32`.
+//! The script `scripts/verify-external/make_torch_fixtures.py` writes the fixtures. Its case files and fixtures are found by
+//! their location, so a new operator needs no change here. Every case runs through the oracle, whose results must agree within
+//! rounding errors of `f64`, and through a session on the CPU, within those of `f32`.
 //!
-//! Definitions differ in a few places, which `scripts/verify-external/README.md` lists: the fixtures leave them out
-//! or convert them.
+//! A few definitions differ, as `scripts/verify-external/README.md` lists: the fixtures omit or convert these cases.
 
 mod builders;
 mod fixtures;
@@ -19,17 +18,17 @@ use meganeura::DType;
 use meganeura::backend::Device;
 use meganeura::cpu::CpuDevice;
 
-use fixtures::Named;
+use fixtures::NamedNumbers;
 
 const ORACLE_LIMIT: f64 = 1e-9;
-/// Where a constant of a definition or a derivative is not exact in binary32.
+/// Accepted difference if a constant of a definition or a derivative is not exact in binary32.
 const CONSTANT_LIMIT: f64 = 1e-7;
 
 type Feeds = HashMap<String, Vec<f64>>;
 
-/// Differences beyond the limit, relative to the largest expected magnitude of each list.
-fn differences(case: &str, found: &Named, expected: &Named, limit: impl Fn(&str) -> f64) -> Vec<String> {
-    let names = |n: &Named| {
+/// Returns differences beyond the limit, relative to the largest expected magnitude of each list.
+fn differences(case: &str, found: &NamedNumbers, expected: &NamedNumbers, limit: impl Fn(&str) -> f64) -> Vec<String> {
+    let names = |n: &NamedNumbers| {
         n.iter()
             .map(|(name, data)| (name.clone(), data.len()))
             .collect::<Vec<_>>()
@@ -43,7 +42,7 @@ fn differences(case: &str, found: &Named, expected: &Named, limit: impl Fn(&str)
         let largest = theirs.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
         let scale = if largest == 0.0 { 1.0 } else { largest };
         let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / scale);
-        // Not `<=` alone, which a NaN would pass.
+        // A comparison with `<=` would accept a NaN.
         let wrong = errors.enumerate().find(|(_, e)| e.is_nan() || *e > limit);
         if let Some((i, error)) = wrong {
             failures.push(format!(
@@ -68,7 +67,7 @@ fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-/// Numbers as a tensor of that type holds them.
+/// Returns numbers as the bytes of a tensor of this type.
 fn bytes(dtype: DType, data: &[f64]) -> Vec<u8> {
     let word = |&v: &f64| match dtype {
         DType::U32 => (v as u32).to_le_bytes(),

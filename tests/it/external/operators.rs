@@ -1,4 +1,4 @@
-//! Calls of single operators.
+//! Tests of calls of single operators.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meganeura::attrs::Attrs;
 use meganeura::autodiff::try_differentiate;
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::graph::Value;
 use meganeura::ops::OpRef;
 use meganeura::optimize::for_inference;
@@ -15,14 +15,14 @@ use meganeura::registry;
 use meganeura::{DType, Graph, Mode, NodeId};
 
 use super::builders;
-use super::fixtures::{Case, Named, cases, without_counterpart};
+use super::fixtures::{Case, NamedNumbers, cases, without_counterpart};
 use super::{CONSTANT_LIMIT, Feeds, ORACLE_LIMIT, bytes, device, differences, narrow, report, wide};
 
 const SESSION_LIMIT: f64 = 1e-5;
 
 // ---- from a case to a graph ---------------------------------------------------------------------------
 
-/// The call that a case states: of the registered operator of that name, or of a builder method.
+/// Builds the call of a case: of the registered operator with this name, or of a builder method.
 fn call(g: &mut Graph, case: &Case, x: &[NodeId]) -> Result<NodeId, String> {
     if !case.op.contains('.') {
         return Ok(builders::call(g, &case.op, x, &case.attrs));
@@ -32,13 +32,13 @@ fn call(g: &mut Graph, case: &Case, x: &[NodeId]) -> Result<NodeId, String> {
     Ok(g.call(op, attrs, x.iter().map(|&id| id.into()).collect()))
 }
 
-/// The operator of a case, which is the first one in its graph.
+/// Returns the operator of a case, which is the first one in its graph.
 fn own_op(graph: &Graph) -> OpRef {
     let mut ops = graph.nodes().iter().filter_map(|node| node.op());
     ops.next().expect("a call").0
 }
 
-/// Weights of the sum whose gradient is taken, as the script computes them.
+/// Returns the weights of the sum whose gradient is computed, the same as in the script.
 fn weights(len: usize) -> Vec<f32> {
     (0..len)
         .map(|i| (2.0 * ((37 * i + 11) % 64) as f32 - 63.0) / 64.0)
@@ -49,7 +49,7 @@ fn has_gradients(case: &Case) -> bool {
     case.grads.iter().any(Option::is_some)
 }
 
-/// The call with its results as outputs, after the weighted sum where there are gradients.
+/// Builds the call with its results as outputs, after the weighted sum if there are gradients.
 fn graph_of(case: &Case) -> Result<Graph, String> {
     let mut g = Graph::new();
     let mut x = Vec::new();
@@ -86,16 +86,16 @@ fn graph_of(case: &Case) -> Result<Graph, String> {
 
 // ---- three ways to the same numbers -------------------------------------------------------------------
 
-/// What the fixture says: outputs, gradients, and states after the step.
-fn expected(case: &Case, op: OpRef) -> Named {
+/// Returns the values of the fixture: outputs, gradients, and states after the step.
+fn expected(case: &Case, op: OpRef) -> NamedNumbers {
     let outputs = case.outputs.iter().enumerate();
-    let mut named: Named = outputs.map(|(i, t)| (format!("output {i}"), t.data.clone())).collect();
+    let mut named: NamedNumbers = outputs.map(|(i, t)| (format!("output {i}"), t.data.clone())).collect();
     for (i, grad) in case.grads.iter().enumerate() {
         named.extend(grad.clone().map(|g| (format!("gradient of x{i}"), g)));
     }
     for &i in &case.states {
         let port = op.writes().iter().find(|(operand, _)| *operand == i);
-        // Inference leaves running statistics alone.
+        // Inference does not change running statistics.
         let after = match port.filter(|_| !case.inference) {
             Some(&(_, port)) => &case.outputs[port],
             None => &case.inputs[i],
@@ -105,7 +105,7 @@ fn expected(case: &Case, op: OpRef) -> Named {
     named
 }
 
-fn by_oracle(case: &Case, g: &Graph) -> meganeura::Result<Named> {
+fn by_oracle(case: &Case, g: &Graph) -> meganeura::Result<NamedNumbers> {
     let inputs = case.inputs.iter().enumerate();
     let feeds: Feeds = inputs.map(|(i, t)| (format!("x{i}"), t.data.clone())).collect();
     let full = if has_gradients(case) {
@@ -117,7 +117,7 @@ fn by_oracle(case: &Case, g: &Graph) -> meganeura::Result<Named> {
     let read = |v: Value| values.get(v).expect("evaluated").data.clone();
     let skip = full.outputs().len() - case.outputs.len();
     let outputs = full.outputs()[skip..].iter().enumerate();
-    let mut named: Named = outputs.map(|(i, &v)| (format!("output {i}"), read(v))).collect();
+    let mut named: NamedNumbers = outputs.map(|(i, &v)| (format!("output {i}"), read(v))).collect();
     for &(leaf, gradient) in full.gradients() {
         let name = full.nodes()[leaf.index()].name.as_deref().unwrap_or_default();
         named.push((format!("gradient of {name}"), read(gradient)));
@@ -140,7 +140,7 @@ fn from_bytes(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     words.map(number).collect()
 }
 
-fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
+fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Result<NamedNumbers> {
     let mode = if has_gradients(case) {
         Mode::Training
     } else {
@@ -157,7 +157,7 @@ fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Re
     }
     session.try_step()?;
     session.try_wait()?;
-    let mut named = Named::new();
+    let mut named = NamedNumbers::new();
     for (i, t) in case.outputs.iter().enumerate() {
         let raw = session.try_read_output_bytes(i + usize::from(has_gradients(case)))?;
         named.push((format!("output {i}"), from_bytes(t.dtype, &raw)));
@@ -175,8 +175,8 @@ fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Re
 
 // ---- tests --------------------------------------------------------------------------------------------
 
-/// The operators that a case covers: its own, and those of derivatives (`core.conv2d_input_grad`) by which the
-/// gradients are computed.
+/// Returns the operators that a case covers: its own, and those of derivatives (`core.conv2d_input_grad`) that compute the
+/// gradients.
 fn covered_by(case: &Case) -> Vec<&'static str> {
     let Ok(g) = graph_of(case) else {
         return Vec::new();
@@ -214,8 +214,8 @@ fn every_operator_is_covered() {
     assert!(both.is_empty(), "none.json has {both:?}, which have cases");
 }
 
-/// Runs all cases and reports those that cannot run, and where the results of `run` are beyond the limits.
-fn check(run: impl Fn(&Case, &Graph) -> meganeura::Result<Named>, limit: impl Fn(&Case) -> f64) {
+/// Runs all cases. Reports cases that cannot run, and cases where a result of `run` exceeds the limit.
+fn check(run: impl Fn(&Case, &Graph) -> meganeura::Result<NamedNumbers>, limit: impl Fn(&Case) -> f64) {
     let check = |case: &Case| -> Result<Vec<String>, String> {
         let g = graph_of(case)?;
         let found = run(case, &g).map_err(|e| e.to_string())?;

@@ -1,11 +1,11 @@
-//! Training runs of small networks.
+//! Tests of training runs of small networks.
 
 use std::sync::Arc;
 
 use meganeura::attrs::Attrs;
 use meganeura::autodiff::try_differentiate;
 use meganeura::backend::Device;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::graph::NodeKind;
 use meganeura::nn::layers::{BatchNorm, Conv2dConfig, Linear};
 use meganeura::ops::Pool2dOptions;
@@ -13,13 +13,13 @@ use meganeura::plan::optimizer::Update;
 use meganeura::reference::evaluate;
 use meganeura::{Graph, NodeId, Session, registry};
 
-use super::fixtures::{Model, Named, Run, model};
+use super::fixtures::{Model, NamedNumbers, Run, model};
 use super::{CONSTANT_LIMIT, Feeds, ORACLE_LIMIT, bytes, device, differences, narrow, report, wide};
 
-/// Steps of a training run. With accumulation there are fewer updates.
+/// Number of steps of a training run. With accumulation there are fewer updates.
 const STEPS: usize = 20;
 
-/// What every network is trained with.
+/// Optimizers that every network is trained with.
 const RUNS: [&str; 10] = [
     "sgd",
     "momentum",
@@ -72,7 +72,7 @@ fn op<const N: usize>(g: &mut Graph, name: &str, attrs: Attrs, inputs: [NodeId; 
     g.call(op, attrs, inputs.map(Into::into).to_vec())
 }
 
-/// `x` times the weight of that name.
+/// Returns `x` times the weight with this name.
 fn project(g: &mut Graph, x: NodeId, name: &str, shape: [usize; 2]) -> NodeId {
     let w = g.parameter(name, &shape);
     g.matmul(x, w)
@@ -132,7 +132,7 @@ fn transformer() -> Graph {
 
 // ---- two ways to train --------------------------------------------------------------------------------
 
-/// The update of all parameters as a graph, whose inputs are the parameters' gradients.
+/// Returns the update of all parameters as a graph, whose inputs are the parameters' gradients.
 fn update_graph(update: &Update, trained: &Graph) -> Graph {
     let mut g = Graph::new();
     let mut parameters = Vec::new();
@@ -150,7 +150,7 @@ fn gradient_of(name: &str) -> String {
     format!("gradient of {name}")
 }
 
-fn train_by_oracle(graph: &Graph, model: &Model, run: &Run) -> meganeura::Result<Named> {
+fn train_by_oracle(graph: &Graph, model: &Model, run: &Run) -> meganeura::Result<NamedNumbers> {
     let full = try_differentiate(graph)?;
     let updates = update_graph(&run.update, &full);
     let every = run.update.accumulate as usize;
@@ -195,7 +195,12 @@ fn set_input(session: &mut Session, graph: &Graph, name: &str, data: &[f64]) -> 
     session.try_set_input_bytes(name, &bytes(graph.dtype(leaf), data))
 }
 
-fn train_by_session(graph: &Graph, model: &Model, run: &Run, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
+fn train_by_session(
+    graph: &Graph,
+    model: &Model,
+    run: &Run,
+    device: &Arc<dyn Device>,
+) -> meganeura::Result<NamedNumbers> {
     let (mut session, _) = Builder::on(device.clone()).build(graph)?;
     session.try_set_optimizer(run.update.clone())?;
     for (name, data) in &model.initial {
@@ -227,11 +232,11 @@ fn train_by_session(graph: &Graph, model: &Model, run: &Run, device: &Arc<dyn De
 
 // ---- tests --------------------------------------------------------------------------------------------
 
-/// Trains a network in every way and reports where the results of `train` are beyond the limits.
+/// Trains a network with every optimizer, and reports results of `train` that exceed the limits.
 fn check(
     name: &str,
     graph: &Graph,
-    train: impl Fn(&Graph, &Model, &Run) -> meganeura::Result<Named>,
+    train: impl Fn(&Graph, &Model, &Run) -> meganeura::Result<NamedNumbers>,
     limit: impl Fn(&str) -> f64 + Copy,
 ) {
     let model = model(name);

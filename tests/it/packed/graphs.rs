@@ -1,4 +1,4 @@
-//! What is packed and what is not, and what becomes of the graph.
+//! Tests of the choice of parameters that are packed, and of the resulting graphs.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use meganeura::{Graph, NodeId};
 
 use super::models::{Model, Packed, check_equal, feed, pack, session};
 
-/// Names of the parameters as stored.
+/// Returns the names of the parameters as stored.
 fn stored(graph: &Graph) -> Vec<String> {
     let parameters = graph
         .nodes()
@@ -58,7 +58,7 @@ fn packed_graphs_mean_the_same() {
 
 #[test]
 fn parts_of_one_value_are_one_gradient() {
-    // One product instead of two and a copy: the gradient of the packed weights is not put together.
+    // One product instead of two and a copy: the gradient of the packed weights is not assembled.
     let graph = Model::new(&[&[7, 3], &[7, 2]], 1).graph();
     let packed = pack(&try_differentiate(&graph).expect("differentiates"));
     let names = stored(&packed);
@@ -117,7 +117,7 @@ fn what_may_not_be_packed_is_not() {
         assert_eq!(packed.to_string(), g.to_string());
     };
     let one = |_: &str| 0;
-    // Itself, alone, something else, written, frozen in part, groups.
+    // Joined with itself, a single source, other operands, written, partly frozen, groups.
     unpacked(
         &|g| {
             let [a] = parameters(g, ["a"], &[3]);
@@ -177,7 +177,7 @@ fn names_stay_unique() {
     let mut names = stored(&packed);
     names.sort();
     assert_eq!(names, ["a+b", "a+b'"]);
-    // The sources' names still belong to them.
+    // The sources' names are still reserved.
     packed.input("a", &[1]);
     let error = packed.verify().expect_err("taken").to_string();
     assert!(

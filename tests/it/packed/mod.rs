@@ -1,4 +1,5 @@
-//! Packed parameters: the same numbers as unpacked ones, and the sources' names everywhere.
+//! Tests of packed parameters (several stored as one tensor): results equal those without packing, and users see only
+//! the names of the sources.
 
 mod graphs;
 mod models;

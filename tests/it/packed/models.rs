@@ -1,4 +1,4 @@
-//! Models that join parameters, and sessions of them with and without packing.
+//! Models that concatenate parameters, and their sessions with and without packing.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use meganeura::{Graph, Init, NodeId, Session};
 pub(crate) const BATCH: usize = 4;
 const OUTPUTS: usize = 2;
 
-/// Weights `p0`, `p1` ... of these shapes, joined along `axis`, then the first layer's matrix; biases `b0`, `b1` joined
-/// too; a second layer from `out.weight`.
+/// Model with two layers. The first layer's matrix consists of weights `p0`, `p1` ... of these shapes, concatenated
+/// along `axis`, and its bias of `b0` and `b1`. The second layer's matrix is `out.weight`.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) shapes: Vec<Vec<usize>>,
     pub(crate) axis: i32,
-    /// Whether `p1` is used elsewhere too.
+    /// True if `p1` is also used elsewhere.
     pub(crate) tied: bool,
-    /// Whether the joined weights are not trained.
+    /// True if the concatenated weights are not trained.
     pub(crate) frozen: bool,
-    /// Whether the first layer is a gated unit.
+    /// True if the first layer is a gated unit.
     pub(crate) gated: bool,
 }
 
@@ -38,7 +38,7 @@ impl Model {
         }
     }
 
-    /// All kinds: axes, ranks, numbers of sources, odd sizes.
+    /// Returns models of all kinds: axes, ranks, numbers of sources, odd sizes.
     pub(crate) fn all() -> Vec<Model> {
         let two = Model::new(&[&[7, 3], &[7, 3]], 1);
         vec![
@@ -101,13 +101,13 @@ impl Model {
         g
     }
 
-    /// Names of the joined weights.
+    /// Returns the names of the concatenated weights.
     pub(crate) fn sources(&self) -> Vec<String> {
         (0..self.shapes.len()).map(|i| format!("p{i}")).collect()
     }
 }
 
-/// When parameters are packed.
+/// Time at which parameters are packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Packed {
     Never,
@@ -123,7 +123,7 @@ pub(crate) fn pack(graph: &Graph) -> Graph {
     pack_parameters(graph, &|_| 0).expect("packs")
 }
 
-/// A training session with initialised parameters.
+/// Creates a training session with initialised parameters.
 pub(crate) fn session(graph: &Graph, packed: Packed) -> Session {
     let full = match packed {
         Packed::Never => try_differentiate(graph),
@@ -138,7 +138,7 @@ pub(crate) fn session(graph: &Graph, packed: Packed) -> Session {
     session
 }
 
-/// Feeds data of step `step`.
+/// Sets the inputs of step `step`.
 pub(crate) fn feed(session: &mut Session, step: u64) {
     let inputs = session.plan().input_buffers.clone();
     for (name, buffer) in inputs {
@@ -149,7 +149,7 @@ pub(crate) fn feed(session: &mut Session, step: u64) {
     }
 }
 
-/// Names of parameters, gradients and states, as users know them.
+/// Returns the user-visible names of parameters, gradients and states.
 pub(crate) fn names(session: &Session) -> [Vec<String>; 3] {
     let plan = session.plan();
     [plan.parameters(), plan.gradients(), plan.states()].map(|views| {
@@ -159,7 +159,7 @@ pub(crate) fn names(session: &Session) -> [Vec<String>; 3] {
     })
 }
 
-/// Everything that a session has by name.
+/// Returns all named tensors of a session.
 pub(crate) fn contents(session: &mut Session) -> Vec<(String, Vec<f32>)> {
     let [parameters, gradients, states] = names(session);
     let mut all = vec![("loss".to_owned(), vec![session.read_loss()])];
@@ -171,7 +171,7 @@ pub(crate) fn contents(session: &mut Session) -> Vec<(String, Vec<f32>)> {
         let values = session.read_grad(&name);
         all.push((format!("{name}.grad"), values));
     }
-    // Copies of sources during an update belong to packed parameters alone.
+    // Only packed parameters have copies of sources during an update.
     for name in states.into_iter().filter(|n| !n.starts_with("optimizer.unpacked.")) {
         let values = session.read_state(&name);
         all.push((name, values));
@@ -179,7 +179,7 @@ pub(crate) fn contents(session: &mut Session) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// Both sessions have the same tensors, equal to `limit` relative to the largest element (0: equal).
+/// Checks that both sessions have the same tensors, equal to `limit` relative to the largest element (0: equal).
 pub(crate) fn check_equal(a: &mut Session, b: &mut Session, limit: f32, what: &str) {
     let (a, b) = (contents(a), contents(b));
     let list = |all: &[(String, Vec<f32>)]| all.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();

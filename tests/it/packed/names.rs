@@ -1,4 +1,4 @@
-//! Errors, and plans that lie about packed parameters.
+//! Tests of errors with packed parameters, and of invalid plans with them.
 
 use meganeura::plan::{BufferRef, compile};
 use meganeura::{Adam, Error, ExecutionPlan, ParameterGroup, Session, Update};
@@ -82,7 +82,7 @@ fn plans_that_lie_about_packed_parameters_are_refused() {
     refused(&|p| p.derived_info[0].axis = 9, "not filled");
     refused(&|p| p.derived_info[0].init.clear(), "not filled");
     refused(&|p| p.derived_info.clear(), "different lengths");
-    refused(&|p| p.derived_params[0].0 = BufferRef(9999), "no parameter");
+    refused(&|p| p.derived_params[0].0 = BufferRef(9999), "is not a parameter");
     refused(&|p| p.derived_params[0].1[0].0 = "p1".into(), "named 'p1'");
     refused(&|p| p.derived_params[0].1[0].0 = "x".into(), "named 'x'");
     refused(&|p| p.derived_params[0].1[0].0 = "p0+p1".into(), "named 'p0+p1'");

@@ -1,4 +1,4 @@
-//! Training packed and unpacked gives the same numbers.
+//! Tests that training with and without packing gives the same numbers.
 
 use meganeura::{Adam, GradientClip, ParameterGroup, Sgd, Update};
 
@@ -6,7 +6,7 @@ use super::models::{Model, Packed, check_equal, feed, session};
 
 const STEPS: u64 = 20;
 
-/// Updates, and how exactly their results must agree: a norm adds up its squares in another order.
+/// Returns updates with the required accuracy of their results. A norm sums squares in another order with packing.
 fn updates() -> Vec<(Update, f32)> {
     let momentum = Sgd {
         momentum: 0.9,
@@ -35,7 +35,7 @@ fn updates() -> Vec<(Update, f32)> {
     ]
 }
 
-/// Groups that take the sources of packed parameters apart.
+/// Returns updates with parameter groups that separate the sources of packed parameters.
 fn dividing_updates() -> Vec<(Update, f32)> {
     let divide = |rule: Update| {
         rule.group(ParameterGroup::new(["p1"]).learning_rate_scale(0.25))

@@ -1,4 +1,4 @@
-//! Updates that change while a session trains, rules that look at whole parameters, and other ways to weights.
+//! Tests of updates that change while a session trains, of rules that need whole parameters, and of other access to weights.
 
 use meganeura::plan::optimizer::{Optimizer, UpdateCx};
 use meganeura::{Adam, NodeId, ParameterGroup, Session, Sgd, Update, Value};
@@ -27,7 +27,7 @@ fn moments_outlive_a_change_of_groups() {
         let mut sessions = pair(&model);
         let whole = Update::new(Adam::adamw(0.01, 0.1));
         let divided = whole.clone().group(ParameterGroup::new(["p0", "b1"]).weight_decay(0.0));
-        // Together, apart, and together again: moments in common become moments of each, and back.
+        // Together, separate, and together again: joint moments become separate ones, and back.
         for (i, update) in [&whole, &divided, &whole].into_iter().enumerate() {
             for s in &mut sessions {
                 s.set_optimizer(update.clone());
@@ -38,11 +38,11 @@ fn moments_outlive_a_change_of_groups() {
     }
 }
 
-/// Gradient descent along the gradient's direction: it looks at a parameter as a whole.
+/// Gradient descent along the normalized gradient, which needs the whole parameter at once.
 #[derive(Clone, Copy, Debug)]
-struct Normalized(f32);
+struct NormalizedSgd(f32);
 
-impl Optimizer for Normalized {
+impl Optimizer for NormalizedSgd {
     fn kind(&self) -> String {
         "normalized".into()
     }
@@ -84,7 +84,7 @@ fn rules_that_look_at_whole_parameters_see_each_source() {
     for model in Model::all() {
         let mut sessions = pair(&model);
         for s in &mut sessions {
-            s.set_optimizer(Normalized(0.01));
+            s.set_optimizer(NormalizedSgd(0.01));
         }
         steps(&mut sessions, 0..5, &format!("{model:?}"));
     }

@@ -1,4 +1,4 @@
-//! Waiting for submissions, and for the faults that they report (see [`fault_in`]).
+//! Waiting for submissions and reading their fault reports (see [`fault_in`]).
 
 use meganeura_core::Result;
 
@@ -6,7 +6,8 @@ use super::BladeExecutable;
 use meganeura_shaders::host::{FRAMES, fault_in, report_bytes};
 
 impl BladeExecutable {
-    /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
+    /// Waits for the submission of a frame, and records a fault in it. Older submissions must
+    /// already be finished.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
         self.collect(at)?;
@@ -19,7 +20,7 @@ impl BladeExecutable {
             return Ok(());
         };
         self.faults.rolled_back += 1;
-        // What was submitted since has seen the fault, and done nothing.
+        // Later submissions detected the fault and did nothing.
         for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
             if self.frames[later].ticket > self.frames[at].ticket {
                 self.wait_for(later)?;
@@ -27,7 +28,7 @@ impl BladeExecutable {
                 self.faults.rolled_back += u64::from(is_step);
             }
         }
-        // Copied before it is undone.
+        // Discard results that were copied before the rollback.
         self.frames.iter_mut().for_each(|frame| frame.copied.clear());
         self.faults.to_undo = Some(at);
         self.faults.untold = Some(error);
@@ -47,7 +48,7 @@ impl BladeExecutable {
         (1..=FRAMES).try_for_each(|i| self.finish((self.current + i) % FRAMES))
     }
 
-    /// Tells a fault that was noted.
+    /// Returns a recorded fault as an error, once.
     ///
     /// # Errors
     /// The fault.
@@ -55,7 +56,7 @@ impl BladeExecutable {
         self.faults.untold.take().map_or(Ok(()), Err)
     }
 
-    /// Bytes of a report.
+    /// Returns the size of a fault report in bytes.
     pub(super) fn report_bytes(&self) -> usize {
         report_bytes(self.reporters.len())
     }

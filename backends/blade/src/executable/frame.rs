@@ -1,4 +1,4 @@
-//! What belongs to the submissions of one step, and how they are waited for.
+//! The submissions of one step, and how the host waits for them.
 
 use std::time::{Duration, Instant};
 
@@ -8,51 +8,52 @@ use meganeura_core::backend::Ticket;
 
 use crate::gpu::Gpu;
 use crate::memory::HostBuffer;
-use crate::timing::Measured;
+use crate::timing::MeasuredSubmission;
 use meganeura_shaders::host::Copy;
 
-/// Launches of the first part of a step that the device begins before all of it is recorded.
+/// Number of launches in the first part of a step; the device starts it before the whole step is
+/// recorded.
 const FIRST_PART: usize = 24;
-/// How many times as many launches a part has as the one before: recording a launch takes a half to a third of the time that
-/// the device needs for it, so a part is recorded before the one in front of it is done.
+/// Ratio of launches between successive parts: recording a launch takes a half to a third of its
+/// time on the device, so a part is recorded before the previous one completes.
 const GROWTH: usize = 2;
-/// As long as this the host asks again and again whether a submission is complete.
+/// Maximum time of polling for a submission; afterwards, the host lets the driver wait for it.
 const ASKING: Duration = Duration::from_millis(3);
 
-/// An encoder that may move to another thread.
+/// A command encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);
 
-// SAFETY: what it points to, mapped memory and objects of the driver, belongs to it alone and to no thread; it is used
-// through exclusive references only.
+// SAFETY: it exclusively owns everything that it points to (mapped memory and driver objects),
+// which is bound to no thread; it is used through exclusive references only.
 unsafe impl Send for Encoder {}
 
-/// What belongs to one step, or to what is submitted between steps.
+/// Resources of one step, or of a submission between steps.
 pub(super) struct Frame {
-    /// One for each part of a step; whatever is no step has one part.
+    /// One encoder for each part of a step; other submissions have one part.
     encoders: Vec<Encoder>,
-    /// The one that records.
+    /// Index of the encoder that is recording.
     open: usize,
-    /// Whether the first was started already, to read the times of its last submission.
+    /// `true` if the first encoder was already started, in order to read the times of its last submission.
     pub(super) started: bool,
-    /// The passes of its submission, where they are measured.
-    pub(super) measured: Option<Measured>,
+    /// Labels of the passes of this submission, if the passes are measured.
+    pub(super) measured: Option<MeasuredSubmission>,
     pub(super) upload: HostBuffer,
     pub(super) download: HostBuffer,
     /// Results that are copied to `download`.
     pub(super) copied: Vec<Copy>,
-    /// When the last part is complete.
+    /// Synchronization point of the last part.
     pub(super) sync: Option<bg::SyncPoint>,
     pub(super) ticket: Ticket,
-    /// Whether `download` begins with a fault report that nobody has looked at.
+    /// `true` if `download` begins with a fault report that was not read yet.
     pub(super) unread_report: bool,
 }
 
 impl Frame {
-    /// A frame for plans of so many launches.
+    /// Creates a frame for plans of `launches` launches.
     pub(super) fn new(gpu: &std::sync::Arc<Gpu>, launches: usize) -> Result<Self> {
         let parts = 1 + cuts(std::iter::repeat_n(1, launches)).len();
         let encoder = |_| {
-            // Of one buffer, since times are read by starting anew.
+            // One buffer only, since restarting the encoder reads its times.
             gpu.guard("making a command encoder", |context| {
                 Encoder(context.create_command_encoder(bg::CommandEncoderDesc {
                     name: "meganeura",
@@ -75,17 +76,17 @@ impl Frame {
         })
     }
 
-    /// The encoder that records.
+    /// Returns the encoder that is recording.
     pub(super) fn encoder(&mut self) -> &mut bg::CommandEncoder {
         &mut self.encoders[self.open].0
     }
 
-    /// The same, and the passes of a measured submission.
-    pub(super) fn recorder(&mut self) -> (&mut bg::CommandEncoder, &mut Option<Measured>) {
+    /// Returns the encoder that is recording, and the passes of a measured submission.
+    pub(super) fn recorder(&mut self) -> (&mut bg::CommandEncoder, &mut Option<MeasuredSubmission>) {
         (&mut self.encoders[self.open].0, &mut self.measured)
     }
 
-    /// Begins the first part, which nothing was recorded of, on a frame whose submissions are complete.
+    /// Starts the first, empty part of a frame whose submissions are complete.
     pub(super) fn restart(&mut self) {
         self.open = 0;
         if !std::mem::take(&mut self.started) {
@@ -93,19 +94,19 @@ impl Frame {
         }
     }
 
-    /// Submits what is recorded, so that the device begins with it, and goes on with the next part.
+    /// Submits the recorded part, so that the device starts it, and begins the next part.
     pub(super) fn submit_part(&mut self, context: &bg::Context) {
         context.submit(self.encoder());
         self.open += 1;
         self.encoder().start();
     }
 
-    /// Parts that steps of this frame may have.
+    /// Returns the maximum number of parts in steps of this frame.
     pub(super) fn parts(&self) -> usize {
         self.encoders.len()
     }
 
-    /// Frees what the driver has of it.
+    /// Frees the driver objects of the frame.
     pub(super) fn free(&mut self, gpu: &Gpu) {
         for encoder in &mut self.encoders {
             gpu.free(|context| context.destroy_command_encoder(&mut encoder.0));
@@ -113,8 +114,8 @@ impl Frame {
     }
 }
 
-/// Where a step is cut into parts, from the launches of each of its phases: the phases that begin a further part. Short steps,
-/// and what is left at the end, are not worth a submission of their own.
+/// Returns the indices of the phases that begin a new part of a step. `phases` contains the number of launches of each
+/// phase. Short steps, and short remainders, are not worth a separate submission.
 pub(super) fn cuts(phases: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
     let mut left: usize = phases.clone().sum();
     let (mut cuts, mut part, mut wanted) = (Vec::new(), 0, FIRST_PART);
@@ -130,12 +131,12 @@ pub(super) fn cuts(phases: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
     cuts
 }
 
-/// How submissions are waited for. A thread that the driver puts to sleep needs tens of microseconds to go on, and its
-/// processor to speed up again, which is much of a short step. So the host asks, again and again, as long as what it waits
-/// for usually comes soon.
+/// Waiting strategy. A thread that the driver puts to sleep needs tens of microseconds to wake up,
+/// and its processor to speed up again, which is long compared with a short step. So the host polls
+/// while submissions usually complete soon.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// Whether asking helps: not where the host itself is the device, or has one processor.
+    /// `true` if polling helps. It does not if the host itself is the device, or has only one processor.
     may_ask: bool,
     soon: bool,
 }
@@ -163,14 +164,15 @@ impl Patience {
         }
         let done = wait_for(gpu, sync, u32::MAX)?;
         self.soon = begun.elapsed() < ASKING;
-        match done {
-            true => Ok(()),
-            false => Err(gpu.lose("waiting ended early")),
+        if done {
+            Ok(())
+        } else {
+            Err(gpu.lose("waiting ended early"))
         }
     }
 }
 
-/// Whether a submission is complete.
+/// Returns `true` if a submission is complete.
 ///
 /// # Errors
 /// A lost device.
@@ -178,7 +180,7 @@ pub(super) fn is_complete(gpu: &Gpu, sync: &bg::SyncPoint) -> Result<bool> {
     wait_for(gpu, sync, 0)
 }
 
-/// Waits for a submission for so many milliseconds at most, and says whether it is complete.
+/// Waits for a submission for at most `milliseconds`, and returns whether it is complete.
 fn wait_for(gpu: &Gpu, sync: &bg::SyncPoint, milliseconds: u32) -> Result<bool> {
     let done = gpu.guard("waiting", |context| context.wait_for(sync, milliseconds))?;
     done.map_err(|error| gpu.lose(&error.to_string()))
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(of(47), [0; 0]);
         assert_eq!(of(48), [24]);
         assert_eq!(of(333), [24, 72, 168]);
-        // Phases stay together.
+        // Phases are not split.
         assert_eq!(cuts([20, 20, 20, 30, 60, 10].into_iter()), [2, 4]);
         assert_eq!(cuts([1_000].into_iter()), [0; 0]);
     }

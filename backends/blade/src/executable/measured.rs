@@ -1,4 +1,4 @@
-//! Steps whose passes are measured.
+//! Recording of steps whose passes are measured.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use super::record::record_phase;
 use crate::timing::MAX_PASSES;
 use meganeura_shaders::host::FRAMES;
 
-/// Passes of a submission that are not the copies at its end.
+/// Maximum measured phases of a submission. The copies at its end need one more pass.
 const MAX_PHASES: usize = MAX_PASSES - 1;
 
 impl BladeExecutable {
-    /// Records a step with a pass for each phase. Where these are more than a submission has times for, it is submitted
-    /// in parts, each of which is waited for.
+    /// Records a step with a separate pass for each phase. If a submission cannot time that many phases, the step is
+    /// submitted in parts, and the host waits for each part.
     pub(super) fn record_measured(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
         let segments = args.segments.iter().filter(|&&s| s < self.segments.len());
@@ -25,7 +25,7 @@ impl BladeExecutable {
         let begun = self.frames[self.current].measured.as_ref().map_or(0, |m| m.tags.len());
         let mut room = MAX_PHASES.saturating_sub(begun);
         let parts = phases.len().saturating_sub(room).div_ceil(MAX_PHASES);
-        // That of the last part, which belongs to the step.
+        // Ticket of the last part, which identifies the step.
         let step = Ticket(self.submissions + 1 + parts as u64);
         for (segment, number) in phases {
             if room == 0 {
@@ -49,7 +49,8 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// Submits what was recorded of a step, waits for it, and goes on recording in the same frame.
+    /// Submits the recorded part of a step, waits for it, and continues recording in the same
+    /// frame.
     fn submit_part(&mut self, step: Ticket) -> Result<()> {
         let at = self.current;
         if let Some(measured) = &mut self.frames[at].measured {
@@ -58,13 +59,13 @@ impl BladeExecutable {
         self.submit()?;
         self.collect(at)?;
         let frame = &mut self.frames[at];
-        // Its times were read, by starting anew.
+        // Restarting the encoder has read its times.
         frame.started = false;
         frame.measured = Some(Default::default());
         Ok(())
     }
 
-    /// Reads the times of a frame's submission, which is waited for, and before them those of earlier ones.
+    /// Reads the times of a frame's completed submission. All earlier submissions must have been collected.
     pub(super) fn collect(&mut self, frame: usize) -> Result<()> {
         let last = self.frames[frame].ticket;
         loop {

@@ -1,4 +1,4 @@
-//! Replays a plan: one submission for each step, which the host does not wait for.
+//! Replay of a plan: one submission per step, without waiting on the host.
 
 mod finish;
 mod frame;
@@ -21,15 +21,16 @@ use crate::handle::Handle;
 use crate::memory::Arena;
 use crate::pipeline::Scalars;
 use crate::program::{Phase, ready};
-use crate::timing::{Measured, PassTag, Profile};
+use crate::timing::{MeasuredSubmission, PassTag, Profile};
 use frame::{Frame, Patience};
 use meganeura_shaders::INLINE_SCALARS;
 use meganeura_shaders::host::{
-    Copy, Draft, Extra, FRAMES, Faults, Host as _, HostValidated, Place, Reporter, Saved, Unmade, Writes,
+    BufferLocation, CompileFailure, Copy, ExtraBuffers, FRAMES, Faults, Host as _, HostValidated, LaunchPlan,
+    PendingWrites, Reporter, SavedRange,
 };
 
-/// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
-/// without a step.
+/// Maximum bytes per copy between host and device. If more bytes of writes are collected, they are submitted without a
+/// step.
 const STAGED: usize = 64 << 20;
 
 fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
@@ -40,45 +41,45 @@ fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
 pub(crate) struct BladeExecutable {
     gpu: Arc<Gpu>,
     arena: Arena,
-    extra: Extra,
+    extra: ExtraBuffers,
     plan_buffers: usize,
     scalars: Vec<BufferRef>,
-    /// The first of them, which are part of launches.
+    /// Values of the first scalars. They are passed with each launch instead of in a buffer.
     inline_scalars: Scalars,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
-    /// How profiles name them.
+    /// Labels of the phases in profiles, by segment.
     tags: Vec<Vec<PassTag>>,
     profiling: bool,
-    /// Whether the submission that begins is part of a measured step.
+    /// `true` if the current submission is part of a measured step.
     measuring: bool,
     profile: Profile,
     reporters: Vec<Reporter>,
     host_validated: HostValidated,
-    /// Parameters and states that are written before the last fault can be found.
+    /// Parameters and states that a step writes before its last possible fault is found.
     exposed: Vec<BufferRef>,
-    /// Where these are saved by the step of each frame.
-    saved: [Vec<Saved>; FRAMES],
+    /// Copies of the `exposed` buffers. Each frame's step saves them.
+    saved: [Vec<SavedRange>; FRAMES],
     faults: Faults,
-    /// Most bytes that are staged at once.
+    /// Maximum bytes per copy between host and device.
     staged: usize,
     frames: [Frame; FRAMES],
     patience: Patience,
-    /// The frame of the last submission.
+    /// Index of the frame of the last submission.
     current: usize,
     submissions: u64,
-    /// What has been written since the last submission.
-    writes: Writes,
-    /// What the host has read since the last step.
+    /// Writes since the last submission.
+    writes: PendingWrites,
+    /// Host reads since the last step. The same reads are expected after the next step.
     expected: Vec<Copy>,
 }
 
 impl BladeExecutable {
-    /// An executable of the kernels of a plan.
+    /// Creates an executable from the kernels of a plan.
     ///
     /// # Errors
-    /// What the device has no memory for, and kernels that its driver refuses.
-    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
+    /// Not enough memory; kernels that the driver rejects.
+    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Self, CompileFailure> {
         let gpu = device.gpu();
         check_fit(plan, draft.workspace_bytes(), device.capabilities())?;
         let pipelines = device.pipelines().of(gpu, &draft.labelled(plan));
@@ -113,7 +114,7 @@ impl BladeExecutable {
             patience: Patience::new(device.is_software()),
             current: 0,
             submissions: 0,
-            writes: Writes::default(),
+            writes: PendingWrites::default(),
             expected: Vec::new(),
         };
         executable.fill(plan)?;
@@ -121,7 +122,7 @@ impl BladeExecutable {
         Ok(executable)
     }
 
-    /// Zeros, constants, and states that begin with another number.
+    /// Writes zeros, constants, and nonzero initial values of states.
     fn fill(&mut self, plan: &ExecutionPlan) -> Result<()> {
         self.begin()?;
         let arena = &self.arena;
@@ -140,7 +141,7 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// Writes the tables of constants that kernels read.
+    /// Writes the constant tables that kernels read.
     fn fill_tables(&mut self, tables: &[Arc<[u32]>]) -> Result<()> {
         for (number, table) in (self.extra.tables..).zip(tables) {
             let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -152,16 +153,17 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// The place of a range of a buffer of the plan.
-    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(Place, u64)> {
-        match buffer.index() < self.plan_buffers {
-            true => self.any_place(buffer, offset, len),
-            false => Err(outside(buffer, offset, len)),
+    /// Returns the arena location of a range in a plan buffer, and the offset there.
+    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(BufferLocation, u64)> {
+        if buffer.index() < self.plan_buffers {
+            self.any_place(buffer, offset, len)
+        } else {
+            Err(outside(buffer, offset, len))
         }
     }
 
-    /// The place of a range of any buffer.
-    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(Place, u64)> {
+    /// Returns the arena location of a range in any buffer, and the offset there.
+    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(BufferLocation, u64)> {
         let outside = || outside(buffer, offset, len);
         let scalar = self.scalars.iter().position(|s| *s == buffer);
         let own = self.arena.place(buffer.index()).ok_or_else(outside)?;
@@ -169,7 +171,7 @@ impl BladeExecutable {
             return Err(outside());
         }
         match scalar {
-            // Scalars are together, where kernels read them.
+            // Scalars are stored together in one buffer that kernels read.
             Some(number) => {
                 let all = self.arena.place(self.extra.scalars).ok_or_else(outside)?;
                 Ok((all, 4 * number as u64 + offset))
@@ -178,7 +180,7 @@ impl BladeExecutable {
         }
     }
 
-    /// The word of a scalar that is part of launches.
+    /// Returns the bytes of a scalar that is passed with launches, or `None` for other buffers.
     fn inline_scalar(&mut self, buffer: BufferRef) -> Option<&mut [u8; 4]> {
         let number = self.scalars.iter().position(|s| *s == buffer)?;
         self.inline_scalars.get_mut(number)
@@ -193,8 +195,8 @@ impl BladeExecutable {
         (self.current + 1) % FRAMES
     }
 
-    /// Waits until the next frame is free, and begins to record its submission: first what undoes a faulty step, then
-    /// the pending writes.
+    /// Waits until the next frame is free, and starts recording its submission. First, it rolls back a faulty step and
+    /// records the pending writes.
     fn begin(&mut self) -> Result<()> {
         self.finish(self.next())?;
         self.current = self.next();
@@ -206,14 +208,15 @@ impl BladeExecutable {
             .collect::<Result<_>>()?;
         let frame = &mut self.frames[self.current];
         frame.copied.clear();
-        let staged = match self.writes.copies.is_empty() {
-            true => None,
-            false => Some(frame.upload.fill(&self.writes.bytes)?),
+        let staged = if self.writes.copies.is_empty() {
+            None
+        } else {
+            Some(frame.upload.fill(&self.writes.bytes)?)
         };
         let fault = self.arena.place(self.extra.fault);
         let undone = self.faults.to_undo.take().zip(fault);
         let undone = undone.map(|(frame, fault)| (&self.saved[frame], self.arena.piece(fault, 0), fault.bytes));
-        frame.measured = self.measuring.then(Measured::default);
+        frame.measured = self.measuring.then(MeasuredSubmission::default);
         let (copies, arena) = (&self.writes.copies, &self.arena);
         self.gpu.guard("recording", |_| {
             frame.restart();
@@ -229,7 +232,7 @@ impl BladeExecutable {
                 }
             }
             let Some(staged) = staged else { return };
-            // Copies to the same place need an order, which copies of one pass do not have.
+            // Copies to the same destination need an order, which copies of one pass do not have.
             let mut first = 0;
             while first < copies.len() {
                 let clash = |&end: &usize| copies[first..end].iter().any(|c| c.overlaps(&copies[end]));
@@ -274,7 +277,7 @@ impl Executable for BladeExecutable {
         }
         self.host_validated.write(buffer, offset, bytes);
         if self.exposed.contains(&buffer) {
-            // Undoing a step must not undo this.
+            // A later rollback of a step must not revert this write.
             self.finish_all()?;
         }
         let pieces = (offset..).step_by(self.staged).zip(bytes.chunks(self.staged));
@@ -301,7 +304,7 @@ impl Executable for BladeExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            // The place of all scalars is longer than that of one.
+            // Limit the bytes to those of one scalar: the common buffer is longer.
             let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
@@ -314,9 +317,10 @@ impl Executable for BladeExecutable {
         let begun = self.begin();
         self.measuring = false;
         begun?;
-        match self.profiling {
-            true => self.record_measured(args)?,
-            false => self.record_step(args)?,
+        if self.profiling {
+            self.record_measured(args)?
+        } else {
+            self.record_step(args)?
         }
         self.record_downloads(expected, true)?;
         self.submit()
@@ -354,7 +358,7 @@ impl Executable for BladeExecutable {
 
 impl Drop for BladeExecutable {
     fn drop(&mut self) {
-        // Whatever the steps' outcome, nobody is there to be told.
+        // The outcome of the steps cannot be reported here.
         let _ = self.finish_all();
         for frame in &mut self.frames {
             frame.free(&self.gpu);

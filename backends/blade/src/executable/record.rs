@@ -1,4 +1,4 @@
-//! Recording the kernels of a step.
+//! Recording of the kernels of a step.
 
 use blade_graphics as bg;
 use meganeura_core::Result;
@@ -10,8 +10,8 @@ use crate::program::Phase;
 use crate::timing::PassTag;
 
 impl BladeExecutable {
-    /// Records the kernels of a step. While the device has nothing else to do it begins with the first of them before the last
-    /// are recorded.
+    /// Records the kernels of a step. If the device is idle, the first kernels are submitted before the last ones are
+    /// recorded.
     pub(super) fn record_step(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
         let phases: Vec<&Phase> = args
@@ -20,11 +20,12 @@ impl BladeExecutable {
             .filter_map(|&s| self.segments.get(s))
             .flatten()
             .collect();
-        // Nothing is asked for steps that are short in any case. Segments may be asked for several times.
+        // Short steps need no idle check. Segments may be requested several times.
         let most = self.frames[self.current].parts() - 1;
-        let mut cuts = match most > 0 && self.is_idle()? {
-            true => frame::cuts(phases.iter().map(|phase| phase.len())),
-            false => Vec::new(),
+        let mut cuts = if most > 0 && self.is_idle()? {
+            frame::cuts(phases.iter().map(|phase| phase.len()))
+        } else {
+            Vec::new()
         };
         cuts.truncate(most);
         let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
@@ -46,13 +47,13 @@ impl BladeExecutable {
         })
     }
 
-    /// Whether all that was submitted is complete.
+    /// Returns `true` if all submissions are complete.
     pub(super) fn is_idle(&self) -> Result<bool> {
         let mut syncs = self.frames.iter().filter_map(|frame| frame.sync.as_ref());
         syncs.try_fold(true, |idle, sync| Ok(idle && frame::is_complete(&self.gpu, sync)?))
     }
 
-    /// Records copies of what the step may have to take back.
+    /// Records copies of the data that a rollback of the step restores.
     pub(super) fn record_save(&mut self) -> Result<()> {
         let (frame, saved) = (&mut self.frames[self.current], &self.saved[self.current]);
         if saved.is_empty() {
@@ -71,7 +72,7 @@ impl BladeExecutable {
     }
 }
 
-/// Records launches that may run at the same time.
+/// Records the launches of a phase, which may run at the same time.
 pub(super) fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase, scalars: &Scalars) {
     for launch in phase {
         let mut pipeline = pass.with(&launch.pipeline.raw);

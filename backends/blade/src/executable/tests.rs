@@ -1,4 +1,4 @@
-//! Transfers in pieces, and steps in parts.
+//! Tests of transfers in pieces, and of steps in parts.
 
 use meganeura_core::backend::{Backend, Executable as _, StepArgs};
 use meganeura_core::config::Config;
@@ -9,12 +9,12 @@ use super::BladeExecutable;
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
-use meganeura_shaders::host::{CustomKernels, Draft, F16Storage, With};
+use meganeura_shaders::host::{CustomKernels, F16Storage, KernelOptions, LaunchPlan};
 
-/// Bytes of the input of the plan.
+/// Bytes of the input of the test plan.
 const BYTES: usize = 4 * 2_501;
 
-/// An executable; none where there is no device, which the integration tests say.
+/// Creates an executable. Returns `None` without a device; the integration tests report its absence.
 fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let devices = BladeBackend.devices(&Config::default()).ok()?;
     let usable = devices.into_iter().find(|d| d.rejected.is_none())?;
@@ -27,7 +27,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     };
     let device = BladeDevice::from_context(std::sync::Arc::new(context.ok()?));
     let plan = compile_for(graph, &device).expect("a plan");
-    let with = With {
+    let with = KernelOptions {
         backend: NAME,
         library: None,
         coop: None,
@@ -36,7 +36,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let draft = Draft::of(&plan, &with).expect("kernels");
+    let draft = LaunchPlan::of(&plan, &with).expect("kernels");
     let executable = BladeExecutable::of(device.handle(), &plan, draft).expect("an executable");
     Some((plan, executable))
 }
@@ -55,7 +55,7 @@ fn large_transfers_go_in_pieces() {
         let buffer = plan.input_buffers[0].1;
         let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         executable.write(buffer, 0, &data).expect("written");
-        // Over the end of a piece, before and after what is there has been submitted.
+        // Across the end of a piece, before and after the pending write was submitted.
         executable.write(buffer, 34, &[255; 70]).expect("written");
         let mut found = vec![0; BYTES];
         executable.read(buffer, 0, &mut found).expect("read");
@@ -75,7 +75,7 @@ fn large_transfers_go_in_pieces() {
 
 #[test]
 fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
-    // Each call needs the one before, and none can be joined with it.
+    // Each call needs the previous one, and cannot be fused with it.
     const CALLS: usize = 150;
     const SIDE: usize = 12;
     let mut g = Graph::new();
@@ -109,7 +109,7 @@ fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
         assert!(executable.is_idle().expect("a device"));
         executable.run(&step).expect("run in parts");
         let parted = read(&mut executable);
-        // Behind another step that is not complete, or was so fast that this one is in parts, too.
+        // After another step that is incomplete, or was so fast that this one is also in parts.
         executable.run(&step).expect("run");
         executable.run(&step).expect("run behind another");
         assert!(read(&mut executable) == parted, "seed {seed}");

@@ -1,4 +1,4 @@
-//! What is copied between host and device.
+//! Copies between host and device.
 
 use blade_graphics as bg;
 use meganeura_core::Result;
@@ -39,24 +39,24 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// Places in the host's memory for what is expected to be read, as far as there is room.
+    /// Returns copies of the expected reads to host memory, if there is enough room for them.
     pub(super) fn expected_copies(&mut self) -> Vec<Copy> {
         let first = self.report_bytes() as u64;
         place_expected(self.expected.drain(..), first)
     }
 
-    /// Collects a write of a piece that can be staged.
+    /// Collects a write that is small enough to be staged.
     pub(super) fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         if self.writes.add(buffer, offset, bytes, self.staged).is_err() {
             self.begin()?;
             self.submit()?;
-            // Alone, it has room.
+            // A single piece always fits.
             let _ = self.writes.add(buffer, offset, bytes, self.staged);
         }
         Ok(())
     }
 
-    /// Reads a piece that can be staged. All submissions are finished.
+    /// Reads a range that is small enough to be staged. All submissions must be finished.
     pub(super) fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut wanted = Copy {
             buffer,

@@ -1,75 +1,79 @@
-//! Variants that take turns: which of them is right, and faster than the default one by more than times scatter.
+//! Comparison of variants of a call. It finds a variant that is correct, and faster than the default one by more than
+//! the scatter of the times.
+//!
+//! The default variant and another one run in turns. A turn runs one variant several times.
 
 use meganeura_core::Result;
 use meganeura_core::backend::RefusedSchedule;
 
-/// Turns of a variant and the default one, from which the most promising is found.
+/// Number of turns of each pair to find the most promising variant.
 const FIRST_TURNS: usize = 5;
-/// Turns after which a variant that takes this many times longer is given up.
+/// Number of turns before a variant can be dropped, if it is slower by more than the factor [`HOPELESS`].
 const FEW_TURNS: usize = 2;
 const HOPELESS: f64 = 1.3;
-/// Turns that decide.
+/// Number of turns of the final comparison.
 const LAST_TURNS: usize = 15;
-/// Part of the default variant's time that has to be saved.
+/// Minimum relative saving of time of a winner.
 const MIN_GAIN: f64 = 0.03;
-/// Seconds of a turn, at least.
+/// Minimum duration of a turn, in seconds.
 const TURN: f64 = 0.005;
-/// Most times that a variant is run in a turn.
+/// Maximum number of runs of a variant in a turn.
 const MAX_TIMES: u32 = 512;
 
-/// A computation with several variants.
+/// A computation that has several variants.
 pub(super) trait Subject {
-    /// A variant, ready to be run.
-    type Ready;
+    /// Type of a variant that is ready to run.
+    type Prepared;
 
-    /// Names of the variants, the default one first.
+    /// Returns the names of the variants, the default one first.
     fn variants(&self) -> &[String];
 
-    /// Makes a variant ready.
+    /// Prepares a variant for running.
     ///
     /// # Errors
-    /// No kernel, or one that the driver refuses.
-    fn prepare(&self, variant: &str) -> Result<Self::Ready>;
+    /// No kernel, or one that the driver rejects.
+    fn prepare(&self, variant: &str) -> Result<Self::Prepared>;
 
-    /// Compares a variant's results with those of the default one.
+    /// Compares a variant's results with those of the default one, and returns the first
+    /// difference.
     ///
     /// # Errors
-    /// The device fails. What differs is no error of the call, but its answer.
-    fn difference(&self, usual: &mut Self::Ready, other: &mut Self::Ready) -> Result<Option<String>>;
+    /// Failure of the device. A difference is not an error.
+    fn difference(&self, usual: &mut Self::Prepared, other: &mut Self::Prepared) -> Result<Option<String>>;
 
-    /// Seconds of a run, of so many that follow each other.
-    ///
-    /// # Errors
-    /// The device fails.
-    fn time(&self, ready: &mut Self::Ready, times: u32) -> Result<f64>;
-
-    /// Brings the device to its full clock.
+    /// Measures `times` successive runs, and returns the seconds per run.
     ///
     /// # Errors
     /// The device fails.
-    fn warm_up(&self, ready: &mut Self::Ready) -> Result<()>;
+    fn time(&self, ready: &mut Self::Prepared, times: u32) -> Result<f64>;
 
-    /// Whether no more variants shall be tried.
+    /// Warms the device up to its full clock.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn warm_up(&self, ready: &mut Self::Prepared) -> Result<()>;
+
+    /// Returns `true` if no more variants should be tried.
     fn is_over(&self) -> bool;
 }
 
-/// How a comparison ended.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Decision {
-    /// The variant that was faster, if one was.
+    /// Name of the variant that is faster than the default one, if there is one.
     pub(super) winner: Option<String>,
-    /// Median seconds of a run in the default variant.
+    /// Median time of a run of the default variant, in seconds.
     pub(super) usual: f64,
-    /// The same of the winner, if there is one.
+    /// Median time of a run of the winner, in seconds, if there is one.
     pub(super) best: f64,
-    /// Variants that were timed, beside the default one.
+    /// Number of variants that were timed, in addition to the default one.
     pub(super) timed: usize,
-    /// Variants that were not tried, as the time was over.
+    /// Number of variants that were not tried because the time was over.
     pub(super) untried: usize,
     pub(super) refused: Vec<RefusedSchedule>,
 }
 
-/// Lets the variants take turns.
+/// Runs the variants in turns and compares them.
 ///
 /// # Errors
 /// The default variant fails, or the device does.
@@ -88,7 +92,7 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
         untried: 0,
         refused: Vec::new(),
     };
-    let mut best: Option<(f64, &String, S::Ready)> = None;
+    let mut best: Option<(f64, &String, S::Prepared)> = None;
     for (number, variant) in others.iter().enumerate() {
         if subject.is_over() {
             decision.untried = others.len() - number;
@@ -111,20 +115,20 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
             continue;
         }
         decision.timed += 1;
-        let turns = Turns::of(subject, [&mut usual, &mut other], times, FIRST_TURNS)?;
+        let turns = VariantTimes::of(subject, [&mut usual, &mut other], times, FIRST_TURNS)?;
         let [usual_time, time] = turns.medians();
         let ratio = time / usual_time;
         if best.as_ref().is_none_or(|(least, ..)| ratio < *least) {
             best = Some((ratio, variant, other));
         }
     }
-    // The least of several that scatter is likely to be too low, so it is measured again.
+    // The minimum of several scattering times is probably too low, so measure it again.
     if let Some((ratio, variant, mut other)) = best
         && ratio < 1.0 - MIN_GAIN
     {
-        // Kernels have been made meanwhile, for which the device waited.
+        // The device was idle while kernels were compiled.
         subject.warm_up(&mut usual)?;
-        let turns = Turns::of(subject, [&mut usual, &mut other], times, LAST_TURNS)?;
+        let turns = VariantTimes::of(subject, [&mut usual, &mut other], times, LAST_TURNS)?;
         let [usual_time, time] = turns.medians();
         decision.usual = usual_time;
         if time < usual_time * (1.0 - MIN_GAIN) && turns.are_apart() {
@@ -135,10 +139,10 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     Ok(decision)
 }
 
-/// How often a variant is run in a turn.
-fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Ready) -> Result<u32> {
+/// Returns the number of runs in a turn, so that a turn of the default variant is long enough.
+fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Prepared) -> Result<u32> {
     let mut times = 1;
-    // The first run pays for what the driver does once.
+    // The first run includes one-time work of the driver.
     subject.time(usual, 1)?;
     while times < MAX_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
         times *= 2;
@@ -146,11 +150,11 @@ fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Ready) -> Result<u32>
     Ok(times)
 }
 
-/// Times of the default variant and another, in ascending order.
-struct Turns([Vec<f64>; 2]);
+/// The times of the default variant and of another one, each in ascending order.
+struct VariantTimes([Vec<f64>; 2]);
 
-impl Turns {
-    fn of<S: Subject>(subject: &S, mut variants: [&mut S::Ready; 2], times: u32, turns: usize) -> Result<Self> {
+impl VariantTimes {
+    fn of<S: Subject>(subject: &S, mut variants: [&mut S::Prepared; 2], times: u32, turns: usize) -> Result<Self> {
         let mut found = [Vec::new(), Vec::new()];
         for turn in 0..turns {
             for (found, variant) in found.iter_mut().zip(&mut variants) {
@@ -164,14 +168,15 @@ impl Turns {
             }
         }
         found.iter_mut().for_each(|f| f.sort_by(f64::total_cmp));
-        Ok(Turns(found))
+        Ok(VariantTimes(found))
     }
 
     fn medians(&self) -> [f64; 2] {
         self.0.each_ref().map(|times| times[times.len() / 2])
     }
 
-    /// Whether three quarters of the other variant's times are below three quarters of the default one's.
+    /// Returns `true` if the upper quartile of the other variant's times is below the lower quartile of the default
+    /// variant's.
     fn are_apart(&self) -> bool {
         let [usual, other] = &self.0;
         other[3 * (other.len() - 1) / 4] < usual[usual.len() / 4]
@@ -186,12 +191,12 @@ mod tests {
 
     use super::*;
 
-    /// Variants with times that are told, not measured.
-    struct Told {
+    /// Variants with predefined times.
+    struct PredefinedTimes {
         variants: Vec<String>,
-        /// Seconds of each variant, one after the other, again and again.
+        /// Seconds of the turns of each variant, used cyclically.
         times: Vec<Vec<f64>>,
-        /// How often each was timed.
+        /// Number of times that each variant was timed.
         turns: RefCell<Vec<usize>>,
         over: bool,
     }
@@ -199,8 +204,8 @@ mod tests {
     const BROKEN: &str = "broken";
     const WRONG: &str = "wrong";
 
-    fn told(variants: &[(&str, &[f64])]) -> Told {
-        Told {
+    fn told(variants: &[(&str, &[f64])]) -> PredefinedTimes {
+        PredefinedTimes {
             variants: variants.iter().map(|(name, _)| (*name).to_owned()).collect(),
             times: variants.iter().map(|(_, times)| times.to_vec()).collect(),
             turns: RefCell::new(vec![0; variants.len()]),
@@ -208,8 +213,8 @@ mod tests {
         }
     }
 
-    impl Subject for Told {
-        type Ready = usize;
+    impl Subject for PredefinedTimes {
+        type Prepared = usize;
 
         fn variants(&self) -> &[String] {
             &self.variants
@@ -234,7 +239,7 @@ mod tests {
             Ok(self.times[*ready][*turn % self.times[*ready].len()])
         }
 
-        fn warm_up(&self, _: &mut Self::Ready) -> Result<()> {
+        fn warm_up(&self, _: &mut Self::Prepared) -> Result<()> {
             Ok(())
         }
 

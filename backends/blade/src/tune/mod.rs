@@ -1,10 +1,11 @@
-//! Choosing variants of calls by measuring them.
+//! Selection of kernel variants by measurement.
 //!
-//! Commonly limits in the program choose (`kernels/variants.rs`). [`Tune::tune`](meganeura_core::backend::Tune::tune) has all
-//! variants of the calls of some plans take turns on the device at hand ([`comparison`]), after each was compared with the usual
-//! one ([`trial`]), and keeps what was found in a file ([`store`]). A device reads that file when it is opened, and its plans
-//! get the variants that were measured to be faster, once each was compared for the call at hand ([`validate`]). What is wrong, or
-//! the driver no longer takes, is dropped, and the default variant is used.
+//! By default, limits in the program select variants (`shaders/src/variants.rs`).
+//! [`Tune::tune`](meganeura_core::backend::Tune::tune) runs all variants of the calls of some plans in turns on the
+//! device ([`comparison`]), after comparing the results of each with the default one ([`trial`]), and stores the
+//! winners in a file ([`store`]). A device reads that file when it is opened. Its plans use the stored variants, after
+//! comparing each once with the default one for the actual call ([`validate`]). If a variant is wrong, or the driver no
+//! longer accepts it, it is removed and the default variant is used.
 
 mod comparison;
 mod operands;
@@ -30,18 +31,18 @@ use meganeura_core::{Error, Result};
 use crate::gpu::NAME;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::{Class, ScheduleChooser};
-use store::Stored;
+use store::DeviceMeasurements;
 pub(crate) use store::{Entry, Key};
 
-/// The setting that says whether stored variants are used.
+/// Name of the setting that enables stored variants.
 pub(crate) const TUNE: &str = "tune";
-/// The setting that names the folder that they are stored in.
+/// Name of the setting for the folder of stored variants.
 pub(crate) const FOLDER: &str = "tune_folder";
 
-/// The folder of stored variants, unless they are not to be used.
+/// Returns the folder of stored variants, unless they are disabled.
 ///
 /// # Errors
-/// A setting that is none.
+/// An invalid setting.
 pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
     if config.backend_choice(NAME, TUNE, ["stored", "off"])? == "off" {
         return Ok(None);
@@ -50,16 +51,16 @@ pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
     Ok(folder.or_else(|| Some(files::cache_folder()?.join("tuned"))))
 }
 
-/// What a device knows of variants that were measured on it.
+/// The measured variants of a device.
 pub(crate) struct Tuning {
-    /// Where it is stored; `None` where nothing is.
+    /// File of stored variants; `None` if nothing is stored.
     path: Option<PathBuf>,
     key: Key,
-    stored: Mutex<Stored>,
+    stored: Mutex<DeviceMeasurements>,
 }
 
 impl Tuning {
-    /// A device of which nothing is known, and nothing will be stored.
+    /// Creates the tuning of a device without measurements and storage.
     pub(crate) fn none() -> Self {
         Tuning {
             path: None,
@@ -68,17 +69,18 @@ impl Tuning {
         }
     }
 
-    /// What is stored in a folder for a device. What cannot be used is passed over with a warning.
+    /// Reads the stored variants of a device from a folder. An unusable file is ignored with a
+    /// warning.
     pub(crate) fn open(folder: Option<&Path>, key: Key) -> Self {
         let path = folder.map(|folder| folder.join(key.file_name()));
         let read = path
             .as_deref()
-            .map_or_else(|| Ok(None), |path| Stored::read(path, &key));
+            .map_or_else(|| Ok(None), |path| DeviceMeasurements::read(path, &key));
         let stored = match read {
             Ok(stored) => stored.unwrap_or_default(),
             Err(why) => {
                 warn_once(&why);
-                Stored::default()
+                DeviceMeasurements::default()
             }
         };
         let tuning = Tuning {
@@ -88,39 +90,40 @@ impl Tuning {
         };
         let unknown = tuning.lock().unknown();
         for (class, variant) in unknown {
-            tuning.drop_schedule(&class, &variant, "there is no such variant in this version");
+            tuning.drop_schedule(&class, &variant, "this version has no such variant");
         }
         tuning
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Stored> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DeviceMeasurements> {
         // A panic cannot leave the list half changed.
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells its variants from others; `None` where all are the default ones.
+    /// Returns an identifier of the stored variants, or `None` if all calls use the default ones.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         let stored = self.lock();
         let variants: BTreeSet<String> = stored
             .winners()
             .map(|(class, variant)| format!("{class}: {variant}\n"))
             .collect();
-        match variants.is_empty() {
-            true => None,
-            false => Some(sha256(variants.iter().map(|variant| variant.as_bytes()))[..16].to_owned()),
+        if variants.is_empty() {
+            None
+        } else {
+            Some(sha256(variants.iter().map(|variant| variant.as_bytes()))[..16].to_owned())
         }
     }
 
-    /// The variants for the calls of plans of a precision; `None` where all are the default ones.
-    pub(crate) fn choices(&self, precision: Precision) -> Option<Chosen<'_>> {
+    /// Returns the stored variants for plans with this precision, or `None` if all calls use the default ones.
+    pub(crate) fn choices(&self, precision: Precision) -> Option<StoredChoices<'_>> {
         let any = self.lock().winners().next().is_some();
-        any.then_some(Chosen {
+        any.then_some(StoredChoices {
             tuning: self,
             precision,
         })
     }
 
-    /// Does no longer use the variant of a class, and takes it out of the file.
+    /// Stops using the variant of a class, and removes it from the file.
     pub(crate) fn refuse(&self, class: &Class, why: &Error) {
         let variant = self.lock().winner(&class.name).map(str::to_owned);
         if let Some(variant) = variant {
@@ -130,8 +133,8 @@ impl Tuning {
 
     fn drop_schedule(&self, class: &str, variant: &str, why: &str) {
         warn_once(&format!(
-            "{}: the stored variant '{variant}' for {class} is not used any more: {why}; the default one is used instead, \
-             `meganeura tune` finds the best again",
+            "{}: the stored variant '{variant}' for {class} is no longer used: {why}; the default variant is used \
+             until `meganeura tune` runs again",
             self.key.device
         ));
         self.lock().entries.remove(class);
@@ -142,16 +145,17 @@ impl Tuning {
         });
     }
 
-    /// Whether the stored variant of a class was compared with the default one for a call with these kernels.
+    /// Returns `true` if the stored variant of a class was compared with the default one for a call
+    /// with these kernels.
     pub(crate) fn is_qualified(&self, class: &Class, kernels: &str) -> bool {
         let stored = self.lock();
         let entry = stored.entries.get(&class.name);
         entry.is_some_and(|entry| entry.qualified.contains(kernels))
     }
 
-    /// Remembers that it was, and right.
+    /// Records that the stored variant of a class is correct for a call with these kernels.
     pub(crate) fn qualified(&self, class: &Class, kernels: &str) {
-        let add = |stored: &mut Stored, variant: Option<&str>| {
+        let add = |stored: &mut DeviceMeasurements, variant: Option<&str>| {
             let entry = stored.entries.get_mut(&class.name);
             if let Some(entry) = entry.filter(|entry| variant.is_none() || entry.winner.as_deref() == variant) {
                 entry.qualified.insert(kernels.to_owned());
@@ -162,10 +166,11 @@ impl Tuning {
         self.change_file(|stored| add(stored, variant.as_deref()));
     }
 
-    /// Changes the file, which another process may have written meanwhile. Where it cannot be written, it stays as it is.
-    fn change_file(&self, change: impl FnOnce(&mut Stored)) {
+    /// Applies a change to the file, which another process may have written meanwhile. If writing fails, the file is
+    /// unchanged.
+    fn change_file(&self, change: impl FnOnce(&mut DeviceMeasurements)) {
         let Some(path) = &self.path else { return };
-        let Ok(Some(there)) = Stored::read(path, &self.key) else {
+        let Ok(Some(there)) = DeviceMeasurements::read(path, &self.key) else {
             return;
         };
         let mut changed = there.clone();
@@ -173,18 +178,21 @@ impl Tuning {
         if changed != there
             && let Err(error) = changed.write(path, &self.key)
         {
-            log::debug!("the file of tuned kernels stays as it is: {error}");
+            log::debug!("the file of tuned kernels is not updated: {error}");
         }
     }
 
-    /// Keeps what was measured, from now on and in the file.
+    /// Stores a measurement in this process and in the file.
     ///
     /// # Errors
     /// The file, or its folder, cannot be written; or there is none.
     pub(crate) fn keep(&self, class: &str, entry: Entry) -> Result<()> {
         let path = self.file()?;
-        // Another process may have measured others meanwhile.
-        let mut there = Stored::read(path, &self.key).ok().flatten().unwrap_or_default();
+        // Another process may have measured other classes meanwhile.
+        let mut there = DeviceMeasurements::read(path, &self.key)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         there.entries.insert(class.to_owned(), entry);
         there.at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         there.write(path, &self.key)?;
@@ -192,13 +200,13 @@ impl Tuning {
         Ok(())
     }
 
-    /// Forgets all that was measured. Returns whether there was a file.
+    /// Deletes all measurements. Returns `true` if there was a file.
     ///
     /// # Errors
     /// It cannot be deleted.
     pub(crate) fn forget(&self) -> Result<bool> {
         let path = self.file()?;
-        *self.lock() = Stored::default();
+        *self.lock() = DeviceMeasurements::default();
         match std::fs::remove_file(path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -210,14 +218,14 @@ impl Tuning {
         }
     }
 
-    /// The file that it is stored in.
+    /// Returns the path of the file of stored variants.
     ///
     /// # Errors
-    /// There is none, by the settings or because no folder is known.
+    /// There is none, because of the settings or because no folder is available.
     pub(crate) fn file(&self) -> Result<&Path> {
         self.path.as_deref().ok_or_else(|| {
             Error::misuse(
-                "what is measured would not be stored or used",
+                "results of tuning would be neither stored nor used",
                 format!(
                     "let backend.{NAME}.{TUNE} be 'stored', and set backend.{NAME}.{FOLDER} where neither HOME nor \
                      XDG_CACHE_HOME is set"
@@ -227,13 +235,13 @@ impl Tuning {
     }
 }
 
-/// What is stored for a device, in words.
+/// Describes the stored variants of a device.
 pub(crate) fn describe(folder: Option<&Path>, key: &Key) -> String {
     let Some(folder) = folder else {
         return "not used".into();
     };
     let path = folder.join(key.file_name());
-    match Stored::read(&path, key) {
+    match DeviceMeasurements::read(&path, key) {
         Ok(None) => "none; `meganeura tune` measures".into(),
         Ok(Some(stored)) => format!(
             "{} of {} classes have another schedule than the default one, of {}, in {}",
@@ -246,13 +254,13 @@ pub(crate) fn describe(folder: Option<&Path>, key: &Key) -> String {
     }
 }
 
-/// Variants for the calls of a plan, as they are stored.
-pub(crate) struct Chosen<'a> {
+/// The stored variants for the calls of a plan.
+pub(crate) struct StoredChoices<'a> {
     tuning: &'a Tuning,
     precision: Precision,
 }
 
-impl ScheduleChooser for Chosen<'_> {
+impl ScheduleChooser for StoredChoices<'_> {
     fn precision(&self) -> Precision {
         self.precision
     }
@@ -262,15 +270,16 @@ impl ScheduleChooser for Chosen<'_> {
     }
 
     fn missing(&self, class: &Class, schedule: &Schedule) {
-        // Another number of rows of the class may have fewer variants, as may a call computed in place.
+        // Another number of rows of the class may have fewer variants, as may a call that is
+        // computed in place.
         log::info!(
-            "{}: there is no schedule '{schedule}' for this call of {class}; the default one is used",
+            "{}: no schedule '{schedule}' for this call of {class}; the default schedule is used",
             self.tuning.key.device
         );
     }
 }
 
-/// Warns, unless it was said before: devices are opened and plans made again and again.
+/// Writes a warning only once per text, because devices are opened and plans compiled repeatedly.
 fn warn_once(text: &str) {
     static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Operands and results of the calls of a trial, as a model has them.
+//! Operands and results of the calls of a trial, with the same properties as in a model.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -10,41 +10,43 @@ use meganeura_core::{DType, Result};
 
 use crate::executable::BladeExecutable;
 
-/// Most indices that are spread evenly.
+/// Maximum number of indices that count as few, and are therefore spread evenly.
 const FEW_INDICES: usize = 16;
 
-/// How a model has an operand of a call.
+/// The properties of an operand in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
-    /// Tensors of this size that a step goes through before it comes to the same one again. Of what calls compute for each
-    /// other it is one: that is written shortly before it is read, and may be in a cache.
+pub(super) struct OperandProperties {
+    /// Number of tensors of this size that a step reads before it reads the same one again. It is 1 for results of
+    /// other calls, because they are written shortly before they are read and may be in a cache.
     pub(super) copies: usize,
-    /// Whether it is in `f16` in memory if the kernel rounds it to that in any case.
+    /// `true` if the operand is stored in `f16`, provided that the kernel rounds it to `f16` anyway.
     pub(super) f16_storage: bool,
 }
 
-impl Held {
-    /// A tensor of the type that it has.
-    pub(super) const ONE: Held = Held {
+impl OperandProperties {
+    /// Properties of a single tensor that is stored in its declared type.
+    pub(super) const ONE: OperandProperties = OperandProperties {
         copies: 1,
         f16_storage: false,
     };
 }
 
-/// How a model has the operands and results of a call.
+/// The properties of all operands and results of a call in a model.
 pub(super) struct Operands {
-    pub(super) held: Vec<Held>,
-    /// Whether each result is in `f16` in memory.
+    pub(super) held: Vec<OperandProperties>,
+    /// `true` for each result that is stored in `f16`.
     pub(super) f16_results: Vec<bool>,
 }
 
 impl Operands {
-    /// As a plan has those of a call, whose persistent data this is, and which has those buffers in `f16`.
+    /// Returns the properties of a call of a plan. The arguments are the plan's persistent data, and its buffers in
+    /// `f16`.
     pub(super) fn of(dispatch: &Dispatch, persistent: &Persistent, f16_storage: &HashSet<BufferRef>) -> Self {
-        let held = dispatch.inputs.iter().map(|operand| Held {
-            copies: match persistent.buffers.contains(&operand.buffer) {
-                true => (persistent.bytes / operand.ty.bytes().max(1)).max(1),
-                false => 1,
+        let held = dispatch.inputs.iter().map(|operand| OperandProperties {
+            copies: if persistent.buffers.contains(&operand.buffer) {
+                (persistent.bytes / operand.ty.bytes().max(1)).max(1)
+            } else {
+                1
             },
             f16_storage: f16_storage.contains(&operand.buffer),
         });
@@ -58,16 +60,16 @@ impl Operands {
         }
     }
 
-    /// One tensor of the type that it has for each.
+    /// Returns properties for which each operand is a single tensor in its declared type.
     pub(super) fn plain(dispatch: &Dispatch) -> Self {
         Operands {
-            held: vec![Held::ONE; dispatch.inputs.len()],
+            held: vec![OperandProperties::ONE; dispatch.inputs.len()],
             f16_results: vec![false; dispatch.outputs.len()],
         }
     }
 }
 
-/// Parameters and states of a plan.
+/// The parameters and states of a plan.
 pub(super) struct Persistent {
     buffers: HashSet<BufferRef>,
     bytes: usize,
@@ -81,38 +83,44 @@ impl Persistent {
     }
 }
 
-/// An input of a trial.
+/// The data of one input of a trial.
 pub(super) struct Datum {
     pub(super) buffer: BufferRef,
-    /// Its elements, shared by those that have the same.
+    /// Its elements, shared between inputs with equal contents.
     pub(super) contents: Rc<Contents>,
-    /// Whether it may be in `f16` though its type is `f32`.
+    /// `true` if the input may be stored in `f16` although its type is `f32`.
     pub(super) f16_storage: bool,
 }
 
-/// Elements of an input.
+/// The elements of an input.
 pub(super) struct Contents {
     pub(super) bytes: Vec<u8>,
-    /// Elements of `f32` in `f16`; else nothing.
+    /// Elements converted from `f32` to `f16`; empty for other types.
     pub(super) halves: Vec<u8>,
 }
 
-/// The name of a call's operand.
+/// Returns the name of the graph input for an operand of a call.
 pub(super) fn name(call: usize, operand: usize) -> String {
     format!("x{call}.{operand}")
 }
 
-/// What the operands of all calls are filled with: quarters from -1 to 1, which are exact in half precision, and whose
-/// products are sums without rounding; indices within their bounds, other integers of any bits. A few indices, such as the
-/// places of sequences in a cache, are spread evenly: they decide how much there is to do.
-pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], calls: usize) -> Vec<Datum> {
+/// Returns the contents of the operands of all calls. Floats are quarters from -1 to 1: they are exact in half
+/// precision, and sums of their products need no rounding. Indices are within their bounds; other integers have random
+/// bits. A few indices, such as the positions of sequences in a cache, are spread evenly, because they determine the
+/// amount of work.
+pub(super) fn data_of(
+    dispatch: &Dispatch,
+    plan: &ExecutionPlan,
+    held: &[OperandProperties],
+    calls: usize,
+) -> Vec<Datum> {
     let mut rng = SplitMix64::new(41);
     let indices = dispatch.index_operand();
     let mut all = Vec::new();
     for (i, operand) in dispatch.inputs.iter().enumerate() {
         let bound = indices.filter(|(index, _)| *index == i).map(|(_, bound)| bound);
         let count = operand.ty.numel();
-        let held = held.get(i).copied().unwrap_or(Held::ONE);
+        let held = held.get(i).copied().unwrap_or(OperandProperties::ONE);
         let f16_storage = held.f16_storage && operand.ty.dtype == DType::F32;
         let (mut bytes, mut halves) = (Vec::new(), Vec::new());
         for at in 0..count {
@@ -145,13 +153,14 @@ pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], 
     all
 }
 
-/// An executable that has some results in `f16` where its plan has `f32`, as if they were in `f32`.
-pub(super) struct Widened<'a> {
+/// An executable with some results stored in `f16` that its plan declares as `f32`; reads convert
+/// them.
+pub(super) struct WidenedExecutable<'a> {
     pub(super) executable: &'a mut BladeExecutable,
     pub(super) f16_storage: &'a HashSet<BufferRef>,
 }
 
-impl Executable for Widened<'_> {
+impl Executable for WidenedExecutable<'_> {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         if !self.f16_storage.contains(&buffer) {
             return self.executable.write(buffer, offset, bytes);
@@ -184,7 +193,7 @@ impl Executable for Widened<'_> {
     }
 }
 
-/// So many quarters as they are stored.
+/// Returns `count` quarters in their storage format.
 fn quarters(dtype: DType, count: i32) -> Vec<u8> {
     let value = 0.25 * count as f32;
     match dtype {
@@ -222,12 +231,15 @@ mod tests {
         );
         let of = |number: usize| Operands::of(&plan.dispatches[number], &persistent, &f16_storage);
         let held = |number: usize| of(number).held;
-        // Twice 2,048 bytes and 64.
-        let weights = Held { copies: 2, ..Held::ONE };
-        assert_eq!(held(0), [Held::ONE, weights]);
-        let computed = Held {
+        // Twice 2,048 bytes, and 64 bytes.
+        let weights = OperandProperties {
+            copies: 2,
+            ..OperandProperties::ONE
+        };
+        assert_eq!(held(0), [OperandProperties::ONE, weights]);
+        let computed = OperandProperties {
             f16_storage: true,
-            ..Held::ONE
+            ..OperandProperties::ONE
         };
         assert_eq!(held(1), [computed, weights]);
         assert_eq!(held(2)[1].copies, 4160 / 64);

@@ -1,42 +1,42 @@
-//! The file of variants that were measured on a device.
+//! The file that stores the measured variants of a device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use meganeura_core::files::{self, Sealed, seal, sha256, unseal};
+use meganeura_core::files::{self, SealLine, seal, sha256, unseal};
 use meganeura_core::{Error, Result};
 use ron::ser::PrettyConfig;
 use serde::{Deserialize, Serialize};
 
 use meganeura_shaders::Schedule;
 
-/// First words of every file.
+/// First words of every file, before the version.
 const MAGIC: &str = "// meganeura tuned kernels, format ";
-/// Version of the format.
+/// Version of the file format.
 const VERSION: u32 = 3;
-/// Most bytes of a file.
+/// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 1 << 24;
-/// Most letters of a device's name in the name of its file.
+/// Maximum number of letters of the device's name in the file name.
 const MAX_LETTERS: usize = 40;
 
-/// What measurements hold for.
+/// The conditions under which measurements are valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
     /// Name of the device.
     pub(crate) device: String,
-    /// Its driver, with the version.
+    /// Name and version of the driver.
     pub(crate) driver: String,
-    /// Version of the backend.
+    /// Version of this crate.
     pub(crate) backend: String,
-    /// Settings that decide which variants there are.
+    /// Settings that determine the available variants.
     pub(crate) settings: String,
 }
 
 impl Key {
-    /// The name of the file of a device with these settings. Its driver and the backend are replaced now and then, which
-    /// makes the file stale.
+    /// Returns the file name for the device and settings of the key. It does not contain the driver and the backend:
+    /// when they change, the file becomes stale and is replaced.
     pub(crate) fn file_name(&self) -> String {
         let letter = |c: char| {
             if c.is_ascii_alphanumeric() {
@@ -50,7 +50,7 @@ impl Key {
         format!("blade-{name}-{}.ron", &hash[..8])
     }
 
-    /// What is different in the key of a file.
+    /// Describes the difference between this key and that of a file, if there is any.
     fn difference(&self, file: &Key) -> Option<String> {
         let parts = [
             ("device", &file.device, &self.device),
@@ -59,32 +59,32 @@ impl Key {
             ("settings", &file.settings, &self.settings),
         ];
         let other = parts.into_iter().find(|(_, theirs, ours)| theirs != ours);
-        other.map(|(what, theirs, ours)| format!("another {what} ('{theirs}', now '{ours}')"))
+        other.map(|(what, theirs, ours)| format!("a different {what} ('{theirs}', now '{ours}')"))
     }
 }
 
-/// What was measured for a class of calls.
+/// The measurement of a class of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
     /// Sizes of the call that was measured, in the order of the class's name.
     pub(crate) sizes: Vec<usize>,
-    /// The default variant then.
+    /// Name of the default variant at the time of the measurement.
     pub(crate) usual: String,
-    /// The variant that was faster, if one was.
+    /// Name of the variant that was faster, if there was one.
     pub(crate) winner: Option<String>,
-    /// The default variant's time by that of the winner; 1 without one.
+    /// Speedup: time of the default variant divided by that of the winner; 1 without a winner.
     pub(crate) gain: f64,
     /// Hashes of the kernels of calls for which the winner was compared with the default variant.
     pub(crate) qualified: BTreeSet<String>,
 }
 
-/// All that was measured on a device.
+/// All measurements on a device, as stored in its file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Stored {
-    /// Seconds since 1970 when it was measured last.
+pub(crate) struct DeviceMeasurements {
+    /// Time of the last measurement, in seconds since 1970.
     pub(crate) at: u64,
-    /// By the names of classes.
+    /// Measurements by the name of the class.
     pub(crate) entries: BTreeMap<String, Entry>,
 }
 
@@ -96,11 +96,11 @@ struct Contents {
     entries: BTreeMap<String, Entry>,
 }
 
-impl Stored {
-    /// Reads a file. `None` where there is none.
+impl DeviceMeasurements {
+    /// Reads a file. Returns `None` if there is none.
     ///
     /// # Errors
-    /// Why what is there cannot be used, with what to do.
+    /// The reason why the file cannot be used, with a remedy.
     pub(super) fn read(path: &Path, key: &Key) -> std::result::Result<Option<Self>, String> {
         let unusable = |why: &str| {
             format!(
@@ -114,45 +114,42 @@ impl Stored {
             Err(error) => return Err(unusable(&format!("cannot be read ({error})"))),
         };
         let mut text = String::new();
-        // A device has no size, but an end comes after this many bytes.
+        // A device file has no size, so limit the bytes that are read.
         if let Err(error) = file.take(MAX_BYTES).read_to_string(&mut text) {
             return Err(unusable(&format!("cannot be read ({error})")));
         }
         let body = match unseal(MAGIC, VERSION, &text) {
-            Sealed::Whole(body) => body,
-            Sealed::Foreign => return Err(unusable("is no file of tuned kernels")),
-            Sealed::Damaged => {
-                return Err(unusable(
-                    "is damaged: its contents do not have its checksum, or were edited",
-                ));
+            SealLine::Whole(body) => body,
+            SealLine::Foreign => return Err(unusable("is not a file of tuned kernels")),
+            SealLine::Damaged => {
+                return Err(unusable("is damaged or was edited: its checksum does not match"));
             }
-            Sealed::OtherVersion(other) => {
+            SealLine::OtherVersion(other) => {
                 return Err(unusable(&format!(
                     "has format version {other}, this program reads {VERSION}"
                 )));
             }
         };
-        let contents: Contents =
-            ron::from_str(body).map_err(|e| unusable(&format!("does not hold what it should: {e}")))?;
+        let contents: Contents = ron::from_str(body).map_err(|e| unusable(&format!("has unexpected contents: {e}")))?;
         match key.difference(&contents.key) {
             Some(other) => Err(unusable(&format!("is for {other}"))),
-            None => Ok(Some(Stored {
+            None => Ok(Some(DeviceMeasurements {
                 at: contents.at,
                 entries: contents.entries,
             })),
         }
     }
 
-    /// Writes a file, and makes its folder.
+    /// Writes a file, and creates its folder.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be written; an earlier one is as it was.
+    /// [`Error::File`] when it cannot be written; an earlier file is then unchanged.
     pub(super) fn write(&self, path: &Path, key: &Key) -> Result<()> {
         let folder = files::folder_of(path);
         fs::create_dir_all(&folder).map_err(|error| {
             Error::file(
                 &folder,
-                format!("cannot be made: {error}"),
+                format!("cannot be created: {error}"),
                 "check who may write there, or set backend.blade.tune_folder",
             )
         })?;
@@ -168,18 +165,18 @@ impl Stored {
         files::write_atomically(path, |w| w.write_all(text.as_bytes()))
     }
 
-    /// The variant for a class, if it is not the default one.
+    /// Returns the stored variant for a class, if it differs from the default one.
     pub(super) fn winner(&self, class: &str) -> Option<&str> {
         self.entries.get(class)?.winner.as_deref()
     }
 
-    /// Classes with another schedule than the default one.
+    /// Iterates over the classes whose stored variant differs from the default one.
     pub(super) fn winners(&self) -> impl Iterator<Item = (&str, &str)> {
         let entries = self.entries.iter();
         entries.filter_map(|(class, entry)| Some((class.as_str(), entry.winner.as_deref()?)))
     }
 
-    /// Those whose variants this version does not have.
+    /// Returns the class and the variant of each entry whose variant does not exist in this version.
     pub(super) fn unknown(&self) -> Vec<(String, String)> {
         let unknown = self
             .winners()
@@ -189,22 +186,22 @@ impl Stored {
             .collect()
     }
 
-    /// The day on which it was measured last, in UTC.
+    /// Returns the date of the last measurement, in UTC.
     pub(super) fn date(&self) -> String {
         let [year, month, day] = date_of((self.at / 86_400) as i64);
         format!("{year:04}-{month:02}-{day:02}")
     }
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar. Source: H. Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
+/// Returns the year, month and day of a number of days since 1970, in the Gregorian calendar.
+/// Source: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
 fn date_of(days: i64) -> [i64; 3] {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
     let of_era = days.rem_euclid(146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
-    // Months from March on.
+    // Months counted from March.
     let month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
@@ -224,7 +221,7 @@ mod tests {
         }
     }
 
-    fn stored() -> Stored {
+    fn stored() -> DeviceMeasurements {
         let entry = |winner: Option<&str>| Entry {
             sizes: vec![1, 64, 768, 768],
             usual: "matmul_tiled.v2 each=8 split_k=1".into(),
@@ -232,7 +229,7 @@ mod tests {
             gain: 1.25,
             qualified: ["5c1f".to_owned()].into(),
         };
-        Stored {
+        DeviceMeasurements {
             at: 1_795_000_000,
             entries: [
                 ("a".to_owned(), entry(Some("matmul_tiled.v2 each=4 split_k=1"))),
@@ -247,9 +244,11 @@ mod tests {
     fn what_is_written_is_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("new/deep").join(key().file_name());
-        assert_eq!(Stored::read(&path, &key()), Ok(None));
+        assert_eq!(DeviceMeasurements::read(&path, &key()), Ok(None));
         stored().write(&path, &key()).expect("writes");
-        let read = Stored::read(&path, &key()).expect("reads").expect("is there");
+        let read = DeviceMeasurements::read(&path, &key())
+            .expect("reads")
+            .expect("is there");
         assert_eq!(read, stored());
         assert_eq!(read.winner("a"), Some("matmul_tiled.v2 each=4 split_k=1"));
         assert_eq!((read.winner("b"), read.winner("z")), (None, None));
@@ -265,26 +264,29 @@ mod tests {
         let path = folder.path().join(key().file_name());
         stored().write(&path, &key()).expect("writes");
         let whole = fs::read_to_string(&path).expect("it is there");
-        let read = |key: &Key| Stored::read(&path, key).expect_err("it is not for this");
+        let read = |key: &Key| DeviceMeasurements::read(&path, key).expect_err("it is not for this");
         let driver = Key {
             driver: "driver 2".into(),
             ..key()
         };
         let why = read(&driver);
-        assert!(why.contains("another driver ('driver 1.2', now 'driver 2')"), "{why}");
+        assert!(
+            why.contains("a different driver ('driver 1.2', now 'driver 2')"),
+            "{why}"
+        );
         assert!(why.contains("meganeura tune --forget"), "{why}");
         let backend = Key {
             backend: "0.2.0".into(),
             ..key()
         };
-        assert!(read(&backend).contains("another version of the backend"));
+        assert!(read(&backend).contains("a different version of the backend"));
         for (text, expected) in [
             (whole.replace("1.25", "9.99"), "is damaged"),
             (whole[..whole.len() / 2].to_owned(), "is damaged"),
             (String::new(), "is damaged"),
-            ("something else\n".to_owned(), "is no file of tuned kernels"),
+            ("something else\n".to_owned(), "is not a file of tuned kernels"),
             (whole.replace("format 3", "format 77"), "has format version 77"),
-            (seal(MAGIC, VERSION, "(key: 3)"), "does not hold what it should"),
+            (seal(MAGIC, VERSION, "(key: 3)"), "has unexpected contents"),
         ] {
             fs::write(&path, &text).expect("writes");
             let why = read(&key());
@@ -292,7 +294,7 @@ mod tests {
         }
         fs::write(&path, [0xff, 0xfe]).expect("writes");
         assert!(read(&key()).contains("cannot be read"));
-        // A folder in its place.
+        // A folder instead of the file.
         fs::remove_file(&path).expect("it is there");
         fs::create_dir(&path).expect("makes");
         assert!(read(&key()).contains("cannot be read"));

@@ -1,4 +1,4 @@
-//! Variants on a device: each is right, what is stored is used, and what cannot be used harms nothing.
+//! Tests of variants on a device: each variant is correct, stored variants are used, and unusable ones are harmless.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,17 +13,16 @@ use meganeura_core::{DType, ExecutionPlan, NodeId, Result};
 
 use super::comparison::{Subject, comparison};
 use super::trial::Trial;
-use super::tuner::Found;
+use super::tuner::CallClass;
 use super::validate::{Difference, validate_by};
 use super::{Entry, Tuning};
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use meganeura_core::backend::{Tune, TuneOptions};
-use meganeura_shaders::host::{Draft, F16Storage, With, run_once};
+use meganeura_shaders::host::{F16Storage, KernelOptions, LaunchPlan, run_once};
 
-/// The first usable device, with what is stored in a folder; none where there is no device, which the integration tests
-/// say.
+/// Opens the first usable device with the stored variants in a folder. Returns `None` without a device.
 pub(super) fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
     let text = format!("[backend.blade]\ntune_folder = '{}'", folder.display());
     let config: Config = toml::from_str(&text).expect("a configuration");
@@ -32,7 +31,7 @@ pub(super) fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
     Some(BladeBackend.open_device(usable.index, &config).expect("it opens"))
 }
 
-/// Words of the fact that listings tell of stored variants.
+/// Returns the text about stored variants in the device listing.
 fn fact(folder: &Path, more: &str) -> String {
     let text = format!("[backend.blade]\ntune_folder = '{}'\n{more}", folder.display());
     let config: Config = toml::from_str(&text).expect("a configuration");
@@ -49,7 +48,7 @@ fn plan(device: &BladeDevice, build: impl FnOnce(&mut Graph) -> NodeId) -> Execu
     compile_for(&graph, device).expect("a plan")
 }
 
-/// A product large enough for tiles.
+/// Returns the plan of a matmul that is large enough for tiles.
 fn product(device: &BladeDevice) -> ExecutionPlan {
     plan(device, |g| {
         let (a, b) = (g.input("a", &[70, 90]), g.input("b", &[90, 50]));
@@ -61,7 +60,7 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> {
+pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a CallClass) -> Trial<'a> {
     let trial = Trial::new(
         device.handle(),
         &found.dispatch,
@@ -73,8 +72,8 @@ pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> 
     trial.expect("the call stands alone")
 }
 
-/// Every variant of a class gives what the default one does.
-pub(super) fn check_ways(device: &BladeDevice, found: &Found) {
+/// Checks that every variant of a class gives the same results as the default one.
+pub(super) fn check_ways(device: &BladeDevice, found: &CallClass) {
     let trial = trial(device, found);
     let mut usual = trial.prepare(&found.variants[0]).expect("the default variant");
     for variant in &found.variants[1..] {
@@ -86,21 +85,21 @@ pub(super) fn check_ways(device: &BladeDevice, found: &Found) {
     }
 }
 
-/// The only class of a plan.
-fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> Found {
+/// Returns the only class of a plan.
+fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> CallClass {
     let mut classes = device.classes(std::slice::from_ref(plan)).expect("it has kernels");
     assert_eq!(classes.len(), 1);
     classes.remove(0)
 }
 
-/// Drivers without halves in shaders are left alone; those with cooperative matrices have them, and run this too.
+/// Results in `f16` are compared by their values. Skipped on drivers without `f16` in shaders.
 #[test]
 fn results_in_halves_are_compared_by_their_values() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(device) = device(folder.path()) else { return };
     let plan = product(&device);
     let mut found = only_class(&device, &plan);
-    let output = |found: &Found| {
+    let output = |found: &CallClass| {
         let trial = trial(&device, found);
         let mut executable = trial.executable(&found.variants[0])?;
         let mut spoiled = trial.executable(&found.variants[0])?;
@@ -135,21 +134,21 @@ fn code_of_their_own_changes_no_results() {
     assert_eq!(difference.expect("it runs"), None);
 }
 
-/// A trial with times that are told, and a variant that computes something else.
-struct Planted<'a> {
+/// A trial with predefined times and one variant with wrong results.
+struct PredefinedTrial<'a> {
     trial: Trial<'a>,
     wrong: &'a str,
     fast: &'a str,
 }
 
-impl Subject for Planted<'_> {
-    type Ready = (String, BladeExecutable);
+impl Subject for PredefinedTrial<'_> {
+    type Prepared = (String, BladeExecutable);
 
     fn variants(&self) -> &[String] {
         self.trial.variants()
     }
 
-    fn prepare(&self, variant: &str) -> Result<Self::Ready> {
+    fn prepare(&self, variant: &str) -> Result<Self::Prepared> {
         let mut executable = self.trial.executable(variant)?;
         if variant == self.wrong {
             self.trial.spoil(&mut executable)?;
@@ -157,11 +156,11 @@ impl Subject for Planted<'_> {
         Ok((variant.to_owned(), executable))
     }
 
-    fn difference(&self, usual: &mut Self::Ready, other: &mut Self::Ready) -> Result<Option<String>> {
+    fn difference(&self, usual: &mut Self::Prepared, other: &mut Self::Prepared) -> Result<Option<String>> {
         self.trial.difference(&mut usual.1, &mut other.1)
     }
 
-    fn time(&self, (variant, _): &mut Self::Ready, _: u32) -> Result<f64> {
+    fn time(&self, (variant, _): &mut Self::Prepared, _: u32) -> Result<f64> {
         Ok(match variant {
             variant if variant == self.fast => 0.5,
             variant if variant == self.wrong => 0.1,
@@ -169,7 +168,7 @@ impl Subject for Planted<'_> {
         })
     }
 
-    fn warm_up(&self, ready: &mut Self::Ready) -> Result<()> {
+    fn warm_up(&self, ready: &mut Self::Prepared) -> Result<()> {
         self.trial.warm_up(&mut ready.1)
     }
 
@@ -178,7 +177,7 @@ impl Subject for Planted<'_> {
     }
 }
 
-/// What a device gives for the product, and what it should.
+/// Runs the matmul on a device and checks the result.
 fn run_product(device: &BladeDevice, plan: &ExecutionPlan) {
     let value = |name: &str, i: usize| ((i * if name == "a" { 7 } else { 11 }) % 13) as f32 - 6.0;
     let count = |name: &str| if name == "a" { 70 * 90 } else { 90 * 50 };
@@ -226,7 +225,7 @@ fn a_planted_way_wins_is_stored_and_used() {
     let [_, wrong, .., fast] = &found.variants[..] else {
         panic!("{:?}", found.variants)
     };
-    let decision = comparison(&Planted {
+    let decision = comparison(&PredefinedTrial {
         trial: trial(&first, &found),
         wrong,
         fast,
@@ -272,10 +271,10 @@ fn a_planted_way_wins_is_stored_and_used() {
     );
 }
 
-/// Stores a variant for the class of the product, and opens the device with it.
+/// Stores a variant for the class of the matmul, and opens the device with it.
 fn with_winner(
     folder: &Path,
-    choose: impl FnOnce(&Found) -> String,
+    choose: impl FnOnce(&CallClass) -> String,
 ) -> Option<(Arc<BladeDevice>, ExecutionPlan, String)> {
     let device = device(folder)?;
     let plan = product(&device);
@@ -322,7 +321,7 @@ fn a_way_that_a_product_does_not_have_is_passed_over() {
 #[test]
 fn a_way_that_the_driver_refuses_is_dropped() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.variants.last().expect("several").clone();
+    let last = |found: &CallClass| found.variants.last().expect("several").clone();
     let Some((device, plan, class)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -340,7 +339,7 @@ fn a_way_that_the_driver_refuses_is_dropped() {
     assert!(!std::fs::read_to_string(path).expect("it is there").contains(&class));
 }
 
-/// Compares the stored variants of a plan by a test's comparison.
+/// Compares the stored variants of a plan, using the test's comparison.
 fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
     let chosen = device.tuning().choices(plan.precision).expect("a variant is stored");
     validate_by(
@@ -355,7 +354,7 @@ fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Diffe
 #[test]
 fn stored_ways_are_compared_before_they_are_used() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.variants.last().expect("several").clone();
+    let last = |found: &CallClass| found.variants.last().expect("several").clone();
     let Some((device, plan, class)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -387,7 +386,7 @@ fn stored_ways_are_compared_before_they_are_used() {
 #[test]
 fn damaged_files_and_unwritable_folders_harm_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.variants.last().expect("several").clone();
+    let last = |found: &CallClass| found.variants.last().expect("several").clone();
     let Some((first, plan, _)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -409,7 +408,7 @@ fn damaged_files_and_unwritable_folders_harm_nothing() {
     );
     drop(second);
 
-    // Whoever may do anything may write to a folder that is read-only, but not to a file as if it were one.
+    // Root may write to a read-only folder, but not to a file as if it were one.
     let third = device(&path).expect("as before");
     let found = only_class(&third, &plan);
     let entry = Entry {
@@ -431,7 +430,7 @@ fn damaged_files_and_unwritable_folders_harm_nothing() {
     let tuned = third
         .tune(&[plan], &options, &mut |_, _, _| ())
         .expect("nothing to write");
-    assert_eq!(tuned[0].skipped.as_deref(), Some("the time was over"));
+    assert_eq!(tuned[0].skipped.as_deref(), Some("the time limit was reached"));
 }
 
 #[test]
@@ -447,7 +446,7 @@ fn wrong_settings_are_errors() {
     }
 }
 
-/// A measured tuning, of which only that it ends is known, and that no variant is wrong.
+/// Tuning with real measurements ends, and reports no variant as wrong.
 #[test]
 fn tuning_measures_and_keeps() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -473,7 +472,7 @@ fn tuning_measures_and_keeps() {
     run_product(&device, &plans[0]);
 }
 
-/// Calls with products of odd sizes, and of all layouts.
+/// Returns matmuls of odd sizes, in all layouts.
 fn products() -> Vec<fn(&mut Graph) -> NodeId> {
     vec![
         |g| {
@@ -484,13 +483,13 @@ fn products() -> Vec<fn(&mut Graph) -> NodeId> {
             let (a, b) = (g.input("a", &[140, 35]), g.input("b", &[140, 67]));
             g.matmul_at(a, b)
         },
-        // Long sums, in parts.
+        // Long sums, split into parts.
         |g| {
             let (a, b) = (g.input("a", &[19, 1030]), g.input("b", &[33, 1030]));
             let product = g.matmul_bt(a, b);
             g.neg(product)
         },
-        // Few rows, whose operands have vectors, or not.
+        // Few rows, with operands that can or cannot be read as vectors.
         |g| {
             let (a, b) = (g.input("a", &[3, 1100]), g.input("b", &[70, 1100]));
             g.matmul_bt(a, b)
@@ -505,7 +504,7 @@ fn products() -> Vec<fn(&mut Graph) -> NodeId> {
             let [a, b] = [a, b].map(|x| g.cast(x, DType::F32));
             g.matmul_bt(a, b)
         },
-        // Batched, and with one matrix for all of a batch.
+        // Batched, and with one matrix for the whole batch.
         |g| {
             let (a, b) = (g.input("a", &[3, 21, 70]), g.input("b", &[3, 70, 30]));
             g.matmul(a, b)
@@ -544,7 +543,7 @@ fn every_way_gives_what_the_usual_one_does() {
     }
 }
 
-/// The usual variants of these calls are right, by the oracle: so all are.
+/// The default variants of these calls match the oracle, and therefore all variants do.
 #[test]
 fn the_usual_ways_are_right() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -567,7 +566,7 @@ fn the_usual_ways_are_right() {
             .iter()
             .any(|(name, _)| size(name).dtype != DType::F32)
         {
-            // Written by words here.
+            // This test writes inputs as `f32` only.
             continue;
         }
         let feeds = plan.input_buffers.iter();
@@ -575,7 +574,7 @@ fn the_usual_ways_are_right() {
         let evaluation = meganeura_core::reference::evaluate(&graph, &feeds.collect()).expect("the oracle");
         let want = evaluation.get(meganeura_core::Value::from(result));
         let want = &want.expect("a value").data;
-        let with = With {
+        let with = KernelOptions {
             backend: crate::gpu::NAME,
             library: None,
             coop: None,
@@ -584,7 +583,7 @@ fn the_usual_ways_are_right() {
             choices: None,
             f16_storage: F16Storage::No,
         };
-        let draft = Draft::of(&plan, &with).expect("kernels");
+        let draft = LaunchPlan::of(&plan, &with).expect("kernels");
         let mut executable = BladeExecutable::of(device.handle(), &plan, draft).expect("it compiles");
         let words = |name: &str| {
             let values = fill(name, size(name).numel()).into_iter();

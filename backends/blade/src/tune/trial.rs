@@ -1,4 +1,4 @@
-//! A call that has several variants, run in one and another.
+//! Trials: plans of several equal calls that run in a given variant.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -13,30 +13,32 @@ use meganeura_core::replay::{ReplayOptions, replay_on_executables};
 use meganeura_core::{Error, Result, registry};
 
 use super::comparison::Subject;
-use super::operands::{Datum, Held, Operands, Widened, data_of, name};
+use super::operands::{Datum, OperandProperties, Operands, WidenedExecutable, data_of, name};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::handle::Handle;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::host::{self, CustomKernels, Draft, F16Storage, With};
+use meganeura_shaders::host::{self, CustomKernels, F16Storage, KernelOptions, LaunchPlan};
 use meganeura_shaders::{Class, ScheduleChooser};
 
-/// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
-/// time; fewer of devices that are emulated.
+/// Maximum operand bytes of the calls of a plan. The plan has enough calls that operands are evicted from caches before
+/// they are read again. On emulated devices, the limit is lower.
 const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
-/// Most calls of a plan.
+/// Maximum number of calls in a plan.
 const MAX_CALLS: usize = 16;
-/// Codes of equal calls, in turns, on devices that are not emulated: in a step, other kernels run between two calls, and what a
-/// processor keeps of a kernel's code may be gone. On an H200, code that is not there costs some microseconds a call, more for
-/// long code, of which a call that only follows its like would show nothing.
+/// Number of different kernels (with equal results) that equal calls use in turns, on devices that are not emulated.
+///
+/// In a step, other kernels run between two calls, and may evict a kernel from the instruction cache. On an H200,
+/// missing code costs some microseconds per call, more for long code. Repeated calls of a single kernel would not show
+/// this cost.
 const CODES: usize = 8;
-/// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
+/// Minimum length of a warm-up batch, and maximum repetitions of the plan to reach it.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
 const MAX_TIMES: u32 = 512;
 
-/// Some equal calls one after the other, with operands as a model has them.
+/// Several equal calls in sequence, with operands as in a model.
 pub(super) struct Trial<'a> {
     device: &'a Handle,
     class: &'a Class,
@@ -44,20 +46,20 @@ pub(super) struct Trial<'a> {
     coop: Option<CoopConfig>,
     plan: ExecutionPlan,
     calls: u32,
-    /// The inputs.
+    /// Data of the inputs.
     data: Vec<Datum>,
-    /// Results that are in `f16` though their type is `f32`.
+    /// Results that are stored in `f16` although their type is `f32`.
     f16_results: HashSet<BufferRef>,
-    /// Different codes of equal calls.
+    /// Number of different kernels that the calls use in turns.
     pub(super) codes: usize,
     until: Instant,
 }
 
 impl<'a> Trial<'a> {
-    /// Calls as that of a dispatch, with operands as a model has them, in variants that there are for a class.
+    /// Creates several calls like that of a dispatch, with operands as in a model, in the variants of a class.
     ///
     /// # Errors
-    /// A call that cannot stand alone.
+    /// A call that cannot be run separately.
     pub(super) fn new(
         device: &'a Handle,
         dispatch: &Dispatch,
@@ -96,12 +98,12 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// An executable with its operands, none of whose results is a number yet.
+    /// Creates an executable for a variant, and writes its operands. All results are NaN at first.
     pub(super) fn executable(&self, variant: &str) -> Result<BladeExecutable> {
         let usual = variant == self.variants[0];
-        let forced = Forced::new(self.class, (!usual).then_some(variant), self.plan.precision);
+        let forced = ForcedVariant::new(self.class, (!usual).then_some(variant), self.plan.precision);
         let custom = CustomKernels::new();
-        let with = With {
+        let with = KernelOptions {
             backend: NAME,
             library: None,
             coop: self.coop,
@@ -112,21 +114,22 @@ impl<'a> Trial<'a> {
         };
         let mut f16_storage = self.f16_storage(&with)?;
         f16_storage.extend(&self.f16_results);
-        let with = With {
+        let with = KernelOptions {
             f16_storage: F16Storage::Given(&f16_storage),
             ..with
         };
-        let mut draft = Draft::of(&self.plan, &with)?;
+        let mut draft = LaunchPlan::of(&self.plan, &with)?;
         draft.differ(self.codes);
         let made = BladeExecutable::of(self.device, &self.plan, draft);
         let mut executable = made.map_err(Error::from)?;
         if !(usual || forced.used.get()) {
-            return Err(Error::backend(NAME, "no kernel can be made"));
+            return Err(Error::backend(NAME, "no kernel can be generated"));
         }
         for datum in &self.data {
-            let bytes = match f16_storage.contains(&datum.buffer) {
-                true => &datum.contents.halves,
-                false => &datum.contents.bytes,
+            let bytes = if f16_storage.contains(&datum.buffer) {
+                &datum.contents.halves
+            } else {
+                &datum.contents.bytes
             };
             executable.write(datum.buffer, 0, bytes)?;
         }
@@ -136,8 +139,8 @@ impl<'a> Trial<'a> {
         Ok(executable)
     }
 
-    /// Which inputs are in `f16`: of those that are so in the model, all that every kernel rounds.
-    fn f16_storage(&self, with: &With) -> Result<HashSet<BufferRef>> {
+    /// Returns the inputs to store in `f16`: the inputs that the model stores so, if every kernel rounds them.
+    fn f16_storage(&self, with: &KernelOptions) -> Result<HashSet<BufferRef>> {
         let f16_storage = self
             .data
             .iter()
@@ -157,14 +160,14 @@ impl<'a> Trial<'a> {
         Ok(f16_storage)
     }
 
-    /// The first call's first result after a step, as numbers.
+    /// Returns the first result of the first call after a step, as `f32`.
     #[cfg(test)]
     pub(super) fn outputs(&self, executable: &mut BladeExecutable) -> Result<Vec<f32>> {
         self.time(executable, 1)?;
         let result = &self.plan.dispatches[0].outputs[0];
         let mut bytes = vec![0; result.ty.bytes()];
         let f16_storage = &self.f16_results;
-        Widened {
+        WidenedExecutable {
             executable,
             f16_storage,
         }
@@ -175,7 +178,7 @@ impl<'a> Trial<'a> {
         Ok(words.collect())
     }
 
-    /// Gives an executable other operands, as a variant that computes something else would have.
+    /// Changes the operands of an executable, in order to simulate a variant with wrong results.
     #[cfg(test)]
     pub(super) fn spoil(&self, executable: &mut BladeExecutable) -> Result<()> {
         let datum = &self.data[0];
@@ -186,7 +189,7 @@ impl<'a> Trial<'a> {
 }
 
 impl Subject for Trial<'_> {
-    type Ready = BladeExecutable;
+    type Prepared = BladeExecutable;
 
     fn variants(&self) -> &[String] {
         self.variants
@@ -198,7 +201,7 @@ impl Subject for Trial<'_> {
 
     fn difference(&self, usual: &mut BladeExecutable, other: &mut BladeExecutable) -> Result<Option<String>> {
         let f16_storage = &self.f16_results;
-        let [mut usual, mut other] = [usual, other].map(|executable| Widened {
+        let [mut usual, mut other] = [usual, other].map(|executable| WidenedExecutable {
             executable,
             f16_storage,
         });
@@ -224,7 +227,7 @@ impl Subject for Trial<'_> {
     }
 
     fn warm_up(&self, ready: &mut BladeExecutable) -> Result<()> {
-        // Processors that emulate a GPU are busy in any case.
+        // Processors that emulate a GPU need no warm-up.
         if self.device.is_software() {
             return Ok(());
         }
@@ -244,18 +247,18 @@ impl Subject for Trial<'_> {
     }
 }
 
-/// The variant of one class; other classes have their usual ones.
-pub(super) struct Forced<'a> {
+/// A selection that forces the variant of one class. Other classes use their default variants.
+pub(super) struct ForcedVariant<'a> {
     class: &'a Class,
     variant: Option<&'a str>,
     precision: Precision,
-    /// Whether a kernel was made in that variant.
+    /// `true` if a kernel was generated in the forced variant.
     used: Cell<bool>,
 }
 
-impl<'a> Forced<'a> {
+impl<'a> ForcedVariant<'a> {
     pub(super) fn new(class: &'a Class, variant: Option<&'a str>, precision: Precision) -> Self {
-        Forced {
+        ForcedVariant {
             class,
             variant,
             precision,
@@ -264,7 +267,7 @@ impl<'a> Forced<'a> {
     }
 }
 
-impl ScheduleChooser for Forced<'_> {
+impl ScheduleChooser for ForcedVariant<'_> {
     fn precision(&self) -> Precision {
         self.precision
     }
@@ -281,16 +284,16 @@ impl ScheduleChooser for Forced<'_> {
     }
 }
 
-/// A plan of calls like that of a dispatch, which wait for each other.
+/// Returns a plan of calls like that of a dispatch. Each call depends on the previous one.
 fn plan_of(
     device: &Handle,
     dispatch: &Dispatch,
-    held: &[Held],
+    held: &[OperandProperties],
     precision: Precision,
     calls: usize,
 ) -> Result<ExecutionPlan> {
     let alone = |why: &str| Error::backend(NAME, format!("{}: {why}", dispatch.label));
-    let op = registry::op(&dispatch.kernel.name).ok_or_else(|| alone("its operator is not known"))?;
+    let op = registry::op(&dispatch.kernel.name).ok_or_else(|| alone("its operator is not registered"))?;
     let mut graph = Graph::new();
     let mut results: Vec<Value> = Vec::new();
     for call in 0..calls {
@@ -305,10 +308,10 @@ fn plan_of(
     graph.set_outputs(results);
     let mut plan = try_compile(&graph)?;
     if plan.dispatches.len() != calls || plan.dispatches[0].types() != dispatch.types() {
-        return Err(alone("the call means something else alone"));
+        return Err(alone("compiled by itself, the call has other types"));
     }
     plan.precision = precision;
-    // Equal calls of equal operands would have been merged, so they become equal here.
+    // Equal calls with equal operands would have been merged, so make them equal only here.
     let named: HashMap<&str, BufferRef> = plan
         .input_buffers
         .iter()
@@ -326,7 +329,7 @@ fn plan_of(
     }
     for (level, dispatch) in (0..).zip(&mut plan.dispatches) {
         dispatch.level = level;
-        // Whether it does is decided by its variant.
+        // The variant decides whether the call uses cooperative matrices.
         dispatch.use_coop = true;
     }
     plan.place_buffers(device.capabilities().max_buffer_bytes)?;

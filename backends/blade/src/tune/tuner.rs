@@ -1,11 +1,11 @@
-//! Measuring the variants of the calls of plans on a device.
+//! Measurement of the variants of all calls of some plans on a device.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use meganeura_core::backend::{Tune, TuneOptions, Tuned};
+use meganeura_core::backend::{Tune, TuneOptions, TunedClass};
 use meganeura_core::plan::{Dispatch, ExecutionPlan};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
@@ -13,28 +13,28 @@ use meganeura_core::{Error, Result};
 use super::Entry;
 use super::comparison::{Decision, comparison};
 use super::operands::{Operands, Persistent};
-use super::trial::{Forced, Trial};
+use super::trial::{ForcedVariant, Trial};
 use super::validate::text_hash;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use meganeura_shaders::Schedule;
-use meganeura_shaders::host::{self, F16Storage, With};
+use meganeura_shaders::host::{self, F16Storage, KernelOptions};
 use meganeura_shaders::{Class, ScheduleChooser};
 
-/// A class of calls of some plans.
-pub(super) struct Found {
+/// A class of similar calls of some plans.
+pub(super) struct CallClass {
     pub(super) class: Class,
     pub(super) precision: Precision,
     pub(super) variants: Vec<String>,
-    /// One of these calls, with what is fused to it.
+    /// An example call of the class, including fused operations.
     pub(super) dispatch: Dispatch,
-    /// How the plan has its operands and results.
+    /// Properties of the example's operands and results in the plan.
     pub(super) operands: Operands,
     pub(super) calls: usize,
 }
 
-impl Found {
-    /// What all calls have to do.
+impl CallClass {
+    /// Returns the total work of all calls of the class.
     fn work(&self) -> u128 {
         self.class.work.saturating_mul(self.calls as u128)
     }
@@ -45,8 +45,8 @@ impl Tune for BladeDevice {
         &self,
         plans: &[ExecutionPlan],
         options: &TuneOptions,
-        progress: &mut dyn FnMut(usize, usize, &Tuned),
-    ) -> Result<Vec<Tuned>> {
+        progress: &mut dyn FnMut(usize, usize, &TunedClass),
+    ) -> Result<Vec<TunedClass>> {
         if options.keep {
             self.tuning().file()?;
         }
@@ -55,11 +55,12 @@ impl Tune for BladeDevice {
         let end = Instant::now() + options.time;
         for (number, found) in classes.iter().enumerate() {
             let left = end.saturating_duration_since(Instant::now());
-            // What a class does not need is for those behind it.
+            // Unused time of a class is available to later ones.
             let until = Instant::now() + left / (classes.len() - number) as u32;
-            let tuned = match left.is_zero() {
-                true => skipped(found, "the time was over"),
-                false => self.tune_class(found, until)?,
+            let tuned = if left.is_zero() {
+                skipped(found, "the time limit was reached")
+            } else {
+                self.tune_class(found, until)?
             };
             if options.keep && tuned.skipped.is_none() {
                 self.keep(found, &tuned)?;
@@ -80,17 +81,17 @@ impl Tune for BladeDevice {
 }
 
 impl BladeDevice {
-    /// The classes of calls of plans, those with most to do first.
-    pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<Found>> {
-        let mut found: Vec<Found> = Vec::new();
+    /// Returns the classes of calls of the plans. Classes with the most work come first.
+    pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<CallClass>> {
+        let mut found: Vec<CallClass> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();
         for plan in plans {
-            let asked = Asked {
+            let asked = QueriedClasses {
                 precision: plan.precision,
                 found: RefCell::default(),
             };
             let custom = self.custom_kernels_for(plan);
-            let with = With {
+            let with = KernelOptions {
                 backend: NAME,
                 library: None,
                 coop: self.coop_at(plan.precision),
@@ -100,14 +101,15 @@ impl BladeDevice {
                 f16_storage: F16Storage::No,
             };
             let persistent = Persistent::of(plan);
-            let f16_storage = match self.f16_storage() {
-                true => host::choose_f16_storage(plan, &host::facts_of(plan, &With { choices: None, ..with })?),
-                false => HashSet::new(),
+            let f16_storage = if self.f16_storage() {
+                host::choose_f16_storage(plan, &host::facts_of(plan, &KernelOptions { choices: None, ..with })?)
+            } else {
+                HashSet::new()
             };
             host::ask(plan, &with, &mut |dispatch| {
                 for (class, variants) in asked.found.take() {
                     let at = *known.entry(class.name.clone()).or_insert_with(|| {
-                        found.push(Found {
+                        found.push(CallClass {
                             class,
                             precision: plan.precision,
                             variants,
@@ -125,7 +127,7 @@ impl BladeDevice {
         Ok(found)
     }
 
-    fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
+    fn tune_class(&self, found: &CallClass, until: Instant) -> Result<TunedClass> {
         let variants = (&found.class, &*found.variants);
         let units = (found.precision, self.coop_at(found.precision));
         let trial = Trial::new(self.handle(), &found.dispatch, &found.operands, units, variants, until);
@@ -143,9 +145,9 @@ impl BladeDevice {
         }
     }
 
-    fn keep(&self, found: &Found, tuned: &Tuned) -> Result<()> {
+    fn keep(&self, found: &CallClass, tuned: &TunedClass) -> Result<()> {
         let hash = tuned.winner.as_deref().and_then(|winner| {
-            let forced = Forced::new(&found.class, Some(winner), found.precision);
+            let forced = ForcedVariant::new(&found.class, Some(winner), found.precision);
             text_hash(&found.dispatch, self.coop_at(found.precision), &forced)
         });
         let entry = Entry {
@@ -159,8 +161,8 @@ impl BladeDevice {
     }
 }
 
-fn tuned(found: &Found, decision: Decision) -> Tuned {
-    Tuned {
+fn tuned(found: &CallClass, decision: Decision) -> TunedClass {
+    TunedClass {
         class: found.class.name.clone(),
         calls: found.calls,
         default: found.variants.first().cloned().unwrap_or_default(),
@@ -177,7 +179,7 @@ fn tuned(found: &Found, decision: Decision) -> Tuned {
     }
 }
 
-fn skipped(found: &Found, why: &str) -> Tuned {
+fn skipped(found: &CallClass, why: &str) -> TunedClass {
     let nothing = Decision {
         winner: None,
         usual: 0.0,
@@ -186,19 +188,19 @@ fn skipped(found: &Found, why: &str) -> Tuned {
         untried: found.variants.len().saturating_sub(1),
         refused: Vec::new(),
     };
-    Tuned {
+    TunedClass {
         skipped: Some(why.to_owned()),
         ..tuned(found, nothing)
     }
 }
 
-/// Notes which classes are asked about.
-struct Asked {
+/// A selection that records the classes that kernels ask for, and selects the default variants.
+struct QueriedClasses {
     precision: Precision,
     found: RefCell<Vec<(Class, Vec<String>)>>,
 }
 
-impl ScheduleChooser for Asked {
+impl ScheduleChooser for QueriedClasses {
     fn precision(&self) -> Precision {
         self.precision
     }

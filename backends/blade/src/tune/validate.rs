@@ -1,7 +1,7 @@
-//! Stored variants are compared with the default ones before a call uses them for the first time.
+//! Validation of stored variants: each is compared with the default variant before a call uses it for the first time.
 //!
-//! A variant is stored for a class of calls, and these differ: in rows, in what is computed along. What is
-//! remembered of each is the text of its kernels, so that nothing is run twice that is known to be right with this driver.
+//! A variant is stored for a class of calls, which differ in rows and fused operations. The hash of the kernels of each
+//! validated call is recorded. With the same driver, such a call is not validated again.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use meganeura_core::plan::{Dispatch, ExecutionPlan};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
-use super::Chosen;
+use super::StoredChoices;
 use super::comparison::Subject as _;
 use super::operands::Operands;
 use super::trial::Trial;
@@ -23,7 +23,7 @@ use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::{self as kernels, CompileCx};
 use meganeura_shaders::{Class, ScheduleChooser};
 
-/// The hash of the kernels of a call, made for buffers of its own; `None` where there are none.
+/// Returns the hash of the kernels of a call with separate buffers; `None` if there are none.
 pub(super) fn text_hash(
     dispatch: &Dispatch,
     coop: Option<CoopConfig>,
@@ -39,21 +39,26 @@ pub(super) fn text_hash(
     Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
 }
 
-/// Compares the stored variants that a plan would use with the default ones, unless that was done before. One that is wrong is
-/// not used any more.
+/// Compares the stored variants that a plan would use with the default ones, unless that was done before. A wrong
+/// variant is no longer used.
 ///
 /// # Errors
-/// A device that fails.
-pub(crate) fn validate(device: &Handle, chosen: &Chosen, coop: Option<CoopConfig>, plan: &ExecutionPlan) -> Result<()> {
+/// The device fails.
+pub(crate) fn validate(
+    device: &Handle,
+    chosen: &StoredChoices,
+    coop: Option<CoopConfig>,
+    plan: &ExecutionPlan,
+) -> Result<()> {
     validate_by(device, chosen, coop, plan, &|dispatch, class, variants| {
         first_difference(device, dispatch, (plan.precision, coop), class, variants)
     })
 }
 
-/// [`validate`] with another comparison.
+/// Validates the variants of a plan like [`validate`], with the given comparison.
 pub(super) fn validate_by(
     device: &Handle,
-    chosen: &Chosen,
+    chosen: &StoredChoices,
     coop: Option<CoopConfig>,
     plan: &ExecutionPlan,
     difference: &Difference,
@@ -65,14 +70,14 @@ pub(super) fn validate_by(
         if !seen.insert(call) {
             continue;
         }
-        let noted = Noted {
+        let noted = UsageRecorder {
             choices: chosen,
             asked: RefCell::default(),
         };
         let Some(hash) = text_hash(dispatch, coop.filter(|_| dispatch.use_coop), &noted) else {
             continue;
         };
-        for Noticed { class, variants } in noted.asked.take() {
+        for UsedVariant { class, variants } in noted.asked.take() {
             if tuning.is_qualified(&class, &hash) {
                 continue;
             }
@@ -87,7 +92,7 @@ pub(super) fn validate_by(
     Ok(())
 }
 
-/// How the second of two variants differs from the first.
+/// Returns the first difference between the results of two variants of a call, or `None` if they are equal.
 fn first_difference(
     device: &Handle,
     dispatch: &Dispatch,
@@ -101,22 +106,22 @@ fn first_difference(
     trial.difference(&mut usual, &mut other)
 }
 
-/// How the second of two variants of a call differs from the first.
+/// Type of a comparison: a function that returns the difference between two variants of a call.
 pub(super) type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
 
-/// A class for which a stored variant is used, and the default variant with it.
-struct Noticed {
+/// A class whose stored variant is used: its default variant and the stored one.
+struct UsedVariant {
     class: Class,
     variants: [String; 2],
 }
 
-/// Notes which stored variants are used.
-struct Noted<'a> {
+/// A selection of stored variants that records which of them are used.
+struct UsageRecorder<'a> {
     choices: &'a dyn ScheduleChooser,
-    asked: RefCell<Vec<Noticed>>,
+    asked: RefCell<Vec<UsedVariant>>,
 }
 
-impl ScheduleChooser for Noted<'_> {
+impl ScheduleChooser for UsageRecorder<'_> {
     fn precision(&self) -> Precision {
         self.choices.precision()
     }
@@ -125,7 +130,7 @@ impl ScheduleChooser for Noted<'_> {
         let variant = self.choices.choose(class, candidates)?;
         let all = candidates();
         if let Some(usual) = all.first().filter(|usual| **usual != variant && all.contains(&variant)) {
-            self.asked.borrow_mut().push(Noticed {
+            self.asked.borrow_mut().push(UsedVariant {
                 class: class.clone(),
                 variants: [usual.to_string(), variant.to_string()],
             });

@@ -1,4 +1,5 @@
-//! Variants of reductions, extremes and attention: each gives what the default one does, and what was measured is used.
+//! Tests of variants of reductions, extremes and attention: each gives the same results as the default one, and stored
+//! variants are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,12 +14,12 @@ use meganeura_core::{DType, ExecutionPlan, registry};
 
 use super::Entry;
 use super::tests::{check_ways, device, sources};
-use super::tuner::Found;
+use super::tuner::CallClass;
 use crate::device::BladeDevice;
 use meganeura_core::backend::{Tune, TuneOptions};
 use meganeura_shaders::Schedule;
 
-/// Calls by what they are.
+/// Type of the functions that build graphs.
 type Build = fn(&mut Graph) -> Vec<Value>;
 
 fn plan(device: &BladeDevice, build: Build) -> ExecutionPlan {
@@ -28,7 +29,7 @@ fn plan(device: &BladeDevice, build: Build) -> ExecutionPlan {
     compile_for(&graph, device).expect("a plan")
 }
 
-/// Softmaxes and norms of one column, of primes, along either axis.
+/// Returns graphs of softmaxes and norms with one column and with prime sizes, along either axis.
 fn rows() -> Vec<Build> {
     vec![
         |g| {
@@ -55,7 +56,7 @@ fn rows() -> Vec<Build> {
     ]
 }
 
-/// Reductions of long rows, which are cut, of several types.
+/// Returns graphs of reductions that are split because of long rows, for several types.
 fn long_rows() -> Vec<Build> {
     vec![
         |g| {
@@ -78,7 +79,7 @@ fn long_rows() -> Vec<Build> {
     ]
 }
 
-/// Of labels, and of probabilities, with both results.
+/// Returns graphs of losses with labels and with probabilities, with both results.
 fn losses() -> Vec<Build> {
     vec![
         |g| {
@@ -94,7 +95,8 @@ fn losses() -> Vec<Build> {
     ]
 }
 
-/// Extremes along either axis, of several types, of rows that are cut: the data of a trial have many ties.
+/// Returns graphs of argmax and argmin along either axis, for several types, with rows that are split. The data of a
+/// trial contains many ties.
 fn extremes() -> Vec<Build> {
     vec![
         |g| {
@@ -124,7 +126,7 @@ fn attend(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: Attention
     g.values(out).collect()
 }
 
-/// Attention of heads in groups, of odd widths, of fewer rows than a tile and of more.
+/// Returns graphs of attention with grouped heads, odd widths, and fewer or more rows than a tile.
 fn attentions() -> Vec<Build> {
     vec![
         |g| attend(g, [2, 37, 131], AttentionOptions::new(4, 2, 12)),
@@ -142,7 +144,7 @@ fn attentions() -> Vec<Build> {
     ]
 }
 
-/// Operands of the gradient of attention.
+/// Adds a call of the gradient of attention, with its operands.
 fn attend_back(g: &mut Graph, [rows_q, rows_k]: [usize; 2], [heads, kv_heads, width]: [usize; 3]) -> Vec<Value> {
     let attrs = Attrs::new()
         .with("num_heads", heads)
@@ -175,7 +177,7 @@ fn attend_cache(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: Att
     vec![g.cached_attention_with(q, k, v, positions, options).into()]
 }
 
-/// Attention over caches: of sequences at different places, few queries and many.
+/// Returns graphs of attention to caches, with sequences at different positions and with few or many queries.
 fn caches() -> Vec<Build> {
     vec![
         |g| attend_cache(g, [3, 1, 300], AttentionOptions::new(4, 2, 64)),
@@ -192,8 +194,8 @@ fn caches() -> Vec<Build> {
     ]
 }
 
-/// Gives the variants of some calls by family, and passes each class to `check`.
-fn families(builds: Vec<Build>, check: fn(&BladeDevice, &Found)) -> Option<BTreeMap<String, BTreeSet<String>>> {
+/// Collects the variants of some calls by family, and passes each class to `check`.
+fn families(builds: Vec<Build>, check: fn(&BladeDevice, &CallClass)) -> Option<BTreeMap<String, BTreeSet<String>>> {
     let folder = tempfile::tempdir().expect("a folder");
     let device = device(folder.path())?;
     let mut families: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -207,7 +209,7 @@ fn families(builds: Vec<Build>, check: fn(&BladeDevice, &Found)) -> Option<BTree
     });
     for plan in plans {
         let mut classes = device.classes(&[plan]).expect("it has kernels");
-        // Of what attention is decomposed into, matmuls have tests of their own.
+        // Ignore the matmuls of decomposed attention, which have tests of their own.
         classes.retain(|found| !found.class.name.starts_with("matmul"));
         assert!(!classes.is_empty());
         for found in classes {
@@ -302,7 +304,7 @@ fn every_way_to_attend_to_a_cache_gives_what_the_usual_one_does() {
     check_families(caches(), &expected);
 }
 
-/// A softmax, a norm, and attention.
+/// Adds a softmax, a norm, and attention.
 fn several(g: &mut Graph) -> Vec<Value> {
     let (x, w) = (g.input("x", &[40, 96]), g.input("w", &[96]));
     let shares = g.softmax(x, -1);
@@ -346,7 +348,7 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
             "{tuned:?}"
         );
     }
-    // Which is the fastest is known by measuring only: the last variants are stored as if they were.
+    // Measurements vary, so store the last variants as if they were the fastest.
     for found in &classes {
         let entry = Entry {
             sizes: found.class.sizes.clone(),

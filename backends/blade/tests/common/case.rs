@@ -1,4 +1,4 @@
-//! Graphs of inputs with random values, and what the oracle makes of them.
+//! Graphs whose inputs have random values, with the oracle's results.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{NodeId, Session};
 
-/// A graph whose outputs are known.
+/// A graph with its inputs and the expected outputs.
 pub(crate) struct Case {
-    /// For messages: shapes of the inputs, at first.
+    /// Label for messages: initially the shapes of the inputs.
     pub(crate) label: String,
     pub(crate) graph: Graph,
     feeds: HashMap<String, Vec<f64>>,
@@ -18,7 +18,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A graph of inputs of these shapes.
+    /// Creates a graph of inputs with these shapes.
     pub(crate) fn new<V: Into<Value> + Copy>(
         shapes: &[&[usize]],
         build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
@@ -27,8 +27,8 @@ impl Case {
         Case::with(&inputs, build, |_, _, value| value)
     }
 
-    /// A graph of these inputs. `change` gives the value for an element of an input: its number, that of the element, and
-    /// the value that the input says.
+    /// Creates a graph of these inputs. `change` returns the new value of an input's element, given the index of the
+    /// input, the index of the element, and the original value.
     pub(crate) fn with<V: Into<Value> + Copy>(
         inputs: &[SampleInput],
         build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
@@ -61,12 +61,12 @@ impl Case {
         }
     }
 
-    /// What its outputs are.
+    /// Returns the expected outputs.
     pub(crate) fn expected(&self) -> &[Vec<f64>] {
         &self.expected
     }
 
-    /// Outputs of a step.
+    /// Runs a step and returns the outputs.
     pub(crate) fn run(&self, session: &mut Session) -> Vec<Vec<f32>> {
         for (name, values) in &self.feeds {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
@@ -81,8 +81,8 @@ impl Case {
         self.expected.iter().enumerate().map(read).collect()
     }
 
-    /// Runs a step, and compares every output with the oracle's: no element may be off by more than the tolerance
-    /// times the largest one, nor be a number where there is none.
+    /// Runs a step, and compares every output with the oracle's: no element may differ by more than
+    /// the tolerance times the largest one, and NaN must match.
     pub(crate) fn check(&self, mut session: Session, tolerance: f64) {
         let found = self.run(&mut session);
         for (i, (expected, found)) in self.expected().iter().zip(&found).enumerate() {

@@ -1,4 +1,4 @@
-//! Devices for tests.
+//! Access to devices for tests.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 
-/// Variable that makes tests fail where there is no Vulkan device, with the value 1.
+/// Environment variable that, if it is 1, makes tests fail without a Vulkan device.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_VULKAN";
 
 /// The backend under test.
 #[allow(dead_code, reason = "not every test binary names it")]
 pub(crate) const BACKEND: BladeBackend = BladeBackend;
 
-/// The first usable device. Without one a test has nothing to run on: it says so, or fails if that is asked for.
+/// Returns the first usable device. Without a device, tests are skipped with a message, or fail if the variable is set.
 pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let config = Config::default();
     let devices = BladeBackend.devices(&config).expect("a listing");
@@ -28,13 +28,13 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
     None
 }
 
-/// Says loudly what a test needs that is not there, or fails if a variable asks for it.
+/// Prints the requirement of a skipped test, or fails if the variable is set.
 pub(crate) fn not_tested(variable: &str, mark: &str, what: &str) {
     assert!(
         std::env::var(variable).as_deref() != Ok("1"),
         "{variable} is 1, but there is no {what}"
     );
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Not by a macro, whose output tests hold back.
+    // Not with a macro, whose output the test harness captures.
     let _ = writeln!(std::io::stderr(), "{mark}: {name} needs a {what}");
 }

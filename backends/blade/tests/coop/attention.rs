@@ -1,4 +1,4 @@
-//! Attention and its gradients on cooperative matrices.
+//! Tests of attention and its gradients on cooperative matrices.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use meganeura_core::{NodeId, Session, registry};
 use crate::case::Case;
 use crate::{check, devices, devices_from};
 
-/// A call: queries and keys; heads of both, and their width; window, if causal.
+/// Sizes of a call: queries and keys, heads of both, width of a head, and the window if it is causal.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 2],
@@ -24,10 +24,10 @@ struct Call {
 }
 
 impl Call {
-    /// Sequences of a call.
+    /// Number of sequences in a call.
     const BATCH: usize = 3;
 
-    /// Shapes of queries, and of keys or values.
+    /// Returns the shapes of queries, and of keys or values.
     fn shapes(&self) -> [[usize; 3]; 2] {
         [0, 1].map(|i| [Self::BATCH, self.rows[i], (self.heads[i] * self.width) as usize])
     }
@@ -45,7 +45,7 @@ impl Call {
         });
     }
 
-    /// Compares the gradients on cooperative matrices with the oracle's, row by row, for each of some sizes: see
+    /// Compares the gradients on cooperative matrices with the oracle's, row by row. `sizes` are factors as in
     /// [`Call::gradients`].
     fn check_gradients(&self, sizes: &[&dyn Fn(usize, usize) -> f64]) {
         // Operands are rounded to 11 bits, and terms cancel, of `dout v^T - delta` and of sums.
@@ -71,7 +71,7 @@ impl Call {
         }
     }
 
-    /// A session for gradients, both of whose launches that multiply use cooperative matrices.
+    /// Returns a session for gradients. Both launches that multiply must use cooperative matrices.
     fn session(&self, device: Arc<dyn Device>, case: &Case) -> Session {
         let plan = compile_at(&case.graph, &*device, Precision::Mixed).expect("a plan");
         assert!(plan.dispatches.iter().all(|d| d.use_coop), "{self:?}");
@@ -81,12 +81,12 @@ impl Call {
         Session::on(device, plan).expect("a session")
     }
 
-    /// The graph of gradients alone. `size` is the factor of an element of `dout` or `delta`, given the sequence and
-    /// the query.
+    /// Returns a graph that contains only the gradients. `size` gives the factor of an element of `dout` or `delta`,
+    /// for a sequence and a query.
     fn gradients(&self, size: &dyn Fn(usize, usize) -> f64) -> Case {
         let ([q, kv], [rows_q, rows_k]) = (self.shapes(), self.rows);
         let rows = [Self::BATCH, self.heads[0] as usize, rows_q];
-        // As large as those of real scores.
+        // As large as for real scores.
         let lse = (rows_k as f64).ln() + 0.5;
         let inputs = [
             SampleInput::f32(&q),
@@ -151,7 +151,7 @@ fn odd_sizes() {
     .check_all();
 }
 
-/// Of which the first keys are seen by no query.
+/// Attention with windows is correct, also if no query sees the first keys.
 #[test]
 fn windows() {
     Call {
@@ -163,7 +163,7 @@ fn windows() {
     .check_all();
 }
 
-/// Several tiles along a head, the last of them in part.
+/// Gradients are correct if a head is several tiles wide and its last tile is not full.
 #[test]
 fn gradients_of_wider_heads() {
     Call {
@@ -175,19 +175,19 @@ fn gradients_of_wider_heads() {
     .check_gradients(&[&|_, _| 1.0]);
 }
 
-/// Gradients that no `f16` holds, and such as differ by more than it holds.
+/// Gradients are correct if they are beyond the range of `f16`, or if their ratio is.
 #[test]
 fn gradients_of_any_size() {
     ODD.check_gradients(&[
         &|_, _| 1e-12,
         &|_, _| 1e9,
-        // Later queries have smaller ones, so that tiles of keys differ in the largest that they see.
+        // Later queries have smaller values, so that tiles of keys see different maxima.
         &|sequence, query| 10f64.powi(-8 * sequence as i32) * 0.9f64.powi(query as i32),
         &|_, query| if query < 60 { 0.0 } else { 1.0 },
     ]);
 }
 
-/// What is infinite or no number stays so: training finds it in the gradients.
+/// Infinities and NaN are preserved, so that training detects them in the gradients.
 #[test]
 fn what_is_infinite_stays_so() {
     let bad = [f64::INFINITY, f64::NAN];
@@ -206,7 +206,7 @@ fn what_is_infinite_stays_so() {
     }
 }
 
-/// Fewer queries than a tile has rows.
+/// Attention with fewer queries than a tile has rows uses no cooperative matrices.
 #[test]
 fn few_queries_use_no_matrix_units() {
     check(&[&[2, 5, 64], &[2, 200, 64], &[2, 200, 64]], 0, |g, x| {

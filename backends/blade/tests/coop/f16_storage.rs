@@ -1,4 +1,4 @@
-//! Results that only cooperative matrices read: in `f16` they give the same bits as in `f32`.
+//! Tests of results that only cooperative matrices read: stored in `f16`, they give the same bits as in `f32`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use super::training::{feed_transformer, session, transformer};
 use crate::case::Case;
 use crate::devices_with;
 
-/// The same device twice: with such results in `f16` and in `f32`. Of one tile, as software drivers compile for long.
+/// Returns the same device twice: with such results in `f16`, and in `f32`. It has only one tile size, because software
+/// drivers compile slowly.
 fn both() -> Option<[Arc<dyn Device>; 2]> {
     let of = |between: &str| {
         let settings = format!("coop_min_workgroups = 0\ncoop_intermediates = \"{between}\"");
@@ -23,10 +24,10 @@ fn both() -> Option<[Arc<dyn Device>; 2]> {
     Some([of("f16")?, of("f32")?])
 }
 
-/// Kernels that write elements in `f16`.
+/// Returns the number of kernels that write elements in `f16`.
 fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
     let sources = device.kernel_sources(session.plan()).expect("sources");
-    // Buffers are b0, b1 and so on; what is in shared memory has other names.
+    // Buffers are b0, b1 and so on; workgroup memory has other names.
     let is_buffer = |line: &str| {
         line.trim_start()
             .strip_prefix('b')
@@ -42,7 +43,8 @@ fn bits(outputs: &[Vec<f32>]) -> Vec<Vec<u32>> {
     outputs.iter().map(bits).collect()
 }
 
-/// Runs a graph both ways, with inputs of each of some sizes. `f16_storage` is how many kernels write elements in `f16`.
+/// Runs a graph on both devices, with inputs multiplied by each of some factors. `f16_storage` is the expected number
+/// of kernels that write elements in `f16`.
 fn compare<V: Into<Value> + Copy>(
     shapes: &[&[usize]],
     sizes: &[f64],
@@ -66,8 +68,9 @@ fn compare<V: Into<Value> + Copy>(
     assert!(f16 == f32, "{shapes:?}");
 }
 
-/// A result of its own kernel, a product with what follows it, and an operand that is read along the other axis, in odd
-/// sizes, whose elements are read one by one, and in others. Of numbers that no `f16` holds, and of those that it flushes, too.
+/// Chains of matmuls give the same bits: with a result of a separate kernel, a matmul with an epilogue, and an operand
+/// that is read along the other axis. Odd sizes, whose elements are read one by one, and other sizes are tested, as
+/// well as numbers beyond the range of `f16` and numbers that it flushes to zero.
 #[test]
 fn chains_of_products() {
     for [m, k, n, p] in [[33, 77, 41, 19], [32, 64, 48, 20]] {
@@ -81,7 +84,7 @@ fn chains_of_products() {
     }
 }
 
-/// Without anything that follows, products are stored as whole tiles otherwise.
+/// Matmuls without an epilogue, whose results are stored as whole tiles, give the same bits.
 #[test]
 fn products_of_products() {
     compare(&[&[32, 32], &[32, 32]], &[1.0], 1, |g, x| {
@@ -90,7 +93,7 @@ fn products_of_products() {
     });
 }
 
-/// What somebody reads in another way stays in `f32`: a residual, an output, the terms of a sum.
+/// A result stays in `f32` if it also has another reader: a residual addition, an output, or a sum.
 #[test]
 fn what_others_read_is_not_rounded() {
     let shapes: [&[usize]; 2] = [&[24, 24], &[24, 24]];
@@ -117,7 +120,7 @@ fn images_between_convolutions() {
     });
 }
 
-/// Queries, keys and values, and the result of an attention.
+/// Queries, keys and values, and the result of an attention, are stored in `f16`.
 #[test]
 fn around_attention() {
     compare(&[&[40, 24], &[24, 32], &[24, 16], &[32, 24]], &[1.0], 4, |g, x| {

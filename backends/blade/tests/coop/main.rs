@@ -1,5 +1,5 @@
-//! Products on cooperative matrices, on devices that have such: with every tile, odd sizes, transposed, batched, with what
-//! precedes and follows them.
+//! Tests of matmuls on cooperative matrices, on devices that support them: with every tile size, odd sizes, transposed,
+//! batched, with prologues and epilogues.
 // A binary of its own: `.ci/run` copies it to a system with a newer driver.
 
 mod attention;
@@ -8,6 +8,9 @@ mod case;
 #[path = "../common/mod.rs"]
 mod common;
 mod f16_storage;
+mod packed;
+#[path = "../common/packed.rs"]
+mod packed_product;
 mod training;
 mod tuning;
 
@@ -23,20 +26,20 @@ use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, NodeId, Session};
 
-/// Variable that makes these tests fail where there are no cooperative matrices, with the value 1.
+/// Environment variable that, if it is 1, makes these tests fail without cooperative matrices.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
 
-/// The first usable device with each tile that it can be made to use.
+/// Returns the first usable device, once for each tile size that it supports.
 fn devices() -> Vec<Arc<dyn Device>> {
     devices_from(None)
 }
 
-/// The same, whose units are used from so many workgroups on.
+/// Returns [`devices`] with a minimum number of workgroups for using cooperative matrices.
 fn devices_from(min_workgroups: Option<u32>) -> Vec<Arc<dyn Device>> {
     devices_with(&min_workgroups.map_or_else(String::new, |n| format!("coop_min_workgroups = {n}")))
 }
 
-/// The same, with more settings of the backend.
+/// Returns [`devices`] with more settings of the backend.
 fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     let mut found = Vec::new();
     if common::device().is_some() {
@@ -61,13 +64,13 @@ fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     found
 }
 
-/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is how many dispatches use
-/// cooperative matrices.
+/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is the
+/// number of dispatches that use cooperative matrices.
 fn check<V: Into<Value> + Copy>(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>) {
     check_from(None, shapes, used, build);
 }
 
-/// The same on units that are used from so many workgroups on.
+/// Checks a graph like [`check`], with a minimum number of workgroups for using cooperative matrices.
 fn check_from<V: Into<Value> + Copy>(
     min_workgroups: Option<u32>,
     shapes: &[&[usize]],
@@ -81,7 +84,7 @@ fn check_from<V: Into<Value> + Copy>(
     check_on(&devices, &Case::new(shapes, build), used);
 }
 
-/// The same on some devices.
+/// Checks a case like [`check`], on the given devices.
 fn check_on(devices: &[Arc<dyn Device>], case: &Case, used: usize) {
     for device in devices {
         let plan = compile_at(&case.graph, &**device, Precision::Mixed).expect("a plan");
@@ -109,7 +112,7 @@ fn transposed_and_batched_products() {
 #[test]
 fn long_sums_are_cut_into_parts() {
     check(&[&[200, 2060], &[2060, 200]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
-    // The last part is shorter than what is in flight.
+    // The last part is shorter than the pipelined loads.
     check(&[&[16, 10_496], &[10_496, 56]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
         let product = g.matmul(x[0], x[1]);
@@ -117,7 +120,8 @@ fn long_sums_are_cut_into_parts() {
     });
 }
 
-/// Blocks behind the last whole wave: of several lengths, with an epilogue, in batches, beyond the result's end.
+/// Matmuls are correct if blocks after the last full wave are cut: for several lengths, with an epilogue, in batches,
+/// and with blocks that extend past the end of the result.
 #[test]
 fn blocks_behind_the_last_wave_are_cut() {
     for max_resident_workgroups in [70, 100, 41] {
@@ -137,7 +141,8 @@ fn blocks_behind_the_last_wave_are_cut() {
     }
 }
 
-/// Steps within a round and more, for a tile of rows and less, with both ways in which a matrix lies.
+/// Matmuls of few rows are correct for steps within one round and in several, for a tile of rows and for less, and with
+/// both layouts of the matrix.
 #[test]
 fn products_of_few_rows() {
     check(&[&[11, 203], &[203, 404]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
@@ -149,7 +154,7 @@ fn products_of_few_rows() {
         });
     }
     check(&[&[3, 7, 160], &[3, 200, 160]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
-    // A batch with one matrix is but more rows.
+    // A batch with one matrix is equivalent to more rows.
     check(&[&[2, 3, 2, 260], &[260, 260]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     for [n, k] in [[50, 64], [1200, 60]] {
         check(&[&[16, k], &[n, k]], 0, |g, x| vec![g.matmul_bt(x[0], x[1])]);
@@ -159,7 +164,7 @@ fn products_of_few_rows() {
     }
 }
 
-/// The matrix in half precision, as weights are stored.
+/// Matmuls of few rows are correct with the matrix in `f16`, as weights are stored.
 #[test]
 fn products_of_few_rows_with_halves() {
     check(&[&[6, 320], &[230, 320]], 1, |g, x| {
@@ -169,7 +174,7 @@ fn products_of_few_rows_with_halves() {
     });
 }
 
-/// Both operands in half precision, read by vectors of eight, or by fewer where rows are of other lengths.
+/// Matmuls are correct with both operands in `f16`, read as vectors of eight, or as smaller ones for other row lengths.
 #[test]
 fn products_of_halves() {
     for [m, n, k] in [[72, 136, 40], [33, 41, 77]] {
@@ -223,7 +228,7 @@ fn small_products_and_full_precision_use_no_matrix_units() {
     }
 }
 
-/// Sizes below and around a tile, down to nothing but one number.
+/// Matmuls smaller than a tile, or slightly larger, use cooperative matrices if the settings request it.
 #[test]
 fn small_products_on_request() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 2], [8, 8, 8], [17, 1, 40], [1, 33, 9], [16, 24, 100]] {
@@ -254,7 +259,7 @@ fn settings_of_matrix_units_are_checked() {
     }
 }
 
-/// 65,504 is the largest `f16`: beyond, products are infinite rather than wrong.
+/// Products beyond 65,504, the largest `f16`, are infinite rather than wrong.
 #[test]
 fn what_no_half_holds_becomes_infinite() {
     for device in devices() {

@@ -1,4 +1,4 @@
-//! Ways to compute calls, measured as a plan in mixed precision has their operands.
+//! Tests of tuning with the operands of a plan in mixed precision.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use meganeura_core::precision::Precision;
 
 use crate::devices;
 
-/// The second product reads what the first has written in `f16`, if it is on cooperative matrices, and in `f32`, if not.
+/// Variants with and without cooperative matrices agree. The second matmul reads the first one's result in `f16` if it
+/// uses cooperative matrices, and in `f32` otherwise.
 #[test]
 fn ways_on_and_off_matrix_units_agree() {
     if devices().is_empty() {

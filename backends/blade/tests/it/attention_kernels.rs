@@ -1,4 +1,4 @@
-//! Attention in kernels of its own: masks, heads, sizes around those of tiles, and values that are hard.
+//! Tests of attention kernels: masks, heads, sizes around the size of a tile, and difficult values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{ExecutionPlan, NodeId, Session, autodiff, registry};
 
-/// Batch, queries, keys; query heads, key-value heads, width; window, if causal.
+/// Sizes of a call: batch, queries, keys; query heads, key-value heads, width; and the window if it is causal.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 3],
     heads: [usize; 3],
     causal: Option<Option<u32>>,
-    /// Largest query and key.
+    /// Maximum magnitude of queries and keys.
     size: f64,
 }
 
@@ -70,7 +70,8 @@ impl Call {
         g.attention(x[0], x[1], x[2], options)
     }
 
-    /// The call with other values: of operand, element and value as they would be.
+    /// Returns the call with changed values. `change` returns the new value, given the operand, the index of the
+    /// element, and the original value.
     fn case(self, change: impl Fn(usize, usize, f64) -> f64) -> Case {
         let build = |g: &mut Graph, x: &[NodeId]| -> Vec<Value> {
             let y = self.build(g, x);
@@ -92,7 +93,7 @@ impl Call {
         }
     }
 
-    /// The gradients, of logarithms and deltas that are as large as real ones.
+    /// Returns the gradients, with logarithms and deltas of realistic size.
     fn gradient(self) -> Case {
         let ([batch, rows_q, rows_k], [heads, kv_heads, width]) = (self.rows, self.heads);
         let mut inputs = self.inputs().to_vec();
@@ -118,7 +119,7 @@ impl Call {
     }
 }
 
-/// The plan has one dispatch, of so many kernels.
+/// Checks that the plan has one dispatch with this number of kernels.
 fn assert_launches(device: &Arc<dyn Device>, plan: &ExecutionPlan, launches: usize) {
     assert_eq!(plan.dispatches.len(), 1);
     let sources = device.kernel_sources(plan).expect("sources");
@@ -129,7 +130,7 @@ fn assert_launches(device: &Arc<dyn Device>, plan: &ExecutionPlan, launches: usi
     );
 }
 
-/// A session for a graph whose attention is one launch.
+/// Returns a session for a graph whose attention is one launch.
 fn session(device: &Arc<dyn Device>, graph: &Graph) -> Session {
     let plan = compile_for(graph, &**device).expect("a plan");
     assert_launches(device, &plan, 1);
@@ -160,7 +161,7 @@ fn masks() {
     // More queries than keys; keys that no query sees.
     Call::new([1, 300, 5], [2, 2, 64]).check();
     Call::new([1, 9, 200], [2, 1, 8]).window(3).check();
-    // A window that leaves out whole tiles.
+    // A window that excludes whole tiles.
     Call::new([1, 700, 700], [1, 1, 8]).window(33).check();
 }
 
@@ -176,7 +177,7 @@ fn heads_of_all_widths() {
             .case(|_, _, value| value);
         case.check(session(&device, &case.graph), 1e-5);
     }
-    // Beyond the widest they are decomposed.
+    // Wider heads are decomposed.
     let call = Call::new([1, 20, 30], [2, 1, 260]).causal();
     for case in [call.case(|_, _, value| value), call.gradient()] {
         let plan = compile_for(&case.graph, &*device).expect("a plan");
@@ -206,11 +207,12 @@ fn scores_far_from_zero() {
             });
             case.check(session(&device, &case.graph), 1e-5);
         };
-        // All scores of a row equal and far below or above zero: the mean of the values, and no infinity.
+        // All scores of a row are equal and far below or above zero: gives the mean of the values,
+        // and no infinity.
         for score in [-1e30, -1e4, 1e4, 1e30] {
             check(score / 2.0, &|_| 1.0);
         }
-        // Scores that grow with the key: every tile has a new greatest one, by far.
+        // Scores that grow with the key: every tile has a much greater maximum.
         check(1.0, &|at| (at / 4 * 64) as f64);
         check(1.0, &|at| -((at / 4 * 64) as f64));
     }
@@ -220,7 +222,7 @@ fn scores_far_from_zero() {
 fn infinite_scores_are_what_the_definition_makes_of_them() {
     let Some(device) = common::device() else { return };
     let call = Call::new([1, 150, 150], [1, 1, 1]).causal();
-    // All scores of the first tiles are minus infinity, and those of the last rows are not.
+    // All scores of the first tiles are minus infinity, but those of the last rows are not.
     let late = |operand: usize, at: usize, value: f64| match operand {
         0 => 1.0,
         1 if at < 140 => f64::NEG_INFINITY,
@@ -228,7 +230,7 @@ fn infinite_scores_are_what_the_definition_makes_of_them() {
     };
     let case = call.case(late);
     case.check(session(&device, &case.graph), 1e-5);
-    // An infinite score leaves no number.
+    // An infinite score gives NaN.
     let case = call.case(|operand, at, value| match (operand, at) {
         (0, _) => 1.0,
         (1, 70) => f64::INFINITY,
@@ -246,7 +248,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
         let case = call.case(nan);
         case.check(session(&device, &case.graph), 2e-5);
     }
-    // A value that is none: rows that do not see it may or may not be numbers, their sums are.
+    // A NaN value: rows that do not see it may or may not be NaN, but their sums are valid.
     let case = call.case(|o, at, value| if o == 2 && at == 240 { f64::NAN } else { value });
     let found = case.run(&mut session(&device, &case.graph));
     for row in 0..150 {
@@ -256,7 +258,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
     }
 }
 
-/// Few queries of many keys are decomposed.
+/// Attention of few queries to many keys is decomposed and correct.
 #[test]
 fn a_query_of_many_keys() {
     let Some(device) = common::device() else { return };
@@ -267,7 +269,7 @@ fn a_query_of_many_keys() {
     case.check(Session::on(device, plan).expect("a session"), 2e-5);
 }
 
-/// The gradient of a loss through both results, as training computes it.
+/// The gradient of a loss through both results is correct, as training computes it.
 #[test]
 fn a_training_step() {
     let Some(device) = common::device() else { return };
@@ -305,13 +307,14 @@ fn a_training_step() {
     }
 }
 
-/// Few queries and many of a cache, around the sizes of tiles; what is behind a position is no number.
+/// Attention to a cache is correct for few and many queries, around the sizes of tiles, with NaN in all rows after a
+/// position.
 #[test]
 fn caches_that_are_filled_so_far() {
     let Some(device) = common::device() else { return };
-    /// Queries, capacity, positions of the sequences, heads, and a window.
-    type Filled<'a> = (usize, usize, &'a [u32], [usize; 3], Option<u32>);
-    let cases: [Filled; 22] = [
+    /// A test case: queries, capacity, positions of the sequences, heads, and a window.
+    type CacheCase<'a> = (usize, usize, &'a [u32], [usize; 3], Option<u32>);
+    let cases: [CacheCase; 22] = [
         (1, 1300, &[0], [2, 1, 64], None),
         (1, 1300, &[511], [2, 2, 64], None),
         (1, 1300, &[512], [6, 2, 64], None),

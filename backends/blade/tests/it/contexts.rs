@@ -1,4 +1,4 @@
-//! Contexts of the host application.
+//! Tests of sessions on a context of the host application.
 
 use std::sync::Arc;
 

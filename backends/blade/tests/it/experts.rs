@@ -1,7 +1,7 @@
-//! Products with a matrix for each expert on GPUs: every storage, for few rows and for many, against the definition.
+//! Tests of expert matmuls on GPUs: every storage format, with few and with many rows, against the definition.
 
 use crate::common;
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_conformance::{Options, Section, run};
 use meganeura_core::{DType, Graph};
 
@@ -18,7 +18,7 @@ fn products_agree_with_their_definition() {
     assert!(report.is_ok() && report.cases.len() > 60, "{report}");
 }
 
-/// Nothing is expanded before: the matrices of experts that no row has are not read.
+/// The kernel of the matmul dequantizes the matrices itself, and does not read matrices of experts without rows.
 #[test]
 fn matrices_are_expanded_by_the_kernel() {
     let Some(device) = common::device() else { return };

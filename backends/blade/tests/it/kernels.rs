@@ -1,14 +1,14 @@
-//! Kernels at sizes that the conformance suite does not reach, where other variants are taken.
+//! Tests of kernels at sizes that the conformance suite does not cover and that use other variants.
 
 use std::collections::HashMap;
 
 use crate::case::Case;
 use crate::common;
 use half::f16;
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_compiler::cluster::cluster;
 use meganeura_compiler::optimize;
-use meganeura_compiler::rewrite::Simulated;
+use meganeura_compiler::rewrite::SimulatedDevice;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
@@ -19,7 +19,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, NodeId, Session, registry};
 
-/// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
+/// Runs a graph with inputs of these shapes on the device, and compares its outputs with the oracle's.
 fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
     let Some(device) = common::device() else { return };
     let case = Case::new(shapes, build);
@@ -31,7 +31,7 @@ fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeI
 
 #[test]
 fn products_in_tiles_of_all_sizes() {
-    // The summed dimension is no multiple of a step, and the sides none of a tile.
+    // The summed dimension is not a multiple of a step, and the sides are not multiples of a tile.
     for [m, n, k] in [[530, 530, 41], [270, 290, 61], [100, 110, 130], [1, 700, 300]] {
         check(&[&[m, k], &[k, n]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
     }
@@ -66,8 +66,8 @@ fn products_of_few_rows() {
     }
 }
 
-/// Operands along the summed dimension are read by four: with one, two and four columns for each thread, sums that a thread
-/// reads at once and in rounds, and sums in parts.
+/// Matmuls of few rows that read operands as vectors of four along the summed dimension are correct: with one, two and
+/// four columns per thread, sums that a thread reads at once and in rounds, and split sums.
 #[test]
 fn products_of_few_rows_by_vectors() {
     for [m, n, k] in [
@@ -89,14 +89,14 @@ fn products_of_few_rows_by_vectors() {
         });
     }
     check(&[&[3, 2, 8], &[3, 50, 8]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
-    // Rows that are computed on the way, once for a workgroup.
+    // Rows that are computed in the prologue, once per workgroup.
     check(&[&[1, 260], &[1, 260], &[300, 260]], 2e-5, |g, x| {
         let gated = g.swiglu(x[0], x[1]);
         vec![g.matmul_bt(gated, x[2])]
     });
 }
 
-/// Every number of half precision as the one weight of a row.
+/// Every `f16` number is multiplied correctly as the only weight of a row.
 #[test]
 fn halves_are_multiplied_as_what_they_are() {
     const NUMBERS: usize = 1 << 16;
@@ -123,24 +123,24 @@ fn halves_are_multiplied_as_what_they_are() {
     }
 }
 
-/// Every workgroup of a product of one row computes the norm before it for itself.
+/// Every workgroup of a matmul with one row computes the preceding norm itself.
 #[test]
 fn norms_before_products_of_one_row() {
     let call = |g: &mut Graph, name: &str, attrs: Attrs, inputs: &[NodeId]| {
         let op = registry::op(name).expect("an operator");
         g.call(op, attrs, inputs.iter().map(|&i| i.into()).collect())
     };
-    // Long sums of few columns are cut into parts.
+    // Long sums of few columns are split.
     for [n, k] in [[700, 301], [33, 5_000], [16, 9_001], [1, 64], [3_001, 577], [7, 1]] {
         let eps = Attrs::new().with("eps", 1e-5);
         check(&[&[1, k], &[k], &[k, n]], 2e-5, |g, x| {
             let y = call(g, "core.rms_norm_matmul", eps.clone(), x);
-            // Both results: what was reduced is one of them.
+            // Use both results: one of them is the reduced value.
             let rstd = g.port(y, 1);
             let rstd = g.neg(rstd);
             vec![y, rstd]
         });
-        // Two reductions, one after the other; a product with a transposed matrix, and something added to it.
+        // Two reductions, one after the other; a product with a transposed matrix, plus an addend.
         let step = |name, attrs, inputs: &[Slot]| Step {
             op: registry::op(name).expect("an operator"),
             attrs,
@@ -161,7 +161,7 @@ fn norms_before_products_of_one_row() {
     }
 }
 
-/// All numbers of half precision, by their bits.
+/// All `f16` numbers are converted correctly, bit by bit.
 #[test]
 fn halves_become_what_they_are() {
     let Some(device) = common::device() else { return };
@@ -182,7 +182,7 @@ fn halves_become_what_they_are() {
     }
 }
 
-/// More than a few rows, with and without a batch.
+/// Matmuls of more than a few rows are correct, with and without a batch.
 #[test]
 fn products_of_some_rows() {
     for m in [5, 9, 16, 17] {
@@ -260,7 +260,7 @@ fn reductions_of_all_forms() {
     });
 }
 
-/// Rows of few, of many and of no updates, and the order in which they count.
+/// Scatters are correct for rows with few, many and no updates, and apply updates in order.
 #[test]
 fn scatters_of_many_updates() {
     let ids = |count: usize, rows: u32| -> Vec<u32> {
@@ -284,7 +284,7 @@ fn scatters_of_many_updates() {
     });
 }
 
-/// The parts are in `f32`, whatever the type of the whole.
+/// Partial results are in `f32`, for any type of the whole result.
 #[test]
 fn parts_of_half_precision() {
     let step = |name, attrs, inputs: &[Slot]| Step {
@@ -311,7 +311,7 @@ fn parts_of_half_precision() {
     }
 }
 
-/// Heads of a part of a packed projection, of odd sizes.
+/// Rotary embedding is correct for heads that are a part of a packed projection, also with odd sizes.
 #[test]
 fn rows_are_turned_where_they_are_a_part_of_others() {
     let Some(device) = common::device() else { return };
@@ -321,7 +321,7 @@ fn rows_are_turned_where_they_are_a_part_of_others() {
             let part = g.narrow(x[0], -1, before, heads * head_dim);
             vec![g.rope_with_offset(part, 100.0, 3, head_dim as u32)]
         });
-        let (graph, report) = cluster(&case.graph, &Simulated::discrete_gpu()).expect("it clusters");
+        let (graph, report) = cluster(&case.graph, &SimulatedDevice::discrete_gpu()).expect("it clusters");
         assert_eq!(report.clusters.len(), 1, "{report}");
         let plan = compile_for(&graph, &*device).expect("a plan");
         assert_eq!(plan.dispatches.len(), 1, "{:?}", plan.dispatches);
@@ -341,8 +341,8 @@ fn rows_with_several_reductions() {
     check(&[&[500, 40, 3]], 1e-4, |g, x| vec![g.softmax(x[0], 0)]);
 }
 
-/// One to sixteen columns of a thread are written out, the last of which some threads lack, and more are a loop; many rows
-/// have fewer threads each.
+/// Row kernels are correct for all lengths. One to sixteen columns per thread are unrolled (some threads lack the last
+/// one), and more use a loop. With many rows, each has fewer threads.
 #[test]
 fn rows_that_are_written_out_and_longer_ones() {
     for [rows, columns] in [
@@ -399,7 +399,8 @@ fn more_elements_than_one_row_of_workgroups() {
     assert!(found.iter().zip(&data).all(|(f, d)| *f == -d));
 }
 
-/// From half a million elements on a thread computes four, a quarter of the result apart, where these divide it.
+/// Results are correct if a thread computes four elements. From half a million elements on, it computes four elements
+/// that are a quarter of the result apart, if four divides the number of elements.
 #[test]
 fn several_elements_of_large_results_by_each_thread() {
     for [m, n] in [[512, 1_028], [727, 722]] {
@@ -442,7 +443,7 @@ fn updates_of_large_parameters() {
     }
 }
 
-/// Values of which many are equal, some NaN and infinite, so that ties and their order count.
+/// Returns values of which many are equal, and some NaN or infinite, so that ties and their order matter.
 fn ties(shape: &[usize], seed: u64) -> Vec<f32> {
     let mut random = SplitMix64::new(seed);
     let value = |bits: u64| match bits % 97 {

@@ -1,4 +1,5 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that may share a process, in one binary to save linking time. Other test
+//! binaries state why they are separate.
 
 mod attention_kernels;
 #[path = "../common/case.rs"]
@@ -10,6 +11,8 @@ mod contexts;
 mod experts;
 mod faults;
 mod kernels;
+#[path = "../common/packed.rs"]
+mod packed;
 mod profiling;
 mod quantized;
 mod sessions;

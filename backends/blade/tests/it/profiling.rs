@@ -1,4 +1,4 @@
-//! Times of passes, and what debug options do to a session.
+//! Tests of the times of passes, and of the effects of debug options on a session.
 
 use std::fs;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ fn every_pass_of_a_step_is_measured_also_beyond_the_limit_of_a_submission() {
             assert_eq!(dispatches(&passes), (0..length as u32).collect::<Vec<_>>());
             assert_eq!(&*passes[0].label, "upload");
             for pass in &passes[1..] {
-                // The second time the result is copied for the host, which has read it after the first.
+                // The second step also copies the result to the host, because it was read after the
+                // first.
                 let expected = if pass.dispatches.is_empty() {
                     "download"
                 } else {
@@ -140,7 +141,8 @@ fn measured_steps_compute_what_others_do_and_tell_faults() {
     assert!(!session.take_timings().rows.is_empty());
 }
 
-/// A training session whose graph has independent branches, so that levels have several dispatches.
+/// Returns a training session whose graph has independent branches, so that levels have several
+/// dispatches.
 fn branches(device: &Arc<dyn Device>, debug: DebugOptions) -> Session {
     let mut g = Graph::new();
     let x = g.input("x", &[8, 6]);
@@ -209,7 +211,7 @@ fn kernels_are_written_to_a_folder() {
         ..DebugOptions::default()
     };
     let session = branches(&device, debug.clone());
-    // One for the plan without an update, one for that with it.
+    // One file for the plan without an update, one for the plan with it.
     let mut plans: Vec<_> = fs::read_dir(&path)
         .expect("made")
         .map(|e| e.expect("readable").path())

@@ -1,4 +1,5 @@
-//! What sessions on a device do beyond the conformance suite. Tests of other GPU backends include this file, with their own `common`.
+//! Tests of sessions on a device that the conformance suite does not contain. Tests of other GPU backends include this
+//! file, with their own `common`.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use meganeura_core::plan::memory::fit_to_budget;
 use meganeura_core::plan::{ExecutionPlan, MemoryBudget, compile_for, try_compile};
 use meganeura_core::{DType, Error, Graph, Session, autodiff};
 
-/// A classifier with an embedding, so that it has a table whose index can be out of range.
+/// Returns a classifier with an embedding, so that it has a table whose index can be out of range.
 pub(crate) fn classifier() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[4]);
@@ -23,7 +24,7 @@ pub(crate) fn classifier() -> Graph {
     g
 }
 
-/// A session on a device, with an optimizer, its parameters and inputs set.
+/// Returns a session on a device, with an optimizer, its parameters and inputs set.
 pub(crate) fn training(device: &Arc<dyn Device>) -> Session {
     let full = autodiff::differentiate(&classifier());
     let plan = compile_for(&full, &**device).expect("a plan");
@@ -57,7 +58,7 @@ fn training_is_repeatable_and_learns() {
     assert!(end < 0.5 * begin, "{begin} to {end}");
 }
 
-/// A perceptron with dropout on many rows, whose plan keeps more than parameters.
+/// Returns a perceptron with dropout on many rows, whose plan has large activations.
 fn deep() -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[48, 8]);
@@ -180,7 +181,7 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
     let x = g.input("wide", &[limit / 4 + 64]);
     let y = g.neg(x);
     g.set_outputs(vec![y]);
-    // Whether the plan is made for the device, or custom to it.
+    // Both for a plan that is compiled for the device, and for a plan that is not.
     let made = compile_for(&g, &*device).map(|_| ());
     let custom = try_compile(&g).and_then(|plan| device.compile(&plan).map(|_| ()));
     for outcome in [made, custom] {
@@ -251,7 +252,7 @@ fn scalars_and_single_elements_of_half_precision() {
     }
 }
 
-/// A program may open and close devices as often as it likes: drivers, some of which cannot be loaded again and again, stay.
+/// A program may open and close devices repeatedly. Drivers stay loaded, because some cannot be loaded twice.
 #[test]
 fn devices_are_opened_again_and_again() {
     let mut first = None;

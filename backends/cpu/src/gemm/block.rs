@@ -1,79 +1,80 @@
-//! Matmuls of blocks that fit the cache, for kernels that multiply as a part of something larger.
+//! Matmuls of blocks that fit in the cache, for kernels that contain a matmul.
 
 use super::kernels::KernelSet;
 use super::spec::{Kernel, Strides};
 use super::tile::{Pieces, Tile};
 use crate::share::share;
 
-/// The inner loops of one instruction set, called block by block.
+/// The inner loops of one instruction set, which multiply one block per call.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
     set: &'static KernelSet,
 }
 
-/// A block of B as the inner loops read it: panels of adjacent columns.
+/// A block of B in the layout that the inner loops read: panels of adjacent columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels {
-    /// Element (0, 0).
+    /// Address of element (0, 0).
     pub(crate) start: *const f32,
-    /// Distance between rows.
+    /// Distance between the rows of a panel, in `f32`s.
     pub(crate) row: usize,
-    /// Distance between the first columns of neighbouring panels.
+    /// Distance between the first columns of neighbouring panels, in `f32`s.
     pub(crate) panel: usize,
 }
 
-/// A block of A: one of its strides is 1.
+/// A block of A. One of its two strides is 1.
 #[derive(Clone, Copy)]
-pub(crate) struct Left {
-    /// Element (0, 0).
+pub(crate) struct LeftBlock {
+    /// Address of element (0, 0).
     pub(crate) start: *const f32,
-    /// Distances between neighbours.
+    /// Distances between neighbouring elements.
     pub(crate) strides: Strides,
 }
 
-/// A block of C, whose columns are adjacent.
+/// A block of C with adjacent columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// Element (0, 0).
+    /// Address of element (0, 0).
     pub(crate) start: *mut f32,
-    /// Distance between rows.
+    /// Distance between rows, in `f32`s.
     pub(crate) row: usize,
-    /// Add to what is there.
+    /// Set to add to the current values of C instead of overwriting them.
     pub(crate) add: bool,
 }
 
 impl Blocks {
-    /// With the fastest inner loops that this CPU can run.
+    /// Selects the fastest inner loops that this CPU can run.
     pub(crate) fn detect() -> Self {
         Blocks::with_kernel(Kernel::detect())
     }
 
-    /// With the inner loops of a kernel, or the fastest ones if this CPU cannot run these.
+    /// Selects the inner loops of `kernel`, or the fastest ones if this CPU cannot run it.
     pub(crate) fn with_kernel(kernel: Kernel) -> Self {
         Blocks { set: kernel.set() }
     }
 
-    /// Rows of the tallest tile of an A in pieces.
+    /// Returns the number of rows of the tallest tile for an A in [`Pieces`].
     pub(crate) fn piece_rows(&self) -> usize {
         self.set.pieces.len()
     }
 
-    /// Columns of a panel.
+    /// Returns the number of columns of a panel.
     pub(crate) fn panel_cols(&self) -> usize {
         self.set.tile_cols
     }
 
-    /// `C[rows, cols] = A[rows, pieces * k] · B[pieces * k, cols]`, or adds it, where the rows of A are in pieces of `k` elements
-    /// and there are at most as many as a tile has ([`Self::piece_rows`]).
+    /// Computes `C[rows, cols] = A[rows, pieces * k] · B[pieces * k, cols]`, or adds it to C. Each row of A consists of
+    /// separate pieces of `k` elements (see [`Pieces`]). There are at most [`Self::piece_rows`] rows.
     ///
     /// # Safety
     ///
     /// As for [`Self::multiply`]; each pointer of a row must be valid for `k` elements.
     pub(crate) unsafe fn multiply_pieces(&self, a: &Pieces, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
         for panel in 0..cols.div_ceil(self.set.tile_cols) {
-            // SAFETY: elements of the block in B and C; the kernel for the tile's rows and columns. Pieces stand for A.
+            // SAFETY: elements of the block in B and C; the kernel for the tile's rows and columns.
+            // The pieces replace A.
             unsafe {
-                let none = Left {
+                let none = LeftBlock {
                     start: b.start,
                     strides: Strides { row: 0, col: 1 },
                 };
@@ -83,14 +84,14 @@ impl Blocks {
         }
     }
 
-    /// The tile of a product of so many columns, from a row and in a panel.
+    /// Returns the tile that starts at a row of A and a panel of B, in a product with this number of columns.
     ///
     /// # Safety
     ///
-    /// As for [`Self::multiply`]: the row and the panel are those of the operands.
+    /// As for [`Self::multiply`]: the row and the panel must be within the operands.
     unsafe fn tile(
         &self,
-        a: Left,
+        a: LeftBlock,
         b: Panels,
         c: Target,
         [first_row, panel]: [usize; 2],
@@ -98,7 +99,7 @@ impl Blocks {
     ) -> Tile {
         let width = self.set.tile_cols;
         let first_col = panel * width;
-        // SAFETY: elements of the operands, as the caller says.
+        // SAFETY: elements of the operands, by the function's contract.
         unsafe {
             let to = c.start.add(first_row * c.row + first_col);
             Tile {
@@ -121,24 +122,24 @@ impl Blocks {
         }
     }
 
-    /// f32s of a block of B that is packed.
+    /// Returns the size of a packed block of B in f32s.
     pub(crate) fn packed_len(&self, k: usize, cols: usize) -> usize {
         k * cols.next_multiple_of(self.set.tile_cols)
     }
 
-    /// Copies a block of B to panels.
+    /// Copies a block of B into panels.
     ///
     /// # Safety
     ///
-    /// The block must be valid, `to` have room for [`Self::packed_len`] f32s, and nobody else may access these
-    /// meanwhile.
+    /// The block must be valid and `to` must have room for [`Self::packed_len`] f32s. No other code
+    /// may access either meanwhile.
     pub(crate) unsafe fn pack(&self, b: *const f32, strides: Strides, k: usize, cols: usize, to: *mut f32) -> Panels {
         // SAFETY: passed on to the caller; the set is one that the CPU can run.
         unsafe { (self.set.panels)(b, strides, k, cols, self.set.tile_cols, to) };
         self.packed(to, k)
     }
 
-    /// The panels of a block with `k` rows that [`Self::pack`] made.
+    /// Returns the panels of a block with `k` rows that [`Self::pack`] wrote to `start`.
     pub(crate) fn packed(&self, start: *const f32, k: usize) -> Panels {
         Panels {
             start,
@@ -147,7 +148,7 @@ impl Blocks {
         }
     }
 
-    /// A block that is read where it lies, with this distance between its rows. Fast if the rows lie close
+    /// Returns a block that is read in place and whose rows are `row` apart. This is fast if the rows are close
     /// together.
     pub(crate) fn in_place(&self, start: *const f32, row: usize) -> Panels {
         Panels {
@@ -157,12 +158,12 @@ impl Blocks {
         }
     }
 
-    /// `C[rows, cols] = A[rows, k] · B[k, cols]` for few rows, adjacent in A, and a B with adjacent elements in its columns,
-    /// which are `column` apart and read where they lie.
+    /// Computes `C[rows, cols] = A[rows, k] · B[k, cols]` for few rows. Rows of A are contiguous. Each column of B is
+    /// contiguous; columns are `column` apart and are read in place.
     ///
     /// # Safety
     ///
-    /// As for [`Self::multiply`]; C is not added to.
+    /// As for [`Self::multiply`]; C is overwritten, not added to.
     pub(crate) unsafe fn few_rows(
         &self,
         (a, a_row): (*const f32, usize),
@@ -181,13 +182,13 @@ impl Blocks {
         }
     }
 
-    /// `C[rows, cols] = A[rows, k] · B[k, cols]`, or adds it.
+    /// Computes `C[rows, cols] = A[rows, k] · B[k, cols]`, or adds it to C.
     ///
     /// # Safety
     ///
-    /// The operands must be valid for these sizes, C for writing, and nobody may access C or write A and B
-    /// meanwhile. One of A's strides must be 1.
-    pub(crate) unsafe fn multiply(&self, a: Left, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
+    /// The operands must be valid for these sizes, C for writing. No other code may access C or
+    /// write A and B meanwhile. One of A's strides must be 1.
+    pub(crate) unsafe fn multiply(&self, a: LeftBlock, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
         let by_rows = a.strides.col == 1;
         let kernels = if by_rows { self.set.by_rows } else { self.set.by_cols };
         let tiles = rows.div_ceil(kernels.len());
@@ -209,7 +210,7 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    /// Rows by matrices whose columns lie apart.
+    /// `few_rows` multiplies correctly by matrices with gaps between their columns.
     #[test]
     fn few_rows_by_blocks() {
         let blocks = Blocks::detect();
@@ -218,7 +219,7 @@ mod tests {
             let a: Vec<f32> = (0..rows * a_row).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
             let b: Vec<f32> = (0..cols * column).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
             let mut c = vec![7.0; rows * c_row];
-            // SAFETY: vectors of these sizes, one of which is written.
+            // SAFETY: vectors of these sizes; only one is written.
             unsafe {
                 let [a, b] = [(a.as_ptr(), a_row), (b.as_ptr(), column)];
                 blocks.few_rows(a, b, (c.as_mut_ptr(), c_row), [rows, cols, k]);
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Rows in pieces, some of which are shared, against rows that are put together.
+    /// `multiply_pieces`, also with pieces that several rows share, agrees with sums over the assembled rows.
     #[test]
     fn products_of_pieces() {
         for kernel in Kernel::available() {
@@ -267,7 +268,7 @@ mod tests {
                         step: rows,
                         count,
                     };
-                    // SAFETY: vectors of these sizes, one of which is written.
+                    // SAFETY: vectors of these sizes; only one is written.
                     unsafe {
                         let strides = Strides { row: cols, col: 1 };
                         let panels = blocks.pack(b.as_ptr(), strides, count * k, cols, packed.as_mut_ptr());
@@ -294,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Packed and in place, by rows and by columns, against sums in f64.
+    /// `multiply` with a B that is packed or read in place, and with both orders of A, agrees with sums in f64.
     #[test]
     fn products_of_blocks() {
         let blocks = Blocks::detect();
@@ -314,7 +315,7 @@ mod tests {
                 } else {
                     Strides { row: 1, col: rows }
                 };
-                let left = Left {
+                let left = LeftBlock {
                     start: a.as_ptr(),
                     strides,
                 };
@@ -323,7 +324,7 @@ mod tests {
                     row: cols + 3,
                     add,
                 };
-                // SAFETY: vectors of these sizes, one of which is written.
+                // SAFETY: vectors of these sizes; only one is written.
                 unsafe {
                     let panels = if pack {
                         blocks.pack(b.as_ptr(), Strides { row: cols, col: 1 }, k, cols, packed.as_mut_ptr())

@@ -1,4 +1,4 @@
-//! The kernels by instruction set.
+//! Tables of the matmul kernels, one for each instruction set.
 
 use super::packed::{MAX_ROWS, PackedKernels, Rows};
 use super::spec::{Kernel, Strides};
@@ -7,39 +7,38 @@ use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 
-/// [`super::pack::panels`] for one instruction set.
+/// Type of [`super::pack::panels`] for one instruction set.
 pub(super) type PanelsFn = unsafe fn(*const f32, Strides, usize, usize, usize, *mut f32);
-/// [`super::vector::stream`] for one instruction set.
+/// Type of [`super::vector::stream`] for one instruction set.
 pub(super) type StreamFn = unsafe fn(*const f32, *const f32, usize, usize, usize, *mut f32);
-/// [`super::vector::dots`] for one instruction set.
+/// Type of [`super::vector::dots`] for one instruction set.
 pub(super) type DotsFn = unsafe fn(*const f32, *const f32, [usize; 3], [usize; 2], *mut f32);
 
-/// All that the multiply needs of one instruction set. To call any of the
-/// functions the CPU must have it.
+/// All matmul kernels for one instruction set. Calling any of them requires a CPU that has the instruction set.
 pub(super) struct KernelSet {
     pub kernel: Kernel,
-    /// Columns of one vector.
+    /// Number of columns in one vector register.
     pub lanes: usize,
-    /// Columns of the widest tile: two vectors.
+    /// Number of columns of the widest tile: two vectors.
     pub tile_cols: usize,
-    /// Kernels for an A with contiguous columns: `tiles[r - 1]` has r rows.
+    /// Kernels for an A with contiguous columns: `by_cols[r - 1]` has `r` rows.
     pub by_cols: &'static [TileRow],
-    /// The same for an A with contiguous rows.
+    /// Kernels for an A with contiguous rows, by number of rows in the same way.
     pub by_rows: &'static [TileRow],
-    /// The same, which also copy B.
+    /// Kernels that also copy B to panels.
     pub copying: &'static [TileRow],
-    /// The same for an A with rows in pieces.
+    /// Kernels for an A in [`Pieces`].
     pub pieces: &'static [TileRow<PiecesFn>],
     pub panels: PanelsFn,
     pub stream: StreamFn,
-    /// `dots[r - 1]` has r rows.
+    /// Products of columns: `dots[r - 1]` has `r` rows.
     pub dots: [DotsFn; 4],
-    /// Of weights in `f16`, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q6.
+    /// Kernels for weights in `f16`, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q6, in this order.
     pub packed: [PackedKernels; 7],
 }
 
 impl KernelSet {
-    /// The kernel for so many columns, of those for a number of rows.
+    /// Selects the kernel for a number of columns.
     fn for_columns<F: Copy>(&self, kernels: &TileRow<F>, cols: usize) -> F {
         if cols == self.tile_cols {
             kernels.full
@@ -50,7 +49,8 @@ impl KernelSet {
         }
     }
 
-    /// Runs the kernel for a tile's columns, of those for its rows.
+    /// Runs the kernel for a tile. `kernels` has the tile's number of rows; the kernel is selected by its number of
+    /// columns.
     ///
     /// # Safety
     ///
@@ -60,7 +60,7 @@ impl KernelSet {
         unsafe { self.for_columns(kernels, tile.cols)(tile) }
     }
 
-    /// [`KernelSet::run`] for an A in pieces.
+    /// Runs the kernel for a tile like [`KernelSet::run`], with an A in [`Pieces`].
     ///
     /// # Safety
     ///
@@ -81,10 +81,13 @@ macro_rules! kernel_set {
     ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
             use super::*;
-            use crate::gemm::{pack, packed, tile, vector};
+            use crate::gemm::packed::kernels as packed;
+            use crate::gemm::{pack, tile, vector};
             use crate::simd::Vector;
 
             $(#[$feature])?
+            /// Compiles [`tile::multiply`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`tile::multiply`].
@@ -101,7 +104,7 @@ macro_rules! kernel_set {
                 unsafe { tile::multiply::<$vector, ROWS, COLS, MASKED, BY_ROWS, COPY>(operands) }
             }
 
-            /// The kernels for one number of rows.
+            /// Returns the kernels for one number of rows.
             const fn row<const ROWS: usize, const BY_ROWS: bool, const COPY: bool>() -> TileRow {
                 TileRow {
                     full: multiply::<ROWS, VECTORS, false, BY_ROWS, COPY>,
@@ -111,6 +114,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`tile::multiply_pieces`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`tile::multiply_pieces`].
@@ -131,6 +136,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`pack::panels`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`pack::panels`].
@@ -147,6 +154,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`vector::stream`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`vector::stream`].
@@ -163,6 +172,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`vector::dots`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`vector::dots`].
@@ -178,6 +189,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`packed::matmul`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`packed::matmul`].
@@ -193,6 +206,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`packed::expand`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`packed::expand`].
@@ -202,6 +217,8 @@ macro_rules! kernel_set {
             }
 
             $(#[$feature])?
+            /// Compiles [`packed::panels`] for the instruction set.
+            ///
             /// # Safety
             ///
             /// As for [`packed::panels`].
@@ -254,9 +271,9 @@ macro_rules! kernel_set {
     };
 }
 
-// The rows are as many as the registers hold sums for, next to the vectors of B
-// and one element of A: 32 registers for AVX-512 and NEON, 16 for the others. (With 12 rows of AVX-512 the
-// compiler spills sums to memory when A's rows are contiguous.)
+// The number of rows is limited by registers: they hold the sums, the vectors of B and one element
+// of A. AVX-512 and NEON have 32 registers, other sets have 16. (With 12 rows of AVX-512 the
+// compiler spills sums to memory if A's rows are contiguous.)
 #[cfg(target_arch = "x86_64")]
 kernel_set!(avx512, Kernel::Avx512, Avx512, [#[target_feature(enable = "avx512f")]],
     [1 2 3 4 5 6 7 8 9 10 11]);
@@ -268,14 +285,14 @@ kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6 7 8]);
 kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6]);
 
 impl Kernel {
-    /// The kernels that this CPU can run, the fastest first.
+    /// Returns the kernels that this CPU can run, the fastest first.
     pub fn available() -> impl Iterator<Item = Kernel> {
         [Kernel::Avx512, Kernel::Avx2, Kernel::Portable]
             .into_iter()
             .filter(|kernel| kernel.is_available())
     }
 
-    /// The fastest kernel that this CPU can run.
+    /// Returns the fastest kernel that this CPU can run.
     pub fn detect() -> Kernel {
         Self::available().next().unwrap_or(Kernel::Portable)
     }
@@ -296,7 +313,7 @@ impl Kernel {
         self == Kernel::Portable
     }
 
-    /// This kernel's functions; the best others if the CPU lacks it.
+    /// Returns this kernel's functions, or those of the best available kernel if the CPU lacks it.
     pub(super) fn set(self) -> &'static KernelSet {
         let kernel = if self.is_available() { self } else { Self::detect() };
         match kernel {

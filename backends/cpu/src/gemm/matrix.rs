@@ -1,4 +1,4 @@
-//! The cut of a matmul.
+//! Partition of a matrix-matrix product into tasks and blocks.
 
 use std::ops::Range;
 
@@ -8,107 +8,104 @@ use super::spec::{GemmSpec, Operands, Strides};
 use super::tile::Tile;
 use crate::share::share;
 
-/// Steps along k in a block, at most. A panel of B then has 32 KiB with AVX2 and
-/// comes in part from the second-level cache, which is fast enough; each tile
-/// works so long that its loads and stores of C do not matter.
+/// Maximum steps along k in a block. A panel of B then has 32 KiB with AVX2. It is partly read from the second-level
+/// cache, but that is fast enough. Each tile computes long enough to hide its loads and stores of C.
 const K_BLOCK: usize = 512;
-/// Rows in a block, at most: a block of A has some 400 KB, a part of the
-/// second-level cache.
+/// Maximum rows in a block: a block of A has about 400 KB, a part of the second-level cache.
 const ROW_BLOCK: usize = 192;
-/// Columns that a task packs at a time, about the same size.
+/// Number of columns that a task packs at a time; they take about as much memory as a block of A.
 const COL_BLOCK: usize = 256;
 
-/// Operations that are worth a task of their own: some microseconds.
+/// Minimum operations that are worth a separate task: some microseconds of work.
 const TASK_FLOPS: u64 = 400_000;
-/// The most tasks of a matmul of medium size, and how many operations make it
-/// one more in a large one, where the threads may be many.
+/// Maximum number of tasks of a matmul of medium size, and the number of operations per additional
+/// task of a large one, which may run on many threads.
 const MEDIUM_TASKS: u64 = 16;
 const LARGE_TASK_FLOPS: u64 = 100_000_000;
 const MAX_TASKS: u64 = 64;
-/// Up to so many rows, C is cut by columns only: then each task packs its columns
-/// of B for itself, in cache, and nobody waits for a common phase.
+/// Maximum rows for which C is cut by columns only. Each task then packs its columns of B itself,
+/// in cache, and no thread waits for a common phase.
 const WIDE_ROWS: usize = 128;
-/// Rows of a task in a taller C, at least, and panels if it has to be cut by
-/// columns too.
+/// Minimum rows of a task in a taller C, and minimum panels if C has to be cut by columns too.
 const TASK_ROWS: usize = 48;
 const TASK_PANELS: usize = 4;
 
-/// B is not packed up to so many f32s (half of a 1 MiB second-level cache), unless C is tall and the matmul at least so large:
-/// rows of B that are no whole cache lines, or far apart, keep its panels out of the first-level cache, for which many rows of C
-/// pay.
+/// Maximum f32s of a B that is not packed (half of a 1 MiB second-level cache), unless C is tall
+/// and the matmul has at least `IN_PLACE_FLOPS`. Rows of B that are no whole cache lines, or are
+/// far apart, keep its panels out of the first-level cache. With many rows of C, packing pays.
 const OPERAND_LEN: usize = 128 * 1024;
 const IN_PLACE_FLOPS: u64 = 8_000_000;
-/// Up to so many panels of a block, a tile's rows of A meet all of them before the next rows are read: these are then read once,
-/// from wherever they are, while the panels come from the second-level cache.
+/// Maximum panels of a block for which a tile's rows of A are multiplied by all panels before the
+/// next rows are read. Rows of A are then read only once, from any level of memory, and the panels
+/// come from the second-level cache.
 const FEW_PANELS: usize = 4;
-/// f32s of B that are worth a packing task of their own.
+/// Minimum `f32`s of B that are worth a separate packing task.
 const PACK_LEN: usize = 32 * 1024;
 const MAX_PACK_TASKS: usize = 16;
-/// Lines of A at a distance of a multiple of this, in f32s, share few cache sets.
+/// Row distance of A, in `f32`s, at whose multiples rows compete for few cache sets.
 const CROWDING: usize = 256;
 
-/// From where the tiles read B.
+/// The memory from which tiles read B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The operand itself.
+    /// The operand itself, row by row.
     Operand,
-    /// The operand itself, which consists of panels.
+    /// The operand itself, already stored in panels.
     Panels,
-    /// Panels that each task packs for itself: no task shares its columns.
+    /// Panels in the worker's scratch. Each task packs its own columns, which no other task uses.
     Worker,
-    /// The same, but the task's first rows of A meet B where it lies and leave the panels for the others, so that
-    /// memory is read while the arithmetic goes on.
+    /// Panels in the worker's scratch, too. The task's first rows of A read B in place and copy it to the panels for
+    /// the remaining rows. This overlaps memory reads with arithmetic.
     Copied,
-    /// Panels that the first phase packs for all.
+    /// Panels in the shared scratch. The first phase packs them for all tasks.
     Shared,
 }
 
-/// How to compute a matmul.
+/// The partition of a matmul.
 ///
-/// C is cut into a grid of tasks. Within its part, a task goes over blocks of k,
-/// blocks of columns (where it packs B for itself), blocks of rows, and then over
-/// tiles: along the columns outside, along the rows inside, so that the panel of B
-/// stays in the first-level cache and the block of A in the second-level one. With
-/// few panels it is the other way round.
+/// C is cut into a grid of tasks. Within its part, a task iterates over blocks of k, blocks of
+/// columns (where it packs B for itself), blocks of rows, and then over tiles: columns in the outer
+/// loop, rows in the inner one. So the panel of B stays in the first-level cache and the block of A
+/// in the second-level one. With few panels, rows are the outer loop.
 #[derive(Clone, Debug)]
 pub(super) struct MatrixPlan {
     source: Source,
-    /// Parts of C by rows and by columns.
+    /// Number of parts into which C is cut by rows, and by columns.
     row_parts: usize,
     col_parts: usize,
-    /// Columns of the widest tile, and panels of that width in B.
+    /// Columns of the widest tile, and number of panels of that width in B.
     width: usize,
     panels: usize,
-    /// Steps along k in a block, and how many blocks there are.
+    /// Steps along k in a block, and number of such blocks.
     k_block: usize,
     k_blocks: usize,
-    /// Rows and panels in a block, at most.
+    /// Maximum rows, and maximum panels, of a block.
     row_block: usize,
     panel_block: usize,
-    /// Copy blocks of A before use: it has no contiguous axis, or its lines would
-    /// drive each other out of the cache.
+    /// True if blocks of A are copied before use: A has no contiguous axis, or its rows compete for the same cache
+    /// sets.
     copy_a: bool,
-    /// Tasks of the packing phase.
+    /// Number of tasks of the packing phase.
     pack_tasks: usize,
 }
 
-/// The right operand of a matmul.
-pub(super) trait Right {
+/// A right operand of a matmul that can be packed into panels.
+pub(super) trait RightOperand {
     /// Packs some panels for some steps along k, in the order of [`pack::panels`].
     ///
     /// # Safety
     ///
-    /// The operand must be valid, `to` have room for the panels and be accessed by nobody else, and the CPU able to run
-    /// `set`.
+    /// The operand must be valid, `to` must have room for the panels without access by other code,
+    /// and the CPU must be able to run `set`.
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32);
 }
 
-/// `f32`s with the strides of the spec.
-struct Plain(*const f32);
+/// A right operand of `f32`s with the strides of the spec.
+struct StridedF32(*const f32);
 
 impl MatrixPlan {
-    /// A plan with one phase, in which tasks have columns of their own and no part of the right operand is packed twice.
-    /// That is never read in place. Blocks of k begin at multiples of `step`.
+    /// Creates a plan with one phase, in which each task computes its own columns and no part of the right operand is
+    /// packed twice. The right operand is never read in place. Blocks of k begin at multiples of `step`.
     pub(super) fn of_columns(spec: &GemmSpec, set: &KernelSet, step: usize) -> Self {
         let plan = MatrixPlan::new(spec, set, false);
         let k_block = plan.k_block.next_multiple_of(step);
@@ -126,7 +123,8 @@ impl MatrixPlan {
         }
     }
 
-    /// `in_panels` says that B is stored so, with all of k in each panel, whatever the spec's strides.
+    /// Plans a matmul. With `in_panels`, B is stored in panels that each contain all of k, and the spec's strides of B
+    /// are ignored.
     pub(super) fn new(spec: &GemmSpec, set: &KernelSet, in_panels: bool) -> Self {
         let width = set.tile_cols;
         let panels = spec.n.div_ceil(width);
@@ -189,7 +187,7 @@ impl MatrixPlan {
         }
     }
 
-    /// Rows and columns of C that a task of the last phase computes, to the end.
+    /// Returns the rows and columns of C that a task of the last phase completes.
     pub(super) fn part(&self, spec: &GemmSpec, task: usize) -> (Range<usize>, Range<usize>) {
         let rows = share(spec.m, self.row_parts, task / self.col_parts);
         let panels = share(self.panels, self.col_parts, task % self.col_parts);
@@ -209,7 +207,7 @@ impl MatrixPlan {
         self.worker_panels_len() + a_len
     }
 
-    /// The part of a worker's scratch for panels of B; the copy of A is behind.
+    /// Returns the size of the panels of B in a worker's scratch; the copy of A follows them.
     fn worker_panels_len(&self) -> usize {
         match self.source {
             Source::Worker | Source::Copied => self.panel_block * self.k_block * self.width,
@@ -217,24 +215,24 @@ impl MatrixPlan {
         }
     }
 
-    /// Whether tiles meet B in memory, and ask for the panel behind theirs.
+    /// Returns true if tiles read B from memory and prefetch the next panel.
     fn reads_on(&self) -> bool {
         matches!(self.source, Source::Copied | Source::Panels)
     }
 
-    /// The steps along k of a block.
+    /// Returns the steps along k that belong to a block.
     fn steps(&self, spec: &GemmSpec, block: usize) -> Range<usize> {
         let start = block * self.k_block;
         start..(start + self.k_block).min(spec.k)
     }
 
-    /// The offset of a panel in the shared scratch: block by block of k, panel by
-    /// panel, step by step.
+    /// Returns the offset of a panel in the shared scratch, which is ordered by blocks of k, panels
+    /// and steps.
     fn shared_at(&self, steps: &Range<usize>, panel: usize) -> usize {
         (steps.start * self.panels + steps.len() * panel) * self.width
     }
 
-    /// A task of the first of two phases: packs some panels of B for all.
+    /// Runs a task of the first of two phases, which packs some panels of B for all tasks.
     ///
     /// # Safety
     ///
@@ -247,22 +245,23 @@ impl MatrixPlan {
             // its own.
             unsafe {
                 let to = operands.shared.add(self.shared_at(&steps, panels.start));
-                Plain(operands.b).pack(spec, set, &steps, panels.clone(), to);
+                StridedF32(operands.b).pack(spec, set, &steps, panels.clone(), to);
             }
         }
     }
 
-    /// A task of the last phase: one part of C.
+    /// Runs a task of the last phase, which computes one part of C.
     ///
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
     pub(super) unsafe fn multiply(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
         // SAFETY: passed on to the caller.
-        unsafe { self.multiply_by(spec, set, task, &Plain(operands.b), operands) }
+        unsafe { self.multiply_by(spec, set, task, &StridedF32(operands.b), operands) }
     }
 
-    /// A task of the last phase by a right operand, which stands in for `operands.b` unless that is read in place.
+    /// Runs a task of the last phase with a right operand that replaces `operands.b`, unless
+    /// `operands.b` is read in place.
     ///
     /// # Safety
     ///
@@ -272,7 +271,7 @@ impl MatrixPlan {
         spec: &GemmSpec,
         set: &KernelSet,
         task: usize,
-        right: &impl Right,
+        right: &impl RightOperand,
         operands: Operands,
     ) {
         let rows = share(spec.m, self.row_parts, task / self.col_parts);
@@ -316,8 +315,9 @@ impl MatrixPlan {
         }
     }
 
-    /// From where a tile of rows, of so many, reads a panel of a block. `packed` points to the block's
-    /// panels, if there are any, `b` to B. No address needs to be valid.
+    /// Returns the memory from which tile `tile` of `tiles` reads panel `index` of a block. `packed` is the address of
+    /// the block's panels, if there are any, and `b` that of B. The addresses are only computed; they need not be
+    /// valid.
     fn lines(
         &self,
         spec: &GemmSpec,
@@ -326,8 +326,8 @@ impl MatrixPlan {
         b: *const f32,
         index: usize,
         (tile, tiles): (usize, usize),
-    ) -> Lines {
-        // Or a task would read B in place for the first rows of each of its blocks of rows.
+    ) -> TileSource {
+        // Otherwise, a task would read B in place again for the first rows of each of its blocks of rows.
         const { assert!(WIDE_ROWS <= ROW_BLOCK) };
         let k = part.steps.len();
         let (step_row, panel_row) = match self.source {
@@ -342,7 +342,7 @@ impl MatrixPlan {
         } else {
             (in_place((part.steps.start, part.panels.start + index)), step_row)
         };
-        // Each tile of a panel asks for a part of the next panel.
+        // Each tile of a panel prefetches a part of the next panel.
         let next = if index + 1 < part.panels.len() {
             Some((part.steps.start, part.panels.start + index + 1))
         } else {
@@ -355,7 +355,7 @@ impl MatrixPlan {
             }
             _ => (b, 0),
         };
-        Lines {
+        TileSource {
             b,
             row,
             panel,
@@ -365,7 +365,7 @@ impl MatrixPlan {
         }
     }
 
-    /// Multiplies one block. `b` points to its panels, if they are packed.
+    /// Multiplies one block. `b` is the address of its panels, if they are packed.
     ///
     /// # Safety
     ///
@@ -414,7 +414,7 @@ impl MatrixPlan {
             // tile's rows and columns.
             unsafe {
                 let c = operands.c.add(first_row * spec.ldc + col);
-                // Later blocks of k add to what the earlier ones left in C.
+                // Later blocks of k add to the sums of the earlier ones in C.
                 let (base, base_row) = if spec.accumulate || part.steps.start > 0 {
                     (c.cast_const(), spec.ldc)
                 } else {
@@ -444,20 +444,21 @@ impl MatrixPlan {
     }
 }
 
-/// From where a tile reads B.
-struct Lines {
-    /// The first line and the distance to the next one.
+/// The source of B for one tile, and the lines that the tile prefetches.
+struct TileSource {
+    /// Address of the first line (row of B in the tile), and distance to the next one.
     b: *const f32,
     row: usize,
-    /// The panel in which the lines are, or to which they go if the tile is the first to read them; null if B is not packed.
+    /// Panel that contains the lines, or to which they are copied if the tile is the first to read
+    /// them; null if B is not packed.
     panel: *const f32,
     first: bool,
-    /// What to ask for meanwhile: a line, valid or not, and the distance to the next one.
+    /// Address of the first line to prefetch while multiplying (it may be invalid), and distance to the next one.
     prefetch: *const f32,
     ahead_row: usize,
 }
 
-/// Floating-point operations of a matmul, or as many as there are numbers for.
+/// Returns the floating-point operations of a matmul, saturating at the maximum of the type.
 fn flops(spec: &GemmSpec) -> u64 {
     let lengths = [spec.m, spec.n, spec.k];
     lengths
@@ -465,7 +466,7 @@ fn flops(spec: &GemmSpec) -> u64 {
         .fold(2, |product, len| product.saturating_mul(*len as u64))
 }
 
-/// How many tasks a matmul is worth.
+/// Returns the number of tasks that is worthwhile for a matmul.
 fn wanted_tasks(spec: &GemmSpec) -> usize {
     let flops = flops(spec);
     let most = (MEDIUM_TASKS + flops / LARGE_TASK_FLOPS).min(MAX_TASKS);
@@ -478,11 +479,11 @@ struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
     steps: Range<usize>,
-    /// The first step and the panel which this task goes on with, if it does.
+    /// First step and first panel of the block that this task multiplies next, if any.
     next: Option<(usize, usize)>,
 }
 
-impl Right for Plain {
+impl RightOperand for StridedF32 {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
         let width = set.tile_cols;
         let first = panels.start * width;

@@ -1,10 +1,9 @@
-//! Multiply of f32 matrices, planned once and replayed without allocation.
+//! Matmul of `f32` matrices, planned once and replayed without allocation.
 //!
-//! A [`Gemm`] cuts `C[m, n] = A[m, k] · B[k, n]` into phases of independent tasks.
-//! The caller distributes the tasks of one phase over any threads, waits for all,
-//! and goes on to the next phase. The cut and the order in which each element of C
-//! is summed up depend on the [`GemmSpec`] and the kernel alone: results are the
-//! same, to the bit, for any number of threads.
+//! A [`Gemm`] cuts `C[m, n] = A[m, k] · B[k, n]` into phases of independent tasks. The caller
+//! distributes the tasks of one phase over any threads, waits for all, and continues with the next
+//! phase. The partition and the order in which each element of C is summed up depend only on the
+//! [`GemmSpec`] and the kernel: results are bitwise equal for any number of threads.
 
 mod block;
 mod kernels;
@@ -21,7 +20,7 @@ mod tests;
 
 use std::ops::Range;
 
-pub(crate) use block::{Blocks, Left, Target};
+pub(crate) use block::{Blocks, LeftBlock, Target};
 use kernels::KernelSet;
 use matrix::MatrixPlan;
 pub(crate) use packed::{PackedGemm, Rows, Storage};
@@ -31,19 +30,19 @@ use vector_plan::VectorPlan;
 
 use crate::order::Panels;
 
-/// How the matmul is computed.
+/// The algorithm of a matmul.
 #[derive(Clone, Debug)]
 enum Plan {
     /// There is nothing to do.
     Nothing,
-    /// C becomes 0, for lack of anything to sum up.
+    /// C is set to 0, because k is 0.
     Clear,
     /// A or B is a vector.
     Vector(VectorPlan),
     Matrix(MatrixPlan),
 }
 
-/// A planned multiply.
+/// A planned matmul.
 #[derive(Clone)]
 pub struct Gemm {
     spec: GemmSpec,
@@ -52,24 +51,23 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Plans a multiply with the fastest kernel that this CPU can run.
+    /// Plans a matmul with the fastest kernel that this CPU can run.
     pub fn new(spec: GemmSpec) -> Self {
         Self::with_kernel(spec, Kernel::detect())
     }
 
-    /// Plans a multiply with the given kernel, or with the fastest one if this CPU
-    /// cannot run that.
+    /// Plans a matmul with `kernel`, or with the fastest one if this CPU cannot run it.
     pub fn with_kernel(spec: GemmSpec, kernel: Kernel) -> Self {
         Self::planned(spec, kernel, false)
     }
 
-    /// Plans a multiply whose B lies in [`Gemm::panels`], so that its strides mean nothing.
+    /// Plans a matmul whose B is stored in [`Gemm::panels`]. The strides of B are ignored.
     pub(crate) fn by_panels(spec: GemmSpec) -> Self {
         Self::planned(spec, Kernel::detect(), true)
     }
 
-    /// The panels in which a matrix `B[k, n]` consists of the panels that tiles read, stored as `[k, n]` or transposed; `None`
-    /// if these would not be full.
+    /// Returns the panel layout in which tiles read a matrix `B[k, n]`, stored as `[k, n]` or transposed. Returns
+    /// `None` if the panels would not be full.
     pub(crate) fn panels([k, n]: [usize; 2], transposed: bool) -> Option<Panels> {
         Self::panels_for([k, n], transposed, Kernel::detect())
     }
@@ -100,17 +98,17 @@ impl Gemm {
         Self { spec, set, plan }
     }
 
-    /// What is multiplied.
+    /// Returns the specification of the matmul.
     pub fn spec(&self) -> &GemmSpec {
         &self.spec
     }
 
-    /// The kernel in use.
+    /// Returns the kernel in use.
     pub fn kernel(&self) -> Kernel {
         self.set.kernel
     }
 
-    /// The number of phases, to be run one after the other: 1 or 2.
+    /// Returns the number of phases, 1 or 2, which run one after the other.
     pub fn phases(&self) -> usize {
         match &self.plan {
             Plan::Matrix(plan) => plan.phases(),
@@ -119,7 +117,7 @@ impl Gemm {
         }
     }
 
-    /// The number of independent tasks in a phase; may be 0.
+    /// Returns the number of independent tasks in a phase; it may be 0.
     pub fn tasks(&self, phase: usize) -> usize {
         match &self.plan {
             _ if phase >= self.phases() => 0,
@@ -130,8 +128,8 @@ impl Gemm {
         }
     }
 
-    /// Rows and columns of C that a task of the last phase computes, where they are a rectangle: complete when
-    /// the task is over.
+    /// Returns the rows and columns of C that a task of the last phase computes, if they are a
+    /// rectangle. They are complete when the task has ended.
     pub fn part(&self, task: usize) -> Option<(Range<usize>, Range<usize>)> {
         match &self.plan {
             Plan::Matrix(plan) => Some(plan.part(&self.spec, task)),
@@ -141,8 +139,8 @@ impl Gemm {
         }
     }
 
-    /// Scratch shared by all tasks, in f32s. It carries data from one phase to the
-    /// next, none from call to call.
+    /// Returns the size of the scratch shared by all tasks, in f32s. It carries data from one phase
+    /// to the next, but not from call to call.
     pub fn shared_len(&self) -> usize {
         match &self.plan {
             Plan::Matrix(plan) => plan.shared_len(),
@@ -151,7 +149,7 @@ impl Gemm {
         }
     }
 
-    /// Scratch of each worker for itself, in f32s. It carries no data from task to
+    /// Returns the size of each worker's own scratch, in f32s. It carries no data from task to
     /// task.
     pub fn worker_len(&self) -> usize {
         match &self.plan {
@@ -161,7 +159,7 @@ impl Gemm {
         }
     }
 
-    /// Floating-point operations of the matmul: 2 m n k.
+    /// Returns the floating-point operations of the matmul: 2 m n k.
     pub fn flops(&self) -> u64 {
         2 * self.spec.m as u64 * self.spec.n as u64 * self.spec.k as u64
     }
@@ -170,15 +168,15 @@ impl Gemm {
     ///
     /// # Safety
     ///
-    /// - `phase < phases()` and `task < tasks(phase)`; all tasks of the phases
-    ///   before must be over, with the same operands and the same `shared`.
-    /// - `a`, `b` and `c` must be valid for the elements that the spec names, `c`
-    ///   for writing. C must overlap neither A nor B, and nobody but other tasks
-    ///   of this call may write any of the three meanwhile.
-    /// - `shared` must be valid for [`Self::shared_len`] f32s and accessed by
-    ///   nothing but this call's tasks, `worker` for [`Self::worker_len`] f32s and
-    ///   accessed by nothing but this task. Both should be aligned to 64 bytes (for
-    ///   speed) and may hold anything at first, if only initialised memory.
+    /// - `phase < phases()` and `task < tasks(phase)`. All tasks of the previous phases must have
+    ///   ended, with the same operands and the same `shared`.
+    /// - `a`, `b` and `c` must be valid for the elements that the spec names, `c` for writing. C
+    ///   must overlap neither A nor B, and only other tasks of this call may write any of the three
+    ///   meanwhile.
+    /// - `shared` must be valid for [`Self::shared_len`] f32s and only be accessed by this call's
+    ///   tasks. `worker` must be valid for [`Self::worker_len`] f32s and only be accessed by this
+    ///   task. Both should be aligned to 64 bytes (for speed). Their initial values are arbitrary,
+    ///   but the memory must be initialized.
     #[expect(clippy::too_many_arguments, reason = "the raw form of a launch")]
     pub unsafe fn run_task(
         &self,
@@ -202,18 +200,20 @@ impl Gemm {
         unsafe { self.run_task_on(phase, task, operands) }
     }
 
-    /// [`Self::run_task`], with an addend.
+    /// Runs a task like [`Self::run_task`], and also adds the operands' addend.
     ///
     /// # Safety
     ///
-    /// As there; the addend must be null or valid for the elements of C, and nobody may write it meanwhile.
+    /// As for [`Self::run_task`]; the addend must be null or valid for the elements of C, and no
+    /// other code may write it meanwhile.
     pub unsafe fn run_task_on(&self, phase: usize, task: usize, operands: Operands) {
         let c = operands.c;
         match &self.plan {
             Plan::Nothing => {}
             Plan::Clear => {
                 for i in 0..self.spec.m {
-                    // SAFETY: row `i` of C and of the addend, which the caller vouches for.
+                    // SAFETY: row `i` of C and of the addend, which are valid by the function's
+                    // contract.
                     unsafe {
                         let row = c.add(i * self.spec.ldc);
                         match operands.addend.at(i, 0) {

@@ -1,17 +1,16 @@
-//! Copies of operand blocks in the order in which the tiles read them.
+//! Packing of blocks of A and B into the order in which tiles read them.
 
 use super::spec::Strides;
 use crate::simd::Vector;
 
 /// Copies B[k, cols] into panels of `width` columns: element (p, j) goes to
-/// `to[(j / width) * k * width + p * width + j % width]`. What the last panel
-/// has beyond `cols` stays as it is; masked tiles do not read it.
+/// `to[(j / width) * k * width + p * width + j % width]`. Elements of the last panel beyond `cols`
+/// stay unchanged; masked tiles do not read them.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, `b` must be valid for the block, and
-/// `to` for whole panels, which nobody else accesses meanwhile. `width` must be a
-/// multiple of `V::LANES`.
+/// The CPU must have `V`'s instruction set, `b` must be valid for the block, and `to` for whole
+/// panels that no other code accesses meanwhile. `width` must be a multiple of `V::LANES`.
 #[inline(always)]
 pub(super) unsafe fn panels<V: Vector>(
     b: *const f32,
@@ -36,12 +35,11 @@ pub(super) unsafe fn panels<V: Vector>(
     }
 }
 
-/// How many rows ahead packing prefetches B. Rows are too short, and too far apart, for the
-/// hardware prefetcher.
+/// Prefetch distance in rows of B. Rows are too short, and too far apart, for the hardware
+/// prefetcher.
 pub(super) const AHEAD: usize = 8;
 
-/// All panels of a B whose rows are contiguous. Row by row, for the sake of the
-/// memory that it comes from.
+/// Packs all panels of a B with contiguous rows. It reads row by row, because that is the order in memory.
 ///
 /// # Safety
 ///
@@ -70,7 +68,7 @@ unsafe fn rows<V: Vector>(b: *const f32, row: usize, k: usize, cols: usize, widt
     }
 }
 
-/// One panel of any B; fast where its columns are contiguous.
+/// Packs one panel of any B. It is fast if the columns of B are contiguous.
 ///
 /// # Safety
 ///
@@ -103,17 +101,15 @@ unsafe fn columns<V: Vector>(b: *const f32, strides: Strides, k: usize, cols: us
     }
 }
 
-/// Copies A[rows, k] for tiles, which come one after the other and have the
-/// heights of [`super::share`]`(rows, tiles, _)`: with rows of `k` f32s if A's rows are
-/// contiguous, else with columns of a tile's height. The copy has `rows * k` f32s.
+/// Copies A[rows, k] for tiles, one after the other, whose heights are [`super::share`]`(rows, tiles, _)`. If A's rows
+/// are contiguous, the copy has rows of `k` f32s, else columns of a tile's height. The copy has `rows * k` f32s.
 ///
-/// The axis that is contiguous stays so: tiles read A by single elements and do
-/// not care. What matters is that a tile's elements lie close together.
+/// The contiguous axis stays contiguous: tiles read single elements of A, in either order. Only the distance between a
+/// tile's elements matters.
 ///
 /// # Safety
 ///
-/// `a` must be valid for the block, and `to` for the copy, which nobody else
-/// accesses meanwhile.
+/// `a` must be valid for the block, and `to` for the copy, which no other code accesses meanwhile.
 pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usize, tiles: usize, to: *mut f32) {
     if strides.col == 1 {
         // Rows in order of tiles are rows in order.
@@ -131,7 +127,7 @@ pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usiz
         let mut row = 0;
         for tile in 0..tiles {
             let height = low + usize::from(tile < higher);
-            // SAFETY: column `p` of this tile and its place in the copy.
+            // SAFETY: column `p` of this tile and its position in the copy.
             unsafe {
                 let from = a.add(row * strides.row + p * strides.col);
                 line(from, strides.row, height, to.add(row * k + p * height));
@@ -141,7 +137,7 @@ pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usiz
     }
 }
 
-/// Copies a few f32s that are `stride` apart.
+/// Copies `len` f32s that are `stride` apart to contiguous memory.
 ///
 /// # Safety
 ///
@@ -153,7 +149,7 @@ unsafe fn line(from: *const f32, stride: usize, len: usize, to: *mut f32) {
     // SAFETY: all indices are below `len`.
     unsafe {
         if stride == 1 {
-            // A length that is known spares the call of a library function.
+            // A constant length avoids the call of a library function.
             while i + CHUNK <= len {
                 std::ptr::copy_nonoverlapping(from.add(i), to.add(i), CHUNK);
                 i += CHUNK;

@@ -1,23 +1,23 @@
-//! What to multiply, and what a call gets.
+//! The specification of a matmul, and the operands of a call.
 
-/// Distances, in f32s, between neighbours in a matrix. Any will do; kernels are
-/// fast where at least one of the two is 1.
+/// Distances between neighbouring elements of a matrix, in f32s. Any distance is allowed; kernels are fast if at least
+/// one of the two is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
-    /// From element (i, j) to (i + 1, j).
+    /// Distance from element (i, j) to (i + 1, j).
     pub row: usize,
-    /// From element (i, j) to (i, j + 1).
+    /// Distance from element (i, j) to (i, j + 1).
     pub col: usize,
 }
 
-/// What to multiply: `C[m, n] = A[m, k] · B[k, n]`, or `C += A · B`.
+/// A matmul `C[m, n] = A[m, k] · B[k, n]`, or `C += A · B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmSpec {
     /// Rows of A and C.
     pub m: usize,
     /// Columns of B and C.
     pub n: usize,
-    /// Columns of A, rows of B. With none, the result is all zeros.
+    /// Columns of A, rows of B. If it is 0, the product is all zeros.
     pub k: usize,
     /// Strides of A.
     pub a: Strides,
@@ -25,56 +25,56 @@ pub struct GemmSpec {
     pub b: Strides,
     /// Distance between rows of C, in f32s, at least `n`. C's columns are adjacent.
     pub ldc: usize,
-    /// Add to C rather than overwrite it.
+    /// Adds the product to C instead of overwriting C.
     pub accumulate: bool,
 }
 
-/// An implementation of the inner loops.
+/// An implementation of the inner loops of a matmul, by instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// x86-64 with AVX-512F, AVX2 and FMA.
+    /// x86-64 with AVX-512F, AVX2, FMA and F16C.
     Avx512,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// Any CPU.
     Portable,
 }
 
-/// What a call adds to the result: element (i, j) lies `i * row + j` behind `start`.
+/// A matrix that a call adds to the result: element (i, j) is at offset `i * row + j` from `start`.
 #[derive(Clone, Copy, Debug)]
 pub struct Addend {
-    /// Element (0, 0); null to add nothing.
+    /// Address of element (0, 0); null to add nothing.
     pub start: *const f32,
-    /// Distance between rows, in f32s: 0 where all rows add the same.
+    /// Distance between rows, in f32s: 0 if all rows add the same values.
     pub row: usize,
 }
 
 impl Addend {
-    /// Adds nothing.
+    /// The empty addend, which adds nothing.
     pub const NONE: Addend = Addend {
         start: std::ptr::null(),
         row: 0,
     };
 
-    /// Element (i, j), if there is one. The address is valid where the addend is.
+    /// Returns the address of element (i, j), if there is an addend. It is valid if the addend is.
     pub(super) fn at(self, i: usize, j: usize) -> Option<*const f32> {
         (!self.start.is_null()).then(|| self.start.wrapping_add(i * self.row + j))
     }
 }
 
-/// The operands of a call, which are what [`super::Gemm::run_task`] says.
+/// The operands of a call, as [`super::Gemm::run_task`] specifies them.
 #[derive(Clone, Copy)]
 pub struct Operands {
-    /// A.
+    /// Address of A.
     pub a: *const f32,
-    /// B.
+    /// Address of B.
     pub b: *const f32,
-    /// C.
+    /// Address of C.
     pub c: *mut f32,
-    /// Added to the result, in the pass that writes C. With [`GemmSpec::accumulate`] it is not looked at.
+    /// Matrix added to the result while C is written. Ignored with [`GemmSpec::accumulate`].
     pub addend: Addend,
-    /// Scratch of all tasks.
+    /// Scratch that all tasks share.
     pub shared: *mut f32,
-    /// Scratch of the worker.
+    /// Scratch of the worker that runs the task.
     pub worker: *mut f32,
 }

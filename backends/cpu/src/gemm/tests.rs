@@ -1,18 +1,18 @@
-//! Matmuls compared with a plain loop, for all kernels that the CPU has.
+//! Tests of matmuls against a plain loop, for all kernels that the CPU supports.
 
 use super::*;
 use crate::pool::ThreadPool;
 
-/// Which operands are stored transposed.
+/// All combinations of transposed and plain operands.
 const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
-/// A little more than a block along k.
+/// Length of k that is a little more than a block.
 const K_OVER: usize = 517;
 
-/// What C holds between its rows and behind them.
+/// Initial value of C between its rows and after them.
 const UNTOUCHED: f32 = -77.0;
 
-/// Numbers in -1..1 that look random.
+/// Returns numbers in -1..1 that look random.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
@@ -24,7 +24,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Strides of a stored matrix, with a gap after each line.
+/// Returns the strides of a stored matrix, with `gap` unused elements after each line.
 fn strides(rows: usize, cols: usize, transposed: bool, gap: usize) -> Strides {
     if transposed {
         Strides {
@@ -46,13 +46,13 @@ fn extent(rows: usize, cols: usize, strides: Strides) -> usize {
     (rows - 1) * strides.row + (cols - 1) * strides.col + 1
 }
 
-/// Memory as the caller of a plan provides it.
+/// Scratch that the caller of a plan provides.
 struct Scratch {
     lines: Vec<[f32; 16]>,
 }
 
 impl Scratch {
-    /// NaN, to be noticed where it gets into a result.
+    /// Creates scratch full of NaN, so that a result shows if it was read before it was written.
     fn new(len: usize) -> Self {
         Self {
             lines: vec![[f32::NAN; 16]; len.div_ceil(16) + 1],
@@ -70,7 +70,7 @@ struct Pointers<'a>(&'a Operands, &'a [*mut f32]);
 // worker has scratch of its own.
 unsafe impl Sync for Pointers<'_> {}
 
-/// The matmul in a fresh C that holds 0.5 before.
+/// Computes the matmul in a new C, whose elements are 0.5 before.
 fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool) -> Vec<f32> {
     let spec = gemm.spec();
     let mut c = vec![UNTOUCHED; spec.m * spec.ldc + 3];
@@ -95,12 +95,11 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool)
             // SAFETY: the operands have the extents of the spec, the scratch the
             // lengths that the plan asks for; `run` separates the phases.
             unsafe {
-                match o.addend.start.is_null() {
-                    true => gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker]),
-                    false => {
-                        let worker = workers[worker];
-                        gemm.run_task_on(phase, task, Operands { worker, ..**o });
-                    }
+                if o.addend.start.is_null() {
+                    gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker])
+                } else {
+                    let worker = workers[worker];
+                    gemm.run_task_on(phase, task, Operands { worker, ..**o });
                 }
             }
         });
@@ -108,7 +107,7 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool)
     c
 }
 
-/// The result, summed up in f64.
+/// Returns the expected result, summed up in f64.
 fn expected(spec: &GemmSpec, a: &[f32], b: &[f32]) -> Vec<f64> {
     let mut c = vec![if spec.accumulate { 0.5 } else { 0.0 }; spec.m * spec.n];
     for i in 0..spec.m {
@@ -122,7 +121,7 @@ fn expected(spec: &GemmSpec, a: &[f32], b: &[f32]) -> Vec<f64> {
     c
 }
 
-/// Compares C with what it should be, and what is not C with what it was before.
+/// Compares C with the expected values, and the memory around C with its initial value.
 fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
     let spec = gemm.spec();
     let bound = 1e-6 * (spec.k as f64 + 4.0);
@@ -141,7 +140,7 @@ fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
     assert!(c[spec.m * spec.ldc..].iter().all(|x| *x == UNTOUCHED));
 }
 
-/// All kernels, with a B as the spec has it and, where panels would be full, in panels.
+/// Returns plans for all kernels with their B: as in the spec and, if panels would be full, in panels.
 fn ways(spec: &GemmSpec, b: &[f32]) -> Vec<(Kernel, Gemm, Vec<f32>)> {
     let mut ways = Vec::new();
     let is_dense = [(spec.n, 1), (1, spec.k)].contains(&(spec.b.row, spec.b.col));
@@ -165,7 +164,7 @@ fn try_spec(spec: GemmSpec, pools: &[ThreadPool]) {
     try_plus(spec, None, pools);
 }
 
-/// The same with an addend whose rows are at this distance.
+/// Checks a spec like [`try_spec`], with an addend whose rows are `addend_row` apart, if given.
 fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
     let d = numbers(addend_row.map_or(0, |row| spec.m * row + spec.n), 3);
     let addend = match addend_row {
@@ -192,8 +191,7 @@ fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
     }
 }
 
-/// Checks a shape in one form: adding to C and with gaps between lines, or
-/// overwriting it and dense.
+/// Checks a shape in one form. With `add`, C is added to and lines have gaps; otherwise C is overwritten and dense.
 fn try_form(m: usize, k: usize, n: usize, form: (bool, bool), add: bool, pools: &[ThreadPool]) {
     let gap = if add { 3 } else { 0 };
     let spec = GemmSpec {
@@ -250,7 +248,7 @@ fn sizes_around_tasks_and_blocks() {
         (145, K_OVER, 349),
         // One task with several blocks of rows.
         (700, 11, 7),
-        // Few panels, the last of which is narrow, for many rows.
+        // Few panels, the last of them narrow, for many rows.
         (521, K_OVER, 49),
         (331, 256, 17),
         // Lines of A at a power of two.
@@ -278,7 +276,7 @@ fn vectors() {
         (1, 1),
         (1, 9000),
         (40, 9001),
-        // Whole rows are shared out, the last of which are fewer than others.
+        // Whole rows are distributed; the last tasks have fewer.
         (577, 1234),
         (130, 519),
         (2100, 8200),

@@ -1,68 +1,67 @@
-//! The innermost multiply: a few rows of A times a few vectors of B's columns.
+//! The innermost matmul: a few rows of A times a few vectors of B's columns.
 
 use super::pack::AHEAD;
 use crate::simd::{Vector, prefetch_line};
 
-/// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
+/// Operands of the matmul of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///
-/// The number of rows is that of the kernel called. Distances are in f32s.
+/// The kernel determines the number of rows. Distances are in f32s.
 pub(super) struct Tile {
-    /// A's element (0, 0), the distance between its rows and between its columns,
-    /// of which the kernel takes one for granted to be 1.
+    /// Element (0, 0) of A, and the distances between its rows and between its columns. The kernel
+    /// assumes that one of them is 1.
     pub a: *const f32,
     pub a_row: usize,
     pub a_col: usize,
-    /// B's element (0, 0) and the distance between its rows; columns are adjacent.
+    /// Element (0, 0) of B, and the distance between its rows. Its columns are adjacent.
     pub b: *const f32,
     pub b_row: usize,
-    /// C's element (0, 0) and the distance between its rows; columns are adjacent.
+    /// Element (0, 0) of C, and the distance between its rows. Its columns are adjacent.
     pub c: *mut f32,
     pub c_row: usize,
     /// Columns of A, rows of B.
     pub k: usize,
     /// Columns of B and C.
     pub cols: usize,
-    /// Added to the result: element (0, 0), or null; it may be C's own. And the
-    /// distance between its rows.
+    /// Matrix added to the result: element (0, 0), which may be that of C, or null; and the distance between its rows.
     pub base: *const f32,
     pub base_row: usize,
-    /// Where kernels that copy B leave its lines, and the distance between them there.
+    /// Destination of the rows of B for kernels that copy them, and the distance between rows there.
     pub copy: *mut f32,
     pub copy_row: usize,
-    /// A line, not necessarily a valid one, that is asked for meanwhile, and the distance to the next one.
+    /// Row to prefetch while multiplying (its address may be invalid), and the distance to the next one.
     pub prefetch: *const f32,
     pub ahead_row: usize,
 }
 
-/// A kernel for tiles of one size. Unsafe to call: the CPU must have the
-/// kernel's instruction set, the operands must be valid, and nobody else may
-/// access the tile of C meanwhile.
+/// A kernel for tiles of one size. Unsafe to call: the CPU must have the kernel's instruction set,
+/// the operands must be valid, and no other code may access the tile of C meanwhile.
 pub(super) type TileFn = unsafe fn(&Tile);
 
-/// The kernels for one number of rows and one of the orders of A.
+/// The kernels for one number of rows and one order of A, by number of columns.
 pub(super) struct TileRow<F = TileFn> {
-    /// All columns of the widest tile.
+    /// Kernel for all columns of the widest tile, which has two vectors.
     pub full: F,
-    /// More than one vector less than that.
+    /// Kernel for more than one vector of columns, but less than two.
     pub wide: F,
-    /// At most one vector of columns.
+    /// Kernel for at most one vector of columns.
     pub narrow: F,
 }
 
-/// A left operand whose rows are in pieces anywhere in memory, each of as many elements as [`Tile::k`] says: piece `p` of row
-/// `i` begins at `pointers[p * step + i]`. Rows of B follow each other, those for one piece after those for the one before.
+/// A left operand whose rows consist of pieces anywhere in memory. A piece has [`Tile::k`] elements; piece `p` of row
+/// `i` begins at `pointers[p * step + i]`. B starts with the rows for piece 0, followed by the rows for piece 1, and so
+/// on.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces {
     pub(crate) pointers: *const *const f32,
-    /// Distance between the pointers of a row's pieces.
+    /// Distance between the pointers of consecutive pieces of a row.
     pub(crate) step: usize,
     pub(crate) count: usize,
 }
 
-/// A kernel for tiles of one size and an A in pieces; unsafe to call as [`TileFn`].
+/// A kernel for tiles of one size and an A in pieces. It is unsafe to call for the reasons of [`TileFn`].
 pub(super) type PiecesFn = unsafe fn(&Tile, &Pieces);
 
-/// [`multiply`] for an A in pieces; `tile.a` and its distances mean nothing.
+/// Multiplies like [`multiply`], with an A in pieces. `tile.a` and its distances are ignored.
 ///
 /// # Safety
 ///
@@ -102,10 +101,9 @@ pub(super) unsafe fn multiply_pieces<V: Vector, const ROWS: usize, const VECTORS
     }
 }
 
-/// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns, the last of
-/// them cut off at `tile.cols` if `MASKED`. A's rows are contiguous if `BY_ROWS`,
-/// else its columns are. B goes to `tile.copy`, too, if `COPY`: whole vectors, with
-/// zeros beyond `tile.cols`.
+/// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns. If `MASKED`, the last vector ends at `tile.cols`.
+/// A's rows are contiguous if `BY_ROWS`, else its columns are. If `COPY`, B is also copied to `tile.copy`, in whole
+/// vectors with zeros after `tile.cols`.
 ///
 /// # Safety
 ///
@@ -136,7 +134,7 @@ pub(super) unsafe fn multiply<
                 *row = tile.a.add(i * tile.a_row);
             }
         }
-        // C may come from far: ask for it now, so that it is there at the end.
+        // C may be far away in the memory hierarchy: prefetch it now, for the end.
         for i in 0..ROWS {
             let row = tile.c.wrapping_add(i * tile.c_row);
             V::prefetch(row);
@@ -168,15 +166,16 @@ pub(super) unsafe fn multiply<
     }
 }
 
-/// The next line of B, and where its copy goes.
+/// The next row of B, and the destination of its copy.
 struct Line {
     b: *const f32,
     copy: *mut f32,
 }
 
-/// Adds one step along k to the sums: a line of B, times column `p` of A counted from `rows`. Goes on to the next line.
+/// Adds one step along k to the sums: a row of B times column `p` of A, counted from `rows`. Then advances to the next
+/// row of B.
 ///
-/// A function, not a closure: a closure cannot be forced inline, and out of line it would lack the kernel's
+/// This is a function, not a closure: a closure cannot be forced inline, and out of line it would lack the kernel's
 /// instruction set, so that every multiplication became a call.
 ///
 /// # Safety
@@ -230,7 +229,7 @@ unsafe fn step<
     }
 }
 
-/// Moves the addresses of A by some steps along k.
+/// Advances the addresses of A by some steps along k.
 #[inline(always)]
 fn advance<const ROWS: usize, const BY_ROWS: bool>(tile: &Tile, rows: &mut [*const f32; ROWS], by: usize) {
     if BY_ROWS {

@@ -1,17 +1,17 @@
-//! Matmuls of a vector, or of a few rows, with a matrix. Each element of the matrix is
-//! read once, so all that counts is to read it at the speed of memory.
+//! Matmuls of a vector, or of a few rows, with a matrix. Each element of the matrix is read once, so they are
+//! memory-bound.
 
 use crate::simd::Vector;
 
-/// Matrix rows that [`stream`] adds up at once.
+/// Number of matrix rows that [`stream`] adds up together.
 const ROWS: usize = 8;
-/// `y[cols] = x[k] · matrix[k, cols]` for a matrix with contiguous rows, which are
-/// `row` f32s apart. `y` should fit in the first-level cache.
+/// Computes `y[cols] = x[k] · matrix[k, cols]` for a matrix with contiguous rows that are `row`
+/// f32s apart. `y` should fit in the first-level cache.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the pointers must be valid for the
-/// lengths named, and nobody else may access `y` meanwhile.
+/// The CPU must have `V`'s instruction set, the pointers must be valid for these lengths, and no
+/// other code may access `y` meanwhile.
 #[inline(always)]
 pub(super) unsafe fn stream<V: Vector>(
     x: *const f32,
@@ -70,12 +70,12 @@ unsafe fn add_rows<V: Vector, const N: usize>(x: *const f32, matrix: *const f32,
     }
 }
 
-/// `y[M, cols] = x[M, k] · matrix[k, cols]` for a matrix with contiguous columns. Rows of `x`,
-/// columns, and rows of `y` are at the `distances` in f32s. `S` running sums for each row, a power
-/// of two, keep the arithmetic units busy.
+/// Computes `y[M, cols] = x[M, k] · matrix[k, cols]` for a matrix with contiguous columns. `distances` are the
+/// distances between rows of `x`, between columns of the matrix, and between rows of `y`, in f32s. Each row has `S`
+/// running sums, a power of two, which keep the arithmetic units busy.
 ///
-/// Column by column: several at once would save reads of `x`, but the memory is
-/// faster when it is read in one run.
+/// The columns are processed one by one. Several at once would save reads of `x`, but memory is faster when it is read
+/// in one stream.
 ///
 /// # Safety
 ///
@@ -99,12 +99,12 @@ pub(super) unsafe fn dots<V: Vector, const M: usize, const S: usize>(
     }
 }
 
-/// The scalar products of `M` vectors and one, of `k` f32s each.
+/// Returns the dot products of `M` vectors with one vector, of `k` f32s each.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, and the pointers must be valid for `k`
-/// f32s, the first one at each distance `x_row`.
+/// The CPU must have `V`'s instruction set. The pointers must be valid for `k` f32s; the `M` vectors start `x_row` f32s
+/// apart.
 #[inline(always)]
 unsafe fn dot<V: Vector, const M: usize, const S: usize>([x, y]: [*const f32; 2], x_row: usize, k: usize) -> [f32; M] {
     const { assert!(S.is_power_of_two()) };

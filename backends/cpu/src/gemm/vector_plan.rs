@@ -1,4 +1,4 @@
-//! The cut of a matmul of a vector with a matrix.
+//! Partition of a product of a vector and a matrix into tasks.
 
 use std::ops::Range;
 
@@ -6,44 +6,43 @@ use super::kernels::KernelSet;
 use super::spec::{GemmSpec, Operands};
 use crate::share::share;
 
-/// Matrix elements that are worth a task of their own: 128 KiB, some
-/// microseconds of reading.
+/// Minimum matrix elements that are worth a separate task: 128 KiB, some microseconds of reading.
 const TASK_ELEMENTS: usize = 32 * 1024;
-/// The most tasks; more would only cut long runs of memory into short ones.
+/// Maximum number of tasks. More tasks would only cut long runs of memory into short ones.
 const MAX_TASKS: usize = 32;
-/// What adds up as many rows.
+/// Ones: the second phase of [`Walk::Rows`] multiplies the partial sums by them to add them up.
 static ONES: [f32; MAX_TASKS] = [1.0; MAX_TASKS];
-/// Neighbouring results of a task, at least, where the matrix is read along them: a quarter of a page. Rows are in pages of
-/// their own, and shorter runs spend more on finding the pages than on reading them.
+/// Minimum adjacent results of a task if rows of the matrix are contiguous: a quarter of a page. Each row is in other
+/// pages, and shorter runs spend more time on address translation than on reading.
 const TASK_RUN: usize = 256;
-/// Rows of the matrix that a task reads, at least, where they are shared out: its sums are written and read once more.
+/// Minimum rows of the matrix per task if tasks divide the rows: the sums are written and read once more.
 const TASK_ROWS: usize = 48;
-/// Tasks from which on whole rows are shared out: a matrix with fewer may be in a cache, where the second phase costs more
-/// than reading parts of rows.
+/// Minimum number of tasks for a division by whole rows. A smaller matrix may be in a cache; then the second phase
+/// costs more than reading parts of rows.
 const ROW_TASKS: usize = 8;
-/// Results computed at a time: half of a 32 KiB first-level cache.
+/// Number of results that are computed at a time: half of a 32 KiB first-level cache.
 const BLOCK: usize = 4096;
 
-/// Which way to walk through the matrix.
+/// The order in which the matrix is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Walk {
-    /// Along the results, which are contiguous; each task computes some of them.
+    /// Row by row, with contiguous rows; each task computes some of the results.
     Stream,
-    /// The same, in panels of so many results, which are stored one after the other.
+    /// Like `Stream`, for a matrix stored in panels of this number of columns.
     Panels(usize),
-    /// The same, but each task adds up whole rows of the matrix, one piece of memory, and a second phase adds up these sums.
+    /// Like `Stream`, but each task adds up whole rows of the matrix, one contiguous range of memory. A second phase
+    /// adds up the sums of all tasks.
     Rows,
-    /// Along k, which is contiguous.
+    /// Column by column, with contiguous columns (along k).
     Dots,
-    /// Element by element.
+    /// Element by element, without a contiguous axis.
     Scalar,
 }
 
-/// `y[len] = x[k] · matrix[k, len]`: B times a row of A, or A transposed times a
-/// column of B.
+/// The plan of a product `y[len] = x[k] · matrix[k, len]`: B times a row of A, or A transposed times a column of B.
 #[derive(Clone, Debug)]
 pub(super) struct VectorPlan {
-    /// A is the matrix and B the vector.
+    /// True if A is the matrix and B the vector.
     matrix_is_a: bool,
     len: usize,
     k: usize,
@@ -61,7 +60,7 @@ pub(super) struct VectorPlan {
 }
 
 impl VectorPlan {
-    /// `in_panels` says that B, which is the matrix then, is stored so.
+    /// Plans a product. With `in_panels`, B is the matrix and is stored in panels.
     pub(super) fn new(spec: &GemmSpec, set: &KernelSet, in_panels: bool) -> Self {
         let matrix_is_a = spec.m != 1;
         let (len, x_stride, k_stride, len_stride, y_stride) = if matrix_is_a {
@@ -109,7 +108,7 @@ impl VectorPlan {
         }
     }
 
-    /// Results of a task of the last phase.
+    /// Returns the results of a task of the last phase.
     pub(super) fn part(&self, task: usize, set: &KernelSet) -> Range<usize> {
         if self.walk == Walk::Rows {
             return task * BLOCK..self.len.min((task + 1) * BLOCK);
@@ -118,12 +117,13 @@ impl VectorPlan {
             let panels = share(self.len / width, self.tasks, task);
             return panels.start * width..panels.end * width;
         }
-        // Whole vectors, but for the last task.
+        // Whole vectors, except for the last task.
         let vectors = share(self.len.div_ceil(set.lanes), self.tasks, task);
         vectors.start * set.lanes..(vectors.end * set.lanes).min(self.len)
     }
 
-    /// The sums of each task of the first phase, if there is a second one.
+    /// Returns the size of the shared scratch, in f32s: the sums of all tasks of the first phase, if there is a second
+    /// one.
     pub(super) fn shared_len(&self) -> usize {
         if self.walk == Walk::Rows {
             self.tasks * self.sums_len()
@@ -132,21 +132,24 @@ impl VectorPlan {
         }
     }
 
-    /// A block of results, and the vector's copy where it is not contiguous.
+    /// Returns the size of a worker's scratch, in f32s: a block of results, and a copy of the vector if it is not
+    /// contiguous.
     pub(super) fn worker_len(&self) -> usize {
         self.block() + if self.x_stride == 1 { 0 } else { self.k }
     }
 
     fn block(&self) -> usize {
-        // Whole cache lines, so that the copy behind it is aligned.
+        // Whole cache lines, so that the copy after it is aligned.
         BLOCK.min(self.sums_len())
     }
 
-    /// Distance between the sums of two tasks.
+    /// Returns the distance between the sums of two tasks, in f32s.
     fn sums_len(&self) -> usize {
         self.len.next_multiple_of(16)
     }
 
+    /// Runs a task of a phase.
+    ///
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
@@ -191,7 +194,7 @@ impl VectorPlan {
         }
     }
 
-    /// The vector, contiguous, and the matrix.
+    /// Returns the vector and the matrix. A vector that is not contiguous is copied to the worker's scratch.
     ///
     /// # Safety
     ///
@@ -205,7 +208,7 @@ impl VectorPlan {
         if self.x_stride == 1 {
             return (vector, matrix);
         }
-        // SAFETY: the worker's scratch has room for the vector behind a block of results.
+        // SAFETY: the worker's scratch has room for the vector after a block of results.
         unsafe {
             let copy = operands.worker.add(self.block());
             for p in 0..self.k {
@@ -215,7 +218,8 @@ impl VectorPlan {
         }
     }
 
-    /// The first phase of [`Walk::Rows`]: the sums of some rows of the matrix, each times its element of the vector.
+    /// Runs a task of the first phase of [`Walk::Rows`]: adds up some rows of the matrix, each times its element of the
+    /// vector.
     ///
     /// # Safety
     ///
@@ -260,7 +264,7 @@ impl VectorPlan {
         }
     }
 
-    /// `count` results from a matrix without a contiguous axis.
+    /// Computes `count` results from a matrix without a contiguous axis.
     ///
     /// # Safety
     ///

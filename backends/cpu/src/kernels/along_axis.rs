@@ -1,4 +1,4 @@
-//! Kernels with an index of its own for each element: take and put along an axis.
+//! Kernels of `take_along_axis` and `put_along_axis`, which have a separate index for each element.
 
 use std::ops::Range;
 
@@ -29,26 +29,26 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Parts before, elements along the axis of both tensors, and elements after it.
+/// Sizes of a call: elements before the axis (`outer`), along it, and after it (`inner`).
 #[derive(Clone, Copy)]
 struct Dims {
     outer: usize,
-    /// Along the axis of the indices.
+    /// Elements of the indices along the axis.
     count: usize,
-    /// Along the axis that is indexed.
+    /// Elements of the indexed tensor along the axis.
     size: usize,
     inner: usize,
 }
 
 impl Dims {
-    /// Columns of a task: so many that what they index stays in the second-level cache, and a cache line at
-    /// least.
+    /// Returns the number of columns of a task. The task's indexed elements stay in the second-level cache, and its
+    /// columns fill at least a cache line.
     fn columns(self) -> usize {
         const LINE: usize = 16;
         (2 * CHUNK / self.size.max(1)).clamp(LINE, 16 * LINE).min(self.inner)
     }
 
-    /// Tasks, each with its parts and their columns: some whole parts, or some columns of one.
+    /// Divides the work into tasks: each has some whole outer indices, or some columns of one.
     fn strips(self) -> Strips {
         let columns = self.columns();
         let per_part = self.inner.div_ceil(columns.max(1));
@@ -78,7 +78,7 @@ impl Strips {
         self.items.div_ceil(self.per_task)
     }
 
-    /// Calls `visit` with each part of a task, and the columns of it.
+    /// Calls `visit(outer, columns)` for each outer index of a task, with the columns to process.
     fn for_each(self, task: usize, mut visit: impl FnMut(usize, Range<usize>)) {
         for item in task * self.per_task..((task + 1) * self.per_task).min(self.items) {
             let start = item % self.per_part * self.columns;
@@ -87,7 +87,8 @@ impl Strips {
     }
 }
 
-/// Elements by index, as words: the dtype does not matter but for what stands in for a missing one.
+/// Compiles a gather of elements by index, as words. The dtype only determines `missing`, the value for invalid
+/// indices.
 fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (x, indices, out) = (cx.input::<T>(0), cx.input::<u32>(1), cx.output::<T>(0));
     let axis = cx.attrs().int("axis")?;
@@ -111,7 +112,7 @@ fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<C
                 let (rows, step) = if inner == 1 { (1, count) } else { (count, columns.len()) };
                 for i in 0..rows {
                     let start = (outer * count + i) * inner + columns.start;
-                    // SAFETY: this task alone writes these columns; the indices are another buffer.
+                    // SAFETY: only this task writes these columns; the indices are another buffer.
                     let (ids, out) =
                         unsafe { (indices.slice(start..start + step), out.slice_mut(start..start + step)) };
                     for ((slot, &id), j) in out.iter_mut().zip(ids).zip(columns.start..) {
@@ -129,7 +130,8 @@ fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<C
     }))
 }
 
-/// Each task owns whole columns of the result, and walks the indices in order.
+/// Compiles a put along an axis, with `add` to combine elements that have the same index. Each task owns whole columns
+/// of the result and processes the indices in order.
 fn put<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     add: impl Fn(T, T) -> T + Send + Sync + 'static,
@@ -155,7 +157,7 @@ fn put<T: Copy + Default + Send + Sync + 'static>(
                 let (out_rows, out_step) = if inner == 1 { (1, size) } else { (size, columns.len()) };
                 for r in 0..out_rows {
                     let start = (outer * size + r) * inner + columns.start;
-                    // SAFETY: this task alone touches these columns of this part of the result.
+                    // SAFETY: only this task accesses these columns of this part of the result.
                     unsafe { out.slice_mut(start..start + out_step) }.fill(T::default());
                 }
                 let part = View::new(out.as_ptr().wrapping_add(outer * size * inner).cast(), size * inner);

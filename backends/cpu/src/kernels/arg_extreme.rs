@@ -1,4 +1,4 @@
-//! Positions of extremes along an axis: argmax and argmin.
+//! Kernels of argmax and argmin: positions of extreme elements along an axis.
 
 use std::marker::PhantomData;
 
@@ -30,17 +30,17 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// What is looked for, in the bits of an element.
+/// A search order: maps the bits of an element to a key. The element with the greatest key is the best.
 trait Order: Send + Sync + 'static {
-    /// An integer that is greater for a better element, and the same for those that are as good.
+    /// Returns the key of an element: greater for a better element, equal for equally good ones.
     fn key(bits: u32) -> i32;
 }
 
-/// A float's key: NaN is the greatest, and both zeros are one.
+/// Returns the key of a float. NaN has the greatest key, and both zeros have the same.
 #[inline(always)]
 fn float_key(x: f32) -> i32 {
     let bits = (x + 0.0).to_bits() as i32;
-    // The magnitude's bits of negative numbers are turned around.
+    // Inverts the magnitude's bits of negative numbers.
     let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
     if x.is_nan() { i32::MAX } else { key }
 }
@@ -60,7 +60,7 @@ macro_rules! orders {
 
 orders! {
     GreatestFloat: |bits| float_key(f32::from_bits(bits));
-    // Of a minimum NaN is the best as well.
+    // NaN also wins a minimum.
     LeastFloat: |bits| float_key(-f32::from_bits(bits));
     GreatestSigned: |bits| bits as i32;
     LeastSigned: |bits| !(bits as i32);
@@ -68,16 +68,17 @@ orders! {
     LeastUnsigned: |bits| !((bits ^ (1 << 31)) as i32);
 }
 
-/// Columns of an item when the axis is not the last: their best keys stay on the stack.
+/// Maximum columns that are searched together if the axis is not the last: their best keys stay on the stack.
 const COLUMNS: usize = 256;
 
-/// Elements of a row that are looked at a second time, in the first-level cache, if the best may be there.
+/// Elements of a row whose greatest key is computed first. Only a block with a better key is searched again for its
+/// position, while it is in the first-level cache.
 const BLOCK: usize = 2048;
 
-/// Keys that are compared side by side.
+/// Number of keys that are compared in parallel.
 const LANES: usize = 32;
 
-/// The first element than which no other is better.
+/// Compiles the search for the first element that no other element exceeds.
 fn compile<O: Order>(cx: &CompileCx) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<u32>(0), cx.output::<u32>(0), cx.level);
     let [outer, len, inner] = around_axis(&cx.input_type(0).shape, cx.attrs().int("axis")?)?;
@@ -90,14 +91,14 @@ fn compile<O: Order>(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: x.len() as u64 / 2,
         body: move |task: usize, _: &RunCx| {
             let rows = task * per_task..((task + 1) * per_task).min(out.len());
-            // SAFETY: this task alone writes these results; the operand is another buffer.
+            // SAFETY: only this task writes these results; the operand is another buffer.
             let (x, out) = unsafe { (x.slice(rows.start * len..rows.end * len), out.slice_mut(rows)) };
             best_of_rows(level, PhantomData::<O>, x, len, out);
         },
     }))
 }
 
-/// An axis that is not the last: `[outer, len, inner]`, by strips of columns.
+/// Compiles the search along an axis that is not the last, `[outer, len, inner]`, by strips of columns.
 fn columns<O: Order>(x: View<u32>, out: View<u32>, [outer, len, inner]: [usize; 3], level: Level) -> Compiled {
     let strips = inner.div_ceil(COLUMNS);
     let items = outer * strips;
@@ -110,7 +111,7 @@ fn columns<O: Order>(x: View<u32>, out: View<u32>, [outer, len, inner]: [usize; 
                 let (part, start) = (item / strips, item % strips * COLUMNS);
                 let width = COLUMNS.min(inner - start);
                 let first = part * inner + start;
-                // SAFETY: this task alone writes these results; the operand is another buffer.
+                // SAFETY: only this task writes these results; the operand is another buffer.
                 let (x, out) = unsafe {
                     (
                         x.slice(part * len * inner..(part + 1) * len * inner),
@@ -124,7 +125,7 @@ fn columns<O: Order>(x: View<u32>, out: View<u32>, [outer, len, inner]: [usize; 
 }
 
 multiversion! {
-    /// Writes the position of the best element of each row of `len`, which is not 0.
+    /// Writes the position of the best element of each row. Rows have `len` elements, at least one.
     fn best_of_rows<O: Order>(order: PhantomData<O>, x: &[u32], len: usize, out: &mut [u32]) = best_of_rows_body;
 }
 
@@ -152,7 +153,7 @@ fn best_of_rows_body<const FMA: bool, O: Order>(_: PhantomData<O>, x: &[u32], le
     }
 }
 
-/// The best position, without branches that depend on elements.
+/// Returns the position of the best element, without branches that depend on elements.
 #[inline(always)]
 fn best_of_few<O: Order>(x: &[u32]) -> u32 {
     let mut best = O::key(x[0]);
@@ -186,7 +187,7 @@ fn greatest_key<O: Order>(x: &[u32]) -> i32 {
     greatest
 }
 
-/// Where the first element with a key is that one has.
+/// Returns the position of the first element with this key; one must exist.
 #[inline(always)]
 fn position<O: Order>(x: &[u32], key: i32) -> usize {
     let (blocks, rest) = x.as_chunks::<LANES>();
@@ -204,7 +205,7 @@ fn position<O: Order>(x: &[u32], key: i32) -> usize {
     start + first::<O>(rest, key)
 }
 
-/// [`position`] element by element.
+/// Implements [`position`] element by element.
 #[inline(always)]
 fn first<O: Order>(x: &[u32], key: i32) -> usize {
     let mut i = 0;
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
     use crate::vmath::detect;
 
-    /// The definition: the first element that is better than all before it.
+    /// Returns the position of the first element that is better than all previous ones, as a reference.
     fn plain(x: &[f32], better: fn(f32, f32) -> bool) -> u32 {
         let mut best = 0;
         for i in 1..x.len() {
@@ -247,7 +248,7 @@ mod tests {
         best as u32
     }
 
-    /// Rows with ties, both zeros, infinities and sometimes a NaN.
+    /// Returns a row with ties, both zeros, infinities and sometimes a NaN.
     fn row(len: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761) | 1;
         let mut next = |below: u32| {

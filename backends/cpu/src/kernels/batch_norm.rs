@@ -1,4 +1,4 @@
-//! Batch normalisation: over all images, channel by channel.
+//! Batch normalisation: each channel is normalised over all images.
 
 use super::norm::{add_squares, scale_channel, scale_columns, sum_squares};
 use crate::kernel::{
@@ -42,12 +42,12 @@ impl Dims {
         self.images * self.channels * self.plane
     }
 
-    /// Elements of a channel.
+    /// Returns the number of elements of a channel.
     fn count(self) -> f32 {
         (self.images * self.plane) as f32
     }
 
-    /// Elements of some channels in each image, which are contiguous.
+    /// Returns, for each image, the range of elements of some channels.
     fn segments(self, channels: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Range<usize>> {
         let first = channels.start * self.plane;
         let len = channels.len() * self.plane;
@@ -58,12 +58,12 @@ impl Dims {
     }
 }
 
-/// Planes below this size are summed side by side rather than one after the other.
+/// Minimum size of planes that are summed one by one; smaller planes are summed in parallel lanes.
 const SMALL_PLANE: usize = 16;
-/// Elements of an image that are summed side by side.
+/// Maximum elements of an image that are summed in parallel lanes.
 const SIDE_BY_SIDE: usize = 256;
 
-/// Mean and sum of squared deviations of some channels, of which there are at most [`Statistics::batch`].
+/// Computation of the mean and variance of some channels, at most [`Statistics::batch`] at a time.
 #[derive(Clone, Copy)]
 struct Statistics {
     dims: Dims,
@@ -71,7 +71,7 @@ struct Statistics {
 }
 
 impl Statistics {
-    /// Channels of one task.
+    /// Returns the number of channels of one task.
     fn batch(self) -> usize {
         if self.dims.plane < SMALL_PLANE {
             (SIDE_BY_SIDE / self.dims.plane.max(1)).min(self.dims.channels).max(1)
@@ -80,8 +80,8 @@ impl Statistics {
         }
     }
 
-    /// Totals over the channel of a function of its elements, in an order that depends on shapes alone:
-    /// `by_slice` gives the total of a slice, `side_by_side` adds to a total for each element.
+    /// Sums a function of the elements over each channel, in an order that depends only on shapes. `by_slice` returns
+    /// the sum of a slice; `side_by_side` adds each element to a separate sum.
     fn totals(
         self,
         x: &[f32],
@@ -111,7 +111,7 @@ impl Statistics {
         }
     }
 
-    /// Writes means and biased variances.
+    /// Writes the means and the biased variances of channels.
     fn compute(self, x: &[f32], channels: std::ops::Range<usize>, means: &mut [f32], variances: &mut [f32]) {
         let (level, count, plane) = (self.level, self.dims.count(), self.dims.plane);
         self.totals(
@@ -131,10 +131,10 @@ impl Statistics {
     }
 }
 
-/// Largest value of [`Statistics::batch`].
+/// Maximum of [`Statistics::batch`].
 const MAX_BATCH: usize = SIDE_BY_SIDE;
 
-/// Shared scratch of the normalising phase: mean, factor and bias of each channel.
+/// Number of tables in shared scratch for the normalising phase: mean, factor and bias of each channel.
 const TABLES: usize = 3;
 
 fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
@@ -154,8 +154,9 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
             // SAFETY: operands are written in the last phase at the earliest.
             let (x, weight, bias) = unsafe { (x.all(), weight.slice(own.clone()), bias.slice(own.clone())) };
             statistics.compute(x, own.clone(), means, variances);
-            // SAFETY: this task alone touches these channels of the results and of the tables, of which there
-            // are the three of normalisation and one of variances; results of this phase are no operands.
+            // SAFETY: only this task accesses these channels of the results and of the tables:
+            // three tables for the normalization and one for variances. Results of this phase are
+            // no operands.
             let (mean, rstd, tables) = unsafe {
                 let table = |t: usize| cx.shared.add(t * dims.channels + own.start);
                 let tables: [&mut [f32]; TABLES + 1] =
@@ -184,18 +185,19 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The last phase: other operands may share a buffer with the running statistics, and have been read by then.
+/// Compiles the last phase, which updates the running statistics. Other operands may share a buffer with them; all of
+/// these have been read by then.
 fn running_statistics(cx: &CompileCx, dims: Dims) -> Result<Box<dyn Kernel>, String> {
     let momentum = cx.attrs().float("momentum")? as f32;
     let old = [3, 4].map(|i| cx.input::<f32>(i));
     let new = [1, 2].map(|i| cx.output::<f32>(i));
-    // One element has no unbiased variance; the biased one, 0, is kept then.
+    // One element has no unbiased variance; in this case the biased one, 0, is used.
     let unbias = dims.count() / (dims.count().max(2.0) - 1.0);
     Ok(Box::new(Task {
         tasks: 1,
         nanos: 4 * dims.channels as u64,
         body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the tables, and nobody writes them since.
+            // SAFETY: the first phase has filled the tables, and no code has written them since.
             let tables = unsafe { std::slice::from_raw_parts(cx.shared, (TABLES + 1) * dims.channels) };
             let (means, variances) = (&tables[..dims.channels], &tables[TABLES * dims.channels..]);
             for (c, (&mean, &variance)) in means.iter().zip(variances).enumerate() {
@@ -245,9 +247,10 @@ fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// `(x - mean) * factor + bias` with the tables in shared scratch.
+/// Compiles the phase that computes `(x - mean) * factor + bias` from the tables in shared scratch.
 fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn Kernel> {
-    // Single elements go by images, whose channels are contiguous; larger planes one by one.
+    // Planes of one element are processed by images, whose channels are contiguous; larger planes
+    // one by one.
     let (rows, width) = if dims.plane == 1 {
         (dims.images, dims.channels)
     } else {
@@ -260,8 +263,8 @@ fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn 
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
             let elements = own.start * width..own.end * width;
-            // SAFETY: this task alone writes these elements; the phase before has filled the tables; `x` is
-            // another buffer than `out`, and nothing else is written in this phase.
+            // SAFETY: only this task writes these elements; the previous phase has filled the
+            // tables; `x` and `out` are different buffers, and this phase writes no other memory.
             let (tables, x, out) = unsafe {
                 let tables = std::slice::from_raw_parts(cx.shared, TABLES * dims.channels);
                 (tables, x.slice(elements.clone()), out.slice_mut(elements))

@@ -1,4 +1,4 @@
-//! Rows written into a cache, in place.
+//! Kernels that write rows into a cache, in place.
 
 use meganeura_core::ops::CacheDims;
 
@@ -12,13 +12,14 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
 }];
 
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
-    match has_halves(cx.input_type(1)) {
-        true => write(cx, round),
-        false => write(cx, copy),
+    if has_halves(cx.input_type(1)) {
+        write(cx, round)
+    } else {
+        write(cx, copy)
     }
 }
 
-/// A task for each sequence, with a function that writes rows.
+/// Compiles a cache write with one task for each sequence. `put` converts and stores a row.
 fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
     cx: &CompileCx,
     put: fn(&[N], &mut [C]),
@@ -35,11 +36,12 @@ fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
         body: move |sequence: usize, cx: &RunCx| {
             // SAFETY: positions are not written by this dispatch.
             let positions = unsafe { positions.all() };
-            // All are looked at before anything is written.
+            // All positions are checked before anything is written.
             if let Some(&bad) = positions.iter().find(|&&p| p as usize >= dims.bound()) {
                 return cx.index_out_of_range(dispatch, bad, dims.bound());
             }
-            // SAFETY: this task alone touches the cache of this sequence; the new rows are another buffer.
+            // SAFETY: only this task accesses the cache of this sequence; the new rows are another
+            // buffer.
             let (new, own) = unsafe {
                 (
                     new.slice(sequence * new_len..(sequence + 1) * new_len),

@@ -1,4 +1,4 @@
-//! Conversion between element types.
+//! Kernels that convert between element types.
 
 use half::{bf16, f16};
 use meganeura_core::DType;
@@ -11,7 +11,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile,
 }];
 
-/// A storage type and its conversions by way of the types that hold it exactly.
+/// A storage type, with conversions by way of types that represent all its values exactly.
 trait Storage: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     fn from_f32(v: f32) -> Self;
@@ -95,7 +95,7 @@ fn convert<S: Storage, T: Storage>(cx: &CompileCx, f: fn(S) -> T) -> Result<Comp
         nanos: stream_nanos(bytes).max(y.len() as u64 / 2),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(y.len(), task);
-            // SAFETY: this task alone writes its chunk; the operand is another buffer.
+            // SAFETY: only this task writes its chunk; the operand is another buffer.
             let (x, y) = unsafe { (x.slice(range.clone()), y.slice_mut(range)) };
             y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
         },

@@ -1,7 +1,7 @@
 //! Derivatives of the normalisations by channels: batch norm and group norm.
 //!
-//! Everything comes from two sums over the elements of a channel in an image, of `dy` and of
-//! `dy (x - mean)`; with them `dx` is linear in `dy` and `x - mean`, with constant factors over the channel.
+//! They need only two sums over the elements of a channel in an image: of `dy` and of `dy (x - mean)`. Given these,
+//! `dx` is linear in `dy` and `x - mean`, with factors that are constant over the channel.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 multiversion! {
-    /// Sums of `dy` and of `dy (x - mean)`, by partial sums of a fixed number of lanes.
+    /// Returns the sums of `dy` and of `dy (x - mean)`, by partial sums of a fixed number of lanes.
     fn sums(x: &[f32], dy: &[f32], mean: f32) -> [f32; 2] = sums_body;
 }
 multiversion! {
@@ -40,19 +40,19 @@ multiversion! {
     fn add_columns(x: &[f32], dy: &[f32], means: &[f32], sums: [&mut [f32]; 2]) = add_columns_body;
 }
 multiversion! {
-    /// `dx` of a channel in an image.
+    /// Computes `dx` of a channel in an image.
     fn gradient(x: &[f32], dy: &[f32], factors: Factors, dx: &mut [f32]) = gradient_body;
 }
 multiversion! {
-    /// `dx` of an image whose channels have one element each.
+    /// Computes `dx` of an image whose channels have one element each.
     fn gradient_columns(x: &[f32], dy: &[f32], factors: [&[f32]; 4], dx: &mut [f32]) = gradient_columns_body;
 }
 
 const LANES: usize = 16;
-/// Below so many elements, one sum after the other is faster than lanes.
+/// Minimum number of elements for which lanes are faster than sequential sums.
 const SHORT: usize = 32;
 
-/// `dx = by_dy dy + by_x (x - mean) + shift`.
+/// The factors of a channel in `dx = by_dy dy + by_x (x - mean) + shift`.
 #[derive(Clone, Copy)]
 struct Factors {
     mean: f32,
@@ -113,7 +113,7 @@ fn gradient_columns_body<const FMA: bool>(
     }
 }
 
-/// [`sums`], or one after the other.
+/// Returns the result of [`sums`], or of sequential sums for short channels.
 fn channel_sums(level: Level, x: &[f32], dy: &[f32], mean: f32) -> [f32; 2] {
     if x.len() >= SHORT {
         return sums(level, x, dy, mean);
@@ -134,14 +134,14 @@ fn channel_gradient(level: Level, x: &[f32], dy: &[f32], factors: Factors, dx: &
     }
 }
 
-/// Tables of a channel each: what [`Factors`] holds.
+/// Number of tables with an entry per channel: the fields of [`Factors`].
 const TABLES: usize = 4;
-/// Images that are summed before the sums are, where a channel has one element in each.
+/// Number of images per partial sum, if a channel has one element in each image.
 const IMAGES: usize = 256;
-/// Channels of one task where they are columns, and of those that need a few operations each.
+/// Number of channels of one task, if channels are columns and in phases with few operations per channel.
 const STRIP: usize = 256;
 
-/// Operands of a batch normalisation's derivative and its sizes.
+/// Operands and sizes of a batch normalisation's derivative.
 #[derive(Clone, Copy)]
 struct Batch {
     x: View<f32>,
@@ -150,12 +150,13 @@ struct Batch {
     images: usize,
     channels: usize,
     plane: usize,
-    /// Partial sums of a channel.
+    /// Number of partial sums of a channel.
     parts: usize,
     level: Level,
 }
 
-/// The sums are `[parts, 2, channels]` at the start of the shared scratch; tables follow.
+/// Compiles a batch normalisation's derivative. The shared scratch contains the sums, `[parts, 2, channels]`, and then
+/// the tables.
 fn batch_norm(cx: &CompileCx) -> Compiled {
     let shape = &cx.input_type(0).shape;
     let (images, channels, plane) = (shape[0], shape[1], shape[2..].iter().product());
@@ -190,7 +191,8 @@ impl Batch {
             body: move |task: usize, cx: &RunCx| {
                 let (part, start) = (task / strips, task % strips * STRIP);
                 let own = start..(start + STRIP).min(self.channels);
-                // SAFETY: operands are not written; this task alone has this part of these channels' sums.
+                // SAFETY: operands are not written; only this task uses this part of these
+                // channels' sums.
                 let (x, dy, mean, [plain, along]) = unsafe {
                     let sums = [0, 1].map(|k| {
                         let first = cx.shared.add((2 * part + k) * self.channels + start);
@@ -218,7 +220,7 @@ impl Batch {
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let (image, c) = (row / self.channels, row % self.channels);
                     let elements = row * self.plane..(row + 1) * self.plane;
-                    // SAFETY: operands are not written; this task alone has the sums of these rows.
+                    // SAFETY: operands are not written; only this task uses the sums of these rows.
                     unsafe {
                         let (x, dy) = (self.x.slice(elements.clone()), self.dy.slice(elements));
                         let [plain, along] = channel_sums(self.level, x, dy, self.mean.slice(c..c + 1)[0]);
@@ -230,7 +232,7 @@ impl Batch {
         })
     }
 
-    /// The parameters' gradients, and the factors of the last phase.
+    /// Compiles the phase that computes the parameters' gradients and the tables for the last phase.
     fn tables(self, cx: &CompileCx) -> Box<dyn Kernel> {
         let (weight, rstd) = (cx.input::<f32>(1), cx.input::<f32>(3));
         let (dweight, dbias) = (cx.output::<f32>(1), cx.output::<f32>(2));
@@ -240,8 +242,8 @@ impl Batch {
             nanos: (2 * self.parts * self.channels) as u64,
             body: move |task: usize, cx: &RunCx| {
                 let own = task * STRIP..((task + 1) * STRIP).min(self.channels);
-                // SAFETY: this task alone touches these channels of the results and of the tables; the phase
-                // before has filled the sums.
+                // SAFETY: only this task accesses these channels of the results and of the tables;
+                // the previous phase has filled the sums.
                 let (weight, rstd, mean, dweight, dbias, sums, tables) = unsafe {
                     let tables: [&mut [f32]; TABLES] = std::array::from_fn(|t| {
                         let first = cx.shared.add((2 * self.parts + t) * self.channels + own.start);
@@ -284,7 +286,8 @@ impl Batch {
             body: move |task: usize, cx: &RunCx| {
                 let own = task * per_task..((task + 1) * per_task).min(rows);
                 let elements = own.start * width..own.end * width;
-                // SAFETY: this task alone writes these elements; the phase before has filled the tables.
+                // SAFETY: only this task writes these elements; the previous phase has filled the
+                // tables.
                 let (x, dy, dx, tables) = unsafe {
                     let tables: [&[f32]; TABLES] = std::array::from_fn(|t| {
                         let first = cx.shared.add((2 * self.parts + t) * self.channels);
@@ -320,7 +323,8 @@ impl Batch {
     }
 }
 
-/// Totals of at most [`STRIP`] channels' sums `[parts, 2, channels]`, in the order of the parts.
+/// Adds up the sums `[parts, 2, channels]` of at most [`STRIP`] channels, in the order of the
+/// parts.
 fn add_parts(sums: &[f32], parts: usize, channels: usize, own: &Range<usize>) -> [[f64; 2]; STRIP] {
     let mut totals = [[0.0; 2]; STRIP];
     for part in 0..parts {
@@ -335,8 +339,9 @@ fn add_parts(sums: &[f32], parts: usize, channels: usize, own: &Range<usize>) ->
     totals
 }
 
-/// One task is some groups of some images: sums first, then `dx`, from the cache unless the group is large.
-/// The sums `[images, 2, channels]` are kept for the parameters' gradients.
+/// Compiles a group normalization's derivative. A task has some groups of some images. It computes the sums, then `dx`,
+/// reading the operands from the cache unless the group is large. The sums, `[images, 2, channels]`, are kept for the
+/// parameters' gradients.
 fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
     let [x, weight, mean, rstd, dy] = [0, 1, 2, 3, 4].map(|i| cx.input::<f32>(i));
     let (dx, level) = (cx.output::<f32>(0), cx.level);
@@ -350,7 +355,8 @@ fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
                 let (image, g) = (group / dims.groups, group % dims.groups);
                 let channels = g * per_group..(g + 1) * per_group;
                 let elements = group * dims.elements()..(group + 1) * dims.elements();
-                // SAFETY: operands are not written; this task alone writes this group's `dx` and sums.
+                // SAFETY: operands are not written; only this task writes this group's `dx` and
+                // sums.
                 let (x, dy, weight, mean, rstd, dx, [plain, along]) = unsafe {
                     let sums = [0, 1].map(|k| {
                         let first = cx.shared.add((2 * image + k) * dims.channels + channels.start);
@@ -392,7 +398,7 @@ fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
         nanos: (3 * dims.batch * dims.channels) as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * STRIP..((task + 1) * STRIP).min(dims.channels);
-            // SAFETY: this task alone writes these channels; the phase before has filled the sums.
+            // SAFETY: only this task writes these channels; the previous phase has filled the sums.
             let (rstd, sums, dweight, dbias) = unsafe {
                 let sums = std::slice::from_raw_parts(cx.shared, 2 * dims.batch * dims.channels);
                 (

@@ -1,4 +1,4 @@
-//! Kernels that go by index: gather and scatter-add.
+//! Kernels that access rows by index: gather and scatter-add.
 
 use meganeura_core::ops::Call;
 use meganeura_core::{DType, Shape};
@@ -38,7 +38,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Rows of a table are gathered from any panels of its elements.
+/// Storage orders of a gather: it can read rows from panels of any size with a unit of one element.
 pub(super) const ORDER: (&str, OrderFn) = ("core.gather", |call, i| match (i, around_axis_of(call)) {
     (1, Ok([1, _, width])) if width > 1 => Order::Any {
         unit: call.inputs[1].dtype.block().bytes,
@@ -50,14 +50,15 @@ fn around_axis_of(call: &Call) -> Result<[usize; 3], String> {
     around_axis(&call.inputs[1].shape, call.attrs.int("axis")?)
 }
 
-/// Numbers of elements before, at and after an axis.
+/// Returns the number of elements before an axis, along it and after it.
 pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
     let axis = shape.axis(axis)?;
     let product = |dims: &[usize]| dims.iter().product();
     Ok([product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])])
 }
 
-/// Rows by index, as words: the dtype does not matter but for what stands in for a missing row.
+/// Compiles a gather of rows by index, as words. The dtype only determines `missing`, the value of rows with an invalid
+/// index.
 fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let [outer, rows, width] = around_axis_of(&cx.call())?;
@@ -70,7 +71,7 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
         body: move |task: usize, cx: &RunCx| {
             let first = task * per_task;
             let last = (first + per_task).min(outer * count);
-            // SAFETY: this task alone writes these rows; operands are other buffers.
+            // SAFETY: only this task writes these rows; operands are other buffers.
             let (ids, out) = unsafe { (indices.all(), out.slice_mut(first * width..last * width)) };
             if width == 1 && outer == 1 {
                 // SAFETY: operands are not written by this dispatch.
@@ -120,8 +121,8 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
     }))
 }
 
-/// Each task owns a range of the result: rows, or columns where there are few rows. It walks all indices in
-/// order, so the order of summation is fixed.
+/// Compiles an addition of rows by index. Each task owns a range of the result: rows, or columns if there are few rows.
+/// It processes all indices in order, so the order of summation is fixed.
 fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     add: impl Fn(&mut [T], &[T]) + Send + Sync + 'static,
@@ -168,7 +169,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
             let columns = if by_columns { start..end } else { 0..width };
             let own_rows = if by_columns { 0..rows } else { start..end };
             for row in own_rows.clone() {
-                // SAFETY: this task alone writes these columns of these rows.
+                // SAFETY: only this task writes these columns of these rows.
                 unsafe { part(out, row, width, &columns) }.fill(T::default());
             }
             if width == 1 {
@@ -198,7 +199,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     }))
 }
 
-/// [`scatter_add`] along an inner axis: the parts before it are independent.
+/// Compiles a scatter-add along an inner axis, like [`scatter_add`]. The parts before the axis are independent.
 fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     [outer, rows, width]: [usize; 3],
@@ -213,7 +214,7 @@ fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
         nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (outer * indices.len()) as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(outer);
-            // SAFETY: this task alone writes these parts of the result; operands are other buffers.
+            // SAFETY: only this task writes these parts of the result; operands are other buffers.
             let (ids, updates, out) = unsafe {
                 (
                     indices.all(),
@@ -235,8 +236,8 @@ fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
     })
 }
 
-/// Rows of one element: adds each update whose row is in `out`, which starts at row `first`. `other` sees the
-/// other rows.
+/// Adds each update to its row of one element. `out` starts at row `first`; rows that are not in `out` are passed to
+/// `other`.
 fn scalars<T: Copy>(ids: &[u32], updates: &[T], out: &mut [T], first: usize, add: fn(T, T) -> T, other: impl Fn(u32)) {
     for (&id, &update) in ids.iter().zip(updates) {
         match out.get_mut((id as usize).wrapping_sub(first)) {
@@ -246,7 +247,7 @@ fn scalars<T: Copy>(ids: &[u32], updates: &[T], out: &mut [T], first: usize, add
     }
 }
 
-/// Some columns of a row.
+/// Returns some columns of a row, for writing.
 ///
 /// # Safety
 /// As [`View::slice_mut`].

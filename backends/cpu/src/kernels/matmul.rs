@@ -1,4 +1,4 @@
-//! Matmuls by the blocked multiplication of [`crate::gemm`].
+//! Matmul kernels, which use the blocked multiply of [`crate::gemm`].
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Right operands are read best as the panels of which tiles multiply.
+/// Storage orders of matmuls: a right operand is best stored in the panels that tiles multiply.
 pub(super) const ORDERS: [(&str, OrderFn); 2] = [("core.matmul", order), ("core.matmul_add", order)];
 
-/// In which orders a matmul reads operand `i`.
+/// Returns the storage orders in which a matmul can read operand `i`.
 pub(super) fn order(call: &Call, i: usize) -> Order {
     if i != 1 {
         return Order::Plain;
@@ -47,7 +47,8 @@ pub(super) fn order(call: &Call, i: usize) -> Order {
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the matmul's";
 
-/// Distance between the rows of an addend, if they are as wide as the matmul's: 0 if all rows add the same.
+/// Returns the distance between rows of an addend as wide as the result; 0 if all rows add the same values. Returns
+/// `None` for other addends.
 fn row_distance(d: &TensorType, matmul: &TensorType) -> Option<usize> {
     let [.., m, n] = matmul.shape.dims() else {
         return None;
@@ -59,38 +60,38 @@ fn row_distance(d: &TensorType, matmul: &TensorType) -> Option<usize> {
     }
 }
 
-/// Floating-point operations a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
 
-/// A batch of matmuls of one shape.
+/// A batch of matmuls of the same shape.
 #[derive(Clone)]
 pub(super) struct Batch {
     pub(super) gemm: Arc<Gemm>,
     a: View<f32>,
     b: View<f32>,
     c: View<f32>,
-    /// What is added, with the distance between its rows.
+    /// Addend, and distance between its rows.
     addend: Option<(View<f32>, usize)>,
-    /// Element offsets of the operands and the addend of each matmul.
+    /// Element offsets of the operands and of the addend of each matmul.
     offsets: Arc<Vec<[usize; 3]>>,
-    /// `f32`s of shared scratch of one matmul.
+    /// Size of the shared scratch of one matmul, in `f32`s.
     shared: usize,
-    /// Elements of one matmul.
+    /// Elements of the result of one matmul.
     pub(super) c_len: usize,
 }
 
-/// Distance between the rows of the third operand of a call, `None` if there is none.
+/// Returns the distance between rows of a call's third operand, the addend, or `None` if there is no addend.
 ///
 /// # Errors
-/// When it is none that the kernel adds.
+/// The kernel cannot add this operand.
 pub(super) fn addend_of(inputs: &[TensorType], matmul: &TensorType) -> Result<Option<usize>, String> {
     let distance = |d| row_distance(d, matmul).ok_or_else(|| NO_ADDEND.to_owned());
     inputs.get(2).map(distance).transpose()
 }
 
 impl Batch {
-    /// The matmuls of a call, on its two or three operands and its result. `in_panels` says that the second one lies as
-    /// [`order`] would have it.
+    /// Plans the matmuls of a call, on its two or three operands and its result. With `in_panels`,
+    /// the second operand is stored in the order of [`order`].
     pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>, in_panels: bool) -> Result<Self, String> {
         let mut dims = MatMulDims::of(call)?;
         let &[a, b, ref addend @ ..] = operands else {
@@ -101,7 +102,7 @@ impl Batch {
         let mut offsets = product_offsets(&dims, call.inputs);
         // One right operand for the whole batch: the rows of all matmuls are one matrix.
         let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
-        // An addend has to go on in the same way: one row for all, or one for each.
+        // The addend has to allow it: one row for all, or one for each row.
         let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
         if shares_b && goes_on && offsets.len() > 1 {
             dims.m *= offsets.len();
@@ -142,12 +143,12 @@ impl Batch {
         })
     }
 
-    /// `f32`s of shared scratch.
+    /// Returns the size of the shared scratch in `f32`s.
     pub(super) fn shared_len(&self) -> usize {
         self.shared * self.offsets.len()
     }
 
-    /// Runs a task of a phase, and returns the number of its matmul and its number within that matmul's.
+    /// Runs a task of a phase. Returns the index of its matmul, and the task's index within that matmul.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -155,8 +156,9 @@ impl Batch {
         let tasks = self.gemm.tasks(phase);
         let (matmul, task) = (task / tasks, task % tasks);
         let [a, b, d] = self.offsets[matmul];
-        // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint parts of
-        // the result and of the scratch, as the multiplication promises; scratch is as long as it asked.
+        // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint
+        // parts of the result and of the scratch, by the contract of the multiply; scratch has the
+        // requested size.
         unsafe {
             let addend = match self.addend {
                 Some((view, row)) => Addend {
@@ -179,14 +181,14 @@ impl Batch {
     }
 }
 
-/// One phase of a batch of matmuls.
+/// A phase of a batch of matmuls, as a kernel.
 pub(super) struct Phase {
     pub(super) batch: Batch,
     pub(super) phase: usize,
 }
 
 impl Phase {
-    /// Runs a task; returns the number of its matmul and its number within that matmul's.
+    /// Runs a task. Returns the index of its matmul, and the task's index within that matmul.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -230,7 +232,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Where each matmul's operands start, and its addend if there is one, with batch axes broadcast.
+/// Returns the offsets of each matmul's operands and of its addend, with batch axes broadcast.
 fn product_offsets(dims: &MatMulDims, operands: &[TensorType]) -> Vec<[usize; 3]> {
     let mut strides = [const { Vec::new() }; 3];
     let mut sizes = [0; 3];

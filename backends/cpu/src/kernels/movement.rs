@@ -1,9 +1,9 @@
-//! Kernels that move elements: permute, expand, flip, slice, narrow, pad, concat, assign. They copy words of the element's
-//! size, whatever the dtype.
+//! Kernels that move elements: permute, expand, flip, slice, narrow, pad, concat, assign. They copy
+//! words of the element's size, for any dtype.
 
 use meganeura_core::DType;
 
-use super::strided::{Nest, Split, broadcast_strides, row_major};
+use super::strided::{Nest, RowDivision, broadcast_strides, row_major};
 use super::transpose::{Word, transpose};
 use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, any_dtype, chunk, chunks, stream_nanos};
 use crate::memory::View;
@@ -32,11 +32,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
     by_size!("core.assign", assign),
 ];
 
-/// Copies rows of `x`, starting at `x_start`, to rows of `y`, starting at `y_start`, by the strides of a
-/// nest (operand 0 is `x`, 1 is `y`), in which every element of `y` occurs once.
+/// Compiles a copy of rows of `x`, from element `x_start` on, to rows of `y`, from `y_start` on. The nest contains the
+/// strides (operand 0 is `x`, 1 is `y`); it must contain every element of `y` once.
 fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_start: usize) -> Box<dyn Kernel> {
     let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
-    let split = Split::new(&nest);
+    let split = RowDivision::new(&nest);
     // Strided reads use a fraction of each cache line.
     let cost = if (-1..=1).contains(&xs) { 1 } else { 4 };
     Box::new(Task {
@@ -56,11 +56,11 @@ fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_s
     })
 }
 
-/// Copies `len` elements between strided rows.
+/// Copies `len` elements. They are `xs` apart in `x` and `ys` apart in `y`.
 ///
 /// # Safety
-/// There is at least one element, all exist, nobody writes the source's, and the target's are others, which
-/// nobody else accesses.
+/// There must be at least one element, and all must exist. The source must not be written
+/// meanwhile; the target must not overlap it, and no other code may access it.
 unsafe fn copy_row<T: Word>(x: *const T, xs: isize, y: *mut T, ys: isize, len: usize) {
     // SAFETY: by contract, in every branch.
     unsafe {
@@ -109,7 +109,7 @@ fn flip<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     if shape.numel() == 0 {
         return Ok(Compiled::phases(Vec::new()));
     }
-    // Reversed axes are read from their last element backwards.
+    // Reversed axes are read backwards from their last element.
     let mut strides = row_major(shape);
     let mut start = 0;
     for axis in shape.axes(cx.attrs().ints("axes")?)? {
@@ -148,7 +148,7 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let to = row_major(&cx.output_type(0).shape);
     let (low, interior) = (cx.attrs().ints("low")?, cx.attrs().ints("interior")?);
     let start: isize = low.iter().zip(&to).map(|(&l, &t)| l as isize * t).sum();
-    // As in `slice`: a product wraps only where there is at most one element.
+    // As in `slice`: a product wraps only if there is at most one element.
     let strides = interior.iter().zip(&to);
     let strides = strides.map(|(&i, &t)| t.wrapping_mul((i as isize).wrapping_add(1)));
     let from = &cx.input_type(0).shape;
@@ -156,7 +156,7 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let fill = Task {
         tasks: chunks(y.len()),
         nanos: stream_nanos(y.len() * size_of::<T>()),
-        // SAFETY: this task alone writes its chunk in this phase.
+        // SAFETY: only this task writes its chunk in this phase.
         body: move |task: usize, _: &RunCx| unsafe { y.slice_mut(chunk(y.len(), task)) }.fill(value),
     };
     Ok(Compiled::phases(vec![
@@ -165,7 +165,7 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     ]))
 }
 
-/// The padding value as a word of the dtype.
+/// Returns the padding value as a word of the dtype.
 fn padding_word<T: Word>(cx: &CompileCx) -> Result<T, String> {
     let value = cx.attrs().float("value")?;
     Ok(match cx.output_type(0).dtype {
@@ -191,17 +191,17 @@ fn concat<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
         parts.push(copy_nest(nest, cx.input::<T>(i), 0, y, start));
         start += shape[axis] * strides[axis] as usize;
     }
-    Ok(Compiled::one(Together::new(parts)))
+    Ok(Compiled::one(KernelGroup::new(parts)))
 }
 
-/// Several independent kernels as one phase.
-struct Together {
+/// Several independent kernels that run as one phase.
+struct KernelGroup {
     parts: Vec<Box<dyn Kernel>>,
-    /// First task of each part, and the number of all tasks.
+    /// Index of the first task of each kernel, followed by the number of all tasks.
     starts: Vec<usize>,
 }
 
-impl Together {
+impl KernelGroup {
     fn new(parts: Vec<Box<dyn Kernel>>) -> Self {
         let mut starts = vec![0];
         let mut end = 0;
@@ -209,16 +209,16 @@ impl Together {
             end += part.tasks();
             starts.push(end);
         }
-        Together { parts, starts }
+        KernelGroup { parts, starts }
     }
 
-    /// Returns the part that contains a task, by binary search: a concatenation may have thousands of parts.
+    /// Returns the kernel that a task belongs to, by binary search: a concatenation may have thousands of parts.
     fn part_of(&self, task: usize) -> usize {
         self.starts.partition_point(|&start| start <= task) - 1
     }
 }
 
-impl Kernel for Together {
+impl Kernel for KernelGroup {
     fn tasks(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
     }
@@ -246,7 +246,7 @@ fn assign<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: stream_nanos(2 * out.len() * size_of::<T>()),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: this task alone writes its chunk; the value is another buffer.
+            // SAFETY: only this task writes its chunk; the value is another buffer.
             unsafe { out.slice_mut(range.clone()).copy_from_slice(value.slice(range)) };
         },
     }))

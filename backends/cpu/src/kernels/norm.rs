@@ -1,4 +1,5 @@
-//! Layer, RMS and group normalisation, alone and with what comes before or after.
+//! Layer, RMS and group normalization, also fused with a preceding addition or a following
+//! activation.
 
 use meganeura_core::ops::GroupDims;
 
@@ -42,10 +43,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Rows below this size are over before a wider vector would pay for the call.
+/// Minimum length of rows for wider vectors. For shorter rows, the call would cost more than it saves.
 const SHORT: usize = 64;
 
-/// What is added to operand 0 before the sum is normalised. The other operands and results come one later.
+/// An operand that is added to operand 0 before the normalization. The indices of all later operands and results are
+/// then higher by one.
 #[derive(Clone, Copy)]
 struct Residual {
     b: View<f32>,
@@ -60,10 +62,11 @@ impl Residual {
         }
     }
 
-    /// Writes the sum of some elements, and returns it.
+    /// Writes the sum of a range of elements, and returns it.
     ///
     /// # Safety
-    /// These elements of the sum are the caller's own, and nobody writes the operands.
+    /// These elements of the sum must belong to the caller, and the operands must not be written
+    /// meanwhile.
     unsafe fn add<'a>(self, level: Level, a: &[f32], elements: std::ops::Range<usize>) -> &'a [f32] {
         // SAFETY: by contract; the result is another buffer than the operands.
         unsafe {
@@ -75,31 +78,31 @@ impl Residual {
 }
 
 multiversion! {
-    /// `a + b`.
+    /// Writes `a + b`.
     fn sum_rows(a: &[f32], b: &[f32], out: &mut [f32]) = sum_rows_body;
 }
 multiversion! {
-    /// `sum of (x - mean)^2`, by partial sums of a fixed number of lanes.
+    /// Returns `sum of (x - mean)^2`, as a fixed number of partial sums.
     pub(super) fn sum_squares(x: &[f32], mean: f32) -> f32 = sum_squares_body;
 }
 multiversion! {
-    /// `(x - mean) * scale + bias`, each constant over the slice.
+    /// Writes `(x - mean) * scale + bias`, with constants for the whole slice.
     fn scale_row(x: &[f32], parameters: [f32; 3], out: &mut [f32]) = scale_row_body;
 }
 multiversion! {
-    /// `(x - mean) * scale + bias`, each with a value for every element.
+    /// Writes `(x - mean) * scale + bias`, with separate parameters for each element.
     pub(super) fn scale_columns(x: &[f32], parameters: [&[f32]; 3], out: &mut [f32]) = scale_columns_body;
 }
 multiversion! {
-    /// `(x - mean) * rstd * weight + bias`, the first two constant over the row.
+    /// Writes `(x - mean) * rstd * weight + bias`. The statistics, mean and rstd, are constant over the row.
     fn scale_layer(x: &[f32], statistics: [f32; 2], parameters: [&[f32]; 2], out: &mut [f32]) = scale_layer_body;
 }
 multiversion! {
-    /// `x * rstd * weight`, the factor constant over the row.
+    /// Writes `x * rstd * weight`. `rstd` is constant over the row.
     fn scale_rms(x: &[f32], rstd: f32, weight: &[f32], out: &mut [f32]) = scale_rms_body;
 }
 multiversion! {
-    /// Adds `(x - mean)^2` to `sums`, of which each `plane` neighbours have a mean of their own.
+    /// Adds `(x - mean)^2` to `sums`. Each `plane` neighbouring elements share a mean.
     pub(super) fn add_squares(sums: &mut [f32], x: &[f32], means: &[f32], plane: usize) = add_squares_body;
 }
 
@@ -178,7 +181,7 @@ fn sum_squares_body<const FMA: bool>(x: &[f32], mean: f32) -> f32 {
     lanes[0]
 }
 
-/// Normalises a row, and returns its mean and reciprocal standard deviation.
+/// Normalises a row. Returns its mean and reciprocal standard deviation.
 pub(super) fn layer_norm_row(level: Level, x: &[f32], parameters: [&[f32]; 2], eps: f32, out: &mut [f32]) -> [f32; 2] {
     let width = x.len() as f32;
     let mean = vmath::sum(level, x) / width;
@@ -187,14 +190,14 @@ pub(super) fn layer_norm_row(level: Level, x: &[f32], parameters: [&[f32]; 2], e
     [mean, rstd]
 }
 
-/// Normalises a row, and returns the reciprocal root of its mean square.
+/// Normalises a row. Returns the reciprocal of its root mean square.
 pub(super) fn rms_norm_row(level: Level, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> f32 {
     let rstd = 1.0 / (sum_squares(level, x, 0.0) / x.len() as f32 + eps).sqrt();
     scale_rms(level, x, rstd, weight, out);
     rstd
 }
 
-/// A row is added up, measured and normalised while it is in the first-level cache.
+/// Compiles a layer normalization. Each row is added up, measured and normalized while it is in the first-level cache.
 fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, String> {
     let first = usize::from(residual.is_some());
     let x = cx.input::<f32>(0);
@@ -210,7 +213,7 @@ fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, St
             let own = task * per_task..((task + 1) * per_task).min(rows);
             for row in own {
                 let elements = row * width..(row + 1) * width;
-                // SAFETY: this task alone writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
                 let (x, weight, bias, out, mean, rstd) = unsafe {
                     let x = x.slice(elements.clone());
                     let x = residual.map_or(x, |residual| residual.add(level, x, elements.clone()));
@@ -224,7 +227,7 @@ fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, St
     }))
 }
 
-/// As [`layer_norm`].
+/// Compiles an RMS normalization, like [`layer_norm`].
 fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, String> {
     let first = usize::from(residual.is_some());
     let (x, weight) = (cx.input::<f32>(0), cx.input::<f32>(first + 1));
@@ -239,7 +242,7 @@ fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, Stri
             let own = task * per_task..((task + 1) * per_task).min(rows);
             for row in own {
                 let elements = row * width..(row + 1) * width;
-                // SAFETY: this task alone writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
                 let (x, weight, out, rstd) = unsafe {
                     let x = x.slice(elements.clone());
                     let x = residual.map_or(x, |residual| residual.add(level, x, elements.clone()));
@@ -252,8 +255,8 @@ fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, Stri
     }))
 }
 
-/// A task is some groups of some images, each measured and then normalised from the cache. Without statistics to
-/// write, a SiLU follows in the same way.
+/// Compiles a group normalization. A task has some groups of some images; it computes the statistics of each group,
+/// then normalizes it from the cache. If there are no statistics to write, a SiLU follows in the same pass.
 fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Compiled, String> {
     let dims = GroupDims::of(&cx.call())?;
     let [x, weight, bias] = [0, 1, 2].map(|i| cx.input::<f32>(i));
@@ -268,7 +271,8 @@ fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Comp
         body: move |task: usize, _: &RunCx| {
             for group in task * per_task..((task + 1) * per_task).min(groups) {
                 let elements = group * width..(group + 1) * width;
-                // SAFETY: this task alone writes these groups; no operand is written by this dispatch.
+                // SAFETY: only this task writes these groups; no operand is written by this
+                // dispatch.
                 let (x, weight, bias, out) = unsafe {
                     (
                         x.slice(elements.clone()),
@@ -284,7 +288,7 @@ fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Comp
                 let parameters = [&weight[channels.clone()], &bias[channels]];
                 scale_group(level, x, [mean, rstd], parameters, out);
                 match statistics {
-                    // SAFETY: this task alone writes the entries of its groups.
+                    // SAFETY: only this task writes the entries of its groups.
                     Some(views) => unsafe {
                         for (view, value) in views.into_iter().zip([mean, rstd]) {
                             view.slice_mut(group..group + 1)[0] = value;
@@ -297,7 +301,7 @@ fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Comp
     }))
 }
 
-/// `(x - mean) * rstd * weight + bias` of a group, with a weight and a bias for each of its channels.
+/// Writes `(x - mean) * rstd * weight + bias` of a group. Each of its channels has a weight and a bias.
 fn scale_group(level: Level, x: &[f32], statistics: [f32; 2], parameters: [&[f32]; 2], out: &mut [f32]) {
     let [weight, bias] = parameters;
     let plane = x.len() / weight.len().max(1);
@@ -311,12 +315,12 @@ fn scale_group(level: Level, x: &[f32], statistics: [f32; 2], parameters: [&[f32
     }
 }
 
-/// Totals of blocks added in `f64`, for slices so long that a running `f32` sum would lose digits.
+/// Returns the sum of blocks in `f64`, for long slices, where a running `f32` sum would lose digits.
 fn long_sum(x: &[f32], block_sum: impl Fn(&[f32]) -> f32) -> f32 {
     x.chunks(CHUNK).map(|block| f64::from(block_sum(block))).sum::<f64>() as f32
 }
 
-/// [`scale_row`], or its body where a call would cost more.
+/// Computes the same as [`scale_row`]. For short slices it runs the code inline, because a call would cost more.
 pub(super) fn scale_channel(level: Level, x: &[f32], parameters: [f32; 3], out: &mut [f32]) {
     if x.len() < SHORT {
         scale_row_body::<false>(x, parameters, out);

@@ -1,6 +1,6 @@
 //! Derivatives of the normalisations of rows: layer norm, RMS norm, and group norm of single elements.
 //!
-//! A row is read twice, the second time from the cache. Each task adds up what its rows give to the
+//! A row is read twice, the second time from the cache. Each task adds up the contributions of its rows to the
 //! parameters' gradients; a second phase adds up the tasks' sums in order.
 
 use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
@@ -11,12 +11,12 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.layer_norm_grad",
         supports: f32_only,
-        compile: |cx| Ok(rows::<Centred>(cx, centred(cx), None, 1)),
+        compile: |cx| Ok(rows::<LayerNorm>(cx, centred(cx), None, 1)),
     },
     KernelDef {
         name: "core.layer_norm_grad_add",
         supports: f32_only,
-        compile: |cx| Ok(rows::<Centred>(cx, centred(cx), Some(cx.input(5)), 1)),
+        compile: |cx| Ok(rows::<LayerNorm>(cx, centred(cx), Some(cx.input(5)), 1)),
     },
     KernelDef {
         name: "core.rms_norm_grad",
@@ -30,7 +30,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// What the forward call has saved, and the gradient of its result.
+/// Returns the statistics that a forward call with centring saved, and the gradient of its result.
 fn centred(cx: &CompileCx) -> (Statistics, View<f32>) {
     let statistics = Statistics {
         mean: Some(cx.input(2)),
@@ -39,7 +39,7 @@ fn centred(cx: &CompileCx) -> (Statistics, View<f32>) {
     (statistics, cx.input(4))
 }
 
-/// The same where nothing was centred.
+/// Returns the statistics that a forward call without centring saved, and the gradient of its result.
 fn about_zero(cx: &CompileCx) -> (Statistics, View<f32>) {
     let statistics = Statistics {
         mean: None,
@@ -48,44 +48,51 @@ fn about_zero(cx: &CompileCx) -> (Statistics, View<f32>) {
     (statistics, cx.input(3))
 }
 
-/// Group normalisation of `[batch, channels]`: each image has a row for each group, with weights of its own.
+/// Compiles the derivative of a group normalization of `[batch, channels]`. Each image has a row for each group, and
+/// each group has a separate row of weights.
 pub(super) fn group_rows(cx: &CompileCx, groups: usize) -> Compiled {
-    rows::<Centred>(cx, centred(cx), None, groups)
+    rows::<LayerNorm>(cx, centred(cx), None, groups)
 }
 
-/// Whether rows were centred before they were scaled: only then is there a bias.
-trait Form: Copy + Default + Send + Sync + 'static {
+/// The type of normalization. It determines whether rows are centred before they are scaled; only then there is a bias.
+trait Normalization: Copy + Default + Send + Sync + 'static {
     const CENTRED: bool;
 }
 
 #[derive(Clone, Copy, Default)]
-struct Centred;
+struct LayerNorm;
 #[derive(Clone, Copy, Default)]
 struct AboutZero;
 
-impl Form for Centred {
+impl Normalization for LayerNorm {
     const CENTRED: bool = true;
 }
 
-impl Form for AboutZero {
+impl Normalization for AboutZero {
     const CENTRED: bool = false;
 }
 
 multiversion! {
-    /// Sums of `d` (if centred) and of `d (x - mean)` for `d = dy weight`, by partial sums of a fixed number
-    /// of lanes.
-    fn row_sums<F: Form>(form: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] = row_sums_body;
+    /// Returns the sums of `d` (if centred) and of `d (x - mean)`, where `d = dy weight`, as a fixed number of partial
+    /// sums.
+    fn row_sums<F: Normalization>(form: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] = row_sums_body;
 }
 multiversion! {
-    /// `dx` from the row's constants, and the row's part of the parameters' gradients.
-    fn row_gradient<F: Form>(form: F, row: [&[f32]; 3], constants: Constants, dx: &mut [f32], parameters: [&mut [f32]; 2])
+    /// Computes `dx` of a row, and adds the row's contribution to the parameters' gradients.
+    fn row_gradient<F: Normalization>(form: F, row: [&[f32]; 3], constants: Constants, dx: &mut [f32], parameters: [&mut [f32]; 2])
         = row_gradient_body;
 }
 
 const LANES: usize = 16;
 
 #[inline(always)]
-fn row_sums_body<const FMA: bool, F: Form>(_: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] {
+fn row_sums_body<const FMA: bool, F: Normalization>(
+    _: F,
+    x: &[f32],
+    dy: &[f32],
+    weight: &[f32],
+    mean: f32,
+) -> [f32; 2] {
     let (mut plain, mut along) = ([0.0; LANES], [0.0; LANES]);
     let (x, x_rest) = x.as_chunks::<LANES>();
     let (dy, dy_rest) = dy.as_chunks::<LANES>();
@@ -106,7 +113,7 @@ fn row_sums_body<const FMA: bool, F: Form>(_: F, x: &[f32], dy: &[f32], weight: 
     [plain.iter().sum(), along.iter().sum()]
 }
 
-/// What is constant over a row: `dx = rstd (d - shift - (x - mean) slope)`.
+/// The constants of a row in `dx = rstd (d - shift - (x - mean) slope)`.
 #[derive(Clone, Copy)]
 struct Constants {
     mean: f32,
@@ -116,14 +123,14 @@ struct Constants {
 }
 
 #[inline(always)]
-fn row_gradient_body<const FMA: bool, F: Form>(
+fn row_gradient_body<const FMA: bool, F: Normalization>(
     _: F,
     [x, dy, weight]: [&[f32]; 3],
     c: Constants,
     dx: &mut [f32],
     [dweight, dbias]: [&mut [f32]; 2],
 ) {
-    // Equal lengths, as far as the compiler can see, so that the loop has no checks.
+    // Equal lengths that the compiler can prove, so that the loop has no checks.
     let len = dx.len();
     let (x, dy, weight, dweight) = (&x[..len], &dy[..len], &weight[..len], &mut dweight[..len]);
     if F::CENTRED {
@@ -143,19 +150,20 @@ fn row_gradient_body<const FMA: bool, F: Form>(
     }
 }
 
-/// What the forward call has saved for each row.
+/// The statistics of each row that the forward call saved.
 struct Statistics {
     mean: Option<View<f32>>,
     rstd: View<f32>,
 }
 
-/// Partial sums of the parameters' gradients are kept for at most so many tasks.
+/// Maximum number of tasks, each of which keeps partial sums of the parameters' gradients.
 const MAX_TASKS: usize = 64;
-/// Columns of one task of the second phase.
+/// Number of columns of one task of the second phase.
 const STRIP: usize = 2048;
 
-/// Rows of which each `groups` neighbours share a row of weights. `residual` is added to `dx`, row by row.
-fn rows<F: Form>(
+/// Compiles the derivative of normalized rows. `groups` neighbouring rows belong to one image; row `i` uses the weights
+/// of group `i % groups`. `residual` is added to `dx`, row by row.
+fn rows<F: Normalization>(
     cx: &CompileCx,
     (statistics, dy): (Statistics, View<f32>),
     residual: Option<View<f32>>,
@@ -173,7 +181,8 @@ fn rows<F: Form>(
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
             let elements = own.start * width..own.end * width;
-            // SAFETY: this task alone writes these rows and this part of the scratch; no operand is written.
+            // SAFETY: only this task writes these rows and this part of the scratch; no operand is
+            // written.
             let (x, dy, weight, rstd, mean, dx, sums) = unsafe {
                 (
                     x.slice(elements.clone()),
@@ -229,7 +238,8 @@ fn rows<F: Form>(
     }
 }
 
-/// Adds up the tasks' sums in order: `[tasks, outs, period]` in the shared scratch.
+/// Creates the phase that adds up the sums of all tasks in order. The shared scratch contains them as
+/// `[tasks, outs, period]`.
 fn total(outs: Vec<View<f32>>, parts: usize, period: usize, level: Level) -> Box<dyn Kernel> {
     let strips = period.div_ceil(STRIP);
     Box::new(Task {
@@ -238,7 +248,8 @@ fn total(outs: Vec<View<f32>>, parts: usize, period: usize, level: Level) -> Box
         body: move |task: usize, cx: &RunCx| {
             let (parameter, start) = (task / strips, task % strips * STRIP);
             let end = (start + STRIP).min(period);
-            // SAFETY: this task alone writes these elements; the phase before has filled the scratch.
+            // SAFETY: only this task writes these elements; the previous phase has filled the
+            // scratch.
             let (out, sums) = unsafe {
                 let sums = std::slice::from_raw_parts(cx.shared, parts * outs.len() * period);
                 (outs[parameter].slice_mut(start..end), sums)

@@ -1,4 +1,4 @@
-//! Parameter updates: one pass over a parameter, its gradient and its moments, in place.
+//! Kernels of parameter updates: one pass over a parameter, its gradient and its moments, in place.
 
 use meganeura_core::loss_scaling::MAX_SCALE;
 
@@ -25,22 +25,29 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "optim.momentum",
         supports: f32_only,
-        compile: |cx| match cx.attrs().bool("nesterov")? {
-            true => update(cx, nesterov),
-            false => update(cx, momentum),
+        compile: |cx| {
+            if cx.attrs().bool("nesterov")? {
+                update(cx, nesterov)
+            } else {
+                update(cx, momentum)
+            }
         },
     },
     KernelDef {
         name: "optim.adam",
         supports: f32_only,
-        compile: |cx| match cx.attrs().bool("decoupled")? {
-            true => update(cx, adamw),
-            false => update(cx, adam),
+        compile: |cx| {
+            if cx.attrs().bool("decoupled")? {
+                update(cx, adamw)
+            } else {
+                update(cx, adam)
+            }
         },
     },
 ];
 
-/// The loss scale: states and scalars of one element, which are tensors and hyper-parameters like others.
+/// Updates the loss scale. Its states and scalars have one element each; they are passed as tensors and
+/// hyper-parameters.
 fn loss_scale_rule(_: Level, tensors: [&mut [f32]; 4], found: &[f32], [interval]: [f32; 1]) {
     let [scale, inverse, good, skipped] = tensors.map(|t| &mut t[0]);
     let change = |up: &mut f32, down: &mut f32| {
@@ -63,10 +70,11 @@ fn loss_scale_rule(_: Level, tensors: [&mut [f32]; 4], found: &[f32], [interval]
     }
 }
 
-/// An update of `T` tensors (the parameter first) by a gradient and `S` scalars.
+/// Function that updates `T` tensors (the parameter first), given a gradient and `S` scalars.
 type Rule<const T: usize, const S: usize> = fn(Level, [&mut [f32]; T], &[f32], [f32; S]);
 
-/// Operands are the parameter, the gradient, the other tensors and the scalars; results are the tensors.
+/// Compiles an update. Operands are the parameter, the gradient, further tensors and the scalars; results are the
+/// updated tensors.
 fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> Result<Compiled, String> {
     let operand = |tensor: usize| if tensor == 0 { 0 } else { tensor + 1 };
     let old: [View<f32>; T] = std::array::from_fn(|t| cx.input(operand(t)));
@@ -75,7 +83,7 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
     let (grad, level) = (cx.input::<f32>(1), cx.level);
     let scalars: [View<f32>; S] = std::array::from_fn(|s| cx.input(T + 1 + s));
     let written = |operand: usize| (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(operand));
-    // A gradient that is one of the written tensors is set aside before it changes.
+    // A gradient that is one of the written tensors is copied before it changes.
     let copy_grad = written(1);
     if chunks(grad.len()) > 1 && (T + 1..T + 1 + S).any(written) {
         return Err("a hyper-parameter is part of a tensor that the update changes".into());
@@ -85,21 +93,21 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
         nanos: stream_nanos(4 * (2 * T + 1) * grad.len()),
         body: move |task: usize, cx: &RunCx| {
             let range = chunk(grad.len(), task);
-            // SAFETY: no other dispatch writes scalars meanwhile, and this one only if there is but one task,
-            // which has no reference to a written tensor yet.
+            // SAFETY: no other dispatch writes scalars meanwhile. This one writes them only if it
+            // has a single task, which holds no reference to a written tensor yet.
             let scalars = scalars.map(|s| unsafe { s.slice(0..1)[0] });
             for t in (0..T).filter(|&t| !in_place[t]) {
-                // SAFETY: a result that is not computed in place is no operand's buffer; this task alone touches
-                // its range.
+                // SAFETY: a result that is not computed in place is no operand's buffer; only this
+                // task accesses its range.
                 unsafe {
                     new[t]
                         .slice_mut(range.clone())
                         .copy_from_slice(old[t].slice(range.clone()))
                 }
             }
-            // SAFETY: this task alone touches these elements of the results, which are different buffers, and
-            // of operands that share one; the gradient is none of them, or is copied to scratch of `CHUNK`
-            // elements before they are borrowed.
+            // SAFETY: only this task accesses these elements of the results, which are different
+            // buffers, and of operands that share one. The gradient is none of them, or is copied
+            // to scratch of `CHUNK` elements before they are borrowed.
             let (tensors, grad) = unsafe {
                 let mut own = grad.slice(range.clone());
                 if copy_grad {

@@ -1,4 +1,4 @@
-//! Rows written into the blocks of a cache, in place.
+//! Kernels that write rows into the blocks of a paged cache, in place.
 
 use meganeura_core::ops::PagedWriteDims;
 
@@ -12,13 +12,14 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
 }];
 
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
-    match has_halves(cx.input_type(1)) {
-        true => write(cx, round),
-        false => write(cx, copy),
+    if has_halves(cx.input_type(1)) {
+        write(cx, round)
+    } else {
+        write(cx, copy)
     }
 }
 
-/// One task, as there are few rows, with a function that writes rows.
+/// Compiles a cache write with a single task, because there are few rows. `put` converts and stores a row.
 fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
     cx: &CompileCx,
     put: fn(&[N], &mut [C]),
@@ -34,7 +35,7 @@ fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
         body: move |_: usize, cx: &RunCx| {
             // SAFETY: the only task; the new rows and the slots are other buffers than the result.
             let (slots, new, out) = unsafe { (slots.all(), new.all(), out.slice_mut(0..dims.slots * dims.width)) };
-            // All are looked at before anything is written.
+            // All slots are checked before anything is written.
             if let Some(&bad) = slots.iter().find(|&&slot| slot as usize > dims.slots) {
                 return cx.index_out_of_range(dispatch, bad, dims.slots + 1);
             }

@@ -1,19 +1,19 @@
-//! Elementwise kernels with broadcasting: rows of contiguous elements through the vector functions.
+//! Elementwise kernels with broadcasting. Vector functions process rows of contiguous elements.
 
 use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 
-use super::strided::{Nest, Split, broadcast_strides};
+use super::strided::{Nest, RowDivision, broadcast_strides};
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Binary, Bits, Compare, Element, Int, IntBinary, Level, Operand, Unary};
 
-// Each macro makes the kernels of a table, and the function that finds the table's row for an operator: fused
-// kernels compute with the rows.
+// Each macro defines the kernels of a table, and a function that returns the table's row for an
+// operator: fused kernels compute with these rows.
 
 macro_rules! unary {
     ($($name:literal => $op:expr),* $(,)?) => {
-        /// Unary kernels.
+        /// Kernels of unary float operators.
         pub(super) const UNARY: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_only,
@@ -23,7 +23,7 @@ macro_rules! unary {
             },
         }),*];
 
-        /// The function of an operator on one float.
+        /// Returns the function of an operator on one float.
         pub(super) fn unary_of(name: &str, attrs: &Attrs) -> Option<Result<Unary, String>> {
             let make: fn(&Attrs) -> Result<Unary, String> = match name {
                 $($name => $op,)*
@@ -36,14 +36,14 @@ macro_rules! unary {
 
 macro_rules! binary {
     ($($name:literal => $float:ident, $int:expr);* $(;)?) => {
-        /// Binary kernels and their integer forms.
+        /// Kernels of binary operators, for floats and integers.
         pub(super) const BINARY: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| binary(cx, Binary::$float, $int),
         }),*];
 
-        /// The functions of an operator on two floats, and on two integers if there is one.
+        /// Returns the functions of an operator on two floats, and on two integers if there is one.
         pub(super) fn binary_of(name: &str) -> Option<(Binary, Option<IntBinary>)> {
             match name {
                 $($name => Some((Binary::$float, $int)),)*
@@ -55,14 +55,14 @@ macro_rules! binary {
 
 macro_rules! compare {
     ($($name:literal => $op:ident),* $(,)?) => {
-        /// Comparisons.
+        /// Kernels of comparisons.
         pub(super) const COMPARE: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| compare(cx, Compare::$op),
         }),*];
 
-        /// The comparison of an operator.
+        /// Returns the comparison of an operator.
         pub(super) fn compare_of(name: &str) -> Option<Compare> {
             match name {
                 $($name => Some(Compare::$op),)*
@@ -74,14 +74,14 @@ macro_rules! compare {
 
 macro_rules! bits {
     ($($name:literal => $op:ident, $second:expr);* $(;)?) => {
-        /// Bits and truth values of words.
+        /// Kernels of bitwise and logical operators on words.
         pub(super) const BITS: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| bits(cx, Bits::$op, $second),
         }),*];
 
-        /// The function of an operator on words, and its second operand if that is a constant.
+        /// Returns the function of an operator on words, and its second operand if it is a constant.
         pub(super) fn bits_of(name: &str) -> Option<(Bits, Option<u32>)> {
             match name {
                 $($name => Some((Bits::$op, $second)),)*
@@ -128,7 +128,7 @@ unary! {
     "core.clamp" => |a| Ok(Unary::Clamp(number(a, "low")?, number(a, "high")?)),
 }
 
-/// Unary kernels that also take `i32`.
+/// Kernels of unary operators that also accept `i32`.
 pub(super) const SIGNED: &[KernelDef] = &[
     KernelDef {
         name: "core.neg",
@@ -179,14 +179,14 @@ compare! {
     "core.not_equal" => NotEqual,
 }
 
-/// Negation of truth values.
+/// Kernel of the logical not.
 pub(super) const LOGICAL_NOT: &[KernelDef] = &[KernelDef {
     name: "core.logical_not",
     supports: f32_or_integers,
     compile: logical_not,
 }];
 
-/// Choice.
+/// Kernel of `select`, which selects between two operands.
 pub(super) const SELECT: &[KernelDef] = &[KernelDef {
     name: "core.select",
     supports: f32_or_integers,
@@ -247,8 +247,8 @@ fn binary_int<T: Int + Send + Sync>(cx: &CompileCx, op: IntBinary, level: Level)
     })
 }
 
-/// A function of words, the second of them a constant for operators of one operand. Signed numbers have the same
-/// bits.
+/// Compiles a function of words. Operators with one operand have the constant `second`. Signed integers have the same
+/// bits as unsigned ones.
 fn bits(cx: &CompileCx, op: Bits, second: Option<u32>) -> Result<Compiled, String> {
     let level = cx.level;
     let a = cx.input::<u32>(0);
@@ -262,7 +262,7 @@ fn bits(cx: &CompileCx, op: Bits, second: Option<u32>) -> Result<Compiled, Strin
     }
 }
 
-/// Where a word is 0.
+/// Compiles a kernel that writes 1 for words that are 0, and 0 for all other words.
 fn logical_not(cx: &CompileCx) -> Result<Compiled, String> {
     let level = cx.level;
     rows(cx, 1, [cx.input::<u32>(0)], move |[x], out| {
@@ -304,7 +304,7 @@ where
     let strides = std::array::from_fn(|i| broadcast_strides(&cx.input_type(i).shape, shape));
     let nest: Nest<N> = Nest::collapsed(shape, strides);
     let out = cx.output::<U>(0);
-    let split = Split::new(&nest);
+    let split = RowDivision::new(&nest);
     let bytes = size_of::<T>() * operands.iter().map(View::len).sum::<usize>() + size_of::<U>() * out.len();
     Ok(Compiled::one(Task {
         tasks: split.tasks(),
@@ -312,8 +312,8 @@ where
         body: move |task: usize, _: &RunCx| {
             let (range, piece) = split.part(task);
             nest.for_rows(range, |row, offsets| {
-                // SAFETY: this task alone touches these elements of the result, which is no operand's buffer; no
-                // task writes an operand.
+                // SAFETY: only this task accesses these elements of the result, which is no
+                // operand's buffer; no task writes an operand.
                 unsafe {
                     let inputs =
                         std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
@@ -325,8 +325,8 @@ where
     }))
 }
 
-/// Part `piece` of the row of an operand that starts at `offset`. Operands are dense and broadcast, so the
-/// innermost stride is 1, or 0 where one element repeats.
+/// Returns part `piece` of an operand's row that starts at `offset`. Operands are dense and broadcast, so the innermost
+/// stride is 1, or 0 if a single element is repeated.
 ///
 /// # Safety
 /// As [`View::slice`].
@@ -354,7 +354,7 @@ fn select<T: Element + Send + Sync>(cx: &CompileCx) -> Result<Compiled, String> 
     let nest: Nest<3> = Nest::collapsed(shape, strides);
     let (condition, a, b) = (cx.input::<u32>(0), cx.input::<T>(1), cx.input::<T>(2));
     let out = cx.output::<T>(0);
-    let split = Split::new(&nest);
+    let split = RowDivision::new(&nest);
     Ok(Compiled::one(Task {
         tasks: split.tasks(),
         nanos: stream_nanos(4 * (condition.len() + a.len() + b.len() + out.len())),

@@ -1,4 +1,4 @@
-//! Two-dimensional pooling by windows over padded planes.
+//! Two-dimensional pooling, by windows over padded planes.
 
 use std::ops::Range;
 
@@ -43,10 +43,10 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Elements of windows that one thread is expected to see in a nanosecond.
+/// Window elements per nanosecond that one thread is expected to process.
 const ELEMENTS_PER_NANO: usize = 4;
 
-/// Rows and columns of the windows.
+/// Returns the windows along rows and along columns.
 fn axes(dims: &Pool2dDims) -> [Axis; 2] {
     [0, 1].map(|a| Axis {
         elements: dims.input[a],
@@ -59,8 +59,8 @@ fn axes(dims: &Pool2dDims) -> [Axis; 2] {
     })
 }
 
-/// Some planes or strips of planes at a time, each with its padded rows in private scratch:
-/// `visit(plane, strip, scratch)`.
+/// Compiles a kernel whose tasks call `visit(plane, strip, scratch)` for some planes, or strips of planes. The private
+/// scratch contains the padded rows.
 fn by_strips(
     planes: usize,
     plane: Plane,
@@ -74,7 +74,7 @@ fn by_strips(
         tasks: items.div_ceil(per_task),
         nanos: (planes * (seen / ELEMENTS_PER_NANO + plane.elements())) as u64,
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: private scratch of the length asked for below, borrowed here alone.
+            // SAFETY: private scratch has the length requested below, and is borrowed only here.
             let scratch = unsafe { std::slice::from_raw_parts_mut(cx.private, scratch_len) };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let strip = plane.strip(item % plane.strips());
@@ -95,7 +95,7 @@ fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
     by_strips(planes, plane, move |plane, index, strip, scratch| {
         let (source, result) = (index * plane.elements(), index * plane.windows());
         let width = plane.columns.windows;
-        // SAFETY: the task of a strip alone touches its results; the operand is another buffer.
+        // SAFETY: only the task of a strip accesses its results; the operand is another buffer.
         let (x, out) = unsafe {
             (
                 x.slice(source..source + plane.elements()),
@@ -108,7 +108,7 @@ fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
     })
 }
 
-/// Stands for no tap where all that a window sees is negative infinity.
+/// Marker of windows that contain no element above negative infinity.
 const NO_TAP: u32 = u32::MAX;
 
 fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
@@ -116,7 +116,7 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
     let (x, out, indices) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<u32>(1));
     let level = cx.level;
     let [rows, columns] = axes(&dims);
-    // Distance of what a tap sees from what the first one sees.
+    // Distance of each tap's input from that of the first tap.
     let width = dims.input[1];
     let steps: Vec<usize> = (0..dims.kernel[0])
         .flat_map(|j| (0..dims.kernel[1]).map(move |k| j * width + k))
@@ -124,7 +124,7 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
     let visit = move |plane: &Plane, index: usize, strip: Range<usize>, scratch: &mut [f32]| {
         let (source, result, width) = (index * plane.elements(), index * plane.windows(), dims.output[1]);
         let own = result + strip.start * width..result + strip.end * width;
-        // SAFETY: the task of a strip alone touches its results; the operand is another buffer.
+        // SAFETY: only the task of a strip accesses its results; the operand is another buffer.
         let (x, out, indices) = unsafe {
             (
                 x.slice(source..source + plane.elements()),
@@ -155,8 +155,9 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 multiversion! {
-    /// The largest elements of a row of windows, and the offsets of those in the tensor: of tap `t` of the
-    /// window `i` it is `base + i stride + steps[t]`. [`NO_TAP`] where no tap saw more than negative infinity.
+    /// Writes the largest element of each window in a row of windows, and its offset in the tensor. Tap `t` of window
+    /// `i` has the offset `base + i stride + steps[t]`. The offset is [`NO_TAP`] if no element is above negative
+    /// infinity.
     fn largest_of_row(
         x: &[f32],
         taps: [&[usize]; 2],
@@ -201,8 +202,8 @@ fn largest_of_row_body<const FMA: bool>(
     }
 }
 
-/// Plane by plane, as long as offsets stay in the planes that they come from: those of a pooling do. If there is
-/// another, one task does all once more.
+/// Compiles the derivative of max pooling. Tasks process separate planes, as long as offsets stay in their planes. The
+/// offsets of a pooling always do. If an offset leaves its plane, one task repeats the whole computation.
 fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add: fn(T, T) -> T) -> Compiled {
     let (indices, dy, dx) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let shape = &cx.output_type(0).shape;
@@ -217,7 +218,8 @@ fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add:
             let mut strays = false;
             for plane in task * per_task..((task + 1) * per_task).min(planes) {
                 let (own, first) = (plane * windows..(plane + 1) * windows, plane * elements);
-                // SAFETY: operands are not written by this dispatch; this task alone writes these planes.
+                // SAFETY: operands are not written by this dispatch; only this task writes these
+                // planes.
                 let (ids, dy, dx) = unsafe {
                     let dx = dx.slice_mut(first..first + elements);
                     (indices.slice(own.clone()), dy.slice(own), dx)
@@ -261,7 +263,7 @@ fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add:
     }
 }
 
-/// Offset in the plane of the first element that a window sees at all.
+/// Returns the offset in the plane of the first element that a window contains.
 fn first_input(dims: &Pool2dDims, row: usize, column: usize) -> usize {
     let (y, x) = (row * dims.stride[0], column * dims.stride[1]);
     let (y, x) = (y.saturating_sub(dims.padding[0]), x.saturating_sub(dims.padding[1]));

@@ -1,4 +1,4 @@
-//! Pooling of images with channels last, by vectors of channels.
+//! Pooling of channels-last images, by vectors of channels.
 
 use meganeura_core::ops::{ImageLayout, Pool2dDims};
 
@@ -18,10 +18,10 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Elements of windows that one thread is expected to see in a nanosecond.
+/// Window elements per nanosecond that one thread is expected to process.
 const ELEMENTS_PER_NANO: usize = 16;
 
-/// Computes row `index` of all rows of all images of the result.
+/// Function that computes row `index` of the result, counted over all images.
 type RowFn = fn(Level, &Pool2dDims, &[f32], usize, &mut [f32]);
 
 fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
@@ -35,7 +35,8 @@ fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
         nanos: (rows * seen / ELEMENTS_PER_NANO) as u64,
         body: move |task: usize, _: &RunCx| {
             for index in task * per_task..((task + 1) * per_task).min(rows) {
-                // SAFETY: the operand is another buffer, and this task alone touches its rows of the result.
+                // SAFETY: the operand is another buffer, and only this task accesses its rows of
+                // the result.
                 let (x, y) = unsafe { (x.all(), y.slice_mut(index * row..(index + 1) * row)) };
                 compute(level, &d, x, index, y);
             }
@@ -43,7 +44,7 @@ fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
     }))
 }
 
-/// Calls `visit` with the channels of each element of a window, in order.
+/// Calls `visit` for each position of a window inside the image, in order, with the offset of its first channel.
 #[inline(always)]
 fn for_each_tap(d: &Pool2dDims, index: usize, column: usize, mut visit: impl FnMut(usize)) {
     let (image, window) = (index / d.output[0], index % d.output[0]);
@@ -59,7 +60,7 @@ fn for_each_tap(d: &Pool2dDims, index: usize, column: usize, mut visit: impl FnM
 }
 
 multiversion! {
-    /// The largest element of each window, NaN before all numbers.
+    /// Computes the largest element of each window; NaN wins over all numbers.
     fn largest(d: &Pool2dDims, x: &[f32], index: usize, y: &mut [f32]) = largest_body;
 }
 
@@ -78,7 +79,7 @@ fn largest_body<const FMA: bool>(d: &Pool2dDims, x: &[f32], index: usize, y: &mu
 }
 
 multiversion! {
-    /// The sum of each window divided by its size.
+    /// Computes the mean of each window: its sum divided by the size of the window.
     fn mean(d: &Pool2dDims, x: &[f32], index: usize, y: &mut [f32]) = mean_body;
 }
 

@@ -1,4 +1,4 @@
-//! Matmuls with weights of few bits, and their expansion.
+//! Kernels of matmuls with weights of few bits, and of the expansion of such weights.
 
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::{Call, QuantizedDims};
@@ -32,7 +32,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Numbers and scales lie in the panels in which matmuls are fastest.
+/// Storage orders of numbers and scales: the panels in which matmuls are fastest.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
     let panels = QuantizedDims::of(call)
         .ok()
@@ -41,21 +41,21 @@ pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
     panels.map_or(Order::Plain, Order::Panels)
 });
 
-/// Whether plain weights, or scales, are in `f16`.
+/// Checks that an operand, plain weights or scales, is `f16`.
 fn has_halves(ty: &TensorType) -> Result<(), String> {
     match ty.dtype {
         DType::F16 => Ok(()),
-        other => Err(format!("the CPU kernel takes weights and scales in f16, not {other}")),
+        other => Err(format!("expected weights and scales in f16, found {other}")),
     }
 }
 
-/// Operations a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
 
 fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
     let QuantizedDims { m, n, k, format } = QuantizedDims::of(&cx.call())?;
     let storage = format.map_or(Storage::F16, Storage::Blocks);
-    // Scales are in panels where the numbers are.
+    // Scales are in panels if the numbers are.
     let gemm = PackedGemm::new([m, n, k], storage, cx.panels(1).is_some());
     let (x, y): (View<f32>, View<f32>) = (cx.input(0), cx.output(0));
     let (numbers, scales): (View<u8>, View<u16>) = match format {
@@ -70,7 +70,8 @@ fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
         phases.push(Box::new(Task {
             tasks: gemm.preparations(),
             nanos: stream_nanos(x.len() * size_of::<f32>()),
-            // SAFETY: the view has the size of the call; scratch is as long as asked for, aligned, and nobody else's.
+            // SAFETY: the view has the size of the call; scratch has the requested size, is
+            // aligned, and is not used by other code.
             body: move |task: usize, run: &RunCx| unsafe { gemm.prepare(task, x.as_ptr(), run.shared) },
         }));
     }
@@ -90,7 +91,7 @@ fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The matmul itself.
+/// The phase that multiplies, after rows have been prepared.
 struct Matmul {
     gemm: PackedGemm,
     nanos: u64,
@@ -122,8 +123,9 @@ impl Kernel for Matmul {
 
     unsafe fn run(&self, task: usize, run: &RunCx) {
         let (x, y) = (self.x.as_ptr(), self.y.as_ptr());
-        // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of the result of
-        // its own; scratch is as long as asked for, and the phase before has prepared the shared one.
+        // SAFETY: views of operands have the sizes of the call, and are not written. Each task
+        // writes a separate part of the result. Scratch has the requested size, and the previous
+        // phase has prepared the shared one.
         unsafe { self.gemm.run(task, x, self.weights(), y, [run.shared, run.private]) };
     }
 
@@ -138,7 +140,7 @@ fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {
     if of_scales == 0 {
         return Ok(Compiled::phases(Vec::new()));
     }
-    let format = BlockFormat::of(of_words, of_scales).ok_or("there is no format of so many words and scales")?;
+    let format = BlockFormat::of(of_words, of_scales).ok_or("no format has this number of words and scales")?;
     let blocks = of_scales / format.scales();
     let per_task = rows_per_task(BLOCK);
     let storage = Storage::Blocks(format);
@@ -153,7 +155,7 @@ fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {
                 k: BLOCK,
             };
             for block in task * per_task..blocks.min((task + 1) * per_task) {
-                // SAFETY: operands and result have so many blocks, and this task alone writes this one.
+                // SAFETY: operands and result have this block, and only this task writes it.
                 unsafe { gemm.expand(weights, block, y.as_ptr().add(block * BLOCK)) };
             }
         },

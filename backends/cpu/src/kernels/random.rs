@@ -1,4 +1,4 @@
-//! Counter-based random bits, and dropout.
+//! Kernels of counter-based random bits, and of dropout.
 
 use meganeura_core::ops::{drop_threshold, random_word};
 
@@ -18,7 +18,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Nanoseconds a word costs, roughly.
+/// Approximate time of a random word, in nanoseconds.
 const NANOS_PER_WORD: u64 = 2;
 
 fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
@@ -29,7 +29,8 @@ fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: out.len() as u64 * NANOS_PER_WORD,
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: this task alone writes its chunk; operands, scalars of one element, are other buffers.
+            // SAFETY: only this task writes its chunk; operands, scalars of one element, are other
+            // buffers.
             let (seed, step, out) = unsafe { (seed.all()[0], step.all()[0], out.slice_mut(range.clone())) };
             for (o, i) in out.iter_mut().zip(range) {
                 *o = random_word(seed, uid, step, i as u32);
@@ -38,20 +39,20 @@ fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
-/// The random words of a dropout, and what they decide.
+/// The parameters of a dropout: `seed`, `uid` and `step` determine the random words.
 #[derive(Clone, Copy)]
 pub(super) struct Chances {
     pub(super) seed: u32,
     pub(super) uid: u32,
     pub(super) step: u32,
-    /// Words below are zeros of the result.
+    /// Exclusive upper bound of the random words that set an element to zero.
     pub(super) threshold: u32,
-    /// Factor of the others.
+    /// Factor of the elements that are kept.
     pub(super) scale: f32,
 }
 
 multiversion! {
-    /// Each element by chance 0, else times the factor; `first` is the number of the first one.
+    /// Writes each element as 0 at random, otherwise times the scale. `first` is the index of the first element.
     pub(super) fn drop_some(x: &[f32], chances: Chances, first: u32, out: &mut [f32]) = drop_some_body;
 }
 
@@ -81,7 +82,7 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: out.len() as u64 * NANOS_PER_WORD,
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: this task alone writes its chunk; operands are other buffers.
+            // SAFETY: only this task writes its chunk; operands are other buffers.
             let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range.clone())) };
             // SAFETY: the scalars are other buffers than the result, and have one element.
             let (seed, step) = unsafe { (seed.all()[0], step.all()[0]) };

@@ -1,4 +1,4 @@
-//! Reductions over any axes.
+//! Kernels of reductions over any axes.
 
 use meganeura_core::DType;
 
@@ -54,7 +54,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// What is folded, and the factor of the result.
+/// The function of a reduction. A sum has a factor, for means.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fold {
     Sum(f32),
@@ -82,7 +82,7 @@ impl Fold {
         }
     }
 
-    /// [`Fold::slice`] of each of the rows that `x` is made of, as many as `out` has elements.
+    /// Applies [`Fold::slice`] to each row of `x`; `out` has an element for each.
     pub(super) fn each_row(self, level: Level, x: &[f32], width: usize, out: &mut [f32]) {
         match self {
             Fold::Sum(_) => vmath::row_sums(level, x, width, out),
@@ -122,7 +122,7 @@ impl Fold {
     }
 }
 
-/// The operand as loops: those that stay in the result, and those that are summed away.
+/// Loops over an operand: over the axes that are kept, and over the axes that are reduced.
 struct Axes {
     kept: Nest<1>,
     reduced: Nest<1>,
@@ -160,7 +160,7 @@ fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
     Ok(columns(x, out, axes, fold, level))
 }
 
-/// The results of a fold over no elements.
+/// Compiles a reduction over no elements: fills the result with `start`.
 fn of_nothing<T: Copy + Send + Sync + 'static>(out: View<T>, start: T) -> Compiled {
     Compiled::one(Task {
         tasks: usize::from(out.len() > 0),
@@ -170,7 +170,7 @@ fn of_nothing<T: Copy + Send + Sync + 'static>(out: View<T>, start: T) -> Compil
     })
 }
 
-/// The whole tensor to one number: chunks first, then the chunks' results in order.
+/// Compiles a reduction of the whole tensor to one number. It reduces chunks, then the chunks' results in order.
 fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
     let parts = x.len().div_ceil(CHUNK);
     let first = Task {
@@ -189,7 +189,7 @@ fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
     }
 }
 
-/// A phase that folds `parts` adjacent elements of the shared scratch to each result.
+/// Creates a phase that folds each `parts` adjacent elements of the shared scratch to one result.
 pub(super) fn join_adjacent(out: View<f32>, parts: usize, fold: Fold, level: Level) -> Box<dyn Kernel> {
     join(out, parts, move |scratch, out| {
         for (o, parts) in out.iter_mut().zip(scratch.chunks_exact(parts)) {
@@ -199,7 +199,7 @@ pub(super) fn join_adjacent(out: View<f32>, parts: usize, fold: Fold, level: Lev
     })
 }
 
-/// A phase that folds `parts` rows of the shared scratch, as long as the result, onto each other.
+/// Creates a phase that folds `parts` rows of the shared scratch onto each other. Each row is as long as the result.
 pub(super) fn join_rows(out: View<f32>, parts: usize, fold: Fold, level: Level) -> Box<dyn Kernel> {
     join(out, parts, move |scratch, out| {
         let (first, rest) = scratch.split_at(out.len());
@@ -211,21 +211,21 @@ pub(super) fn join_rows(out: View<f32>, parts: usize, fold: Fold, level: Level) 
     })
 }
 
-/// A phase of one task, which makes the results of `parts` times as many elements of the shared scratch.
+/// Creates a phase of one task that calls `fold` on the shared scratch, which has `parts` elements for each result.
 fn join(out: View<f32>, parts: usize, fold: impl Fn(&[f32], &mut [f32]) + Send + Sync + 'static) -> Box<dyn Kernel> {
     let len = parts * out.len();
     Box::new(Task {
         tasks: 1,
         nanos: stream_nanos(4 * len),
         body: move |_, cx: &RunCx| {
-            // SAFETY: the phases before have filled the scratch; the only task of this phase.
+            // SAFETY: the previous phases have filled the scratch; the only task of this phase.
             let (scratch, out) = unsafe { (std::slice::from_raw_parts(cx.shared, len), out.slice_mut(0..out.len())) };
             fold(scratch, out);
         },
     })
 }
 
-/// Folds runs of contiguous elements, one result at a time.
+/// Compiles a reduction of contiguous elements, one result at a time.
 fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -> Compiled {
     let per_result = axes.reduced.inner() * axes.reduced.rows();
     let per_task = crate::kernel::rows_per_task(per_result);
@@ -235,7 +235,7 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
         nanos: stream_nanos(4 * x.len()) + 4 * out.len() as u64,
         body: move |task: usize, _: &RunCx| {
             let range = task * per_task..(task * per_task + per_task).min(out.len());
-            // SAFETY: this task alone writes these results; the operand is another buffer.
+            // SAFETY: only this task writes these results; the operand is another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(range.clone())) };
             let stride = axes.kept.inner_stride(0);
             if axes.reduced.rows() == 1 && axes.kept.rows() == 1 && stride == run as isize {
@@ -245,7 +245,7 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
             axes.kept.for_rows(
                 range.start / kept_inner..range.end.div_ceil(kept_inner),
                 |row, [offset]| {
-                    // The task's part of the row: others do the rest.
+                    // The task's part of the row: further tasks do the rest.
                     let first = range.start.max(row * kept_inner);
                     let last = range.end.min((row + 1) * kept_inner);
                     for position in first..last {
@@ -266,12 +266,12 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
     })
 }
 
-/// Columns of one task: a vector accumulator that stays in the first-level cache.
+/// Number of columns of one task: its accumulators stay in the first-level cache.
 const COLUMNS: usize = 1024;
-/// Rows that one task of a tall, narrow reduction sums before the partial results are added up.
+/// Number of rows that one task of a tall, narrow reduction sums up. The partial results are added up afterwards.
 const TALL: usize = 2048;
 
-/// Folds rows onto each other where the result's innermost axis is contiguous in the operand.
+/// Compiles a reduction that folds rows onto each other, if the result's innermost axis is contiguous in the operand.
 fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -> Compiled {
     let (inner, outer) = (axes.kept.inner(), axes.kept.rows());
     let reduced = axes.reduced.rows() * axes.reduced.inner();
@@ -296,7 +296,8 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
             let (strip, row) = (rest % strips, rest / strips);
             let start = strip * COLUMNS;
             let len = COLUMNS.min(inner - start);
-            // SAFETY: this task alone writes this strip of the result, or of its part of the scratch.
+            // SAFETY: only this task writes this strip of the result, or of its part of the
+            // scratch.
             let acc = unsafe {
                 if parts == 1 {
                     out.slice_mut(row * inner + start..row * inner + start + len)
@@ -329,7 +330,7 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
     }
 }
 
-/// Integer reductions, plain: they are rare and small.
+/// Compiles a reduction of integers with plain loops, as such reductions are rare and small.
 fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Compiled, String> {
     let (x, out) = (cx.input::<u32>(0), cx.output::<u32>(0));
     let axes = axes(cx)?;

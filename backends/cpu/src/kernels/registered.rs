@@ -1,4 +1,4 @@
-//! Kernels that other crates bring, written without `unsafe`.
+//! Kernels that other crates register, written without `unsafe`.
 
 use std::sync::{OnceLock, PoisonError, RwLock};
 
@@ -6,20 +6,21 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::{Error, Result, registry};
 
-use super::built_in;
+use super::builtin::built_in;
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 
-/// What a kernel does with a piece of its call: from the attributes and the elements of every operand to the elements
-/// of the result at the same indices. All slices have one length.
+/// The function of a registered kernel. It computes a piece of the call: from the attributes and
+/// the elements of every operand, the elements of the result at the same indices. All slices have
+/// equal lengths.
 pub type Elementwise = fn(&Attrs, &[&[f32]], &mut [f32]);
 
-/// Most operands of a registered kernel: their slices are collected without allocating.
+/// Maximum operands of a registered kernel. The limit allows to collect their slices without allocation.
 const MAX_OPERANDS: usize = 8;
 
 /// A kernel for an operator of another crate. It computes in `f32`, element by element: operands and result have
 /// one type, and calls with other types are decomposed as if there were no kernel.
 ///
-/// The call is cut into pieces, which run on several threads; the cuts depend on the shape alone.
+/// The call is cut into pieces, which run on several threads; the pieces only depend on the shape.
 ///
 /// ```
 /// use meganeura_cpu::{CpuKernel, register_kernel};
@@ -40,7 +41,8 @@ pub struct CpuKernel {
 }
 
 impl CpuKernel {
-    /// A kernel for the operator `name`, which has so many operands (1 to 8) and one result.
+    /// Creates a kernel for the operator `name`, which has this number of operands (1 to 8) and one
+    /// result.
     pub const fn elementwise(name: &'static str, operands: usize, run: Elementwise) -> Self {
         CpuKernel {
             name,
@@ -50,7 +52,7 @@ impl CpuKernel {
         }
     }
 
-    /// The same with the time that one element takes on one thread, in nanoseconds (1 if nothing is said). Calls that
+    /// Sets the time that one element takes on one thread, in nanoseconds (default: 1). Calls that
     /// are shorter than waking a thread stay on one.
     #[must_use]
     pub const fn with_nanos_per_element(mut self, nanos: f32) -> Self {
@@ -58,13 +60,13 @@ impl CpuKernel {
         self
     }
 
-    /// The operator.
+    /// Returns the name of the operator.
     pub fn name(&self) -> &'static str {
         self.name
     }
 }
 
-/// Entry of the registry of kernels.
+/// An entry of the registry of kernels.
 #[doc(hidden)]
 pub struct KernelEntry(pub CpuKernel);
 
@@ -99,7 +101,7 @@ impl Table {
         }
         if kernel.operands == 0 || kernel.operands > MAX_OPERANDS {
             return fail(
-                format!("its CPU kernel takes {} operands", kernel.operands),
+                format!("its CPU kernel expects {} operands", kernel.operands),
                 "elementwise kernels take 1 to 8",
             );
         }
@@ -135,7 +137,7 @@ pub fn register_kernel(kernel: CpuKernel) -> Result<()> {
     table().write().unwrap_or_else(PoisonError::into_inner).add(kernel)
 }
 
-/// Names of the operators with registered kernels.
+/// Returns the names of the operators with registered kernels.
 pub fn registered_kernels() -> Vec<&'static str> {
     let table = table().read().unwrap_or_else(PoisonError::into_inner);
     let mut names: Vec<_> = table.kernels.iter().map(|k| k.name).collect();
@@ -143,7 +145,7 @@ pub fn registered_kernels() -> Vec<&'static str> {
     names
 }
 
-/// Linked kernels that were rejected, with the reason.
+/// Returns an error for each linked kernel that was rejected.
 pub(crate) fn problems() -> Vec<Error> {
     table().read().unwrap_or_else(PoisonError::into_inner).problems.clone()
 }
@@ -153,7 +155,7 @@ fn lookup(name: &str) -> Option<CpuKernel> {
     table.kernels.iter().find(|k| k.name == name).copied()
 }
 
-/// The entry that stands for all registered kernels, if one is registered for the operator.
+/// Returns the common kernel-table entry of all registered kernels, if a kernel is registered for the operator.
 pub(super) fn find(name: &str) -> Option<&'static KernelDef> {
     static ENTRY: KernelDef = KernelDef {
         name: "",
@@ -174,11 +176,11 @@ fn supports(call: &KernelDesc) -> Result<(), String> {
     if operands != kernel.operands || results != 1 {
         let wanted = kernel.operands;
         return Err(format!(
-            "its CPU kernel takes {wanted} operands and gives 1 result, not {operands} and {results}"
+            "its CPU kernel expects {wanted} operands and 1 result, found {operands} and {results}"
         ));
     }
     if call.inputs.iter().any(|ty| *ty != call.outputs[0]) {
-        return Err("its CPU kernel takes operands of the result's type only".into());
+        return Err("its CPU kernel expects operands of the result's type".into());
     }
     if registry::op(call.name).is_some_and(|op| !op.writes().is_empty()) {
         return Err("a registered CPU kernel cannot update an operand in place".into());
@@ -199,13 +201,14 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let bytes = 4 * len * (inputs.len() + 1);
     Ok(Compiled::one(Task {
         tasks: chunks(len),
-        // The conversion saturates, also for times that are no numbers.
+        // The conversion saturates, also for NaN.
         nanos: stream_nanos(bytes).max((len as f32 * kernel.nanos) as u64),
         body: move |task: usize, _: &RunCx| {
             let own = chunk(len, task);
             let mut operands: [&[f32]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-            // SAFETY: this task alone writes these elements; no operand is written by this dispatch, since its
-            // buffers differ from the result's. The registered function is given slices only.
+            // SAFETY: only this task writes these elements; no operand is written by this dispatch,
+            // since its buffers differ from the result's. The registered function only receives
+            // slices.
             unsafe {
                 for (slot, view) in operands.iter_mut().zip(&inputs) {
                     *slot = view.slice(own.clone());

@@ -1,5 +1,5 @@
-//! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data; of
-//! keys while they are written to a cache, too.
+//! Kernels of rotary position embedding. Tables contain all angles, or one row's angles at a time if positions are
+//! data. Keys can also be rotated while they are written to a cache.
 
 use half::f16;
 use meganeura_core::ops::{CacheDims, RopeDims};
@@ -28,11 +28,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Estimated nanoseconds for the sine and the cosine of an angle.
+/// Estimated nanoseconds for the sine and cosine of one angle.
 const ANGLE_NANOS: usize = 4;
 
 multiversion! {
-    /// Turns the pairs of all heads of a row by the angles whose cosines and sines are given.
+    /// Rotates the pairs of all heads of a row. `tables` are the cosines and sines of the angles.
     fn rotate(x: &[f32], tables: [&[f32]; 2], out: &mut [f32]) = rotate_body;
 }
 
@@ -69,7 +69,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             for row in task * per_task..((task + 1) * per_task).min(rows) {
                 let own = row * width..(row + 1) * width;
                 let angles = row % dims.rows * half..(row % dims.rows + 1) * half;
-                // SAFETY: this task alone writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
                 let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
                 rotate(level, x, [&cos[angles.clone()], &sin[angles]], out);
             }
@@ -77,7 +77,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
-/// Fractions of a turn that pairs are turned by from one position to the next.
+/// Returns, for each pair, the fraction of a full turn that it is rotated by from one position to the next.
 fn turns(dims: &RopeDims) -> Vec<f64> {
     dims.speeds()
         .iter()
@@ -85,15 +85,15 @@ fn turns(dims: &RopeDims) -> Vec<f64> {
         .collect()
 }
 
-/// Cosines and sines of a position's angles, which are left in the last two thirds of `angles`.
+/// Returns the cosines and sines of a position's angles. They are in the last two thirds of `angles`.
 fn angles_at<'a>(level: Level, position: u32, turns: &[f64], angles: &'a mut [f32]) -> [&'a [f32]; 2] {
-    /// Added and subtracted, it leaves the nearest integer of numbers below 2^51.
+    /// Constant that rounds numbers below 2^51 to the nearest integer if it is added and then subtracted.
     const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
     let (reduced, tables) = angles.split_at_mut(turns.len());
     let (cos, sin) = tables.split_at_mut(turns.len());
     for (angle, per_position) in reduced.iter_mut().zip(turns) {
         let turned = f64::from(position) * per_position;
-        // Whole turns are left out before anything is rounded to f32.
+        // Whole turns are removed before anything is rounded to f32.
         *angle = ((turned - (turned + ROUND - ROUND)) * std::f64::consts::TAU) as f32;
     }
     vmath::unary(Unary::Cos, level, reduced, cos);
@@ -113,14 +113,16 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
             tasks: rows.div_ceil(per_task),
             nanos: stream_nanos(8 * x.len()) + (rows * half * ANGLE_NANOS) as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: private scratch is as long as asked for; the operand is not written by this dispatch.
+                // SAFETY: private scratch has the requested size; the operand is not written by
+                // this dispatch.
                 let (angles, offsets) =
                     unsafe { (std::slice::from_raw_parts_mut(cx.private, 3 * half), offsets.all()) };
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let position = offsets[row / dims.rows].wrapping_add((row % dims.rows) as u32);
                     let tables = angles_at(level, position, &turns, angles);
                     let own = row * width..(row + 1) * width;
-                    // SAFETY: this task alone writes this row; no operand is written by this dispatch.
+                    // SAFETY: only this task writes this row; no operand is written by this
+                    // dispatch.
                     let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
                     rotate(level, x, tables, out);
                 }
@@ -132,19 +134,21 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
-    match has_halves(cx.input_type(1)) {
-        true => cache_write::<f16>(cx, |level, x, tables, turned, out| {
+    if has_halves(cx.input_type(1)) {
+        cache_write::<f16>(cx, |level, x, tables, turned, out| {
             rotate(level, x, tables, turned);
             round(turned, out);
-        }),
-        false => cache_write::<f32>(cx, |level, x, tables, _, out| rotate(level, x, tables, out)),
+        })
+    } else {
+        cache_write::<f32>(cx, |level, x, tables, _, out| rotate(level, x, tables, out))
     }
 }
 
-/// Writes a row turned by the angles of two tables, with scratch for one.
+/// Function that rotates a row by the angles of two tables and writes it. The fourth argument is scratch for one row.
 type WriteTurned<C> = fn(Level, &[f32], [&[f32]; 2], &mut [f32], &mut [C]);
 
-/// A task for some rows of a sequence, if its cache is the one that is written; else one for each sequence.
+/// Compiles a cache write of rotated rows. A task has some rows of a sequence if the cache is updated in place, else a
+/// whole sequence.
 fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned<C>) -> Result<Compiled, String> {
     let call = cx.call();
     let (dims, cache) = (RopeDims::of_dynamic(&call)?, CacheDims::of(&call)?);
@@ -152,9 +156,10 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
     let (out, dispatch, level) = (cx.output::<C>(0), cx.index, cx.level);
     let (turns, half, width) = (turns(&dims), dims.half, cache.width);
     let in_place = cx.input_buffer(1) == cx.output_buffer(0);
-    let per_task = match in_place {
-        true => rows_per_task(width + half * ANGLE_NANOS).min(cache.rows),
-        false => cache.rows,
+    let per_task = if in_place {
+        rows_per_task(width + half * ANGLE_NANOS).min(cache.rows)
+    } else {
+        cache.rows
     };
     let tasks_each = cache.rows.div_ceil(per_task);
     let rows = cache.batch * cache.rows;
@@ -164,7 +169,8 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
             tasks: cache.batch * tasks_each,
             nanos: stream_nanos(8 * moved) + (rows * half * ANGLE_NANOS) as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: private scratch is as long as asked for; positions are not written by this dispatch.
+                // SAFETY: private scratch has the requested size; positions are not written by this
+                // dispatch.
                 let (scratch, positions) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(cx.private, 3 * half + width),
@@ -172,7 +178,7 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
                     )
                 };
                 let (angles, turned) = scratch.split_at_mut(3 * half);
-                // All are looked at before anything is written.
+                // All positions are checked before anything is written.
                 if let Some(&bad) = positions.iter().find(|&&p| p as usize >= cache.bound()) {
                     return cx.index_out_of_range(dispatch, bad, cache.bound());
                 }
@@ -180,13 +186,14 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
                 let start = sequence * cache.capacity;
                 if !in_place {
                     let own = start * width..(start + cache.capacity) * width;
-                    // SAFETY: this task alone writes the cache of this sequence, which is another buffer than the old one.
+                    // SAFETY: only this task writes the cache of this sequence, which is another
+                    // buffer than the old one.
                     unsafe { out.slice_mut(own.clone()).copy_from_slice(old.slice(own)) };
                 }
                 for row in first..(first + per_task).min(cache.rows) {
                     let position = positions[sequence] + row as u32;
                     let (from, to) = (sequence * cache.rows + row, start + position as usize);
-                    // SAFETY: this task alone writes this row; the new rows are another buffer.
+                    // SAFETY: only this task writes this row; the new rows are another buffer.
                     let (x, out) = unsafe {
                         (
                             new.slice(from * width..(from + 1) * width),

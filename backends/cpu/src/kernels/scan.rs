@@ -1,4 +1,4 @@
-//! Running sums along an axis.
+//! Kernels of running sums (`cumsum`) along an axis.
 
 use meganeura_core::DType;
 
@@ -16,7 +16,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// What is added up: floats, and words that wrap.
+/// An element type that can be added: floats, and words that wrap around.
 trait Number: Copy + Default + Send + Sync + 'static {
     fn plus(self, other: Self) -> Self;
 }
@@ -35,9 +35,9 @@ impl Number for u32 {
     }
 }
 
-/// Direction and kind.
+/// The type of scan: `exclusive` sums leave out the element itself, `reverse` sums run from the end.
 #[derive(Clone, Copy)]
-struct Form {
+struct ScanKind {
     exclusive: bool,
     reverse: bool,
 }
@@ -45,7 +45,7 @@ struct Form {
 fn cumsum<T: Number>(cx: &CompileCx, float: bool) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<T>(0), cx.output::<T>(0), cx.level);
     let dims = around_axis(&cx.input_type(0).shape, cx.attrs().int("axis")?)?;
-    let form = Form {
+    let form = ScanKind {
         exclusive: cx.attrs().bool("exclusive")?,
         reverse: cx.attrs().bool("reverse")?,
     };
@@ -65,7 +65,7 @@ fn cumsum<T: Number>(cx: &CompileCx, float: bool) -> Result<Compiled, String> {
         nanos: stream_nanos(8 * x.len()).max(x.len() as u64 / 2),
         body: move |task: usize, _: &RunCx| {
             let rows = task * per_task * len..((task + 1) * per_task * len).min(x.len());
-            // SAFETY: this task alone writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows; the operand is another buffer.
             let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
             for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 row(level, x, out, T::default(), form);
@@ -74,8 +74,9 @@ fn cumsum<T: Number>(cx: &CompileCx, float: bool) -> Result<Compiled, String> {
     }))
 }
 
-/// Few long rows: sums of chunks first, then each chunk from the sum of those before it, in order.
-fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: Form, level: Level) -> Compiled {
+/// Compiles running sums of few long rows. Sums of chunks are computed first; then each chunk starts from the sum of
+/// all previous ones, in order.
+fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: ScanKind, level: Level) -> Compiled {
     let parts = len.div_ceil(CHUNK);
     let range = move |task: usize| {
         let (row, part) = (task / parts, task % parts);
@@ -94,7 +95,7 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: Form,
         nanos: stream_nanos(8 * x.len()).max(x.len() as u64 / 2),
         body: move |task: usize, cx: &RunCx| {
             let first = task / parts * parts;
-            // SAFETY: the first phase has filled the scratch; this task alone writes its chunk.
+            // SAFETY: the first phase has filled the scratch; only this task writes its chunk.
             let (sums, x, out) = unsafe {
                 (
                     std::slice::from_raw_parts(cx.shared.add(first), parts),
@@ -103,9 +104,10 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: Form,
                 )
             };
             let part = task - first;
-            let before = match form.reverse {
-                true => sums[part + 1..].iter().rev().sum::<f32>(),
-                false => sums[..part].iter().sum::<f32>(),
+            let before = if form.reverse {
+                sums[part + 1..].iter().rev().sum::<f32>()
+            } else {
+                sums[..part].iter().sum::<f32>()
             };
             row(level, x, out, before, form);
         },
@@ -117,17 +119,17 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: Form,
     }
 }
 
-/// Elements that are summed among themselves before the carry is added to all: the chain of dependent
-/// additions is one for so many.
+/// Number of elements that are summed up among themselves before the carry is added to all of them. The chain of
+/// dependent additions then has one link per block.
 const BLOCK: usize = 8;
 
 multiversion! {
-    /// Running sums of a contiguous row, from `carry` on.
-    fn row<T: Number>(x: &[T], out: &mut [T], carry: T, form: Form) = row_body;
+    /// Writes the running sums of a contiguous row. They start from `carry`.
+    fn row<T: Number>(x: &[T], out: &mut [T], carry: T, form: ScanKind) = row_body;
 }
 
 #[inline(always)]
-fn row_body<const FMA: bool, T: Number>(x: &[T], out: &mut [T], mut carry: T, form: Form) {
+fn row_body<const FMA: bool, T: Number>(x: &[T], out: &mut [T], mut carry: T, form: ScanKind) {
     let (blocks, rest) = x.as_chunks::<BLOCK>();
     let (out_blocks, out_rest) = out.as_chunks_mut::<BLOCK>();
     if form.reverse {
@@ -158,7 +160,7 @@ fn row_body<const FMA: bool, T: Number>(x: &[T], out: &mut [T], mut carry: T, fo
     }
 }
 
-/// Running sums of a block, and the sum of all.
+/// Returns the running sums of a block, and the carry for the next block.
 #[inline(always)]
 fn block<T: Number>(x: [T; BLOCK], carry: T, exclusive: bool) -> ([T; BLOCK], T) {
     let mut sums = x;
@@ -190,11 +192,11 @@ fn block<T: Number>(x: [T; BLOCK], carry: T, exclusive: bool) -> ([T; BLOCK], T)
     (sums, next)
 }
 
-/// Columns of a strip when the axis is not the last: their sums stay on the stack.
+/// Number of columns of a strip, if the axis is not the last. Their sums stay on the stack.
 const COLUMNS: usize = 256;
 
-/// An axis that is not the last: `[outer, len, inner]`, by strips of columns.
-fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: Form, level: Level) -> Compiled {
+/// Compiles running sums along an axis that is not the last, `[outer, len, inner]`, by strips of columns.
+fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: ScanKind, level: Level) -> Compiled {
     let [outer, len, inner] = dims;
     let strips = inner.div_ceil(COLUMNS);
     let items = outer * strips;
@@ -210,7 +212,7 @@ fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: Form, le
                 for k in 0..len {
                     let k = if form.reverse { len - 1 - k } else { k };
                     let at = (item / strips * len + k) * inner + start;
-                    // SAFETY: this task alone writes this strip; the operand is another buffer.
+                    // SAFETY: only this task writes this strip; the operand is another buffer.
                     let (x, out) = unsafe { (x.slice(at..at + width), out.slice_mut(at..at + width)) };
                     add_row(level, x, out, &mut sums[..width], form.exclusive);
                 }
@@ -220,7 +222,7 @@ fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: Form, le
 }
 
 multiversion! {
-    /// Adds a row to the sums of its columns, and writes them as they are before or after that.
+    /// Adds a row to the sums of its columns, and writes the sums before (`exclusive`) or after the addition.
     fn add_row<T: Number>(x: &[T], out: &mut [T], sums: &mut [T], exclusive: bool) = add_row_body;
 }
 

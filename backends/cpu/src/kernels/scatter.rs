@@ -1,4 +1,4 @@
-//! Replacement of parts of a tensor by index.
+//! Kernel of `scatter`, which replaces parts of a tensor by index.
 
 use super::index::around_axis;
 use crate::kernel::{
@@ -14,10 +14,10 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// Columns of a task: it writes the rows of all indices in order, so that the last one stays.
+/// Number of columns of a task. It writes the rows of all indices in order, so that of equal indices the last one wins.
 const COLUMNS: usize = 1024;
 
-/// A copy, then the updates over it, as words.
+/// Compiles a copy of the tensor followed by the updates, as words.
 fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, String> {
     let (x, indices, updates) = (cx.input::<T>(0), cx.input::<u32>(1), cx.input::<T>(2));
     let out = cx.output::<T>(0);
@@ -28,7 +28,7 @@ fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, 
         nanos: stream_nanos(2 * out.len() * size_of::<T>()),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: this task alone writes its chunk in this phase; the operand is another buffer.
+            // SAFETY: only this task writes its chunk in this phase; the operand is another buffer.
             unsafe { out.slice_mut(range.clone()).copy_from_slice(x.slice(range)) };
         },
     };
@@ -58,7 +58,7 @@ fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, 
                 for (i, &id) in ids.iter().enumerate().filter(|(_, id)| (**id as usize) < rows) {
                     let from = (outer * count + i) * inner + start;
                     let to = (outer * rows + id as usize) * inner + start;
-                    // SAFETY: this task alone writes these columns of this part in this phase.
+                    // SAFETY: only this task writes these columns of this part in this phase.
                     unsafe {
                         out.slice_mut(to..to + width)
                             .copy_from_slice(updates.slice(from..from + width));

@@ -1,4 +1,4 @@
-//! Softmax, its logarithm, and cross-entropy.
+//! Kernels of softmax, log-softmax and cross-entropy.
 
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::memory::View;
@@ -8,12 +8,12 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.softmax",
         supports: f32_only,
-        compile: |cx| along_axis(cx, Form::Plain),
+        compile: |cx| along_axis(cx, SoftmaxKind::Plain),
     },
     KernelDef {
         name: "core.log_softmax",
         supports: f32_only,
-        compile: |cx| along_axis(cx, Form::Log),
+        compile: |cx| along_axis(cx, SoftmaxKind::Log),
     },
     KernelDef {
         name: "core.cross_entropy",
@@ -43,22 +43,22 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Which of the two is computed.
+/// The function that is computed along the axis.
 #[derive(Clone, Copy, PartialEq)]
-enum Form {
+enum SoftmaxKind {
     Plain,
     Log,
 }
 
-/// Columns of a block when the axis is not the last: their maxima and sums stay on the stack.
+/// Number of columns of a block, if the axis is not the last. Their maxima and sums stay on the stack.
 const COLUMNS: usize = 256;
 
-/// Estimated duration for so many elements: an exponential and three passes.
+/// Returns the estimated time for this number of elements, in nanoseconds: an exponential and three passes.
 fn nanos(elements: usize) -> u64 {
     elements as u64
 }
 
-fn along_axis(cx: &CompileCx, form: Form) -> Result<Compiled, String> {
+fn along_axis(cx: &CompileCx, form: SoftmaxKind) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
     let shape = &cx.input_type(0).shape;
     let axis = shape.axis(cx.attrs().int("axis")?)?;
@@ -74,20 +74,21 @@ fn along_axis(cx: &CompileCx, form: Form) -> Result<Compiled, String> {
         nanos: nanos(x.len()),
         body: move |task: usize, _: &RunCx| {
             let rows = task * per_task * len..((task + 1) * per_task * len).min(x.len());
-            // SAFETY: this task alone writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows; the operand is another buffer.
             let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
             for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 match form {
-                    Form::Plain => vmath::softmax_row(level, x, out),
-                    Form::Log => vmath::log_softmax_row(level, x, out),
+                    SoftmaxKind::Plain => vmath::softmax_row(level, x, out),
+                    SoftmaxKind::Log => vmath::log_softmax_row(level, x, out),
                 }
             }
         },
     }))
 }
 
-/// An axis that is not the last: `[outer, len, inner]`, by blocks of columns.
-fn columns(x: View<f32>, out: View<f32>, [outer, len, inner]: [usize; 3], form: Form, level: Level) -> Compiled {
+/// Compiles a softmax along an axis that is not the last: `[outer, len, inner]`, by blocks of
+/// columns.
+fn columns(x: View<f32>, out: View<f32>, [outer, len, inner]: [usize; 3], form: SoftmaxKind, level: Level) -> Compiled {
     let blocks = inner.div_ceil(COLUMNS);
     let items = outer * blocks;
     let per_task = rows_per_task(len * inner.min(COLUMNS));
@@ -105,37 +106,39 @@ fn columns(x: View<f32>, out: View<f32>, [outer, len, inner]: [usize; 3], form: 
                     len,
                     stride: inner,
                 };
-                // SAFETY: blocks are disjoint, and this task alone has this one.
+                // SAFETY: blocks are disjoint, and only this task has this one.
                 unsafe { block.run(form, level) };
             }
         },
     })
 }
 
-/// Some neighbouring columns over the whole axis.
+/// A range of neighbouring columns along the whole axis.
 struct Block {
     x: View<f32>,
     out: View<f32>,
-    /// First element.
+    /// Index of the first element.
     base: usize,
     width: usize,
     len: usize,
-    /// Distance between neighbours along the axis.
+    /// Distance between consecutive elements along the axis.
     stride: usize,
 }
 
 impl Block {
+    /// Computes the results of the block.
+    ///
     /// # Safety
-    /// Nobody else touches this block of the result, or writes to the operand.
-    unsafe fn run(&self, form: Form, level: Level) {
+    /// No other code may access this block of the result or write to the operand meanwhile.
+    unsafe fn run(&self, form: SoftmaxKind, level: Level) {
         let (mut max, mut sum) = ([f32::NEG_INFINITY; COLUMNS], [0.0; COLUMNS]);
         let (max, sum) = (&mut max[..self.width], &mut sum[..self.width]);
         let rows = || {
             (0..self.len).map(|i| {
                 let at = self.base + i * self.stride;
                 let row = at..at + self.width;
-                // SAFETY: the row lies within the block, for which the caller vouches; one row is borrowed at
-                // a time.
+                // SAFETY: the row is within the block, by the caller's contract; one row is
+                // borrowed at a time.
                 unsafe { (self.x.slice(row.clone()), self.out.slice_mut(row)) }
             })
         };
@@ -146,13 +149,13 @@ impl Block {
             vmath::exp_columns(level, x, max, sum, out);
         }
         match form {
-            Form::Plain => {
+            SoftmaxKind::Plain => {
                 vmath::unary_in_place(Unary::Reciprocal, level, sum);
                 for (_, out) in rows() {
                     out.iter_mut().zip(&*sum).for_each(|(o, &s)| *o *= s);
                 }
             }
-            Form::Log => {
+            SoftmaxKind::Log => {
                 vmath::unary_in_place(Unary::Log, level, sum);
                 for (x, out) in rows() {
                     for (((o, &x), &m), &log) in out.iter_mut().zip(x).zip(&*max).zip(&*sum) {
@@ -164,16 +167,17 @@ impl Block {
     }
 }
 
-/// What rows are compared with.
+/// The targets of a cross-entropy.
 #[derive(Clone, Copy)]
 enum Labels {
-    /// A probability for each logit.
+    /// One probability for each logit.
     Probabilities(View<f32>),
-    /// A class for each row; `dispatch` is for the report of one that does not exist.
+    /// One class index for each row. `dispatch` is needed to report an invalid index.
     Ids { ids: View<u32>, dispatch: usize },
 }
 
-/// Losses of the rows to shared scratch, then their mean in a fixed order.
+/// Compiles a cross-entropy. The losses of the rows are written to shared scratch; then their mean is computed in a
+/// fixed order.
 fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
     let (x, loss, lse, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<f32>(1), cx.level);
     let rows = lse.len();
@@ -184,7 +188,7 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
         nanos: nanos(x.len()),
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
-            // SAFETY: this task alone writes these rows of the scratch and of the result.
+            // SAFETY: only this task writes these rows of the scratch and of the result.
             let (losses, lse) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(cx.shared.add(own.start), own.len()),
@@ -238,7 +242,7 @@ fn row_loss(level: Level, labels: Labels, row: usize, x: &[f32], [max, log]: [f3
     }
 }
 
-/// `(e^(x - lse) total - label) dloss / rows` of every element.
+/// Compiles the gradient of a cross-entropy: `(e^(x - lse) total - label) dloss / rows` for every element.
 fn cross_entropy_grad(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
     let (x, lse, dloss) = (cx.input::<f32>(0), cx.input::<f32>(2), cx.input::<f32>(3));
     let (out, level) = (cx.output::<f32>(0), cx.level);
@@ -251,7 +255,8 @@ fn cross_entropy_grad(cx: &CompileCx, labels: Labels) -> Result<Compiled, String
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
             let elements = own.start * classes..own.end * classes;
-            // SAFETY: this task alone writes these rows of the result; no operand is written by this dispatch.
+            // SAFETY: only this task writes these rows of the result; no operand is written by this
+            // dispatch.
             let (x, lse, dloss, out) = unsafe {
                 (
                     x.slice(elements.clone()),

@@ -1,13 +1,13 @@
-//! Index arithmetic of broadcasting and permuting kernels, done once when a plan is compiled.
+//! Index arithmetic of kernels that broadcast or permute, done once when a plan is compiled.
 
 use crate::kernel::CHUNK;
 
-/// Outer dimensions, innermost first, whose indices are counted up from row to row: real plans have one or
-/// two after collapsing. Any further out are resolved by division, once for all rows below them.
+/// Maximum number of outer dimensions, innermost first, whose indices are incremented from row to row. Real plans have
+/// one or two after collapsing. The indices of further dimensions are computed by division, once for many rows.
 const COUNTED: usize = 8;
 
-/// A loop nest over an output in row-major order, with an element stride of each operand for each
-/// dimension (0 along broadcast axes). The innermost dimension is the last.
+/// A loop nest over an output in row-major order. Each dimension has a stride for each operand, in elements (0 along
+/// broadcast axes). The innermost dimension is the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Nest<const N: usize> {
     pub(super) dims: Vec<usize>,
@@ -15,7 +15,8 @@ pub(super) struct Nest<const N: usize> {
 }
 
 impl<const N: usize> Nest<N> {
-    /// Merges neighbouring dimensions that every operand steps through as one, and drops those of size 1.
+    /// Creates a nest in which neighbouring dimensions are merged if a single stride suffices for every operand, and
+    /// dimensions of size 1 are removed.
     pub(super) fn collapsed(dims: &[usize], strides: [Vec<isize>; N]) -> Self {
         let mut nest = Nest {
             dims: Vec::new(),
@@ -54,24 +55,23 @@ impl<const N: usize> Nest<N> {
         nest
     }
 
-    /// Size of the innermost dimension.
+    /// Returns the size of the innermost dimension.
     pub(super) fn inner(&self) -> usize {
         self.dims.last().copied().unwrap_or(1)
     }
 
-    /// Number of rows of the innermost dimension.
+    /// Returns the number of rows; a row is one pass over the innermost dimension.
     pub(super) fn rows(&self) -> usize {
         let outer = self.dims.len().saturating_sub(1);
         self.dims[..outer].iter().product()
     }
 
-    /// Stride of an operand in the innermost dimension.
+    /// Returns the stride of an operand in the innermost dimension.
     pub(super) fn inner_stride(&self, operand: usize) -> isize {
         self.strides[operand].last().copied().unwrap_or(0)
     }
 
-    /// Calls `visit(row, offsets)` for a range of the nest's rows, with the element offset of each operand's
-    /// row.
+    /// Calls `visit(row, offsets)` for a range of rows. `offsets` are the element offsets of the operands' rows.
     pub(super) fn for_rows(&self, rows: std::ops::Range<usize>, mut visit: impl FnMut(usize, [isize; N])) {
         let outer = self.dims.len().saturating_sub(1);
         let counted = outer.saturating_sub(COUNTED)..outer;
@@ -85,7 +85,7 @@ impl<const N: usize> Nest<N> {
         }
     }
 
-    /// As [`Nest::for_rows`], for rows that differ on the counted dimensions alone.
+    /// Iterates like [`Nest::for_rows`] over rows that differ only in the `counted` dimensions.
     fn count_rows(
         &self,
         rows: std::ops::Range<usize>,
@@ -126,18 +126,18 @@ impl<const N: usize> Nest<N> {
     }
 }
 
-/// Division of the rows of a nest among tasks: long rows are cut, short ones grouped.
-pub(super) struct Split {
+/// Division of the rows of a nest among tasks: long rows are cut into pieces, short rows are grouped.
+pub(super) struct RowDivision {
     inner: usize,
     rows: usize,
     rows_per_task: usize,
     pieces: usize,
 }
 
-impl Split {
+impl RowDivision {
     pub(super) fn new<const N: usize>(nest: &Nest<N>) -> Self {
         let inner = nest.inner();
-        Split {
+        RowDivision {
             inner,
             rows: nest.rows(),
             rows_per_task: crate::kernel::rows_per_task(inner),
@@ -145,12 +145,12 @@ impl Split {
         }
     }
 
-    /// Number of tasks: none if there are no elements.
+    /// Returns the number of tasks: none if there are no elements.
     pub(super) fn tasks(&self) -> usize {
         self.rows.div_ceil(self.rows_per_task) * self.pieces
     }
 
-    /// Rows of a task, and the part of each.
+    /// Returns the rows of a task, and the range of elements within each row.
     pub(super) fn part(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let (group, piece) = (task / self.pieces, task % self.pieces);
         let first = group * self.rows_per_task;
@@ -162,7 +162,7 @@ impl Split {
     }
 }
 
-/// Row-major strides of a shape.
+/// Returns the row-major strides of a shape.
 pub(super) fn row_major(shape: &[usize]) -> Vec<isize> {
     let mut strides = vec![1isize; shape.len()];
     for i in (1..shape.len()).rev() {
@@ -171,7 +171,7 @@ pub(super) fn row_major(shape: &[usize]) -> Vec<isize> {
     strides
 }
 
-/// Strides with which an operand is read when it is broadcast to `to`.
+/// Returns the strides for reading an operand of shape `shape` that is broadcast to `to`.
 pub(super) fn broadcast_strides(shape: &[usize], to: &[usize]) -> Vec<isize> {
     let own = row_major(shape);
     let missing = to.len() - shape.len();
@@ -239,7 +239,7 @@ mod tests {
     fn empty_nests_have_no_rows_and_no_tasks() {
         for to in [&[0, 3][..], &[3, 0], &[2, 0, 3], &[0]] {
             let nest = Nest::collapsed(to, [broadcast_strides(&vec![1; to.len()], to), row_major(to)]);
-            assert_eq!(Split::new(&nest).tasks(), 0, "{to:?}");
+            assert_eq!(RowDivision::new(&nest).tasks(), 0, "{to:?}");
             if nest.inner() > 0 {
                 nest.for_rows(0..nest.rows(), |_, _| panic!("there are no rows"));
             }
@@ -253,7 +253,7 @@ mod tests {
                 dims: vec![rows, inner],
                 strides: [vec![0, 1], vec![inner as isize, 1]],
             };
-            let split = Split::new(&nest);
+            let split = RowDivision::new(&nest);
             let mut seen = vec![0u8; rows * inner];
             for task in 0..split.tasks() {
                 let (rows, piece) = split.part(task);

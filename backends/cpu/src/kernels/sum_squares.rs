@@ -1,5 +1,5 @@
-//! Sums over all elements, of their squares or of those that are not finite: chunks first, then the chunks' results in
-//! order.
+//! Kernels that sum over all elements of a tensor: their squares, or the number of non-finite ones. Chunks are summed
+//! first, then the chunks' results in order.
 
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::vmath::{Isa, Level, multiversion};
@@ -18,7 +18,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 multiversion! {
-    /// Sum of squares by partial sums of a fixed number of lanes.
+    /// Returns the sum of squares, as a fixed number of partial sums.
     fn squares(x: &[f32]) -> f32 = squares_body;
 }
 
@@ -39,7 +39,7 @@ fn squares_body<const FMA: bool>(x: &[f32]) -> f32 {
 }
 
 multiversion! {
-    /// How many elements are not finite. Of a chunk, a number that `f32` holds.
+    /// Counts the elements that are not finite. The count of a chunk is exact in `f32`.
     fn non_finite(x: &[f32]) -> f32 = non_finite_body;
 }
 
@@ -48,7 +48,7 @@ fn non_finite_body<const FMA: bool>(x: &[f32]) -> f32 {
     x.iter().map(|x| u32::from(!x.is_finite())).sum::<u32>() as f32
 }
 
-/// The sum of what `part` makes of each chunk.
+/// Compiles a kernel that adds up the results of `part` for each chunk.
 fn sum(cx: &CompileCx, part: fn(Level, &[f32]) -> f32) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
     let parts = chunks(x.len());

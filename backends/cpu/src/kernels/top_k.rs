@@ -1,4 +1,4 @@
-//! The largest elements along an axis.
+//! Kernels that find the k largest elements along an axis.
 
 use meganeura_core::DType;
 
@@ -16,7 +16,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// Elements as words in the same order, the larger the later.
+/// An element type that can be mapped to words in the same order.
 trait Key: Copy + Send + Sync + 'static {
     fn key(self) -> u32;
 }
@@ -24,7 +24,7 @@ trait Key: Copy + Send + Sync + 'static {
 const SIGN: u32 = 1 << 31;
 
 impl Key for f32 {
-    /// The zeros are equal, and NaN is above all.
+    /// Returns a word that orders elements: both zeros are equal, and NaN is greater than all numbers.
     #[inline(always)]
     fn key(self) -> u32 {
         let bits = (self + 0.0).to_bits();
@@ -47,16 +47,16 @@ impl Key for i32 {
     }
 }
 
-/// Key and position: of two equal keys the first position comes first.
+/// The key and the position of an element. Of two equal keys, the one at the lower position comes first.
 type Entry = [u32; 2];
 
-/// Orders entries from the largest down.
+/// Orders entries from the largest to the smallest.
 #[inline(always)]
 fn before(a: &Entry, b: &Entry) -> std::cmp::Ordering {
     b[0].cmp(&a[0]).then(a[1].cmp(&b[1]))
 }
 
-/// Up to this k the best ones are kept in order by insertion; beyond, all entries are partitioned.
+/// Maximum k for keeping the best entries sorted by insertion. For a larger k, all entries are partitioned.
 const FEW: usize = 64;
 
 fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
@@ -73,8 +73,8 @@ fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
             tasks: rows.div_ceil(per_task),
             nanos: if k <= FEW { 1 } else { 10 } * x.len() as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: the thread's own scratch is as long as asked for below; entries are as aligned as its
-                // numbers, and any bits are words.
+                // SAFETY: the thread's own scratch has the requested size below; entries are as
+                // aligned as its numbers, and any bits are words.
                 let (keys, entries) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(cx.private.cast::<u32>(), len),
@@ -89,7 +89,7 @@ fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
                     let best = select(level, keys, entries, k);
                     for (rank, &[_, position]) in best.iter().enumerate() {
                         let at = (o * k + rank) * inner + i;
-                        // SAFETY: this task alone writes the results of this row.
+                        // SAFETY: only this task writes the results of this row.
                         unsafe {
                             values.slice_mut(at..at + 1)[0] = part[position as usize * inner + i];
                             indices.slice_mut(at..at + 1)[0] = position;
@@ -104,7 +104,7 @@ fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 multiversion! {
-    /// Keys of a column of a part.
+    /// Reads the keys of one column.
     fn read_keys<T: Key>(x: &[T], keys: &mut [u32], column: [usize; 2]) = read_keys_body;
 }
 
@@ -121,7 +121,7 @@ fn read_keys_body<const FMA: bool, T: Key>(x: &[T], keys: &mut [u32], [first, st
     }
 }
 
-/// The `k` largest entries in order, of which there are as many at least.
+/// Returns the `k` largest entries in order. There must be at least `k`.
 fn select<'a>(level: Level, keys: &[u32], entries: &'a mut [Entry], k: usize) -> &'a [Entry] {
     if k <= FEW {
         insert_all(level, keys, entries);
@@ -138,15 +138,15 @@ fn select<'a>(level: Level, keys: &[u32], entries: &'a mut [Entry], k: usize) ->
     best
 }
 
-/// Keys that are looked at together: mostly none of them is large enough.
+/// Number of keys that are checked together. In most blocks, no key is large enough.
 const BLOCK: usize = 64;
 
-/// Fills `best`, which has room for one at least, with the largest entries in order.
+/// Fills `best` with the largest entries in order. It must have at least one slot.
 fn insert_all(level: Level, keys: &[u32], best: &mut [Entry]) {
     let mut filled = 0;
     let mut threshold = 0;
     for (block, start) in keys.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
-        // An equal key comes later than those that are kept, and so does not replace one.
+        // An equal key comes after the kept ones, and so does not replace one.
         if filled == best.len() && largest(level, block) <= threshold {
             continue;
         }
@@ -167,7 +167,7 @@ fn insert_all(level: Level, keys: &[u32], best: &mut [Entry]) {
 }
 
 multiversion! {
-    /// The largest of some keys.
+    /// Returns the largest of some keys.
     fn largest(keys: &[u32]) -> u32 = largest_body;
 }
 

@@ -1,9 +1,9 @@
-//! Permutations whose innermost axes differ between the operand and the result: batches of transpositions, tile by
+//! Permutations whose innermost axis differs between operand and result, as batches of matrix transpositions, tile by
 //! tile.
 //!
-//! Of the plane that both innermost axes span, a tile is read line by line, turned around on the stack, and written
-//! line by line. So every cache line is touched once and whole, and strides of powers of two, whose lines all
-//! fall into the same few places of the cache, cost no more than others.
+//! A tile of the plane of both innermost axes is read line by line, transposed on the stack, and written line by line.
+//! So every cache line is accessed once and completely. Strides of powers of two, whose lines share a few cache sets,
+//! cost no more than any other stride.
 
 use std::mem::MaybeUninit;
 
@@ -14,16 +14,16 @@ use crate::memory::View;
 use crate::simd::{Avx2, Vector};
 use crate::vmath::Level;
 
-/// A word of an element's size.
+/// An unsigned integer with the size of an element.
 pub(super) trait Word: Copy + Default + Send + Sync + 'static {
-    /// The word with these bits, of which it has the low ones.
+    /// Returns the low bits of `bits`.
     fn of_bits(bits: u32) -> Self;
 
-    /// Turns the squares of a tile around: `rows` and `columns` are multiples of [`SQUARE`], the operand's rows are
-    /// `stride` apart, those of the turned tile [`TILE`].
+    /// Transposes the squares of a tile. `rows` and `columns` are multiples of [`SQUARE`]. Rows of `x` are `stride`
+    /// apart, rows of the transposed tile [`TILE`].
     ///
     /// # Safety
-    /// All elements of both exist, and nobody else accesses the turned ones.
+    /// All elements of both must exist, and no other code may access the transposed ones.
     unsafe fn squares(level: Level, x: *const Self, stride: isize, turned: *mut Self, size: [usize; 2]);
 }
 
@@ -56,19 +56,19 @@ impl Word for u32 {
     }
 }
 
-/// Side of a tile: a few lines long, so that pages are not changed at every line, and small enough that the turned
-/// tile stays in the first-level cache.
+/// Rows and columns of a tile. They fill a few cache lines, so that pages do not change at every line, and the
+/// transposed tile stays in the first-level cache.
 const TILE: usize = 64;
 
-/// Side of the squares that are turned around in registers.
+/// Rows and columns of the squares that are transposed in registers.
 const SQUARE: usize = 8;
 
-/// Columns of a block, which a task does tile by tile.
+/// Number of columns of a block. A task processes a block tile by tile.
 const BLOCK_COLUMNS: usize = 512;
 
-/// A plane of the operand and of the result. Rows are the result's: neighbours in a row of the result are `x_stride`
-/// apart in the operand, neighbours in a column of it are neighbours in the operand and `y_stride` apart in the
-/// result.
+/// A plane of the operand and the result, with rows and columns of the result. Neighbours in a row are `x_stride` apart
+/// in the operand and adjacent in the result. Neighbours in a column are adjacent in the operand and `y_stride` apart
+/// in the result.
 #[derive(Clone, Copy)]
 struct Plane {
     rows: usize,
@@ -77,8 +77,8 @@ struct Plane {
     y_stride: isize,
 }
 
-/// Copies by a nest (operand 0 is `x`, 1 is `y`, which is in row-major order) that is a permutation of axes whose
-/// last is not the last of `x`.
+/// Compiles a copy that permutes axes. Operand 0 of the nest is `x`, operand 1 is `y`, in row-major order. The last
+/// axis of `y` is not the last axis of `x`.
 pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: View<T>) -> Compiled {
     let last = nest.dims.len() - 1;
     let Some(axis) = nest.strides[0].iter().position(|&s| s == 1) else {
@@ -108,7 +108,7 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
     let block_columns = plane.columns.min(BLOCK_COLUMNS);
     let block_rows = (CHUNK / block_columns.max(1)).next_multiple_of(TILE);
     let row_blocks = plane.rows.div_ceil(block_rows);
-    // Either some whole planes are a task, or a block of one.
+    // A task is either some whole planes, or a block of one.
     let blocks = row_blocks * plane.columns.div_ceil(BLOCK_COLUMNS);
     let per_task = if blocks > 1 { 1 } else { rows_per_task(size) };
     Compiled::one(Task {
@@ -142,13 +142,15 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
 /// Copies a tile of at most [`TILE`] rows and columns.
 ///
 /// # Safety
-/// All its elements exist from `x` and `y` on, nobody writes the operand's, and nobody else accesses the result's.
+/// All its elements must exist from `x` and `y` on. The operand must not be written, and no other
+/// code may access the result, meanwhile.
 unsafe fn tile<T: Word>(level: Level, plane: Plane, x: *const T, y: *mut T, [rows, columns]: [usize; 2]) {
     let mut turned = [const { MaybeUninit::<T>::uninit() }; TILE * TILE];
     let turned: *mut T = turned.as_mut_ptr().cast();
     let (square_rows, square_columns) = (rows / SQUARE * SQUARE, columns / SQUARE * SQUARE);
-    // SAFETY: rows and columns are at most a tile's side, so all places lie within the buffer; those of the operand
-    // and the result exist by contract. Every place of the buffer that is read was written before.
+    // SAFETY: rows and columns are at most a tile's side, so all offsets are within the buffer;
+    // those of the operand and the result exist by contract. Every element of the buffer is written
+    // before it is read.
     unsafe {
         T::squares(level, x, plane.x_stride, turned, [square_rows, square_columns]);
         for c in 0..columns {
@@ -169,10 +171,10 @@ unsafe fn tile<T: Word>(level: Level, plane: Plane, x: *const T, y: *mut T, [row
     }
 }
 
-/// [`Word::squares`] as the compiler has it.
+/// Implements [`Word::squares`] in portable code.
 ///
 /// # Safety
-/// As there.
+/// As for [`Word::squares`].
 unsafe fn portable_squares<T: Word>(x: *const T, stride: isize, turned: *mut T, [rows, columns]: [usize; 2]) {
     for c in (0..columns).step_by(SQUARE) {
         for r in (0..rows).step_by(SQUARE) {
@@ -182,10 +184,10 @@ unsafe fn portable_squares<T: Word>(x: *const T, stride: isize, turned: *mut T, 
     }
 }
 
-/// [`Word::squares`] in registers.
+/// Implements [`Word::squares`] in AVX2 registers.
 ///
 /// # Safety
-/// As there, on a processor with AVX2.
+/// As for [`Word::squares`], on a processor with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2_squares(x: *const u32, stride: isize, turned: *mut u32, [rows, columns]: [usize; 2]) {
@@ -200,10 +202,10 @@ unsafe fn avx2_squares(x: *const u32, stride: isize, turned: *mut u32, [rows, co
     }
 }
 
-/// Turns a square around: its rows are `stride` apart in `x`, and those of the result a tile's side.
+/// Transposes a square. Its rows are `stride` apart in `x`, and [`TILE`] apart in the result.
 ///
 /// # Safety
-/// All elements of both exist.
+/// All elements of both squares must exist.
 #[inline(always)]
 unsafe fn square<T: Word>(x: *const T, stride: isize, turned: *mut T) {
     let mut rows = [[T::default(); SQUARE]; SQUARE];

@@ -1,4 +1,5 @@
-//! Resizing images and its transposes: an output row at a time, first between rows, then within the row.
+//! Kernels of image resizing and its transposed operation. They compute one output row at a time: first between rows,
+//! then within the row.
 
 use meganeura_core::ops::AxisTaps;
 
@@ -29,11 +30,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 multiversion! {
-    /// `out = a (1 - fraction) + b fraction`.
+    /// Writes `a (1 - fraction) + b fraction` to `out`.
     fn mix(a: &[f32], b: &[f32], fraction: f32, out: &mut [f32]) = mix_body;
 }
 multiversion! {
-    /// `acc += x scale`.
+    /// Adds `x scale` to `acc`.
     fn add_scaled(acc: &mut [f32], x: &[f32], scale: f32) = add_scaled_body;
 }
 
@@ -52,15 +53,15 @@ fn add_scaled_body<const FMA: bool>(acc: &mut [f32], x: &[f32], scale: f32) {
     }
 }
 
-/// A resizing of planes, seen from its forward direction.
+/// Sizes and taps of a resizing of planes. `from` and `to` refer to the forward operation.
 struct Image {
     planes: usize,
-    /// Rows and columns before and after.
+    /// Rows and columns before resizing (`from`), and after it (`to`).
     from: [usize; 2],
     to: [usize; 2],
     rows: AxisTaps,
     columns: AxisTaps,
-    /// Axes of equal sizes stay as they are.
+    /// True for axes whose sizes do not change.
     same: [bool; 2],
     level: Level,
 }
@@ -84,13 +85,13 @@ impl Image {
         })
     }
 
-    /// Elements of a plane before and after.
+    /// Returns the number of elements of a plane before and after resizing.
     fn elements(&self) -> [usize; 2] {
         [self.from, self.to].map(|[h, w]| h * w)
     }
 
-    /// The two rows of a plane that an output row mixes, and the share of the second; one row alone where
-    /// that is so.
+    /// Returns the two rows of a plane that an output row mixes, with the weight of the second row. There is no second
+    /// row if the number of rows does not change.
     fn neighbours<'a>(&self, plane: &'a [f32], row: usize) -> (&'a [f32], Option<(&'a [f32], f32)>) {
         let width = self.from[1];
         let at = |i: u32| &plane[i as usize * width..(i as usize + 1) * width];
@@ -100,7 +101,7 @@ impl Image {
     }
 }
 
-/// Some output rows a task.
+/// Compiles nearest-neighbour resizing. Each task has some output rows.
 fn nearest(cx: &CompileCx, image: Image) -> Compiled {
     let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
     let ([h, w], [before, _]) = (image.to, image.elements());
@@ -110,7 +111,7 @@ fn nearest(cx: &CompileCx, image: Image) -> Compiled {
         nanos: stream_nanos(4 * x.len()) + out.len() as u64 / 2,
         body: move |task: usize, _: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
-            // SAFETY: this task alone writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows; the operand is another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(own.start * w..own.end * w)) };
             let mut written: Option<(usize, u32)> = None;
             for (i, row) in own.clone().enumerate() {
@@ -135,7 +136,7 @@ fn nearest(cx: &CompileCx, image: Image) -> Compiled {
     })
 }
 
-/// Some output rows a task; private scratch holds the mix of two rows.
+/// Compiles bilinear resizing. Each task has some output rows; its private scratch contains the mix of two rows.
 fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
     let ([h, w], [before, _]) = (image.to, image.elements());
@@ -146,8 +147,8 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
         nanos: stream_nanos(8 * x.len()) + out.len() as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
-            // SAFETY: this task alone writes these rows and the private scratch, whose length is asked for
-            // below; the operand is another buffer.
+            // SAFETY: only this task writes these rows and the private scratch, whose length is
+            // requested below; the operand is another buffer.
             let (x, out, mixed) = unsafe {
                 (
                     x.all(),
@@ -184,9 +185,9 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     }
 }
 
-/// What each element along an axis gives to the results, seen from the element. All elements have equally
-/// many receivers, `[receivers, elements]`; those that are missing are the index behind the last result, with
-/// no share.
+/// The results to which each element along an axis contributes (its *receivers*), with their weights. All elements have
+/// the same number of receivers, `[receivers, elements]`; unused entries have a weight of 0 and the index after the
+/// last result.
 struct Receivers {
     elements: usize,
     indices: Vec<u32>,
@@ -194,7 +195,8 @@ struct Receivers {
 }
 
 impl Receivers {
-    /// Nearest neighbours have one tap, of share 1; so have all elements of an axis that stays as it is.
+    /// Builds the receivers. Without `two_taps` (nearest neighbours, or an axis that does not change), each result has
+    /// one tap of weight 1.
     fn of(taps: &AxisTaps, elements: usize, two_taps: bool) -> Self {
         let mut lists = vec![Vec::new(); elements];
         for (i, &fraction) in taps.fraction.iter().enumerate() {
@@ -215,14 +217,15 @@ impl Receivers {
         }
     }
 
-    /// Receivers and shares, one of each element at a time.
+    /// Returns the indices and weights of the first receivers of all elements, then of the second ones, and so on.
     fn turns(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
         let indices = self.indices.chunks_exact(self.elements);
         indices.zip(self.shares.chunks_exact(self.elements))
     }
 }
 
-/// Some rows of `dx` a task; private scratch holds the sum of the rows that each has given to, and a zero.
+/// Compiles the transposed resizing. Each task has some rows of `dx`. Its private scratch contains the sum of the rows
+/// to which each of these rows contributed, and a zero.
 fn transposed(cx: &CompileCx, image: Image, bilinear: bool) -> Compiled {
     let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
     let ([h, w], [_, after], [rows_after, width]) = (image.from, image.elements(), image.to);

@@ -1,4 +1,5 @@
-//! Variance of contiguous rows. Other axes, and few long rows, run decomposed: as sums over all threads.
+//! Kernel of the variance of contiguous rows. For other axes, and for few long rows, a decomposition into sums uses all
+//! threads.
 
 use meganeura_core::backend::KernelDesc;
 
@@ -12,7 +13,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile: variance,
 }];
 
-/// Accepts calls that reduce the last axes, in rows that are short or many.
+/// Accepts calls that reduce the last axes, if rows are short or many.
 fn contiguous_rows(k: &KernelDesc) -> Result<(), String> {
     f32_only(k)?;
     let shape = &k.inputs[0].shape;
@@ -39,7 +40,7 @@ fn variance(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: 2 * stream_nanos(4 * x.len()) + 4 * out.len() as u64,
         body: move |task: usize, _: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(out.len());
-            // SAFETY: this task alone writes these results; the operand is another buffer.
+            // SAFETY: only this task writes these results; the operand is another buffer.
             let (x, out) = unsafe { (x.slice(own.start * width..own.end * width), out.slice_mut(own)) };
             for (x, out) in x.chunks_exact(width).zip(out) {
                 let mean = vmath::sum(level, x) / width as f32;

@@ -1,29 +1,28 @@
-//! Functions of two floats, comparisons and selection.
+//! Binary functions of floats, comparisons and selection.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 use super::operand::{Element, Operand, zip_map};
 use super::wide;
 
-/// A function of two floats.
+/// A binary function of floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Binary {
     Add,
     Sub,
     Mul,
     Div,
-    /// `a^b` with the special cases of `f32::powf`.
+    /// Power `a^b`, with the special cases of `f32::powf`.
     Pow,
-    /// IEEE 754-2019 `minimum`: NaN if either is, and `-0 < +0`.
+    /// Minimum of IEEE 754-2019: NaN if either is NaN, and `-0 < +0`.
     Min,
-    /// IEEE 754-2019 `maximum`: NaN if either is, and `+0 > -0`.
+    /// Maximum of IEEE 754-2019: NaN if either is NaN, and `+0 > -0`.
     Max,
-    /// `a - floor(a/b) * b` as in Python and NumPy: the remainder takes the sign
-    /// of the divisor, a zero one included.
+    /// Remainder `a - floor(a/b) * b` as in Python and NumPy. It has the sign of the divisor, also if it is zero.
     Mod,
 }
 
-/// A comparison. IEEE rules: with a NaN all are false but `NotEqual`.
+/// A comparison, by the rules of IEEE 754: with a NaN, only `NotEqual` is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     Less,
@@ -43,14 +42,14 @@ pub(crate) fn binary(op: Binary, level: Level, a: Operand<'_>, b: Operand<'_>, o
     binary_multi(level, op, a, b, out);
 }
 
-/// Writes 1 where the comparison holds and 0 where it does not.
+/// Writes 1 if the comparison holds for an element, else 0.
 ///
 /// Panics if a slice operand differs from `out` in length.
 pub(crate) fn compare(op: Compare, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mut [u32]) {
     compare_elements(op, level, a, b, out);
 }
 
-/// Writes the element of `a` where the condition is not 0, else that of `b`.
+/// Writes the element of `a` if the condition is not 0, else that of `b`.
 ///
 /// Panics if a slice operand differs from `out` in length.
 pub(crate) fn select<T: Element>(
@@ -72,7 +71,7 @@ pub(crate) fn select<T: Element>(
     }
 }
 
-/// [`compare`] for every element type.
+/// Compares like [`compare`], for any element type.
 pub(super) fn compare_elements<T: Element + PartialOrd>(
     op: Compare,
     level: Level,
@@ -90,7 +89,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn compare_multi<T: Ordered>(
+    fn compare_multi<T: OrderedElement>(
         op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u32],
     ) = compare_body;
 }
@@ -101,9 +100,9 @@ multiversion! {
     ) = select_body;
 }
 
-/// One name for two bounds, as `multiversion!` takes a single path.
-trait Ordered: Element + PartialOrd {}
-impl<T: Element + PartialOrd> Ordered for T {}
+/// An alias for two bounds, because `multiversion!` takes a single path.
+trait OrderedElement: Element + PartialOrd {}
+impl<T: Element + PartialOrd> OrderedElement for T {}
 
 #[inline(always)]
 fn binary_body<const FMA: bool>(op: Binary, a: Operand<'_>, b: Operand<'_>, out: &mut [f32]) {
@@ -120,7 +119,12 @@ fn binary_body<const FMA: bool>(op: Binary, a: Operand<'_>, b: Operand<'_>, out:
 }
 
 #[inline(always)]
-fn compare_body<const FMA: bool, T: Ordered>(op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u32]) {
+fn compare_body<const FMA: bool, T: OrderedElement>(
+    op: Compare,
+    a: Operand<'_, T>,
+    b: Operand<'_, T>,
+    out: &mut [u32],
+) {
     match op {
         Compare::Less => zip_map!(a, b, out, |a, b| u32::from(a < b)),
         Compare::LessEqual => zip_map!(a, b, out, |a, b| u32::from(a <= b)),
@@ -157,11 +161,10 @@ fn select_body<const FMA: bool, T: Element>(cond: &[u32], a: Operand<'_, T>, b: 
     }
 }
 
-/// Floored remainder, exact up to the one rounding of the final addition.
+/// Returns the floored remainder. It is exact except for the one rounding of the final addition.
 ///
-/// The `%` of floats is C's `fmod`: exact, with the sign of the dividend, and not
-/// vectorisable. A remainder of the wrong sign is moved by one divisor, so an
-/// infinite divisor of the other sign gives itself; a zero divisor gives NaN.
+/// The `%` of floats is C's `fmod`: exact, with the sign of the dividend, and not vectorisable. A remainder of the
+/// wrong sign is moved by one divisor, so an infinite divisor of the other sign gives itself; a zero divisor gives NaN.
 #[inline(always)]
 fn floored_mod(a: f32, b: f32) -> f32 {
     let r = a % b;

@@ -1,4 +1,4 @@
-//! Functions of the bits of two words, and of their truth.
+//! Bitwise and logical functions of two words.
 
 use super::level::{Isa, Level, multiversion};
 use super::operand::{Operand, zip_map};
@@ -9,10 +9,10 @@ pub(crate) enum Bits {
     And,
     Or,
     Xor,
-    /// 0 for 32 places and more, as is `ShiftRight`.
+    /// Left shift. Shifts by 32 and more give 0, also for `ShiftRight`.
     ShiftLeft,
     ShiftRight,
-    /// 1 or 0; a word that is not 0 is true.
+    /// Logical and, 1 or 0. A word that is not 0 is true, also for the functions that follow.
     LogicalAnd,
     LogicalOr,
     LogicalXor,

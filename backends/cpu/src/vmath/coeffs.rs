@@ -3,7 +3,7 @@
 //! Written by `scripts/fit_vmath.py` (weighted Remez exchange); do not edit by hand.
 //! Errors are relative to the whole function, with rounded coefficients.
 
-// Fitted values may come close to well-known constants without being them.
+// Fitted values may be close to well-known constants without being equal to them.
 #![allow(clippy::approx_constant)]
 
 /// `(e^r - 1 - r) / r^2` for `|r| <= ln(2)/2`.

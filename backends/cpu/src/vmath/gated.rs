@@ -4,27 +4,29 @@ use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 
 multiversion! {
-    /// `silu(gate) * up`. Ends with the shortest slice, as all functions here.
+    /// Computes `silu(gate) * up`. Like all functions here, it ends with the shortest slice.
     pub(crate) fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_body;
 }
 
 multiversion! {
-    /// Gradients of `[gate, up]` from those of [`swiglu`]'s result, the last operand.
+    /// Computes the gradients of `[gate, up]` from the gradient of [`swiglu`]'s result, the last
+    /// operand.
     pub(crate) fn swiglu_grad(operands: [&[f32]; 3], results: [&mut [f32]; 2]) = swiglu_grad_body;
 }
 
 multiversion! {
-    /// `gelu(gate) * up` with the exact GELU.
+    /// Computes `gelu(gate) * up` with the exact GELU.
     pub(crate) fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) = geglu_body;
 }
 
 multiversion! {
-    /// Gradients of `[gate, up]` from those of [`geglu`]'s result, the last operand.
+    /// Computes the gradients of `[gate, up]` from the gradient of [`geglu`]'s result, the last
+    /// operand.
     pub(crate) fn geglu_grad(operands: [&[f32]; 3], results: [&mut [f32]; 2]) = geglu_grad_body;
 }
 
-/// Logistic function and `x` times it. Unlike [`k::sigmoid`] it is 0, not subnormal, below -87.3, where a gate is
-/// shut.
+/// Returns the logistic function of `x`, and `x` times it. Unlike [`k::sigmoid`] it is 0, not subnormal, below -87.3,
+/// where a gate is closed.
 #[inline(always)]
 fn open<const FMA: bool>(x: f32) -> (f32, f32) {
     let z = k::exp_nonpositive::<FMA>(-x.abs());

@@ -1,13 +1,13 @@
-//! Functions of two 32-bit integers.
+//! Binary functions of 32-bit integers.
 
 use super::binary::{Compare, compare_elements};
 use super::level::{Isa, Level, multiversion};
 use super::operand::{Element, Operand, zip_map};
 
-/// A function of two integers.
+/// A binary function of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IntBinary {
-    /// Wraps around on overflow, as do `Sub` and `Mul`.
+    /// Sum, which wraps around on overflow, like `Sub` and `Mul`.
     Add,
     Sub,
     Mul,
@@ -28,8 +28,8 @@ pub(crate) trait Int: Element + Ord {
     fn apply_mod(self, other: Self) -> Self;
 }
 
-/// The wrapping operations have the same names on both types; `$modulo` gives
-/// the floored remainder for a divisor that is not 0.
+/// Implements [`Int`]. The wrapping operations have the same names on both types; `$modulo` is the floored remainder
+/// for a divisor that is not 0.
 macro_rules! impl_int {
     ($t:ty, $modulo:expr) => {
         impl Int for $t {
@@ -72,7 +72,7 @@ pub(crate) fn binary_int<T: Int>(op: IntBinary, level: Level, a: Operand<'_, T>,
     binary_int_multi(level, op, a, b, out);
 }
 
-/// Writes 1 where the comparison holds and 0 where it does not.
+/// Writes 1 if the comparison holds for an element, else 0.
 ///
 /// Panics if a slice operand differs from `out` in length.
 pub(crate) fn compare_int<T: Int>(op: Compare, level: Level, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u32]) {

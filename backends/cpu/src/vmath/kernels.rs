@@ -1,13 +1,11 @@
-//! Scalar f32 kernels, written so that a loop over them vectorises.
+//! Scalar `f32` functions, written so that a loop over them vectorises.
 //!
-//! Every kernel is branch-free (an `if` here is a select), calls nothing from
-//! the C library, and does its rounding to integers with the "add a big number"
-//! trick instead of casts, which in Rust saturate and cost extra instructions.
-//! `FMA` chooses between one fused instruction and a separate multiply and add;
-//! that is the only thing that differs between levels.
+//! Every function is branch-free (an `if` here is a select) and calls nothing from the C library. It rounds to integers
+//! by adding a large number instead of by casts, which in Rust saturate and cost extra instructions. `FMA` chooses
+//! between one fused instruction and a separate multiply and add; that is the only difference between levels.
 //!
-//! Range reductions are the classic ones (Cody and Waite, "Software Manual for
-//! the Elementary Functions", 1980; Muller, "Elementary Functions", 3rd ed.).
+//! Range reductions are the classic ones (Cody and Waite, "Software Manual for the Elementary Functions", 1980; Muller,
+//! "Elementary Functions", 3rd ed.).
 
 use super::coeffs;
 
@@ -15,21 +13,21 @@ use super::coeffs;
 /// integer in the low mantissa bits, and subtracting it again gives that integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// Leading bits of ln(2), few enough that `n * LN2_HI` is exact for `|n| < 2^9`.
+/// Leading bits of ln(2). There are few of them, so that `n * LN2_HI` is exact for `|n| < 2^9`.
 const LN2_HI: f32 = f32::from_bits(0x3f31_7200);
-/// `ln(2) - LN2_HI`.
+/// Remaining bits: `ln(2) - LN2_HI`.
 const LN2_LO: f32 = (std::f64::consts::LN_2 - LN2_HI as f64) as f32;
 
 /// Bits of the float nearest to `sqrt(1/2)`, where mantissas start in [`split`].
 const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
 
-/// `a * b + c`, fused where that is a single instruction.
+/// Returns `a * b + c`, fused if that is a single instruction.
 #[inline(always)]
 pub(crate) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Horner evaluation, lowest power first.
+/// Evaluates a polynomial by Horner's method. The coefficient of the lowest power comes first.
 #[inline(always)]
 pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, coeffs: &[f32; N]) -> f32 {
     let mut total = coeffs[N - 1];
@@ -41,20 +39,20 @@ pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, coeffs: &[f32; N]) -
     total
 }
 
-/// `x` limited to `[lo, hi]`; unlike `f32::max` and `min` it keeps NaN.
+/// Limits `x` to `[lo, hi]`. Unlike `f32::max` and `f32::min`, it keeps NaN.
 #[inline(always)]
 pub(super) fn clamp(x: f32, lo: f32, hi: f32) -> f32 {
     let x = if x < lo { lo } else { x };
     if x > hi { hi } else { x }
 }
 
-/// The smaller of the two, or `x` if it is NaN.
+/// Returns the minimum of the two, or `x` if it is NaN.
 #[inline(always)]
 fn at_most(x: f32, hi: f32) -> f32 {
     if x > hi { hi } else { x }
 }
 
-/// `a^2` as a float and a small correction.
+/// Returns `a^2` as the sum of a float and a small correction.
 #[inline(always)]
 fn square<const FMA: bool>(a: f32) -> (f32, f32) {
     if FMA {
@@ -67,7 +65,7 @@ fn square<const FMA: bool>(a: f32) -> (f32, f32) {
     }
 }
 
-/// IEEE 754-2019 `maximum`: NaN if either is, and `+0 > -0`.
+/// Returns the maximum of IEEE 754-2019: NaN if either is NaN, and `+0 > -0`.
 #[inline(always)]
 pub(super) fn maximum(a: f32, b: f32) -> f32 {
     // Equal operands are either identical or zeros of two signs; the AND of
@@ -78,7 +76,7 @@ pub(super) fn maximum(a: f32, b: f32) -> f32 {
     if a.is_nan() { a } else { m }
 }
 
-/// IEEE 754-2019 `minimum`: NaN if either is, and `-0 < +0`.
+/// Returns the minimum of IEEE 754-2019: NaN if either is NaN, and `-0 < +0`.
 #[inline(always)]
 pub(super) fn minimum(a: f32, b: f32) -> f32 {
     let tie = f32::from_bits(a.to_bits() | b.to_bits());
@@ -87,7 +85,7 @@ pub(super) fn minimum(a: f32, b: f32) -> f32 {
     if a.is_nan() { a } else { m }
 }
 
-/// The nearest integer to `t` as a float, and the same as two exponent halves.
+/// Rounds `t` to the nearest integer `n`. Returns `n` as a float, and `2^n` as two factors.
 ///
 /// `|t|` must be below 2^22. The halves `2^(n/2)` and `2^(n - n/2)` exist so that
 /// results below the smallest normal number, where `2^n` is not representable,
@@ -100,13 +98,13 @@ fn split_power(t: f32) -> (f32, f32, f32) {
     (shifted - ROUND, power_of_two(half), power_of_two(n.wrapping_sub(half)))
 }
 
-/// `2^n` for `n` in `-126..=127`; arbitrary (but no panic) outside.
+/// Returns `2^n` for `n` in `-126..=127`. Other arguments give an arbitrary number, but do not panic.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `e^x`.
+/// Returns `e^x`.
 #[inline(always)]
 pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     // Beyond these bounds the result is 0 or infinity, and the power of two
@@ -120,8 +118,8 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     p * scale_a * scale_b
 }
 
-/// `e^x` for `x` that is not positive: what a softmax needs, with a third fewer instructions than [`exp`].
-/// Below -87.3, where normal numbers end, it is 0.
+/// Returns `e^x` for non-positive `x`, as a softmax needs it, with a third fewer instructions than [`exp`]. It is 0
+/// below -87.3, where normal numbers end.
 #[inline(always)]
 pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
     const MIN_EXPONENT: f32 = -87.3;
@@ -136,13 +134,13 @@ pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
     if x < MIN_EXPONENT { 0.0 } else { y }
 }
 
-/// `e^(hi + lo)` where `lo` is a small correction, for `hi` that is not positive; underflow is gradual.
+/// Returns `e^(hi + lo)`, where `lo` is a small correction and `hi` is not positive. Underflow is gradual.
 #[inline(always)]
 fn exp_gradual<const FMA: bool>(hi: f32, lo: f32) -> f32 {
     // Below this bound the result is 0.
     const MIN_EXPONENT: f32 = -105.0;
-    // The power of two is built larger by 2^64, so that it is a normal number; the factor that undoes it does the
-    // only rounding.
+    // The power of two is scaled by 2^64, so that it is a normal number; the factor that undoes it
+    // does the only rounding.
     const RAISED: i32 = 64;
     const LOWERED: f32 = 1.0 / (1u128 << RAISED) as f32;
     let bounded = if hi < MIN_EXPONENT { MIN_EXPONENT } else { hi };
@@ -155,7 +153,7 @@ fn exp_gradual<const FMA: bool>(hi: f32, lo: f32) -> f32 {
     (mul_add::<FMA>(tail, r, r) + 1.0) * scale * LOWERED
 }
 
-/// `2^x`.
+/// Returns `2^x`.
 #[inline(always)]
 pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {
     let x = clamp(x, -151.0, 129.0);
@@ -163,7 +161,7 @@ pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {
     poly::<FMA, 7>(x - n, &coeffs::EXP2) * scale_a * scale_b
 }
 
-/// `e^x - 1` for `x` in `[0, 40]`, accurate relative to its own size near 0.
+/// Returns `e^x - 1` for `x` in `[0, 40]`, with a small relative error also near 0.
 #[inline(always)]
 fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
     let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
@@ -176,10 +174,10 @@ fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
     mul_add::<FMA>(q, scale, scale - 1.0)
 }
 
-/// Arguments below this in magnitude are their own `expm1` and `log1p`, to the last bit.
+/// Magnitude below which `expm1(x)` and `log1p(x)` are `x`, to the last bit.
 const OWN_IMAGE: f32 = 1e-10;
 
-/// `e^x - 1`.
+/// Returns `e^x - 1`.
 ///
 /// With `e^x = 2^n e^r` it is `2^n (e^r - 1) + (2^n - 1)`, in which neither term loses anything to the other near
 /// 0. All is computed halved, as `2^128` is not a float.
@@ -204,7 +202,7 @@ pub(super) fn expm1<const FMA: bool>(x: f32) -> f32 {
 /// Zero, negative numbers, infinities and NaN give values with no meaning.
 #[inline(always)]
 pub(super) fn split(x: f32) -> (f32, f32) {
-    // Subnormals have no hidden bit, so they are brought up by 2^23 first.
+    // Subnormals have no hidden bit, so they are first scaled by 2^23.
     let tiny = x < f32::MIN_POSITIVE;
     let scaled = if tiny { x * 8_388_608.0 } else { x };
     let bias = if tiny { -23.0 } else { 0.0 };
@@ -214,7 +212,8 @@ pub(super) fn split(x: f32) -> (f32, f32) {
     (exponent as f32 + bias, f32::from_bits(mantissa) - 1.0)
 }
 
-/// Replaces a logarithm computed for a positive finite `x` where `x` is not one.
+/// Returns `result`, a logarithm computed for a positive finite `x`, or the special value if `x` is not positive and
+/// finite.
 #[inline(always)]
 fn log_special(x: f32, result: f32) -> f32 {
     let result = if x == f32::INFINITY { x } else { result };
@@ -223,7 +222,7 @@ fn log_special(x: f32, result: f32) -> f32 {
     if x >= 0.0 { result } else { f32::NAN }
 }
 
-/// Natural logarithm.
+/// Returns the natural logarithm.
 #[inline(always)]
 pub(crate) fn log<const FMA: bool>(x: f32) -> f32 {
     let (e, f) = split(x);
@@ -234,7 +233,7 @@ pub(crate) fn log<const FMA: bool>(x: f32) -> f32 {
     log_special(x, mul_add::<FMA>(e, LN2_HI, f + tail))
 }
 
-/// Base-2 logarithm.
+/// Returns the base-2 logarithm.
 #[inline(always)]
 pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
     // log2(e) - 1: splitting off the 1 keeps the leading term `f` exact.
@@ -248,10 +247,10 @@ pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
     log_special(x, e + (f + low))
 }
 
-/// `ln(1 + x)`.
+/// Returns `ln(1 + x)`.
 ///
-/// The sum `u = 1 + x` rounds, by an error that the two-sum algorithm (Knuth, 4.2.2) gives exactly; the logarithm
-/// there is larger by the error over `u`.
+/// The sum `u = 1 + x` is rounded. The two-sum algorithm (Knuth, 4.2.2) gives the rounding error exactly; the logarithm
+/// is corrected by the error over `u`.
 #[inline(always)]
 pub(super) fn log1p<const FMA: bool>(x: f32) -> f32 {
     let u = 1.0 + x;
@@ -264,7 +263,7 @@ pub(super) fn log1p<const FMA: bool>(x: f32) -> f32 {
     if x.abs() < OWN_IMAGE { x } else { result }
 }
 
-/// `ln(1 + z)` for `z` in `[0, 1]`, as `2 atanh(z / (2 + z))`.
+/// Returns `ln(1 + z)` for `z` in `[0, 1]`, as `2 atanh(z / (2 + z))`.
 #[inline(always)]
 fn log_1p_unit<const FMA: bool>(z: f32) -> f32 {
     let s = z / (z + 2.0);
@@ -273,24 +272,24 @@ fn log_1p_unit<const FMA: bool>(z: f32) -> f32 {
     mul_add::<FMA>(poly::<FMA, 5>(w, &coeffs::ATANH) * w, twice, twice)
 }
 
-/// `x` where positive, else `alpha * (e^x - 1)`.
+/// Returns `x` if it is positive, else `alpha * (e^x - 1)`.
 #[inline(always)]
 pub(super) fn elu<const FMA: bool>(x: f32, alpha: f32) -> f32 {
     let left = alpha * expm1::<FMA>(x);
     if x > 0.0 { x } else { left }
 }
 
-/// `min(max(x + 3, 0), 6) / 6`.
+/// Returns `min(max(x + 3, 0), 6) / 6`.
 #[inline(always)]
 pub(super) fn hard_sigmoid(x: f32) -> f32 {
     clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0)
 }
 
-/// From this magnitude on every float is an integer.
+/// Magnitude from which on every float is an integer.
 const WHOLE: f32 = 8_388_608.0;
 
-/// The nearest integer, the even one of two. Not `f32::round_ties_even`, which at the baseline of x86-64 is a call
-/// into the C library.
+/// Returns the nearest integer; of two equally near ones, the even one. `f32::round_ties_even` is not used, because at
+/// the baseline of x86-64 it is a call into the C library.
 #[inline(always)]
 pub(super) fn round(x: f32) -> f32 {
     let a = x.abs();
@@ -299,28 +298,28 @@ pub(super) fn round(x: f32) -> f32 {
     if a < WHOLE { rounded } else { x }
 }
 
-/// The greatest integer that is not above `x`.
+/// Returns the largest integer that is not above `x`.
 #[inline(always)]
 pub(super) fn floor(x: f32) -> f32 {
     let r = round(x);
     if r > x { r - 1.0 } else { r }
 }
 
-/// The smallest integer that is not below `x`.
+/// Returns the smallest integer that is not below `x`.
 #[inline(always)]
 pub(super) fn ceil(x: f32) -> f32 {
     let r = round(x);
     (if r < x { r + 1.0 } else { r }).copysign(x)
 }
 
-/// 1, -1, or `x` where it is neither positive nor negative.
+/// Returns 1 for positive `x`, -1 for negative `x`, else `x` (zeros and NaN).
 #[inline(always)]
 pub(super) fn sign(x: f32) -> f32 {
     let s = if x > 0.0 { 1.0 } else { x };
     if x < 0.0 { -1.0 } else { s }
 }
 
-/// Hyperbolic tangent, from `e^(2|x|) - 1` so that small `x` loses nothing.
+/// Returns the hyperbolic tangent. It is computed from `e^(2|x|) - 1`, so that small `x` lose no precision.
 #[inline(always)]
 pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     // tanh rounds to 1 from 9.02 on.
@@ -328,8 +327,8 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     (t / (t + 2.0)).copysign(x)
 }
 
-/// `1 / (1 + e^-x)`; the exponential's argument is never positive, so neither
-/// tail overflows and the left one keeps its relative accuracy.
+/// Returns `1 / (1 + e^-x)`. The exponential's argument is never positive, so neither tail overflows and the left one
+/// keeps its relative accuracy.
 #[inline(always)]
 pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     let z = exp_gradual::<FMA>(-x.abs(), -0.0);
@@ -337,14 +336,14 @@ pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     numerator / (1.0 + z)
 }
 
-/// `ln(1 + e^x)`.
+/// Returns `ln(1 + e^x)`.
 #[inline(always)]
 pub(super) fn softplus<const FMA: bool>(x: f32) -> f32 {
     let linear = if x < 0.0 { 0.0 } else { x };
     linear + log_1p_unit::<FMA>(exp_gradual::<FMA>(-x.abs(), -0.0))
 }
 
-/// `x * sigmoid(x)`.
+/// Returns `x * sigmoid(x)`.
 #[inline(always)]
 pub(super) fn silu<const FMA: bool>(x: f32) -> f32 {
     // The lower bound is past where the sigmoid is 0: it turns `-inf * 0`, which
@@ -352,8 +351,8 @@ pub(super) fn silu<const FMA: bool>(x: f32) -> f32 {
     clamp(x, -200.0, f32::INFINITY) * sigmoid::<FMA>(x)
 }
 
-/// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`, which is `x` times the
-/// sigmoid of twice the argument (Hendrycks and Gimpel, arXiv:1606.08415).
+/// Returns `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`, computed as `x` times the sigmoid of twice the argument
+/// of `tanh` (Hendrycks and Gimpel, arXiv:1606.08415).
 #[inline(always)]
 pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
     const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
@@ -362,7 +361,7 @@ pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
     clamp(x, -20.0, f32::INFINITY) * sigmoid::<FMA>(TWICE_SQRT_2_PI * cubic)
 }
 
-/// The normal distribution function `Phi(x)`, and `e^(-x^2/2)`.
+/// Returns the normal distribution function `Phi(x)`, and `e^(-x^2/2)`.
 ///
 /// `Phi(-a) = e^(-a^2/2) * g(a) / (1 + a)` with a smooth `g` (the scaled
 /// complementary error function, fitted in `(a - 4)/(a + 4)`), so the left tail
@@ -382,14 +381,14 @@ pub(super) fn normal<const FMA: bool>(x: f32) -> (f32, f32) {
     (if x < 0.0 { tail } else { 1.0 - tail }, e)
 }
 
-/// `x * Phi(x)` with the normal distribution function `Phi`.
+/// Returns `x * Phi(x)`, with the normal distribution function `Phi`.
 #[inline(always)]
 pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
     clamp(x, -20.0, f32::INFINITY) * normal::<FMA>(x).0
 }
 
-/// The derivative of [`gelu_tanh`]: with `s` the sigmoid of twice the argument, `s + x s (1 - s) w`, where `w` is the
-/// derivative of twice the argument.
+/// Returns the derivative of [`gelu_tanh`]: `s + x s (1 - s) w`, where `s` is the sigmoid of twice the argument of
+/// `tanh`, and `w` the derivative of twice this argument.
 #[inline(always)]
 pub(super) fn gelu_tanh_derivative<const FMA: bool>(x: f32) -> f32 {
     const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
@@ -398,7 +397,7 @@ pub(super) fn gelu_tanh_derivative<const FMA: bool>(x: f32) -> f32 {
     let x = clamp(x, -20.0, 20.0);
     let square = x * x;
     let cubic = mul_add::<FMA>(0.044_715 * square, x, x);
-    // By the exponential, since 1 - s would lose what x w makes large again.
+    // By the exponential, because 1 - s would lose digits that the factor x w amplifies.
     let z = exp_gradual::<FMA>(-(TWICE_SQRT_2_PI * cubic).abs(), -0.0);
     let inverse = 1.0 / (1.0 + z);
     let tail = z * inverse;
@@ -407,7 +406,7 @@ pub(super) fn gelu_tanh_derivative<const FMA: bool>(x: f32) -> f32 {
     mul_add::<FMA>(x * w, tail * inverse, s)
 }
 
-/// The derivative of [`gelu_erf`]: the normal distribution function and `x` times its density.
+/// Returns the derivative of [`gelu_erf`]: the normal distribution function plus `x` times its density.
 #[inline(always)]
 pub(super) fn gelu_erf_derivative<const FMA: bool>(x: f32) -> f32 {
     const INVERSE_SQRT_2_PI: f32 = 0.398_942_280_401_432_7_f64 as f32;
@@ -416,7 +415,7 @@ pub(super) fn gelu_erf_derivative<const FMA: bool>(x: f32) -> f32 {
     mul_add::<FMA>(x * INVERSE_SQRT_2_PI, e, phi)
 }
 
-/// Error function: an odd polynomial up to 1, `1 - e^q(x)` beyond.
+/// Returns the error function: an odd polynomial up to 1, `1 - e^q(x)` beyond.
 #[inline(always)]
 pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
     // erf rounds to 1 from 3.92 on.

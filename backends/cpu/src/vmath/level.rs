@@ -1,13 +1,14 @@
-//! The instruction-set level, and the macro that compiles a loop once per level.
+//! Instruction-set levels, and the macro that compiles a loop once per level.
 
 /// The widest instruction set that loops compiled by `multiversion!` may use.
 ///
-/// A `Level` other than [`Level::BASELINE`] comes from [`detect`] or
-/// [`Level::available`] alone, so holding one proves that the CPU has its instructions. That proof is what makes the calls in `multiversion!` sound.
+/// A `Level` other than [`Level::BASELINE`] only comes from [`detect`] or [`Level::available`], so
+/// holding one proves that the CPU has its instructions. That proof is what makes the calls in
+/// `multiversion!` sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level(Isa);
 
-/// What a [`Level`] stands for.
+/// The instruction set of a [`Level`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
     Baseline,
@@ -18,19 +19,19 @@ pub(crate) enum Isa {
 }
 
 impl Level {
-    /// Whatever the compilation target guarantees.
+    /// Level with only the features that the compilation target guarantees.
     pub(crate) const BASELINE: Self = Self(Isa::Baseline);
 
-    /// Whether the baseline has a fused multiply-add instruction; without one,
-    /// `f32::mul_add` would be a call into the C library for every element.
+    /// True if the baseline has a fused multiply-add instruction; without one, `f32::mul_add` would
+    /// be a call into the C library for every element.
     pub(crate) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-    /// The instruction set, for `multiversion!`.
+    /// Returns the instruction set, for `multiversion!`.
     pub(crate) fn isa(self) -> Isa {
         self.0
     }
 
-    /// Every level this CPU can run, narrowest first.
+    /// Returns every level that this CPU can run, narrowest first.
     #[cfg(test)]
     pub(crate) fn available() -> Vec<Self> {
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
@@ -47,7 +48,7 @@ impl Level {
         levels
     }
 
-    /// A short name for logs and benchmark labels.
+    /// Returns a short name for logs and benchmark labels.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
             Isa::Baseline => "baseline",
@@ -59,7 +60,7 @@ impl Level {
     }
 }
 
-/// The widest level this CPU has. Call once and keep the answer.
+/// Detects the widest level of this CPU. Call it once and keep the result.
 pub(crate) fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
@@ -78,7 +79,7 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Every feature named by the AVX-512 arm of `multiversion!`.
+/// Returns true if the CPU has every feature of the AVX-512 arm of `multiversion!`.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     has_avx2()

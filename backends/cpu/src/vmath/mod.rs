@@ -5,7 +5,7 @@
 //! with FMA and for AVX-512; [`detect`] finds the widest [`Level`] once and the
 //! caller passes it on.
 //!
-//! # What holds everywhere
+//! # Guarantees
 //!
 //! * An element's result depends on its operands and the level only: not on
 //!   alignment, on its position, or on how a slice is cut into calls. Between
@@ -19,10 +19,9 @@
 //!
 //! # Accuracy
 //!
-//! Greatest error seen against f64 references, in units in the last place of the
-//! true result, over some 4 million arguments spread over the whole finite range
-//! (`tests/accuracy.rs`, which asserts bounds a little above). The polynomials
-//! are fitted by `scripts/fit_vmath.py`.
+//! Maximum error relative to f64 references, in units in the last place of the true result, over
+//! some 4 million arguments spread over the whole finite range (`tests/accuracy.rs`, which asserts
+//! bounds a little above). The polynomials are fitted by `scripts/fit_vmath.py`.
 //!
 //! | function | baseline | AVX2 + FMA |
 //! | --- | --- | --- |

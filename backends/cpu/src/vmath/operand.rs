@@ -22,7 +22,7 @@ impl Element for u32 {}
 impl Element for i32 {}
 
 impl<T> Operand<'_, T> {
-    /// Panics unless a slice operand has the length of the output.
+    /// Panics if a slice operand does not have the length of the output.
     ///
     /// Checked once up front, so that a wrong length is a clear failure and not
     /// a partly written output (the loops stop at the shortest slice).
@@ -34,7 +34,7 @@ impl<T> Operand<'_, T> {
     }
 }
 
-/// `out[i] = f(a[i], b[i])`, with one loop for each shape of the operands.
+/// Computes `out[i] = f(a[i], b[i])`, with one loop for each form of the operands.
 ///
 /// A macro and not a function of a closure, as closures cannot be marked
 /// `#[inline(always)]`: one that the compiler decides to call would be compiled

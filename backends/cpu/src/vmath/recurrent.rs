@@ -1,62 +1,64 @@
-//! Steps of recurrent layers on one row of a batch: what follows the multiplication by the state.
+//! One step of a recurrent layer for one row of a batch, after the state was multiplied by the weight.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 
 multiversion! {
-    /// The gates of an LSTM, four blocks, become their activations; `cell` and `hidden` are the state after the step.
+    /// Replaces the four gates of an LSTM by their activations. `cell` and `hidden` become the state after the step.
     pub(crate) fn lstm_cell(gates: [&mut [f32]; 4], before: &[f32], cell: &mut [f32], hidden: &mut [f32]) = lstm_cell_body;
 }
 
 multiversion! {
-    /// Adds the gradient of the gates' activations to `dgates` and turns these into the gradient of the gates. `saved` are
-    /// the activations, the cell after the step and the one before; `dc` becomes the gradient of the latter.
+    /// Adds the gradient of the gates' activations to `dgates`, and turns the result into the gradient of the gates.
+    /// `saved` are the activations, the cell after the step and the cell before it. `dc` becomes the gradient of the
+    /// cell before the step.
     pub(crate) fn lstm_cell_grad(saved: [&[f32]; 3], dh: &[f32], dc: &mut [f32], dgates: &mut [f32]) = lstm_cell_grad_body;
 }
 
 multiversion! {
-    /// The gates r and z of a GRU, two blocks, become their activations.
+    /// Replaces the gates r and z of a GRU by their activations.
     pub(crate) fn sigmoid_in_place(x: &mut [f32]) = sigmoid_body;
 }
 
 multiversion! {
-    /// `n = tanh(n + r q)`, and the state `n + z (before - n)`. The blocks are r, z, n, q.
+    /// Computes `n = tanh(own + r q)`, and the new state `n + z (before - n)`. The blocks are r, z, n, q.
     pub(crate) fn gru_linear(own: &[f32], before: &[f32], blocks: &mut [f32], hidden: &mut [f32]) = gru_linear_body;
 }
 
 multiversion! {
-    /// `n = tanh(n + bias)`, and the state `n + z (before - n)`. The blocks are r, z, n, q.
+    /// Computes `n = tanh(n + bias)`, and the new state `n + z (before - n)`. The blocks are r, z, n, q.
     pub(crate) fn gru_reset(bias: &[f32], before: &[f32], blocks: &mut [f32], hidden: &mut [f32]) = gru_reset_body;
 }
 
 multiversion! {
-    /// The gradients of z and n from that of the state, `d`, added to what `dgates` holds in the blocks r, z, n and then
-    /// taken through the activations; the block r stays as it is. `saved` are the activations and the state before; `kept`
-    /// becomes the part of the gradient that goes directly to the state before.
+    /// Adds the gradients of z and n, which follow from the state's gradient `d`, to the blocks r, z, n of `dgates`.
+    /// Then turns z and n into gradients of the gates; block r is not changed. `saved` are the activations and the
+    /// state before the step. `kept` becomes the part of the gradient that goes directly to the state before the step.
     pub(crate) fn gru_grad(saved: [&[f32]; 2], d: &[f32], dgates: &mut [f32], kept: &mut [f32]) = gru_grad_body;
 }
 
 multiversion! {
-    /// Adds `a b` to the gradient of a reset gate and takes it through the activation.
+    /// Adds `a b` to the gradient `dr` of a reset gate's activation, and turns the result into the gradient of the
+    /// gate.
     pub(crate) fn reset_grad(r: &[f32], a: &[f32], b: &[f32], dr: &mut [f32]) = reset_grad_body;
 }
 
 multiversion! {
-    /// `out += a b`.
+    /// Adds `a b` to `out`.
     pub(crate) fn add_product(a: &[f32], b: &[f32], out: &mut [f32]) = add_product_body;
 }
 
 multiversion! {
-    /// Takes the gradient `d` of `y = tanh(x)` to that of `x`.
+    /// Computes the gradient of `x` from the gradient `d` of `y = tanh(x)`.
     pub(crate) fn tanh_grad(y: &[f32], d: &[f32], dx: &mut [f32]) = tanh_grad_body;
 }
 
 multiversion! {
-    /// Takes the gradient `d` of `y = max(0, x)` to that of `x`.
+    /// Computes the gradient of `x` from the gradient `d` of `y = max(0, x)`.
     pub(crate) fn relu_grad(y: &[f32], d: &[f32], dx: &mut [f32]) = relu_grad_body;
 }
 
-/// Blocks of a row, all as long as the compiler can see.
+/// Returns the four blocks of a row. The compiler sees that their lengths are equal.
 #[inline(always)]
 fn four(x: &[f32], len: usize) -> [&[f32]; 4] {
     [0, 1, 2, 3].map(|i| &x[i * len..(i + 1) * len])
@@ -86,13 +88,13 @@ fn lstm_cell_body<const FMA: bool>(gates: [&mut [f32]; 4], before: &[f32], cell:
     }
 }
 
-/// Gradient of the argument of a sigmoid from that of its value `y`.
+/// Returns the gradient of the argument of a sigmoid, given the gradient `d` of its value `y`.
 #[inline(always)]
 fn through_sigmoid(d: f32, y: f32) -> f32 {
     d * (y * (1.0 - y))
 }
 
-/// Gradient of the argument of a tanh from that of its value `y`.
+/// Returns the gradient of the argument of a tanh, given the gradient `d` of its value `y`.
 #[inline(always)]
 fn through_tanh<const FMA: bool>(d: f32, y: f32) -> f32 {
     d * k::mul_add::<FMA>(-y, y, 1.0)

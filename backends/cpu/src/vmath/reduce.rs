@@ -1,78 +1,71 @@
-//! Reductions of a slice, and the row-wise accumulations behind column ones.
+//! Reductions of a slice, and row-wise accumulations for reductions of columns.
 //!
-//! A reduction keeps [`LANES`] partial results: lane `i` takes the elements
-//! `i`, `i + LANES`, `i + 2 LANES`, ... in order, and the lanes are then folded
-//! in halves (`i` with `i + 16`, then with `i + 8`, and so on). That order is the
-//! definition of the result, the same at every level; it also is what lets the
-//! loop vectorise, since float addition may not be reordered.
+//! A reduction keeps [`LANES`] partial results: lane `i` takes the elements `i`, `i + LANES`, `i + 2 LANES`, ... in
+//! order. Then the lanes are folded in halves (`i` with `i + 16`, then with `i + 8`, and so on). This order defines the
+//! result and is the same at every level. It also allows the loop to vectorise, since float addition may not be
+//! reordered.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 
-/// Partial results of a reduction: four AVX2 registers, enough to hide most of
-/// the latency of an addition.
+/// Number of partial results of a reduction: four AVX2 registers, enough to hide most of the latency of an addition.
 const LANES: usize = 32;
 
-/// Elements that `sum_exp_sub` writes before it reads them back to add them up:
-/// a multiple of `LANES` that stays in the first-level cache.
+/// Number of elements that `sum_exp_sub` writes before it reads them back to add them up: a multiple of `LANES` that
+/// stays in the first-level cache.
 const EXP_BLOCK: usize = 1024;
 
 multiversion! {
-    /// Sum of all elements, 0 if there are none, in the order given above.
+    /// Returns the sum of all elements, in the order of the module's documentation; 0 if there are none.
     pub(crate) fn sum(x: &[f32]) -> f32 = sum_body;
 }
 
 multiversion! {
-    /// The [`sum`] of each of the rows of `width` elements that `x` is made of, as many as `sums` has elements: short ones
-    /// would wait for a call each. Panics if the lengths differ.
+    /// Computes the [`sum`] of each row of `width` elements in `x`; `sums` has an element for each
+    /// row. Separate calls would dominate the time of short rows. Panics if the lengths differ.
     pub(crate) fn row_sums(x: &[f32], width: usize, sums: &mut [f32]) = row_sums_body;
 }
 
 multiversion! {
-    /// Greatest element by IEEE 754-2019 `maximum`, so NaN if any element is;
-    /// `-inf` if there are none.
+    /// Returns the maximum element by IEEE 754-2019: NaN if any element is NaN, `-inf` if there are none.
     pub(crate) fn max(x: &[f32]) -> f32 = max_body;
 }
 
 multiversion! {
-    /// Smallest element by IEEE 754-2019 `minimum`, so NaN if any element is;
-    /// `inf` if there are none.
+    /// Returns the minimum element by IEEE 754-2019: NaN if any element is NaN, `inf` if there are none.
     pub(crate) fn min(x: &[f32]) -> f32 = min_body;
 }
 
 multiversion! {
-    /// Product of all elements, 1 if there are none, in the order given above.
+    /// Returns the product of all elements, in the order of the module's documentation; 1 if there are none.
     pub(crate) fn product(x: &[f32]) -> f32 = product_body;
 }
 
 multiversion! {
-    /// `acc[i] = minimum(acc[i], x[i])`, NaN if either is. Panics if the lengths
-    /// differ.
+    /// Computes `acc[i] = minimum(acc[i], x[i])`, NaN if either is NaN. Panics if the lengths differ.
     pub(crate) fn min_assign(acc: &mut [f32], x: &[f32]) = min_assign_body;
 }
 
 multiversion! {
-    /// `acc[i] *= x[i]`. Panics if the lengths differ.
+    /// Multiplies `acc[i]` by `x[i]`. Panics if the lengths differ.
     pub(crate) fn mul_assign(acc: &mut [f32], x: &[f32]) = mul_assign_body;
 }
 
 multiversion! {
     /// Writes `e^(x - m)` to `out` and returns its sum, in the order of [`sum`].
     ///
-    /// With the greatest element as `m`, the softmax numerators and denominator.
-    /// Where `x` and `m` are the same infinity the difference is NaN.
-    /// Panics if the lengths differ.
+    /// With the maximum element as `m`, these are the softmax numerators and denominator. If `x`
+    /// and `m` are the same infinity, the difference is NaN. Panics if the lengths differ.
     pub(crate) fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
 }
 
 multiversion! {
-    /// `acc[i] += x[i]`. Panics if the lengths differ.
+    /// Adds `x[i]` to `acc[i]`. Panics if the lengths differ.
     pub(crate) fn add_assign(acc: &mut [f32], x: &[f32]) = add_assign_body;
 }
 
 multiversion! {
-    /// `acc[i] = maximum(acc[i], x[i])`, NaN if either is. Panics if the lengths
-    /// differ.
+    /// Computes `acc[i] = maximum(acc[i], x[i])`, NaN if either is NaN. Panics if the lengths differ.
     pub(crate) fn max_assign(acc: &mut [f32], x: &[f32]) = max_assign_body;
 }
 
@@ -88,7 +81,7 @@ fn row_sums_body<const FMA: bool>(x: &[f32], width: usize, sums: &mut [f32]) {
     assert_eq!(x.len(), width * sums.len(), "not as many rows as sums");
     match width {
         0 => sums.fill(0.0),
-        // The usual widths of heads, for which loops have no ends to look for.
+        // The usual head sizes, for which the compiler knows the number of iterations.
         16 => fixed_row_sums::<FMA, 16>(x, sums),
         32 => fixed_row_sums::<FMA, 32>(x, sums),
         64 => fixed_row_sums::<FMA, 64>(x, sums),

@@ -1,17 +1,18 @@
-//! Rows of a softmax, its logarithm, and the logarithm of its denominator.
+//! Softmax, its logarithm, and the logarithm of its denominator, for rows and columns.
 //!
-//! Elements are shifted by the greatest one, so no exponential is above 1, and those below `e^-87.3` are 0. A row
-//! with a NaN has only NaN as results, though its greatest element is then some other number: the sum is NaN.
+//! Elements are shifted by the maximum, so no exponential is above 1; exponentials below `e^-87.3` become zero. All
+//! results of a row with a NaN are NaN: the maximum ignores NaN, but the sum does not.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 use super::reduce::fold;
 
-/// Partial results: lane `i` has the elements `i`, `i + LANES`, ... in order, and the lanes are folded in halves.
+/// Number of partial results: lane `i` has the elements `i`, `i + LANES`, ... in order, and the
+/// lanes are folded in halves.
 const LANES: usize = 32;
 
-/// Elements whose exponentials are summed up by lanes; the sums of such blocks are added in order. A running sum of
-/// more would lose digits.
+/// Number of elements whose exponentials are summed up by lanes. The sums of such blocks are added in order, because a
+/// longer running sum would lose digits.
 const BLOCK: usize = 2048;
 
 multiversion! {
@@ -20,29 +21,29 @@ multiversion! {
 }
 
 multiversion! {
-    /// Writes the softmax's logarithm.
+    /// Writes the logarithm of the softmax of a row.
     pub(crate) fn log_softmax_row(x: &[f32], out: &mut [f32]) = log_softmax_row_body;
 }
 
 multiversion! {
-    /// The greatest element and `ln(sum of e^(x - greatest))`: kept apart, their sum would lose the bits that a
-    /// small loss of large logits consists of.
+    /// Returns the maximum element and `ln(sum of e^(x - maximum))`. They are not added: the sum would lose the bits of
+    /// a small loss of large logits.
     pub(crate) fn log_sum_exp(x: &[f32]) -> [f32; 2] = log_sum_exp_body;
 }
 
 multiversion! {
-    /// `acc[i] = max(acc[i], x[i])`, or `acc[i]` if `x[i]` is NaN. Ends with the shortest slice.
+    /// Computes `acc[i] = max(acc[i], x[i])`; keeps `acc[i]` if `x[i]` is NaN. Ends with the shortest slice.
     pub(crate) fn greatest_assign(acc: &mut [f32], x: &[f32]) = greatest_assign_body;
 }
 
 multiversion! {
-    /// Writes `e^(x - shift)` of each element, none of which is above its shift, and adds it to its sum. Ends with
-    /// the shortest slice.
+    /// Writes `e^(x - shift)` of each element, and adds it to the column's sum. No element may be above its shift. Ends
+    /// with the shortest slice.
     pub(crate) fn exp_columns(x: &[f32], shift: &[f32], sum: &mut [f32], out: &mut [f32]) = exp_columns_body;
 }
 
 multiversion! {
-    /// `-(sum of weight * (x - max - log))`.
+    /// Returns `-(sum of weight * (x - max - log))`, where `shift` is `[max, log]`.
     pub(crate) fn weighted_loss(weights: &[f32], x: &[f32], shift: [f32; 2]) -> f32 = weighted_loss_body;
 }
 
@@ -77,7 +78,7 @@ fn log_sum_exp_body<const FMA: bool>(x: &[f32]) -> [f32; 2] {
     [shift, sum.ln()]
 }
 
-/// The greatest element; some number if one is NaN.
+/// Returns the maximum element; an arbitrary number if one is NaN.
 #[inline(always)]
 fn greatest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -93,7 +94,7 @@ fn greatest(x: &[f32]) -> f32 {
     greatest_lane(lanes)
 }
 
-/// Some elements, and minus infinity, whose exponential is 0, as the others.
+/// Returns some elements, filled up with minus infinity, whose exponential is 0.
 #[inline(always)]
 fn filled(x: &[f32]) -> [f32; LANES] {
     let mut all = [f32::NEG_INFINITY; LANES];
@@ -101,7 +102,7 @@ fn filled(x: &[f32]) -> [f32; LANES] {
     all
 }
 
-/// Writes `e^(x - shift)` and returns the sum.
+/// Writes `e^(x - shift)` of each element, and returns the sum.
 #[inline(always)]
 fn exponentials<const FMA: bool>(x: &[f32], shift: f32, out: &mut [f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -124,7 +125,7 @@ fn exponentials<const FMA: bool>(x: &[f32], shift: f32, out: &mut [f32]) -> f32 
     total(lanes)
 }
 
-/// The sum that [`exponentials`] returns.
+/// Returns the same sum as [`exponentials`] without writing anything.
 #[inline(always)]
 fn sum_exponentials<const FMA: bool>(x: &[f32], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -142,13 +143,13 @@ fn sum_exponentials<const FMA: bool>(x: &[f32], shift: f32) -> f32 {
     total(lanes)
 }
 
-/// The sum of some lanes, a power of two of them.
+/// Returns the sum of `N` lanes, where `N` is a power of two.
 #[inline(always)]
 pub(crate) fn total<const N: usize>(lanes: [f32; N]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// The greatest of some lanes, a power of two of them; some number if one is NaN.
+/// Returns the maximum of `N` lanes, where `N` is a power of two; an arbitrary number if a lane is NaN.
 #[inline(always)]
 pub(crate) fn greatest_lane<const N: usize>(lanes: [f32; N]) -> f32 {
     fold(lanes, |a, b| if b > a { b } else { a })
@@ -228,7 +229,7 @@ mod tests {
                     x[at] = bad;
                     let mut out = vec![7.0; len];
                     softmax_row(level, &x, &mut out);
-                    // With an infinity the others are 0 times NaN as well.
+                    // With an infinity, all further elements are 0 times NaN as well.
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");
                     log_softmax_row(level, &x, &mut out);
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");

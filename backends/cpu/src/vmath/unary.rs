@@ -1,68 +1,68 @@
-//! Functions of one float.
+//! Unary functions of floats.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 use super::wide;
 
-/// A function of one float. `NaN` gives `NaN` in all of them.
+/// A unary function of floats. All of them map NaN to NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unary {
     Neg,
     Abs,
-    /// `e^x`; overflows to infinity and underflows through subnormals to 0.
+    /// Exponential `e^x`. It overflows to infinity and underflows through subnormals to 0.
     Exp,
-    /// `2^x`, with the limits of `Exp`.
+    /// Power `2^x`, with the limits of `Exp`.
     Exp2,
-    /// Natural logarithm: `-inf` at both zeros, NaN below.
+    /// Natural logarithm. It is `-inf` at both zeros and NaN below.
     Log,
     /// Base-2 logarithm, with the limits of `Log`.
     Log2,
-    /// Sine; elements above 1.3e7 in magnitude take the slower `f32::sin`.
+    /// Sine. Elements above 1.3e7 in magnitude use the slower `f32::sin`.
     Sin,
     Reciprocal,
     Sqrt,
-    /// `1 / sqrt(x)` by a square root and a division.
+    /// Reciprocal root `1 / sqrt(x)`, by a square root and a division.
     Rsqrt,
     Square,
     Tanh,
-    /// `1 / (1 + e^-x)`.
+    /// Logistic function `1 / (1 + e^-x)`.
     Sigmoid,
-    /// `max(x, +0)`.
+    /// Rectified linear unit `max(x, +0)`.
     Relu,
-    /// `x` times the slope where negative.
+    /// Leaky ReLU: `x` times the slope if `x` is negative, else `x`.
     LeakyRelu(f32),
-    /// `ln(1 + e^x)`.
+    /// Softplus `ln(1 + e^x)`.
     Softplus,
-    /// `x / (1 + e^-x)`, tending to -0 at `-inf`.
+    /// SiLU `x / (1 + e^-x)`. It tends to -0 at `-inf`.
     Silu,
-    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, tending to -0 at `-inf`.
+    /// Approximate GELU `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`. It tends to -0 at `-inf`.
     GeluTanh,
-    /// `x/2 (1 + erf(x / sqrt(2)))`, tending to -0 at `-inf`.
+    /// Exact GELU `x/2 (1 + erf(x / sqrt(2)))`. It tends to -0 at `-inf`.
     GeluErf,
-    /// The derivative of `GeluTanh`.
+    /// Derivative of `GeluTanh`.
     GeluTanhDerivative,
-    /// The derivative of `GeluErf`.
+    /// Derivative of `GeluErf`.
     GeluErfDerivative,
     Erf,
-    /// Cosine; elements above 6.5e6 in magnitude take the slower `f32::cos`.
+    /// Cosine. Elements above 6.5e6 in magnitude use the slower `f32::cos`.
     Cos,
-    /// `e^x - 1`, accurate near 0.
+    /// Difference `e^x - 1`, accurate near 0.
     Expm1,
-    /// `ln(1 + x)`, accurate near 0: `-inf` at -1, NaN below.
+    /// Logarithm `ln(1 + x)`, accurate near 0. It is `-inf` at -1 and NaN below.
     Log1p,
-    /// `x` where positive, else the factor times `e^x - 1`.
+    /// ELU: `x` if it is positive, else the factor times `e^x - 1`.
     Elu(f32),
-    /// `min(max(x + 3, 0), 6) / 6`.
+    /// Piecewise linear sigmoid `min(max(x + 3, 0), 6) / 6`.
     HardSigmoid,
-    /// `x min(max(x + 3, 0), 6) / 6`.
+    /// Product `x min(max(x + 3, 0), 6) / 6`.
     HardSwish,
-    /// 1 above 0, -1 below, else `x`.
+    /// Sign: 1 above 0, -1 below, else `x`.
     Sign,
     Floor,
     Ceil,
-    /// To the nearest integer, the even one of two.
+    /// Rounding to the nearest integer; of two equally near ones, the even one.
     Round,
-    /// Limits to `lo..=hi`; a NaN bound does not limit, and `hi` wins over `lo`.
+    /// Clamp to `lo..=hi`. A NaN bound does not limit, and `hi` takes precedence over `lo`.
     Clamp(f32, f32),
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn unary(op: Unary, level: Level, x: &[f32], out: &mut [f32]) {
     apply(level, op, x, out);
 }
 
-/// Replaces every element of `x` by its `op`.
+/// Replaces every element of `x` by the result of `op`.
 pub(crate) fn unary_in_place(op: Unary, level: Level, x: &mut [f32]) {
     apply_in_place(level, op, x);
 }
@@ -87,7 +87,7 @@ multiversion! {
 
 #[inline(always)]
 fn apply_body<const FMA: bool>(op: Unary, x: &[f32], out: &mut [f32]) {
-    run::<FMA>(op, Separate { x, out });
+    run::<FMA>(op, SeparateBuffers { x, out });
 }
 
 #[inline(always)]
@@ -95,16 +95,16 @@ fn apply_in_place_body<const FMA: bool>(op: Unary, x: &mut [f32]) {
     run::<FMA>(op, InPlace { x });
 }
 
-/// Where the elements come from and go to.
+/// The elements that a function reads, and the memory for its results: a separate buffer, or the elements themselves.
 trait Target {
-    /// Each element and the place of its result.
+    /// Returns each element and the slot of its result.
     fn cells(&mut self) -> impl Iterator<Item = (f32, &mut f32)>;
 
     /// Calls `f` with inputs and outputs of at most `BLOCK` elements.
     fn for_blocks(&mut self, f: impl FnMut(&[f32], &mut [f32]));
 }
 
-struct Separate<'a> {
+struct SeparateBuffers<'a> {
     x: &'a [f32],
     out: &'a mut [f32],
 }
@@ -113,10 +113,10 @@ struct InPlace<'a> {
     x: &'a mut [f32],
 }
 
-/// Elements between two looks at whether any of them needs a slow function.
+/// Number of elements between two checks for arguments that need a slow function.
 const BLOCK: usize = 64;
 
-impl Target for Separate<'_> {
+impl Target for SeparateBuffers<'_> {
     #[inline(always)]
     fn cells(&mut self) -> impl Iterator<Item = (f32, &mut f32)> {
         self.out.iter_mut().zip(self.x).map(|(o, &x)| (x, o))
@@ -147,8 +147,7 @@ impl Target for InPlace<'_> {
     }
 }
 
-/// Replaces every cell of a target by a function of it; a macro for the reason
-/// given at `zip_map!`.
+/// Replaces every cell of a target by a function of it. It is a macro for the reason given at `zip_map!`.
 macro_rules! map {
     ($target:expr, |$x:ident| $f:expr) => {
         for ($x, o) in $target.cells() {
@@ -196,8 +195,8 @@ fn run<const FMA: bool>(op: Unary, mut target: impl Target) {
     }
 }
 
-/// Sine of a block: all by the vectorised reduction, then the elements beyond
-/// its reach again.
+/// Computes the sine of a block: first of all elements by the vectorised reduction, then again of the elements beyond
+/// its range.
 #[inline(always)]
 fn sin_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
     let mut any_large = false;
@@ -214,7 +213,7 @@ fn sin_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Cosine of a block, as [`sin_block`].
+/// Computes the cosine of a block, like [`sin_block`].
 #[inline(always)]
 fn cos_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
     let mut any_large = false;

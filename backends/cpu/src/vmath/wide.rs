@@ -1,21 +1,21 @@
-//! Kernels that work in f64 inside: sine, cosine and power.
+//! Functions that compute in f64 internally: sine, cosine and power.
 //!
-//! They lose many bits in f32, the sine and cosine to the subtraction of multiples of pi
-//! and the power to the multiplication of the logarithm. Two f64 halves of a
-//! vector are cheaper than emulating the extra bits with pairs of f32.
+//! In f32 they would lose many bits: sine and cosine by the subtraction of multiples of pi, the power by the
+//! multiplication of the logarithm. Two f64 halves of a vector are cheaper than emulating the extra bits with pairs of
+//! f32.
 
 use super::coeffs;
 use super::kernels::{poly, split};
 
-/// `1.5 * 2^52`, as `kernels::ROUND` for `|t| < 2^51`.
+/// Number `1.5 * 2^52`, which rounds like `kernels::ROUND`, for `|t| < 2^51`.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
-/// Leading bits of pi, few enough that `n * PI_HI` is exact for `n < 2^22`.
+/// Leading bits of pi. There are few of them, so that `n * PI_HI` is exact for `n < 2^22`.
 const PI_HI: f64 = f64::from_bits(0x4009_21fb_5440_0000);
-/// `pi - PI_HI`, from the next digits of pi (fdlibm's `pio2_1t`, doubled).
+/// Remaining bits `pi - PI_HI`, from the next digits of pi (fdlibm's `pio2_1t`, doubled).
 const PI_LO: f64 = 2.0 * f64::from_bits(0x3dd0_b461_1a62_6331);
 
-/// The greatest `|x|` whose sine [`sin_reduced`] gives; about `2^22 * pi`.
+/// Maximum `|x|` for [`sin_reduced`]; about `2^22 * pi`.
 pub(super) const SIN_LIMIT: f32 = 1.3e7;
 
 #[inline(always)]
@@ -34,7 +34,7 @@ fn poly_wide<const FMA: bool, const N: usize>(x: f64, coeffs: &[f64; N]) -> f64 
     total
 }
 
-/// `sin(x)` for `|x| <= SIN_LIMIT`; some finite number or NaN beyond.
+/// Returns `sin(x)` for `|x| <= SIN_LIMIT`. Other arguments give some finite number or NaN.
 #[inline(always)]
 pub(super) fn sin_reduced<const FMA: bool>(x: f32) -> f32 {
     let wide = f64::from(x);
@@ -50,11 +50,10 @@ pub(super) fn sin_reduced<const FMA: bool>(x: f32) -> f32 {
     if x == 0.0 { x } else { sine }
 }
 
-/// The greatest `|x|` whose cosine [`cos_reduced`] gives: half as many multiples of pi as for the sine, since
-/// those in the middle between two have one bit more.
+/// Maximum `|x|` for [`cos_reduced`]: half of [`SIN_LIMIT`], since odd multiples of pi/2 need one bit more.
 pub(super) const COS_LIMIT: f32 = 6.5e6;
 
-/// `cos(x)` for `|x| <= COS_LIMIT`; some finite number or NaN beyond.
+/// Returns `cos(x)` for `|x| <= COS_LIMIT`. Other arguments give some finite number or NaN.
 #[inline(always)]
 pub(super) fn cos_reduced<const FMA: bool>(x: f32) -> f32 {
     // cos(x) = sin(x + pi/2), and as in `sin_reduced` from there.
@@ -70,7 +69,7 @@ pub(super) fn cos_reduced<const FMA: bool>(x: f32) -> f32 {
     if x.abs() < 2.4e-4 { 1.0 } else { cosine }
 }
 
-/// `x^y` with the special cases of C's `powf`, which `f32::powf` has as well.
+/// Returns `x^y`, with the special cases of C's `powf`, which `f32::powf` has as well.
 #[inline(always)]
 pub(super) fn pow<const FMA: bool>(x: f32, y: f32) -> f32 {
     let base = x.abs();
@@ -104,7 +103,7 @@ fn power_of_limit(infinite: bool) -> f32 {
     if infinite { f32::INFINITY } else { 0.0 }
 }
 
-/// Whether `y` is an integer (true for infinities, as every large float is even).
+/// Returns true if `y` is an integer. Infinities count as integers, because every large float is even.
 #[inline(always)]
 fn is_whole(y: f32) -> bool {
     const TWO_23: f32 = 8_388_608.0;
@@ -112,7 +111,7 @@ fn is_whole(y: f32) -> bool {
     (magnitude >= TWO_23) | (((magnitude + TWO_23) - TWO_23) == magnitude)
 }
 
-/// `x^y` for positive finite `x` and any `y` but NaN.
+/// Returns `x^y` for positive finite `x` and any `y` except NaN.
 #[inline(always)]
 fn pow_positive<const FMA: bool>(x: f32, y: f32) -> f32 {
     let (e, f) = split(x);

@@ -1,4 +1,4 @@
-//! Graphs of one call, run on the device and compared with the operator's definition.
+//! Helpers of tests that run graphs with a single call, and compare it with the operator's definition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) fn op(name: &str) -> OpRef {
         .expect("a registered operator")
 }
 
-/// A graph with one call, and values for its operands.
+/// A graph with one call, and the values of its operands.
 pub(crate) struct Case {
     pub(crate) graph: Graph,
     pub(crate) values: HashMap<String, Vec<f64>>,
@@ -52,7 +52,7 @@ pub(crate) fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
     }
 }
 
-/// Storage of some numbers.
+/// Returns the bytes that store some numbers.
 pub(crate) fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     let each = values.iter();
     match dtype {
@@ -64,7 +64,7 @@ pub(crate) fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// Numbers in storage.
+/// Returns the numbers that some bytes store.
 pub(crate) fn numbers(bytes: &[u8], dtype: DType) -> Vec<f64> {
     let (words, _) = bytes.as_chunks::<4>();
     let (halves, _) = bytes.as_chunks::<2>();
@@ -102,7 +102,7 @@ pub(crate) fn session(case: &Case, threads: usize) -> Session {
     session
 }
 
-/// Bytes of all results after a step.
+/// Returns the bytes of all results after a step.
 pub(crate) fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
     let mut session = session(case, threads);
     session.step();
@@ -111,12 +111,12 @@ pub(crate) fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Compares the results of one call with the definition, and those of several numbers of threads.
+/// Compares the results of one call with the definition, and with the results for other numbers of threads.
 pub(crate) fn check(name: &str, sample: &Sample, seed: u64) {
     check_case(name, sample, &case(op(name), sample, seed));
 }
 
-/// [`check`] of a case of the sample, which may have values of its own.
+/// Runs [`check`] on a case of the sample, which may specify its values.
 pub(crate) fn check_case(name: &str, sample: &Sample, case: &Case) {
     let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
     let got = results(case, 2);

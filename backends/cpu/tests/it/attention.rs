@@ -1,8 +1,9 @@
-//! Attention, rotary embedding and gated units at sizes and values where tiles and exponentials matter.
+//! Tests of attention, rotary embedding and gated units, at sizes and values that are critical for tiles and
+//! exponentials.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::Device;
 use meganeura_core::ops::sample::{Sample, SampleInput};
@@ -11,14 +12,14 @@ use meganeura_cpu::CpuDevice;
 
 use crate::common::{case, check, check_case, numbers, op, results, sample};
 
-/// Batch, queries, keys; query heads, key-value heads, width; causal, window.
+/// Sizes of a call: batch, queries, keys; query heads, key-value heads, width; causal, window.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 3],
     heads: [usize; 3],
     causal: bool,
     window: i64,
-    /// Largest query and key.
+    /// Maximum magnitude of queries and keys.
     size: f64,
 }
 
@@ -88,17 +89,17 @@ fn attention_of_many_shapes() {
             call.causal(10_000).check();
         }
     }
-    // More queries than keys; wide heads; a head for each of many batch entries.
+    // More queries than keys; wide heads; many batch entries with one head each.
     Call::new([1, 300, 5], [2, 2, 64]).check();
     Call::new([1, 20, 30], [2, 1, 260]).causal(0).check();
     Call::new([19, 3, 4], [1, 1, 7]).causal(2).check();
-    // A window that leaves out whole tiles.
+    // A window that excludes whole tiles.
     Call::new([1, 500, 500], [1, 1, 8]).causal(33).check();
     // One key-value head whose keys several tasks share out.
     Call::new([1, 100, 900], [2, 1, 8]).causal(0).check();
 }
 
-/// Results of attention whose operands have these values, by the kernel and by the definition.
+/// Runs attention with these operand values, checks the results against the definition, and returns them.
 fn compare(call: Call, values: [Box<dyn Fn(usize) -> f64>; 3]) -> Vec<Vec<f64>> {
     let mut case = case(op("core.attention"), &call.sample(false), 1);
     for (i, value) in values.iter().enumerate() {
@@ -146,7 +147,7 @@ fn scores_far_from_zero() {
 fn a_nan_stays_with_the_queries_that_see_it() {
     let call = Call::new([1, 150, 150], [1, 1, 2]).causal(0);
     let mut case = case(op("core.attention"), &call.sample(false), 1);
-    // The key of row 120 is not a number: of queries in whole tiles before it nothing may change.
+    // The key of row 120 is NaN: queries in whole tiles before it must not change.
     case.values.get_mut("operand1").expect("keys")[240] = f64::NAN;
     let lse = numbers(&results(&case, 2)[1], DType::F32);
     for (query, lse) in lse.iter().enumerate() {
@@ -154,7 +155,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
     }
 }
 
-/// The gradient of a loss through both results, as training computes it.
+/// The gradient of a loss through both results is correct, as training computes it.
 #[test]
 fn a_training_step_of_attention() {
     let mut g = Graph::new();
@@ -199,7 +200,7 @@ fn a_training_step_of_attention() {
     }
 }
 
-/// No buffer of a training plan holds a number for each pair of a query and a key.
+/// No buffer of a training plan contains a number for each pair of a query and a key.
 #[test]
 fn buffers_grow_with_the_rows_only() {
     let largest = |rows: usize| {
@@ -254,7 +255,7 @@ fn rotations_and_gates_of_many_shapes() {
     }
 }
 
-/// Derivatives of gates have limits at both ends, and no NaN on the way there.
+/// Derivatives of gates reach their limits at both ends, without any NaN in between.
 #[test]
 fn gates_at_the_ends_of_their_range() {
     for name in ["core.swiglu", "core.geglu", "core.swiglu_grad", "core.geglu_grad"] {
@@ -282,8 +283,8 @@ fn gates_at_the_ends_of_their_range() {
     }
 }
 
-/// Keys that are divided among tasks: positions at which tasks have none, one or several tiles, with nothing but NaN behind
-/// them, and scores that decide everything.
+/// Keys can be divided among tasks: with positions at which tasks have no tile, one or several, with NaN in all later
+/// rows, and with scores that dominate the result.
 #[test]
 fn parts_of_long_caches() {
     for ([rows, capacity], [heads, kv_heads, width], window) in [

@@ -1,15 +1,15 @@
-//! Key-value caches on the CPU: written in place, and at a cost that the capacity does not change.
+//! Tests of key-value caches: they are written in place, and the capacity does not change the cost of a step.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::backend::Device;
 use meganeura_core::{Error, Graph, Session};
 use meganeura_cpu::CpuDevice;
 
 const LAYERS: usize = 3;
 
-/// A decoding step over several layers, whose position is an input or is computed.
+/// Returns a decoding step over several layers. The position is an input, or is computed.
 fn decoder(capacity: usize, computed: bool) -> Graph {
     let mut g = Graph::new();
     let mut position = g.input_u32("position", &[1]);
@@ -54,7 +54,7 @@ fn caches_are_written_where_they_are() {
             count += 1;
         }
         assert_eq!(count, 2 * LAYERS);
-        // Positions that are fed are known to be in range before the step, so that nothing has to be saved for it.
+        // Positions in inputs are checked before the step, so nothing has to be saved for it.
         let fed = plan.host_indices();
         assert_eq!(fed.len(), 3 * LAYERS);
         assert!(fed.iter().all(|f| f.bound == capacity && f.count == 1));

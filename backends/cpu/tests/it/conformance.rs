@@ -1,3 +1,3 @@
-//! The conformance suite on the CPU backend.
+//! Conformance suite on the CPU backend.
 
 meganeura_conformance::conformance!(meganeura_cpu::CpuBackend);

@@ -1,9 +1,9 @@
-//! Calls at the limits of what operators accept, and steps that fail.
+//! Tests of calls at the limits that operators accept, and of steps that fail.
 
 use std::sync::Arc;
 
 use crate::common;
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Backend, Device, KernelDesc, Support};
 use meganeura_core::config::Config;
@@ -25,7 +25,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 // ---- indices outside of a table ---------------------------------------------------------------------
 
-/// An embedding of two ids in a table of four rows, a layer and a mean; a state counts the steps behind it.
+/// Returns a session of an embedding (two ids in a table of four rows), a layer and a mean. A state that is written
+/// later counts the steps.
 fn embedding_model() -> Session {
     let mut graph = Graph::new();
     let ids = graph.input_u32("ids", &[2]);
@@ -101,7 +102,7 @@ fn a_bad_row_of_scatter_add_stops_the_step() {
 
 // ---- tensors without elements -----------------------------------------------------------------------
 
-/// The sample with every dimension of that size set to zero, in one operand or in all.
+/// Returns the sample with every dimension of size `size` set to zero, in one operand or in all.
 fn emptied(sample: &Sample, size: usize, operand: Option<usize>) -> Sample {
     let mut sample = sample.clone();
     for (i, input) in sample.inputs.iter_mut().enumerate() {
@@ -114,7 +115,7 @@ fn emptied(sample: &Sample, size: usize, operand: Option<usize>) -> Sample {
     sample
 }
 
-/// Whether the operator accepts the call, with a defined result, and the device has a kernel for it.
+/// Returns true if the operator accepts the call with a defined result, and the device has a kernel for it.
 fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     let inputs = sample.input_types().expect("shapes");
     let call = Call {
@@ -123,7 +124,7 @@ fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
         outputs: &[],
     };
     let Ok(outputs) = op.infer(&call) else { return false };
-    // Any index into nothing is out of range.
+    // Any index into an empty table is out of range.
     if let Some((operand, 0)) = op.index_bound(&call)
         && inputs[operand].numel() > 0
     {
@@ -139,7 +140,7 @@ fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     matches!(device.supports(&desc), Support::Yes)
 }
 
-/// The sample with indices that are there: fewer may be than before something was emptied.
+/// Returns the sample with all indices in range, because an emptied operand may have fewer elements.
 fn bounded(op: OpRef, mut sample: Sample) -> Sample {
     let inputs = sample.input_types().expect("shapes");
     let call = Call {
@@ -155,7 +156,8 @@ fn bounded(op: OpRef, mut sample: Sample) -> Sample {
     sample
 }
 
-/// Every second operator, beginning with one, of which so many have to take tensors without elements.
+/// Checks every second operator, beginning with `first`. At least `wanted` of them must accept tensors without
+/// elements.
 fn takes_tensors_without_elements(first: usize, wanted: usize) {
     let device = CpuDevice::new(1);
     let mut empty_calls = Vec::new();
@@ -195,7 +197,7 @@ fn every_other_kernel_takes_tensors_without_elements() {
     takes_tensors_without_elements(1, 30);
 }
 
-/// The operators whose attributes say that there are no elements.
+/// Operators accept attributes that specify a shape without elements.
 #[test]
 fn shapes_without_elements() {
     for dtype in [DType::F32, DType::F16, DType::U32] {
@@ -321,7 +323,7 @@ fn twelve_dimensions() {
     check("core.concat", &sample(vec![whole.clone(), whole], attrs), 1);
 }
 
-/// The lengths have no divisor that would cut them into equal pieces.
+/// Long rows are cut among tasks correctly if no divisor of their length gives equal pieces.
 #[test]
 fn long_rows_are_cut() {
     let prime = 1_000_003;
@@ -340,7 +342,7 @@ fn long_rows_are_cut() {
     check("core.concat", &sample(parts, Attrs::new().with("axis", 0i64)), 1);
 }
 
-/// Where at most one element is taken, any step will do.
+/// Any step is valid if at most one element is taken.
 #[test]
 fn steps_beyond_all_bounds() {
     let attrs = Attrs::new()
@@ -358,7 +360,7 @@ fn steps_beyond_all_bounds() {
 
 // ---- buffers that operands share --------------------------------------------------------------------
 
-/// The normalised operand, weight and bias are the running statistics that the call replaces.
+/// Batch norm is correct if its operand, weight and bias are the running statistics that the call replaces.
 #[test]
 fn batch_norm_of_its_own_statistics() {
     let c = 700;
@@ -395,7 +397,7 @@ fn batch_norm_of_its_own_statistics() {
     }
 }
 
-/// A plan whose learning rate is the first element of the parameter: tasks would see it change.
+/// A plan is rejected if its learning rate is an element of the parameter, because tasks would see it change.
 #[test]
 fn a_rate_within_the_parameter_is_refused() {
     let mut graph = Graph::new();
@@ -413,7 +415,7 @@ fn a_rate_within_the_parameter_is_refused() {
     assert!(device.compile(&plan).is_err());
 }
 
-/// A plan for a device with more kernels: this one's would take the elements for others.
+/// A plan for a device with more kernels is rejected, because this device would misinterpret the elements.
 #[test]
 fn a_plan_with_unsupported_types_is_refused() {
     let mut graph = Graph::new();

@@ -1,4 +1,4 @@
-//! Programs on the CPU: sample cases, random clusters, and sizes that are cut into runs and tasks.
+//! Tests of fused programs: sample cases, random clusters, and sizes that are cut into runs and tasks.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ fn device(threads: usize) -> Arc<dyn Device> {
 fn samples_agree_with_the_definition() {
     for seed in 0..6 {
         let samples = op("core.fused").samples(&mut Sizes::new(seed));
-        // What products multiply is computed before, here.
+        // This device computes the operands of products in separate calls.
         for sample in samples.iter().filter(|s| !s.label.contains("product of a gate")) {
             check("core.fused", sample, seed);
         }
     }
 }
 
-/// Bytes of the outputs of a graph after a step, and how many dispatches were programs.
+/// Returns the bytes of a graph's outputs after a step, and the number of dispatches that were programs.
 fn outputs(
     graph: &Graph,
     feeds: &std::collections::HashMap<String, Vec<f64>>,
@@ -70,7 +70,8 @@ fn compare(what: &str, Dag { graph, feeds }: &Dag) -> usize {
         for (i, (&w, &g)) in want.iter().zip(got).enumerate() {
             let own = f64::from(plain[port][i]);
             let error = (w - f64::from(g)).abs();
-            // A comparison may fall the other way where the unclustered graph's does, too.
+            // A comparison may have the other result if this is also true for the unclustered
+            // graph.
             let close = error <= 2e-5 * scale || (f64::from(g) - own).abs() <= 2e-5 * scale;
             assert!(
                 close,

@@ -1,4 +1,5 @@
-//! Calls changed at random, as far as they are accepted: kernels against definitions, on several numbers of threads.
+//! Tests of randomly changed calls that are accepted: kernels agree with the definitions, for several numbers of
+//! threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,7 +13,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Shape, TensorType, registry};
 use meganeura_cpu::CpuDevice;
 
-/// Whether the call is accepted, small, and has a kernel; indices are brought within their bound.
+/// Returns true if the call is accepted, is small, and has a kernel. Reduces indices to their bound.
 fn runnable(op: OpRef, sample: &mut Sample, device: &CpuDevice) -> bool {
     let Ok(inputs) = sample.input_types() else {
         return false;
@@ -46,7 +47,7 @@ fn runnable(op: OpRef, sample: &mut Sample, device: &CpuDevice) -> bool {
         }
         sample.inputs[operand].fill = Fill::Below(bound as u32);
     }
-    // Numbers that every type holds, and that the reference and the kernel see alike.
+    // Numbers that every type represents exactly.
     let mut operands = sample.inputs.iter_mut();
     for input in operands
         .by_ref()
@@ -123,7 +124,7 @@ fn pools_with_one_window_take_any_stride() {
     }
 }
 
-/// Strides far beyond the padded image, where one window is left.
+/// Convolutions with a single window accept strides far beyond the padded image.
 #[test]
 fn convolutions_with_one_window_take_any_stride() {
     let attrs = |stride: [u32; 2]| {
@@ -142,7 +143,7 @@ fn convolutions_with_one_window_take_any_stride() {
     }
 }
 
-/// Padding lets a window outgrow every image; nothing may be reserved for it.
+/// Windows that padding makes larger than any memory are rejected, and no memory is reserved for them.
 #[test]
 fn windows_beyond_memory_are_refused() {
     for name in ["core.max_pool2d", "core.avg_pool2d"] {

@@ -1,8 +1,8 @@
-//! Several plans in one session, which have parameters, states and memory in common.
+//! Tests of several plans in one session with common parameters, states and memory.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_compiler::rewrite::{RewriteConfig, pack_parameters};
 use meganeura_core::backend::Device;
 use meganeura_core::{Error, ExecutionPlan, Graph, Session};
@@ -22,7 +22,7 @@ fn plan(graph: &Graph) -> ExecutionPlan {
         .0
 }
 
-/// `x [rows, 3]` times `w`, scaled by `factor`; `count` counts rows over all steps.
+/// Returns a model: `x [rows, 3]` times `w`, scaled by `factor`. `count` counts rows over all steps.
 fn model(rows: usize, factor: f32, wide: usize) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[rows, 3]);
@@ -48,7 +48,7 @@ fn segments_share_weights_and_states() {
     assert_eq!(joined.param_buffers.len(), 1);
     let mut session = Session::on(device(), joined).expect("a session");
     session.set_parameter("w", &[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
-    // Only what a segment reads has to be there.
+    // Only inputs that a segment reads have to be set.
     session.set_input("one.x", &[0.5, 0.25, 7.0]);
     session.try_step_of("one").expect("a step");
     let mut row = [0.0; 2];
@@ -65,7 +65,7 @@ fn segments_share_weights_and_states() {
     session.step();
     close(&session.read_output(4), &[1.0, 2.0, 3.0, 4.0]);
     assert_eq!(session.read_state("count"), [3.0]);
-    // What the other segment had as result is still there, and its input, too.
+    // The result of the other segment is unchanged, and so is its input.
     session.set_parameter("w", &[2.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
     session.try_step_of("one").expect("a step");
     session.read_output_by_index(output, &mut row);
@@ -92,7 +92,7 @@ fn memory_within_steps_is_that_of_the_largest() {
     joined.join(&small, "small", None).expect("they fit");
     let [large, small, joined] = [&large, &small, &joined].map(ExecutionPlan::memory_forecast);
     assert!(small.transient > 2048 * 64 * 4 - 1, "{small}");
-    // Beside it only what alignment costs.
+    // The only addition is the alignment.
     assert!(joined.transient < large.transient + small.transient / 100, "{joined}");
     assert_eq!(joined.parameters, large.parameters);
 }
@@ -143,7 +143,7 @@ fn what_is_stored_in_another_way_is_listed() {
     assert_eq!(rows, [1.0, 2.0, 3.0, 4.0, 2.0, 4.0, 6.0, 8.0]);
 }
 
-/// `x` and its double; `x` is a result as it is.
+/// Returns a plan whose results are the unchanged input `x` and its double.
 fn passing(x: &str) -> ExecutionPlan {
     let mut g = Graph::new();
     let x = g.input(x, &[2]);
@@ -162,7 +162,7 @@ fn inputs_that_are_results_belong_to_their_segment() {
     assert_eq!(output, 2);
     let mut session = Session::on(device(), joined).expect("a session");
     session.set_input("x", &[1.0, 2.0]);
-    // Nobody has asked for what the other segment passes on.
+    // The input that the other segment passes through is not needed here.
     session.try_step().expect("a step");
     assert_eq!(session.read_output(2), [2.0, 4.0]);
     let error = session.try_step_of("only").expect_err("no input").to_string();
@@ -202,10 +202,10 @@ fn what_cannot_be_joined_is_refused() {
             "{error}"
         );
     }
-    // It begins like those, and is another one.
+    // It has the same beginning, but is another plan.
     own.join(&other, "forward_backward_2", None).expect("they fit");
     let error = other.clone().join(&own, "both", None).expect_err("joined").to_string();
-    assert!(error.contains("were merged already"), "{error}");
+    assert!(error.contains("merged plans cannot be merged"), "{error}");
     let mut g = model(2, 1.0, 2);
     let y = g.outputs()[0];
     let loss = g.mean_all(y);

@@ -1,5 +1,5 @@
-//! Kernels of running sums, selection, and writes by index, where samples do not look: sizes that are cut into
-//! tasks, ties, and bad indices.
+//! Tests of running sums, selection and writes by index in cases without samples: sizes that are cut into tasks, ties,
+//! and invalid indices.
 
 use std::sync::Arc;
 
@@ -207,7 +207,8 @@ fn reductions_of_many_short_rows_and_few_long_ones() {
     }
 }
 
-/// A step with a bad index fails with the index and the bound, and one with good indices goes on.
+/// Checks that a step with an invalid index fails with the index and the bound, and that a step with valid indices then
+/// succeeds. Returns the result of the valid step.
 fn bad_index(graph: &mut Graph, y: NodeId, bad: &[u32], good: &[u32], want: (u32, usize)) -> Vec<f32> {
     let count = graph.shape(y).iter().product();
     let mut session = open(graph, y);
@@ -242,7 +243,7 @@ fn bad_indices_stop_the_step() {
     assert_eq!(bad_index(&mut g, y, &[0, 4], &[2, 2], (4, 3)), [3.0, 3.0]);
 }
 
-/// The mask, fed as `ids`, asks for a third element of two.
+/// A step fails if the mask (the input `ids`) requires a third element from a source of two.
 #[test]
 fn a_short_source_stops_the_step() {
     let mut g = Graph::new();

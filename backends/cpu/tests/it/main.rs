@@ -1,4 +1,5 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that may share a process: one binary is linked only once. Other test binaries give their reason
+//! at the top.
 
 mod attention;
 mod cached;

@@ -1,16 +1,16 @@
-//! Parameters that kernels read in another order than that of rows: nobody sees it.
+//! Tests of parameters that kernels read in another order than row by row. Users do not see the order.
 
 use std::sync::Arc;
 
 use half::f16;
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph, NodeId, Session};
 use meganeura_cpu::CpuDevice;
 
-/// More rows than panels have, and some that are in none.
+/// Number of rows: more than one panel has, and some rows are in no panel.
 const ROWS: usize = 53;
 const WIDTH: usize = 3 * BLOCK;
 
@@ -22,7 +22,7 @@ fn session(g: &Graph) -> Session {
         .0
 }
 
-/// A table in blocks with its scales.
+/// Adds a quantized table: its numbers in blocks, and its scales.
 fn table(g: &mut Graph, name: &str, format: BlockFormat) -> [NodeId; 2] {
     let words = g.parameter_typed(name, &[ROWS, WIDTH / BLOCK * format.words()], DType::U32);
     let of_row = WIDTH / BLOCK * format.scales();
@@ -30,7 +30,7 @@ fn table(g: &mut Graph, name: &str, format: BlockFormat) -> [NodeId; 2] {
     [words, scales]
 }
 
-/// Rows of a table by number, times the table: what models with tied embeddings do.
+/// Returns a graph that multiplies table rows, gathered by index, by the table, as in models with tied embeddings.
 fn tied(format: BlockFormat, rows: usize) -> Graph {
     let mut g = Graph::new();
     let [words, scales] = table(&mut g, "table", format);
@@ -42,7 +42,7 @@ fn tied(format: BlockFormat, rows: usize) -> Graph {
     g
 }
 
-/// Bytes of the integers and of the scales, and the numbers that they stand for.
+/// Returns the bytes of the integers and of the scales, and the numbers that they represent.
 fn numbers(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let bytes: Vec<u8> = (0..ROWS * WIDTH / BLOCK * format.bytes())
         .map(|i| (i * 37 % 253) as u8)
@@ -99,7 +99,7 @@ fn tied_tables_are_read_by_row_and_as_a_matrix() {
     }
 }
 
-/// Segments of a plan share weights: one row, a few, and many.
+/// Segments of a plan share weights, for one row, a few rows, and many rows.
 #[test]
 fn segments_read_the_same_table() {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
@@ -136,7 +136,7 @@ fn segments_read_the_same_table() {
     }
 }
 
-/// A reader that wants the order of rows has it, with whoever reads the same weights.
+/// If one reader requires row order, all readers of the same weights use it.
 #[test]
 fn expanded_tables_stay_in_the_order_of_rows() {
     for format in BlockFormat::ALL {

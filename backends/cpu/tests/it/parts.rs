@@ -1,17 +1,17 @@
-//! Tensors that lie between others in one buffer, written and read by the executable's own way and by the general one.
+//! Tests of tensors that are parts of a larger buffer, with the executable's own access functions and the general ones.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::backend::{Device, Executable, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, Part};
 use meganeura_core::{Graph, Result, Shape, TensorType};
 use meganeura_cpu::CpuDevice;
 
-/// An executable that knows no parts.
-struct Plain(Box<dyn Executable>);
+/// An executable that uses the general access functions for parts.
+struct ExecutableWithoutParts(Box<dyn Executable>);
 
-impl Executable for Plain {
+impl Executable for ExecutableWithoutParts {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         self.0.write(buffer, offset, bytes)
     }
@@ -29,7 +29,8 @@ impl Executable for Plain {
     }
 }
 
-/// Two executables of a plan with a parameter of this shape, and the parameter's place.
+/// Returns two executables of a plan, with and without its own access functions, and the buffer and type of a parameter
+/// of this shape.
 fn pair(shape: &[usize]) -> ([Box<dyn Executable>; 2], BufferRef, TensorType) {
     let mut graph = Graph::new();
     let p = graph.parameter("p", shape);
@@ -40,7 +41,7 @@ fn pair(shape: &[usize]) -> ([Box<dyn Executable>; 2], BufferRef, TensorType) {
     let (plan, _) = plan.expect("a plan");
     let buffer = plan.param_buffers[0].1;
     let own = device.compile(&plan).expect("compiles");
-    let plain = Plain(device.compile(&plan).expect("compiles"));
+    let plain = ExecutableWithoutParts(device.compile(&plan).expect("compiles"));
     let ty = TensorType::f32(Shape::new(shape).expect("small"));
     ([own, Box::new(plain)], buffer, ty)
 }

@@ -1,9 +1,9 @@
-//! Parameters of few bits in sessions, and training of what is around them.
+//! Tests of parameters of few bits in sessions, and of training the layers around them.
 
 use std::sync::Arc;
 
 use half::f16;
-use meganeura_compiler::build::{Builder, Mode};
+use meganeura_compiler::builder::{Builder, Mode};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Graph, Session};
 use meganeura_cpu::CpuDevice;
@@ -25,7 +25,7 @@ fn weights() -> Vec<f32> {
         .collect()
 }
 
-/// Integers and scales as bytes, and the numbers that they stand for.
+/// Returns integers and scales as bytes, and the numbers that they represent.
 fn packed(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
     format.quantize(&weights(), &mut bytes, &mut scales);
@@ -33,7 +33,7 @@ fn packed(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     (bytes, scales.iter().flat_map(|s| s.to_le_bytes()).collect(), numbers)
 }
 
-/// A loss of `x [3, WIDTH]` times `a [WIDTH, WIDTH]`, which is trained, times a weight that is not.
+/// Returns a loss of `x [3, WIDTH]` times the trained `a [WIDTH, WIDTH]`, times a weight that is not trained.
 fn graph(format: Option<BlockFormat>) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[3, WIDTH]);
@@ -118,7 +118,7 @@ fn bytes_of_parameters_go_in_and_out() {
     assert!(second.try_set_parameter_bytes("other", &[]).is_err());
 }
 
-/// Weights in `f16` are read as they are, also by a kernel for many rows.
+/// Weights in `f16` are read without conversion in advance, also by a kernel for many rows.
 #[test]
 fn products_of_half_precision() {
     for rows in [1, 5, 40] {

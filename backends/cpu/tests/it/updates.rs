@@ -1,12 +1,12 @@
-//! Updates that change between steps, and what they take.
+//! Tests of updates whose settings change between steps, and of the memory that they need.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::{Adam, GradientClip, Graph, ParameterGroup, Session, Sgd, Update};
 use meganeura_cpu::CpuDevice;
 
-/// The gradient of `w` is the input.
+/// Returns a session that trains `w`, whose gradient is the input.
 fn session(update: impl Into<Update>) -> Session {
     let mut graph = Graph::new();
     let x = graph.input("x", &[3]);
@@ -48,7 +48,7 @@ fn another_number_of_steps_starts_a_new_average() {
     assert_eq!(session.read_parameter("w"), [0.0; 3], "one of two steps");
     step(&mut session, 3.0);
     assert_eq!(session.read_parameter("w"), [-2.0; 3]);
-    // A change of the rate leaves the average as it is, and so does a pause.
+    // A change of the rate does not change the average, and neither does a pause.
     step(&mut session, 2.0);
     session.clear_optimizer();
     step(&mut session, 1000.0);

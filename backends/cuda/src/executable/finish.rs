@@ -1,4 +1,4 @@
-//! Waiting for submissions, and for the faults that they report (see [`fault_in`]).
+//! Waiting for submissions and reading their fault reports (see [`fault_in`]).
 
 use meganeura_core::Result;
 use meganeura_shaders::host::{FRAMES, fault_in};
@@ -6,7 +6,8 @@ use meganeura_shaders::host::{FRAMES, fault_in};
 use super::CudaExecutable;
 
 impl CudaExecutable {
-    /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
+    /// Waits for the submission of a frame, and records a fault in it. Older submissions must
+    /// already be finished.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
         if let Some((segments, number, time)) = self.frames[at].take_compared()?
@@ -24,7 +25,7 @@ impl CudaExecutable {
             return Ok(());
         };
         self.faults.rolled_back += 1;
-        // What was submitted since has seen the fault, and done nothing.
+        // Later submissions detected the fault and did nothing.
         for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
             if self.frames[later].ticket > self.frames[at].ticket {
                 self.wait_for(later)?;
@@ -32,7 +33,7 @@ impl CudaExecutable {
                 self.faults.rolled_back += u64::from(is_step);
             }
         }
-        // Copied before it is undone.
+        // Discard results that were copied before the rollback.
         self.frames.iter_mut().for_each(|frame| frame.copied.clear());
         self.faults.to_undo = Some(at);
         self.faults.untold = Some(error);
@@ -42,9 +43,10 @@ impl CudaExecutable {
     /// Waits for the submission of a frame.
     fn wait_for(&mut self, at: usize) -> Result<()> {
         let frame = &mut self.frames[at];
-        match std::mem::take(&mut frame.running) {
-            true => frame.complete.wait(),
-            false => Ok(()),
+        if std::mem::take(&mut frame.running) {
+            frame.complete.wait()
+        } else {
+            Ok(())
         }
     }
 
@@ -53,7 +55,7 @@ impl CudaExecutable {
         (1..=FRAMES).try_for_each(|i| self.finish((self.current + i) % FRAMES))
     }
 
-    /// Tells a fault that was noted.
+    /// Returns a recorded fault as an error, once.
     ///
     /// # Errors
     /// The fault.

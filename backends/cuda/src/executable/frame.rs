@@ -1,4 +1,4 @@
-//! What belongs to the submission of one step, and how it is waited for.
+//! The submission of one step, and how the host waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,22 +11,22 @@ use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::memory::HostMemory;
 
-/// What belongs to one step, or to what is submitted between steps.
+/// Resources of one step, or of a submission between steps.
 pub(super) struct Frame {
     pub(super) upload: HostMemory,
     pub(super) download: HostMemory,
     /// Results that are copied to `download`.
     pub(super) copied: Vec<Copy>,
-    /// When the submission is complete.
+    /// Event at the end of the submission.
     pub(super) complete: Event,
-    /// Whether that has been enqueued and not waited for.
+    /// `true` if the submission is enqueued and the host has not waited for it yet.
     pub(super) running: bool,
     pub(super) ticket: Ticket,
-    /// Events around the launches of a step, once there was one whose time is compared.
+    /// Events before and after the launches of a step. They are created for the first step whose time is compared.
     around: Option<[Event; 2]>,
-    /// The segments and the number of the graph whose time that is.
+    /// Segments of the step, and index of the graph whose time is measured.
     pub(super) compared: Option<(Vec<usize>, usize)>,
-    /// Whether `download` begins with a fault report that nobody has looked at.
+    /// `true` if `download` begins with a fault report that was not read yet.
     pub(super) unread_report: bool,
 }
 
@@ -45,10 +45,10 @@ impl Frame {
         })
     }
 
-    /// Events for before and behind the launches of a step.
+    /// Returns the events to record before and after the launches of a step.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn around(&mut self, gpu: &Arc<Gpu>) -> Result<&[Event; 2]> {
         let events = match self.around.take() {
             Some(events) => events,
@@ -57,10 +57,11 @@ impl Frame {
         Ok(self.around.insert(events))
     }
 
-    /// The segments and the number of the graph that was measured, and its time. The submission is complete.
+    /// Returns segments and index of the measured graph, and its time. The submission must be
+    /// complete.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn take_compared(&mut self) -> Result<Option<(Vec<usize>, usize, Duration)>> {
         let Some(((segments, number), [before, behind])) = self.compared.take().zip(self.around.as_ref()) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Replays a plan: one graph for each step, which the host does not wait for. All that is enqueued is in the order of one stream.
+//! Replay of a plan: one CUDA graph per step, without waiting on the host. All work is enqueued in one stream.
 
 mod finish;
 mod frame;
@@ -14,8 +14,8 @@ use meganeura_core::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, St
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 use meganeura_shaders::host::{
-    Copy, Draft, Extra, FRAMES, Faults, HostValidated, MAX_EXPECTED, Place, Reporter, Saved, Unmade, Writes,
-    place_expected,
+    BufferLocation, CompileFailure, Copy, ExtraBuffers, FRAMES, Faults, HostValidated, LaunchPlan, MAX_EXPECTED,
+    PendingWrites, Reporter, SavedRange, place_expected,
 };
 use meganeura_shaders::host::{Host as _, report_bytes};
 
@@ -29,21 +29,21 @@ use crate::graph::{Graph, Order, Signal};
 use crate::handle::Handle;
 use crate::kernels::Request;
 use crate::memory::Arena;
-use crate::program::{Access, Extras, Phase, batches, ready};
+use crate::program::{Access, ExtraBindings, Phase, batches, ready};
 
-/// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
-/// without a step.
+/// Maximum bytes per copy between host and device. If more bytes of writes are collected, they are submitted without a
+/// step.
 const STAGED: usize = 64 << 20;
-/// Scalars that kernels read as one block, whether there are as many or not.
+/// Size of the scalar block that kernels read, in bytes. It does not depend on the number of scalars.
 const SCALAR_BYTES: usize = 4 * meganeura_shaders::INLINE_SCALARS;
-/// Graphs that are kept, of different combinations of segments.
+/// Maximum number of graphs that are kept, for different combinations of segments.
 const MAX_GRAPHS: usize = 64;
 
 fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
     Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"))
 }
 
-/// A stream of the device: what is enqueued runs in this order.
+/// A CUDA stream. Enqueued work runs in order.
 struct Stream {
     gpu: Arc<Gpu>,
     raw: sys::CUstream,
@@ -59,11 +59,11 @@ impl Drop for Stream {
     }
 }
 
-/// The scalars of the session, as the host has them.
+/// The host's copy of the session's scalars.
 struct Scalars {
     buffers: Vec<BufferRef>,
     bytes: Vec<u8>,
-    /// Whether the device has others.
+    /// `true` if the values were changed since they were copied to the device.
     changed: bool,
 }
 
@@ -76,9 +76,9 @@ impl Scalars {
 
 /// A compiled plan with its memory.
 pub(crate) struct CudaExecutable {
-    // Fields are dropped in this order: what the driver runs goes before the memory that it uses.
+    // Fields are dropped in this order: graphs go before the memory that they use.
     graphs: HashMap<Vec<usize>, Replay>,
-    /// The same with events, for each frame.
+    /// Graphs with an event after each phase, by segments and frame.
     measured: HashMap<(Vec<usize>, usize), MeasuredGraph>,
     stream: Stream,
     /// Phases of each segment.
@@ -86,44 +86,44 @@ pub(crate) struct CudaExecutable {
     frames: [Frame; FRAMES],
     arena: Arena,
     gpu: Arc<Gpu>,
-    extra: Extra,
-    extras: Extras,
+    extra: ExtraBuffers,
+    extras: ExtraBindings,
     plan_buffers: usize,
     scalars: Scalars,
     copier: Arc<Copier>,
-    /// Events that are recorded in each step when it has done with some buffers.
+    /// Events that each step records when it has finished using certain buffers.
     signals: Vec<Signal>,
-    /// In which order launches are.
+    /// Setting for the order of launches within a step.
     order: Order,
-    /// Whether they begin before those that they depend on have ended.
+    /// `true` if launches begin before their predecessors have ended.
     programmatic: bool,
-    /// What runs, for each dispatch.
+    /// Titles of the dispatches, for profiles.
     titles: Vec<String>,
     profiling: bool,
     profile: Profile,
     reporters: Vec<Reporter>,
     host_validated: HostValidated,
-    /// Parameters and states that are written before the last fault can be found.
+    /// Parameters and states that a step writes before its last possible fault is found.
     exposed: Vec<BufferRef>,
-    /// Where these are saved by the step of each frame.
-    saved: [Vec<Saved>; FRAMES],
+    /// Copies of the `exposed` buffers. Each frame's step saves them.
+    saved: [Vec<SavedRange>; FRAMES],
     faults: Faults,
-    /// The frame of the last submission.
+    /// Index of the frame of the last submission.
     current: usize,
     submissions: u64,
-    writes: Writes,
-    /// What the host has read since the last step.
+    writes: PendingWrites,
+    /// Host reads since the last step. The same reads are expected after the next step.
     expected: Vec<Copy>,
 }
 
 impl CudaExecutable {
-    /// An executable of the kernels of a plan.
+    /// Creates an executable from the kernels of a plan.
     ///
     /// # Errors
-    /// What the device has no memory for, and kernels that the compiler or the driver refuses.
-    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
+    /// Not enough memory; kernels that the compiler or the driver rejects.
+    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Self, CompileFailure> {
         let gpu = device.gpu();
-        // Behind the buffers of the draft: the scalars that kernels read as a block, and the numbers from 0 on.
+        // After the buffers of the draft: the scalar block of kernels, and the numbers from 0 on.
         let numbers = draft.reporters.len().max(1);
         let mut sizes = draft.sizes.clone();
         sizes.extend([SCALAR_BYTES as u64, 4 * numbers as u64]);
@@ -144,7 +144,7 @@ impl CudaExecutable {
         let kernels = kernels.map_err(|refused| draft.unmade(plan, refused))?;
         let arena = Arena::new(gpu, device.name(), &sizes, plan, device.buffer_bytes())?;
         let missing = || Error::plan("a workspace has no place");
-        let extras = Extras {
+        let extras = ExtraBindings {
             scalars: arena.place(draft.sizes.len()).ok_or_else(missing)?,
             numbers: arena.place(draft.sizes.len() + 1).ok_or_else(missing)?,
         };
@@ -185,14 +185,15 @@ impl CudaExecutable {
             faults: Faults::default(),
             current: 0,
             submissions: 0,
-            writes: Writes::default(),
+            writes: PendingWrites::default(),
             expected: Vec::new(),
         };
         executable.fill(plan, &draft.tables)?;
         Ok(executable)
     }
 
-    /// Zeros, constants, states that begin with another number, tables of constants, and numbers.
+    /// Writes initial contents: zeros, constants, nonzero initial values of states, constant tables, and the numbers
+    /// from 0 on.
     fn fill(&mut self, plan: &ExecutionPlan, tables: &[Arc<[u32]>]) -> Result<()> {
         let (arena, stream) = (&self.arena, self.stream.raw);
         self.gpu.call("clearing memory", || arena.clear(stream))?;
@@ -213,7 +214,7 @@ impl CudaExecutable {
             .collect();
         let address = self.arena.address(self.extras.numbers, 0);
         self.begin()?;
-        // From memory that the driver copies before the call returns.
+        // The driver copies this memory before the call returns.
         // SAFETY: the range is that of the buffer, and the bytes are copied or waited for before they go.
         self.gpu.call("uploading", || unsafe {
             result::memcpy_htod_async(address, &numbers, stream)?;
@@ -223,21 +224,23 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// The place of a range of a buffer of the plan.
-    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<Place> {
-        match buffer.index() < self.plan_buffers {
-            true => self.any_place(buffer, offset, len),
-            false => Err(outside(buffer, offset, len)),
+    /// Returns the location in memory of a range in a plan buffer.
+    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<BufferLocation> {
+        if buffer.index() < self.plan_buffers {
+            self.any_place(buffer, offset, len)
+        } else {
+            Err(outside(buffer, offset, len))
         }
     }
 
-    /// The place of a range of any buffer.
-    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<Place> {
+    /// Returns the location in memory of a range in any buffer.
+    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<BufferLocation> {
         let outside = || outside(buffer, offset, len);
         let own = self.arena.place(buffer.index()).ok_or_else(outside)?;
-        match offset.checked_add(len).is_none_or(|end| end > own.bytes) {
-            true => Err(outside()),
-            false => Ok(own),
+        if offset.checked_add(len).is_none_or(|end| end > own.bytes) {
+            Err(outside())
+        } else {
+            Ok(own)
         }
     }
 
@@ -250,20 +253,20 @@ impl CudaExecutable {
         (self.current + 1) % FRAMES
     }
 
-    /// Collects a write, in pieces that can be staged.
+    /// Collects a write, in pieces that are small enough to be staged.
     fn stage(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         for (offset, piece) in (offset..).step_by(STAGED).zip(bytes.chunks(STAGED)) {
             if self.writes.add(buffer, offset, piece, STAGED).is_err() {
                 self.begin()?;
                 self.submit()?;
-                // Alone, it has room.
+                // A single piece always fits.
                 let _ = self.writes.add(buffer, offset, piece, STAGED);
             }
         }
         Ok(())
     }
 
-    /// Reads a piece that can be staged. All submissions are finished.
+    /// Reads a range that is small enough to be staged. All submissions must be finished.
     fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut wanted = Copy {
             buffer,
@@ -303,12 +306,13 @@ impl CudaExecutable {
             }
             let phases = segments.iter().filter_map(|&s| self.segments.get(s)).flatten();
             let launches: Vec<_> = phases.flatten().collect();
-            let graphs = gpu.call("making a graph of a step", || {
+            let graphs = gpu.call("capturing the graph of a step", || {
                 let make = |chain| Graph::new(&gpu, stream, &launches, &self.signals, chain, programmatic);
                 let (first, is_chain) = make(self.order == Order::Chain)?;
-                Ok(match self.order == Order::Measured && !is_chain {
-                    true => vec![first, make(true)?.0],
-                    false => vec![first],
+                Ok(if self.order == Order::Measured && !is_chain {
+                    vec![first, make(true)?.0]
+                } else {
+                    vec![first]
                 })
             })?;
             self.graphs.insert(segments.to_vec(), Replay::new(graphs));
@@ -330,14 +334,14 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Records signals behind all that is enqueued.
+    /// Records all signals after the enqueued work.
     fn signal(&self) -> Result<()> {
         let record = |signal: &Signal| signal.event.record(self.stream.raw);
         self.gpu
             .call("recording events", || self.signals.iter().try_for_each(record))
     }
 
-    /// The tag of a phase, for profiles.
+    /// Returns the label of a phase for profiles.
     fn tag(&self, phase: &Phase) -> Tag {
         let dispatches: Vec<u32> = phase
             .iter()
@@ -346,7 +350,7 @@ impl CudaExecutable {
         Tag::of(&dispatches, &self.titles)
     }
 
-    /// Bytes of a fault report.
+    /// Returns the size of a fault report in bytes.
     fn report_bytes(&self) -> usize {
         report_bytes(self.reporters.len())
     }
@@ -365,7 +369,7 @@ impl Executable for CudaExecutable {
         }
         self.host_validated.write(buffer, offset, bytes);
         if self.exposed.contains(&buffer) {
-            // Undoing a step must not undo this.
+            // A later rollback of a step must not revert this write.
             self.finish_all()?;
         }
         self.stage(buffer, offset, bytes)
@@ -388,7 +392,8 @@ impl Executable for CudaExecutable {
     fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
         let place = self.place(buffer, 0, 0)?;
         let is_scalar = self.scalars.buffers.contains(&buffer);
-        // What is restored after a fault, or looked at by the host, has to be written through it.
+        // Data that is restored after a fault, or read by the host, must be written through the
+        // executable.
         if is_scalar || self.host_validated.holds(buffer) || self.exposed.contains(&buffer) {
             return Ok(None);
         }
@@ -423,7 +428,7 @@ impl Executable for CudaExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            // A scalar may have fewer bytes than a word.
+            // A scalar may be smaller than a word.
             let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
@@ -472,7 +477,7 @@ impl Executable for CudaExecutable {
 
 impl Drop for CudaExecutable {
     fn drop(&mut self) {
-        // Whatever the steps' outcome, nobody is there to be told.
+        // The outcome of the steps cannot be reported here.
         let _ = self.finish_all();
     }
 }

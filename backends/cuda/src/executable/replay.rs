@@ -1,26 +1,29 @@
-//! The graph of a combination of segments. Its launches have one of two orders: as branches independent ones run side by side, as a
-//! chain each begins before the one in front of it has ended. Which is faster depends on the step, so the first replays take turns.
+//! Replay of the launches of a combination of segments, and selection of the faster of two graphs.
+//!
+//! The launches have one of two orders. As branches, independent launches run in parallel; as a chain, each launch
+//! begins before its predecessor has ended. Which order is faster depends on the step, so the first replays use both in
+//! turns.
 
 use std::time::Duration;
 
 use crate::graph::Graph;
 
-/// Replays of each order that do not count: caches are cold, and clocks low.
+/// Number of replays of each order that are not counted, because caches are cold and clocks are low.
 const WARM_UP: usize = 2;
-/// Replays of each order that are compared.
+/// Number of replays of each order whose times are compared.
 const COMPARED: usize = 8;
 
-/// Graphs of the same launches, and which of them is replayed.
+/// The graphs of the same launches, and the times for selecting one of them.
 pub(super) struct Replay<G = Graph> {
-    /// One, or two that take turns.
+    /// The selected graph, or both graphs while they are used in turns.
     graphs: Vec<G>,
     launched: usize,
-    /// Times of each.
+    /// Measured times of each graph.
     times: Vec<Vec<Duration>>,
 }
 
 impl<G> Replay<G> {
-    /// Of graphs that take turns until it is known which is the fastest.
+    /// Creates a replay that uses the graphs in turns until it has selected the fastest.
     pub(super) fn new(graphs: Vec<G>) -> Self {
         Replay {
             times: vec![Vec::new(); graphs.len()],
@@ -29,7 +32,7 @@ impl<G> Replay<G> {
         }
     }
 
-    /// The graph for the next step, and its number where its time is wanted.
+    /// Returns the graph for the next step, and its index if its time should be measured.
     pub(super) fn next(&mut self) -> Option<(&G, Option<usize>)> {
         if self.graphs.len() < 2 {
             return Some((self.graphs.first()?, None));
@@ -40,9 +43,9 @@ impl<G> Replay<G> {
         Some((self.graphs.get(number)?, counts.then_some(number)))
     }
 
-    /// Notes a time, and keeps the fastest graph alone once there are enough of each.
+    /// Records a time of a graph. Keeps only the fastest graph once there are enough times of each.
     ///
-    /// Returns the number of that graph where this decided.
+    /// Returns the index of the selected graph if this time decided.
     pub(super) fn note(&mut self, number: usize, time: Duration) -> Option<usize> {
         self.times.get_mut(number)?.push(time);
         if self.graphs.len() < 2 || self.times.iter().any(|times| times.len() < COMPARED) {
@@ -54,11 +57,8 @@ impl<G> Replay<G> {
         };
         let medians: Vec<Duration> = self.times.iter_mut().map(median).collect();
         let fastest = (0..medians.len()).min_by_key(|&number| medians[number])?;
-        log::debug!(
-            "{}: graphs take {medians:?}, number {fastest} is kept",
-            crate::gpu::NAME
-        );
-        // The driver keeps what is still running.
+        log::debug!("{}: graphs take {medians:?}; graph {fastest} is kept", crate::gpu::NAME);
+        // The driver keeps a graph that is still running.
         self.graphs = vec![self.graphs.swap_remove(fastest)];
         self.times.clear();
         Some(fastest)
@@ -81,7 +81,7 @@ mod tests {
                 continue;
             };
             measured.push(number);
-            // The one that is slower has the shortest time once.
+            // The slower one has the shortest time once.
             let micros = match (number, measured.len()) {
                 (0, 1) => 1,
                 (0, _) => 30,
@@ -96,7 +96,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(replay.next(), Some((&"chain", None)));
         }
-        // A time that comes late changes nothing.
+        // A late time has no effect.
         assert_eq!(replay.note(0, Duration::ZERO), None);
         assert_eq!(replay.next(), Some((&"chain", None)));
     }

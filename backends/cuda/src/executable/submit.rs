@@ -1,4 +1,4 @@
-//! What a submission enqueues beside the launches of its step.
+//! Work that a submission enqueues before and after the launches of its step.
 
 use std::ffi::c_void;
 use std::time::Instant;
@@ -9,15 +9,16 @@ use meganeura_core::backend::Ticket;
 use meganeura_shaders::host::Copy;
 
 use super::CudaExecutable;
-use super::timing::{Measured, MeasuredGraph};
+use super::timing::{MeasuredGraph, MeasuredStep};
 use crate::copies::{Copier, SmallCopy, runs};
 use crate::event::Event;
 use crate::graph::Graph;
 
-/// Enqueues copies between memory of the host and of the device: small ones by a kernel.
+/// Enqueues copies between host and device memory. A kernel does the small ones.
 ///
 /// # Safety
-/// All ranges are there, and stay as they are until the copies are complete; those of the host were allocated by the driver.
+/// All ranges must be valid and must not change until the copies are complete; host ranges must have been allocated by
+/// the driver.
 unsafe fn copy(
     copier: &Copier,
     copies: &[SmallCopy],
@@ -43,7 +44,7 @@ unsafe fn copy(
     Ok(())
 }
 
-/// Which way bytes go.
+/// Direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     ToDevice,
@@ -51,7 +52,8 @@ enum Direction {
 }
 
 impl CudaExecutable {
-    /// Waits until the next frame is free, and begins its submission: first what undoes a faulty step, then the pending writes.
+    /// Waits until the next frame is free, and begins its submission. First, it rolls back a faulty step and enqueues
+    /// the pending writes.
     pub(super) fn begin(&mut self) -> Result<()> {
         self.finish(self.next())?;
         self.current = self.next();
@@ -66,14 +68,15 @@ impl CudaExecutable {
         }
         let frame = &mut self.frames[self.current];
         frame.copied.clear();
-        let staged = match self.writes.bytes.is_empty() {
-            true => None,
-            false => Some(frame.upload.fill(&self.writes.bytes)?),
+        let staged = if self.writes.bytes.is_empty() {
+            None
+        } else {
+            Some(frame.upload.fill(&self.writes.bytes)?)
         };
         let (arena, stream) = (&self.arena, self.stream.raw);
         self.gpu.call("uploading", || {
             if let Some((frame, fault)) = undone {
-                // SAFETY: the ranges are those of buffers; so are those below.
+                // SAFETY: the ranges are within buffers, also below.
                 unsafe { result::memset_d8_async(arena.address(fault, 0), 0, fault.bytes as usize, stream) }?;
                 for part in &self.saved[frame] {
                     let (own, copy) = (arena.address(part.own, 0), arena.address(part.copy, 0));
@@ -94,7 +97,7 @@ impl CudaExecutable {
             if scalars {
                 let len = self.scalars.bytes.len() as u64;
                 let from = staged + (self.writes.bytes.len() as u64 - len);
-                // The block that kernels bind, and the list that those read that need more.
+                // The block that kernels bind, and the list for kernels that need more scalars.
                 all.push(SmallCopy {
                     to: arena.address(self.extras.scalars, 0),
                     from,
@@ -116,20 +119,20 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Enqueues copies of what the step may have to take back.
+    /// Enqueues copies of the data that a rollback of the step restores.
     pub(super) fn save(&mut self) -> Result<()> {
         let (arena, stream, saved) = (&self.arena, self.stream.raw, &self.saved[self.current]);
         self.gpu.call("saving", || {
             for part in saved {
                 let (own, copy) = (arena.address(part.own, 0), arena.address(part.copy, 0));
-                // SAFETY: the ranges are those of buffers.
+                // SAFETY: the ranges are within buffers.
                 unsafe { result::memcpy_dtod_async(copy, own, part.own.bytes as usize, stream) }?;
             }
             Ok(())
         })
     }
 
-    /// Enqueues the launches of a step with an event between phases.
+    /// Enqueues the launches of a step with an event after each phase.
     pub(super) fn enqueue_measured(&mut self, segments: &[usize]) -> Result<()> {
         let (gpu, stream) = (self.gpu.clone(), self.stream.raw);
         let key = (segments.to_vec(), self.current);
@@ -147,7 +150,7 @@ impl CudaExecutable {
             let events: Vec<Event> = (0..=phases.len())
                 .map(|_| Event::new(&gpu, true))
                 .collect::<Result<_>>()?;
-            let graph = gpu.call("making a graph of a step", || {
+            let graph = gpu.call("capturing the graph of a step", || {
                 Graph::measured(&gpu, stream, &phases, &events)
             })?;
             self.measured.insert(key.clone(), MeasuredGraph { graph, events, tags });
@@ -156,7 +159,7 @@ impl CudaExecutable {
             gpu.call("launching a step", || measured.graph.launch(stream))?;
         }
         let step = Ticket(self.submissions + 1);
-        self.profile.pending.push(Measured {
+        self.profile.pending.push(MeasuredStep {
             graph: key,
             step,
             submitted: Instant::now(),
@@ -193,7 +196,8 @@ impl CudaExecutable {
         });
         let all: Vec<SmallCopy> = report.into_iter().chain(results).collect();
         self.gpu.call("downloading", || {
-            // SAFETY: the frame's memory has room, and stays until the frame is finished; the other ranges are those of buffers.
+            // SAFETY: the frame's memory has room, and stays valid until the frame is finished; the
+            // other ranges are within buffers.
             unsafe { copy(&self.copier, &all, Direction::ToHost, stream) }
         })?;
         frame.unread_report = fault.is_some();
@@ -201,7 +205,7 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Ends a submission.
+    /// Ends a submission and returns its ticket.
     pub(super) fn submit(&mut self) -> Result<Ticket> {
         let (frame, stream) = (&mut self.frames[self.current], self.stream.raw);
         self.gpu.call("submitting", || frame.complete.record(stream))?;

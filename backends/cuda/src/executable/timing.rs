@@ -1,4 +1,4 @@
-//! Steps whose launches are measured, by events of the device between them.
+//! Steps whose launches are measured by device events between them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use meganeura_core::backend::{PassTiming, Ticket, pass_label};
 use crate::event::Event;
 use crate::graph::Graph;
 
-/// A launch, or a phase of launches, as profiles name it.
+/// The label of a launch, or of a phase of launches, in profiles.
 #[derive(Clone)]
 pub(super) struct Tag {
     label: Arc<str>,
@@ -18,7 +18,7 @@ pub(super) struct Tag {
 }
 
 impl Tag {
-    /// Of dispatches with these titles.
+    /// Creates the label of dispatches with these titles.
     pub(super) fn of(dispatches: &[u32], titles: &[String]) -> Self {
         let titles = dispatches.iter().filter_map(|&dispatch| titles.get(dispatch as usize));
         Tag {
@@ -28,36 +28,36 @@ impl Tag {
     }
 }
 
-/// A step as a graph with an event before its first phase, and one behind each.
+/// A step as a graph with an event before its first phase, and one after each phase.
 pub(super) struct MeasuredGraph {
     pub(super) graph: Graph,
     pub(super) events: Vec<Event>,
     pub(super) tags: Vec<Tag>,
 }
 
-/// A step that is measured.
-pub(super) struct Measured {
-    /// Segments and frame of its graph, which is not launched again before its times were read.
+/// A step whose times are measured.
+pub(super) struct MeasuredStep {
+    /// Segments and frame of the step's graph. The graph is not launched again before its times are read.
     pub(super) graph: (Vec<usize>, usize),
     pub(super) step: Ticket,
     pub(super) submitted: Instant,
 }
 
-/// What was measured.
+/// The measured times of steps.
 #[derive(Default)]
 pub(super) struct Profile {
-    /// Steps that may not be complete.
-    pub(super) pending: Vec<Measured>,
+    /// Steps whose times were not read yet; they may be incomplete.
+    pub(super) pending: Vec<MeasuredStep>,
     passes: Vec<PassTiming>,
-    /// The last step, and the time of its launches.
+    /// Ticket of the last measured step, and the total time of its launches.
     spent: Option<(Ticket, Duration)>,
 }
 
 impl Profile {
-    /// Reads the times of the steps up to one, which are complete.
+    /// Reads the times of all steps up to the last completed one.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn collect(&mut self, graphs: &HashMap<(Vec<usize>, usize), MeasuredGraph>, last: Ticket) -> Result<()> {
         while let Some(first) = self.pending.first()
             && first.step <= last
@@ -89,7 +89,7 @@ impl Profile {
         std::mem::take(&mut self.passes)
     }
 
-    /// Time of the launches of a step, if it was the last one that was measured.
+    /// Returns the total time of a step's launches, if it is the last step that was measured.
     pub(super) fn spent_on(&self, step: Ticket) -> Option<Duration> {
         self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
     }

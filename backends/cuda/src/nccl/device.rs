@@ -1,4 +1,4 @@
-//! A rank's GPU in NCCL: collectives are enqueued, and somebody watches that they complete.
+//! The GPU of a rank in NCCL. Collectives are enqueued, and a thread checks their progress.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -14,32 +14,32 @@ use meganeura_core::{Error, Result};
 use super::NAME;
 use super::group::Group;
 use super::library::{Nccl, Operation, RawComm, UniqueId};
-use super::links::Lost;
+use super::links::LostRank;
 use crate::driver::Properties;
 use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::memory::DeviceMemory;
 
-/// How often it is looked whether a collective goes on.
+/// Interval at which the progress of collectives is checked.
 const LOOK: Duration = Duration::from_millis(10);
-/// As long as this the host asks again and again whether a collective is complete.
+/// Maximum time of polling for a collective.
 const ASKING: Duration = Duration::from_millis(2);
-/// The priority of collectives that run beside kernels, below what any device has, which takes its highest: their few blocks would
-/// otherwise wait for those of large kernels.
+/// Priority of collectives that run concurrently with kernels. It is below every device's range, so it is clamped to
+/// the highest priority. Otherwise the few blocks of a collective would wait for the many blocks of large kernels.
 const FIRST: i32 = -100;
-/// How long a call of the library may take to get past its first instructions, in which it must not be aborted.
+/// Maximum time that an NCCL call needs for its first instructions. It must not be aborted during them.
 const ENTERING: Duration = Duration::from_millis(100);
 
-/// The bytes of numbers.
+/// Returns the bytes of a slice of numbers.
 pub(super) fn bytes_of(data: &mut [f32]) -> &mut [u8] {
     // SAFETY: `f32` has no padding and every bit pattern is valid; the length in bytes is that of the slice; the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
-/// Has what is enqueued from now on wait for an event.
+/// Makes work that is enqueued later wait for an event.
 ///
 /// # Safety
-/// Both are there.
+/// The stream and the event must be valid.
 unsafe fn wait_for(stream: sys::CUstream, event: sys::CUevent) -> Result<(), DriverError> {
     // SAFETY: by the contract of this function.
     unsafe { result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
@@ -49,49 +49,51 @@ fn transport(error: impl std::fmt::Display) -> CollectiveFailure {
     CollectiveFailure::Transport(error.to_string())
 }
 
-/// The library's communicator, which is aborted where a collective does not go on.
+/// NCCL's communicator. It is aborted if a collective stalls.
 struct Comm {
     nccl: Nccl,
     raw: RawComm,
-    /// Whether it was aborted, or is about to be.
+    /// `true` if the communicator was aborted, or is about to be.
     ended: AtomicBool,
-    /// Calls that are in the library.
+    /// Number of calls that are executing inside the library.
     inside: AtomicUsize,
     failure: Mutex<Option<CollectiveFailure>>,
-    lost: Box<dyn Fn() -> Option<Lost> + Send + Sync>,
+    lost: Box<dyn Fn() -> Option<LostRank> + Send + Sync>,
 }
 
-// SAFETY: the library's communicators may be used from any thread, by one at a time; aborting is allowed beside that.
+// SAFETY: the library's communicators may be used from any thread, one at a time; aborting
+// concurrently is allowed.
 unsafe impl Send for Comm {}
-// SAFETY: as above: whoever enqueues has an exclusive reference to the device.
+// SAFETY: as above: enqueueing requires an exclusive reference to the device.
 unsafe impl Sync for Comm {}
 
-/// A call that is in the library.
-struct Inside<'a>(&'a Comm);
+/// A guard that counts a call inside the library until it is dropped.
+struct LibraryCall<'a>(&'a Comm);
 
-impl Drop for Inside<'_> {
+impl Drop for LibraryCall<'_> {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Comm {
-    /// Enters the library.
-    fn enter(&self) -> Result<Inside<'_>, CollectiveFailure> {
+    /// Begins a call of the library. Returns the failure if the communicator was aborted.
+    fn enter(&self) -> Result<LibraryCall<'_>, CollectiveFailure> {
         self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(self);
-        match self.ended.load(Ordering::SeqCst) {
-            false => Ok(inside),
-            true => Err(self.failure()),
+        let inside = LibraryCall(self);
+        if !self.ended.load(Ordering::SeqCst) {
+            Ok(inside)
+        } else {
+            Err(self.failure())
         }
     }
 
     fn failure(&self) -> CollectiveFailure {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        failure.unwrap_or_else(|| transport("the communicator failed before"))
+        failure.unwrap_or_else(|| transport("the communicator failed in an earlier call"))
     }
 
-    /// Ends all that was enqueued. Returns whether this was the first time.
+    /// Aborts the communicator and all enqueued work. Returns `true` if it was not aborted before.
     fn end(&self, failure: Option<CollectiveFailure>) -> bool {
         if self.ended.swap(true, Ordering::SeqCst) {
             return false;
@@ -101,12 +103,12 @@ impl Comm {
         while self.inside.load(Ordering::SeqCst) > 0 && begun.elapsed() < ENTERING {
             thread::sleep(Duration::from_millis(1));
         }
-        // SAFETY: nobody enters any more; who is inside waits there, and this ends it.
+        // SAFETY: no more calls enter; calls inside are waiting, and this ends them.
         unsafe { self.nccl.abort(self.raw) };
         true
     }
 
-    /// Why a collective does not go on, which began at some time.
+    /// Returns the reason why a collective that started at `since` has stalled, if it has.
     fn stalled(&self, since: Option<Instant>, limit: Duration) -> Option<CollectiveFailure> {
         if let Some((peer, reason)) = (self.lost)() {
             return Some(CollectiveFailure::PeerLost { peer, reason });
@@ -127,28 +129,28 @@ impl Comm {
     }
 }
 
-/// A collective on the device that is not known to be complete.
-struct Watched {
+/// A collective on the device that may not be complete.
+struct RunningCollective {
     before: Event,
     behind: Event,
-    /// When it was the next to run.
+    /// Start of the time limit: when the collective became the next one to run.
     since: Option<Instant>,
     limit: Duration,
 }
 
-/// What the watching thread shares.
+/// State that is shared with the watching thread.
 #[derive(Default)]
 struct Watch {
-    queue: Mutex<VecDeque<Watched>>,
+    queue: Mutex<VecDeque<RunningCollective>>,
     stops: AtomicBool,
 }
 
 impl Watch {
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Watched>> {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<RunningCollective>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what is complete, and ends what does not go on.
+    /// Removes completed collectives, and aborts stalled ones.
     fn look(&self, comm: &Comm) {
         let mut queue = self.queue();
         while queue
@@ -164,13 +166,13 @@ impl Watch {
         if let Some(failure) = comm.stalled(first.since, first.limit) {
             queue.clear();
             drop(queue);
-            log::error!("{NAME}: an all-reduce does not go on: {failure:?}");
+            log::error!("{NAME}: an all-reduce does not progress: {failure:?}");
             comm.end(Some(failure));
         }
     }
 }
 
-/// Memory of the device for data of the host; it grows.
+/// Growing device memory for host data.
 #[derive(Default)]
 struct Staging(Option<(DeviceMemory, usize)>);
 
@@ -185,12 +187,12 @@ impl Staging {
     }
 }
 
-/// The GPU of a rank.
+/// The GPU of a rank, with its communicator.
 pub(super) struct Device {
     gpu: Arc<Gpu>,
     comm: Arc<Comm>,
     ordinal: sys::CUdevice,
-    /// For data of the host, and for tensors that are complete before their queue is.
+    /// Stream for host data, and for tensors that are complete before the rest of their queue.
     stream: sys::CUstream,
     from: Staging,
     to: Staging,
@@ -202,22 +204,22 @@ pub(super) struct Device {
 unsafe impl Send for Device {}
 
 impl Device {
-    /// Joins the others with a GPU. `lost` knows of ranks that end.
+    /// Joins the other ranks with a GPU. `lost` returns a rank that ended early, if there is one.
     ///
     /// # Errors
-    /// The driver's and the library's.
+    /// Errors of the driver and the library.
     pub(super) fn join(
         nccl: Nccl,
         properties: &Properties,
         id: UniqueId,
         group: &Group,
-        lost: impl Fn() -> Option<Lost> + Send + Sync + 'static,
+        lost: impl Fn() -> Option<LostRank> + Send + Sync + 'static,
     ) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(properties)?);
         let stream = gpu.call("making a stream", || {
             let mut raw = std::ptr::null_mut();
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: `raw` is a place for a stream.
+            // SAFETY: the pointer is to a local stream.
             unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, FIRST) }.result()?;
             Ok(raw)
         })?;
@@ -243,7 +245,7 @@ impl Device {
                 }
             }
         });
-        let thread = thread.map_err(|error| Error::backend(NAME, format!("no thread can be started: {error}")))?;
+        let thread = thread.map_err(|error| Error::backend(NAME, format!("cannot start a thread: {error}")))?;
         Ok(Device {
             gpu,
             comm,
@@ -256,23 +258,23 @@ impl Device {
         })
     }
 
-    /// Whether collectives can be enqueued.
+    /// Checks that collectives can be enqueued.
     ///
     /// # Errors
-    /// Why not.
+    /// The failure of an earlier collective.
     pub(super) fn usable(&self) -> Result<(), CollectiveFailure> {
         self.comm.enter().map(|_| ())
     }
 
-    /// Ends all that was enqueued, and whatever comes. Returns whether this was the first time.
+    /// Aborts all enqueued and later work. Returns `true` if it was not aborted before.
     pub(super) fn end(&self) -> bool {
         self.comm.end(None)
     }
 
-    /// Whether memory of a GPU is that of this one; `None` for other memory.
+    /// Returns whether an address in GPU memory belongs to this GPU; `None` for other memory.
     pub(super) fn holds(&self, address: u64) -> Option<bool> {
         let attribute = |which, to: *mut c_void| {
-            // SAFETY: the place is as large as the attribute, a number of 32 bits.
+            // SAFETY: the target is as large as the attribute, a 32-bit number.
             unsafe { sys::cuPointerGetAttribute(to, which, address) }.result()
         };
         let (mut kind, mut ordinal) = (0_u32, 0_i32);
@@ -288,10 +290,10 @@ impl Device {
         is_device.then_some(ordinal == self.ordinal)
     }
 
-    /// A collective on memory of the host, which waits until it is complete.
+    /// Runs a collective on host memory, and waits until it is complete.
     ///
     /// # Errors
-    /// What the driver or the library fail with; a rank that is lost or does not come.
+    /// Errors of the driver or the library; a rank that is lost or does not arrive.
     pub(super) fn run(
         &mut self,
         operation: Operation,
@@ -323,11 +325,12 @@ impl Device {
         {
             let inside = self.comm.enter()?;
             let enqueued = self.gpu.within(|| {
-                // SAFETY: the memory is as large, and the bytes stay until the copy is complete: it is waited for below, or the driver
-                // has copied them.
+                // SAFETY: the device memory is large enough, and the bytes stay valid until the
+                // copy is complete: it is awaited below, or the driver has copied them.
                 unsafe { result::memcpy_htod_async(source, from, stream) }
                     .map_err(|error| Error::backend(NAME, crate::driver::text(error)))?;
-                // SAFETY: the communicator was not aborted; the memory is as large as the operation says, and stays.
+                // SAFETY: the communicator was not aborted; the memory is as large as the operation
+                // requires, and stays valid.
                 unsafe {
                     self.comm
                         .nccl
@@ -352,7 +355,7 @@ impl Device {
             }
             thread::sleep(Duration::from_micros(200));
         }
-        // One that was aborted completes as well.
+        // An aborted collective also completes.
         self.usable()?;
         let Some(to) = to else { return Ok(()) };
         let read = self.gpu.call("downloading", || {
@@ -362,10 +365,11 @@ impl Device {
         read.map_err(transport)
     }
 
-    /// Enqueues the averages of tensors: in their own queue, or beside it as soon as each is ready; their queue then waits for all.
+    /// Enqueues the averages of tensors, either in the tensors' own queue, or on a separate stream as soon as each is
+    /// ready. In the second case, the queue then waits for all averages.
     ///
     /// # Errors
-    /// As above, also of averages before.
+    /// As [`Device::run`], including errors of earlier averages.
     pub(super) fn average(&mut self, tensors: &[DeviceTensor], limit: Duration) -> Result<(), CollectiveFailure> {
         let Some(queue) = tensors.first().and_then(|first| first.buffer.stream) else {
             return Ok(());
@@ -375,14 +379,14 @@ impl Device {
             .any(|t| t.buffer.stream != Some(queue) || t.buffer.bytes < 4 * t.elements as u64)
         {
             return Err(CollectiveFailure::Invalid(
-                "the tensors are of several queues, or larger than their buffers".into(),
+                "the tensors belong to several queues, or are larger than their buffers".into(),
             ));
         }
         if let Some((peer, reason)) = (self.comm.lost)() {
             return Err(CollectiveFailure::PeerLost { peer, reason });
         }
         let queue = queue as sys::CUstream;
-        // Where a tensor does not tell when it is ready, all wait for their queue.
+        // If a tensor has no event, all wait for their queue.
         let is_early = tensors.iter().all(|tensor| tensor.ready.is_some());
         let stream = if is_early { self.stream } else { queue };
         let groups = tensors.chunk_by(|a, b| !is_early || a.ready == b.ready);
@@ -393,7 +397,8 @@ impl Device {
         let enqueued = self.gpu.within(|| {
             for (number, group) in groups.enumerate() {
                 if let Some(ready) = group[0].ready.filter(|_| is_early) {
-                    // SAFETY: the event is one of the owner of the tensors, who keeps it as long as them.
+                    // SAFETY: the event belongs to the owner of the tensors, who keeps it as long
+                    // as them.
                     unsafe { wait_for(stream, ready as sys::CUevent) }.map_err(failed)?;
                 }
                 if number == 0 {
@@ -403,8 +408,9 @@ impl Device {
                     group.iter().try_for_each(|tensor| {
                         let places = [tensor.buffer.address; 2];
                         let operation = Operation::AllReduce { mean: true };
-                        // SAFETY: the communicator was not aborted; the buffers have as many elements, by the test above, and
-                        // stay until their queue has come past.
+                        // SAFETY: the communicator was not aborted; the buffers have at least this
+                        // many elements, by the test above, and stay valid until their queue has
+                        // passed this point.
                         unsafe {
                             self.comm
                                 .nccl
@@ -415,15 +421,16 @@ impl Device {
                 all.map_err(|why| Error::backend(NAME, why))?;
             }
             behind.record(stream).map_err(failed)?;
-            match is_early {
-                // SAFETY: both are there; an event that is deleted is still waited for.
-                true => unsafe { wait_for(queue, behind.raw()) }.map_err(failed),
-                false => Ok(()),
+            if is_early {
+                // SAFETY: both are valid; a deleted event is still waited for.
+                unsafe { wait_for(queue, behind.raw()) }.map_err(failed)
+            } else {
+                Ok(())
             }
         });
         drop(inside);
         enqueued.map_err(transport)?;
-        self.watch.queue().push_back(Watched {
+        self.watch.queue().push_back(RunningCollective {
             before,
             behind,
             since: None,
@@ -435,7 +442,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // What is enqueued is completed, or ended by the thread that watches it.
+        // Enqueued work completes, or the watching thread aborts it.
         while !self.watch.queue().is_empty() && !self.comm.ended.load(Ordering::SeqCst) {
             thread::sleep(LOOK);
         }
@@ -445,12 +452,12 @@ impl Drop for Device {
         }
         if !self.comm.ended.swap(true, Ordering::SeqCst) {
             let _ = self.gpu.within(|| {
-                // SAFETY: nobody enters any more, and all that was enqueued is complete.
+                // SAFETY: no more calls enter, and all enqueued work is complete.
                 unsafe { self.comm.nccl.destroy(self.comm.raw) };
                 Ok(())
             });
         }
-        // SAFETY: it was made by the driver, and nothing is enqueued in it.
+        // SAFETY: the driver created it, and no work is enqueued in it.
         self.gpu.free(|| unsafe { result::stream::destroy(self.stream) });
     }
 }

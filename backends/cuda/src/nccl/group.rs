@@ -1,9 +1,10 @@
-//! Which group of processes this one belongs to, as what started it says in variables.
+//! The group of processes that this rank belongs to, from the environment variables of a launcher.
 
-/// The port of the first rank, if `MASTER_PORT` names none: that of PyTorch.
+/// Default port of the first rank if `MASTER_PORT` is not set, as in PyTorch.
 const PORT: u16 = 29_500;
 
-/// Launchers, each with its variables for the rank, the number of ranks, the rank on this machine and the number of those.
+/// Environment variables of each launcher: for the rank, the number of ranks, the local rank, and the number of local
+/// ranks.
 const LAUNCHERS: [[&str; 4]; 4] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
     [
@@ -16,29 +17,29 @@ const LAUNCHERS: [[&str; 4]; 4] = [
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
 ];
 
-/// This process among the others.
+/// The rank of this process, and its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Its number on this machine.
+    /// Rank of this process among the processes of its machine.
     pub(super) local_rank: usize,
-    /// Where the first rank is found.
+    /// Network address of the first rank.
     pub(super) address: String,
     pub(super) port: u16,
 }
 
 impl Group {
-    /// The group that variables tell.
+    /// Reads the group from environment variables, which `variable` returns.
     ///
     /// # Errors
-    /// There are none, or they make no sense.
+    /// There are no variables, or they are inconsistent.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let number = |name: &str| match variable(name) {
             None => Ok(None),
             Some(text) => match text.trim().parse::<usize>() {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(format!("{name} is '{text}', which is no number")),
+                Err(_) => Err(format!("{name}: expected a number, found '{text}'")),
             },
         };
         for [rank, size, local_rank, local_size] in LAUNCHERS {
@@ -47,7 +48,7 @@ impl Group {
             };
             if own >= count || count > 1 << 20 {
                 return Err(format!(
-                    "{rank} is {own} and {size} is {count}; ranks are numbered from 0"
+                    "{rank} is {own} and {size} is {count}; expected a rank from 0 to below the number of ranks"
                 ));
             }
             let on_one_machine = count == 1 || number(local_size).ok().flatten() == Some(count);
@@ -58,45 +59,45 @@ impl Group {
                 (None, true) => "127.0.0.1".into(),
                 (None, false) => {
                     return Err(
-                        "ranks on several machines find each other at the address of the first one; set \
-                                MASTER_ADDR to that (and MASTER_PORT to a free port there)"
+                        "ranks on several machines connect to the machine of rank 0; set MASTER_ADDR to its address \
+                                (and MASTER_PORT to a free port on it)"
                             .into(),
                     );
                 }
             };
             let port = match number("MASTER_PORT")? {
                 None => PORT,
-                Some(port) => u16::try_from(port).map_err(|_| format!("MASTER_PORT is {port}, which is no port"))?,
+                Some(port) => u16::try_from(port).map_err(|_| format!("MASTER_PORT: expected a port, found {port}"))?,
             };
-            // The process that started the ranks listens at the port itself.
+            // The process that started the ranks already listens on the port.
             let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
             return Ok(Group {
                 rank: own,
                 size: count,
                 local_rank: local
-                    .ok_or_else(|| format!("{rank} is set, but not {local_rank}, which chooses the GPU"))?,
+                    .ok_or_else(|| format!("{rank} is set, but {local_rank}, which selects the GPU, is not"))?,
                 address,
                 port: port.wrapping_add(u16::from(is_taken)),
             });
         }
         Err(
-            "this process was started alone: start it with mpirun, torchrun or Slurm, or set RANK, WORLD_SIZE, LOCAL_RANK, \
-             MASTER_ADDR and MASTER_PORT in each process"
+            "this process belongs to no group: start it with mpirun, torchrun or Slurm, or set RANK, WORLD_SIZE, \
+             LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process"
                 .into(),
         )
     }
 
-    /// Which of so many GPUs of this machine this rank has.
+    /// Returns the index of this rank's GPU among `count` GPUs of this machine.
     ///
     /// # Errors
-    /// There are too few.
+    /// There are too few GPUs.
     pub(super) fn device(&self, count: usize) -> Result<usize, String> {
         match (self.local_rank, count) {
-            // Each process sees its own alone.
+            // Each process sees only its own GPU.
             (_, 1) => Ok(0),
             (local, count) if local < count => Ok(local),
             (local, count) => Err(format!(
-                "this is process {local} of this machine, which has {count} GPUs: start as many processes as there are GPUs"
+                "this is process {local} of this machine, which has {count} GPUs: start one process per GPU"
             )),
         }
     }
@@ -159,10 +160,13 @@ mod tests {
     #[test]
     fn variables_that_make_no_sense_are_errors() {
         for (variables, words) in [
-            (&[][..], "started alone"),
-            (&[("RANK", "0")], "started alone"),
-            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "numbered from 0"),
-            (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'"),
+            (&[][..], "belongs to no group"),
+            (&[("RANK", "0")], "belongs to no group"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "expected a rank from 0"),
+            (
+                &[("RANK", "x"), ("WORLD_SIZE", "2")],
+                "RANK: expected a number, found 'x'",
+            ),
             (
                 &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")],
                 "MASTER_ADDR",
@@ -173,7 +177,7 @@ mod tests {
             ),
             (
                 &[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "70000")],
-                "MASTER_PORT is 70000",
+                "MASTER_PORT: expected a port, found 70000",
             ),
         ] {
             let error = group(variables).expect_err(words);

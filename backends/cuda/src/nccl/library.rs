@@ -1,14 +1,14 @@
-//! NCCL, NVIDIA's library of collectives.
+//! Bindings to NCCL, NVIDIA's library of collectives.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use cudarc::driver::sys;
 
-use crate::library::{Opened, Wanted};
+use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// Where it is.
-const WANTED: Wanted = Wanted {
+/// Description of the library and its location.
+const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_NCCL",
     names: &["libnccl.so.2", "libnccl.so"],
     what: "NCCL",
@@ -16,33 +16,33 @@ const WANTED: Wanted = Wanted {
              where the system does not find it",
 };
 
-/// The oldest version whose functions are all there: 2.10 has averages.
+/// Oldest supported version of NCCL. 2.10 has all functions that are used, including averages.
 const MIN_VERSION: c_int = 21_000;
 
 type Status = c_int;
-/// A communicator as the library knows it.
+/// The library's communicator handle.
 pub(super) type RawComm = *mut c_void;
 
-// Numbers of the library's header.
+// Constants of the library's header.
 const IN_PROGRESS: Status = 7;
 const INT8: c_int = 0;
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 const AVERAGE: c_int = 4;
 
-/// By what the first rank lets the others find it.
+/// An identifier with which all ranks find the first rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// What a collective does.
+/// An operation between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// The sum of `f32`, or its mean, on every rank.
+    /// Sum of `f32`, or its mean, on every rank.
     AllReduce { mean: bool },
-    /// The sum of `f32` on one rank.
+    /// Sum of `f32` on one rank.
     Reduce { root: usize },
-    /// The sum of `f32`, a part on each rank.
+    /// Sum of `f32`, one part on each rank.
     ReduceScatter,
     /// Bytes of all ranks, on every rank.
     AllGather,
@@ -50,10 +50,10 @@ pub(super) enum Operation {
     Broadcast { root: usize },
 }
 
-/// The library.
+/// The loaded library.
 #[derive(Debug)]
 pub(super) struct Nccl {
-    library: Opened,
+    library: LoadedLibrary,
     version: c_int,
 }
 
@@ -71,53 +71,52 @@ impl Nccl {
         WANTED.open(|library| {
             let version_of: unsafe extern "C" fn(*mut c_int) -> Status = library.function(c"ncclGetVersion")?;
             let mut version = 0;
-            // SAFETY: it is a place for a number.
+            // SAFETY: the pointer is to a local.
             let status = unsafe { version_of(&mut version) };
-            match status == 0 && version >= MIN_VERSION {
-                true => Ok(Nccl { library, version }),
-                false => Err(format!(
-                    "its version is {version}, and {MIN_VERSION} is the oldest one that is supported"
-                )),
+            if status == 0 && version >= MIN_VERSION {
+                Ok(Nccl { library, version })
+            } else {
+                Err(format!("its version is {version}, expected at least {MIN_VERSION}"))
             }
         })
     }
 
-    /// Its version as people write it.
+    /// Returns the version of NCCL as text, such as 2.21.5.
     pub(super) fn version_text(&self) -> String {
         let v = self.version;
         format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100)
     }
 
-    /// What the first rank gives the others.
+    /// Creates the identifier that the first rank sends to the other ranks.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
         let make: unsafe extern "C" fn(*mut UniqueId) -> Status = self.library.function(c"ncclGetUniqueId")?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: it is a place for an id.
+        // SAFETY: the pointer is to a local id.
         self.check(unsafe { make(&mut id) }, "ncclGetUniqueId")?;
         Ok(id)
     }
 
-    /// Joins the ranks of an id, with the current device. It waits for all of them.
+    /// Joins the ranks with the same identifier, using the current device. Waits for all of them.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub(super) fn join(&self, id: UniqueId, rank: usize, size: usize) -> Result<RawComm, String> {
         let join: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int) -> Status =
             self.library.function(c"ncclCommInitRank")?;
         let mut comm = ptr::null_mut();
-        // SAFETY: it is a place for a communicator.
+        // SAFETY: the pointer is to a local communicator.
         let status = unsafe { join(&mut comm, size as c_int, id, rank as c_int) };
         self.check(status, "ncclCommInitRank")?;
         Ok(comm)
     }
 
-    /// Ends everything that a communicator does, and frees it.
+    /// Aborts all work of a communicator, and frees it.
     ///
     /// # Safety
-    /// Nobody uses it afterwards.
+    /// The communicator must not be used afterwards.
     pub(super) unsafe fn abort(&self, comm: RawComm) {
         if let Ok(abort) = self
             .library
@@ -131,7 +130,7 @@ impl Nccl {
     /// Frees a communicator whose collectives are complete.
     ///
     /// # Safety
-    /// Nobody uses it afterwards.
+    /// The communicator must not be used afterwards.
     pub(super) unsafe fn destroy(&self, comm: RawComm) {
         if let Ok(destroy) = self
             .library
@@ -142,15 +141,15 @@ impl Nccl {
         }
     }
 
-    /// An error that came up after a collective was enqueued, such as a connection that broke.
+    /// Returns an error that occurred after a collective was enqueued, such as a broken connection.
     ///
     /// # Safety
-    /// The communicator is there.
+    /// The communicator must be valid.
     pub(super) unsafe fn asynchronous_error(&self, comm: RawComm) -> Option<String> {
         let get: unsafe extern "C" fn(RawComm, *mut Status) -> Status =
             self.library.function(c"ncclCommGetAsyncError").ok()?;
         let mut found = 0;
-        // SAFETY: by the contract of this function; it is a place for a number.
+        // SAFETY: by the contract of this function; the pointer is to a local.
         let status = unsafe { get(comm, &mut found) };
         match (status, found) {
             (0, 0 | IN_PROGRESS) => None,
@@ -158,13 +157,15 @@ impl Nccl {
         }
     }
 
-    /// Enqueues an operation on `elements` of this rank's own: `f32`, or bytes where no sum is made.
+    /// Enqueues an operation on `elements` of this rank: `f32`, or bytes for operations without a
+    /// sum.
     ///
     /// # Safety
-    /// The communicator is there; the memory is of its device, as large as the operation says, and stays until the stream has come past.
+    /// The communicator is valid; the memory is on its device, as large as the operation requires,
+    /// and stays valid until the stream has passed this point.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub(super) unsafe fn enqueue(
         &self,
         operation: Operation,
@@ -173,7 +174,7 @@ impl Nccl {
         comm: RawComm,
         stream: sys::CUstream,
     ) -> Result<(), String> {
-        // SAFETY: by the contract of this function, all of them.
+        // SAFETY: by the contract of this function, for all calls.
         let (status, name) = unsafe {
             match operation {
                 Operation::AllReduce { mean } => {
@@ -209,14 +210,14 @@ impl Nccl {
         self.check(status, name)
     }
 
-    /// Enqueues several operations as one.
+    /// Enqueues several operations as one group.
     ///
     /// # Errors
-    /// The library's, and those of `enqueue`.
+    /// Errors of the library and of `enqueue`.
     pub(super) fn group(&self, enqueue: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let begin: unsafe extern "C" fn() -> Status = self.library.function(c"ncclGroupStart")?;
         let end: unsafe extern "C" fn() -> Status = self.library.function(c"ncclGroupEnd")?;
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         self.check(unsafe { begin() }, "ncclGroupStart")?;
         let enqueued = enqueue();
         // SAFETY: as above; each group that begins ends.
@@ -231,13 +232,13 @@ impl Nccl {
         }
     }
 
-    /// An error as the library describes it, with what it noted last.
+    /// Formats an error with the library's description and its last message.
     fn text(&self, status: Status) -> String {
         type Text = unsafe extern "C" fn(Status) -> *const c_char;
         let Ok(describe) = self.library.function::<Text>(c"ncclGetErrorString") else {
             return format!("status {status}");
         };
-        // SAFETY: it gives a text that stays.
+        // SAFETY: the library returns a static text.
         let text = unsafe { CStr::from_ptr(describe(status)) }
             .to_string_lossy()
             .into_owned();
@@ -245,7 +246,8 @@ impl Nccl {
             .library
             .function::<unsafe extern "C" fn(RawComm) -> *const c_char>(c"ncclGetLastError");
         let last = last.ok().and_then(|last| {
-            // SAFETY: the argument is not used; it gives nothing, or a text that stays until the next error.
+            // SAFETY: the argument is not used; it returns null, or a text that is valid until the
+            // next error.
             let text = unsafe { last(ptr::null_mut()) };
             // SAFETY: as above.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())

@@ -1,5 +1,5 @@
-//! Connections of the first rank to all others, by TCP: ranks find each other through them, compare what they call, exchange a few
-//! bytes, and tell that they end. Tensors do not go this way.
+//! TCP connections of the first rank to all other ranks. Over them, ranks find each other, compare their calls,
+//! exchange a few bytes, and report that they end. Tensors are not sent over them.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -10,50 +10,51 @@ use std::time::{Duration, Instant};
 
 use super::group::Group;
 
-/// What a rank says first: of another program, or another version of this one, it is something else.
+/// First message of a rank. Another program, or another version of this one, sends a different message.
 const GREETING: &[u8; 16] = b"meganeura-nccl 1";
-/// How long the other side may take for its first words.
+/// Maximum time to wait for the first message on a connection.
 const FIRST_WORDS: Duration = Duration::from_secs(10);
-/// How often a connection is tried again.
+/// Interval between attempts to connect.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The longest reason that is passed on.
+/// Maximum length of a failure reason that is sent, in bytes.
 const MAX_REASON: usize = 4096;
 
-/// The most bytes of a message: what all of many ranks bring.
+/// Maximum size of a message in bytes. It may contain the data of many ranks.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// Kinds of messages: a rank ends with an error, or after its work; what one brings to an exchange, and what all brought.
+/// Kinds of messages: a rank ends with an error (`ENDED`) or after its work, the data of one rank for an exchange, and
+/// the data of all ranks.
 const ENDED: u8 = 1;
 const LEFT: u8 = 2;
 const BROUGHT: u8 = 3;
 const ALL: u8 = 4;
 
-/// A rank that ended, and what it said.
-pub(super) type Lost = (usize, String);
+/// A rank that ended with an error, and the reason.
+pub(super) type LostRank = (usize, String);
 
 /// The connections of one rank.
 pub(super) struct Links {
     rank: usize,
     size: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
 }
 
-/// What the threads that listen share with whoever asks.
+/// State shared between the callers and the threads that listen to connections.
 #[derive(Default)]
-struct Shared {
+struct LinkState {
     state: Mutex<State>,
     changed: Condvar,
-    /// Connections by the rank at the other end.
+    /// Connections, with the rank at the other end.
     peers: Mutex<Vec<(usize, TcpStream)>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The first rank that was lost.
-    lost: Option<Lost>,
-    /// Ranks that ended after their work.
+    /// First rank that was lost.
+    lost: Option<LostRank>,
+    /// Ranks that ended after their work was done.
     left: Vec<usize>,
-    /// What ranks brought that nobody has taken yet.
+    /// Received data of each rank that no exchange has used yet.
     brought: Vec<(usize, VecDeque<Vec<u8>>)>,
 }
 
@@ -68,23 +69,23 @@ impl State {
     }
 }
 
-/// Why ranks did not exchange something.
+/// The reason why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unexchanged {
-    Lost(Lost),
-    /// These did not come in time, as far as this rank knows.
+pub(super) enum ExchangeError {
+    Lost(LostRank),
+    /// The ranks that did not arrive in time, according to this rank.
     Missing(Vec<usize>),
 }
 
-/// Why ranks did not find each other.
+/// The reason why ranks did not find each other.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unmet {
-    /// These did not come in time.
+pub(super) enum RendezvousError {
+    /// The ranks that did not arrive in time.
     Missing(Vec<usize>),
     Other(String),
 }
 
-impl Shared {
+impl LinkState {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,14 +94,14 @@ impl Shared {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all others but one. Those that cannot be told have ended themselves.
+    /// Sends a message to all other ranks except one. Errors are ignored, because a rank that cannot receive has ended.
     fn tell(&self, except: usize, message: &[u8]) {
         for (_, stream) in self.peers().iter_mut().filter(|(peer, _)| *peer != except) {
             let _ = stream.write_all(message);
         }
     }
 
-    /// Listens to a rank until it ends.
+    /// Receives messages of a rank until it ends.
     fn listen(&self, own: usize, peer: usize, mut stream: TcpStream) {
         let (rank, reason) = loop {
             match read_message(&mut stream) {
@@ -124,14 +125,14 @@ impl Shared {
             is_first
         };
         self.changed.notify_all();
-        // Others know the first rank alone.
+        // Other ranks are connected only to the first rank.
         if own == 0 && is_first {
             self.tell(peer, &ending(rank, &reason));
         }
     }
 
-    /// What a rank brings next.
-    fn take(&self, rank: usize, end: Instant) -> Result<Vec<u8>, Option<Lost>> {
+    /// Waits for the next data from a rank.
+    fn take(&self, rank: usize, end: Instant) -> Result<Vec<u8>, Option<LostRank>> {
         let mut state = self.state();
         loop {
             if let Some(bytes) = state.queue(rank).pop_front() {
@@ -142,7 +143,7 @@ impl Shared {
                 return Err(state.lost.clone());
             }
             if state.left.contains(&rank) {
-                return Err(Some((rank, "it left before the others were done".into())));
+                return Err(Some((rank, "it exited before the other ranks finished".into())));
             }
             let waited = self.changed.wait_timeout(state, time);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -150,7 +151,7 @@ impl Shared {
     }
 }
 
-/// The message of a rank that ends with an error.
+/// Returns the message of a rank that ends with an error.
 fn ending(rank: usize, reason: &str) -> Vec<u8> {
     let end = (0..=reason.len().min(MAX_REASON))
         .rev()
@@ -186,19 +187,19 @@ fn read_message(stream: &mut TcpStream) -> io::Result<(u8, usize, Vec<u8>)> {
 }
 
 impl Links {
-    /// Connects all ranks of a group with the first one, which gives each of them `id`.
+    /// Connects all ranks of a group with the first one, which sends `id` to each of them.
     ///
     /// # Errors
-    /// Ranks that do not come within the limit, or that belong to another group; no network.
+    /// Ranks that do not arrive within the limit, or that belong to another group; no network.
     pub(super) fn connect<const N: usize>(
         group: &Group,
         limit: Duration,
         id: impl FnOnce() -> Result<[u8; N], String>,
-    ) -> Result<([u8; N], Self), Unmet> {
+    ) -> Result<([u8; N], Self), RendezvousError> {
         let end = Instant::now() + limit;
         let (id, peers) = match group.rank {
             0 => {
-                let id = id().map_err(Unmet::Other)?;
+                let id = id().map_err(RendezvousError::Other)?;
                 (id, accept(group, end, &id)?)
             }
             _ => {
@@ -206,13 +207,15 @@ impl Links {
                 (id, vec![(0, stream)])
             }
         };
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LinkState::default());
         for (peer, stream) in &peers {
             let (own, peer, shared) = (group.rank, *peer, shared.clone());
-            let stream = stream.try_clone().map_err(|error| Unmet::Other(error.to_string()))?;
+            let stream = stream
+                .try_clone()
+                .map_err(|error| RendezvousError::Other(error.to_string()))?;
             let listener = thread::Builder::new().name(format!("rank {peer}"));
             let started = listener.spawn(move || shared.listen(own, peer, stream));
-            started.map_err(|error| Unmet::Other(error.to_string()))?;
+            started.map_err(|error| RendezvousError::Other(error.to_string()))?;
         }
         *shared.peers() = peers;
         let links = Links {
@@ -223,41 +226,43 @@ impl Links {
         Ok((id, links))
     }
 
-    /// Tells the first rank that is known to have ended before its work was done, also to other threads.
-    pub(super) fn watcher(&self) -> impl Fn() -> Option<Lost> + Send + Sync + 'static {
+    /// Returns a function that returns the first rank that ended before its work was done, if there is one. Any thread
+    /// may call the function.
+    pub(super) fn watcher(&self) -> impl Fn() -> Option<LostRank> + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.state().lost.clone()
     }
 
-    /// Tells the other ranks that this one ends with an error.
+    /// Notifies the other ranks that this rank ends with an error.
     pub(super) fn end(&self, reason: &str) {
         self.shared.tell(self.rank, &ending(self.rank, reason));
     }
 
-    /// What each rank brings to an exchange, in the order of ranks, on every rank.
+    /// Exchanges data between all ranks. Returns the data of all ranks in the order of ranks.
     ///
     /// # Errors
-    /// A rank that is lost, or that does not come in time.
-    pub(super) fn exchange(&self, own: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, Unexchanged> {
+    /// A rank that is lost, or that does not arrive in time.
+    pub(super) fn exchange(&self, own: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let end = Instant::now() + limit;
         if self.rank > 0 {
             self.shared.tell(self.rank, &message(BROUGHT, self.rank, own));
             let all = self.shared.take(0, end).map_err(|lost| match lost {
-                Some(lost) => Unexchanged::Lost(lost),
-                None => Unexchanged::Missing(Vec::new()),
+                Some(lost) => ExchangeError::Lost(lost),
+                None => ExchangeError::Missing(Vec::new()),
             })?;
-            return split(&all, self.size).ok_or_else(|| Unexchanged::Lost((0, "it sent what makes no sense".into())));
+            return split(&all, self.size)
+                .ok_or_else(|| ExchangeError::Lost((0, "it sent a malformed message".into())));
         }
         let (mut all, mut missing) = (vec![own.to_vec()], Vec::new());
         for rank in 1..self.size {
             match self.shared.take(rank, end) {
                 Ok(bytes) => all.push(bytes),
-                Err(Some(lost)) => return Err(Unexchanged::Lost(lost)),
+                Err(Some(lost)) => return Err(ExchangeError::Lost(lost)),
                 Err(None) => missing.push(rank),
             }
         }
         if !missing.is_empty() {
-            return Err(Unexchanged::Missing(missing));
+            return Err(ExchangeError::Missing(missing));
         }
         let mut joined = Vec::new();
         for bytes in &all {
@@ -269,7 +274,7 @@ impl Links {
     }
 }
 
-/// What was joined, one after the other with its length in front.
+/// Splits joined data into `count` parts. Each part follows its length.
 fn split(mut joined: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
@@ -283,27 +288,28 @@ fn split(mut joined: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
 impl Drop for Links {
     fn drop(&mut self) {
         self.shared.tell(self.rank, &message(LEFT, self.rank, &[]));
-        // Ends the threads that listen.
+        // This ends the listening threads.
         for (_, stream) in self.shared.peers().drain(..) {
             let _ = stream.shutdown(Shutdown::Write);
         }
     }
 }
 
-/// The first rank waits for the others.
-fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStream)>, Unmet> {
-    let failed = |what: &str, error: io::Error| Unmet::Other(format!("{what} port {}: {error}", group.port));
+/// Accepts the connections of all other ranks, on the first rank.
+fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStream)>, RendezvousError> {
+    let failed = |what: &str, error: io::Error| RendezvousError::Other(format!("{what} port {}: {error}", group.port));
     let is_local = matches!(group.address.as_str(), "127.0.0.1" | "localhost");
-    let own = match is_local {
-        true => Ipv4Addr::LOCALHOST,
-        false => Ipv4Addr::UNSPECIFIED,
+    let own = if is_local {
+        Ipv4Addr::LOCALHOST
+    } else {
+        Ipv4Addr::UNSPECIFIED
     };
     let mut peers: Vec<(usize, TcpStream)> = Vec::with_capacity(group.size - 1);
     if group.size == 1 {
         return Ok(peers);
     }
     let listener = TcpListener::bind((IpAddr::from(own), group.port))
-        .map_err(|e| failed("ranks cannot be waited for (MASTER_PORT chooses another port) at", e))?;
+        .map_err(|e| failed("cannot listen for other ranks (MASTER_PORT selects another port) at", e))?;
     listener.set_nonblocking(true).map_err(|e| failed("waiting at", e))?;
     while peers.len() + 1 < group.size {
         let stream = match listener.accept() {
@@ -314,24 +320,26 @@ fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStrea
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let is_missing = |rank: &usize| !peers.iter().any(|(peer, _)| peer == rank);
-                return Err(Unmet::Missing((1..group.size).filter(is_missing).collect()));
+                return Err(RendezvousError::Missing((1..group.size).filter(is_missing).collect()));
             }
             Err(error) => return Err(failed("waiting at", error)),
         };
-        // Whoever says something else is nobody that is waited for.
+        // Ignore a connection with another first message: it is not a rank.
         let Ok((rank, size, mut stream)) = greeting(stream) else {
             continue;
         };
         let refusal = match rank {
-            _ if size != group.size => Some(format!("the first rank waits for {} ranks, not {size}", group.size)),
-            rank if rank == 0 || rank >= size => Some(format!("there is no rank {rank}")),
-            rank if peers.iter().any(|(peer, _)| *peer == rank) => Some(format!("there is a rank {rank} already")),
+            _ if size != group.size => Some(format!("rank 0 expects {} ranks, found {size}", group.size)),
+            rank if rank == 0 || rank >= size => Some(format!("rank {rank} does not exist")),
+            rank if peers.iter().any(|(peer, _)| *peer == rank) => Some(format!("rank {rank} is connected already")),
             _ => None,
         };
         match refusal {
             Some(why) => {
                 let _ = stream.write_all(&ending(0, &why));
-                return Err(Unmet::Other(format!("rank {rank} of {size} came: {why}")));
+                return Err(RendezvousError::Other(format!(
+                    "rank {rank} of {size} connected, but {why}"
+                )));
             }
             None => peers.push((rank, stream)),
         }
@@ -340,12 +348,12 @@ fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStrea
         let sent = stream
             .write_all(&message(LEFT, *rank, &[]))
             .and_then(|()| stream.write_all(id));
-        sent.map_err(|error| Unmet::Other(format!("rank {rank} is gone: {error}")))?;
+        sent.map_err(|error| RendezvousError::Other(format!("rank {rank} disconnected: {error}")))?;
     }
     Ok(peers)
 }
 
-/// What a rank says first.
+/// Receives the first message of a rank, and returns the rank and the size of its group.
 fn greeting(mut stream: TcpStream) -> io::Result<(usize, usize, TcpStream)> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(FIRST_WORDS))?;
@@ -359,14 +367,14 @@ fn greeting(mut stream: TcpStream) -> io::Result<(usize, usize, TcpStream)> {
     Ok((word(&words, 16), word(&words, 20), stream))
 }
 
-/// Another rank connects with the first one, which answers once all are there.
-fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStream), Unmet> {
+/// Connects a rank to the first rank. The first rank answers once all ranks are connected.
+fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStream), RendezvousError> {
     let place = (group.address.as_str(), group.port);
     let left = || end.saturating_duration_since(Instant::now());
     let mut stream = loop {
         let places = place.to_socket_addrs().map_err(|error| {
-            Unmet::Other(format!(
-                "the first rank's address '{}' is not known: {error}",
+            RendezvousError::Other(format!(
+                "cannot resolve the address '{}' of rank 0: {error}",
                 group.address
             ))
         })?;
@@ -376,7 +384,7 @@ fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStre
         });
         match connected {
             Some(stream) => break stream,
-            None if left().is_zero() => return Err(Unmet::Missing(vec![0])),
+            None if left().is_zero() => return Err(RendezvousError::Missing(vec![0])),
             None => thread::sleep(AGAIN),
         }
     };
@@ -397,12 +405,12 @@ fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStre
     };
     match talk() {
         Ok((LEFT, _)) => Ok((id, stream)),
-        Ok((_, why)) => Err(Unmet::Other(String::from_utf8_lossy(&why).into_owned())),
+        Ok((_, why)) => Err(RendezvousError::Other(String::from_utf8_lossy(&why).into_owned())),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-            // The first rank is there, and waits for others.
-            Err(Unmet::Missing(Vec::new()))
+            // The first rank is running, and waits for other ranks.
+            Err(RendezvousError::Missing(Vec::new()))
         }
-        Err(error) => Err(Unmet::Other(format!("the first rank is gone: {error}"))),
+        Err(error) => Err(RendezvousError::Other(format!("rank 0 disconnected: {error}"))),
     }
 }
 
@@ -412,7 +420,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// A group at a port that nobody uses.
+    /// Returns the groups of all ranks, with an unused port.
     fn groups(size: usize) -> Vec<Group> {
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
@@ -428,12 +436,12 @@ mod tests {
         (0..size).map(group).collect()
     }
 
-    fn connect(group: Group) -> thread::JoinHandle<Result<([u8; 4], Links), Unmet>> {
+    fn connect(group: Group) -> thread::JoinHandle<Result<([u8; 4], Links), RendezvousError>> {
         thread::spawn(move || Links::connect(&group, LIMIT, || Ok(*b"id 7")))
     }
 
     fn all(size: usize) -> Vec<Links> {
-        // The first one last: the others try again.
+        // Start the first rank last: the others retry.
         let threads: Vec<_> = groups(size).into_iter().rev().map(connect).collect();
         let links = threads.into_iter().rev().map(|thread| {
             let (id, links) = thread.join().expect("no panic").expect("a group");
@@ -443,7 +451,7 @@ mod tests {
         links.collect()
     }
 
-    fn wait_for_loss(links: &Links) -> Lost {
+    fn wait_for_loss(links: &Links) -> LostRank {
         let (lost, begun) = (links.watcher(), Instant::now());
         while begun.elapsed() < LIMIT {
             if let Some(lost) = lost() {
@@ -469,7 +477,7 @@ mod tests {
     #[test]
     fn a_rank_that_dies_is_known_to_all() {
         let links = all(3);
-        // As when the process is killed: the connection ends without a word.
+        // As if the process were killed: the connection ends without a message.
         for (_, stream) in links[1].shared.peers().iter() {
             stream.shutdown(Shutdown::Both).expect("open");
         }
@@ -496,14 +504,17 @@ mod tests {
             .into_iter()
             .map(|thread| thread.join().expect("no panic"))
             .collect();
-        // One that does not come is named by the first; one that left is not waited for.
+        // The first rank names a rank that does not arrive; a rank that left is not waited for.
         let limit = Duration::from_millis(100);
-        assert_eq!(links[0].exchange(b"", limit), Err(Unexchanged::Missing(vec![1, 2, 3])));
-        assert_eq!(links[1].exchange(b"", limit), Err(Unexchanged::Missing(Vec::new())));
+        assert_eq!(
+            links[0].exchange(b"", limit),
+            Err(ExchangeError::Missing(vec![1, 2, 3]))
+        );
+        assert_eq!(links[1].exchange(b"", limit), Err(ExchangeError::Missing(Vec::new())));
         drop(links.remove(2));
         let found = links[0].exchange(b"", LIMIT);
         assert!(
-            matches!(&found, Err(Unexchanged::Lost((2, reason))) if reason.contains("left")),
+            matches!(&found, Err(ExchangeError::Lost((2, reason))) if reason.contains("exited")),
             "{found:?}"
         );
     }
@@ -530,12 +541,12 @@ mod tests {
         let second = second.clone();
         let thread = thread::spawn(move || Links::connect(&second, Duration::from_secs(2), || Ok([0; 4])).err());
         let found = Links::connect(first, limit, || Ok([0; 4])).err();
-        assert!(matches!(found, Some(Unmet::Missing(ranks)) if ranks == [2] || ranks == [1, 2]));
+        assert!(matches!(found, Some(RendezvousError::Missing(ranks)) if ranks == [2] || ranks == [1, 2]));
         assert!(thread.join().expect("no panic").is_some());
         let alone = groups(2).remove(1);
         assert_eq!(
             Links::connect(&alone, limit, || Ok([0; 4])).err(),
-            Some(Unmet::Missing(vec![0]))
+            Some(RendezvousError::Missing(vec![0]))
         );
     }
 
@@ -545,15 +556,15 @@ mod tests {
         let mut other = groups[1].clone();
         other.size = 3;
         let (first, second) = (connect(groups[0].clone()), connect(other));
-        let words = |thread: thread::JoinHandle<Result<([u8; 4], Links), Unmet>>| {
-            let Err(Unmet::Other(why)) = thread.join().expect("no panic") else {
+        let words = |thread: thread::JoinHandle<Result<([u8; 4], Links), RendezvousError>>| {
+            let Err(RendezvousError::Other(why)) = thread.join().expect("no panic") else {
                 panic!("refused")
             };
             why
         };
-        assert!(words(first).contains("waits for 2 ranks, not 3"));
-        assert!(words(second).contains("waits for 2 ranks, not 3"));
-        // A browser comes first.
+        assert!(words(first).contains("expects 2 ranks, found 3"));
+        assert!(words(second).contains("expects 2 ranks, found 3"));
+        // A browser connects first.
         let first = connect(groups[0].clone());
         let mut stranger = loop {
             match TcpStream::connect(("127.0.0.1", groups[0].port)) {

@@ -1,8 +1,9 @@
 //! NCCL: collectives between NVIDIA's GPUs, as a communicator of data-parallel training.
 //!
-//! Ranks are processes with a GPU each. They find each other by what their launcher says (`group`) and one TCP connection of each to
-//! the first (`links`), by which they also compare their calls, exchange a few bytes and tell that they end. Tensors go through NCCL
-//! (`library`, `device`): gradients from memory of the GPU to memory of the GPU, behind the kernels that make them.
+//! Ranks are processes with one GPU each. They find each other by their launcher's environment variables (`group`) and
+//! one TCP connection from each rank to the first (`links`). Over the connections they also compare their calls,
+//! exchange a few bytes and report that they end. Tensors go through NCCL (`library`, `device`): gradients from GPU
+//! memory to GPU memory, after the kernels that compute them.
 
 mod device;
 mod group;
@@ -22,31 +23,32 @@ use meganeura_core::{Error, Result};
 use self::device::Device;
 use self::group::Group;
 use self::library::{Nccl, Operation, UniqueId};
-use self::links::{Links, Unexchanged, Unmet};
+use self::links::{ExchangeError, Links, RendezvousError};
 
 /// Name of the communicator.
 pub const NAME: &str = "nccl";
 
-/// Bytes up to which data go with the comparison of calls, and not through the GPU.
+/// Maximum bytes of data that are sent with the comparison of calls instead of through the GPU.
 const SMALL: usize = 4096;
-/// The longest title of data that is compared.
+/// Maximum length of a data title in the comparison of calls.
 const MAX_TITLE: usize = 200;
 
-/// The version of NCCL, where it is found.
+/// Returns the version of NCCL, if it is found.
 ///
 /// # Errors
-/// Why it is not, and how to get it.
+/// The reason why it is not found, and how to get it.
 pub(crate) fn version() -> Result<String, String> {
     Nccl::open().map(|nccl| nccl.version_text())
 }
 
-/// A rank of a group whose GPUs communicate through NCCL.
+/// A rank in a group whose GPUs communicate through NCCL.
 pub struct NcclCommunicator {
     group: Group,
     limit: Duration,
-    /// The GPU of this rank, as selectors name it.
+    /// Device selector of this rank's GPU.
     selector: String,
-    /// A collective at a time. It is dropped first: the others are told that this rank leaves once all is done.
+    /// Lock for one collective at a time. It is dropped first: the other ranks are notified that
+    /// this rank leaves after all work is done.
     device: Mutex<Device>,
     links: Links,
 }
@@ -60,7 +62,7 @@ impl fmt::Debug for NcclCommunicator {
     }
 }
 
-/// What ranks compare before any data move.
+/// The title of a call: operation, data and sizes. Ranks compare it before any data is moved.
 struct Title {
     operation: Collective,
     root: usize,
@@ -69,7 +71,7 @@ struct Title {
 }
 
 impl Title {
-    /// What is sent: the title as a line, and the data if they are few.
+    /// Encodes the message: the title as a line, and the data if it is small.
     fn encode(&self, data: &[u8]) -> Vec<u8> {
         let end = (0..=self.tensor.len().min(MAX_TITLE))
             .rev()
@@ -80,7 +82,7 @@ impl Title {
         bytes
     }
 
-    /// The data behind a title that says the same as this one, or how it differs.
+    /// Returns the data that follows an equal title in another rank's message, or the difference of the titles.
     fn compare<'a>(own: &[u8], other: &'a [u8]) -> Result<&'a [u8], String> {
         fn line(bytes: &[u8]) -> (&[u8], &[u8]) {
             let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
@@ -96,10 +98,10 @@ impl Title {
         Err(match (&own[..], &other[..]) {
             ([title, root, bytes], [other_title, other_root, other_bytes]) => match () {
                 () if title != other_title => format!("it calls {other_title}"),
-                () if root != other_root => format!("its root is {other_root}, here it is {root}"),
-                () => format!("it has {other_bytes} bytes, here there are {bytes}"),
+                () if root != other_root => format!("its root is {other_root}, the root of this rank is {root}"),
+                () => format!("it has {other_bytes} bytes, this rank has {bytes}"),
             },
-            _ => "it sent what makes no sense".into(),
+            _ => "it sent a malformed message".into(),
         })
     }
 }
@@ -108,12 +110,12 @@ impl NcclCommunicator {
     /// Joins the group that this process was started in.
     ///
     /// # Errors
-    /// [`Error::Collective`] for a process that was not started in a group, ranks that do not come, and what NCCL fails with;
-    /// [`Error::Backend`] where there is no NCCL or no GPU for this rank.
+    /// [`Error::Collective`] for a process that was not started in a group, ranks that do not
+    /// arrive, and errors of NCCL; [`Error::Backend`] if NCCL or a GPU for this rank is missing.
     pub fn open(options: &CommunicatorOptions) -> Result<Self> {
         let group = Group::of(|name| std::env::var(name).ok()).map_err(|why| {
             Error::misuse(
-                format!("NCCL connects processes that belong together, and {why}"),
+                format!("NCCL connects processes of one group, but {why}"),
                 "see docs/distributed.md",
             )
         })?;
@@ -136,8 +138,8 @@ impl NcclCommunicator {
         };
         let (id, links) = Links::connect(&group, limit, || nccl.unique_id().map(|id| id.0)).map_err(|unmet| {
             error(match unmet {
-                Unmet::Missing(missing) => CollectiveFailure::TimedOut { missing, limit },
-                Unmet::Other(why) => CollectiveFailure::Transport(why),
+                RendezvousError::Missing(missing) => CollectiveFailure::TimedOut { missing, limit },
+                RendezvousError::Other(why) => CollectiveFailure::Transport(why),
             })
         })?;
         let selector = format!("{}:{index}", crate::gpu::NAME);
@@ -171,7 +173,8 @@ impl NcclCommunicator {
         })
     }
 
-    /// Compares a call with those of the other ranks, with data that are few. What all brought, in the order of ranks.
+    /// Compares a call with the calls of the other ranks, and exchanges small data. Returns the data of all ranks in
+    /// the order of ranks.
     fn compare(
         &self,
         (operation, tensor): (Collective, &str),
@@ -187,8 +190,8 @@ impl NcclCommunicator {
         };
         let own = title.encode(data);
         let all = self.links.exchange(&own, self.limit).map_err(|why| match why {
-            Unexchanged::Lost((peer, reason)) => CollectiveFailure::PeerLost { peer, reason },
-            Unexchanged::Missing(missing) => CollectiveFailure::TimedOut {
+            ExchangeError::Lost((peer, reason)) => CollectiveFailure::PeerLost { peer, reason },
+            ExchangeError::Missing(missing) => CollectiveFailure::TimedOut {
                 missing,
                 limit: self.limit,
             },
@@ -203,17 +206,17 @@ impl NcclCommunicator {
         data.collect()
     }
 
-    /// Ends all ranks where a call fails on this one.
+    /// Ends all ranks if the call failed on this one.
     fn checked<T>(&self, (operation, tensor): (Collective, &str), called: Result<T, CollectiveFailure>) -> Result<T> {
         called.map_err(|failure| {
             let error = self.error(operation, tensor, failure);
-            // Without the remedy, which is this rank's.
+            // Without the remedy, which applies to this rank only.
             self.abort(error.to_string().lines().next().unwrap_or_default());
             error
         })
     }
 
-    /// A collective on memory of the host, after it was compared: the data go with that if they are few.
+    /// Runs a collective on host memory, after comparing the calls. Small data is sent with the comparison.
     fn call(
         &self,
         what: (Collective, &str),
@@ -227,9 +230,9 @@ impl NcclCommunicator {
             let is_small = own.len() <= SMALL;
             let all = self.compare(what, root, own.len(), if is_small { own } else { &[] })?;
             match is_small {
-                true if all.iter().any(|data| data.len() != own.len()) => {
-                    Err(CollectiveFailure::Transport("ranks brought data of other sizes".into()))
-                }
+                true if all.iter().any(|data| data.len() != own.len()) => Err(CollectiveFailure::Transport(
+                    "ranks have data of different sizes".into(),
+                )),
                 true => few(all),
                 false => many(&mut device, self.limit),
             }
@@ -239,12 +242,11 @@ impl NcclCommunicator {
     }
 
     fn check_root(&self, what: (Collective, &str), root: usize) -> Result<()> {
-        match root < self.group.size {
-            true => Ok(()),
-            false => {
-                let message = format!("there is no rank {root}");
-                Err(self.error(what.0, what.1, CollectiveFailure::Invalid(message)))
-            }
+        if root < self.group.size {
+            Ok(())
+        } else {
+            let message = format!("rank {root} does not exist");
+            Err(self.error(what.0, what.1, CollectiveFailure::Invalid(message)))
         }
     }
 
@@ -257,7 +259,7 @@ impl NcclCommunicator {
     }
 }
 
-/// The sums of what all ranks brought, in the order of ranks, so that they are the same everywhere.
+/// Sums the data of all ranks in the order of ranks, so that the sums are equal on every rank.
 fn sum(all: &[Vec<u8>], data: &mut [f32]) {
     data.fill(0.0);
     for brought in all {
@@ -422,10 +424,10 @@ impl Communicator for NcclCommunicator {
             Some(true) => Ok(true),
             Some(false) => Err(Error::misuse(
                 format!(
-                    "the session of rank {} is on another GPU than {}, which is its own",
+                    "the session of rank {} is not on the GPU of this rank, {}",
                     self.group.rank, self.selector
                 ),
-                format!("choose no device, or {}", self.selector),
+                format!("select no device, or {}", self.selector),
             )),
         }
     }
@@ -467,12 +469,15 @@ mod tests {
         for (other, words) in [
             (title(Collective::AllReduce, 0, 8, "x"), "it calls all-reduce of x"),
             (title(Collective::Broadcast, 0, 8, "y"), "it calls broadcast of y"),
-            (title(Collective::Broadcast, 1, 8, "x"), "its root is 1, here it is 0"),
+            (
+                title(Collective::Broadcast, 1, 8, "x"),
+                "its root is 1, the root of this rank is 0",
+            ),
             (
                 title(Collective::Broadcast, 0, 4, "x"),
-                "it has 4 bytes, here there are 8",
+                "it has 4 bytes, this rank has 8",
             ),
-            (b"?".to_vec(), "makes no sense"),
+            (b"?".to_vec(), "malformed"),
         ] {
             let found = Title::compare(&own, &other).expect_err(words);
             assert!(found.contains(words), "{found}");

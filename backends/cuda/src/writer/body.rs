@@ -1,4 +1,4 @@
-//! A function while it is written: the names that its values have.
+//! The body of a function while it is written, with the C++ names of its values.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,11 +16,12 @@ pub(super) struct Body<'a> {
     pub(super) names: Names,
     pub(super) arguments: Vec<String>,
     pub(super) locals: HashMap<Handle<LocalVariable>, String>,
-    /// Values that have a name, as they were computed before.
+    /// C++ names of the values that were already computed.
     pub(super) values: HashMap<Handle<Expression>, String>,
-    /// Values that are declared before the loop in which they are computed.
+    /// Values that are declared before the loop that computes them.
     pub(super) declared: HashSet<Handle<Expression>>,
-    /// Labels of the loops around, to which `continue` jumps where the loop has something to do before its next round.
+    /// Labels of the enclosing loops. `continue` jumps to the label if the loop has work to do before its next
+    /// iteration.
     pub(super) loops: Vec<Option<String>>,
     pub(super) text: String,
     pub(super) indent: usize,
@@ -50,7 +51,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Adds a line.
+    /// Adds a line of code.
     pub(super) fn line(&mut self, line: &str) {
         self.text.push_str(&"    ".repeat(self.indent));
         self.text.push_str(line);
@@ -59,15 +60,15 @@ impl<'a> Body<'a> {
 
     pub(super) fn expression(&self, handle: Handle<Expression>) -> Result<&'a Expression> {
         let expression = self.function.expressions.try_get(handle);
-        expression.map_err(|_| WriteError::invalid("an expression that is not there"))
+        expression.map_err(|_| WriteError::invalid("an expression that does not exist"))
     }
 
-    /// The type of an expression.
+    /// Returns the type of an expression.
     pub(super) fn inner(&self, handle: Handle<Expression>) -> &'a TypeInner {
         self.info[handle].ty.inner_with(&self.cx.module.types)
     }
 
-    /// The same as C++ names it.
+    /// Returns the C++ type of an expression.
     pub(super) fn type_of(&self, handle: Handle<Expression>) -> Result<String> {
         match self.info[handle].ty.handle() {
             Some(ty) => self.cx.type_name(ty),
@@ -75,7 +76,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// The name of a value that is about to be computed: that of the `let` of WGSL, or a number.
+    /// Returns the C++ name for a value that is about to be computed: the name of the `let` in WGSL, or a number.
     pub(super) fn name_of(&mut self, handle: Handle<Expression>) -> String {
         let wanted = match self.function.named_expressions.get(&handle) {
             Some(name) => name.clone(),
@@ -84,7 +85,7 @@ impl<'a> Body<'a> {
         self.names.unique(&wanted)
     }
 
-    /// Gives a value its name.
+    /// Writes the definition of a named value.
     pub(super) fn define(&mut self, handle: Handle<Expression>, value: &str) -> Result<()> {
         if self.declared.contains(&handle) {
             let name = self.values.get(&handle).cloned();

@@ -1,4 +1,4 @@
-//! Constants, and expressions of constants.
+//! Writing of constants and constant expressions.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -9,13 +9,16 @@ use super::context::{Context, Part};
 use super::error::{Result, WriteError};
 
 impl Context<'_> {
-    /// A number as C++ writes it.
+    /// Formats a literal as C++.
     pub(super) fn literal(&self, literal: Literal) -> Result<String> {
         Ok(match literal {
-            Literal::F32(value) if value.is_finite() => match value.is_sign_negative() {
-                true => format!("({value:?}f)"),
-                false => format!("{value:?}f"),
-            },
+            Literal::F32(value) if value.is_finite() => {
+                if value.is_sign_negative() {
+                    format!("({value:?}f)")
+                } else {
+                    format!("{value:?}f")
+                }
+            }
             Literal::F32(value) => format!("__int_as_float(0x{:08x})", value.to_bits()),
             Literal::F16(value) => {
                 self.needs(Part::Half);
@@ -31,11 +34,11 @@ impl Context<'_> {
         })
     }
 
-    /// An expression of the module, with which constants and variables begin.
+    /// Writes a constant expression of the module, such as the initial value of a constant or variable.
     pub(super) fn constant_value(&self, handle: Handle<Expression>) -> Result<String> {
         let expressions = &self.module.global_expressions;
         let Ok(expression) = expressions.try_get(handle) else {
-            return Err(WriteError::invalid("a constant that is not there"));
+            return Err(WriteError::invalid("a constant that does not exist"));
         };
         match *expression {
             Expression::Literal(literal) => self.literal(literal),
@@ -63,7 +66,7 @@ impl Context<'_> {
         let values = components.iter().map(|part| self.constant_value(*part));
         match *self.inner(ty) {
             TypeInner::Vector { .. } => {
-                // Elements of vectors one by one: an initializer of a constant calls no function.
+                // Write vectors element by element: a constant's initializer cannot call functions.
                 let parts: Result<Vec<Vec<String>>> =
                     components.iter().map(|part| self.elements_of_constant(*part)).collect();
                 Ok(format!("{name}{{{{{}}}}}", parts?.concat().join(", ")))
@@ -81,7 +84,7 @@ impl Context<'_> {
         }
     }
 
-    /// A constant scalar, or the elements of a constant vector.
+    /// Returns a constant scalar, or the elements of a constant vector.
     fn elements_of_constant(&self, handle: Handle<Expression>) -> Result<Vec<String>> {
         let TypeInner::Vector { size, scalar } = *self.info[handle].inner_with(&self.module.types) else {
             return Ok(vec![self.constant_value(handle)?]);
@@ -99,7 +102,7 @@ impl Context<'_> {
         }
     }
 
-    /// Declarations of the constants that are used.
+    /// Writes the declarations of the used constants.
     pub(super) fn declare_constants(&self, used: &HashSet<Handle<Constant>>) -> Result<String> {
         let mut text = String::new();
         for (handle, constant) in self.module.constants.iter().filter(|(handle, _)| used.contains(handle)) {
@@ -109,7 +112,7 @@ impl Context<'_> {
                 TypeInner::Scalar(scalar) => scalar.width == 4 || scalar.kind == naga::ScalarKind::Bool,
                 _ => false,
             };
-            // What is indexed lies in memory.
+            // An indexed constant is in memory.
             let kind = if of_compiler {
                 "static constexpr"
             } else {
@@ -122,15 +125,16 @@ impl Context<'_> {
 
     pub(super) fn constant_name(&self, handle: Handle<Constant>) -> Result<&str> {
         let name = self.constants.get(&handle).map(String::as_str);
-        name.ok_or_else(|| WriteError::invalid("a constant that is not there"))
+        name.ok_or_else(|| WriteError::invalid("a constant that does not exist"))
     }
 }
 
-/// An array of values.
+/// Writes an array with these values.
 pub(super) fn array_of(ty: &str, values: Vec<String>, padded: bool) -> String {
-    let values: Vec<String> = match padded {
-        true => values.iter().map(|value| format!("{{{value}}}")).collect(),
-        false => values,
+    let values: Vec<String> = if padded {
+        values.iter().map(|value| format!("{{{value}}}")).collect()
+    } else {
+        values
     };
     format!("{ty}{{{{{}}}}}", values.join(", "))
 }

@@ -1,4 +1,4 @@
-//! What is known of a module while it is written.
+//! Information about a module that is needed while it is written.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -9,7 +9,7 @@ use naga::{AddressSpace, Constant, Function, GlobalVariable, Handle, Type, TypeI
 use super::names::Names;
 use super::options::{Bounds, Options};
 
-/// Parts of the prelude that a kernel may do without.
+/// The optional parts of the prelude.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Half,
@@ -27,17 +27,18 @@ pub(super) struct Context<'a> {
     pub(super) restrict: bool,
     pub(super) programmatic: bool,
     pub(super) natives: bool,
-    /// Buffers that are read before the kernel waits for earlier launches, if it says where that may be.
+    /// Buffers that are read before the kernel waits for earlier launches; `None` if the kernel does not mark where it
+    /// may wait.
     pub(super) early: Option<HashSet<Handle<GlobalVariable>>>,
-    /// Whether the kernel becomes a part of one.
+    /// `true` if the kernel becomes a part of a merged kernel.
     pub(super) is_part: bool,
-    /// Names that functions must not give to variables.
+    /// Names that are taken, so that local variables must not have them.
     pub(super) names: Names,
     pub(super) structs: HashMap<Handle<Type>, String>,
     pub(super) members: HashMap<Handle<Type>, Vec<String>>,
     pub(super) constants: HashMap<Handle<Constant>, String>,
     pub(super) globals: HashMap<Handle<GlobalVariable>, String>,
-    /// Parameters with the bytes of buffers whose length the kernel has to know.
+    /// Names of the parameters that contain a buffer's size in bytes, for buffers whose length the kernel needs.
     pub(super) lengths: HashMap<Handle<GlobalVariable>, String>,
     pub(super) functions: HashMap<Handle<Function>, String>,
     half: Cell<bool>,
@@ -126,7 +127,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Remembers that the kernel needs a part of the prelude.
+    /// Records that the kernel needs a part of the prelude.
     pub(super) fn needs(&self, part: Part) {
         self.part(part).set(true);
     }
@@ -135,7 +136,7 @@ impl<'a> Context<'a> {
         self.part(part).get()
     }
 
-    /// Variables of the module that a function uses, itself or through those that it calls.
+    /// Returns the module's variables that a function uses, directly or through functions that it calls.
     pub(super) fn used<'b>(
         &'b self,
         info: &'b FunctionInfo,
@@ -149,7 +150,7 @@ pub(super) fn is_buffer(space: AddressSpace) -> bool {
     matches!(space, AddressSpace::Storage { .. } | AddressSpace::Uniform)
 }
 
-/// Whether a type is, or ends with, an array of as many elements as there is memory.
+/// Returns `true` if a type is, or ends with, a run-time sized array.
 fn has_unsized_end(module: &naga::Module, ty: Handle<Type>) -> bool {
     module.types[ty].inner.is_dynamically_sized(&module.types)
 }

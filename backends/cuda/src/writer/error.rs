@@ -1,19 +1,19 @@
-//! Why a module was not written.
+//! Errors that occur while a module is written.
 
-/// Why a module was not written as CUDA.
+/// The reason why a module cannot be written as CUDA C++.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// There is no compute entry point of this name.
+    /// The module has no compute entry point of this name.
     #[error("the module has no compute entry point `{0}`")]
     NoEntryPoint(String),
-    /// Something of WGSL that is not written as CUDA; the text names it.
+    /// The module uses a feature of WGSL that is not supported in CUDA; the text names the feature.
     #[error("CUDA kernels do not have {0}")]
     Unsupported(String),
-    /// Overrides could not be replaced by their values.
+    /// The overrides could not be replaced by their values; the text gives the reason.
     #[error("overrides: {0}")]
     Override(String),
-    /// The module is not what the information about it says: it is not the one that was validated.
+    /// The module does not match its validation info: it is not the validated module.
     #[error("the module is not valid: {0}")]
     Invalid(String),
 }

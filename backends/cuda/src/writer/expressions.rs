@@ -1,5 +1,5 @@
-//! Expressions. What is used more than once, or has a name in WGSL, or reads memory, gets a name; the rest is written where it is
-//! used.
+//! Writing of expressions. A value gets a name if it is used more than once, has a name in WGSL, or reads memory. All
+//! other values are written as expressions at their use.
 
 use naga::{Expression, Handle, SwizzleComponent, TypeInner};
 
@@ -9,7 +9,7 @@ use super::error::{Result, WriteError};
 use super::places::Index;
 
 impl Body<'_> {
-    /// Computes an expression at this place, if it matters where.
+    /// Writes the definition of a value here, if the position of its computation matters.
     pub(super) fn emit(&mut self, handle: Handle<Expression>) -> Result<()> {
         if self.gets_name(handle) {
             let value = self.computed(handle)?;
@@ -18,7 +18,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Whether a value gets a name.
+    /// Returns `true` if a value gets a name.
     pub(super) fn gets_name(&self, handle: Handle<Expression>) -> bool {
         if self.inner(handle).pointer_space().is_some() {
             return false;
@@ -41,7 +41,7 @@ impl Body<'_> {
         }
     }
 
-    /// A value: its name, or how it is computed.
+    /// Returns the C++ code of a value: its name, or its expression.
     pub(super) fn value(&self, handle: Handle<Expression>) -> Result<String> {
         match self.values.get(&handle) {
             Some(name) => Ok(name.clone()),
@@ -53,7 +53,7 @@ impl Body<'_> {
         handles.iter().map(|handle| self.value(*handle)).collect()
     }
 
-    /// How a value is computed.
+    /// Returns the C++ expression that computes a value.
     fn computed(&self, handle: Handle<Expression>) -> Result<String> {
         Ok(match *self.expression(handle)? {
             Expression::Literal(literal) => self.cx.literal(literal)?,
@@ -101,7 +101,7 @@ impl Body<'_> {
             Expression::As { expr, kind, convert } => self.convert(expr, kind, convert)?,
             Expression::ArrayLength(pointer) => self.array_length(pointer)?,
             Expression::CooperativeLoad { role, ref data, .. } => {
-                // The type says whether there are such matrices.
+                // Getting the type checks that such matrices are supported.
                 self.type_of(handle)?;
                 self.load_matrix(role, data)?
             }
@@ -121,14 +121,14 @@ impl Body<'_> {
             | Expression::WorkGroupUniformLoadResult { .. }
             | Expression::SubgroupBallotResult
             | Expression::SubgroupOperationResult { .. } => {
-                return Err(WriteError::invalid("a result that is used before it is there"));
+                return Err(WriteError::invalid("a result that is used before it is computed"));
             }
             Expression::Override(_) => return Err(WriteError::invalid("an override that has no value")),
             ref other => return Err(WriteError::unsupported(format!("the expression {other:?}"))),
         })
     }
 
-    /// A part of a value.
+    /// Writes the access to a component or element of a value.
     fn part(&self, base: Handle<Expression>, index: Index) -> Result<String> {
         if self.inner(base).pointer_space().is_some() {
             return Err(WriteError::unsupported("pointers as values"));

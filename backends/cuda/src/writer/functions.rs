@@ -1,4 +1,4 @@
-//! Functions and the kernel itself.
+//! Writing of functions, and of the kernel itself.
 
 use naga::valid::FunctionInfo;
 use naga::{Binding, BuiltIn, EntryPoint, Expression, Function, Handle, TypeInner};
@@ -9,18 +9,18 @@ use super::error::{Result, WriteError};
 use super::natives::native;
 use super::waits::MARKER;
 
-/// Threads of a warp, which are a subgroup.
+/// Number of threads in a warp, which implements a subgroup.
 const WARP: u32 = 32;
-/// Type of the number of a block, and of how many there are, where the kernel is a part of one.
+/// Type of the block index and of the number of blocks, if the kernel is a part of a merged kernel.
 const BLOCKS: &str = "wgsl::blocks";
-/// Their names, which are no names of WGSL: those have no two underscores.
+/// Names of the block index and of the number of blocks. They contain two underscores, so they cannot be names of WGSL.
 const PART_BLOCK: &str = "part__block";
 const PART_BLOCKS: &str = "part__blocks";
-/// Threads that a block may have.
+/// Maximum number of threads in a block.
 const MAX_THREADS: u32 = 1024;
 
 impl Context<'_> {
-    /// A function that the kernel calls.
+    /// Writes a function that the kernel calls.
     pub(super) fn function(&self, handle: Handle<Function>) -> Result<String> {
         let (function, info) = (&self.module.functions[handle], &self.info[handle]);
         let name = self.function_name(handle)?;
@@ -55,7 +55,8 @@ impl Context<'_> {
         ))
     }
 
-    /// The kernel; where it is a part of one, a function that gets the number of its block and how many there are.
+    /// Writes the kernel. A part of a merged kernel is written as a function that receives its block index and number
+    /// of blocks.
     pub(super) fn kernel(&self, entry: &EntryPoint, info: &FunctionInfo, name: &str) -> Result<String> {
         let threads = threads(entry)?;
         let mut body = Body::new(self, &entry.function, info);
@@ -97,11 +98,11 @@ impl Context<'_> {
 
     fn function_name(&self, handle: Handle<Function>) -> Result<&str> {
         let name = self.functions.get(&handle).map(String::as_str);
-        name.ok_or_else(|| WriteError::invalid("a function that is not there"))
+        name.ok_or_else(|| WriteError::invalid("a function that does not exist"))
     }
 }
 
-/// The threads of a block.
+/// Returns the number of threads in a block.
 fn threads(entry: &EntryPoint) -> Result<u32> {
     let sizes = entry.workgroup_size.iter();
     let threads = sizes.fold(1_u32, |all, size| all.saturating_mul(*size));
@@ -113,19 +114,20 @@ fn threads(entry: &EntryPoint) -> Result<u32> {
     }
 }
 
-/// What CUDA has for a value that WGSL gives an entry point.
+/// Returns the CUDA expression for a built-in value of an entry point.
 fn builtin(built_in: BuiltIn, size: [u32; 3], is_part: bool) -> Result<String> {
     let [x, y, z] = size;
     let threads = x.saturating_mul(y).saturating_mul(z);
-    // A factor that is always 0 costs nothing, but is nothing to read, either.
+    // A dimension of size 1 has index 0, so it is omitted for readability.
     let local = match (y, z) {
         (1, 1) => "threadIdx.x".to_owned(),
         (_, 1) => format!("(threadIdx.y * {x}u + threadIdx.x)"),
         _ => format!("((threadIdx.z * {y}u + threadIdx.y) * {x}u + threadIdx.x)"),
     };
-    let (block, blocks) = match is_part {
-        true => (PART_BLOCK, PART_BLOCKS),
-        false => ("blockIdx", "gridDim"),
+    let (block, blocks) = if is_part {
+        (PART_BLOCK, PART_BLOCKS)
+    } else {
+        ("blockIdx", "gridDim")
     };
     let three = |of: &dyn Fn(&str) -> String| format!("vec<u32, 3>{{{{{}, {}, {}}}}}", of("x"), of("y"), of("z"));
     Ok(match built_in {
@@ -163,7 +165,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// An argument of the entry point: a built-in value, or a structure of them.
+    /// Declares an argument of the entry point: a built-in value, or a structure of them.
     fn declare_argument(&mut self, number: usize, size: [u32; 3]) -> Result<()> {
         let (Some(argument), Some(name)) = (self.function.arguments.get(number), self.arguments.get(number)) else {
             return Err(WriteError::invalid("an argument that the entry point does not have"));
@@ -187,7 +189,8 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// A call of a function of the module, which gets the variables of the module that it uses.
+    /// Writes a call of a function of the module. The module's variables that the function uses are passed as
+    /// arguments.
     pub(super) fn call(&self, function: Handle<Function>, arguments: &[Handle<Expression>]) -> Result<String> {
         let mut given = self.cx.global_arguments(&self.cx.info[function])?;
         for argument in arguments {

@@ -1,5 +1,5 @@
-//! Variables of the module: buffers are parameters, workgroup memory is shared memory, private variables are variables of the
-//! kernel. Functions get what they use as parameters.
+//! Writing of the module's variables. Buffers become parameters, workgroup memory becomes shared memory, and private
+//! variables become variables of the kernel. Functions receive the variables that they use as parameters.
 
 use std::fmt::Write as _;
 
@@ -11,18 +11,19 @@ use super::error::{Result, WriteError};
 use super::options::Binding;
 use super::types::is_read_only;
 
-/// Shared memory that a kernel may declare.
+/// Maximum shared memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
-/// What arrays in shared memory begin at a multiple of, so that tensor cores can read them.
+/// Alignment of arrays in shared memory in bytes, so that tensor cores can read them.
 const SHARED_ALIGNMENT: u32 = 32;
 
 impl Context<'_> {
     pub(super) fn global_name(&self, handle: Handle<GlobalVariable>) -> Result<&str> {
         let name = self.globals.get(&handle).map(String::as_str);
-        name.ok_or_else(|| WriteError::invalid("a variable that is not there"))
+        name.ok_or_else(|| WriteError::invalid("a variable that does not exist"))
     }
 
-    /// What a buffer's pointer points to: its elements, if it is an array of as many as there is memory.
+    /// Returns the type that a buffer's pointer points to: the element type if it is a run-time
+    /// sized array.
     fn pointee(&self, variable: &GlobalVariable) -> Result<String> {
         match *self.inner(variable.ty) {
             TypeInner::Array { base, size, stride } if self.is_unsized(variable.ty) => {
@@ -32,7 +33,8 @@ impl Context<'_> {
         }
     }
 
-    /// Parameters of a function for the variables of the module that it uses. The kernel has its private variables itself.
+    /// Returns the parameters of a function for the module's variables that it uses. The kernel itself declares private
+    /// variables instead.
     pub(super) fn global_parameters(&self, info: &FunctionInfo, is_entry: bool) -> Result<Vec<String>> {
         let mut parameters = Vec::new();
         for (handle, variable) in self.ordered(info) {
@@ -44,7 +46,8 @@ impl Context<'_> {
                 AddressSpace::Private | AddressSpace::WorkGroup => {}
                 space if is_buffer(space) => {
                     let ty = self.pointee(variable)?;
-                    // The compiler moves loads through the cache for constant data behind the wait.
+                    // Otherwise the compiler would move loads through the read-only cache after the
+                    // wait.
                     let is_early = self.early.as_ref().is_some_and(|early| early.contains(&handle));
                     parameters.push(match (is_read_only(space), self.restrict && !is_early) {
                         (true, true) => format!("const {ty}* __restrict__ {name}"),
@@ -65,7 +68,7 @@ impl Context<'_> {
         Ok(parameters)
     }
 
-    /// What a call gives for the parameters above.
+    /// Returns the arguments of a call for the parameters from [`Self::global_parameters`].
     pub(super) fn global_arguments(&self, info: &FunctionInfo) -> Result<Vec<String>> {
         let mut arguments = Vec::new();
         for (handle, variable) in self.ordered(info) {
@@ -77,7 +80,7 @@ impl Context<'_> {
         Ok(arguments)
     }
 
-    /// The variables that a function uses, buffers in the order of their bindings.
+    /// Returns the variables that a function uses, with buffers in the order of their bindings.
     fn ordered(&self, info: &FunctionInfo) -> Vec<(Handle<GlobalVariable>, &GlobalVariable)> {
         let mut used: Vec<_> = self.used(info).collect();
         used.sort_by_key(|(_, variable)| {
@@ -87,7 +90,7 @@ impl Context<'_> {
         used
     }
 
-    /// Buffers of the kernel, in the order of its parameters.
+    /// Returns the buffers of the kernel in the order of its parameters.
     pub(super) fn bindings(&self, entry: &FunctionInfo) -> Result<Vec<Binding>> {
         let buffers = self
             .ordered(entry)
@@ -122,7 +125,7 @@ impl Context<'_> {
         })
     }
 
-    /// Declarations of shared memory, and how many bytes they are.
+    /// Writes declarations of shared memory, and returns their size in bytes.
     pub(super) fn declare_shared(&self, entry: &FunctionInfo) -> Result<(String, u32)> {
         let (mut text, mut bytes) = (String::new(), 0_u32);
         for (handle, variable) in self
@@ -141,7 +144,7 @@ impl Context<'_> {
         Ok((text, bytes))
     }
 
-    /// Declarations of private variables, in the kernel.
+    /// Writes declarations of private variables at the start of the kernel.
     pub(super) fn declare_private(&self, entry: &FunctionInfo) -> Result<Vec<String>> {
         let private = self
             .used(entry)

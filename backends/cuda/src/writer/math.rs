@@ -1,4 +1,4 @@
-//! Functions of numbers. The prelude has each for scalars and for vectors.
+//! Writing of mathematical functions. The prelude has each function for scalars and for vectors.
 
 use naga::{Expression, Handle, MathFunction};
 
@@ -6,7 +6,7 @@ use super::body::Body;
 use super::context::Part;
 use super::error::{Result, WriteError};
 
-/// The function of the prelude, and whether it is among those of half precision.
+/// Returns the name of the prelude's function, and true if it supports half precision.
 fn function(fun: MathFunction) -> Option<(&'static str, bool)> {
     use MathFunction as Mf;
     let name = match fun {
@@ -72,7 +72,8 @@ fn function(fun: MathFunction) -> Option<(&'static str, bool)> {
         Mf::QuantizeToF16 => return Some(("quantize_f16", true)),
         Mf::Pack2x16float => return Some(("pack2_f16", true)),
         Mf::Unpack2x16float => return Some(("unpack2_f16", true)),
-        // Results that are structures, matrices, geometry and normalized integers: no kernel has them.
+        // Results that are structures, matrices, geometry and normalized integers: no kernel uses
+        // them.
         Mf::Modf
         | Mf::Frexp
         | Mf::Outer

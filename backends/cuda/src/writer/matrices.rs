@@ -1,4 +1,4 @@
-//! Cooperative matrices.
+//! Writing of operations on cooperative matrices.
 
 use naga::{AddressSpace, CooperativeData, CooperativeRole, Expression, Handle, TypeInner};
 
@@ -8,11 +8,12 @@ use super::error::{Result, WriteError};
 use super::options::Bounds;
 
 impl Body<'_> {
-    /// The parameters of a load or store: where the matrix is, and the numbers from one row (or column) to the next.
+    /// Returns the arguments of a load or store: the address of the matrix, and the distance between rows (or columns)
+    /// in elements.
     fn matrix_memory(&self, data: &CooperativeData) -> Result<(&'static str, String)> {
-        // A matrix is read from its first element on, wherever that is.
+        // Only the first element's index could be checked, not the whole matrix.
         if self.cx.bounds == Bounds::Restrict {
-            return Err(WriteError::unsupported("cooperative matrices that stay within bounds"));
+            return Err(WriteError::unsupported("bounds checks for cooperative matrices"));
         }
         let space = match self.space(data.pointer)? {
             AddressSpace::WorkGroup => "shared",
@@ -23,7 +24,7 @@ impl Body<'_> {
                 )));
             }
         };
-        // WGSL counts what the pointer points to, which may be vectors.
+        // The stride in WGSL is in elements of the pointer's type, which may be vectors.
         let numbers = match *self.inner(data.pointer) {
             TypeInner::Pointer { base, .. } => match *self.cx.inner(base) {
                 TypeInner::Vector { size, .. } => size as u8,

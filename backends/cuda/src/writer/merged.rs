@@ -1,5 +1,5 @@
-//! Several kernels that do not depend on each other as one, each of which computes in blocks of its own: a launch costs as much as a
-//! small kernel takes.
+//! Merging of several independent kernels into one kernel, in which each part has its own blocks. A launch costs as
+//! much as a small kernel takes.
 
 use std::fmt::Write as _;
 
@@ -11,40 +11,42 @@ use super::error::{Result, WriteError};
 use super::options::{Binding, Options};
 use super::{ENTRY, in_namespace, prelude, unit};
 
-/// Shared memory that a kernel may declare.
+/// Maximum shared memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
 
-/// A kernel that becomes a part of one.
+/// A kernel that becomes a part of a merged kernel.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
-    /// Which of the modules it is.
+    /// Index of the kernel's module.
     pub module: usize,
-    /// Its blocks along each axis.
+    /// Number of blocks along each axis.
     pub blocks: [u32; 3],
-    /// Name of its entry point.
+    /// Name of the kernel's entry point.
     pub entry: &'a str,
 }
 
-/// Several kernels as one.
+/// Several kernels merged into one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Merged {
-    /// The source, which includes nothing.
+pub struct MergedKernel {
+    /// Self-contained CUDA C++ source.
     pub source: String,
-    /// Name of the `__global__` function, which C++ does not change.
+    /// Unmangled name of the `__global__` function.
     pub entry: String,
-    /// Threads of a block along each axis.
+    /// Number of threads in a block along each axis.
     pub threads: [u32; 3],
-    /// Blocks, all along the first axis.
+    /// Number of blocks, all along the first axis.
     pub blocks: u32,
-    /// The parameters in their order, those of one call after those of another, each with the number of its call.
+    /// Parameters in order, call after call, each with the index of its call.
     pub bindings: Vec<(usize, Binding)>,
 }
 
-/// Writes calls of kernels, whose modules come with their options, as one kernel. All have blocks of as many threads along each axis.
+/// Writes calls of kernels, whose modules come with their options, as one kernel. All must have the
+/// same block size along each axis.
 ///
 /// # Errors
-/// As [`write`](super::write); blocks of different sizes, more shared memory than there is, or more blocks than can be counted.
-pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]) -> Result<Merged> {
+/// As [`write`](super::write); blocks of different sizes, too much shared memory, or too many
+/// blocks.
+pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]) -> Result<MergedKernel> {
     let mut units = Vec::with_capacity(modules.len());
     for (number, (module, info, options)) in modules.iter().enumerate() {
         let call = calls.iter().find(|call| call.module == number);
@@ -78,7 +80,7 @@ pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]
     let mut end = 0_u32;
     for (number, call) in calls.iter().enumerate() {
         let Some(unit) = units.get(call.module) else {
-            return Err(WriteError::invalid("a call of a module that is not there"));
+            return Err(WriteError::invalid("a call of a module that does not exist"));
         };
         let mut arguments = Vec::with_capacity(unit.parameters.len() + 2);
         for (at, parameter) in unit.parameters.iter().enumerate() {
@@ -117,7 +119,7 @@ pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]
         parameters.join(",")
     );
     source.push_str(&in_namespace(&needed, &global));
-    Ok(Merged {
+    Ok(MergedKernel {
         source,
         entry: ENTRY.to_owned(),
         threads,

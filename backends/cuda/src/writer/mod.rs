@@ -1,16 +1,17 @@
 //! A writer from a module of naga to CUDA C++.
 //!
-//! A source consists of the parts of the prelude (`prelude/`) that it needs, which say in C++ what WGSL's types, operators and
-//! functions do, and of the module: structures, constants, shared memory, functions, and the kernel.
+//! A source consists of the needed parts of the prelude (`prelude/`), which implement WGSL's types,
+//! operators and functions in C++, and of the module: structures, constants, shared memory,
+//! functions, and the kernel.
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `options` | what a caller chooses and gets |
-//! | `context`, `uses`, `names` | what is known of a module while it is written |
+//! | `options` | options and results |
+//! | `context`, `uses`, `names` | information about a module while it is written |
 //! | `types`, `constants`, `globals`, `functions` | declarations |
 //! | `body`, `statements` | the inside of a function |
-//! | `expressions`, `operators`, `math`, `places` | values, and where in memory they are |
-//! | `sync`, `matrices` | what threads do together |
+//! | `expressions`, `operators`, `math`, `places` | values, and their location in memory |
+//! | `sync`, `matrices` | cooperation of threads |
 //! | `merged` | several kernels as one |
 //! | `natives` | functions that are instructions |
 //! | `waits` | where a kernel waits for earlier launches |
@@ -45,14 +46,14 @@ use self::error::Result;
 use self::uses::Uses;
 
 pub use self::error::WriteError;
-pub use self::merged::{Call, Merged, write_merged};
-pub use self::options::{Binding, Bounds, Options, Written};
+pub use self::merged::{Call, MergedKernel, write_merged};
+pub use self::options::{Binding, Bounds, CudaSource, Options};
 pub(crate) use self::waits::waits_late;
 
-/// The kernel's name; functions of the module have others.
+/// C++ name of the kernel. Functions of the module have other names.
 const ENTRY: &str = "kernel_main";
 
-/// Parts of the prelude in their order, with what needs them; the first ones are in every source.
+/// Parts of the prelude in order, each with the features that need it. The first ones are in every source.
 const PRELUDE: &[(&str, &[Part])] = &[
     (include_str!("prelude/base.cuh"), &[]),
     (include_str!("prelude/numbers.cuh"), &[]),
@@ -64,14 +65,15 @@ const PRELUDE: &[(&str, &[Part])] = &[
     (include_str!("prelude/natives.cuh"), &[Part::Natives]),
 ];
 
-/// Writes an entry point of a valid module, and what it uses, as CUDA C++. `info` is what the validator gave for `module`.
+/// Writes an entry point of a valid module, and everything that it uses, as CUDA C++. `info` is the
+/// validator's result for `module`.
 ///
 /// # Errors
-/// If there is no such entry point, or if it uses what CUDA kernels do not have.
-pub fn write(module: &Module, info: &ModuleInfo, entry: &str, options: &Options) -> Result<Written> {
+/// There is no such entry point, or it uses features that CUDA kernels lack.
+pub fn write(module: &Module, info: &ModuleInfo, entry: &str, options: &Options) -> Result<CudaSource> {
     let unit = unit(module, info, entry, options, false)?;
     let source = format!("{}{}", prelude(&unit.needed), in_namespace(&unit.needed, &unit.items));
-    Ok(Written {
+    Ok(CudaSource {
         source,
         entry: ENTRY.to_owned(),
         threads: unit.threads,
@@ -80,14 +82,14 @@ pub fn write(module: &Module, info: &ModuleInfo, entry: &str, options: &Options)
     })
 }
 
-/// What a source is made of: the kernel with all that it uses, and what it needs of the prelude.
+/// The parts of a source: the kernel with everything that it uses, and the needed features of the prelude.
 struct Unit {
     items: String,
     needed: Vec<Part>,
     threads: [u32; 3],
     shared_bytes: u32,
     bindings: Vec<Binding>,
-    /// The parameters for the bindings, as declared.
+    /// Declarations of the kernel's parameters.
     parameters: Vec<String>,
 }
 
@@ -121,7 +123,7 @@ fn unit(module: &Module, info: &ModuleInfo, entry: &str, options: &Options, is_p
     items.push_str(&cx.declare_constants(&uses.constants)?);
     let (shared, shared_bytes) = cx.declare_shared(entry_info)?;
     items.push_str(&shared);
-    // Functions come after those that they call in naga's list, too.
+    // In naga's list, functions come after the functions that they call, as required.
     for (handle, _) in module
         .functions
         .iter()
@@ -148,7 +150,7 @@ fn unit(module: &Module, info: &ModuleInfo, entry: &str, options: &Options, is_p
     })
 }
 
-/// The parts of the prelude that are needed.
+/// Returns the prelude with only the needed parts.
 fn prelude(needed: &[Part]) -> String {
     let is_used = |parts: &[Part]| parts.is_empty() || parts.iter().any(|part| needed.contains(part));
     PRELUDE
@@ -158,7 +160,7 @@ fn prelude(needed: &[Part]) -> String {
         .collect()
 }
 
-/// Declarations in their namespace.
+/// Wraps declarations in the namespace of the kernel.
 fn in_namespace(needed: &[Part], items: &str) -> String {
     let mut source = String::from("namespace kernel {\n");
     let mut types = vec!["u32", "i32", "f32", "f16", "vec", "array", "padded"];

@@ -1,9 +1,9 @@
-//! Names of C++ for those of WGSL.
+//! Conversion of WGSL names to C++ names.
 
 use std::collections::HashSet;
 
-/// Words that names must not be: those of C++ that WGSL does not reserve as well, or not in all cases, those of CUDA that
-/// kernels use, and types and namespaces of the prelude. Its functions are in a namespace of their own.
+/// Reserved words: words of C++ that WGSL does not (always) reserve, words of CUDA that kernels use, and types and
+/// namespaces of the prelude. The functions of the prelude are in a separate namespace.
 const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl \
     concept const const_cast consteval constexpr constinit continue co_await co_return co_yield decltype default delete do double \
     dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept \
@@ -13,7 +13,7 @@ const RESERVED: &str = "alignas alignof and and_eq asm auto bitand bitor bool br
     threadIdx blockIdx blockDim gridDim warpSize linux unix NULL WGSL WGSL_UNROLL \
     wgsl kernel kernel_main u32 i32 f32 f16 u64 vec array padded matrix_a matrix_b matrix_c";
 
-/// The names of a scope, of which no two are the same.
+/// The C++ names that are used in a scope.
 #[derive(Clone)]
 pub(super) struct Names {
     taken: HashSet<String>,
@@ -26,7 +26,7 @@ impl Names {
         }
     }
 
-    /// A name like the one that is wanted, with a number where that is taken.
+    /// Returns a unique name: `wanted`, with a number if it is taken.
     pub(super) fn unique(&mut self, wanted: &str) -> String {
         let plain = plain(wanted);
         let numbered = |number: usize| match number {
@@ -41,7 +41,8 @@ impl Names {
     }
 }
 
-/// Letters, digits and single underscores, the first of them a letter: C++ keeps other names for itself.
+/// Converts a name to letters, digits and single underscores, beginning with a letter, because C++ reserves other
+/// names.
 fn plain(wanted: &str) -> String {
     let mut name = String::new();
     for letter in wanted.chars() {
@@ -53,7 +54,7 @@ fn plain(wanted: &str) -> String {
     if !name.starts_with(|first: char| first.is_ascii_alphabetic()) {
         name.insert(0, 'v');
     }
-    // Macros of the prelude and names that are written beside those of the module.
+    // Avoid macros of the prelude, and names that are generated in addition to those of the module.
     if name.starts_with("WGSL_") {
         name.insert(0, 'v');
     }

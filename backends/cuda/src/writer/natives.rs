@@ -1,10 +1,10 @@
-//! Functions of the shaders' library that compute in integers what NVIDIA's processors have an instruction for: WGSL has none that
-//! gives the same on every driver.
+//! Functions of the shader library that are replaced by instructions of NVIDIA's GPUs. The library computes them with
+//! integers, because no WGSL function gives the same result on every driver.
 
-/// Names of such functions. The prelude has them with `native_` in front.
+/// Names of these functions. In the prelude, their names begin with `native_`.
 const NATIVES: [&str; 3] = ["f16_to_f32", "f16_to_f32x4", "f32_to_f16"];
 
-/// The prelude's function in place of one of the module.
+/// Returns the name of the prelude's function that replaces a function of the module, if there is one.
 pub(super) fn native(name: Option<&str>) -> Option<String> {
     let name = NATIVES.into_iter().find(|native| Some(*native) == name)?;
     Some(format!("native_{name}"))

@@ -1,4 +1,4 @@
-//! Operators, conversions and comparisons.
+//! Writing of operators, conversions and comparisons.
 
 use naga::{BinaryOperator, Expression, Handle, Literal, RelationalFunction, ScalarKind, TypeInner, UnaryOperator};
 
@@ -6,7 +6,7 @@ use super::body::Body;
 use super::context::Part;
 use super::error::{Result, WriteError};
 
-/// The operator of C++, and the function of the prelude that does the same for what C++ has no operator.
+/// Returns the C++ operator, and the name of the prelude's function for types without this operator.
 fn operator(op: BinaryOperator) -> (&'static str, &'static str) {
     match op {
         BinaryOperator::Add => ("+", "add"),
@@ -52,16 +52,17 @@ impl Body<'_> {
     ) -> Result<String> {
         let (symbol, function) = operator(op);
         let (a, b) = (self.value(left)?, self.value(right)?);
-        Ok(match self.has_operator(op, left, right) {
-            true => format!("({a} {symbol} {b})"),
-            false => format!("wgsl::{function}({a}, {b})"),
+        Ok(if self.has_operator(op, left, right) {
+            format!("({a} {symbol} {b})")
+        } else {
+            format!("wgsl::{function}({a}, {b})")
         })
     }
 
-    /// Whether the operator of C++ does what that of WGSL does.
+    /// Returns `true` if the C++ operator gives the same result as the operator of WGSL for these operands.
     fn has_operator(&self, op: BinaryOperator, left: Handle<Expression>, right: Handle<Expression>) -> bool {
         use BinaryOperator as Op;
-        // Scalars alone; and halves are a structure.
+        // Only for scalars, and not for halves, which are a structure.
         let (Some((kind, width)), Some(_)) = (self.single(left), self.single(right)) else {
             return false;
         };
@@ -70,7 +71,7 @@ impl Body<'_> {
             (_, ScalarKind::Float) if width != 4 => false,
             (Op::Modulo, ScalarKind::Float) => false,
             (Op::Add | Op::Subtract | Op::Multiply, ScalarKind::Sint) => false,
-            // By a number with which nothing goes wrong.
+            // The divisor is a constant without special cases.
             (Op::Divide | Op::Modulo, ScalarKind::Uint) => by.is_some_and(|by| by != 0),
             (Op::Divide | Op::Modulo, ScalarKind::Sint) => by.is_some_and(|by| by > 0),
             (Op::ShiftLeft, ScalarKind::Sint) => false,
@@ -80,7 +81,7 @@ impl Body<'_> {
         }
     }
 
-    /// Kind and width of a scalar.
+    /// Returns the kind and the width of a scalar; `None` for other types.
     fn single(&self, handle: Handle<Expression>) -> Option<(ScalarKind, u8)> {
         match *self.inner(handle) {
             TypeInner::Scalar(scalar) => Some((scalar.kind, scalar.width)),
@@ -88,7 +89,7 @@ impl Body<'_> {
         }
     }
 
-    /// The value of an integer that is known.
+    /// Returns the value of a constant integer.
     pub(super) fn number(&self, handle: Handle<Expression>) -> Option<i64> {
         let literal = |expression: &Expression| match *expression {
             Expression::Literal(Literal::U32(value)) => Some(i64::from(value)),
@@ -127,7 +128,7 @@ impl Body<'_> {
         Ok(format!("wgsl::{name}({})", self.value(argument)?))
     }
 
-    /// A value as another type: converted, or the same bits.
+    /// Writes a value as another type, either converted or with the same bits.
     pub(super) fn convert(&self, operand: Handle<Expression>, kind: ScalarKind, convert: Option<u8>) -> Result<String> {
         let from = match *self.inner(operand) {
             TypeInner::Scalar(scalar) | TypeInner::Vector { scalar, .. } => scalar,

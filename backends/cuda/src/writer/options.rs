@@ -1,33 +1,35 @@
-//! What a caller chooses, and what it gets.
+//! Options and results of the writer.
 
 use std::collections::BTreeMap;
 
-/// What happens to an index that is out of bounds.
+/// The treatment of indices that are out of bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Bounds {
-    /// It becomes the last one: every access is within its buffer, array or vector. For kernels of others.
+    /// Clamps an index to the last one, so that every access is within its buffer, array or vector. For third-party
+    /// kernels.
     #[default]
     Restrict,
-    /// Nothing: the kernel's own text keeps within its sizes, as kernels of `meganeura-shaders` do.
+    /// Omits the check: the kernel itself stays within its sizes, as kernels of `meganeura-shaders` do.
     Unchecked,
 }
 
-/// How a module is written.
+/// The options for writing a module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// What happens to indices that are out of bounds.
+    /// Treatment of indices that are out of bounds.
     pub bounds: Bounds,
-    /// Whether pointers that are only read from are `const … __restrict__`, so that the compiler reads through the cache for
-    /// constant data. It takes that the host binds no memory to them that the same launch writes.
+    /// True to declare read-only pointers as `const … __restrict__`, so that the compiler reads through the read-only
+    /// cache. The host must then not bind memory to them that the same launch writes.
     pub restrict: bool,
-    /// Whether a block waits for the launches that this one depends on, and then asks for those that depend on it, before anything
-    /// else or where the kernel says so (programmatic dependent launch). Architectures before `sm_90` have no such launches, and the kernel does neither.
+    /// True to make a block wait for the launches that this one depends on, and then trigger its dependents
+    /// (programmatic dependent launch). It waits at the beginning, or at the position that the kernel marks.
+    /// Architectures before `sm_90` do not support this; the kernel then does neither.
     pub programmatic: bool,
-    /// Names of buffers that no launch writes that may still run when this one begins. A kernel that says where it may wait, and reads
-    /// nothing but these before, waits there.
+    /// Names of buffers that are not written by any launch that may still run when this one begins. A kernel that marks
+    /// where it may wait, and reads only these buffers before that position, waits there.
     pub unwritten: Vec<String>,
-    /// Whether functions by the names of some in the library of `meganeura-shaders` are replaced by instructions that do the same. Not
-    /// for kernels of others, who may use the names for something else.
+    /// True to replace functions by equivalent instructions if they have the names of certain functions in the library
+    /// of `meganeura-shaders`. Not for third-party kernels, which may use the names for other functions.
     pub natives: bool,
     /// Values of overrides, by name or by the number of `@id`.
     pub overrides: BTreeMap<String, f64>,
@@ -46,35 +48,36 @@ impl Default for Options {
     }
 }
 
-/// A buffer that a kernel takes.
+/// A buffer that is bound to a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
-    /// The group of its binding.
+    /// Group of the WGSL binding.
     pub group: u32,
-    /// The number of its binding in that group.
+    /// Number of the WGSL binding in its group.
     pub binding: u32,
-    /// Its name in WGSL.
+    /// Name of the variable in WGSL.
     pub name: String,
-    /// Whether the kernel may write to it.
+    /// `true` if the kernel may write to the buffer.
     pub writable: bool,
-    /// Whether the parameter after the pointer is the buffer's length in bytes, as `unsigned long long`.
+    /// `true` if the parameter after the pointer is the buffer's length in bytes, as
+    /// `unsigned long long`.
     pub has_length: bool,
-    /// The least bytes that the buffer must have: those of its type, with one element of an array of unknown length. Bounds are
-    /// kept only then.
+    /// Minimum size of the buffer in bytes: the size of its type, with one element of a run-time sized array. Bounds
+    /// checks rely on it.
     pub least_bytes: u64,
 }
 
 /// A kernel as CUDA C++.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
-    /// The source, which includes nothing.
+pub struct CudaSource {
+    /// Self-contained CUDA C++ source.
     pub source: String,
-    /// Name of the `__global__` function, which C++ does not change.
+    /// Unmangled name of the `__global__` function.
     pub entry: String,
-    /// Threads of a block along each axis.
+    /// Number of threads in a block along each axis.
     pub threads: [u32; 3],
-    /// Bytes of shared memory of a block, which the source declares itself.
+    /// Bytes of shared memory of a block. The source declares this memory.
     pub shared_bytes: u32,
-    /// The parameters, in their order: of each a pointer, and its length where it has one.
+    /// Parameters in order: a pointer for each buffer, followed by the buffer's length if it has one.
     pub bindings: Vec<Binding>,
 }

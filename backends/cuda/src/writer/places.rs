@@ -1,4 +1,4 @@
-//! Pointers: where in memory an expression points to, with its indices in bounds.
+//! Writing of pointers: the memory locations of expressions, with indices in bounds.
 
 use naga::{AddressSpace, Expression, GlobalVariable, Handle, TypeInner};
 
@@ -7,22 +7,22 @@ use super::context::is_buffer;
 use super::error::{Result, WriteError};
 use super::options::Bounds;
 
-/// An index into something.
+/// An index into an array or vector.
 #[derive(Clone, Copy)]
 pub(super) enum Index {
     Known(u32),
     Value(Handle<Expression>),
 }
 
-/// An array of as many elements as there is memory: where it begins and how many there are.
-struct Unsized {
+/// The C++ code for a run-time sized array.
+struct UnsizedArray {
     pointer: String,
-    /// The number of elements, where the kernel knows it.
+    /// Expression for the number of elements, if the kernel needs it.
     count: Option<String>,
 }
 
 impl Body<'_> {
-    /// Where a pointer points to, as something that can be assigned to.
+    /// Returns the memory location that a pointer points to, as an assignable expression.
     pub(super) fn place(&self, pointer: Handle<Expression>) -> Result<String> {
         match *self.expression(pointer)? {
             Expression::GlobalVariable(global) => self.global_place(global),
@@ -46,14 +46,15 @@ impl Body<'_> {
 
     pub(super) fn local_name(&self, local: Handle<naga::LocalVariable>) -> Result<String> {
         let name = self.locals.get(&local).cloned();
-        name.ok_or_else(|| WriteError::invalid("a local variable that is not there"))
+        name.ok_or_else(|| WriteError::invalid("a local variable that does not exist"))
     }
 
     fn global_place(&self, global: Handle<GlobalVariable>) -> Result<String> {
         let name = self.cx.global_name(global)?;
-        Ok(match is_buffer(self.cx.module.global_variables[global].space) {
-            true => format!("(*{name})"),
-            false => name.to_owned(),
+        Ok(if is_buffer(self.cx.module.global_variables[global].space) {
+            format!("(*{name})")
+        } else {
+            name.to_owned()
         })
     }
 
@@ -61,7 +62,7 @@ impl Body<'_> {
         matches!(*self.inner(pointer), TypeInner::Pointer { base, .. } if self.cx.is_unsized(base))
     }
 
-    /// A part of what a pointer points to.
+    /// Returns the memory location of a component or element, as an assignable expression.
     fn place_in(&self, base: Handle<Expression>, index: Index) -> Result<String> {
         match *self.inner(base) {
             TypeInner::Pointer { base: ty, .. } => match *self.cx.inner(ty) {
@@ -98,17 +99,17 @@ impl Body<'_> {
                 },
                 ref other => {
                     self.cx.inner_name(other)?;
-                    Err(WriteError::invalid("a part of what has none"))
+                    Err(WriteError::invalid("a component of a value without components"))
                 }
             },
             TypeInner::ValuePointer { size: Some(size), .. } => {
                 Ok(format!("{}.at[{}]", self.place(base)?, self.index(index, size as u32)?))
             }
-            _ => Err(WriteError::invalid("a part of what is no pointer")),
+            _ => Err(WriteError::invalid("a component of a value that is not a pointer")),
         }
     }
 
-    /// An index into so many elements.
+    /// Writes an index into `count` elements, clamped if bounds are checked.
     pub(super) fn index(&self, index: Index, count: u32) -> Result<String> {
         match index {
             Index::Known(number) => Ok(format!("{number}")),
@@ -127,17 +128,17 @@ impl Body<'_> {
         match (self.cx.bounds, count) {
             (Bounds::Unchecked, _) => Ok(value),
             (Bounds::Restrict, Some(count)) => Ok(format!("wgsl::within({value}, {count})")),
-            (Bounds::Restrict, None) => Err(WriteError::unsupported("bounds of an array whose length is not known")),
+            (Bounds::Restrict, None) => Err(WriteError::unsupported("bounds checks for an array of unknown length")),
         }
     }
 
-    /// The value of an index that is a number.
+    /// Returns the value of a constant index; `None` for other expressions.
     fn known(&self, handle: Handle<Expression>) -> Option<u32> {
         u32::try_from(self.number(handle)?).ok()
     }
 
-    /// The elements of an array of unknown length: a whole buffer, or the last member of one.
-    fn unsized_at(&self, pointer: Handle<Expression>) -> Result<Unsized> {
+    /// Returns the pointer and the length of a run-time sized array: a whole buffer, or the last member of one.
+    fn unsized_at(&self, pointer: Handle<Expression>) -> Result<UnsizedArray> {
         let (global, member) = match *self.expression(pointer)? {
             Expression::GlobalVariable(global) => (global, None),
             Expression::AccessIndex { base, index } => match *self.expression(base)? {
@@ -160,7 +161,7 @@ impl Body<'_> {
             _ => (variable.ty, 0),
         };
         let TypeInner::Array { base, size, stride } = *self.cx.inner(array) else {
-            return Err(WriteError::invalid("elements of what is no array"));
+            return Err(WriteError::invalid("an element of a value that is not an array"));
         };
         let pointer = match member {
             None => name.to_owned(),
@@ -176,16 +177,16 @@ impl Body<'_> {
         };
         let bytes = self.cx.lengths.get(&global);
         let count = bytes.map(|bytes| format!("wgsl::elements({bytes}, {offset}u, {stride}u)"));
-        Ok(Unsized { pointer, count })
+        Ok(UnsizedArray { pointer, count })
     }
 
-    /// How many elements an array of unknown length has.
+    /// Returns the number of elements of a run-time sized array.
     pub(super) fn array_length(&self, pointer: Handle<Expression>) -> Result<String> {
         let count = self.unsized_at(pointer)?.count;
         count.ok_or_else(|| WriteError::invalid("the length of a buffer that the kernel does not ask for"))
     }
 
-    /// The address space that a pointer points to.
+    /// Returns the address space of a pointer.
     pub(super) fn space(&self, pointer: Handle<Expression>) -> Result<AddressSpace> {
         let space = self.inner(pointer).pointer_space();
         space.ok_or_else(|| WriteError::invalid("no pointer"))

@@ -1,4 +1,4 @@
-//! Statements.
+//! Writing of statements.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ impl Body<'_> {
         block.iter().try_for_each(|statement| self.statement(statement))
     }
 
-    /// A block in braces, which the line that is written last has opened.
+    /// Writes a block and its closing brace. The last line must end with the opening brace.
     fn inner_block(&mut self, block: &Block) -> Result<()> {
         self.indent += 1;
         self.block(block)?;
@@ -124,7 +124,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// A loop. What it does before its next round comes after its body; `continue` jumps there.
+    /// Writes a loop. The work before its next iteration follows the body; `continue` jumps to that work.
     fn repeat(&mut self, body: &Block, continuing: &Block, break_if: Option<Handle<Expression>>) -> Result<()> {
         let jumps = (!continuing.is_empty() || break_if.is_some()) && body.iter().any(continues);
         let before = self.declared.clone();
@@ -136,7 +136,7 @@ impl Body<'_> {
         let label = jumps.then(|| self.names.unique("next"));
         self.loops.push(label.clone());
         if let Some(label) = label {
-            // Jumps go past no declaration: those of the body end with it.
+            // Jumps must not cross declarations, so the body gets its own scope.
             self.line("{");
             self.inner_block(body)?;
             self.line("}");
@@ -158,7 +158,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Declares the values that a body computes: what comes after it may use them.
+    /// Declares the values that a body computes, because statements after it may use them.
     fn declare_values(&mut self, body: &Block) -> Result<()> {
         let mut computed = HashSet::new();
         for statement in body.iter() {
@@ -201,7 +201,7 @@ impl Body<'_> {
     }
 }
 
-/// Whether nothing comes after a statement.
+/// Returns `true` if control does not continue after a statement.
 fn ends(statement: &Statement) -> bool {
     matches!(
         statement,
@@ -209,14 +209,14 @@ fn ends(statement: &Statement) -> bool {
     )
 }
 
-/// Whether a statement may go on with the next round of the loop that it is in.
+/// Returns `true` if a statement may continue with the next iteration of its loop.
 fn continues(statement: &Statement) -> bool {
     match statement {
         Statement::Continue => true,
         Statement::Block(block) => block.iter().any(continues),
         Statement::If { accept, reject, .. } => accept.iter().chain(reject.iter()).any(continues),
         Statement::Switch { cases, .. } => cases.iter().any(|case| case.body.iter().any(continues)),
-        // Theirs is another one.
+        // A nested loop has its own `continue`.
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! What threads do together: barriers, atomic operations, operations of subgroups.
+//! Writing of cooperation between threads: barriers, atomic operations, subgroup operations.
 
 use naga::{
     AtomicFunction, Barrier, CollectiveOperation, Direction, Expression, GatherMode, Handle, ScalarKind,
@@ -30,9 +30,10 @@ impl Body<'_> {
 
     pub(super) fn uniform_load(&mut self, pointer: Handle<Expression>, result: Handle<Expression>) -> Result<()> {
         self.line("__syncthreads();");
-        let place = match self.inner(pointer).is_atomic_pointer(&self.cx.module.types) {
-            true => self.atomic_load(pointer)?,
-            false => self.place(pointer)?,
+        let place = if self.inner(pointer).is_atomic_pointer(&self.cx.module.types) {
+            self.atomic_load(pointer)?
+        } else {
+            self.place(pointer)?
         };
         self.define(result, &place)?;
         self.line("__syncthreads();");
@@ -152,7 +153,7 @@ impl Body<'_> {
         self.define(result, &call)
     }
 
-    /// What changes nothing when it is joined with something: of sums and products, the only ones that WGSL has scans of.
+    /// Returns the neutral element of sums and products, the only operations with scans in WGSL.
     fn neutral(&self, op: SubgroupOperation, of: Handle<Expression>) -> Result<String> {
         let (size, scalar) = match *self.inner(of) {
             TypeInner::Scalar(scalar) => (None, scalar),

@@ -1,4 +1,4 @@
-//! Types, and the structures that a module declares.
+//! Writing of types, and of the structures that a module declares.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -9,14 +9,14 @@ use naga::{ArraySize, CooperativeRole, CooperativeSize, Handle, ScalarKind, Type
 use super::context::{Context, Part};
 use super::error::{Result, WriteError};
 
-/// How an array lies in memory.
+/// The memory layout of an array.
 pub(super) struct Elements {
     pub(super) base: Handle<Type>,
-    /// Bytes from one element to the next.
+    /// Distance between elements in bytes.
     pub(super) stride: u32,
-    /// `None` for as many as there is memory.
+    /// Number of elements; `None` for a run-time sized array.
     pub(super) count: Option<u32>,
-    /// Elements are shorter than the way from one to the next.
+    /// `true` if elements are shorter than the stride.
     pub(super) padded: bool,
 }
 
@@ -39,7 +39,7 @@ impl Context<'_> {
         }
     }
 
-    /// The type of C++ for one of the module.
+    /// Returns the C++ name of a type of the module.
     pub(super) fn type_name(&self, ty: Handle<Type>) -> Result<String> {
         match self.inner(ty) {
             TypeInner::Struct { .. } => match self.structs.get(&ty) {
@@ -50,7 +50,7 @@ impl Context<'_> {
         }
     }
 
-    /// The type of C++ for one that may have no name in the module.
+    /// Returns the C++ name of a type that may have no name in the module.
     pub(super) fn inner_name(&self, inner: &TypeInner) -> Result<String> {
         Ok(match *inner {
             TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => self.scalar(scalar)?.to_owned(),
@@ -80,7 +80,7 @@ impl Context<'_> {
                     None => format!("{constant}{}*", self.scalar(scalar)?),
                 }
             }
-            // The handle is looked up by `type_name`, which knows it.
+            // `type_name` handles structures, as it has the handle.
             TypeInner::Struct { .. } => return Err(WriteError::invalid("a structure without a name")),
             TypeInner::Matrix { .. } => return Err(WriteError::unsupported("matrices of WGSL (mat2x2 to mat4x4)")),
             TypeInner::Image { .. } | TypeInner::Sampler { .. } => return Err(WriteError::unsupported("textures")),
@@ -91,7 +91,8 @@ impl Context<'_> {
         })
     }
 
-    /// Tensor cores multiply halves and add in single precision, 16 by 16 at a time.
+    /// Returns the C++ type of a cooperative matrix. Tensor cores multiply halves and add in single precision, in 16x16
+    /// tiles.
     fn matrix_name(
         &self,
         columns: CooperativeSize,
@@ -124,7 +125,7 @@ impl Context<'_> {
     }
 
     pub(super) fn elements_of(&self, base: Handle<Type>, size: ArraySize, stride: u32) -> Result<Elements> {
-        // Overrides have their values by now.
+        // Overrides have been replaced by their values.
         let count = match size.resolve(self.module.to_ctx()) {
             Ok(IndexableLength::Known(count)) => Some(count),
             Ok(IndexableLength::Dynamic) => None,
@@ -139,16 +140,17 @@ impl Context<'_> {
         })
     }
 
-    /// The type of an array's elements in memory.
+    /// Returns the C++ type of an array's elements in memory.
     pub(super) fn element_name(&self, elements: &Elements) -> Result<String> {
         let base = self.type_name(elements.base)?;
-        Ok(match elements.padded {
-            true => format!("padded<{base}, {}>", elements.stride),
-            false => base,
+        Ok(if elements.padded {
+            format!("padded<{base}, {}>", elements.stride)
+        } else {
+            base
         })
     }
 
-    /// Bytes of a value in C++. A vector of three is as long as three numbers.
+    /// Returns the size of a value in C++, in bytes. A vector of three has the size of three numbers.
     pub(super) fn size(&self, ty: Handle<Type>) -> Result<u32> {
         Ok(match *self.inner(ty) {
             TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => u32::from(scalar.width),
@@ -170,7 +172,7 @@ impl Context<'_> {
         })
     }
 
-    /// Whether a type is an array of as many elements as there is memory.
+    /// Returns `true` for a run-time sized array.
     pub(super) fn is_unsized(&self, ty: Handle<Type>) -> bool {
         let size = match *self.inner(ty) {
             TypeInner::Array { size, .. } => size,
@@ -179,8 +181,8 @@ impl Context<'_> {
         size == ArraySize::Dynamic
     }
 
-    /// Declarations of the structures among `used`, each with a function that makes one of its members. No name of the module
-    /// begins as those that are added here do.
+    /// Writes the declarations of the structures among `used`, each with a function that constructs it from its
+    /// members. Generated names begin with a prefix that no name of the module has.
     pub(super) fn declare_structs(&self, used: &HashSet<Handle<Type>>) -> Result<String> {
         let mut text = String::new();
         for (handle, name) in self
@@ -197,7 +199,7 @@ impl Context<'_> {
             }
             let mut fields = String::new();
             let (mut parameters, mut assigned) = (Vec::new(), String::new());
-            // Members lie where WGSL has them, whatever C++ thinks of their alignment.
+            // Place members at their WGSL offsets, regardless of their C++ alignment.
             let (mut at, mut is_sized) = (0, true);
             let gap = |fields: &mut String, at: u32, to: u32| {
                 if to > at {
@@ -232,7 +234,7 @@ impl Context<'_> {
         Ok(text)
     }
 
-    /// The name of a structure's member.
+    /// Returns the name of a structure's member.
     pub(super) fn member(&self, ty: Handle<Type>, number: usize) -> Result<String> {
         let known = self.members.get(&ty).and_then(|members| members.get(number));
         known
@@ -241,7 +243,7 @@ impl Context<'_> {
     }
 }
 
-/// Whether nothing is stored through pointers to a space.
+/// Returns `true` if pointers to a space are read-only.
 pub(super) fn is_read_only(space: naga::AddressSpace) -> bool {
     match space {
         naga::AddressSpace::Uniform => true,

@@ -1,10 +1,10 @@
-//! What of a module an entry point uses.
+//! The parts of a module that an entry point uses.
 
 use std::collections::HashSet;
 
 use naga::{Block, Constant, Expression, Function, Handle, Module, Statement, Type, TypeInner};
 
-/// What is written beside the kernel itself.
+/// The declarations of a module that an entry point uses.
 #[derive(Default)]
 pub(super) struct Uses {
     pub(super) functions: HashSet<Handle<Function>>,
@@ -55,7 +55,7 @@ impl Uses {
         }
     }
 
-    /// What an expression of the module is made of.
+    /// Adds everything that a constant expression of the module uses.
     fn add_constant(&mut self, module: &Module, init: Option<Handle<Expression>>) {
         let Some(expression) = init.and_then(|init| module.global_expressions.try_get(init).ok()) else {
             return;
@@ -65,7 +65,7 @@ impl Uses {
                 self.add_constant(module, Some(*component));
             }
         }
-        // Their values are written out, so that no constant has to come before another one.
+        // Values of constants are written inline, so their order does not matter.
         if let Expression::ZeroValue(ty) | Expression::Compose { ty, .. } = *expression {
             self.add_type(module, ty);
         }

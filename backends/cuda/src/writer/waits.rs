@@ -1,5 +1,5 @@
-//! Where a kernel waits for earlier launches: at its start, or where it says that it may, behind the loads of what none of them
-//! writes.
+//! Selection of the position for waiting for earlier launches: the start of a kernel, or its marker. Before the marker,
+//! it may load buffers that no earlier launch writes.
 
 use std::collections::HashSet;
 
@@ -8,16 +8,17 @@ use naga::{EntryPoint, Expression, GlobalVariable, Handle, Module, Statement};
 
 use super::context::is_buffer;
 
-/// The function that a kernel calls where it may wait. It does nothing in WGSL: other devices begin no launch early.
+/// Name of the function that marks where a kernel may wait. It does nothing in WGSL, because other devices do not begin
+/// launches early.
 pub(super) const MARKER: &str = "await_earlier_launches";
 
-/// Whether a module says where it may wait. If it does not, it need not be known what it reads.
+/// Returns `true` if a module marks where it may wait. Only then it matters which buffers the module reads.
 pub(crate) fn waits_late(source: &str) -> bool {
     source.contains(MARKER)
 }
 
-/// The buffers that are read in front of the marker, if the entry point has one in its outermost block and does nothing before it
-/// but compute and read.
+/// Returns the buffers that are read before the marker. Returns `None` unless the entry point has a marker in its
+/// outermost block and only computes and reads before it.
 pub(super) fn early_reads(
     module: &Module,
     info: &ModuleInfo,
@@ -51,7 +52,7 @@ pub(super) fn early_reads(
                     });
                 reads.extend(loads.filter(|&handle| is_buffer(module.global_variables[handle].space)));
             }
-            // Of a variable of the function.
+            // A store to a variable of the function.
             Statement::Store { pointer, .. } if root(entry, *pointer).is_none() => {}
             _ => return None,
         }
@@ -59,7 +60,7 @@ pub(super) fn early_reads(
     None
 }
 
-/// The variable of the module that a pointer points into, if it is one.
+/// Returns the module's variable that a pointer points into, or `None` for other memory.
 fn root(entry: &EntryPoint, mut pointer: Handle<Expression>) -> Option<Handle<GlobalVariable>> {
     loop {
         match entry.function.expressions[pointer] {
@@ -75,7 +76,8 @@ mod tests {
     use super::super::{Call, Options, write, write_merged};
     use crate::wgsl::read;
 
-    /// A kernel that reads `w` before it waits and `x` behind, with something in front of that.
+    /// Returns the source of a kernel that reads `w` before it waits and `x` after it, with additional statements at
+    /// the start.
     fn module(first: &str) -> String {
         format!(
             "var<storage, read> w: array<f32>;\nvar<storage, read> x: array<f32>;\nvar<storage, read_write> y: array<f32>;\n\
@@ -94,7 +96,7 @@ mod tests {
         }
     }
 
-    /// What is written behind the prelude.
+    /// Returns the written source without the prelude.
     fn written(text: &str, unwritten: &[&str]) -> String {
         let (module, info) = read(text).expect("valid");
         let source = write(&module, &info, "main", &options(unwritten))
@@ -107,7 +109,7 @@ mod tests {
             .to_owned()
     }
 
-    /// Whether the wait is the first thing that the kernel does.
+    /// Returns `true` if the kernel waits before it does anything else.
     fn waits_first(source: &str) -> bool {
         let kernel = source.split_once("__global__").expect("a kernel").1;
         kernel
@@ -123,7 +125,7 @@ mod tests {
         let late = written(&module(""), &["w"]);
         assert!(!waits_first(&late), "{late}");
         assert_eq!(late.matches("wait_for_earlier_launches").count(), 1, "{late}");
-        // The compiler would move loads of constant data behind the wait.
+        // Otherwise the compiler would move loads of constant data after the wait.
         assert!(
             late.contains("const f32* w") && late.contains("const f32* __restrict__ x"),
             "{late}"

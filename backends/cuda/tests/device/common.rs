@@ -1,4 +1,4 @@
-//! The device for tests.
+//! Access to the device for tests.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_cuda::CudaBackend;
 
-/// Variable that makes tests fail where there is no NVIDIA GPU that can be used, with the value 1.
+/// Environment variable that, if it is 1, makes tests fail without a usable NVIDIA GPU.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_CUDA";
 
 /// The backend under test.
 pub(crate) const BACKEND: CudaBackend = CudaBackend;
 
-/// The first usable device. Without one a test has nothing to run on: it says so, or fails if that is asked for.
+/// Returns the first usable device. Without a device, tests are skipped with a message, or fail if the variable is set.
 pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let config = Config::default();
     let devices = CudaBackend.devices(&config).expect("a listing");
@@ -28,7 +28,7 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
         "{REQUIRE} is 1, but no device can be used: {why}"
     );
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Not by a macro, whose output tests hold back.
+    // Not with a macro, whose output the test harness captures.
     let _ = writeln!(std::io::stderr(), "CUDA-NOT-TESTED: {name} needs an NVIDIA GPU: {why}");
     None
 }

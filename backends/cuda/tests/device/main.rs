@@ -1,4 +1,5 @@
-//! Tests that need an NVIDIA GPU, its driver and NVRTC. Those of a GPU backend in general are the same as those of `backends/blade`.
+//! Tests that need an NVIDIA GPU, its driver and NVRTC. General tests of GPU backends are shared
+//! with `backends/blade`.
 
 #[path = "../../../blade/tests/it/attention_kernels.rs"]
 mod attention_kernels;
@@ -13,6 +14,8 @@ mod experts;
 mod faults;
 #[path = "../../../blade/tests/it/kernels.rs"]
 mod kernels;
+#[path = "../../../blade/tests/common/packed.rs"]
+mod packed;
 #[path = "../../../blade/tests/it/quantized.rs"]
 mod quantized;
 #[path = "../../../blade/tests/it/sessions.rs"]

@@ -1,10 +1,10 @@
-//! What single expressions and statements become, and what is refused.
+//! Tests of the translation of single expressions and statements, and of rejected ones.
 
-use meganeura_cuda::{Bounds, Options, WriteError, Written, read, write};
+use meganeura_cuda::{Bounds, CudaSource, Options, WriteError, read, write};
 
 use meganeura_cuda::Nvrtc;
 
-fn written(text: &str, options: &Options) -> Result<Written, WriteError> {
+fn written(text: &str, options: &Options) -> Result<CudaSource, WriteError> {
     let (module, info) = read(text).unwrap_or_else(|error| panic!("{error}"));
     write(&module, &info, "main", options)
 }
@@ -16,7 +16,7 @@ fn unchecked() -> Options {
     }
 }
 
-/// Declarations that the kernels below have.
+/// WGSL declarations that the test kernels use.
 const DECLARATIONS: &str = "
     var<storage, read_write> to: array<u32>;
     var<storage, read> u: array<u32>;
@@ -28,12 +28,12 @@ const DECLARATIONS: &str = "
     @compute @workgroup_size(64)";
 const ARGUMENTS: &str = "@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32";
 
-fn of_body(body: &str, options: &Options) -> Result<Written, WriteError> {
+fn of_body(body: &str, options: &Options) -> Result<CudaSource, WriteError> {
     written(&format!("{DECLARATIONS} fn main({ARGUMENTS}) {{ {body} }}"), options)
 }
 
-/// The module's part of a source.
-fn module(written: &Written) -> &str {
+/// Returns the part of a source that contains the translated module.
+fn module(written: &CudaSource) -> &str {
     written.source.split("namespace kernel {").nth(1).expect("the module")
 }
 
@@ -297,7 +297,10 @@ fn matrices_come_from_everywhere() {
     ] {
         assert!(module(&kernel).contains(expected), "{expected}\n{}", module(&kernel));
     }
-    assert!(written(text, &Options::default()).is_err_and(|error| error.to_string().contains("within bounds")));
+    assert!(
+        written(text, &Options::default())
+            .is_err_and(|error| error.to_string().contains("bounds checks for cooperative matrices"))
+    );
     let Ok(nvrtc) = Nvrtc::open() else { return };
     for architecture in ["sm_75", "sm_80", "sm_90"] {
         nvrtc

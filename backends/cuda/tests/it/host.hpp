@@ -1,5 +1,5 @@
-// What a CUDA kernel needs to run on a processor: a thread of the system for each thread of a block, one block after the other.
-// Instructions of the GPU that the prelude names are put in place of its `asm` by `host.rs`.
+// Emulation of CUDA on the CPU: a system thread runs each thread of a block, one block after the
+// other. `host.rs` replaces the inline assembly of the prelude by these functions.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,7 +22,7 @@ struct Three {
 static thread_local Three threadIdx, blockIdx;
 static Three blockDim, gridDim;
 
-// What the threads of a warp show each other.
+// Data that the threads of a warp exchange.
 struct Warp {
     std::unique_ptr<std::barrier<>> barrier;
     const unsigned short* rows[32];
@@ -91,7 +91,8 @@ static unsigned short host_half(const char* instruction, unsigned short a, unsig
     return host_to_half(!strcmp(instruction, "add.f16") ? x + y : !strcmp(instruction, "sub.f16") ? x - y : x * y);
 }
 
-// `ldmatrix` of four parts: thread i has the row i % 8 of part i / 8, and gets of each part two neighbours of row i / 4.
+// Emulates `ldmatrix` of four tiles: thread i passes row i % 8 of tile i / 8, and receives two
+// neighbours of row i / 4 of each.
 static void host_load_parts(unsigned (&to)[4], const void* row, bool transposed) {
     Warp& w = warp();
     w.rows[host_lane()] = (const unsigned short*)row;
@@ -104,7 +105,7 @@ static void host_load_parts(unsigned (&to)[4], const void* row, bool transposed)
     }
     w.barrier->arrive_and_wait();
 }
-// `mma.m16n8k16`, as PTX says which thread has what.
+// Emulates `mma.m16n8k16`, with PTX's distribution of elements over threads.
 static void host_multiply_add(float* c, const unsigned* a, const unsigned* b) {
     static thread_local unsigned all[32][4], right[32][2];
     Warp& w = warp();
@@ -129,7 +130,7 @@ static void host_multiply_add(float* c, const unsigned* a, const unsigned* b) {
     }
 }
 
-// A parameter of whatever type the kernel has for it.
+// Parameter that converts to the type of the kernel's parameter.
 struct Parameter {
     uint64_t bits;
     template <typename T> operator T*() const { return (T*)bits; }
@@ -144,7 +145,7 @@ template <typename Kernel> static void host_run(Kernel kernel, unsigned threads,
     for (size_t i = 0; i < warps.size(); ++i) {
         warps[i].barrier = std::make_unique<std::barrier<>>(threads - i * 32 < 32 ? threads - i * 32 : 32);
     }
-    // Threads go from block to block together, since shared memory is there once.
+    // All threads go to the next block together, because there is only one copy of shared memory.
     std::barrier next(threads);
     std::vector<std::thread> all;
     for (unsigned number = 0; number < threads; ++number) {

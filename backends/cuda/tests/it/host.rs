@@ -1,4 +1,4 @@
-//! Runs what was written on the processor: the system's C++ compiler makes a library of it.
+//! Execution of translated kernels on the processor: the system's C++ compiler makes a library of them.
 
 use std::ffi::c_void;
 use std::fs;
@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libloading::Library;
-use meganeura_cuda::Written;
+use meganeura_cuda::CudaSource;
 
-/// Instructions of the GPU in the prelude, and what stands for them.
+/// GPU instructions in the prelude, with replacements for the host.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     (
         r#"asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(a.bits));"#,
@@ -32,7 +32,7 @@ const INSTRUCTIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// A part of a text from one place to another one, replaced.
+/// Replaces the text between two markers.
 fn replace_between(text: &str, from: &str, to: &str, by: &str) -> String {
     let Some(start) = text.find(from) else {
         return text.to_owned();
@@ -41,8 +41,8 @@ fn replace_between(text: &str, from: &str, to: &str, by: &str) -> String {
     format!("{}{by}{}", &text[..start], &text[start + length..])
 }
 
-/// The source as a processor understands it.
-fn for_host(written: &Written) -> String {
+/// Returns the source with replacements that the host's compiler accepts.
+fn for_host(written: &CudaSource) -> String {
     let mut source = written.source.clone();
     for (instruction, instead) in INSTRUCTIONS {
         source = source.replace(instruction, instead);
@@ -63,8 +63,8 @@ fn for_host(written: &Written) -> String {
     source
 }
 
-/// Runs a kernel on buffers of words by their names. `None` where there is no compiler.
-pub(crate) fn run(written: &Written, groups: u32, buffers: &mut [(&str, Vec<u32>)]) -> Option<()> {
+/// Runs a kernel on named buffers of words. Returns `None` without a compiler.
+pub(crate) fn run(written: &CudaSource, groups: u32, buffers: &mut [(&str, Vec<u32>)]) -> Option<()> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("meganeura-cuda-{}-{number}", std::process::id()));

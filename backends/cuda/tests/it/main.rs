@@ -1,5 +1,8 @@
-//! Tests of what is written: that all kernels are, what single expressions become, whether NVRTC compiles it, and what it computes.
+//! Tests of the writer: it translates all kernels, single expressions are correct, NVRTC compiles the sources, and
+//! results are correct.
 
+#[path = "../../../../shaders/tests/snapshots/calls.rs"]
+mod calls;
 mod expressions;
 mod host;
 mod nvrtc;

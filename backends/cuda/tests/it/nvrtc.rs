@@ -1,10 +1,10 @@
-//! NVIDIA's compiler, or a line that says that there is none.
+//! Access to NVRTC for tests. Without it, tests print a message.
 
 use std::env;
 
 use meganeura_cuda::Nvrtc;
 
-/// The compiler; without one a line that says so, or an error where `MEGANEURA_REQUIRE_NVRTC=1`.
+/// Returns the compiler. Without one, prints a message, or fails if `MEGANEURA_REQUIRE_NVRTC=1`.
 pub(crate) fn find() -> Option<Nvrtc> {
     match Nvrtc::open() {
         Ok(nvrtc) => Some(nvrtc),

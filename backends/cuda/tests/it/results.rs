@@ -1,14 +1,11 @@
-//! What kernels compute, on the processor.
+//! Tests of the results of translated kernels, which run on the processor.
 
-use std::fs;
-use std::path::Path;
+use meganeura_cuda::{Binding, Bounds, Call, CudaSource, Options, read, write, write_merged};
 
-use meganeura_cuda::{Binding, Bounds, Call, Options, Written, read, write, write_merged};
-
-use crate::host;
+use crate::{host, snapshots};
 use meganeura_cuda::Nvrtc;
 
-fn written(text: &str, bounds: Bounds) -> Written {
+fn written(text: &str, bounds: Bounds) -> CudaSource {
     let (module, info) = read(text).unwrap_or_else(|error| panic!("{error}"));
     let options = Options {
         bounds,
@@ -17,14 +14,13 @@ fn written(text: &str, bounds: Bounds) -> Written {
     write(&module, &info, "main", &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn snapshot(name: &str) -> Written {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../shaders/snapshots")
-        .join(name);
-    written(&fs::read_to_string(path).expect("a snapshot"), Bounds::Unchecked)
+fn snapshot(name: &str) -> CudaSource {
+    let texts = snapshots::texts();
+    let text = texts.get(name).unwrap_or_else(|| panic!("no call has a kernel {name}"));
+    written(text, Bounds::Unchecked)
 }
 
-/// Numbers from -1 to 1 in quarters.
+/// Returns pseudorandom multiples of 1/4 from -1 to 1.
 fn quarters(count: usize, seed: usize) -> Vec<f32> {
     let number = |i: usize| ((i * 7919 + seed * 104_729) % 8191 % 9) as f32 / 4.0 - 1.0;
     (0..count).map(number).collect()
@@ -38,11 +34,11 @@ fn floats(words: &[u32]) -> Vec<f32> {
     words.iter().map(|word| f32::from_bits(*word)).collect()
 }
 
-/// Halves of numbers that are quarters, in pairs.
+/// Converts numbers to pairs of `f16` in words.
 fn halves(numbers: &[f32]) -> Vec<u32> {
     let half = |number: f32| match number {
         0.0 => 0,
-        // The exponent of a half begins 112 lower; what is cut off is zero.
+        // The exponent bias of a half is lower by 112; the truncated bits are zero.
         _ => {
             let bits = number.to_bits();
             (bits >> 16 & 0x8000) | ((bits & 0x7fff_ffff) >> 13).wrapping_sub(112 << 10)
@@ -54,7 +50,7 @@ fn halves(numbers: &[f32]) -> Vec<u32> {
         .collect()
 }
 
-/// A of M rows and K columns times B of K rows and N columns.
+/// Multiplies `a [m, k]` by `b [k, n]`.
 fn product(a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f32> {
     let element = |i: usize| (0..k).map(|t| a[i / n * k + t] * b[t * n + i % n]).sum();
     (0..m * n).map(element).collect()
@@ -65,7 +61,7 @@ fn a_softmax_of_many_columns() {
     let (rows, columns) = (4, 1000);
     let x = quarters(rows * columns, 1);
     let mut buffers = [("b0", bits(&x)), ("b1", vec![0; rows * columns])];
-    let Some(()) = host::run(&snapshot("reduce.softmax.wgsl"), rows as u32, &mut buffers) else {
+    let Some(()) = host::run(&snapshot("reduce.softmax"), rows as u32, &mut buffers) else {
         return;
     };
     let found = floats(&buffers[1].1);
@@ -87,13 +83,13 @@ fn a_product_by_tiles() {
     let [m, n, k] = [16, 120, 96];
     let (a, b) = (quarters(m * k, 6), quarters(k * n, 7));
     let mut buffers = [("b0", vec![0; m * n]), ("b1", bits(&a)), ("b2", bits(&b))];
-    let Some(()) = host::run(&snapshot("matmul_tiled.tiled-plain.wgsl"), 8, &mut buffers) else {
+    let Some(()) = host::run(&snapshot("matmul_tiled.tiled-plain"), 8, &mut buffers) else {
         return;
     };
     assert_eq!(floats(&buffers[0].1), product(&a, &b, [m, n, k]));
 }
 
-/// The first rows of a product by cooperative matrices, of operands in these words.
+/// Checks the first rows of a matmul on cooperative matrices. `a` and `b` are the words of the operands.
 fn assert_matrices(name: &str, a: Vec<u32>, b: Vec<u32>, expected: &[f32]) {
     let mut buffers = [("b1", a), ("b2", b), ("tiles", vec![0; expected.len()])];
     let Some(()) = host::run(&snapshot(name), 8, &mut buffers) else {
@@ -107,26 +103,26 @@ fn products_by_cooperative_matrices() {
     let [m, all, n, k] = [64, 768, 512, 96];
     let (a, b) = (quarters(m * k, 2), quarters(k * n, 3));
     let expected = product(&a, &b, [m, n, k]);
-    // Rows of all, so that A is as long as the kernel takes it to be.
+    // A with all rows that the kernel expects; only the first `m` are checked.
     let whole: Vec<f32> = a.iter().copied().chain(quarters((all - m) * k, 4)).collect();
     let transposed = |x: &[f32], [rows, columns]: [usize; 2]| -> Vec<f32> {
         (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
     };
-    assert_matrices("matmul_coop.coop16-f16.wgsl", halves(&whole), halves(&b), &expected);
+    assert_matrices("matmul_coop.coop16-f16", halves(&whole), halves(&b), &expected);
     let a = bits(&transposed(&whole, [all, k]));
-    assert_matrices("matmul_coop.coop16-transposed-a.wgsl", a, bits(&b), &expected);
+    assert_matrices("matmul_coop.coop16-transposed-a", a, bits(&b), &expected);
     let b = bits(&transposed(&b, [k, n]));
-    assert_matrices("matmul_coop.coop16-transposed-b.wgsl", bits(&whole), b, &expected);
+    assert_matrices("matmul_coop.coop16-transposed-b", bits(&whole), b, &expected);
 }
 
-/// A kernel of one thread that writes words, from expressions of one type each and what they are.
+/// Checks the results of expressions. A kernel with one thread writes them as words.
 fn words(expressions: &[(&str, u32)], bounds: Bounds) {
     let body: String = expressions
         .iter()
         .enumerate()
         .map(|(i, (expression, _))| format!("    to[{i}] = {expression};\n"))
         .collect();
-    // Operands are read, so that nothing is computed before the kernel runs.
+    // Read the operands from memory, so that the compiler cannot evaluate them.
     let text = format!(
         "enable f16;
         struct Pair {{ a: vec3<f32>, b: u32, c: array<vec3<u32>, 2>, d: array<u32> }}
@@ -354,7 +350,7 @@ fn indices_that_are_out_of_bounds_become_the_last_ones() {
     );
 }
 
-/// Matrices of each role from buffers and from shared memory, in both orders, computed with one by one.
+/// Cooperative matrices of each role are correct, loaded from buffers and from shared memory, in both orders.
 #[test]
 fn matrices_of_one_warp() {
     let text = "enable wgpu_cooperative_matrix;
@@ -389,10 +385,13 @@ fn matrices_of_one_warp() {
         return;
     };
     let found = floats(&buffers[3].1);
-    // An element of a matrix that lies in rows or in columns.
-    let of = |x: &[f32], in_rows: bool, row: usize, column: usize| match in_rows {
-        true => x[row * 16 + column],
-        false => x[column * 16 + row],
+    // Returns an element of a matrix that is stored by rows or by columns.
+    let of = |x: &[f32], in_rows: bool, row: usize, column: usize| {
+        if in_rows {
+            x[row * 16 + column]
+        } else {
+            x[column * 16 + row]
+        }
     };
     for (row, column) in (0..256).map(|i| (i / 16, i % 16)) {
         let sum = |x: &[f32], x_rows: bool, y: &[f32], y_rows: bool| -> f32 {
@@ -409,25 +408,26 @@ fn matrices_of_one_warp() {
     }
 }
 
-/// The last queries of a causal attention, whose weights and values are halves.
+/// Attention on cooperative matrices is correct for the last queries of a causal attention. Its weights and values are
+/// rounded to `f16`.
 #[test]
 fn attention_by_cooperative_matrices() {
     let ([queries, keys], [heads, kv_heads], dim) = ([300, 310], [4, 2], 64);
     let q = quarters(queries * heads * dim, 1);
     let [k, v] = [quarters(keys * kv_heads * dim, 2), quarters(keys * kv_heads * dim, 3)];
     let mut buffers = [
-        ("b0", vec![0; queries * heads * dim]),
-        ("b1", bits(&q)),
-        ("b2", bits(&k)),
-        ("b3", bits(&v)),
-        ("b4", vec![0; queries * heads]),
+        ("b0", vec![0; queries * heads]), // logarithms of sums
+        ("b1", vec![0; queries * heads * dim]),
+        ("b2", bits(&q)),
+        ("b3", bits(&k)),
+        ("b4", bits(&v)),
     ];
-    // A workgroup has 32 queries of a head; those of the last queries come first.
-    let kernel = snapshot("attention_forward_coop.coop16-attention.wgsl");
+    // A workgroup has 32 queries of a head; the last queries come first.
+    let kernel = snapshot("attention_forward_coop.coop16-attention");
     let Some(()) = host::run(&kernel, heads as u32, &mut buffers) else {
         return;
     };
-    let found = floats(&buffers[0].1);
+    let found = floats(&buffers[1].1);
     for (query, head) in (288..queries).flat_map(|query| (0..heads).map(move |head| (query, head))) {
         let start = (query * heads + head) * dim;
         let of = |x: &[f32], key: usize, d: usize| x[(key * kv_heads + head * kv_heads / heads) * dim + d];
@@ -479,7 +479,7 @@ fn several_kernels_as_one() {
         blocks,
         entry: "main",
     };
-    // The first module twice, with other numbers of blocks.
+    // The first module twice, with different numbers of blocks.
     let calls = [call(0, [2, 1, 1]), call(1, [3, 2, 2]), call(0, [1, 1, 2])];
     let merged = write_merged(&modules, &calls).expect("one kernel");
     assert_eq!(
@@ -490,7 +490,7 @@ fn several_kernels_as_one() {
         name: format!("{}{call}", binding.name),
         ..binding
     });
-    let whole = Written {
+    let whole = CudaSource {
         source: merged.source,
         entry: merged.entry,
         threads: merged.threads,

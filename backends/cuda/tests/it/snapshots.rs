@@ -1,27 +1,24 @@
-//! The kernels of `shaders/snapshots`, each of which is written; and compiled, where there is NVRTC.
+//! Tests that the kernels of representative calls are translated and, if NVRTC is available, compiled.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 use std::time::Instant;
 
-use meganeura_cuda::{Bounds, Options, WriteError, Written, read, write};
+use meganeura_cuda::{Bounds, CudaSource, Options, WriteError, read, write};
 
-use crate::nvrtc;
+use meganeura_shaders::Launch;
 
-/// The snapshots by name.
-fn texts() -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shaders/snapshots");
-    let entries = fs::read_dir(folder).expect("the folder of snapshots");
-    let text = |entry: std::io::Result<fs::DirEntry>| {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        (name, fs::read_to_string(path).expect("a snapshot"))
+use crate::{calls, nvrtc};
+
+/// Returns the source of each kernel by its name.
+pub(crate) fn texts() -> BTreeMap<String, String> {
+    let of_kernel = |(kernel, launches): (&str, BTreeMap<String, Launch>)| {
+        let named = |(name, launch): (String, Launch)| (format!("{kernel}.{name}"), launch.source);
+        launches.into_iter().map(named).collect::<Vec<_>>()
     };
-    entries.map(text).collect()
+    calls::launches().into_iter().flat_map(of_kernel).collect()
 }
 
-fn written(text: &str, bounds: Bounds) -> Result<Written, WriteError> {
+fn written(text: &str, bounds: Bounds) -> Result<CudaSource, WriteError> {
     let (module, info) = read(text).unwrap_or_else(|error| panic!("{error}"));
     let options = Options {
         bounds,
@@ -30,8 +27,8 @@ fn written(text: &str, bounds: Bounds) -> Result<Written, WriteError> {
     write(&module, &info, "main", &options)
 }
 
-/// What is written, and what is refused and why.
-fn all(bounds: Bounds) -> (BTreeMap<String, Written>, BTreeMap<String, String>) {
+/// Returns the sources of all translated kernels, and the reasons for the rejected ones, by name.
+fn all(bounds: Bounds) -> (BTreeMap<String, CudaSource>, BTreeMap<String, String>) {
     let (mut done, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (name, text) in texts() {
         match written(&text, bounds) {
@@ -47,13 +44,13 @@ fn all_are_written_but_those_with_small_matrices() {
     let (done, refused) = all(Bounds::Unchecked);
     let names: Vec<&str> = refused.keys().map(String::as_str).collect();
     let expected = [
-        "matmul_coop.coop8-add.wgsl",
-        "matmul_coop.coop8-epilogue.wgsl",
-        "matmul_coop.coop8-f16.wgsl",
-        "matmul_coop.coop8-halves.wgsl",
-        "matmul_coop.coop8-plain.wgsl",
-        "matmul_coop.coop8-transposed-a.wgsl",
-        "matmul_coop.coop8-transposed-b.wgsl",
+        "matmul_coop.coop8-add",
+        "matmul_coop.coop8-epilogue",
+        "matmul_coop.coop8-f16",
+        "matmul_coop.coop8-halves",
+        "matmul_coop.coop8-plain",
+        "matmul_coop.coop8-transposed-a",
+        "matmul_coop.coop8-transposed-b",
     ];
     assert_eq!(names, expected, "{refused:#?}");
     for (name, why) in &refused {
@@ -91,7 +88,7 @@ fn all_but_those_with_matrices_stay_within_bounds() {
     let with_matrices: Vec<String> = matrices.map(|(name, _)| name).collect();
     assert_eq!(refused.into_keys().collect::<Vec<_>>(), with_matrices);
     for (name, written) in &done {
-        // Each index of a buffer that is an array of as many elements as there is memory.
+        // Check each index of a run-time sized buffer.
         let kernel = written.source.split("namespace kernel {").nth(1).expect("the module");
         for binding in written.bindings.iter().filter(|binding| binding.has_length) {
             let open = format!("{}[", binding.name);

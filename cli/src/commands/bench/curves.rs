@@ -1,4 +1,4 @@
-//! `meganeura bench --curve`.
+//! Command `meganeura bench --curve`.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,25 +12,26 @@ use super::super::Outcome;
 use super::{Args, suites};
 use crate::output::line;
 
-/// Rows of a table, about.
+/// Approximate number of rows of a table.
 const ROWS: usize = 10;
 
-/// A number of steps, at least one.
+/// Parses a number of steps, which must be at least one.
 pub(super) fn steps(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("a curve has at least one step".to_owned()),
+        Ok(0) => Err("expected at least 1 step, found 0".to_owned()),
         Ok(steps) => Ok(steps),
-        Err(_) => Err("it is not a number of steps".to_owned()),
+        Err(_) => Err("expected a number of steps".to_owned()),
     }
 }
 
-/// Compares curves of so many steps of the workloads that are named, or of those of suites that train.
+/// Compares loss curves of `steps` steps, for the named workloads or for the training workloads of suites.
 pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
     let config = Config::load()?;
     let precision = args.precision.map(Precision::from);
-    let named = match args.suite.is_empty() {
-        true => Some(named(args)?),
-        false => None,
+    let named = if args.suite.is_empty() {
+        Some(named(args)?)
+    } else {
+        None
     };
     let devices = suites::open(&args.device, &config)?;
     let workloads = match named {
@@ -48,16 +49,17 @@ pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
     if args.json {
         line(serde_json::to_string_pretty(&all)?)?;
     }
-    Ok(match all.iter().all(|curves| curves.skipped.is_empty()) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if all.iter().all(|curves| curves.skipped.is_empty()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
-/// The workloads that are named, in training.
+/// Returns the named workloads, in training mode.
 fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     if !args.models.train {
-        return Err("--curve compares training losses: give --train, or a suite with workloads that train".into());
+        return Err("--curve compares training losses: add --train, or select a suite with training workloads".into());
     }
     let mut workloads = Vec::new();
     for name in &args.workload {
@@ -73,7 +75,7 @@ fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     Ok(workloads)
 }
 
-/// Columns of the logits, which are the output after the loss: labels are below this.
+/// Returns the number of columns of the logits (the output after the loss). Labels must be below this number.
 fn classes(graph: &Graph) -> u32 {
     let logits = graph.outputs().get(1);
     let last = logits.and_then(|&logits| graph.shape(logits).last().copied());
@@ -90,11 +92,12 @@ fn of_suites(args: &Args, devices: &[BenchDevice]) -> Result<Vec<Workload>, Box<
     };
     let mut workloads = options.workloads(devices)?;
     workloads.retain(|workload| workload.mode == Mode::Training && workload.update.is_some());
-    // Workloads that only update have no losses that fall.
+    // Workloads that only update parameters have no falling losses.
     workloads.retain(|workload| workload.suite == Suite::Models);
-    match workloads.is_empty() {
-        true => Err("no such workload trains a model; `--suite models` has some".into()),
-        false => Ok(workloads),
+    if workloads.is_empty() {
+        Err("no selected workload trains a model; use `--suite models`".into())
+    } else {
+        Ok(workloads)
     }
 }
 
@@ -134,7 +137,7 @@ fn table(found: &LossCurves) -> String {
         );
     }
     if others.is_empty() {
-        text += "\nthere is nothing to compare with: the device has one precision; give more with --device";
+        text += "\nno other curve to compare with: the device supports only one precision; add devices with --device";
     }
     for left in skipped {
         text += &format!(
@@ -149,7 +152,7 @@ fn heading(curve: &LossCurve) -> String {
     format!("{} {}", curve.device, curve.precision)
 }
 
-/// The steps of a table: the first, the last, and some between them.
+/// Returns the steps of a table: the first, the last, and some steps between them.
 fn shown(steps: usize) -> Vec<usize> {
     let apart = steps.div_ceil(ROWS).max(1);
     let mut shown: Vec<usize> = (0..steps)

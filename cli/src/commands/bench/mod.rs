@@ -1,5 +1,4 @@
-//! `meganeura bench`: single workloads here, suites, their table and curves of losses in files of their
-//! own.
+//! Command `meganeura bench`: single workloads here; suites, their table and loss curves in separate files.
 
 mod curves;
 pub(super) mod suites;
@@ -11,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::DeviceKind;
-use meganeura::build::Builder;
+use meganeura::builder::Builder;
 use meganeura::calibration::warm_up;
 use meganeura::config::Config;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW};
@@ -25,7 +24,7 @@ use super::precision::Choice;
 use super::workload::ModelOptions;
 use crate::output::line;
 
-/// Ids that are fed are below this: they are those of any vocabulary.
+/// Exclusive upper bound of ids in inputs, small enough for every vocabulary.
 const CLASSES: u32 = 2;
 
 /// Options of `bench`.
@@ -40,33 +39,35 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites)]
     suite: Vec<suites::Suites>,
 
-    /// Device to run on; see `meganeura devices`. Separate several with commas: they take turns, and their results are
-    /// compared before anything is timed. For suites, `all` is every device except those emulated in software.
+    /// Devices to run on; see `meganeura devices`. Separate several with commas: samples alternate between them, and
+    /// their results are compared before the measurement. For suites, `all` selects every device except those emulated
+    /// in software.
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
-    /// Size of the workloads: small, medium or large [default: chosen for the slowest device]
+    /// Size of the workloads: small, medium or large [default: by the speed of the slowest device]
     #[arg(long, value_name = "SIZES", value_parser = suites::sizes)]
     sizes: Option<Sizes>,
 
-    /// Run only workloads of the suites whose names contain this.
+    /// Run only workloads of the suites whose names contain this text.
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 
-    /// Samples per workload and device (at least 3); fewer for long workloads.
+    /// Number of samples per workload and device, at least 3; long workloads use fewer.
     #[arg(long, value_name = "N", default_value = "11", value_parser = suites::samples)]
     samples: usize,
 
-    /// Compare with an earlier record that `--json` has written, and mark changes that are larger than the scatter.
+    /// Compare with a record that --json wrote earlier, and mark changes that exceed the measurement noise.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 
-    /// Write an HTML page: shares of peak, rooflines, series by size.
+    /// Write an HTML page with the utilization of each workload (as a share of the device's peak), rooflines, and
+    /// series by size.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Train the workloads for this number of steps instead, on one batch, in f32 and mixed precision, and compare the
-    /// losses with f32 on the first device; needs --train or a suite with models.
+    /// Instead of measuring time, train the workloads for this number of steps on one batch, in f32 and in mixed
+    /// precision, and compare the losses with those of f32 on the first device. Needs --train or a suite with models.
     #[arg(long, value_name = "STEPS", value_parser = curves::steps,
         conflicts_with_all = ["samples", "compare", "html", "steps", "passes", "cache", "operands"])]
     curve: Option<usize>,
@@ -74,20 +75,20 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// Precision of matmuls and convolutions [default: that of the configuration file, or of the device]
+    /// Precision of matmuls and convolutions [default: from the configuration file, else from the device]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Steps to measure, after steps/4 of warm-up (and half a second on a GPU, whose clock rises first); the host does not
-    /// wait for each step.
+    /// Number of measured steps, submitted without waiting for each. A warm-up of steps/4 precedes them, on a GPU also
+    /// half a second until its clock has risen.
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
-    /// Print one JSON object for each workload; with --suite one for all, which --compare reads.
+    /// Print one JSON object per workload; with --suite, one for all workloads, which --compare reads.
     #[arg(long)]
     json: bool,
 
-    /// Print the time of each dispatch, too.
+    /// Also print the time of each dispatch.
     #[arg(long, conflicts_with_all = ["json", "suite"])]
     passes: bool,
 }
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if !args.suite.is_empty() {
         return suites::measure(args);
     }
-    // Single workloads exclude suites, so the parser does not ask for these.
+    // Single workloads exclude suites, so the parser cannot require `--suite` for these options.
     let of_suites = [
         ("--sizes", args.sizes.is_some()),
         ("--only", args.only.is_some()),
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     ];
     if let Some((option, _)) = of_suites.iter().find(|(_, is_given)| *is_given) {
         return Err(format!(
-            "{option} is for suites: give --suite instead of {}",
+            "{option} works only with suites: use --suite instead of {}",
             args.workload.join(" ")
         )
         .into());
@@ -123,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures the workloads that are named on one device.
+/// Measures the named workloads on one device.
 fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), Box<dyn Error>> {
     let selected = select::select(selector, settings)?;
     let device = selected.open(settings)?;
@@ -182,7 +183,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     Ok(())
 }
 
-/// Says where in their caches sequences are.
+/// Sets the cache position of each sequence, and the row whose logits are computed.
 fn place(session: &mut Session, args: &ModelOptions) -> meganeura::Result<()> {
     session.try_set_input_u32(KV_POS, &vec![args.cached; args.sequences])?;
     match args.seq.unwrap_or(1) {
@@ -191,7 +192,7 @@ fn place(session: &mut Session, args: &ModelOptions) -> meganeura::Result<()> {
     }
 }
 
-/// The mean time of a step: first submitted back to back, then synchronized after each step.
+/// Returns the mean time of a step: first submitted back to back, then synchronized after each step.
 fn measure(session: &mut Session, steps: u32, kind: DeviceKind) -> meganeura::Result<(Duration, Duration)> {
     let steps = steps.max(1);
     let mut of = |steps: u32| -> meganeura::Result<Duration> {

@@ -1,4 +1,4 @@
-//! `meganeura bench --suite`.
+//! Command `meganeura bench --suite`.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -14,10 +14,10 @@ use super::Args;
 use super::table::Table;
 use crate::output::{columns, line, notice, shortened, wrapped};
 
-/// Stands for every suite, and for every device that is found.
+/// Name of all suites, and of all devices that are found.
 const ALL: &str = "all";
 
-/// A suite, or all of them.
+/// Parses a suite, or all of them.
 pub(crate) fn suites(text: &str) -> Result<Suites, String> {
     match text {
         ALL => Ok(Suites(Suite::ALL.to_vec())),
@@ -28,11 +28,11 @@ pub(crate) fn suites(text: &str) -> Result<Suites, String> {
     }
 }
 
-/// What one value of `--suite` stands for.
+/// Suites of one value of `--suite`.
 #[derive(Clone, Debug)]
 pub(crate) struct Suites(Vec<Suite>);
 
-/// The suites that several values of `--suite` stand for, each once.
+/// Returns the suites of several values of `--suite`, without duplicates.
 pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
     let mut suites: Vec<Suite> = named.iter().flat_map(|s| s.0.clone()).collect();
     suites.sort_unstable();
@@ -40,23 +40,23 @@ pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
     suites
 }
 
-/// Size of the workloads.
+/// Parses the size of the workloads.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     text.parse().map_err(|e: meganeura::Error| e.to_string())
 }
 
-/// A number of samples, at least one.
+/// Parses a number of samples, which must be at least one.
 pub(super) fn samples(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("nothing is measured without a sample".to_owned()),
+        Ok(0) => Err("expected at least 1 sample, found 0".to_owned()),
         Ok(samples) => Ok(samples),
-        Err(_) => Err("it is not a number of samples".to_owned()),
+        Err(_) => Err("expected a number of samples".to_owned()),
     }
 }
 
 pub(super) fn measure(args: &Args) -> Outcome {
     let config = Config::load()?;
-    // What is wrong with files is said before minutes are spent.
+    // Errors in files are reported before the measurements, which take minutes.
     let before = args.compare.as_deref().map(Record::read).transpose()?;
     let options = Options {
         suites: distinct(&args.suite),
@@ -75,7 +75,7 @@ pub(super) fn measure(args: &Args) -> Outcome {
     if let Some(note) = table.left_out() {
         say(args, &note)?;
     }
-    // Whoever no longer reads waits for nothing.
+    // If standard output is closed, measuring ends.
     let mut failure = Ok(());
     let mut suite = None;
     let record = run(&devices, &options, &mut |progress| {
@@ -87,7 +87,7 @@ pub(super) fn measure(args: &Args) -> Outcome {
             Progress::Measured(measurement) => say(args, &table.row(measurement)),
             Progress::Skipped(left) => say(
                 args,
-                &format!("{}: {} is left out: {}", left.workload, left.device, left.reason),
+                &format!("{}: skipped {}: {}", left.workload, left.device, left.reason),
             ),
         };
         failure = told;
@@ -110,7 +110,7 @@ pub(super) fn measure(args: &Args) -> Outcome {
     if let Some(comparison) = &comparison {
         say(args, &compared(comparison, columns(args.json)))?;
     }
-    // What cannot be written must not lose what was measured.
+    // A failed write must not lose the measurements.
     if args.json {
         line(record.to_json()?)?;
     }
@@ -118,18 +118,19 @@ pub(super) fn measure(args: &Args) -> Outcome {
         write_page(path, &record, comparison.as_ref())?;
         say(args, &format!("\nthe page is in {}", path.display()))?;
     }
-    Ok(match record.results.is_empty() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+    Ok(if record.results.is_empty() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     })
 }
 
-/// Prints where nothing but JSON belongs to standard output, or there.
+/// Prints to standard error if standard output is only for JSON, otherwise to standard output.
 fn say(args: &Args, text: &str) -> std::io::Result<()> {
     if args.json { notice(text) } else { line(text) }
 }
 
-/// The devices that are named, each once; the one in force if none is.
+/// Opens the named devices, each once; the selected one if there are no names.
 pub(super) fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>, Box<dyn std::error::Error>> {
     if named.is_empty() {
         return Ok(vec![BenchDevice::open(None, config)?]);
@@ -140,7 +141,7 @@ pub(super) fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>
             ALL => {
                 let found = BenchDevice::open_all(config)?;
                 for (selector, reason) in found.skipped {
-                    notice(format_args!("{selector} is left out: {reason}"))?;
+                    notice(format_args!("skipped {selector}: {reason}"))?;
                 }
                 found.opened
             }
@@ -163,7 +164,7 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
     let mut text = format!("workloads are {sizes}");
     if !smaller.is_empty() {
         text += &format!(
-            ", because all devices run the same; {} alone would get larger ones",
+            ", because all devices run the same workloads; by itself, {} would get larger ones",
             smaller.join(" and ")
         );
     } else if sizes == Sizes::Small && options.sizes.is_none() {
@@ -172,12 +173,12 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
     text
 }
 
-/// Explanation of shares that seem impossible.
-const ABOVE_PEAK: &str = "\nof peak above 100 %: peak rates are measured with 64 MB; smaller data stay in a cache, or the machine \
-     was busier when the peak was measured";
+/// Note below the table that explains shares above 100 % of peak.
+const ABOVE_PEAK: &str = "\nabove 100 % of peak: peak rates are measured with 64 MB; smaller data stay in a cache, or \
+     the machine was busier when the peak was measured";
 
 fn compared(comparison: &RecordComparison, columns: Option<usize>) -> String {
-    // What is left beside device, precision, ratio and mark.
+    // Width that remains after device, precision, ratio and mark.
     let name = columns.map_or(58, |columns| columns.saturating_sub(32).clamp(16, 58));
     let mut text = String::from("\ntime now / time before\n");
     for c in &comparison.peak_rates {
@@ -211,7 +212,7 @@ fn compared(comparison: &RecordComparison, columns: Option<usize>) -> String {
     );
     if comparison.only_before + comparison.only_after > 0 {
         text += &format!(
-            "; {} results are only in the earlier record, {} only in this one",
+            "; {} results are only in the earlier record, {} only in this run",
             comparison.only_before, comparison.only_after
         );
     }

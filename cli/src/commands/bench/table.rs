@@ -1,10 +1,10 @@
-//! The table of suites, in the columns for which the terminal has room.
+//! Table of suites, with the columns that fit into the terminal.
 
 use meganeura_bench::{Measurement, metric};
 
 use crate::output::shortened;
 
-/// Width of the names of workloads where there is room, and the least for which columns are left out.
+/// Width of the names of workloads, and the minimum before columns are dropped.
 const NAME: usize = 60;
 const MIN_NAME: usize = 26;
 
@@ -44,7 +44,7 @@ const FLOPS: &str = "FLOP/s";
 const BYTES: &str = "B/s";
 const BOUND: &str = "bound";
 
-/// What is left out first where there is no room.
+/// Columns in the order in which they are dropped if the terminal is too narrow.
 const DISPENSABLE: [&str; 5] = [SYNCHRONIZED, BYTES, FLOPS, DIFFERENCE, BOUND];
 
 impl Column {
@@ -68,14 +68,15 @@ impl Column {
 
     fn padded(&self, text: &str) -> String {
         let width = self.width;
-        match self.is_left {
-            true => format!(" {text:<width$}"),
-            false => format!(" {text:>width$}"),
+        if self.is_left {
+            format!(" {text:<width$}")
+        } else {
+            format!(" {text:>width$}")
         }
     }
 }
 
-/// The columns that are printed.
+/// Columns that are printed.
 pub(super) struct Table {
     name: usize,
     shown: Vec<&'static Column>,
@@ -83,7 +84,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// One of at most so many characters a line. Names of devices are needed if there are several.
+    /// Creates a table for a maximum line width. The device column is needed for several devices.
     pub(super) fn new(columns: Option<usize>, several: bool) -> Self {
         let mut table = Table {
             name: NAME,
@@ -106,19 +107,19 @@ impl Table {
                 return table;
             };
             table.shown.retain(|c| c.head != head);
-            // The only device has been named already.
+            // The only device is printed above the table.
             if head != DEVICE {
                 table.dropped.push(head);
             }
         }
     }
 
-    /// Which columns are missing, if any are.
+    /// Returns a note with the dropped columns, if there are any.
     pub(super) fn left_out(&self) -> Option<String> {
         match &self.dropped[..] {
             [] => None,
             dropped => Some(format!(
-                "columns that need a wider terminal: {}\n(--json and --html have all)",
+                "columns that need a wider terminal: {}\n(--json and --html contain all columns)",
                 dropped.join(", ")
             )),
         }

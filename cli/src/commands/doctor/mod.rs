@@ -10,8 +10,8 @@ use meganeura::calibration::{Calibrated, Calibration, Rates};
 use meganeura::config::Config;
 use meganeura::measure_rates;
 use meganeura::registry::KNOWN_BACKENDS;
-use meganeura::select::{self, BackendListing, Selected};
-use meganeura_conformance::{Options, Report, Section, run as run_cases};
+use meganeura::select::{self, BackendListing, SelectedDevice};
+use meganeura_conformance::{Options, Report, Section, run as run_cases, wrong_special_values};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
@@ -27,12 +27,12 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Skip self-test and measurements.
+    /// Skip the self-test and the measurements.
     #[arg(long)]
     list: bool,
 
-    /// Save the measured rates in FILE; entries of other devices are kept. With `MEGANEURA_CALIBRATION=FILE`, or
-    /// `calibration = "FILE"` in meganeura.toml, rewriting uses them as its cost model
+    /// Save the measured rates to FILE; its entries for other devices are kept. Graph rewriting uses them as its cost
+    /// model with `MEGANEURA_CALIBRATION=FILE`, or with `calibration = "FILE"` in meganeura.toml
     #[arg(long, value_name = "FILE", conflicts_with = "list")]
     calibrate: Option<PathBuf>,
 }
@@ -42,13 +42,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let listing = select::list(&config);
     // A file that cannot be read is an error before anything is measured.
     let calibration = args.calibrate.as_deref().map(kept).transpose()?;
-    let mut found: Vec<Findings> = Vec::new();
+    let mut found: Vec<DoctorReport> = Vec::new();
     if !args.json {
         let host = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
         line(format_args!("meganeura {} on {host}", env!("CARGO_PKG_VERSION")))?;
     }
     for entry in &listing {
-        let findings = Findings::of(entry, &config, !args.list);
+        let findings = DoctorReport::of(entry, &config, !args.list);
         if !args.json {
             findings.show(entry)?;
         }
@@ -94,33 +94,34 @@ pub(crate) fn run(args: &Args) -> Outcome {
             ))?;
         }
     }
-    let ill = found.iter().flat_map(|f| &f.devices).any(Examined::is_ill);
-    Ok(if ill || in_use.is_err() {
+    let failed = found.iter().flat_map(|f| &f.devices).any(DeviceReport::has_failed);
+    Ok(if failed || in_use.is_err() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     })
 }
 
-/// What is kept in a file already.
+/// Returns the calibration in an existing file.
 fn kept(path: &Path) -> meganeura::Result<Calibration> {
-    match path.exists() {
-        true => Calibration::read(path),
-        false => Ok(Calibration::default()),
+    if path.exists() {
+        Calibration::read(path)
+    } else {
+        Ok(Calibration::default())
     }
 }
 
-/// Writes what was measured to a file, beside what is kept there; returns the number of devices.
+/// Writes the measured rates to a file, and keeps its other entries; returns the number of devices.
 fn calibrate(
     path: &Path,
     mut calibration: Calibration,
     listing: &[BackendListing],
-    found: &[Findings],
+    found: &[DoctorReport],
 ) -> meganeura::Result<usize> {
     let mut count = 0;
     for (entry, findings) in listing.iter().zip(found) {
         for device in &findings.devices {
-            if let Some(Ok(Health { rates: Ok(rates), .. })) = &device.health {
+            if let Some(Ok(DeviceTest { rates: Ok(rates), .. })) = &device.health {
                 calibration.set(Calibrated::new(&entry.name, &device.info, rates));
                 count += 1;
             }
@@ -142,43 +143,45 @@ fn rates_object(rates: &Rates) -> Value {
     })
 }
 
-fn choice(selected: &meganeura::Result<Selected>) -> Value {
+fn choice(selected: &meganeura::Result<SelectedDevice>) -> Value {
     match selected {
         Ok(s) => json!({ "selector": s.selector, "name": s.info.name, "chosen_by": s.source.to_string() }),
         Err(error) => json!({ "error": error.to_string() }),
     }
 }
 
-/// What was found of a backend.
-struct Findings {
+/// Environment and devices of a backend.
+struct DoctorReport {
     environment: Vec<Fact>,
-    devices: Vec<Examined>,
+    devices: Vec<DeviceReport>,
 }
 
-/// A device and how it does.
-struct Examined {
+/// A device and the results of its examination.
+struct DeviceReport {
     info: DeviceInfo,
-    /// Nothing for a device that was rejected, or where nobody asked.
-    health: Option<Result<Health, String>>,
+    /// None for a rejected device and with `--list`.
+    health: Option<Result<DeviceTest, String>>,
 }
 
-/// How a device does that could be opened.
-struct Health {
+/// Self-test and measurements of a device that could be opened.
+struct DeviceTest {
     test: Report,
+    /// Expressions with wrong results for NaN and infinity.
+    wrong_special_values: Result<Vec<&'static str>, String>,
     rates: Result<Rates, String>,
 }
 
-impl Findings {
+impl DoctorReport {
     fn of(entry: &BackendListing, config: &Config, examine: bool) -> Self {
         let devices = entry.devices.as_deref().unwrap_or_default();
-        let examined = devices.iter().map(|info| Examined {
+        let examined = devices.iter().map(|info| DeviceReport {
             health: (examine && info.rejected.is_none()).then(|| {
                 let device = entry.backend.open(info.index, config).map_err(|e| e.to_string())?;
-                Ok(Health::of(&device))
+                Ok(DeviceTest::of(&device))
             }),
             info: info.clone(),
         });
-        Findings {
+        DoctorReport {
             environment: entry.backend.environment(),
             devices: examined.collect(),
         }
@@ -237,8 +240,8 @@ fn facts_object(facts: &[Fact]) -> Map<String, Value> {
     facts.iter().map(|f| (f.name.clone(), json!(f.value))).collect()
 }
 
-impl Examined {
-    fn is_ill(&self) -> bool {
+impl DeviceReport {
+    fn has_failed(&self) -> bool {
         match &self.health {
             None => false,
             Some(Err(_)) => true,
@@ -261,6 +264,18 @@ impl Examined {
         for case in test.failures() {
             line(format_args!("      {}: {}", case.id, case.outcome.detail()))?;
         }
+        match &health.wrong_special_values {
+            Ok(wrong) if wrong.is_empty() => line("    NaN and infinity: kept")?,
+            Ok(wrong) => lines(
+                format_args!(
+                    "    NaN and infinity: lost in {}; the driver assumes finite numbers, so results with NaN or infinity \
+                     may be finite (docs/devices.md)",
+                    wrong.join(", ")
+                ),
+                6,
+            )?,
+            Err(error) => line(format_args!("    NaN and infinity: {error}"))?,
+        }
         match &health.rates {
             Ok(rates) => lines(format_args!("    measured: {rates}"), 6),
             Err(error) => line(format_args!("    measuring failed: {error}")),
@@ -281,6 +296,10 @@ impl Examined {
                     "cases": health.test.cases.len(),
                     "failures": failures.collect::<Vec<_>>(),
                 });
+                object["wrong_special_values"] = match &health.wrong_special_values {
+                    Ok(wrong) => json!(wrong),
+                    Err(error) => json!({ "error": error }),
+                };
                 object["measured"] = match &health.rates {
                     Ok(rates) => rates_object(rates),
                     Err(error) => json!({ "error": error }),
@@ -291,7 +310,7 @@ impl Examined {
     }
 }
 
-impl Health {
+impl DeviceTest {
     fn of(device: &Arc<dyn Device>) -> Self {
         let options = Options {
             filter: Some(SELF_TEST.into()),
@@ -299,12 +318,18 @@ impl Health {
             ..Options::default()
         };
         let test = run_cases(device.clone(), &options);
-        // A device may be as broken as it likes.
-        let rates = catch_unwind(AssertUnwindSafe(|| measure_rates(device)));
-        let rates = match rates {
-            Ok(rates) => rates.map_err(|e| e.to_string()),
-            Err(_) => Err("the backend panicked".into()),
-        };
-        Health { test, rates }
+        DeviceTest {
+            test,
+            wrong_special_values: guarded(|| wrong_special_values(device)),
+            rates: guarded(|| measure_rates(device)),
+        }
+    }
+}
+
+/// Returns the result of `f`, or an error if a defective backend panics.
+fn guarded<T>(f: impl FnOnce() -> meganeura::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(found) => found.map_err(|e| e.to_string()),
+        Err(_) => Err("the backend panicked".into()),
     }
 }

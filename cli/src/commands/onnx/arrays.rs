@@ -1,4 +1,4 @@
-//! Tensors from and to NumPy files.
+//! Conversion of tensors from and to NumPy files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use meganeura::onnx::{ElementType, Model, Tensor};
 
 use super::Result;
 
-/// Types with a name in both formats.
+/// Types that exist in both formats.
 const TYPES: [(NpyType, ElementType); 12] = [
     (NpyType::Bool, ElementType::Bool),
     (NpyType::I8, ElementType::I8),
@@ -24,20 +24,21 @@ const TYPES: [(NpyType, ElementType); 12] = [
     (NpyType::F64, ElementType::F64),
 ];
 
-/// The array of a `.npy` file.
+/// Reads the array of a `.npy` file.
 pub(super) fn read(path: &Path) -> Result<Tensor> {
     let array = read_npy(path)?;
     let found = TYPES.iter().find(|(npy, _)| *npy == array.dtype());
     let Some(&(_, element)) = found else {
-        return Err(format!("{}: {} is no type of a tensor", path.display(), array.dtype()).into());
+        return Err(format!("{}: {} is not a supported tensor type", path.display(), array.dtype()).into());
     };
-    Ok(match element.is_float() {
-        true => Tensor::floats(element, array.shape(), array.to_f64()),
-        false => Tensor::integers(element, array.shape(), array.to_i64()?),
+    Ok(if element.is_float() {
+        Tensor::floats(element, array.shape(), array.to_f64())
+    } else {
+        Tensor::integers(element, array.shape(), array.to_i64()?)
     })
 }
 
-/// Writes a tensor as a `.npy` file. Types that NumPy does not have become larger ones.
+/// Writes a tensor as a `.npy` file. Types that NumPy does not have are widened.
 pub(super) fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     let dtype = match tensor.element() {
         ElementType::BF16 => NpyType::F32,
@@ -52,7 +53,7 @@ pub(super) fn write(path: &Path, tensor: &Tensor) -> Result<()> {
         NpyType::F64 => tensor.to_f64().iter().flat_map(|v| v.to_le_bytes()).collect(),
         NpyType::F32 => tensor.to_f32().iter().flat_map(|v| v.to_le_bytes()).collect(),
         NpyType::F16 => tensor.f16_bits().iter().flat_map(|v| v.to_le_bytes()).collect(),
-        // The low bytes of a 64-bit integer are those of a smaller one.
+        // The low bytes of a 64-bit integer are the bytes of the smaller type.
         dtype => tensor
             .to_i64()
             .iter()
@@ -62,14 +63,14 @@ pub(super) fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     Ok(write_npy_bytes(path, dtype, tensor.dims(), &bytes)?)
 }
 
-/// The file `NAME.npy` of a port in a folder.
+/// Returns the file `NAME.npy` of a port (an input or output of the model) in a folder, if it exists.
 fn named_file(folder: &Path, port: &str) -> Option<PathBuf> {
     let is_file_name = Path::new(port).file_name().is_some_and(|name| name == port);
     let path = folder.join(format!("{port}.npy"));
     (is_file_name && path.exists()).then_some(path)
 }
 
-/// The file of a port in a folder: `NAME.npy`, or `PREFIX_NUMBER.npy`.
+/// Returns the file of a port in a folder: `NAME.npy`, or `PREFIX_NUMBER.npy`.
 pub(super) fn file_of(folder: &Path, port: &str, prefix: &str, number: usize) -> Option<PathBuf> {
     let numbered = folder.join(format!("{prefix}_{number}.npy"));
     named_file(folder, port).or_else(|| numbered.exists().then_some(numbered))
@@ -77,9 +78,9 @@ pub(super) fn file_of(folder: &Path, port: &str, prefix: &str, number: usize) ->
 
 /// Values of a model's inputs.
 pub(super) struct Inputs {
-    /// Those that every run takes, in the order of the model.
+    /// Inputs of every run, in the order of the model.
     pub(super) tensors: Vec<Tensor>,
-    /// Those that replace a default, or that `--set` gives.
+    /// Values that replace a default, or that are set by `--set`.
     pub(super) constants: HashMap<String, Tensor>,
 }
 
@@ -88,6 +89,9 @@ pub(super) struct Inputs {
 /// # Errors
 /// A file is missing or cannot be read, or no input has its name.
 pub(super) fn inputs_of(folder: &Path, model: &Model, mut constants: HashMap<String, Tensor>) -> Result<Inputs> {
+    if !folder.is_dir() {
+        return Err(format!("{}: the folder of inputs does not exist", folder.display()).into());
+    }
     let mut tensors = Vec::new();
     let mut used = Vec::new();
     for (i, port) in model.inputs().iter().enumerate() {
@@ -129,7 +133,7 @@ pub(super) fn inputs_of(folder: &Path, model: &Model, mut constants: HashMap<Str
         let ports = model.inputs().iter().chain(model.defaults());
         let names: Vec<&str> = ports.map(|p| p.name.as_str()).collect();
         return Err(format!(
-            "{first} is a file of no input, or of one that has another file or --set; the model has {}",
+            "{first} belongs to no input, or to an input with another file or --set; the model has {}",
             names.join(", ")
         )
         .into());

@@ -1,4 +1,4 @@
-//! `meganeura check`.
+//! Command `meganeura check`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ Examples:
   meganeura check detector.onnx --against reference --device cpu
   meganeura check --operators > onnx.md
 
-Exit code: 0 if the model can be run, 2 if its file is broken, 3 if something in it is not supported, 1 otherwise, and also if
+Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if
 results differ from those of --against.";
 
 /// Options of `check`.
@@ -33,19 +33,20 @@ pub(crate) struct Args {
     #[command(flatten)]
     dims: DimOptions,
 
-    /// Run the model on the inputs of this folder (`NAME.npy` or `input_0.npy`...), and compare the results with its
-    /// `output_0.npy`, `output_1.npy` and so on.
+    /// Run the model on the inputs in this folder (`NAME.npy`, or `input_0.npy`, `input_1.npy` and so on), and compare
+    /// the results with `output_0.npy`, `output_1.npy` and so on in it.
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
 
-    /// Accepted difference from --against, which runs in f32 unless --precision says otherwise, relative to the largest magnitude in a result.
+    /// Tolerated difference from the results of --against, relative to the largest magnitude in a result. The
+    /// comparison runs in f32 without --precision.
     #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "against")]
     tolerance: f64,
 
     #[command(flatten)]
     device: DeviceOptions,
 
-    /// Print the operators that are supported, as Markdown, and check nothing.
+    /// Print only the table of supported operators, as Markdown.
     #[arg(long, conflicts_with_all = ["model", "against"])]
     operators: bool,
 
@@ -71,9 +72,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return against(args, &model, folder);
     }
     let report = model.preflight_with(&args.dims.import_options(&model)?);
-    match args.json {
-        true => line(serde_json::to_string(&report)?)?,
-        false => line(with_help(&report))?,
+    if args.json {
+        line(serde_json::to_string(&report)?)?
+    } else {
+        line(with_help(&report))?
     }
     Ok(ExitCode::from(code(&report)))
 }
@@ -86,7 +88,7 @@ fn code(report: &Report) -> u8 {
     }
 }
 
-/// How far a result is from the reference.
+/// Difference of a result from the reference.
 struct Difference {
     name: String,
     /// Largest difference, relative to the largest magnitude of the reference; `None` if the shapes differ.
@@ -97,7 +99,7 @@ struct Difference {
 fn difference(name: &str, found: &Tensor, wanted: &Tensor) -> Difference {
     let name = name.to_owned();
     if found.dims() != wanted.dims() {
-        let message = format!("shape {:?} instead of {:?}", found.dims(), wanted.dims());
+        let message = format!("found shape {:?}, expected {:?}", found.dims(), wanted.dims());
         return Difference {
             name,
             relative: None,
@@ -128,18 +130,14 @@ fn difference(name: &str, found: &Tensor, wanted: &Tensor) -> Difference {
 
 fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
-        return Err(format!(
-            "--tolerance is {}, but it must be a number of at least 0",
-            args.tolerance
-        )
-        .into());
+        return Err(format!("--tolerance: expected a number of at least 0, found {}", args.tolerance).into());
     }
     let constants = args.dims.import_options(model)?.constants;
     let arrays::Inputs {
         tensors: inputs,
         constants,
     } = arrays::inputs_of(folder, model, constants)?;
-    // A comparison is of what the model computes, not of what a device rounds to be faster.
+    // The comparison checks the model, so a device must not round operands to be faster.
     let builder = args.device.builder_at(args.device.precision.unwrap_or(Choice::F32))?;
     let mut runner = match Runner::with_constants(model, &inputs, &constants, &builder) {
         Ok(runner) => runner,

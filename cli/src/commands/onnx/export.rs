@@ -1,4 +1,4 @@
-//! `meganeura export`.
+//! Command `meganeura export`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,21 +18,21 @@ Examples:
   meganeura export flowers --out flowers.onnx --batch 1
   meganeura export open.onnx --dim batch=8 --out batch8.onnx
 
-A model folder becomes a file from features to probabilities of the classes, or to numbers: what features are standardised
-with is part of it; words of a table's columns are numbers already, in the order of the folder's model.json.";
+The exported model of a folder maps features to class probabilities or to numbers, and includes the standardisation of the
+features. It expects a column of words as one feature of 0 or 1 per category, in the order of model.json in the folder.";
 
 /// Options of `export`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder that `train --out` wrote, or an ONNX file, which is written again as the graph that is made of it.
+    /// Model folder from `train --out`, or an ONNX file, whose imported graph is exported again.
     model: PathBuf,
 
-    /// File to write (.onnx).
+    /// ONNX file to write.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// Examples in a batch, for a model folder [default: 1]
+    /// Batch size of the exported model, for a model folder [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
 
@@ -41,15 +41,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    match args.model.is_dir() {
-        true => folder(args)?,
-        false => {
-            if let Err(error) = file(args) {
-                return match error.downcast::<onnx::Error>() {
-                    Ok(error) => failed(*error),
-                    Err(other) => Err(other),
-                };
-            }
+    if args.model.is_dir() {
+        folder(args)?
+    } else {
+        if let Err(error) = file(args) {
+            return match error.downcast::<onnx::Error>() {
+                Ok(error) => failed(*error),
+                Err(other) => Err(other),
+            };
         }
     }
     line(format_args!("exported to {}", args.out.display()))?;
@@ -58,10 +57,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn folder(args: &Args) -> Result<()> {
     if let Some((name, _)) = args.dims.dims.first() {
-        return Err(format!("--dim {name} is for ONNX files; give --batch for a model folder").into());
+        return Err(format!("--dim {name} works only with ONNX files; use --batch for a model folder").into());
     }
     if let Some((name, _)) = args.dims.constants.first() {
-        return Err(format!("--set {name} is for ONNX files").into());
+        return Err(format!("--set {name} works only with ONNX files").into());
     }
     let model = model::Model::load(&args.model)?;
     let graph = model.graph(args.batch.unwrap_or(1) as usize)?;
@@ -81,7 +80,7 @@ fn folder(args: &Args) -> Result<()> {
         copy.map_err(|error| failed = Some(error)).ok()
     };
     let exported = onnx::export(&graph, &mut value, &options, &args.out);
-    // That a value is missing is not why.
+    // The first failure is the cause, not the missing value that follows from it.
     match failed {
         Some(error) => Err(error.into()),
         None => Ok(exported?),
@@ -90,7 +89,7 @@ fn folder(args: &Args) -> Result<()> {
 
 fn file(args: &Args) -> Result<()> {
     if args.batch.is_some() {
-        return Err("--batch is for a model folder; give --dim NAME=N for an ONNX file".into());
+        return Err("--batch works only with model folders; use --dim NAME=N for an ONNX file".into());
     }
     let model = onnx::Model::open(&args.model)?;
     args.dims.check(&model)?;

@@ -1,4 +1,4 @@
-//! `meganeura check`, `meganeura run` and `meganeura export`: ONNX models.
+//! Commands `meganeura check`, `meganeura run` and `meganeura export` for ONNX models.
 
 mod arrays;
 mod check;
@@ -22,26 +22,26 @@ use super::precision::Choice;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Ends a command whose model cannot be imported.
+/// Exit code for a model that cannot be imported.
 const UNSUPPORTED: u8 = 3;
 
-/// Ends a command whose file is broken.
+/// Exit code for a broken file.
 const BROKEN: u8 = 2;
 
-/// Sizes of a model's open dimensions.
+/// Sizes of a model's open (dynamic) dimensions, and constant values of inputs.
 #[derive(Debug, clap::Args)]
 pub(super) struct DimOptions {
-    /// Size of a dimension that the model leaves open, by its name; one without a name is INPUT.AXIS (`x.0`). May be repeated.
+    /// Size of an open (dynamic) dimension, by its name or as INPUT.AXIS (`x.0`). May be repeated.
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dim)]
     dims: Vec<(String, usize)>,
 
-    /// Value of an input with one element, which becomes a constant: branches and shapes can depend on it. May be repeated.
+    /// Constant value of an input with one element, so that branches and shapes can depend on it. May be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = set)]
     constants: Vec<(String, f64)>,
 }
 
 fn set(text: &str) -> std::result::Result<(String, f64), String> {
-    let wrong = || format!("'{text}' is not NAME=VALUE, such as rate=16000");
+    let wrong = || format!("expected NAME=VALUE, such as rate=16000, found '{text}'");
     let (name, value) = text.rsplit_once('=').ok_or_else(wrong)?;
     match value.parse() {
         Ok(value) if !name.is_empty() => Ok((name.to_owned(), value)),
@@ -50,7 +50,7 @@ fn set(text: &str) -> std::result::Result<(String, f64), String> {
 }
 
 fn dim(text: &str) -> std::result::Result<(String, usize), String> {
-    let wrong = || format!("'{text}' is not NAME=SIZE, such as batch=4");
+    let wrong = || format!("expected NAME=SIZE, such as batch=4, found '{text}'");
     let (name, size) = text.rsplit_once('=').ok_or_else(wrong)?;
     let size = size.parse().map_err(|_| wrong())?;
     if name.is_empty() {
@@ -59,12 +59,12 @@ fn dim(text: &str) -> std::result::Result<(String, usize), String> {
     Ok((name.to_owned(), size))
 }
 
-/// Whether a workload's name is that of an ONNX file.
+/// Returns true if a workload's name is that of an ONNX file.
 pub(super) fn is_file(name: &str) -> bool {
     name.ends_with(".onnx")
 }
 
-/// The graph of a file, for commands that measure or explain it.
+/// Returns the graph of a file, for commands that measure or explain it.
 pub(super) fn graph(path: &str, options: &DimOptions) -> Result<meganeura::Graph> {
     let model = Model::open(path)?;
     options.check(&model)?;
@@ -75,12 +75,12 @@ pub(super) fn graph(path: &str, options: &DimOptions) -> Result<meganeura::Graph
     }
 }
 
-/// A report, and the options that remove what is in the way, if there are some.
+/// Returns a report with the options that fix its issues, if there are any.
 fn with_help(report: &Report) -> String {
     let mut text = report.to_string();
     let mut open: Vec<&str> = Vec::new();
     for issue in &report.issues {
-        // A number of dimensions is no size of one.
+        // A rank is not the size of a dimension.
         let is_size = issue.kind == IssueKind::UnboundDimension && !issue.message.contains(".rank");
         if is_size && !open.contains(&issue.place.as_str()) {
             open.push(&issue.place);
@@ -104,12 +104,14 @@ fn with_help(report: &Report) -> String {
             "\n  help: an input with one element can be a constant: {}",
             options.join(" ")
         );
+        text += "\n  help: `meganeura run` and `check --against DIR` run a model in stages if its shapes depend on computed data; \
+                 it cannot be trained or exported";
     }
     text
 }
 
 impl DimOptions {
-    /// Whether an option is given.
+    /// Returns true if an option is given.
     pub(super) fn any(&self) -> bool {
         !self.dims.is_empty() || !self.constants.is_empty()
     }
@@ -120,7 +122,7 @@ impl DimOptions {
             .fold(Dims::new(), |dims, (name, size)| dims.bind(name, *size))
     }
 
-    /// Dimensions and constants.
+    /// Returns the dimensions and constants.
     fn import_options(&self, model: &Model) -> Result<ImportOptions> {
         let mut options = ImportOptions::new(self.dims());
         for (name, value) in &self.constants {
@@ -140,7 +142,7 @@ impl DimOptions {
         Ok(options)
     }
 
-    /// Refuses names that the model does not have.
+    /// Returns an error for names that the model does not have.
     fn check(&self, model: &Model) -> Result<()> {
         let mut known: Vec<String> = Vec::new();
         for input in model.inputs() {
@@ -155,9 +157,10 @@ impl DimOptions {
         known.dedup();
         for (name, _) in &self.dims {
             if !known.contains(name) {
-                return Err(match known.is_empty() {
-                    true => format!("the model has no open dimension, and --dim names `{name}`").into(),
-                    false => format!("the model has no open dimension `{name}`; it has {}", known.join(", ")).into(),
+                return Err(if known.is_empty() {
+                    format!("the model has no open dimension, and --dim names `{name}`").into()
+                } else {
+                    format!("the model has no open dimension `{name}`; it has {}", known.join(", ")).into()
                 });
             }
         }
@@ -165,29 +168,29 @@ impl DimOptions {
     }
 }
 
-/// Where a model runs.
+/// Device and precision for running a model.
 #[derive(Debug, clap::Args)]
 struct DeviceOptions {
-    /// Device to use; `meganeura devices` lists them.
+    /// Device to run on; see `meganeura devices`.
     #[arg(long, value_name = "SELECTOR")]
     device: Option<String>,
 
-    /// Precision of matmuls and convolutions [default: the device's]
+    /// Precision of matmuls and convolutions [default: from the configuration file, else from the device]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Keep the plan in this file, and take it from there the next time.
+    /// Cache file of the plan: later runs load the plan from it instead of compiling the model.
     #[arg(long, value_name = "FILE")]
     cache: Option<std::path::PathBuf>,
 }
 
 impl DeviceOptions {
-    /// How a runner is built.
+    /// Creates the builder of a runner.
     fn builder(&self) -> Result<Builder> {
         self.built(self.precision)
     }
 
-    /// The same in a given precision.
+    /// Creates the builder of a runner with a given precision.
     fn builder_at(&self, precision: Choice) -> Result<Builder> {
         self.built(Some(precision))
     }

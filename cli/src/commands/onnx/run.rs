@@ -1,4 +1,4 @@
-//! `meganeura run`.
+//! Command `meganeura run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,12 +17,12 @@ Examples:
   meganeura run classifier.onnx --input x=image.npy
   meganeura run detector.onnx --inputs-dir inputs --output-dir results --device cpu
 
-A folder of inputs has `NAME.npy` for each of the model's inputs, or `input_0.npy`, `input_1.npy` and so on in the order of
+A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of
 `meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on.
 
-An input with an initializer, such as a weight in files of version 3, has that as its default; a file replaces it.
+An input with an initializer, such as a weight in files of version 3, needs no file: the initializer is its default.
 
-Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 otherwise.";
+Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 for other errors.";
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
@@ -31,15 +31,15 @@ pub(crate) struct Args {
     /// ONNX file.
     model: PathBuf,
 
-    /// File of an input, as NumPy writes it (.npy). May be repeated.
+    /// NumPy file (.npy) of an input. May be repeated.
     #[arg(long = "input", value_name = "NAME=FILE", value_parser = input, conflicts_with = "inputs_dir")]
     inputs: Vec<(String, PathBuf)>,
 
-    /// Folder of all inputs; every `.npy` file in it must be of an input.
+    /// Folder with a file `INPUT.npy` for each input; other `.npy` files are an error.
     #[arg(long, value_name = "DIR")]
     inputs_dir: Option<PathBuf>,
 
-    /// Folder for the results, which is made if it is not there.
+    /// Folder for the results; created if missing.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
@@ -49,11 +49,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     device: DeviceOptions,
 
-    /// Then run it again for this many seconds, and report the median time of a run.
+    /// Repeat the run for this many seconds, and report the median time.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
 
-    /// Print a JSON object with shapes, types and times; results only go to --output-dir.
+    /// Print a JSON object with shapes, types and times; results are written only to --output-dir.
     #[arg(long)]
     json: bool,
 }
@@ -61,11 +61,11 @@ pub(crate) struct Args {
 fn input(text: &str) -> std::result::Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
-        _ => Err(format!("'{text}' is not NAME=FILE, such as x=image.npy")),
+        _ => Err(format!("expected NAME=FILE, such as x=image.npy, found '{text}'")),
     }
 }
 
-/// All inputs from files and options.
+/// Reads all inputs from files and options.
 fn inputs(args: &Args, model: &Model) -> Result<Inputs> {
     let mut constants = args.dims.import_options(model)?.constants;
     if let Some(folder) = &args.inputs_dir {
@@ -81,7 +81,7 @@ fn inputs(args: &Args, model: &Model) -> Result<Inputs> {
         let mut given = args.inputs.iter().filter(|(name, _)| *name == port.name);
         let path = given.next().map(|(_, path)| path);
         if given.next().is_some() || path.is_some() && constants.contains_key(&port.name) {
-            return Err(format!("--input or --set gives `{}` twice", port.name).into());
+            return Err(format!("--input or --set sets `{}` twice", port.name).into());
         }
         let has_default = i >= model.inputs().len();
         match path {
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         constants,
     } = inputs(args, &model)?;
     let mut dims = args.dims.dims();
-    // What the inputs say must agree with --dim.
+    // The shapes of the inputs must match --dim.
     let shapes = model
         .inputs()
         .iter()
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     for (name, size) in found.iter() {
         if dims.get(name).is_some_and(|given| given != size) {
             let given = dims.get(name).unwrap_or(0);
-            return Err(format!("--dim says that `{name}` is {given}, and the inputs say {size}").into());
+            return Err(format!("--dim sets `{name}` to {given}, but its size in the inputs is {size}").into());
         }
         dims = dims.bind(name, size);
     }
@@ -151,6 +151,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             .collect();
         let report = json!({
             "device": device,
+            "stages": runner.stages(),
             "outputs": outputs,
             "build_ms": build.as_secs_f64() * 1e3,
             "first_run_ms": step.as_secs_f64() * 1e3,
@@ -159,8 +160,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(report)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let stages = match runner.stages() {
+        1 => String::new(),
+        count => format!(" in {count} stages, because shapes depend on computed data"),
+    };
     line(format_args!(
-        "ran on {device}: built in {:.0} ms, first run {:.1} ms",
+        "ran on {device}{stages}: built in {:.0} ms, first run {:.1} ms",
         build.as_secs_f64() * 1e3,
         step.as_secs_f64() * 1e3
     ))?;
@@ -176,7 +181,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Median time of a run in milliseconds: inputs in, results out.
+/// Returns the median time of a run in milliseconds, including the transfer of inputs and results.
 fn repeated(runner: &mut Runner, inputs: &[Tensor], seconds: u32) -> Result<f64> {
     let begin = Instant::now();
     let mut times = Vec::new();
@@ -189,10 +194,10 @@ fn repeated(runner: &mut Runner, inputs: &[Tensor], seconds: u32) -> Result<f64>
     Ok(times[times.len() / 2])
 }
 
-/// Elements that are printed of each result.
+/// Number of printed elements of each result.
 const SHOWN: usize = 8;
 
-/// Type, shape, range and first elements of a result.
+/// Returns the type, shape, range and first elements of a result.
 fn summary(i: usize, info: &TensorInfo, tensor: &Tensor) -> String {
     let data = tensor.to_f64();
     let mut text = format!("output {i} {}: {}{:?}", info.name, info.element, info.dims);

@@ -1,4 +1,4 @@
-//! Options of `meganeura train` from a file: TOML whose keys are their long names.
+//! Options of `meganeura train` from a TOML file, whose keys are the long names of the options.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -12,9 +12,9 @@ use meganeura::files::{MAX_SETTINGS, read_text_limited};
 use meganeura::nn::model::Model;
 use toml::de::{DeTable, DeValue};
 
-/// Where a model's folder has the settings that it was trained with.
+/// Key of the training settings in the metadata of a model's folder.
 pub(super) const RECORDED: &str = "settings";
-/// Options that say where results go, which a model's folder does not record.
+/// Options for destinations of results, which a model's folder does not record.
 const RESULTS: [&str; 10] = [
     "out",
     "checkpoint",
@@ -27,10 +27,10 @@ const RESULTS: [&str; 10] = [
     "time-limit",
     "zero1",
 ];
-/// Options that a file cannot have.
+/// Options that are not allowed in a file.
 const NOT_IN_FILES: [&str; 5] = ["config", "print-config", "help", "version", "verbose"];
 
-/// What was taken from a file.
+/// Options that were read from a file.
 #[derive(Debug)]
 pub(crate) struct FromFile {
     path: PathBuf,
@@ -39,7 +39,7 @@ pub(crate) struct FromFile {
 }
 
 impl FromFile {
-    /// Where the options that an error of the command line names are in the file.
+    /// Returns notes with the file locations of the options that a command-line error names.
     pub(crate) fn notes(&self, error: &str) -> Vec<String> {
         let named = self
             .lines
@@ -51,13 +51,13 @@ impl FromFile {
     }
 }
 
-/// The arguments with the options of the file that `train --config` names, if it is given. Options of the command line
-/// go first: those of the file that they are, or conflict with, are left out.
+/// Adds the options of the file given by `train --config` to the arguments. Options of the command line have priority:
+/// conflicting options of the file are removed.
 pub(crate) fn with_file(
     command: &Command,
     mut args: Vec<OsString>,
 ) -> Result<(Vec<OsString>, Option<FromFile>), Box<dyn Error>> {
-    // What the file has to add may be missing still.
+    // Required options may still be missing, because the file can contain them.
     let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&args) else {
         return Ok((args, None));
     };
@@ -79,13 +79,13 @@ pub(crate) fn with_file(
     Ok((args, Some(file)))
 }
 
-/// The options of `train`, or `train text`, as they are after all defaults, in the form of a file.
+/// Returns the options of `train` or `train text` after all defaults, as the text of a file.
 pub(crate) fn effective(command: &Command, matches: &ArgMatches) -> Option<String> {
     let (command, matches, _) = training(command, matches)?;
     Some(Options::of(command, matches).to_toml())
 }
 
-/// The settings without those that say where results go.
+/// Returns the settings without destinations of results.
 pub(super) fn without_results(settings: &str) -> String {
     let is_kept = |line: &&str| {
         let key = line.split(" =").next().unwrap_or_default();
@@ -98,7 +98,7 @@ pub(super) fn without_results(settings: &str) -> String {
         .collect()
 }
 
-/// The command that trains among those that were given, what it was given, and its name.
+/// Returns the training command of a command line, its matches, and its name.
 fn training<'a>(command: &'a Command, matches: &'a ArgMatches) -> Option<(&'a Command, &'a ArgMatches, &'a str)> {
     let below = |command: &'a Command, matches: &'a ArgMatches| {
         let (name, matches) = matches.subcommand()?;
@@ -108,13 +108,14 @@ fn training<'a>(command: &'a Command, matches: &'a ArgMatches) -> Option<(&'a Co
     below(found.0, found.1).or(Some(found))
 }
 
-/// The text of a file, or what a model's folder recorded.
+/// Reads a file, or the recorded settings of a model's folder.
 fn read(path: &Path) -> Result<String, Box<dyn Error>> {
     if path.is_dir() {
         let recorded = Model::load(path)?.training[RECORDED].as_str().map(str::to_owned);
         let missing = || {
             format!(
-                "{}: this model's folder has no settings of `train`; an earlier version saved it, or another program",
+                "{}: the model folder contains no settings of `train`; it was saved by an earlier version or by \
+                 another program",
                 path.display()
             )
         };
@@ -124,7 +125,7 @@ fn read(path: &Path) -> Result<String, Box<dyn Error>> {
         .map_err(|e| format!("{}: the settings cannot be read: {e}", path.display()))?)
 }
 
-/// What a command takes, and what it was given.
+/// Options of a command, and their given values.
 struct Options<'a> {
     command: &'a Command,
     matches: &'a ArgMatches,
@@ -141,7 +142,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Options by the keys that they have in a file.
+    /// Returns the options with their keys in a file.
     fn keys(&self) -> impl Iterator<Item = (String, &'a Arg)> {
         let all = self.command.get_arguments().map(|arg| (key_of(arg), arg));
         all.filter(|(key, _)| !NOT_IN_FILES.contains(&key.as_str()))
@@ -155,7 +156,7 @@ impl<'a> Options<'a> {
         self.keys().map(|(_, arg)| arg).find(|arg| is_named(arg))
     }
 
-    /// Whether both cannot be given.
+    /// Returns true if the options conflict.
     fn conflict(&self, a: &Arg, b: &Arg) -> bool {
         let names = |a: &Arg, b: &Arg| {
             let others = self.command.get_arg_conflicts_with(a);
@@ -175,17 +176,17 @@ impl<'a> Options<'a> {
                 }))
     }
 
-    /// Whether the command line has this option, or one that excludes it.
+    /// Returns true if the command line has this option, or one that conflicts with it.
     fn is_overridden(&self, arg: &Arg) -> bool {
         let given = self.command.get_arguments().filter(|a| self.given.contains(a.get_id()));
         self.given.contains(arg.get_id()) || given.into_iter().any(|other| self.conflict(arg, other))
     }
 
-    /// The arguments that a file stands for, and the lines of its options.
+    /// Returns the arguments for the options of a file, and the lines of these options.
     fn parse(&self, text: &str) -> Result<(Vec<String>, BTreeMap<String, usize>), String> {
         let table = DeTable::parse(text).map_err(|e| e.to_string().trim_end().to_owned())?;
         let (mut args, mut lines) = (Vec::new(), BTreeMap::new());
-        // By their places, so that the first mistake is the one that is told.
+        // In the order of the file, so that the first error is reported.
         let mut entries: Vec<_> = table.get_ref().iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
         for (key, value) in entries {
@@ -197,8 +198,8 @@ impl<'a> Options<'a> {
                 let nearest = closest(key, names.iter().map(String::as_str));
                 let nearest = nearest.split(',').next().unwrap_or_default();
                 return Err(refuse(format!(
-                    "there is no setting '{key}'; the closest is '{nearest}'\n  help: keys are the options of `meganeura {}` \
-                     by their long names, which --help lists",
+                    "there is no setting '{key}'; the closest is '{nearest}'\n  help: keys are the long option names \
+                     of `meganeura {}`, which --help lists",
                     if self.command.get_name() == "text" {
                         "train text"
                     } else {
@@ -220,13 +221,13 @@ impl<'a> Options<'a> {
         Ok((args, lines))
     }
 
-    /// The file that stands for these options.
+    /// Returns the text of a file with these options.
     fn to_toml(&self) -> String {
         let given = || self.command.get_arguments().filter(|a| self.given.contains(a.get_id()));
         let mut text = String::new();
         for (key, arg) in self.keys() {
             let id = arg.get_id().as_str();
-            // Defaults of what makes no sense with the others would only mislead.
+            // Defaults of options that conflict with the given ones would be misleading.
             let Some(source) = self.matches.value_source(id) else {
                 if given().any(|other| self.conflict(arg, other)) {
                     continue;
@@ -248,16 +249,17 @@ impl<'a> Options<'a> {
             }
             let raw = self.matches.get_raw(id).into_iter().flatten();
             let values: Vec<String> = raw.map(|value| literal(&value.to_string_lossy())).collect();
-            text += &match is_list(arg) {
-                true => format!("{key} = [{}]\n", values.join(", ")),
-                false => format!("{key} = {}\n", values.concat()),
+            text += &if is_list(arg) {
+                format!("{key} = [{}]\n", values.join(", "))
+            } else {
+                format!("{key} = {}\n", values.concat())
             };
         }
         text
     }
 }
 
-/// The name that an option has in a file.
+/// Returns the key of an option in a file.
 fn key_of(arg: &Arg) -> String {
     match arg.get_long() {
         Some(long) => long.to_owned(),
@@ -269,7 +271,7 @@ fn is_list(arg: &Arg) -> bool {
     arg.get_value_delimiter().is_some() || matches!(arg.get_action(), ArgAction::Append)
 }
 
-/// Whether it is what holds without it. Such are left out, so that they conflict with nothing.
+/// Returns true if the values are the default. Such options are omitted, so that they cause no conflicts.
 fn is_default(arg: &Arg, values: &Option<Vec<String>>) -> bool {
     let Some(values) = values else { return false };
     let defaults = arg.get_default_values();
@@ -281,21 +283,21 @@ fn is_default(arg: &Arg, values: &Option<Vec<String>>) -> bool {
     values.len() == defaults.len() && values.iter().zip(defaults).all(|(value, default)| same(value, default))
 }
 
-/// The values of an option; none for a flag that is set.
+/// Returns the values of an option; none for a flag that is set.
 fn values_of(arg: &Arg, value: &DeValue) -> Result<Option<Vec<String>>, String> {
     if matches!(arg.get_action(), ArgAction::SetTrue) {
         return match value {
             DeValue::Boolean(true) => Ok(None),
             DeValue::Boolean(false) => Ok(Some(Vec::new())),
-            _ => Err("is true or false".into()),
+            _ => Err("expects true or false".into()),
         };
     }
     let text = |value: &DeValue| match value {
         DeValue::String(text) => Ok(text.clone().into_owned()),
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
         DeValue::Float(number) => Ok(number.as_str().to_owned()),
-        _ if is_list(arg) => Err("takes a number, a text in quotes, or a list of these".to_owned()),
-        _ => Err("takes a number or a text in quotes".to_owned()),
+        _ if is_list(arg) => Err("expects a number, a text in quotes, or a list of these".to_owned()),
+        _ => Err("expects a number or a text in quotes".to_owned()),
     };
     match value {
         DeValue::Array(values) if is_list(arg) => {
@@ -306,7 +308,7 @@ fn values_of(arg: &Arg, value: &DeValue) -> Result<Option<Vec<String>>, String> 
     }
 }
 
-/// A value as it stands in a file: numbers as they are, others in quotes.
+/// Returns a value in file syntax: numbers unchanged, others in quotes.
 fn literal(text: &str) -> String {
     let is_number = DeValue::parse(text).is_ok_and(|value| match value.get_ref() {
         DeValue::Integer(number) => number.radix() == 10 && number.as_str() == text,

@@ -1,11 +1,11 @@
-//! What `meganeura train` trains on.
+//! Training data of `meganeura train`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use meganeura::nn::data::{
-    self, Column, Dataset, Header, Missing, NpyArray, Parts, SplitOptions, Standardiser, TableOptions,
+    self, Column, Dataset, Header, MissingCells, NpyArray, Parts, SplitOptions, Standardiser, TableOptions,
     TableReadOptions, TableSchema, TaskChoice,
 };
 use meganeura::nn::model::{Preprocessing, Task};
@@ -14,107 +14,111 @@ use super::Model;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Where the examples come from; one of them is given.
+/// Source of the examples; exactly one is given.
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false, args = ["data_set", "csv", "npz", "images"])]
 pub(super) struct Source {
-    /// Data set: digits ships with the program; mnist is read from a folder.
+    /// Data set: digits is included in the program; mnist is read from the folder of --data.
     pub(super) data_set: Option<DataSet>,
 
-    /// Train on a CSV file: one example a line, one column the class or number to predict, others numbers or words.
+    /// Train on a CSV file with one example per line: one column is the class or number to predict, the others are
+    /// numbers or words.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) csv: Option<PathBuf>,
 
-    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples] (whole numbers or text), or
-    /// numbers to predict.
+    /// Train on a NumPy file (.npz) with features [examples, ...] and class labels [examples] (whole numbers or text),
+    /// or numbers to predict.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) npz: Option<PathBuf>,
 
-    /// Train on a folder of images (PNG, JPEG, BMP), with a folder in it for each class.
+    /// Train on a folder of images (PNG, JPEG, BMP) with one subfolder per class.
     #[arg(long, value_name = "DIR", help_heading = "Your own data")]
     pub(super) images: Option<PathBuf>,
 }
 
 impl Source {
-    /// Files that are read.
+    /// Returns the files that are read.
     pub(super) fn inputs<'a>(&'a self, files: &'a FileOptions) -> impl Iterator<Item = &'a Path> {
         let inputs = self.csv.iter().chain(&self.npz).chain(&files.test_csv);
         inputs.map(PathBuf::as_path)
     }
 }
 
-/// Options for files of the user. Those for one kind of file conflict with the other kinds: clap does not look
-/// at `requires` when what is required conflicts with what is there.
+/// Options for files of the user. Options for one kind of file explicitly conflict with the other kinds, because clap
+/// ignores `requires` if the required option conflicts with a given one.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Your own data")]
 pub(super) struct FileOptions {
-    /// Column of the CSV file to predict, by its name or its number from 1 [default: the last one]
+    /// Column of the CSV file to predict, by its name or its number from 1 [default: the last column]
     #[arg(long, visible_alias = "label", value_name = "COLUMN", conflicts_with_all = ["data_set", "npz", "images"])]
     target: Option<String>,
 
-    /// What the target is; guess: classes if it has words or few different whole numbers, else numbers.
+    /// Kind of the target. guess selects classification if the target has words or few different whole numbers, else
+    /// regression.
     #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with_all = ["data_set", "images"])]
     task: TaskOption,
 
-    /// Columns of the CSV file to leave out, such as a row number: names or numbers, separated by commas.
+    /// Columns of the CSV file to ignore, such as a row number: names or numbers, separated by commas.
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     ignore: Vec<String>,
 
-    /// Columns of numbers in the CSV file that are categories, such as postal codes; columns of words are anyway.
+    /// Numeric columns of the CSV file to treat as categories, such as postal codes; columns of words are always
+    /// categories.
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// What becomes of missing cells (empty, NA, NaN, ?): an error, the mean of the column (of words the most frequent one), or
-    /// rows with any are dropped.
+    /// Handling of missing cells (empty, NA, NaN, ?): refuse reports an error, mean fills in the mean of the column
+    /// (for words, the most frequent one), drop removes the row.
     #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz", "images"])]
     missing: MissingOption,
 
-    /// Whether the first line of the CSV file names the columns; auto: if none of its fields is a number.
+    /// Whether the first line of the CSV file is a header with the column names. auto assumes a header if no field of
+    /// the line is a number.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
 
-    /// Character between the fields of the CSV file; `tab` for tabs.
+    /// Field separator of the CSV file; `tab` for tabs.
     #[arg(long, value_name = "CHAR", default_value = ",", value_parser = delimiter, conflicts_with_all = ["data_set", "npz", "images"])]
     delimiter: u8,
 
-    /// CSV file of test examples, instead of a fraction of the first file.
+    /// CSV file of test examples, instead of --test-fraction.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_set", "npz", "images", "test_fraction"])]
     test_csv: Option<PathBuf>,
 
-    /// Array of the .npz file that holds the features.
+    /// Name of the array of features in the .npz file.
     #[arg(long, value_name = "NAME", default_value = "x", conflicts_with_all = ["data_set", "csv", "images"])]
     x: String,
 
-    /// Array of the .npz file that holds the labels, or the numbers to predict.
+    /// Name of the array of labels, or of numbers to predict, in the .npz file.
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with_all = ["data_set", "csv", "images"])]
     y: String,
 
-    /// Array of the features of test examples, instead of a fraction of the others.
+    /// Name of the array with the features of test examples, instead of --test-fraction.
     #[arg(long, value_name = "NAME", requires = "test_y", conflicts_with_all = ["data_set", "csv", "images", "test_fraction"])]
     test_x: Option<String>,
 
-    /// Array of the labels of test examples.
+    /// Name of the array with the labels of test examples.
     #[arg(long, value_name = "NAME", requires = "test_x", conflicts_with_all = ["data_set", "csv", "images"])]
     test_y: Option<String>,
 
-    /// Height and width that images are resized to: one number, or HEIGHTxWIDTH.
+    /// Size that images are resized to, in pixels: one number, or HEIGHTxWIDTH.
     #[arg(long, value_name = "SIZE", default_value = "32", value_parser = image_size, conflicts_with_all = ["data_set", "csv", "npz"])]
     image_size: [usize; 2],
 
-    /// Turn images grey: one channel instead of three.
+    /// Convert images to grey: one channel instead of three.
     #[arg(long, conflicts_with_all = ["data_set", "csv", "npz"])]
     grey: bool,
 
-    /// Folder of test images, like --images, instead of a fraction of them.
+    /// Folder of test images with the layout of --images, instead of --test-fraction.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data_set", "csv", "npz", "test_fraction"])]
     test_images: Option<PathBuf>,
 
-    /// Fraction of the examples that is held out for testing, between 0 and 1 [default: 0.2]
+    /// Fraction of the examples to hold out for testing, between 0 and 1 [default: 0.2]
     #[arg(long, value_name = "FRACTION", conflicts_with = "data_set")]
     test_fraction: Option<f64>,
 
-    /// Fraction of the examples that is held out for validation: early stopping looks at these, and the test examples are for
-    /// the result alone [default: 0; 0.1 with --patience]
+    /// Fraction of the examples to hold out for validation. Early stopping uses these; the test examples are used only
+    /// for the final result [default: 0; 0.1 with --patience]
     #[arg(long, value_name = "FRACTION")]
     validation: Option<f64>,
 
@@ -122,8 +126,8 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     split_seed: u64,
 
-    /// Standardise features to mean 0 and deviation 1 over the training examples, each feature by itself or all together;
-    /// auto: each by itself for tables, all together for images.
+    /// Standardise features to mean 0 and standard deviation 1 over the training examples. auto selects feature for
+    /// tables and all for images.
     #[arg(long, value_enum, default_value_t = Scale::Auto, conflicts_with = "data_set")]
     scale: Scale,
 }
@@ -152,12 +156,12 @@ enum MissingOption {
     Drop,
 }
 
-impl From<MissingOption> for Missing {
+impl From<MissingOption> for MissingCells {
     fn from(option: MissingOption) -> Self {
         match option {
-            MissingOption::Refuse => Missing::Refuse,
-            MissingOption::Mean => Missing::Mean,
-            MissingOption::Drop => Missing::Drop,
+            MissingOption::Refuse => MissingCells::Refuse,
+            MissingOption::Mean => MissingCells::Mean,
+            MissingOption::Drop => MissingCells::Drop,
         }
     }
 }
@@ -180,9 +184,9 @@ enum HeaderChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scale {
     Auto,
-    /// As they are in the file.
+    /// No standardisation.
     None,
-    /// Each feature by itself.
+    /// Each feature separately.
     Feature,
     /// All features together.
     All,
@@ -206,20 +210,20 @@ fn image_size(text: &str) -> std::result::Result<[usize; 2], String> {
         .ok_or_else(|| "give a number such as 32, or HEIGHTxWIDTH such as 48x64".to_owned())
 }
 
-/// The examples, and what to call them.
-pub(super) struct Loaded {
+/// The loaded examples, with a name for output.
+pub(super) struct NamedExamples {
     pub(super) name: String,
-    /// Scaled, in the shape that the model takes.
+    /// Scaled examples, in the shape of the model's input.
     pub(super) parts: Parts,
     pub(super) task: Task,
     pub(super) preprocessing: Preprocessing,
-    /// What the user should know of how the file was read.
+    /// Notes for the user about how the file was read.
     pub(super) notes: Vec<String>,
-    /// Whether the data set ships with the program.
+    /// True if the data set ships with the program.
     pub(super) ships: bool,
 }
 
-/// Examples as they are in a file, in parts.
+/// Examples as they are stored in a file, split into parts.
 struct Raw {
     name: String,
     parts: Parts,
@@ -227,24 +231,29 @@ struct Raw {
     classes: Vec<String>,
     target: String,
     schema: Option<TableSchema>,
-    /// What files of images become.
+    /// Size of images after resizing, for files of images.
     image: Option<[usize; 3]>,
     notes: Vec<String>,
 }
 
-/// In which form examples are wanted.
-pub(super) struct Reading {
+/// Requested form of the examples.
+pub(super) struct ExampleFormat {
     pub(super) model: Model,
-    /// Images stay images also for a perceptron.
+    /// True if images keep their shape even for a perceptron.
     pub(super) keep_shape: bool,
-    /// Features are not standardised unless the options say how.
+    /// True if features are standardised only if an option requests it.
     pub(super) unscaled: bool,
-    /// The fraction for validation if the options give none.
+    /// Default fraction for validation.
     pub(super) validation: f64,
 }
 
-/// Loads the examples in the shape that the model takes.
-pub(super) fn load(source: &Source, files: &FileOptions, mnist: &Path, reading: &Reading) -> Result<Loaded> {
+/// Loads the examples in the shape of the model's input.
+pub(super) fn load(
+    source: &Source,
+    files: &FileOptions,
+    mnist: &Path,
+    reading: &ExampleFormat,
+) -> Result<NamedExamples> {
     let (model, keep_shape) = (reading.model, reading.keep_shape);
     let validation = files.validation.unwrap_or(reading.validation);
     let (raw, ships) = match source {
@@ -281,7 +290,7 @@ pub(super) fn load(source: &Source, files: &FileOptions, mnist: &Path, reading: 
     };
     let keep_shape = keep_shape || raw.image.is_some();
     let shape = |data: Dataset| shaped(data, model, keep_shape);
-    Ok(Loaded {
+    Ok(NamedExamples {
         name: raw.name,
         parts: Parts {
             train: shape(parts.train)?,
@@ -315,7 +324,7 @@ fn shipped(data_set: DataSet, mnist: &Path, validation: f64, seed: u64) -> Resul
     })
 }
 
-/// Parts of which the test examples are given.
+/// Returns the parts for given test examples.
 fn with_test(train: Dataset, test: Dataset, validation: f64, seed: u64) -> Result<Parts> {
     if validation == 0.0 {
         return Ok(Parts {
@@ -345,7 +354,7 @@ fn split(data: &Dataset, files: &FileOptions, validation: f64) -> Result<Parts> 
     })?)
 }
 
-/// Categories and fill values are those of the training rows alone.
+/// Reads a CSV file. Categories and fill values are determined only from the training rows.
 fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let columns = |names: &[String]| names.iter().map(Column::name).collect();
     let options = TableOptions {
@@ -374,7 +383,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let mut parts = table.parts;
     let (mut filled, mut dropped, mut unknown) = (table.filled, table.dropped, table.unknown);
     if let Some(test) = &files.test_csv {
-        // As the parts of one file are read.
+        // Uses the same options as for the parts of one file.
         let options = TableReadOptions {
             unknown_as_zeros: true,
             drop_missing: files.missing == MissingOption::Drop,
@@ -383,7 +392,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         let rows = table.schema.read(test, &table.class_names, options)?;
         let data = rows.dataset(table.class_names.len())?.ok_or_else(|| {
             let target = &table.schema.target;
-            format!("{}: there is no column '{target}' to test against", test.display())
+            format!("{}: there is no target column '{target}'", test.display())
         })?;
         parts.test = Some(data);
         filled += rows.filled;
@@ -404,7 +413,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     if unknown > 0 {
         let cells = counted(unknown, "cell", "cells");
         notes.push(format!(
-            "{cells} of validation or test rows with a category that no training row has: read as none of the known ones"
+            "{cells} of validation or test rows with a category that no training row has: encoded as zeros"
         ));
     }
     Ok(Raw {
@@ -418,7 +427,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     })
 }
 
-/// A number with the word for one, or for several.
+/// Returns a number with a singular or plural noun.
 fn counted(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
@@ -432,25 +441,23 @@ fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let mut notes = Vec::new();
     if is_regression && files.task == TaskOption::Guess {
         notes.push(format!(
-            "'{}' has numbers that are not whole, so they are predicted (regression); --task changes that",
+            "'{}' contains fractions, so the task is regression; --task changes that",
             files.y
         ));
     }
-    let (data, classes) = match is_regression {
-        true => {
-            let (x, y) = (data::read_npz(path, &files.x)?, data::read_npz(path, &files.y)?);
-            (targets(&x, &y)?, Vec::new())
-        }
-        false => {
-            let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
-            (arrays.data, arrays.class_names)
-        }
+    let (data, classes) = if is_regression {
+        let (x, y) = (data::read_npz(path, &files.x)?, data::read_npz(path, &files.y)?);
+        (targets(&x, &y)?, Vec::new())
+    } else {
+        let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
+        (arrays.data, arrays.class_names)
     };
     let parts = match (&files.test_x, &files.test_y) {
         (Some(x), Some(y)) => {
-            let test = match is_regression {
-                true => targets(&data::read_npz(path, x)?, &data::read_npz(path, y)?)?,
-                false => data::npz_dataset(path, x, y, Some(&classes))?.data,
+            let test = if is_regression {
+                targets(&data::read_npz(path, x)?, &data::read_npz(path, y)?)?
+            } else {
+                data::npz_dataset(path, x, y, Some(&classes))?.data
             };
             with_test(data, test, validation, files.split_seed)?
         }
@@ -473,7 +480,7 @@ fn images(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let folder = data::image_folder(path, size, None)?;
     let mut notes = Vec::new();
     if folder.skipped > 0 {
-        notes.push(format!("{} files that are no images were left out", folder.skipped));
+        notes.push(format!("{} files that are not images were skipped", folder.skipped));
     }
     let parts = match &files.test_images {
         None => split(&folder.data, files, validation)?,
@@ -493,7 +500,7 @@ fn images(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     })
 }
 
-/// Arrays `[n, ...]` and `[n]` or `[n, outputs]` as a data set for regression.
+/// Converts arrays `[n, ...]` and `[n]` or `[n, outputs]` to a data set for regression.
 pub(crate) fn targets(x: &NpyArray, y: &NpyArray) -> Result<Dataset> {
     let wrong = || {
         let (x_shape, y_shape) = (x.shape(), y.shape());
@@ -517,7 +524,7 @@ pub(crate) fn targets(x: &NpyArray, y: &NpyArray) -> Result<Dataset> {
     Ok(Dataset::regression(x.name(), x.to_f32(), shape, y.to_f32(), outputs)?)
 }
 
-/// What the features of the training examples are standardised with.
+/// Returns the standardiser of the features, fitted to the training examples.
 fn standardiser(raw: &Raw, scale: Scale) -> Option<Standardiser> {
     let train = &raw.parts.train;
     let image = train.feature_shape().len() > 1;
@@ -532,7 +539,7 @@ fn standardiser(raw: &Raw, scale: Scale) -> Option<Standardiser> {
 fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
     let least = model.least_image();
     match (model, data.feature_shape()) {
-        // A folder's model is told images, not vectors.
+        // The model in a folder takes images, not vectors.
         (Model::Mlp, _) if keep_shape => Ok(data),
         (Model::Mlp, _) => {
             let len = data.feature_len();

@@ -1,4 +1,4 @@
-//! What `meganeura train` prints while it trains.
+//! Progress output of `meganeura train`.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::finite;
 use crate::output::{line, notice};
 
-/// Adds the quality to an object under names that begin with the name of the examples: accuracy, or errors of regression.
+/// Adds the quality to an object: accuracy, or errors of regression. The keys begin with the name of the examples.
 pub(super) fn add_quality(object: &mut Value, examples: &str, evaluation: &Evaluation) {
     match &evaluation.regression {
         None => object[format!("{examples}_accuracy")] = json!(evaluation.accuracy()),
@@ -22,7 +22,7 @@ pub(super) fn add_quality(object: &mut Value, examples: &str, evaluation: &Evalu
     }
 }
 
-/// Prints each epoch as a JSON object.
+/// Observer that prints each epoch as a JSON object.
 pub(super) struct JsonLines {
     /// Name of the examples that are evaluated: validation or test.
     pub(super) examples: &'static str,
@@ -43,7 +43,7 @@ impl Observer for JsonLines {
             None => object[format!("{examples}_accuracy")] = Value::Null,
         }
         let printed = line(object);
-        // Nobody reads any more: stop training for nobody.
+        // Standard output is closed: stops training.
         if printed.is_err() {
             ControlFlow::Break(())
         } else {
@@ -57,17 +57,17 @@ pub(super) struct Display {
     bar: Option<ProgressBar>,
     epochs: usize,
     start: Instant,
-    /// Steps that were made before the run, where it is resumed.
+    /// Number of steps before a resumed run.
     resumed: u64,
     /// Name of the examples that are evaluated: validation or test.
     examples: &'static str,
-    /// Time of the last line of progress, where no bar is shown.
+    /// Time of the last progress line, if there is no progress bar.
     latest: Instant,
-    /// Pause before the next one.
+    /// Pause before the next line.
     pause: Duration,
 }
 
-/// Pause before the first line of progress where no bar is shown, and between two of them.
+/// Pause before the first progress line and between further ones, if there is no progress bar.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -85,15 +85,16 @@ impl Display {
     }
 }
 
-/// Loss and speed of a run, after a comma; nothing if no epoch was completed.
+/// Returns the loss and speed of a run, after a comma; empty if no epoch was completed.
 pub(super) fn training(loss: f64, steps_per_second: f64) -> String {
-    match loss.is_finite() {
-        true => format!(", train loss {loss:.4}, {steps_per_second:.0} steps/s"),
-        false => String::new(),
+    if loss.is_finite() {
+        format!(", train loss {loss:.4}, {steps_per_second:.0} steps/s")
+    } else {
+        String::new()
     }
 }
 
-/// How long the rest of a run takes if it goes on as it did, evaluations included.
+/// Estimates the remaining time of a run from the time so far, evaluations included.
 fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
     let rest = all.saturating_sub(done) as f64 / done.max(1) as f64;
     Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).unwrap_or(Duration::MAX)
@@ -107,7 +108,7 @@ impl Observer for Display {
             0 => Ok(()),
             steps => line(format_args!("resumed after step {steps}")),
         };
-        // Nobody reads any more.
+        // Standard output is closed.
         said.map_or(ControlFlow::Break(()), ControlFlow::Continue)
     }
 
@@ -119,7 +120,7 @@ impl Observer for Display {
         }
         self.epochs = begin.epochs;
         bar.set_prefix(format!("{}/{}", begin.epoch, begin.epochs));
-        // The bar appears before the first step is complete.
+        // Shows the bar before the first step is complete.
         bar.tick();
         self.bar = Some(bar);
         ControlFlow::Continue(())
@@ -140,7 +141,7 @@ impl Observer for Display {
                 }
             }
             if info.step > 1 && bar.position() == 0 {
-                // Of a resumed run: these steps took no time.
+                // Steps before a resumed run took no time.
                 bar.set_position(info.step as u64 - 1);
                 bar.reset_eta();
             }
@@ -156,7 +157,7 @@ impl Observer for Display {
     }
 
     fn on_train_end(&mut self, _: &TrainReport) {
-        // Of an epoch that was cut short.
+        // The epoch was cut short.
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

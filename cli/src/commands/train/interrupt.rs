@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGHUP while a model is trained, and signals of `mpirun`.
+//! Handling of Ctrl-C, SIGTERM and SIGHUP during training, and of signals from `mpirun`.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,11 +10,11 @@ use crate::commands::ranks::Ranks;
 use crate::output::notice;
 use crate::signals;
 
-/// Number of processes that were stopped together.
+/// Number of processes of the run that was stopped.
 static RANKS: AtomicUsize = AtomicUsize::new(1);
 
-/// From now on a Ctrl-C, SIGTERM or SIGHUP ends training after the present step. Launchers of distributed runs send SIGTERM to ranks
-/// that wait for one that is gone, so that it ends these at once.
+/// Ends training after the current step on Ctrl-C, SIGTERM or SIGHUP. Distributed runs handle only Ctrl-C: launchers send SIGTERM
+/// to ranks that wait for a failed one, and these ranks must end at once.
 pub(super) fn watch(options: &RunOptions) {
     signals::watch("training");
     if !options.ranks.is_asked_for() {
@@ -22,7 +22,7 @@ pub(super) fn watch(options: &RunOptions) {
     }
 }
 
-/// Notes that a run of several processes was stopped: which of them was told to does not matter.
+/// Records that a run of several processes was stopped, whichever process received the signal.
 pub(super) fn note_end(ranks: &Ranks, report: &TrainReport) {
     if let Some(others) = ranks.others().filter(|_| report.stopped) {
         RANKS.store(others.size(), Ordering::Relaxed);
@@ -30,14 +30,15 @@ pub(super) fn note_end(ranks: &Ranks, report: &TrainReport) {
     }
 }
 
-/// Ends a run after a signal.
+/// Observer that ends a run after a signal.
 pub(super) struct Interrupt;
 
 impl Interrupt {
     fn flow() -> ControlFlow<()> {
-        match signals::happened() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if signals::happened() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 }
@@ -64,7 +65,7 @@ impl Observer for Interrupt {
     }
 }
 
-/// Says how to go on with a run that was interrupted after so many steps.
+/// Prints how to resume a run that was interrupted after this number of steps.
 pub(super) fn explain(options: &RunOptions, steps: u64) -> std::io::Result<()> {
     let command = |more: &[&str]| {
         let mut words = match RANKS.load(Ordering::Relaxed) {
@@ -78,23 +79,25 @@ pub(super) fn explain(options: &RunOptions, steps: u64) -> std::io::Result<()> {
     };
     match (&options.checkpoint, options.resume) {
         (Some(folder), resumes) => notice(format_args!(
-            "interrupted after step {steps}; the checkpoint is in {}. Go on with:\n  {}",
+            "interrupted after step {steps}; the checkpoint is in {}. Resume with:\n  {}",
             folder.display(),
             command(if resumes { &[] } else { &["--resume"] })
         )),
         (None, _) => notice(format_args!(
-            "interrupted after step {steps}. There is no checkpoint to go on from; with one, the next run could:\n  {}",
+            "interrupted after step {steps}. Without --checkpoint the run cannot be resumed; to make the next run \
+             resumable:\n  {}",
             command(&["--checkpoint", "DIR", "--resume"])
         )),
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%+@".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

@@ -1,35 +1,36 @@
-//! What a run writes while it goes on.
+//! Log files of a run.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use meganeura::nn::data::Parts;
-use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, Silent, Trainer};
+use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, SilentObserver, Trainer};
 
 use super::display::{Display, JsonLines};
 use super::interrupt::Interrupt;
 use super::options::RunOptions;
 use crate::output::line;
 
-/// Logs that were asked for.
+/// Requested logs.
 pub(super) struct Logs<'a> {
     options: &'a RunOptions,
     /// Folder of the run.
     folder: Option<PathBuf>,
-    /// Whether there are logs and a display of the progress.
+    /// True if logs are written and progress is shown.
     is_first: bool,
 }
 
 impl<'a> Logs<'a> {
-    /// Tries whether they can be written. What is in them stays until the run begins, which may fail before.
+    /// Checks that the logs can be written. Existing contents are kept until the run begins, since the start may fail.
     pub(super) fn try_paths(options: &'a RunOptions) -> Result<Self, Box<dyn Error>> {
         if let Some(path) = &options.log {
             JsonLinesLog::append(path).map_err(|e| unwritable(path, &e))?;
         }
         let place = |path: &PathBuf| {
-            let place = match options.resumes() {
-                true => LogFolder::last_run_in(path),
-                false => LogFolder::new_run_in(path),
+            let place = if options.resumes() {
+                LogFolder::last_run_in(path)
+            } else {
+                LogFolder::new_run_in(path)
             };
             let tried = place.and_then(|place| LogFolder::try_path(&place).map(|()| place));
             tried.map_err(|e| unwritable(path, &e))
@@ -42,7 +43,7 @@ impl<'a> Logs<'a> {
         })
     }
 
-    /// No logs and no progress: those of a rank that is not the first.
+    /// Creates neither logs nor progress output, for ranks other than the first.
     pub(super) fn none(options: &'a RunOptions) -> Self {
         Logs {
             options,
@@ -51,16 +52,16 @@ impl<'a> Logs<'a> {
         }
     }
 
-    /// Folder of the run, in that of --log-dir or the same.
+    /// Returns the folder of the run: that of --log-dir, or a folder in it.
     pub(super) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Says which folder the logs are in, if it is not that of --log-dir.
+    /// Prints the folder of the logs, if it differs from --log-dir.
     pub(super) fn introduce(&self) -> std::io::Result<()> {
         match (&self.folder, &self.options.log_dir) {
             (Some(folder), Some(asked)) if folder != asked && !self.options.resumes() => line(format_args!(
-                "logs are in {}, as {} holds an earlier run",
+                "logs are in {}, because {} contains an earlier run",
                 folder.display(),
                 asked.display()
             )),
@@ -69,8 +70,8 @@ impl<'a> Logs<'a> {
         }
     }
 
-    /// Trains, prints how it goes, and ends the logs. Evaluations are on the validation part if there is one, and then the
-    /// test part is looked at in the end only.
+    /// Trains, prints the progress, and completes the logs. Evaluations use the validation part if there is one; the test part is
+    /// then used only at the end.
     pub(super) fn fit(&self, trainer: &mut Trainer, parts: &Parts, json: bool) -> Result<PartsReport, Box<dyn Error>> {
         let options = self.options;
         let mut log = options
@@ -87,7 +88,7 @@ impl<'a> Logs<'a> {
             "test"
         };
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
-        let mut silent = Silent;
+        let mut silent = SilentObserver;
         let printing: &mut dyn Observer = match (self.is_first, json) {
             (false, _) => &mut silent,
             (true, true) => &mut lines,

@@ -1,4 +1,4 @@
-//! `meganeura train`.
+//! Command `meganeura train`.
 
 mod config_file;
 mod data;
@@ -26,7 +26,7 @@ use crate::output::{self, line, shortened};
 use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
-use data::{DataSet, FileOptions, Loaded, Reading, Source, load};
+use data::{DataSet, ExampleFormat, FileOptions, NamedExamples, Source, load};
 use logs::Logs;
 use options::RunOptions;
 
@@ -63,43 +63,43 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Model::Mlp)]
     model: Model,
 
-    /// ONNX classifier to train further, instead of a network of --model. --out names the ONNX file for the result. Features
-    /// stay as they are unless --scale says otherwise, and the file that is written takes them as they were before.
+    /// ONNX classifier to train further, instead of a network of --model. --out names the resulting ONNX file. Features
+    /// are standardised only with --scale; the resulting file always expects the original features.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "hidden"])]
     onnx: Option<PathBuf>,
 
-    /// Parameters of --onnx that are not trained, by a pattern such as 'features.*'. May be repeated.
+    /// Pattern of parameters of --onnx to freeze, such as 'features.*'. May be repeated.
     #[arg(long, value_name = "PATTERN", requires = "onnx")]
     freeze: Vec<String>,
 
-    /// Units of each hidden layer of the perceptron, or of the one of the cnn [default: 256,128; cnn: 64]
+    /// Sizes of the hidden layers of mlp, or of the one hidden layer of cnn [default: 256,128; cnn: 64]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     hidden: Vec<usize>,
 
-    /// Probability of dropout after each hidden layer of the perceptron, or before each fully connected layer of the cnn; 0
-    /// is none [default: of the network]
+    /// Dropout probability after each hidden layer of mlp, or before each fully connected layer of cnn; 0 disables
+    /// dropout [default: depends on the network]
     #[arg(long, value_name = "P", conflicts_with = "onnx", value_parser = probability)]
     dropout: Option<f32>,
 
-    /// Folder for the trained model, from which `predict` and `evaluate` work; an earlier model in it is replaced. With
+    /// Folder to save the trained model to, for `predict` and `evaluate`; an earlier model in it is replaced. With
     /// --onnx, the ONNX file to write.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Weigh classes by the inverse of their frequency, so that rare ones count as much as frequent ones.
+    /// Weight classes by their inverse frequency, so that rare classes count as much as frequent ones.
     #[arg(long)]
     balance: bool,
 
-    /// Label smoothing: the share of each label that is spread over all classes, from 0 to below 1.
+    /// Label smoothing: fraction of each label that is spread over all classes, from 0 to below 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     label_smoothing: f32,
 
-    /// Change training examples at random: flip, shift=PIXELS, cutout=PIXELS, erase for images; noise=DEVIATION,
-    /// brightness=AMOUNT, contrast=AMOUNT for all; with commas between.
+    /// Random augmentation of training examples, separated by commas: flip, shift=PIXELS, cutout=PIXELS and erase for
+    /// images; noise=DEVIATION, brightness=AMOUNT and contrast=AMOUNT for all data.
     #[arg(long, value_name = "LIST")]
     augment: Option<Augmentation>,
 
-    /// Folder with the MNIST files.
+    /// Folder of the MNIST files.
     #[arg(long, value_name = "DIR", default_value = "data/mnist")]
     data: PathBuf,
 
@@ -118,7 +118,7 @@ enum Model {
     Cnn,
     /// Residual network with 18 layers, for images.
     Resnet18,
-    /// MobileNetV2, for images; with half of its channels for images below 64x64.
+    /// MobileNetV2, for images; with half of the channels for images smaller than 64x64.
     Mobilenet,
     /// Small vision transformer, for images.
     Vit,
@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    /// Least height and width of the images that it takes.
+    /// Returns the minimum height and width of images.
     fn least_image(self) -> usize {
         match self {
             Model::Mlp => 1,
@@ -145,13 +145,13 @@ impl Model {
     }
 }
 
-/// The largest of these that divides height and width of an image is the patch of a vision transformer.
+/// Candidate patch sizes of a vision transformer. The largest one that divides height and width of an image is used.
 const PATCHES: [usize; 5] = [16, 8, 4, 2, 1];
-/// So many patches an image has at least in each direction, if it can.
+/// Minimum number of patches of an image in each direction, if possible.
 const MIN_PATCHES: usize = 4;
 
 impl Args {
-    /// Keeps the options in the form of a file.
+    /// Stores the options in the form of a file.
     pub(crate) fn note_settings(&mut self, settings: String) {
         match &mut self.what {
             Some(Subcommand::Text(args)) => args.run.settings = settings,
@@ -159,7 +159,7 @@ impl Args {
         }
     }
 
-    /// What the network is called in reports.
+    /// Returns the name of the network in reports.
     fn network(&self) -> String {
         match &self.onnx {
             Some(path) => path.display().to_string(),
@@ -167,7 +167,7 @@ impl Args {
         }
     }
 
-    /// The network that was asked for, for examples of that shape.
+    /// Returns the requested network for examples of this shape.
     fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
         let mut architecture = match (self.model, shape) {
             (Model::Cnn, &[c, h, w]) => Architecture::cnn([c, h, w], outputs),
@@ -185,45 +185,45 @@ impl Args {
             (Architecture::Mlp { hidden, .. }, sizes) => *hidden = sizes.to_vec(),
             (Architecture::Cnn { hidden, .. }, &[size]) => *hidden = size,
             (Architecture::Cnn { .. }, sizes) => {
-                return Err(format!("--hidden {sizes:?}: the network cnn has one hidden layer").into());
+                return Err(format!("--hidden: expected one size for cnn, found {sizes:?}").into());
             }
-            _ => return Err(format!("--hidden: not for the network {}", self.model.name()).into()),
+            _ => return Err(format!("--hidden does not work with the network {}", self.model.name()).into()),
         }
         match (&mut architecture, self.dropout) {
             (_, None) => {}
             (Architecture::Mlp { dropout, .. } | Architecture::Cnn { dropout, .. }, Some(p)) => *dropout = p,
-            _ => return Err(format!("--dropout: not for the network {}", self.model.name()).into()),
+            _ => return Err(format!("--dropout does not work with the network {}", self.model.name()).into()),
         }
         Ok(architecture)
     }
 
-    /// The loss that the task and the options ask for.
+    /// Returns the loss for the task and the options.
     fn loss(&self, task: &Task) -> Result<Loss, Box<dyn Error>> {
         let soft = self.balance || self.label_smoothing != 0.0;
         match (task.loss(), soft) {
-            (Loss::Regression, true) => Err("--balance and --label-smoothing are for classes, not for numbers".into()),
+            (Loss::Regression, true) => Err("--balance and --label-smoothing work only with classification".into()),
             (Loss::Classes, true) => Ok(Loss::SoftClasses),
             (loss, _) => Ok(loss),
         }
     }
 }
 
-/// A probability of dropout.
+/// Parses a dropout probability.
 fn probability(text: &str) -> Result<f32, String> {
     let p = text.parse().ok().filter(|p| (0.0..1.0).contains(p));
-    p.ok_or_else(|| "give a number from 0 to below 1".to_owned())
+    p.ok_or_else(|| "expected a number from 0 to below 1".to_owned())
 }
 
-/// What came out of a run.
+/// Results of a run.
 struct Results {
     report: TrainReport,
-    /// On the examples that early stopping looked at, if there are such.
+    /// Evaluation on the validation examples, if there are any.
     validation: Option<Evaluation>,
     test: Evaluation,
 }
 
 impl Results {
-    /// Loss on the training examples in the epoch whose weights were kept.
+    /// Returns the loss on the training examples in the epoch whose weights were kept.
     fn train_loss(&self, kept_best: bool) -> f64 {
         let best = self.report.best.filter(|_| kept_best).map(|best| best.epoch);
         let kept = best.and_then(|epoch| self.report.epochs.iter().find(|e| e.epoch == epoch));
@@ -248,10 +248,11 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let file = args.out.as_deref().filter(|_| args.onnx.is_some());
     keep_inputs(&[("--log", args.run.log.as_deref()), ("--out", file)], inputs)?;
     args.run.outlast_reader(args.out.is_some());
-    // Before anything that takes time: a path that cannot be written is an error at once.
-    let logs = match ranks.is_first() {
-        true => Logs::try_paths(&args.run)?,
-        false => Logs::none(&args.run),
+    // Comes first, so that a path that cannot be written is reported immediately.
+    let logs = if ranks.is_first() {
+        Logs::try_paths(&args.run)?
+    } else {
+        Logs::none(&args.run)
     };
     let out = args.out.as_ref().filter(|_| ranks.is_first());
     match (out, &args.onnx) {
@@ -259,7 +260,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         (Some(folder), None) => Trained::prepare(folder)?,
         (None, _) => {}
     }
-    let reading = Reading {
+    let reading = ExampleFormat {
         model: args.model,
         keep_shape: args.augment.is_some() || args.onnx.is_some(),
         unscaled: args.onnx.is_some(),
@@ -273,7 +274,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let train = &loaded.parts.train;
     if loaded.parts.validation.is_none() && loaded.parts.test.is_none() {
         return Err(
-            "there are neither test nor validation examples to measure the model on; give --validation, or a \
+            "there are neither test nor validation examples to evaluate the model on; give --validation, or a \
                     --test-fraction above 0"
                 .into(),
         );
@@ -282,11 +283,11 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     config.distributed = ranks.communicator();
     config.zero1 = args.run.zero1;
     if config.batch_size == 0 {
-        return Err("--batch 0: a batch has at least one example".into());
+        return Err("--batch: expected at least 1, found 0".into());
     }
     let mut loss = args.loss(&loaded.task)?;
     if !train.len().is_multiple_of(config.batch_size) {
-        // The last batch has fewer examples, whose weights take an input of the graph.
+        // The last batch has fewer examples; their weights are an input of the graph.
         config.remainder = Remainder::Keep;
         loss = match loss {
             Loss::Regression => Loss::WeightedRegression,
@@ -335,7 +336,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     ended(&args.run, &results.report)
 }
 
-/// What the program ends with, after it said how to go on with a run that was interrupted.
+/// Returns the exit code, and prints how to resume an interrupted run.
 fn ended(options: &RunOptions, report: &TrainReport) -> Outcome {
     if !is_interrupted(report) {
         return Ok(ExitCode::SUCCESS);
@@ -344,16 +345,16 @@ fn ended(options: &RunOptions, report: &TrainReport) -> Outcome {
     Ok(ExitCode::from(signals::exit_code()))
 }
 
-/// Whether a signal ended the run.
+/// Returns true if a signal ended the run.
 fn is_interrupted(report: &TrainReport) -> bool {
     report.stopped && signals::happened()
 }
 
-/// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
-fn fit(args: &Args, logs: &Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
+/// Trains, and evaluates on the test examples. If there are validation examples, the test examples are not used before.
+fn fit(args: &Args, logs: &Logs, loaded: &NamedExamples, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
     let report = logs.fit(trainer, &loaded.parts, args.run.json)?;
     let training = report.training;
-    // Without test examples (`--test-fraction 0`), those of validation are all there is.
+    // Without test examples (`--test-fraction 0`), the report contains the validation examples.
     let validation = loaded
         .parts
         .validation
@@ -371,7 +372,7 @@ fn fit(args: &Args, logs: &Logs, loaded: &Loaded, trainer: &mut Trainer) -> Resu
     })
 }
 
-/// What the model's folder says of its quality.
+/// Returns the quality metrics that are stored in the model's folder.
 fn metrics(results: &Results) -> Value {
     let mut metrics = json!({"test": evaluation_object(&results.test)});
     if let Some(validation) = &results.validation {
@@ -397,8 +398,8 @@ fn evaluation_object(evaluation: &Evaluation) -> Value {
     }
 }
 
-/// Says what is going to happen.
-fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result<()> {
+/// Prints a description of the run before it starts.
+fn introduce(args: &Args, loaded: &NamedExamples, trainer: &Trainer) -> std::io::Result<()> {
     let parts = &loaded.parts;
     if !loaded.ships {
         const MAX: usize = 10;
@@ -440,7 +441,7 @@ fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result
     introduce_plan(trainer)
 }
 
-/// Says what is special of the plan.
+/// Prints special properties of the plan.
 fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
     let plan = trainer.session().plan();
     if let Some(scaling) = plan.loss_scaling {
@@ -457,7 +458,7 @@ fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
     }
 }
 
-/// Says what came out.
+/// Prints the results.
 fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
     let report = &results.report;
     let kept_best = args.run.patience.is_some();
@@ -502,8 +503,8 @@ fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
     }
 }
 
-/// Passes after which the accuracy does not grow any more; for data of the user, enough for a thousand steps,
-/// within reason.
+/// Returns the epochs after which the accuracy no longer improves; for data of the user, enough epochs for a thousand steps,
+/// between 20 and 200.
 fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     match (args.source.data_set, args.model) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
@@ -513,7 +514,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     }
 }
 
-/// Rates at which each rule learns the digits well.
+/// Returns the learning rate at which an optimizer learns the digits well.
 pub(super) fn default_rate(rule: &OptimizerChoice) -> f32 {
     match rule {
         OptimizerChoice::Sgd => 0.1,
@@ -548,12 +549,12 @@ fn steps_per_second(report: &TrainReport) -> f64 {
     if seconds > 0.0 { steps as f64 / seconds } else { 0.0 }
 }
 
-/// A number, or null where JSON has none for it.
+/// Returns a number, or null for values that JSON does not have.
 fn finite(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-fn summary(args: &Args, loaded: &Loaded, results: &Results, trainer: &Trainer) -> Value {
+fn summary(args: &Args, loaded: &NamedExamples, results: &Results, trainer: &Trainer) -> Value {
     let device = &trainer.session().device().capabilities().name;
     let precision = trainer.session().plan().precision.to_string();
     let report = &results.report;

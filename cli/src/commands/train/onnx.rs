@@ -1,4 +1,4 @@
-//! `meganeura train --onnx`: a classifier from a file is trained further.
+//! Option `meganeura train --onnx`: fine-tuning of a classifier from a file.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -12,12 +12,12 @@ use meganeura::nn::trainer::Trainer;
 use meganeura::onnx::{self, Dim, Dims, ExportOptions, Import, ImportOptions, Model};
 use meganeura::pattern::matches;
 
-use super::{Args, Loaded};
+use super::{Args, NamedExamples};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// A model that is trained further.
-pub(super) struct Imported {
+/// A model for fine-tuning.
+pub(super) struct OnnxModel {
     model: Model,
     freeze: Vec<String>,
     /// Sizes of its input, without the batch.
@@ -25,45 +25,50 @@ pub(super) struct Imported {
     import: Import,
 }
 
-/// Refuses a file whose name is not that of an ONNX model.
+/// Returns an error for a file name that is not that of an ONNX model.
 pub(super) fn check_out(file: &Path) -> Result<()> {
-    match file.extension().is_some_and(|e| e == "onnx") && !file.is_dir() {
-        true => Ok(()),
-        false => Err(format!(
-            "--out {}: with --onnx, the result is a file whose name ends with .onnx",
+    if file.extension().is_some_and(|e| e == "onnx") && !file.is_dir() {
+        Ok(())
+    } else {
+        Err(format!(
+            "--out {}: with --onnx, expected a file name that ends with .onnx",
             file.display()
         )
-        .into()),
+        .into())
     }
 }
 
-/// Imports the model, and gives the examples the shape that it takes.
-pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Imported> {
+/// Imports the model, and reshapes the examples to its input.
+pub(super) fn open(path: &Path, args: &Args, loaded: &mut NamedExamples) -> Result<OnnxModel> {
     if !matches!(loaded.task, Task::Classification { .. }) {
-        return Err("--onnx trains classifiers, and the examples have numbers to predict".into());
+        return Err("--onnx trains only classifiers, but the examples have numbers as targets".into());
     }
     let model = Model::open(path)?;
     let [input] = model.inputs() else {
         let names: Vec<&str> = model.inputs().iter().map(|i| i.name.as_str()).collect();
-        return Err(format!("a classifier has one input, and the model takes {}", names.join(", ")).into());
+        return Err(format!(
+            "expected a classifier with one input, found the inputs {}",
+            names.join(", ")
+        )
+        .into());
     };
     let example = loaded.parts.train.feature_shape().to_vec();
     let declared = input.dims.as_deref().and_then(|dims| dims.get(1..)).unwrap_or(&[]);
     let shape = shape_of(declared, &example)
-        .ok_or_else(|| format!("the examples have the shape {example:?}, and the model takes {input}"))?;
+        .ok_or_else(|| format!("the examples have the shape {example:?}, but the model expects {input}"))?;
     let reshaped = |data: Dataset| data.with_feature_shape(shape.clone());
     let parts = &mut loaded.parts;
     parts.train = reshaped(parts.train.clone())?;
     parts.validation = parts.validation.take().map(reshaped).transpose()?;
     parts.test = parts.test.take().map(reshaped).transpose()?;
 
-    let mut imported = Imported {
+    let mut imported = OnnxModel {
         import: Import::default(),
         freeze: args.freeze.clone(),
         model,
         shape,
     };
-    // Its sizes are those of any batch: classes and parameters are known from one example, if the file lets the batch open.
+    // Classes and parameters do not depend on the batch size; one example suffices if the file leaves the batch open.
     let batch = imported.batch().unwrap_or(1);
     imported.import = imported.at(batch)?;
     let classes = imported
@@ -74,7 +79,7 @@ pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Impo
         .unwrap_or(0);
     if classes != loaded.task.outputs() {
         return Err(format!(
-            "the examples have {} classes, and the model gives {classes}",
+            "the examples have {} classes, but the model has {classes}",
             loaded.task.outputs()
         )
         .into());
@@ -97,7 +102,8 @@ pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Impo
     Ok(imported)
 }
 
-/// Sizes of an example as the model takes it: those of the examples where the model leaves them open, or as many elements.
+/// Returns the sizes of an example for the model: those of the examples where the model leaves them open, with the same number of
+/// elements.
 fn shape_of(declared: &[Dim], example: &[usize]) -> Option<Vec<usize>> {
     let sizes: Option<Vec<usize>> = declared
         .iter()
@@ -119,8 +125,8 @@ fn shape_of(declared: &[Dim], example: &[usize]) -> Option<Vec<usize>> {
     }
 }
 
-impl Imported {
-    /// The batch that the file fixes.
+impl OnnxModel {
+    /// Returns the batch size that the file fixes.
     fn batch(&self) -> Option<usize> {
         match self.model.inputs()[0].dims.as_deref().and_then(<[Dim]>::first) {
             Some(Dim::Size(size)) => Some(*size),
@@ -128,10 +134,10 @@ impl Imported {
         }
     }
 
-    /// The model for a batch.
+    /// Imports the model for a batch size.
     fn at(&self, batch: usize) -> Result<Import> {
         if let Some(fixed) = self.batch().filter(|fixed| *fixed != batch) {
-            return Err(format!("the file takes batches of {fixed} examples only: give --batch {fixed}").into());
+            return Err(format!("the batch size of the file is fixed to {fixed}: use --batch {fixed}").into());
         }
         let input = &self.model.inputs()[0].name;
         let sizes = [&[batch], self.shape.as_slice()].concat();
@@ -145,7 +151,7 @@ impl Imported {
         Ok(self.model.import(&options)?)
     }
 
-    /// The graph for the trainer.
+    /// Returns the graph for the trainer.
     pub(super) fn training_graph(&self, batch: usize, shape: &[usize], loss: Loss) -> Result<Graph> {
         let import = self.at(batch)?;
         let mut failed = None;
@@ -166,13 +172,13 @@ impl Imported {
         }
     }
 
-    /// Gives the trainer the values of the file.
+    /// Sets the parameters of the trainer to the values of the file.
     pub(super) fn set_parameters(&self, trainer: &mut Trainer) -> Result<()> {
         Ok(self.import.set_parameters(trainer.session_mut())?)
     }
 
-    /// Writes the trained model: from features as they are in the data to probabilities.
-    pub(super) fn save(&self, file: &Path, trainer: &mut Trainer, loaded: &Loaded) -> Result<()> {
+    /// Writes the trained model, from unscaled features to probabilities.
+    pub(super) fn save(&self, file: &Path, trainer: &mut Trainer, loaded: &NamedExamples) -> Result<()> {
         let batch = self.batch().unwrap_or(1);
         let import = self.at(batch)?;
         let mut graph = Graph::new();
@@ -189,7 +195,7 @@ impl Imported {
         graph.set_outputs(vec![probabilities]);
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         for parameter in &import.parameters {
-            // What rewriting left out of the plan is as it was.
+            // Parameters that rewriting removed from the plan are unchanged.
             let trained = trainer.session_mut().try_read_parameter(&parameter.name);
             values.insert(
                 parameter.name.clone(),

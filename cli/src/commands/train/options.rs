@@ -12,29 +12,28 @@ use crate::commands::precision::Choice;
 use crate::commands::ranks::RankOptions;
 use crate::output;
 
-/// How to train, and what to save.
+/// Options of training and of its outputs.
 #[derive(Debug, clap::Args)]
 #[command(group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(super) struct RunOptions {
-    /// TOML file of options, with their long names as keys, as in `batch = 64`; or the folder of a model, for the options
-    /// that it was trained with. Options of the command line override those of the file.
+    /// TOML file of options, with their long names as keys (`batch = 64`), or a model folder, for the options that the
+    /// model was trained with. Options on the command line override those of the file.
     #[arg(long = "config", value_name = "FILE|MODEL")]
     #[allow(dead_code, reason = "it is read before the options are parsed")]
     config_file: Option<PathBuf>,
 
-    /// Print all options as a file for --config, instead of training.
+    /// Print all options in the format of --config, instead of training.
     #[arg(long)]
     pub(super) print_config: bool,
 
     #[command(flatten)]
     pub(super) ranks: RankOptions,
 
-    /// With --distributed: shard the optimizer's states over the processes (ZeRO stage 1), so that each has the moments of a
-    /// share of the parameters. Results are the same.
+    /// With --distributed: shard the optimizer state over the processes (ZeRO stage 1). Results do not change.
     #[arg(long, requires = "distributed")]
     pub(super) zero1: bool,
 
-    /// The options as a file.
+    /// Options of the run, in the format of `--config`.
     #[arg(skip)]
     pub(super) settings: String,
 
@@ -42,21 +41,22 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "SEL")]
     pub(super) device: Option<String>,
 
-    /// Memory limit of the plan: 4GB, 50% of the plan's memory, 50%:step of activation memory, or 80%:device; activations
-    /// are recomputed (gradient checkpointing) to stay within it; results stay the same.
+    /// Memory limit of the plan: a size (4GB), or a share of the plan's own memory (50%), of its activation memory
+    /// (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient checkpointing) to stay
+    /// below it; results do not change.
     #[arg(long, value_name = "BUDGET")]
     pub(super) memory_budget: Option<MemoryBudget>,
 
-    /// Precision of matmuls and convolutions [default: that of the configuration file, or f32]
+    /// Precision of matmuls and convolutions [default: from the configuration file, else f32]
     #[arg(long, value_enum)]
     pub(super) precision: Option<Choice>,
 
-    /// Loss scale in mixed precision: dynamic, dynamic:START, dynamic:START:INTERVAL (updates until it is doubled) or a
-    /// fixed power of two [default: that of the configuration file, or dynamic:65536:2000]
+    /// Loss scale in mixed precision: dynamic, dynamic:START, dynamic:START:INTERVAL (doubled after INTERVAL updates),
+    /// or a fixed power of two [default: from the configuration file, else dynamic:65536:2000]
     #[arg(long, value_name = "SCALE")]
     pub(super) loss_scale: Option<LossScaling>,
 
-    /// Epochs; with 0, the model is only evaluated [default: depends on data and model]
+    /// Number of epochs; with 0, the model is only evaluated [default: depends on data and model]
     #[arg(long, value_name = "N")]
     pub(super) epochs: Option<usize>,
 
@@ -68,106 +68,107 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     pub(super) optimizer: OptimizerChoice,
 
-    /// Highest learning rate of the run [default: depends on the optimizer; for `train text` with adam and adamw: 3e-3 for a
-    /// new model, 1e-3 for adapters, 1e-4 for a checkpoint]
+    /// Peak learning rate [default: depends on the optimizer; for `train text` with adam and adamw: 3e-3 for a new
+    /// model, 1e-3 for adapters, 1e-4 for a checkpoint]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(super) lr: Option<f32>,
 
-    /// How the learning rate changes: constant, cosine (falls to 0), step (a tenth every 10 epochs) or onecycle
-    /// (rises, then falls to almost 0).
+    /// Schedule of the learning rate: constant, cosine (decays to 0), step (divided by 10 every 10 epochs) or onecycle
+    /// (rises, then decays to almost 0).
     #[arg(long, value_name = "SHAPE", default_value = "cosine")]
     pub(super) schedule: Schedule,
 
-    /// Warm-up of the learning rate over the first steps: their number, or a percentage of all steps like 5%.
+    /// Length of the learning-rate warm-up, in steps or as a percentage of all steps, such as 5%.
     #[arg(long, value_name = "STEPS", default_value = "0")]
     pub(super) warmup: Warmup,
 
-    /// Scale gradients down to this Euclidean norm where they are longer [default: off; `train text`: 1; pass a huge value to
-    /// disable]
+    /// Clip gradients to this Euclidean norm; a huge value disables clipping [default: 1 for `train text`, else no clipping]
     #[arg(long, value_name = "NORM")]
     pub(super) clip_norm: Option<f32>,
 
-    /// Limit every element of the gradients to plus or minus this value.
+    /// Clip every element of the gradients to plus or minus this value.
     #[arg(long, value_name = "VALUE", conflicts_with = "clip_norm")]
     pub(super) clip_value: Option<f32>,
 
-    /// Accumulate gradients: update after this number of steps, with their average.
+    /// Gradient accumulation: number of steps per update, which uses their average gradient.
     #[arg(long, value_name = "STEPS", default_value_t = 1)]
     pub(super) accumulate: u32,
 
-    /// Apply no weight decay to parameters whose names match; `*` stands for any characters, as in `*.bias`.
+    /// Pattern of parameters without weight decay; `*` matches any text, as in `*.bias`.
     #[arg(long, value_name = "PATTERN")]
     pub(super) no_decay: Vec<String>,
 
-    /// Early stopping: stop after this number of evaluations in a row without improvement, and keep the best weights.
+    /// Early stopping: stop after this number of consecutive evaluations without improvement, and keep the best
+    /// weights.
     #[arg(long, value_name = "N")]
     pub(super) patience: Option<usize>,
 
-    /// Least improvement that counts for --patience.
+    /// Minimum improvement that resets --patience.
     #[arg(long, value_name = "DELTA", default_value_t = 0.0, requires = "patience")]
     pub(super) min_delta: f64,
 
-    /// Metric that must improve for --patience.
+    /// Metric that --patience compares.
     #[arg(long, value_enum, default_value_t = MetricChoice::Loss, requires = "patience")]
     pub(super) metric: MetricChoice,
 
-    /// Evaluate on the test examples every N steps, too, not only after epochs [0: off]
+    /// Also evaluate on the test examples every N steps, not only after each epoch [0: off]
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) evaluate_every_steps: usize,
 
-    /// Batches to prefetch on a separate thread; results are the same.
+    /// Number of batches to prefetch on a separate thread; results do not change.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) prefetch: usize,
 
-    /// Seed of initial weights, order of the examples, augmentation and dropout: equal seeds give equal results.
+    /// Seed of initial weights, order of examples, augmentation and dropout; equal seeds give equal results.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
 
-    /// Folder of checkpoints; an interrupted run resumes from it with --resume.
+    /// Folder for checkpoints, which --resume continues from.
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoint: Option<PathBuf>,
 
-    /// Steps between checkpoints.
+    /// Number of steps between checkpoints.
     #[arg(long, value_name = "STEPS", default_value_t = 100, requires = "checkpoint")]
     pub(super) every: usize,
 
-    /// Resume from the --checkpoint, if there is one: the result is the same as that of an uninterrupted run.
+    /// Resume from the checkpoint in --checkpoint, if it exists. The result is the same as that of an uninterrupted
+    /// run.
     #[arg(long, requires = "checkpoint")]
     pub(super) resume: bool,
 
-    /// Settings in which a resumed run may differ from the one that was saved, with commas between, such as
-    /// learning-rate,schedule: without, a run of other data or settings is refused, with what differs.
+    /// Settings that may differ from those of the saved run, separated by commas, such as learning-rate,schedule. By
+    /// default a run with different data or settings is refused, and the error lists the differences.
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "resume")]
     pub(super) allow_changes: Vec<String>,
 
-    /// Print one JSON object a line: each epoch, then a summary.
+    /// Print one JSON object per line: each epoch, then a summary.
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Write one JSON object a line to a file: start, steps, evaluations, epochs and end of the run.
+    /// Log file with one JSON object per line: start, steps, evaluations, epochs and end of the run.
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
 
-    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl. If it holds a run, a new one
-    /// goes into a folder in it: run-2, run-3 and so on.
+    /// Log folder with an event file for TensorBoard, metrics.csv and metrics.jsonl. If it contains a run, a new one is
+    /// written to a subfolder: run-2, run-3 and so on.
     #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
 
-    /// Log statistics of parameters and gradients every N steps: range, mean, deviation, NaNs and infinities to --log and
-    /// statistics.csv of --log-dir, and histograms for TensorBoard [0: off]
+    /// Log statistics of parameters and gradients every N steps: range, mean, standard deviation, NaNs and infinities
+    /// go to --log and to statistics.csv in --log-dir, histograms to TensorBoard [0: off]
     #[arg(long, value_name = "N", default_value_t = 0, requires = "logs")]
     pub(super) statistics: usize,
 }
 
-/// A learning rate that trains something; which others there are, the trainer knows.
+/// Parses a learning rate other than 0; the trainer reports other invalid rates.
 fn rate(text: &str) -> Result<f32, String> {
     let rate: f32 = text
         .parse()
-        .map_err(|_| format!("'{text}' is no number; a rate is written like 0.002 or 2e-3"))?;
+        .map_err(|_| format!("expected a number such as 0.002 or 2e-3, found '{text}'"))?;
     if rate == 0.0 {
         return Err(
-            "with a rate of 0 every update is 0, so nothing is learned; give a rate above 0 (leave --lr out for the \
-             default), or --epochs 0 to evaluate alone"
+            "a rate of 0 trains nothing; give a rate above 0 (omit --lr for the default), or --epochs 0 to only \
+             evaluate"
                 .into(),
         );
     }
@@ -183,7 +184,8 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
-    /// Goes on where nobody reads what is printed, if the run makes a model. A log alone is ended as it should be.
+    /// Continues after standard output is closed, if the run saves a model or a checkpoint. With only a log, the run ends
+    /// regularly.
     pub(super) fn outlast_reader(&self, has_out: bool) {
         if has_out || self.checkpoint.is_some() {
             output::outlast_reader();
@@ -199,12 +201,12 @@ impl RunOptions {
         })
     }
 
-    /// Whether the run goes on from a checkpoint.
+    /// Returns true if the run resumes from a checkpoint.
     pub(super) fn resumes(&self) -> bool {
         self.checkpoints().is_some_and(|checkpoints| checkpoints.resumes())
     }
 
-    /// The settings for batches of this size; the learning rate is the default if none is given.
+    /// Returns the settings for batches of this size; `learning_rate` is the default.
     pub(super) fn config(&self, batch_size: usize, epochs: usize, learning_rate: f32) -> TrainConfig {
         let early_stopping = self.patience.map(|patience| EarlyStopping {
             patience,
@@ -227,9 +229,10 @@ impl RunOptions {
                 .map(GradientClip::Norm)
                 .or(self.clip_value.map(GradientClip::Value)),
             accumulate: self.accumulate,
-            groups: match self.no_decay.is_empty() {
-                true => Vec::new(),
-                false => vec![ParameterGroup::new(self.no_decay.iter().cloned()).weight_decay(0.0)],
+            groups: if self.no_decay.is_empty() {
+                Vec::new()
+            } else {
+                vec![ParameterGroup::new(self.no_decay.iter().cloned()).weight_decay(0.0)]
             },
             seed: self.seed,
             device: self.device.clone(),
@@ -254,10 +257,10 @@ mod tests {
     fn rates_that_train_nothing_are_refused() {
         assert_eq!(rate("2e-3"), Ok(0.002));
         for zero in ["0", "-0.0", "0e5", "1e-60"] {
-            assert!(rate(zero).is_err_and(|e| e.contains("nothing is learned")), "{zero}");
+            assert!(rate(zero).is_err_and(|e| e.contains("trains nothing")), "{zero}");
         }
-        assert!(rate("fast").is_err_and(|e| e.contains("a rate is written like")));
-        // Which others are wrong, the trainer says of its field.
+        assert!(rate("fast").is_err_and(|e| e.contains("expected a number such as")));
+        // The trainer reports other invalid rates.
         assert!(rate("NaN").is_ok_and(f32::is_nan) && rate("-1").is_ok());
     }
 }

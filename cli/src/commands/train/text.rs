@@ -1,4 +1,4 @@
-//! `meganeura train text`.
+//! Command `meganeura train text`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -34,31 +34,31 @@ Examples:
   meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --weights q4 --out letters
   meganeura generate --model SmolLM2-135M --lora letters --prompt \"Dear\"";
 
-/// The model that is trained from scratch.
+/// Name of the model that is trained from scratch.
 const TINY: &str = "tiny";
 
 /// Options of `train text`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Text file, in UTF-8.
+    /// Text file to train on, in UTF-8.
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 
-    /// Initial model: tiny (a small one with random weights), the folder of a checkpoint, a GGUF file, or a name that
-    /// `meganeura models` lists. With the feature `hub`, a name on the Hugging Face Hub is downloaded.
+    /// Initial model: tiny (a small model with random weights), a checkpoint folder, a GGUF file, or a name from
+    /// `meganeura models`. With the feature `hub`, a name on the Hugging Face Hub is downloaded.
     #[arg(long, value_name = "tiny|DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// tokenizer.json to use instead of the model's, or instead of learning one from the text for tiny.
+    /// tokenizer.json to use instead of the model's; for tiny, instead of a tokenizer trained on the text.
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
 
-    /// Vocabulary size of the tokenizer that is learnt for tiny.
+    /// Vocabulary size of the tokenizer that is trained for tiny.
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "tokenizer")]
     vocab: usize,
 
-    /// Tokens per example [default: 64, or the model's context if that is less]
+    /// Sequence length of an example, in tokens [default: 64, or the model's context if that is shorter]
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
@@ -66,32 +66,32 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     steps: Option<usize>,
 
-    /// Fraction of the text, at its end, that is held out for testing, from 0 to below 1.
+    /// Fraction of the text, at its end, to hold out for testing, from 0 to below 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
     test_fraction: f64,
 
-    /// Train LoRA adapters of this rank, with the model frozen.
+    /// Rank of LoRA adapters to train, with the model frozen [default: train the model]
     #[arg(long, value_name = "RANK")]
     lora: Option<usize>,
 
-    /// Scale of the adapters, which is divided by their rank [default: twice the rank]
+    /// Alpha of the adapters: their output is scaled by alpha / rank [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora")]
     lora_alpha: Option<f32>,
 
-    /// Layers with adapters: a list of q, k, v, o, gate, up and down, or all.
+    /// Layers with adapters: all, or a list of q, k, v, o, gate, up and down.
     #[arg(long, value_name = "LIST", requires = "lora", default_value = "q,v")]
     lora_targets: LoraTargets,
 
-    /// Save the whole model with the adapters merged into it, instead of only the adapters.
+    /// Save the whole model with the adapters merged in, instead of only the adapters.
     #[arg(long, requires = "lora", conflicts_with = "weights")]
     merge: bool,
 
-    /// Storage type of the frozen weights beneath the adapters (QLoRA): f16, or blocks of 8, 6, 5 or 4 bits with scales take a half
-    /// to an eighth of the memory of f32, which is the default, also for GGUF files.
+    /// Storage type of the frozen weights (QLoRA): f16, or blocks of 8, 6, 5 or 4 bits with scales, take a half to an
+    /// eighth of the memory of f32 [default: f32, also for GGUF files]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "lora", value_parser = storage)]
     weights: Option<WeightStorage>,
 
-    /// Folder for the trained model, or the adapters. Without it, nothing is saved.
+    /// Folder to save the trained model or the adapters to. Without it, nothing is saved.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -99,11 +99,11 @@ pub(super) struct Args {
     pub(super) run: RunOptions,
 }
 
-/// A model, its tokenizer, and where it comes from.
+/// A model, its tokenizer, and its source.
 struct Model {
     config: ModelConfig,
     tokenizer: Tokenizer,
-    /// Folder of the checkpoint, if it is not made anew.
+    /// Folder of the checkpoint; `None` for a new model.
     folder: Option<PathBuf>,
 }
 
@@ -120,26 +120,29 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let inputs = std::iter::once(&args.data).chain(&args.tokenizer).map(PathBuf::as_path);
     keep_inputs(&[("--log", args.run.log.as_deref())], inputs)?;
     args.run.outlast_reader(args.out.is_some());
-    // Before anything that takes time: what cannot be written is an error at once.
-    let logs = match ranks.is_first() {
-        true => Logs::try_paths(&args.run)?,
-        false => Logs::none(&args.run),
+    // Comes first, so that a path that cannot be written is reported immediately.
+    let logs = if ranks.is_first() {
+        Logs::try_paths(&args.run)?
+    } else {
+        Logs::none(&args.run)
     };
     let out = args.out.as_ref().filter(|_| ranks.is_first());
     let lora = adapters(args)?;
-    let kind = match lora.is_some() && !args.merge {
-        true => saving::ADAPTERS_FOLDER,
-        false => saving::MODEL_FOLDER,
+    let kind = if lora.is_some() && !args.merge {
+        saving::ADAPTERS_FOLDER
+    } else {
+        saving::MODEL_FOLDER
     };
     if let Some(out) = out {
         prepare_folder(out, kind).map_err(FolderError::into_error)?;
     }
     let text = read(&args.data)?;
     let model = Model::open(args, &text)?;
-    // Not every model can be described: before it is trained.
-    let descriptions = match (lora.is_some() && !args.merge) || out.is_none() {
-        true => None,
-        false => Some(describe(&model)?),
+    // Some models cannot be described; this is checked before training.
+    let descriptions = if (lora.is_some() && !args.merge) || out.is_none() {
+        None
+    } else {
+        Some(describe(&model)?)
     };
     let rows = model.rows(args.seq)?;
     let tokens = model.tokenizer.encode_plain(&text)?;
@@ -155,7 +158,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let graph = |batch| language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
     let checkpoint = model.folder.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(checkpoint) = &checkpoint {
-        // Before memory is taken for what the configuration says.
+        // The check comes before allocations of the sizes in the configuration.
         checkpoint.check_model(&network)?;
     }
     let graph = graph(config.local_batch_size());
@@ -195,23 +198,23 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     ended(&args.run, &report)
 }
 
-/// The text of a file.
+/// Reads the text of a file.
 fn read(path: &Path) -> Result<String, Box<dyn Error>> {
     let bytes = read_within_memory(path).map_err(|e| format!("{}: the text cannot be read: {e}", path.display()))?;
     let text = String::from_utf8(bytes);
     Ok(text.map_err(|e| format!("{}: the text is not UTF-8: {e}", path.display()))?)
 }
 
-/// The adapters that are asked for.
+/// Returns the requested adapters.
 fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
     let Some(rank) = args.lora else { return Ok(None) };
     if rank == 0 {
-        return Err("adapters of rank 0 change nothing; use at least --lora 1".into());
+        return Err("--lora: expected a rank of at least 1, found 0".into());
     }
     let usual = LoraConfig::new(rank);
     let alpha = args.lora_alpha.unwrap_or(usual.alpha);
     if !alpha.is_finite() {
-        return Err(format!("--lora-alpha {alpha} is not a finite number").into());
+        return Err(format!("--lora-alpha: expected a finite number, found {alpha}").into());
     }
     Ok(Some(LoraConfig {
         alpha,
@@ -237,9 +240,7 @@ impl Model {
             });
         }
         if args.lora.is_some() {
-            return Err(
-                "adapters need a model that has learnt something: give --model the folder of a checkpoint".into(),
-            );
+            return Err("--lora needs a trained model: pass a checkpoint folder with --model".into());
         }
         let tokenizer = match &args.tokenizer {
             Some(path) => Tokenizer::read(path)?,
@@ -261,40 +262,41 @@ impl Model {
         })
     }
 
-    /// Tokens of an example.
+    /// Returns the number of tokens of an example.
     fn rows(&self, asked: Option<usize>) -> Result<usize, Box<dyn Error>> {
         const USUAL: usize = 64;
         let context = self.config.context;
         match asked.unwrap_or(USUAL.min(context)) {
-            0 => Err("sequences of 0 tokens; use at least --seq 1".into()),
+            0 => Err("--seq: expected at least 1, found 0".into()),
             rows if rows > context => {
-                Err(format!("sequences of {rows} tokens for a model of {context} positions; use a lower --seq").into())
+                Err(format!("--seq {rows} exceeds the {context} positions of the model; use a lower --seq").into())
             }
             rows => Ok(rows),
         }
     }
 }
 
-/// Examples to train, and those at the end of the text to test, if there are enough tokens for one.
+/// Splits the text into training examples and, if there are enough tokens, test examples at its end.
 fn split(args: &Args, tokens: &[u32], rows: usize, vocab: usize) -> Result<(Dataset, Option<Dataset>), Box<dyn Error>> {
     let fraction = args.test_fraction;
     if !(0.0..1.0).contains(&fraction) {
-        return Err(format!("--test-fraction {fraction} is not from 0 to below 1").into());
+        return Err(format!("--test-fraction: expected a number from 0 to below 1, found {fraction}").into());
     }
     let name = args.data.display().to_string();
     let held = (tokens.len() as f64 * fraction) as usize;
     let (train, test) = tokens.split_at(tokens.len() - if held > rows { held } else { 0 });
-    let test = match test.is_empty() {
-        true => None,
-        false => Some(Dataset::from_tokens(
+    let test = if test.is_empty() {
+        None
+    } else {
+        Some(Dataset::from_tokens(
             format!("the end of {name}"),
             test,
             rows,
             rows,
             vocab,
-        )?),
+        )?)
     };
-    // They overlap: what was seen at one position only is not known at another.
+    // Examples overlap, so that the model sees each token at several positions.
     const OVERLAPPING: usize = 4;
     let stride = (rows / OVERLAPPING).max(1);
     Ok((Dataset::from_tokens(name, train, rows, stride, vocab)?, test))
@@ -335,12 +337,12 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
 fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, rows: usize) -> std::io::Result<()> {
     let parameters = match args.lora {
         None => format!("{} parameters", parameters(trainer)),
-        // Words of packed weights are no parameters.
+        // Words of packed weights are not parameters.
         Some(_) => {
             let trained = trainer.session().plan().gradients();
             let count: usize = trained.iter().map(|view| view.ty.numel()).sum();
             format!(
-                "{count} parameters of adapters, the others frozen in {}",
+                "{count} adapter parameters, all others frozen in {}",
                 args.weights.unwrap_or_default().name()
             )
         }
@@ -355,17 +357,17 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
     let left_out = train.len() % batch;
     if left_out > 0 {
         line(format_args!(
-            "{left_out} examples do not fill a batch of {batch}; each epoch leaves out {left_out}, chosen at random"
+            "{left_out} examples do not fill a batch of {batch}; each epoch skips {left_out} random examples"
         ))?;
     }
     introduce_plan(trainer)
 }
 
-/// What describes the model, tokenizer included.
+/// Returns the files that describe the model, including the tokenizer.
 fn describe(model: &Model) -> meganeura::Result<Descriptions> {
     let mut descriptions = match &model.folder {
         Some(folder) if folder.is_dir() => Descriptions::of_checkpoint(folder)?,
-        // A new one, or a GGUF file.
+        // A new model, or a GGUF file.
         _ => {
             let stop = model.config.stop.first().copied();
             Descriptions::of_llama(&model.config.network, model.config.context, stop)?

@@ -1,6 +1,7 @@
-//! An allocation gives null, once or from then on, while commands read, train and save. Small allocations, and those of libraries,
-//! may end the process, as Rust ends it; large ones of our own are errors. No file that was there is lost or mixed, success is
-//! claimed only for what is complete, and the same command then works.
+//! Tests of failing allocations: an allocation returns null, once or from then on, while commands read, train and save. Failures
+//! of small allocations and of libraries may abort the process, as Rust does; failures of large allocations of this project are
+//! errors. No existing file is lost or mixed, a command reports success only for complete results, and the same command works
+//! afterwards.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -12,25 +13,26 @@ use std::time::{Duration, Instant};
 use super::{Faults, WRITERS, Writer, contents, copy, must, path, strings, text};
 use crate::meganeura;
 
-/// For each command, kind and mode, so many allocations give null, one in each run; `MEGANEURA_ALLOCATION_FAULTS` is another number.
+/// Number of allocations that return null for each command, kind and mode, one in each run; `MEGANEURA_ALLOCATION_FAULTS`
+/// overrides it.
 const SAMPLED: usize = 1;
-/// Bytes from which on an allocation of our own code that fails has to be an error: such ones grow with models, batches and files.
-/// Those of options, of messages and of buffers of a fixed size are smaller.
+/// Minimum size of an allocation of this project's code whose failure must be an error: such allocations grow with models,
+/// batches and files. Allocations of options, messages and buffers of fixed size are smaller.
 const LARGE: usize = 1 << 17;
-/// Longer than any of the commands takes.
+/// Time limit, longer than any command takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Which allocations are counted.
+/// Allocations that are counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     All,
-    /// Those after the first call that changes files.
+    /// Allocations after the first call that changes files.
     Saving,
-    /// Those of [`LARGE`] bytes and more.
+    /// Allocations of at least [`LARGE`] bytes.
     Large,
 }
 
-/// How one goes wrong; `allocations.c` knows these words.
+/// Failure modes, as named in `allocations.c`.
 const MODES: [&str; 2] = ["one", "all"];
 
 fn samples() -> usize {
@@ -38,10 +40,10 @@ fn samples() -> usize {
     given.map_or(SAMPLED, |text| text.parse().expect("a number of allocations"))
 }
 
-/// A command, and its output where its memory is short.
+/// A command with its output under memory shortage.
 struct Run {
     output: Output,
-    /// Bytes of the first allocation that gave null; none if that was not reached.
+    /// Bytes of the first allocation that returned null; `None` if it was not reached.
     null: Option<usize>,
     fails_for_good: bool,
 }
@@ -51,13 +53,13 @@ impl Run {
         String::from_utf8_lossy(&self.output.stdout).into_owned()
     }
 
-    /// Whether it ended well. An end that is neither success nor an error, nor what Rust does where there is no memory, is none.
+    /// Returns true for success. Checks that the end is a success, an error, or an abort by Rust for lack of memory.
     fn succeeded(&self, what: &str) -> bool {
         let (status, err) = (self.output.status, String::from_utf8_lossy(&self.output.stderr));
         let is_aborted = status.signal() == Some(libc::SIGABRT) && err.contains("memory allocation of");
-        // A list that grows asks for more each time.
+        // A growing list requests more each time.
         let may_abort = aborted_at(&err).is_some_and(|bytes| bytes < LARGE);
-        // Where all fail, there is no memory to say who asked.
+        // If all allocations fail, there is no memory to determine the caller.
         let may_abort = may_abort || self.fails_for_good || is_of_library(&err);
         let is_error = matches!(status.code(), Some(1 | 2)) && err.contains("error");
         assert!(
@@ -69,13 +71,13 @@ impl Run {
     }
 }
 
-/// The bytes whose allocation ended a process.
+/// Returns the size of the allocation that aborted a process.
 fn aborted_at(err: &str) -> Option<usize> {
     let (_, rest) = err.split_once("memory allocation of ")?;
     rest.split_once(' ')?.0.parse().ok()
 }
 
-/// Whether the frame of a backtrace that asked for the memory, below those of the standard library, is another library's.
+/// Returns true if the caller of the allocation, below the frames of the standard library, belongs to another library.
 fn is_of_library(err: &str) -> bool {
     let mut lines = err.lines().map(str::trim).peekable();
     while let Some(line) = lines.next() {
@@ -91,7 +93,7 @@ fn is_of_library(err: &str) -> bool {
                 .iter()
                 .any(|begin| name.starts_with(begin));
         if !is_standard {
-            // Libraries are built without lines, but for what is generic.
+            // Libraries are built without line numbers, except for generic code.
             return place.is_empty() && !name.contains("meganeura") || place.contains("/registry/");
         }
     }
@@ -110,7 +112,7 @@ impl Faults {
             .env("FAULTS_NTH", nth.to_string())
             .env("FAULTS_TOLD", &told)
             .env("RUST_BACKTRACE", "1")
-            // Drivers of GPUs are not ours: some fault.
+            // GPU drivers are not under test, and some of them crash.
             .env("VK_DRIVER_FILES", self.folder.path().join("none"));
         match kind {
             Kind::All => &mut command,
@@ -129,7 +131,7 @@ impl Faults {
         }
     }
 
-    /// How many allocations of a kind there are, and what the command says undisturbed.
+    /// Returns the number of allocations of a kind, and the output of an undisturbed run.
     fn count(&self, folder: &Path, args: &[String], kind: Kind) -> (usize, String) {
         let run = self.short_of_memory(folder, args, kind, ("count", 0));
         assert!(run.succeeded("undisturbed"), "{args:?}: {:?}", run.output);
@@ -138,7 +140,7 @@ impl Faults {
         (count.expect("a count").expect("a number"), run.out())
     }
 
-    /// A command that waits for ever is a finding as well.
+    /// Runs a command with a time limit, because a hanging command is a failure, too.
     fn within_limit(&self, command: &mut Command) -> Output {
         let [out, err] = ["out", "err"].map(|name| self.folder.path().join(name));
         command.stdout(File::create(&out).expect("a file"));
@@ -163,7 +165,7 @@ impl Faults {
     }
 }
 
-/// So many of `count`, evenly, and others for each kind and mode.
+/// Returns `samples` evenly spaced indices of `count`, different for each kind and mode.
 fn chosen(count: usize, samples: usize, kind: Kind, mode: &str) -> Vec<usize> {
     const SHIFTS: usize = 7;
     let samples = samples.min(count);
@@ -172,7 +174,7 @@ fn chosen(count: usize, samples: usize, kind: Kind, mode: &str) -> Vec<usize> {
     (0..samples).map(nth).collect()
 }
 
-/// Faults of a command: how many were tried, and at how many an allocation gave null.
+/// Faults of a command: the number of attempts, and of attempts in which an allocation returned null.
 #[derive(Default)]
 struct Tally {
     tried: usize,
@@ -187,7 +189,7 @@ impl Tally {
         self.aborted += usize::from(run.output.status.signal().is_some());
     }
 
-    /// Threads make the number of allocations differ a little, but most faults have to be met.
+    /// Checks that most faults occurred. Threads change the number of allocations slightly.
     fn report(&self, name: &str) {
         let Tally { tried, met, aborted } = self;
         println!("{name}: {tried} faults, {met} met, {aborted} ended the process");
@@ -229,7 +231,7 @@ fn attack_writer(writer: &Writer) {
                     !succeeded || found == new || writer.is_cache,
                     "{what}: success is claimed"
                 );
-                // The same command works then, and cleans up what was left.
+                // The same command works afterwards, and removes leftovers.
                 if !succeeded || contents(&work) != after {
                     must(&args);
                     assert_eq!(contents(&work), after, "{what}, after it was run again");
@@ -248,7 +250,7 @@ fn files_are_whole_after_allocations_fail() {
     }
 }
 
-/// Without numbers, of which some are times.
+/// Removes numbers, because some of them are times.
 fn shape(text: &str) -> String {
     let mut shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     while shape.contains("00") {
@@ -299,7 +301,7 @@ fn what_is_printed_is_complete_or_allocations_failed_with_an_error() {
     }
 }
 
-/// After any fault, a run goes on from the last checkpoint to the same end.
+/// After any fault, a run resumes from the last checkpoint with the same result.
 #[test]
 fn runs_go_on_after_allocations_fail() {
     let faults = Faults::new();

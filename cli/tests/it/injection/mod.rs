@@ -1,6 +1,5 @@
-//! Faults while files are written: a call fails, the disk becomes full, or the process dies, at each of the calls that change files.
-//! What is there afterwards is what was there before or what should come, whole, and the same command then works and leaves
-//! nothing else behind.
+//! Tests of faults while files are written: a call fails, the disk becomes full, or the process dies, at each of the calls that
+//! change files. Afterwards either the old or the new file is intact, and the same command then works and leaves no other files.
 
 #[cfg(target_env = "gnu")]
 mod memory;
@@ -15,21 +14,21 @@ use tempfile::TempDir;
 
 use super::{meganeura, run};
 
-/// How a call goes wrong; `faults.c` knows these words.
+/// Failure modes of a call, as named in `faults.c`.
 const MODES: [&str; 3] = ["fail", "full", "kill"];
-/// Calls of each command and mode that go wrong in an ordinary run of the tests.
+/// Number of calls of each command and mode that fail in an ordinary run of the tests.
 const SAMPLED: usize = 2;
 
 /// A command that writes files below its folder.
 struct Writer {
     name: &'static str,
-    /// Makes what is there before.
+    /// Function that creates the initial files.
     prepare: fn(&Path),
-    /// The command, in the folder.
+    /// Returns the command's arguments for the folder.
     args: fn(&Path) -> Vec<String>,
-    /// What users rely on, relative to the folder: it is the old or the new one, whole.
+    /// Path that users rely on, relative to the folder: either the old or the new version, intact.
     place: &'static str,
-    /// Whether the command may end well although a call failed: what it writes only makes later runs faster.
+    /// True if the command may succeed although a call failed, because its output only makes later runs faster.
     is_cache: bool,
 }
 
@@ -135,7 +134,7 @@ const WRITERS: [Writer; 5] = [
     },
 ];
 
-/// The library that makes calls go wrong.
+/// The library that makes calls fail.
 struct Faults {
     folder: TempDir,
 }
@@ -147,7 +146,7 @@ impl Faults {
             concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/injection/faults.c"),
             concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/injection/allocations.c"),
         ];
-        // What other C libraries than glibc call their allocators is not known.
+        // The allocator names of C libraries other than glibc are unknown.
         let sources = if cfg!(target_env = "gnu") {
             &sources[..]
         } else {
@@ -162,7 +161,7 @@ impl Faults {
         Faults { folder }
     }
 
-    /// The command with a fault at a call.
+    /// Runs the command with a fault at a call.
     fn run(&self, folder: &Path, args: &[String], mode: &str, at: usize) -> Output {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut command = meganeura(&args);
@@ -173,7 +172,7 @@ impl Faults {
         command.output().expect("the program runs")
     }
 
-    /// Has the command load the library, which looks at calls below a folder.
+    /// Preloads the library, which monitors calls below a folder.
     fn preload(&self, command: &mut Command, folder: &Path) {
         let library = self.folder.path().join("faults.so");
         command.env("LD_PRELOAD", library).env("FAULTS_BELOW", folder);
@@ -183,14 +182,14 @@ impl Faults {
         self.folder.path().join("calls")
     }
 
-    /// The calls of the last run, each with its number.
+    /// Returns the numbered calls of the last run.
     fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.log()).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 }
 
-/// All files at a path or below it, with what they hold.
+/// Returns all files at a path or below it, with their contents.
 fn contents(at: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut open = vec![at.to_owned()];
@@ -219,21 +218,22 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Which of so many calls go wrong.
+/// Returns the calls that fail.
 fn chosen(count: usize, all: bool) -> Vec<usize> {
-    match all || count <= SAMPLED {
-        true => (1..=count).collect(),
-        false => (0..SAMPLED)
+    if all || count <= SAMPLED {
+        (1..=count).collect()
+    } else {
+        (0..SAMPLED)
             .map(|i| 1 + (2 * i + 1) * (count - 1) / (2 * SAMPLED))
-            .collect(),
+            .collect()
     }
 }
 
-/// Has calls of a writer go wrong; returns how many did.
+/// Makes calls of a writer fail; returns the number of failed calls.
 fn attack(writer: &Writer, all: bool) -> usize {
     let faults = Faults::new();
     let root = tempfile::tempdir().expect("a folder");
-    // Names of folders may be in what is written.
+    // Output may contain names of folders.
     let (before, work) = (root.path().join("before"), root.path().join("work"));
     fs::create_dir(&work).expect("a folder");
     (writer.prepare)(&work);
@@ -265,7 +265,7 @@ fn attack(writer: &Writer, all: bool) -> usize {
                     "{what}: {output:?}"
                 ),
             }
-            // The same command works then, and cleans up what was left.
+            // The same command works afterwards, and removes leftovers.
             must(&args);
             assert_eq!(contents(&work), after, "{what}, after it was run again");
             done += 1;
@@ -282,7 +282,7 @@ fn some_calls_that_write_files_fail() {
     }
 }
 
-/// Minutes in a release build: `cargo test --release -p meganeura-cli --test it injection:: -- --ignored --nocapture`.
+/// Takes minutes in a release build: `cargo test --release -p meganeura-cli --test it injection:: -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes minutes"]
 fn every_call_that_writes_files_fails_once() {
@@ -290,7 +290,7 @@ fn every_call_that_writes_files_fails_once() {
     println!("{faults} faults");
 }
 
-/// A training that saves every other step.
+/// Returns the arguments of a training that saves every other step.
 fn checkpointed(work: &Path, rest: &[&str]) -> Vec<String> {
     let run = path(work, "run");
     let saved = ["--checkpoint", &run, "--every", "2"];
@@ -300,13 +300,13 @@ fn checkpointed(work: &Path, rest: &[&str]) -> Vec<String> {
     strings(&[&common[..], &saved, rest].concat())
 }
 
-/// Of what such a training prints, that which is the same however often it was interrupted.
+/// Returns the part of a training's output that does not depend on interruptions.
 fn end(out: &str) -> [serde_json::Value; 3] {
     let last: serde_json::Value = serde_json::from_str(out.lines().last().unwrap_or_default()).expect("a summary");
     ["test_accuracy", "test_loss", "train_loss"].map(|key| last[key].clone())
 }
 
-/// A checkpoint is written again and again. After any fault, the run goes on from the last one to the same end.
+/// Makes calls of repeated checkpoints fail. After any fault, the run resumes from the last checkpoint with the same result.
 fn attack_checkpoints(all: bool) -> usize {
     let faults = Faults::new();
     let root = tempfile::tempdir().expect("a folder");

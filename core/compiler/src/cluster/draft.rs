@@ -1,32 +1,32 @@
-//! The call that a set of nodes would become.
+//! Candidates of clusters: the fused call that would replace a set of nodes.
 
 use std::collections::{HashMap, HashSet};
 
-use crate::rewrite::Target;
 use meganeura_core::attrs::Attrs;
+use meganeura_core::cost::Target;
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Uses, Value};
 use meganeura_core::kernel::KernelDesc;
-use meganeura_core::ops::{FUSED, Fusing};
+use meganeura_core::ops::{FUSED, FusionRole};
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::shape::TensorType;
 
-/// How a node may be fused.
-pub(super) fn fusing(graph: &Graph, id: NodeId) -> Fusing {
+/// Returns the fusion role of a node.
+pub(super) fn fusing(graph: &Graph, id: NodeId) -> FusionRole {
     let node = &graph.nodes()[id.index()];
     match &node.kind {
         NodeKind::Op { op, .. } if op.writes().is_empty() => match op.fusing() {
-            Fusing::Rows => Fusing::Rows,
+            FusionRole::Rows => FusionRole::Rows,
             kind if node.outputs.len() == 1 => kind,
-            _ => Fusing::Opaque,
+            _ => FusionRole::Opaque,
         },
-        _ => Fusing::Opaque,
+        _ => FusionRole::Opaque,
     }
 }
 
-/// The value behind views, and the views from the innermost on.
+/// Returns the value that a chain of views reads, and the views, innermost first.
 pub(super) fn behind_views(graph: &Graph, mut value: Value) -> (Value, Vec<NodeId>) {
     let mut views = Vec::new();
-    while fusing(graph, value.node) == Fusing::View {
+    while fusing(graph, value.node) == FusionRole::View {
         views.push(value.node);
         value = graph.nodes()[value.node.index()].inputs[0];
     }
@@ -34,23 +34,24 @@ pub(super) fn behind_views(graph: &Graph, mut value: Value) -> (Value, Vec<NodeI
     (value, views)
 }
 
-/// A candidate call.
-pub(super) struct Draft {
+/// A fused call that may replace a set of nodes (its members).
+pub(super) struct CandidateCall {
     pub(super) program: Program,
-    /// Operands in the graph.
+    /// Values of the graph that the call reads.
     pub(super) operands: Vec<Value>,
-    /// Results in the graph: the values that the call's ports stand for.
+    /// Values of the graph that the call's results replace.
     pub(super) results: Vec<Value>,
     operand_types: Vec<TensorType>,
     result_types: Vec<TensorType>,
-    /// Views that are read through, and parts.
+    /// Views and parts that the call reads through, so that they are not computed separately.
     pub(super) views: Vec<NodeId>,
-    /// How many of these would cost something on their own.
+    /// Number of these views that would cost time as separate calls.
     pub(super) costly_views: usize,
 }
 
-impl Draft {
-    /// The call of some nodes, in topological order; `None` if there is none, as when it would be too large.
+impl CandidateCall {
+    /// Creates the call of some nodes, in topological order; `None` if that is impossible, for
+    /// instance because it would be too large.
     pub(super) fn new(graph: &Graph, uses: &Uses, members: &[NodeId]) -> Option<Self> {
         let inside: HashSet<NodeId> = members.iter().copied().collect();
         let mut builder = Builder {
@@ -76,7 +77,7 @@ impl Draft {
         let operand_types = types(&builder.operands)?;
         let result_types = types(&results)?;
         let program = Program::new(builder.operands.len(), builder.steps, slots).ok()?;
-        Some(Draft {
+        Some(CandidateCall {
             program,
             operands: builder.operands,
             results,
@@ -87,13 +88,13 @@ impl Draft {
         })
     }
 
-    /// Bytes read and written.
+    /// Returns the bytes read and written.
     pub(super) fn bytes(&self) -> u64 {
         let types = self.operand_types.iter().chain(&self.result_types);
         types.map(|t| t.bytes() as u64).fold(0, u64::saturating_add)
     }
 
-    /// Whether a device can run the call.
+    /// Returns `true` if a device has a kernel for the call.
     pub(super) fn runs_on(&self, target: &dyn Target) -> bool {
         let launches = target.launches(&KernelDesc {
             name: FUSED.name(),
@@ -105,13 +106,14 @@ impl Draft {
         launches.is_some()
     }
 
-    /// Attributes of the call.
+    /// Returns the attributes of the call.
     pub(super) fn attrs(&self) -> Attrs {
         Attrs::new().with("program", self.program.clone())
     }
 }
 
-/// Whether a member's value is used by more than the cluster and views that only the cluster reads.
+/// Returns `true` if a member's value has users outside of the cluster. Views do not count as users if only the cluster
+/// reads them.
 fn is_needed(graph: &Graph, uses: &Uses, inside: &HashSet<NodeId>, value: Value) -> bool {
     let mut open = vec![value];
     while let Some(value) = open.pop() {
@@ -122,7 +124,7 @@ fn is_needed(graph: &Graph, uses: &Uses, inside: &HashSet<NodeId>, value: Value)
             if inside.contains(&user) || !graph.nodes()[user.index()].inputs.contains(&value) {
                 continue;
             }
-            if fusing(graph, user) != Fusing::View {
+            if fusing(graph, user) != FusionRole::View {
                 return true;
             }
             open.push(user.into());
@@ -145,18 +147,19 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn member(&mut self, id: NodeId) -> Option<()> {
         let node = &self.graph.nodes()[id.index()];
-        // Products read their operands where they are, unless these are computed on the way, and norms their parameters.
+        // Products read their operands in place unless the operands are computed in the prologue;
+        // norms read their parameters in place.
         let kind = fusing(self.graph, id);
         let through = |at: usize, v: Value| match kind {
-            Fusing::Contraction => self.inside.contains(&behind_views(self.graph, v).0.node),
-            Fusing::Rows => at == 0,
+            FusionRole::Contraction => self.inside.contains(&behind_views(self.graph, v).0.node),
+            FusionRole::Rows => at == 0,
             _ => true,
         };
         let inputs = node.inputs.iter().enumerate();
         let inputs: Vec<Slot> = inputs
             .map(|(at, &v)| match kind {
-                Fusing::OfPart if at == 0 => self.read_part(v),
-                Fusing::OfPart => Some(self.operand(v)),
+                FusionRole::OfPart if at == 0 => self.read_part(v),
+                FusionRole::OfPart => Some(self.operand(v)),
                 _ if through(at, v) => self.read(v),
                 _ => Some(self.operand(v)),
             })
@@ -186,8 +189,8 @@ impl Builder<'_> {
         })
     }
 
-    /// The slot of a value that a member reads. Views of members' results become steps, and so do views of other
-    /// values where they would have to be computed for this cluster alone.
+    /// Returns the slot of a value that a member reads. Views of members' results become steps; so do views of other
+    /// values if only this cluster needs them.
     fn read(&mut self, value: Value) -> Option<Slot> {
         if let Some(&slot) = self.slots.get(&value) {
             return Some(slot);
@@ -196,7 +199,8 @@ impl Builder<'_> {
         let first = if self.inside.contains(&base.node) {
             0
         } else {
-            // From the first view on that moves or repeats elements; what only renames the axes stays outside.
+            // Start at the first view that moves or repeats elements; views that only rename axes
+            // stay outside.
             let moves = |id: &NodeId| {
                 self.graph.nodes()[id.index()]
                     .op()
@@ -228,10 +232,11 @@ impl Builder<'_> {
         Some(slot)
     }
 
-    /// The slot of what is perhaps a part of a larger value, which nobody else needs: it becomes a step.
+    /// Returns the slot of a value. If it is a part of a larger value and has no other users, it
+    /// becomes a step.
     fn read_part(&mut self, value: Value) -> Option<Slot> {
         let id = value.node;
-        if fusing(self.graph, id) != Fusing::Part || !self.uses.is_private(id) {
+        if fusing(self.graph, id) != FusionRole::Part || !self.uses.is_private(id) {
             return Some(self.operand(value));
         }
         let whole = self.operand(self.graph.nodes()[id.index()].inputs[0]);
@@ -241,8 +246,8 @@ impl Builder<'_> {
         self.slots.get(&value).copied()
     }
 
-    /// Whether reading through a view costs nothing that is not saved: nobody else needs its elements, or it
-    /// repeats few of them.
+    /// Returns `true` if reading through a view costs no more than it saves: no other call reads the view, or it
+    /// repeats the elements of a smaller tensor.
     fn is_cheap(&self, id: NodeId) -> bool {
         let node = &self.graph.nodes()[id.index()];
         let smaller = self

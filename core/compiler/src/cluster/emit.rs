@@ -1,27 +1,27 @@
-//! The graph with clusters as calls.
+//! Construction of the new graph, in which each cluster is one call.
 
 use std::collections::{HashMap, HashSet};
 
-use super::Cluster;
-use super::grow::Grown;
+use super::grow::FusionGroup;
+use super::report::Cluster;
 use meganeura_core::autodiff::GRADIENT_SUFFIX;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Provenance, Value};
 use meganeura_core::ops::FUSED;
 
-/// A graph with its clusters.
-pub(super) struct Emitted {
+/// A graph with its clusters as calls.
+pub(super) struct ClusteredGraph {
     pub(super) graph: Graph,
     pub(super) clusters: Vec<Cluster>,
-    /// What each node became, or became a part of.
+    /// New node of each node, or the cluster that contains it.
     pub(super) moved: HashMap<NodeId, NodeId>,
 }
 
 /// Rebuilds the graph with a call for each cluster.
 ///
 /// # Errors
-/// A cycle, if a path left a cluster and came back.
-pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
+/// A cycle, if a path leaves a cluster and returns to it.
+pub(super) fn emit(graph: &Graph, grown: Vec<FusionGroup>) -> Result<ClusteredGraph> {
     let mut cluster_of: Vec<Option<usize>> = vec![None; graph.nodes().len()];
     for (index, cluster) in grown.iter().enumerate() {
         for m in &cluster.members {
@@ -48,14 +48,14 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
                 map.extend(ports.map(|port| (Value { node: id, port }, Value { node: new, port })));
             }
             Unit::Cluster(index) => {
-                let Grown { members, draft, .. } = &grown[index];
+                let FusionGroup { members, draft, .. } = &grown[index];
                 let operands = mapped(&draft.operands);
                 let provenance = provenance(graph, members);
                 let new = out.with_provenance(provenance, |out| out.call(FUSED, draft.attrs(), operands));
                 let ports = draft.results.iter().zip(0u32..);
                 map.extend(ports.map(|(&value, port)| (value, Value { node: new, port })));
                 moved.extend(members.iter().map(|&member| (member, new)));
-                // Those that others need too are calls of their own.
+                // Views with other users are also separate calls.
                 for &view in &draft.views {
                     moved.entry(view).or_insert(new);
                 }
@@ -65,7 +65,7 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
     }
     out.adopt_roots(graph, |v| map[&v]);
     let clusters = made.into_iter().map(|(node, index)| {
-        let Grown {
+        let FusionGroup {
             members, draft, saving, ..
         } = &grown[index];
         Cluster {
@@ -77,15 +77,15 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
         }
     });
     let clusters = clusters.collect();
-    Ok(Emitted {
+    Ok(ClusteredGraph {
         graph: out,
         clusters,
         moved,
     })
 }
 
-/// Name and location of a cluster: those of its last call. Where that is a part of the gradient beside calls of the
-/// forward pass, such as the comparison of a ReLU, they are those of the last named forward call.
+/// Returns name and location of a cluster, as its last call has them. If that call belongs to the gradient, but the
+/// cluster also contains forward calls, such as the comparison of a ReLU, the last named forward call counts.
 fn provenance(graph: &Graph, members: &[NodeId]) -> Provenance {
     let of_gradient = |p: &Provenance| p.name.as_deref().is_some_and(|name| name.ends_with(GRADIENT_SUFFIX));
     let all = || members.iter().rev().map(|&id| graph.provenance(id));
@@ -97,17 +97,17 @@ fn provenance(graph: &Graph, members: &[NodeId]) -> Provenance {
         .unwrap_or_default()
 }
 
-/// What becomes one node.
+/// A node or a cluster of the source graph, which becomes one node of the new graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Unit {
     Node(NodeId),
     Cluster(usize),
 }
 
-/// Nodes and clusters as a graph.
+/// The graph of all units.
 struct Units<'a> {
     graph: &'a Graph,
-    clusters: &'a [Grown],
+    clusters: &'a [FusionGroup],
     cluster_of: &'a [Option<usize>],
 }
 
@@ -123,7 +123,7 @@ impl Units<'_> {
         }
     }
 
-    /// What the roots need; leaves that the user feeds by name, always.
+    /// Returns the units that the roots need, and all leaves that users feed by name.
     fn live(&self) -> HashSet<Unit> {
         let is_fed = |id: &NodeId| {
             let kind = &self.graph.nodes()[id.index()].kind;
@@ -146,7 +146,7 @@ impl Units<'_> {
         live
     }
 
-    /// What is needed, operands first, otherwise in the order of the list.
+    /// Returns the needed units, operands before users, and otherwise in list order.
     fn ordered(&self) -> Result<Vec<Unit>> {
         let live = self.live();
         let mut done: HashMap<Unit, bool> = HashMap::new();

@@ -1,41 +1,42 @@
-//! Which calls become one.
+//! Growth of clusters: decides which calls are fused. Each call is a unit at first; merging two units gives a unit with
+//! the members of both.
 
 use std::collections::HashSet;
 
-use super::draft::{Draft, behind_views, fusing};
+use super::draft::{CandidateCall, behind_views, fusing};
 use super::spans::Spans;
-use crate::rewrite::Target;
+use meganeura_core::cost::Target;
 use meganeura_core::dtype::DType;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, Uses, Value};
-use meganeura_core::ops::Fusing;
+use meganeura_core::ops::FusionRole;
 
-/// Most calls of a cluster: programs stay short enough to be understood, and trying a merge takes bounded time.
+/// Maximum calls of a cluster: programs stay readable, and trying a merge takes bounded time.
 const MAX_MEMBERS: usize = 32;
-/// Most units that the search for a path visits before it takes one for granted.
+/// Maximum nodes that the search for a path visits before it assumes that there is a path.
 const MAX_VISITS: usize = 2048;
 
-/// Calls that become one.
-pub(super) struct Grown {
-    /// In topological order.
+/// A group of calls to be fused.
+pub(super) struct FusionGroup {
+    /// The calls, in topological order.
     pub(super) members: Vec<NodeId>,
-    /// The call.
-    pub(super) draft: Draft,
-    /// Picoseconds saved.
+    /// The fused call.
+    pub(super) draft: CandidateCall,
+    /// Estimated time saved by the fusion, in picoseconds.
     pub(super) saving: u64,
 }
 
-/// A set of calls, of one at first.
+/// A set of calls that run as one fused call. It has one member at first.
 struct Unit {
-    /// In topological order.
+    /// The calls, in topological order.
     members: Vec<NodeId>,
-    /// Elements that it goes over.
+    /// Number of elements that it iterates over.
     domain: usize,
-    /// The kind of the one member that is not elementwise, if there is one.
-    anchor: Option<Fusing>,
-    /// Estimated picoseconds.
+    /// Fusion role of the only member that is not elementwise, if there is one.
+    anchor: Option<FusionRole>,
+    /// Estimated time of the fused call, in picoseconds.
     cost: u64,
-    /// Estimated picoseconds of its calls on their own.
+    /// Estimated total time of the members as separate calls, in picoseconds.
     apart: u64,
 }
 
@@ -43,24 +44,25 @@ struct Growth<'a> {
     graph: &'a Graph,
     target: &'a dyn Target,
     uses: Uses,
-    /// Place of each node in the topological order.
+    /// Position of each node in the topological order.
     place: Vec<usize>,
-    /// Unit of each node that may be merged.
+    /// Unit of each node; `None` for nodes that cannot be merged.
     unit_of: Vec<Option<usize>>,
     units: Vec<Option<Unit>>,
-    /// Places from the first to the last member of each unit.
+    /// Positions of the first and last member of each unit.
     spans: Spans,
-    /// Whether steps leave each node alone: the units of such nodes are apart from the others.
+    /// `true` for each invariant node. Units of invariant nodes are not merged with other units.
     invariant: Vec<bool>,
     launch_ps: f64,
     ps_per_byte: f64,
 }
 
-/// Finds the clusters of a graph. `invariant` says of each node whether steps leave it alone.
+/// Finds the clusters of a graph. `invariant` is `true` for each node whose value steps do not
+/// change.
 ///
 /// # Errors
 /// A cycle.
-pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> Result<Vec<Grown>> {
+pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> Result<Vec<FusionGroup>> {
     let order = graph.topological_order()?;
     let mut place = vec![0; order.len()];
     for (i, id) in order.iter().enumerate() {
@@ -91,23 +93,23 @@ pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> 
 }
 
 impl Growth<'_> {
-    fn cost(&self, draft: &Draft) -> u64 {
+    fn cost(&self, draft: &CandidateCall) -> u64 {
         (self.launch_ps + draft.bytes() as f64 * self.ps_per_byte) as u64
     }
 
-    /// Makes a unit of a node that may be merged with others.
+    /// Creates a unit for a node, if it may be merged.
     fn add(&mut self, id: NodeId) {
         let kind = fusing(self.graph, id);
-        if matches!(kind, Fusing::Opaque | Fusing::View | Fusing::Part) {
+        if matches!(kind, FusionRole::Opaque | FusionRole::View | FusionRole::Part) {
             return;
         }
-        let Some(draft) = Draft::new(self.graph, &self.uses, &[id]) else {
+        let Some(draft) = CandidateCall::new(self.graph, &self.uses, &[id]) else {
             return;
         };
         let node = &self.graph.nodes()[id.index()];
         let read = node.inputs.first().and_then(|&v| self.graph.ty(v));
         let domain = match (kind, read) {
-            (Fusing::Reduction, Some(ty)) => ty.numel(),
+            (FusionRole::Reduction, Some(ty)) => ty.numel(),
             _ => node.outputs[0].numel(),
         };
         if domain == 0 {
@@ -118,7 +120,7 @@ impl Growth<'_> {
         self.units.push(Some(Unit {
             members: vec![id],
             domain,
-            anchor: (kind != Fusing::Pointwise).then_some(kind),
+            anchor: (kind != FusionRole::Pointwise).then_some(kind),
             cost,
             apart: cost,
         }));
@@ -129,10 +131,10 @@ impl Growth<'_> {
         Some((index, self.units[index].as_ref()?))
     }
 
-    /// Merges a node's unit with those that produce its operands, the latest first.
+    /// Tries to merge the unit of a node with the units that compute its operands, the latest first.
     fn merge_with_producers(&mut self, id: NodeId) {
         let Some((_, unit)) = self.unit(id) else { return };
-        let product = unit.anchor == Some(Fusing::Contraction);
+        let product = unit.anchor == Some(FusionRole::Contraction);
         let inputs = self.graph.nodes()[id.index()].inputs.iter().enumerate();
         let producers = inputs.map(|(at, &v)| (at, behind_views(self.graph, v).0.node));
         let taken = producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer));
@@ -148,7 +150,8 @@ impl Growth<'_> {
         }
     }
 
-    /// Whether a node is but what is in memory in half precision, in `f32`: products widen elements where they read them.
+    /// Returns `true` if a node only converts half-precision data in memory to `f32`, because matmuls and convolutions
+    /// convert elements when they read them.
     fn widens(&self, id: NodeId) -> bool {
         let node = &self.graph.nodes()[id.index()];
         let is_half = |value: &Value| self.graph.ty(*value).is_some_and(|ty| ty.dtype.is_half());
@@ -156,12 +159,12 @@ impl Growth<'_> {
         is_wide && matches!(&node.inputs[..], [x] if is_half(x))
     }
 
-    /// Merges elementwise units that read one value.
+    /// Tries to merge elementwise units that read the same value.
     fn merge_readers(&mut self, id: NodeId) {
         let elements = self.graph.nodes()[id.index()].outputs.first().map_or(0, |t| t.numel());
         let mut readers: Vec<NodeId> = self.uses.users[id.index()].clone();
         readers.dedup();
-        readers.retain(|&r| fusing(self.graph, r) == Fusing::Pointwise);
+        readers.retain(|&r| fusing(self.graph, r) == FusionRole::Pointwise);
         for pair in readers.windows(2) {
             let (Some((a, first)), Some((b, second))) = (self.unit(pair[0]), self.unit(pair[1])) else {
                 continue;
@@ -177,11 +180,12 @@ impl Growth<'_> {
         }
     }
 
-    /// Takes what a reduction alone reads out of the call of a product, where the reduction computes it with less traffic:
-    /// a product whose result others need writes one tensor then and not two. No path can lead back, as nothing else
-    /// depends on what is taken.
+    /// Moves the elementwise call whose result a reduction reads from the unit of a product (matmul or convolution) to
+    /// the unit of the reduction, if no other call reads that result and this causes less memory traffic: a product
+    /// whose result has other users then writes one tensor instead of two. This cannot create a cycle, as no other call
+    /// depends on the moved one.
     fn give_to_reduction(&mut self, id: NodeId) {
-        if fusing(self.graph, id) != Fusing::Reduction {
+        if fusing(self.graph, id) != FusionRole::Reduction {
             return;
         }
         let producer = behind_views(self.graph, self.graph.nodes()[id.index()].inputs[0])
@@ -190,12 +194,13 @@ impl Growth<'_> {
         let (Some((from, product)), Some((to, reduction))) = (self.unit(producer), self.unit(id)) else {
             return;
         };
-        let is_taken = fusing(self.graph, producer) == Fusing::Pointwise && product.anchor == Some(Fusing::Contraction);
+        let is_taken =
+            fusing(self.graph, producer) == FusionRole::Pointwise && product.anchor == Some(FusionRole::Contraction);
         if !is_taken || reduction.members != [id] {
             return;
         }
         let rest: Vec<NodeId> = product.members.iter().copied().filter(|&m| m != producer).collect();
-        let draft = |members: &[NodeId]| Draft::new(self.graph, &self.uses, members);
+        let draft = |members: &[NodeId]| CandidateCall::new(self.graph, &self.uses, members);
         let (Some(left), Some(taken), Some(alone)) = (draft(&rest), draft(&[producer, id]), draft(&[producer])) else {
             return;
         };
@@ -227,7 +232,8 @@ impl Growth<'_> {
         self.units[from] = Some(multiplied);
     }
 
-    /// Whether `b`, which reads results of `a`, may be one call with it as far as their kinds go.
+    /// Returns `true` if unit `b`, which reads results of unit `a`, may be merged with it, by their fusion roles and
+    /// sizes.
     fn fits(&self, a: usize, b: usize) -> bool {
         let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
             return false;
@@ -235,22 +241,23 @@ impl Growth<'_> {
         if first.members.len() + second.members.len() > MAX_MEMBERS || !self.are_alike(first, second) {
             return false;
         }
-        // Nothing follows a reduction, and there is one of them, or one product, at most.
+        // Nothing follows a reduction, and a unit contains at most one reduction or product.
         match (first.anchor, second.anchor) {
-            (Some(Fusing::OfPart), _) | (_, Some(Fusing::OfPart)) => false,
-            (None | Some(Fusing::Prologue), Some(Fusing::Contraction)) => true,
-            (Some(Fusing::Reduction), _) | (Some(_), Some(_)) => false,
+            (Some(FusionRole::OfPart), _) | (_, Some(FusionRole::OfPart)) => false,
+            (None | Some(FusionRole::Prologue), Some(FusionRole::Contraction)) => true,
+            (Some(FusionRole::Reduction), _) | (Some(_), Some(_)) => false,
             _ => first.domain == second.domain || first.domain == 1,
         }
     }
 
-    /// Whether both change in each step, or neither.
+    /// Returns `true` if both are invariant, or neither is.
     fn are_alike(&self, first: &Unit, second: &Unit) -> bool {
         let is_invariant = |unit: &Unit| unit.members.iter().all(|m| self.invariant[m.index()]);
         is_invariant(first) == is_invariant(second)
     }
 
-    /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.
+    /// Returns `true` if `b` depends on `a` through other nodes. Operands of `b` that are results of `a`, or views of
+    /// them, do not count.
     fn leads_round(&self, a: usize, b: usize) -> bool {
         let direct = |v: Value| {
             let (base, _) = behind_views(self.graph, v);
@@ -260,7 +267,7 @@ impl Growth<'_> {
         self.reaches_back(starts, a, b)
     }
 
-    /// Whether any path leads from `a` to `b`.
+    /// Returns `true` if `b` depends on `a`.
     fn leads_to(&self, a: usize, b: usize) -> bool {
         let starts = self.operands(b).map(|v| v.node).collect();
         self.reaches_back(starts, a, b)
@@ -271,7 +278,8 @@ impl Growth<'_> {
         members.flat_map(|m| self.graph.nodes()[m.index()].inputs.iter().copied())
     }
 
-    /// Whether what these nodes depend on includes unit `goal`, not looking through unit `from`.
+    /// Returns `true` if these nodes depend on unit `goal`, without searching through unit `from`, or if the search
+    /// takes too long.
     fn reaches_back(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
         let members = |unit: usize| self.units[unit].iter().flat_map(|u| &u.members);
         let Some(first) = members(goal).map(|m| self.place[m.index()]).min() else {
@@ -309,9 +317,10 @@ impl Growth<'_> {
         false
     }
 
-    /// Returns the largest position below which no node depends on a node at or after `place`, or 0 if the search takes too long. Operands
-    /// come earlier, but a unit is one call: what reads its first member waits for the operands of its last one too. So no
-    /// unit may have members on both sides.
+    /// Returns the largest position of the topological order, up to the given one, that no unit spans: nodes before it
+    /// then do not depend on nodes at or after it. A unit that spans a position could cause such a dependency: it is
+    /// one call, so a reader of its first member also waits for the operands of its last member. Returns 0 if the
+    /// search takes too long.
     fn independent_below(&self, place: usize) -> usize {
         let mut low = place;
         for _ in 0..MAX_VISITS {
@@ -323,7 +332,7 @@ impl Growth<'_> {
         0
     }
 
-    /// Merges two units if the device can run the call and it is estimated to be faster.
+    /// Merges two units, if the device can run the fused call and it is estimated to be faster.
     fn try_merge(&mut self, a: usize, b: usize) {
         let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
             return;
@@ -333,11 +342,11 @@ impl Growth<'_> {
             return;
         }
         members.sort_by_key(|m| self.place[m.index()]);
-        let Some(draft) = Draft::new(self.graph, &self.uses, &members) else {
+        let Some(draft) = CandidateCall::new(self.graph, &self.uses, &members) else {
             return;
         };
-        let product = second.anchor == Some(Fusing::Contraction);
-        // What others read is computed once, for all of them.
+        let product = second.anchor == Some(FusionRole::Contraction);
+        // Values with other readers are computed once, for all of them.
         if product && draft.results.iter().any(|r| !second.members.contains(&r.node)) {
             return;
         }
@@ -370,8 +379,8 @@ impl Growth<'_> {
         self.units[b] = None;
     }
 
-    /// The units that are worth a call of their own.
-    fn finish(mut self) -> Vec<Grown> {
+    /// Returns the units that become fused calls.
+    fn finish(mut self) -> Vec<FusionGroup> {
         let units = std::mem::take(&mut self.units);
         units
             .into_iter()
@@ -380,14 +389,15 @@ impl Growth<'_> {
             .collect()
     }
 
-    /// A unit of several members, or one that reads through views or from a larger value, as a call.
-    fn finished(&self, unit: Unit) -> Option<Grown> {
-        let draft = Draft::new(self.graph, &self.uses, &unit.members)?;
+    /// Returns the fused call of a unit; `None` for a unit with one member that reads through no costly view, or that
+    /// the device cannot run as a fused call.
+    fn finished(&self, unit: Unit) -> Option<FusionGroup> {
+        let draft = CandidateCall::new(self.graph, &self.uses, &unit.members)?;
         if unit.members.len() == 1 && (draft.costly_views == 0 || !draft.runs_on(self.target)) {
             return None;
         }
         let views = (draft.costly_views as f64 * self.launch_ps) as u64;
-        Some(Grown {
+        Some(FusionGroup {
             saving: unit.apart.saturating_add(views).saturating_sub(unit.cost),
             members: unit.members,
             draft,

@@ -1,40 +1,43 @@
-//! Projections that take along what comes behind them: the rotation of their rows, and the write into a cache.
+//! Fusion of projections (matmuls) with the calls after them: the rotation of their rows (RoPE), and the write into a
+//! cache.
 //!
-//! A rotation reads other elements than the one at hand, and a write is not part of a program; so neither is a member of a cluster. A
-//! device that has a kernel for a contraction with such an epilogue saves a pass of its own for it.
+//! A rotation reads elements at other indices, and a write cannot be part of a program, so neither
+//! is a member of a cluster. A device with a kernel for a contraction with such an epilogue saves a
+//! separate pass.
 
 use std::collections::{HashMap, HashSet};
 
-use super::Cluster;
+use super::report::Cluster;
 use crate::rewrite::clean::clean_with_places;
-use crate::rewrite::join::{Planned, data};
-use crate::rewrite::{Pass, Target};
+use crate::rewrite::join::{PlannedCall, data};
+use crate::rewrite::request::Pass;
 use meganeura_core::attrs::Attrs;
+use meganeura_core::cost::Target;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Uses, Value};
-use meganeura_core::ops::{FUSED, Fusing, OpRef};
+use meganeura_core::ops::{FUSED, FusionRole, OpRef};
 use meganeura_core::program::{Program, Slot, Step};
 
-/// A graph whose projections took something along.
-pub(crate) struct Joined {
+/// A graph with fused projections.
+pub(crate) struct FusedProjections {
     pub(crate) graph: Graph,
     /// The new calls.
     pub(crate) clusters: Vec<Cluster>,
-    /// What each node that is still needed became, or became a part of.
+    /// New node of each node that is still needed, or the call that contains it.
     pub(crate) moved: HashMap<NodeId, NodeId>,
 }
 
-/// Steps of a program, and the values that they read.
+/// Steps of a program that is being built, and the values that they read.
 #[derive(Clone, Default)]
-struct Draft {
+struct StepsAndReads {
     steps: Vec<Step>,
     operands: Vec<Value>,
-    /// Calls of the graph that it stands for.
+    /// Calls of the graph that the steps replace.
     members: Vec<NodeId>,
 }
 
-impl Draft {
-    /// The slot of a value from outside.
+impl StepsAndReads {
+    /// Returns the slot of an operand.
     fn operand(&mut self, value: Value) -> Slot {
         let known = self.operands.iter().position(|&v| v == value);
         let at = known.unwrap_or_else(|| {
@@ -49,8 +52,8 @@ impl Draft {
         Slot::Step(self.steps.len() as u32 - 1)
     }
 
-    /// Adds the calls of another draft, whose last result is the slot.
-    fn extend(&mut self, other: &Draft) -> Slot {
+    /// Adds the steps of another program, and returns the slot of its last result.
+    fn extend(&mut self, other: &StepsAndReads) -> Slot {
         let first = self.steps.len() as u32;
         let slots: Vec<Slot> = other.operands.iter().map(|&v| self.operand(v)).collect();
         let moved = |slot: &Slot| match *slot {
@@ -70,10 +73,10 @@ impl Draft {
     }
 }
 
-/// A call in place of others.
+/// A planned call that replaces several calls.
 struct Plan {
-    call: Planned,
-    /// Calls of the graph that it stands for, beside the one whose place it takes.
+    call: PlannedCall,
+    /// Calls of the graph that it replaces, except for the one at whose position it is inserted.
     members: Vec<NodeId>,
     saving_ps: u64,
 }
@@ -82,18 +85,18 @@ struct Finder<'a> {
     graph: &'a Graph,
     target: &'a dyn Target,
     uses: Uses,
-    /// Whether steps leave each node alone.
+    /// `true` for each invariant node.
     invariant: Vec<bool>,
     /// Persistent data that calls of the graph write.
     written: HashSet<Value>,
     plans: HashMap<NodeId, Plan>,
 }
 
-/// The graph with such calls in place of projections and what comes behind them; `None` where there are none.
+/// Returns the graph with fused projections; `None` if there are none.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds.
-pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<Option<Joined>> {
+/// All errors of [`Graph::verify`].
+pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<Option<FusedProjections>> {
     let ops = graph
         .node_ids()
         .filter_map(|id| Some((id, graph.nodes()[id.index()].op()?.0)));
@@ -124,7 +127,7 @@ pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -
     }
     let mut out = graph.clone();
     for (&id, plan) in &plans {
-        let Planned { op, attrs, inputs } = plan.call.clone();
+        let PlannedCall { op, attrs, inputs } = plan.call.clone();
         out.replace_call(id, NodeKind::Op { op, attrs }, inputs);
     }
     let (out, _, _, places) = clean_with_places(&out)?;
@@ -151,7 +154,7 @@ pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -
             saving_ps: plan.saving_ps,
         });
     }
-    Ok(Some(Joined {
+    Ok(Some(FusedProjections {
         graph: out,
         clusters,
         moved,
@@ -159,13 +162,14 @@ pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -
 }
 
 impl Finder<'_> {
-    /// The call in place of a rotation or a write and the projection before it, if that is faster.
+    /// Returns the call that replaces a rotation or a write and the projection before it, if that
+    /// is faster.
     fn plan(&self, id: NodeId) -> Option<Plan> {
         let node = &self.graph.nodes()[id.index()];
         let (op, attrs) = node.op()?;
         let first = *node.inputs.first()?;
         if let Some(rule) = op.program_write() {
-            let mut draft = Draft::default();
+            let mut draft = StepsAndReads::default();
             for &operand in &node.inputs[1..] {
                 draft.operand(operand);
             }
@@ -178,7 +182,7 @@ impl Finder<'_> {
             let attrs = Attrs::new().with("program", program).with("paged", rule.paged);
             return self.checked(id, rule.op, attrs, draft);
         }
-        if op.fusing() != Fusing::OfPart || node.outputs.len() != 1 {
+        if op.fusing() != FusionRole::OfPart || node.outputs.len() != 1 {
             return None;
         }
         let mut draft = self.projection(first, id)?;
@@ -191,19 +195,20 @@ impl Finder<'_> {
         self.checked(id, FUSED, Attrs::new().with("program", program), draft)
     }
 
-    /// The contraction that computes a value for one call alone, through reshapes, with what it has taken along already. It is computed
-    /// where that call stands, so that it reads nothing that a write may have changed by then.
-    fn projection(&self, value: Value, user: NodeId) -> Option<Draft> {
+    /// Returns the contraction that computes a value, with everything fused into it so far, if `user` is its only
+    /// reader (through reshapes). It moves to the position of that reader, so it must not read data that a write may
+    /// change before.
+    fn projection(&self, value: Value, user: NodeId) -> Option<StepsAndReads> {
         let draft = self.draft(value, user)?;
         let is_stable = |&value: &Value| !self.written.contains(&data(self.graph, value));
         draft.operands.iter().all(is_stable).then_some(draft)
     }
 
-    fn draft(&self, value: Value, user: NodeId) -> Option<Draft> {
+    fn draft(&self, value: Value, user: NodeId) -> Option<StepsAndReads> {
         let id = value.node;
-        let (Planned { op, attrs, inputs }, mut members) = match self.plans.get(&id) {
+        let (PlannedCall { op, attrs, inputs }, mut members) = match self.plans.get(&id) {
             Some(plan) => (plan.call.clone(), plan.members.clone()),
-            None => (Planned::of(self.graph, id)?, Vec::new()),
+            None => (PlannedCall::of(self.graph, id)?, Vec::new()),
         };
         members.push(id);
         let is_private = self.uses.is_private(id) && value.port == 0;
@@ -217,9 +222,9 @@ impl Finder<'_> {
             draft.members.push(id);
             return Some(draft);
         }
-        let mut draft = Draft {
+        let mut draft = StepsAndReads {
             members,
-            ..Draft::default()
+            ..StepsAndReads::default()
         };
         match attrs.program("program").ok().filter(|_| op == FUSED) {
             Some(program) => {
@@ -227,12 +232,12 @@ impl Finder<'_> {
                 let is_projection = program
                     .steps()
                     .iter()
-                    .any(|step| step.op.fusing() == Fusing::Contraction);
+                    .any(|step| step.op.fusing() == FusionRole::Contraction);
                 draft.steps = program.steps().to_vec();
                 draft.operands = inputs;
                 (ends && is_projection).then_some(draft)
             }
-            None if op.fusing() == Fusing::Contraction => {
+            None if op.fusing() == FusionRole::Contraction => {
                 let inputs = inputs.into_iter().map(|v| draft.operand(v)).collect();
                 draft.push(op, attrs, inputs);
                 Some(draft)
@@ -241,21 +246,22 @@ impl Finder<'_> {
         }
     }
 
-    /// The call, if the device has a kernel for it which is no more expensive than those of the calls that it stands for.
-    fn checked(&self, id: NodeId, op: OpRef, attrs: Attrs, draft: Draft) -> Option<Plan> {
+    /// Returns the call if the device has a kernel for it that costs no more than the replaced
+    /// calls.
+    fn checked(&self, id: NodeId, op: OpRef, attrs: Attrs, draft: StepsAndReads) -> Option<Plan> {
         let (graph, target) = (self.graph, self.target);
         let outputs = |id: NodeId| &*graph.nodes()[id.index()].outputs;
-        let call = Planned {
+        let call = PlannedCall {
             op,
             attrs,
             inputs: draft.operands,
         };
-        let own = Planned::of(graph, id)?;
+        let own = PlannedCall::of(graph, id)?;
         if call.launches(graph, outputs(id), target)? > own.launches(graph, outputs(id), target)? {
             return None;
         }
         let calls = draft.members.iter().chain([&id]);
-        let costs = calls.filter_map(|&id| Some(Planned::of(graph, id)?.cost(graph, outputs(id), target)));
+        let costs = calls.filter_map(|&id| Some(PlannedCall::of(graph, id)?.cost(graph, outputs(id), target)));
         let before = costs.fold(0, u64::saturating_add);
         Some(Plan {
             saving_ps: before.checked_sub(call.cost(graph, outputs(id), target))?,

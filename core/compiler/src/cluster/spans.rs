@@ -1,8 +1,10 @@
-//! Ranges of units in the topological order.
+//! Data structure for the ranges that the units (groups of merged calls) span in the topological order.
 
-/// The smallest first index of the ranges that contain an index, for ranges that are only added: a segment tree.
+/// A segment tree of index ranges. It finds the smallest first index of all ranges that contain an index; ranges are
+/// only added.
 pub(super) struct Spans {
-    /// Smallest first index of the ranges that cover a node of the tree. The second half are the leaves, one for each index.
+    /// Smallest first index of the ranges that cover a node of the tree. The second half contains
+    /// the leaves, one for each index.
     smallest: Vec<usize>,
 }
 
@@ -32,7 +34,7 @@ impl Spans {
         }
     }
 
-    /// The smallest first index of the ranges that contain `index`, or `index` itself.
+    /// Returns the smallest first index of the ranges that contain `index`, or `index` itself.
     pub(super) fn first(&self, index: usize) -> usize {
         let mut first = index;
         let mut at = index + self.smallest.len() / 2;

@@ -1,7 +1,7 @@
-//! Attributes and operators as egglog spells them.
+//! Representation of attributes and operators in egglog, the engine for equality saturation.
 //!
-//! One place for both directions, so that what the encoder writes is what patterns match and what the decoder
-//! reads: attributes as literals, and operators as constructors with a name, sorts and a number of operands.
+//! Both directions are in one module, so that encoder, patterns and decoder agree: attributes are
+//! literals, and operators are constructors with a name, sorts and a number of operands.
 
 use std::borrow::Cow;
 
@@ -12,12 +12,12 @@ use meganeura_core::dtype::DType;
 use meganeura_core::ops::{Arity, OpRef};
 use meganeura_core::registry;
 
-/// Sort of a tensor value.
+/// Egglog sort (type of expressions) of a tensor value.
 pub(super) const TENSOR: &str = "T";
-/// Sort of the results of an operator that declares several.
+/// Egglog sort of the results of an operator that declares several results.
 pub(super) const TUPLE: &str = "Tup";
 
-/// The sort of an attribute's literals.
+/// Returns the sort of an attribute's literals.
 pub(super) fn sort(kind: AttrKind) -> &'static str {
     match kind {
         AttrKind::Int => "i64",
@@ -27,12 +27,12 @@ pub(super) fn sort(kind: AttrKind) -> &'static str {
     }
 }
 
-/// A list of integers as rules spell it: `[1, 0]`.
+/// Formats a list of integers as in the text of rules: `[1, 0]`.
 pub(super) fn ints_text(list: &[i64]) -> String {
     format!("{list:?}")
 }
 
-/// Reads what [`ints_text`] writes, and nothing else: another spelling would not match.
+/// Parses the output of [`ints_text`]. Other formats are rejected, because they would not match.
 pub(super) fn parse_ints(text: &str) -> Option<Vec<i64>> {
     let inner = text.strip_prefix('[')?.strip_suffix(']')?;
     let list: Vec<i64> = if inner.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn parse_ints(text: &str) -> Option<Vec<i64>> {
     (ints_text(&list) == text).then_some(list)
 }
 
-/// An attribute as the literal that stands for it in rules and in the e-graph.
+/// Converts an attribute to its literal in rules and in the e-graph.
 pub(super) fn to_literal(attr: &Attr) -> Literal {
     match attr {
         Attr::Int(v) => Literal::Int(*v),
@@ -55,12 +55,12 @@ pub(super) fn to_literal(attr: &Attr) -> Literal {
         Attr::Str(v) => Literal::String(v.clone()),
         Attr::DType(v) => Literal::String(v.name().to_owned()),
         Attr::Ints(v) => Literal::String(ints_text(v)),
-        // For messages alone: `literals` gives calls with a program to no rule.
+        // Only for messages: `literals` excludes calls with a program from rules.
         Attr::Program(v) => Literal::String(v.to_string()),
     }
 }
 
-/// The attribute that a literal stands for; `None` when it is no value of that kind.
+/// Converts a literal to an attribute; `None` if it is not a value of that kind.
 pub(super) fn from_literal(kind: AttrKind, literal: &Literal) -> Option<Attr> {
     match (kind, literal) {
         (AttrKind::Int, Literal::Int(v)) => Some(Attr::Int(*v)),
@@ -76,8 +76,8 @@ pub(super) fn from_literal(kind: AttrKind, literal: &Literal) -> Option<Attr> {
     }
 }
 
-/// The attributes of a call as literals, in declared order; `None` when the call has others than declared, so
-/// that rules cannot spell it.
+/// Returns the attributes of a call as literals, in the order of their declaration; `None` if they differ from the
+/// declaration, because rules cannot express such a call.
 pub(super) fn literals(op: OpRef, attrs: &Attrs) -> Option<Vec<Literal>> {
     let declared = op.attributes();
     let mut given = attrs.iter();
@@ -85,7 +85,7 @@ pub(super) fn literals(op: OpRef, attrs: &Attrs) -> Option<Vec<Literal>> {
         .iter()
         .map(|&(name, kind)| {
             let (given_name, value) = given.next()?;
-            // A program is not a word that a rule could spell.
+            // Rules cannot express a program.
             let spelled = given_name == name && value.kind() == kind && kind != AttrKind::Program;
             spelled.then(|| to_literal(value))
         })
@@ -93,7 +93,7 @@ pub(super) fn literals(op: OpRef, attrs: &Attrs) -> Option<Vec<Literal>> {
     literals.filter(|_| given.next().is_none())
 }
 
-/// The attributes that literals in declared order stand for; `None` when number or kinds differ.
+/// Converts literals in declared order to attributes; `None` if number or kinds differ.
 pub(super) fn attrs(op: OpRef, literals: &[Literal]) -> Option<Attrs> {
     let declared = op.attributes();
     if declared.len() != literals.len() {
@@ -107,18 +107,18 @@ pub(super) fn attrs(op: OpRef, literals: &[Literal]) -> Option<Attrs> {
         })
 }
 
-/// An operator with a number of operands: what one constructor stands for.
+/// An operator with a given number of operands. It is a constructor of the e-graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Constructor {
     /// The operator.
     pub(super) op: OpRef,
-    /// Operands.
+    /// Number of operands.
     pub(super) operands: usize,
 }
 
 impl Constructor {
-    /// The constructor's name: the operator's, with the number of operands where that varies, as in
-    /// `core.concat/2`.
+    /// Returns the constructor's name: the operator's, with the number of operands if that varies,
+    /// as in `core.concat/2`.
     pub(super) fn name(self) -> Cow<'static, str> {
         // The operator lives as long as the program, and so does its name.
         let name = self.op.get().name();
@@ -128,22 +128,22 @@ impl Constructor {
         }
     }
 
-    /// Whether the results are a [`TUPLE`] of which `Get` takes one.
+    /// Returns `true` if the results are a [`TUPLE`], from which `Get` selects one.
     pub(super) fn is_tuple(self) -> bool {
         is_tuple(self.op)
     }
 
-    /// Sorts of the arguments: attributes, then operands.
+    /// Returns the sorts of the arguments: attributes, then operands.
     pub(super) fn argument_sorts(self) -> Vec<&'static str> {
         let attributes = self.op.attributes().into_iter().map(|(_, kind)| sort(kind));
         attributes.chain(std::iter::repeat_n(TENSOR, self.operands)).collect()
     }
 
-    /// The operator and number of operands that a constructor's name stands for, among `own` operators (of a
-    /// set that is being registered) and the registered ones.
+    /// Resolves a constructor's name to an operator and a number of operands. It searches the operators of the set that
+    /// is being registered (`own`) and the registered ones.
     ///
     /// # Errors
-    /// What is wrong with the name, with the names that are most like it.
+    /// A description of the problem, with the most similar names.
     pub(super) fn resolve(name: &str, own: &[OpRef]) -> Result<Self, String> {
         let (base, count) = match name.rsplit_once('/') {
             Some((base, count)) => (base, Some(count)),
@@ -161,23 +161,25 @@ impl Constructor {
         };
         if has_program(op) {
             return Err(format!(
-                "'{base}' has a program among its attributes, which rules cannot spell"
+                "'{base}' has a program as attribute, which rules cannot express"
             ));
         }
         match (op.arity(), count) {
             (Arity::Exactly(operands), None) => Ok(Constructor { op, operands }),
             (Arity::Exactly(_), Some(_)) => Err(format!(
-                "'{base}' always has the same number of operands, so its name carries none"
+                "'{base}' has a fixed number of operands; leave the number out of the name"
             )),
             (_, None) => Err(format!(
-                "'{base}' has a variable number of operands; say how many, as in '{base}/2'"
+                "'{base}' has a variable number of operands; add the number to the name, as in '{base}/2'"
             )),
             (arity, Some(count)) => {
                 let operands: usize = count
                     .parse()
                     .ok()
                     .filter(|n: &usize| n.to_string() == count && *n <= MAX_OPERANDS)
-                    .ok_or_else(|| format!("'{count}' in '{name}' is no number of operands up to {MAX_OPERANDS}"))?;
+                    .ok_or_else(|| {
+                        format!("'{count}' in '{name}': expected a number of operands up to {MAX_OPERANDS}")
+                    })?;
                 arity.check(operands).map_err(|message| format!("'{base}' {message}"))?;
                 Ok(Constructor { op, operands })
             }
@@ -185,15 +187,16 @@ impl Constructor {
     }
 }
 
-/// Most operands that the name of a constructor may ask for.
+/// Maximum operands in the name of a constructor.
 const MAX_OPERANDS: usize = 64;
 
-/// Whether an operator has a program among its attributes, so that no rule can spell its calls.
+/// Returns `true` if an operator has a program as an attribute, so that rules cannot express its
+/// calls.
 fn has_program(op: OpRef) -> bool {
     op.attributes().iter().any(|(_, kind)| *kind == AttrKind::Program)
 }
 
-/// Whether an operator's results are a [`TUPLE`]: whether it declares several.
+/// Returns `true` if the results of an operator form a [`TUPLE`], because it declares several results.
 pub(super) fn is_tuple(op: OpRef) -> bool {
     op.ports().len() > 1
 }
@@ -272,10 +275,10 @@ mod tests {
             "{message}"
         );
         for (name, expected) in [
-            ("core.concat", "say how many"),
-            ("core.matmul/2", "carries none"),
-            ("core.concat/x", "no number"),
-            ("core.concat/02", "no number"),
+            ("core.concat", "add the number to the name"),
+            ("core.matmul/2", "fixed number of operands"),
+            ("core.concat/x", "expected a number of operands"),
+            ("core.concat/02", "expected a number of operands"),
             ("core.concat/0", "takes at least"),
         ] {
             let message = Constructor::resolve(name, &[]).unwrap_err();

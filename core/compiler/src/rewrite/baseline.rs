@@ -1,5 +1,5 @@
-//! Greedy rewriting with the rules and prices of a request: the fallback when a budget of saturation is spent, and
-//! what reports compare with.
+//! Greedy rewriting with the rules and costs of a request. It is the fallback if the budget of saturation is exhausted,
+//! and the baseline in reports.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::greedy::{Budget, greedy};
 use super::matcher::World;
 use super::outcome::Fusion;
-use super::pack::{kind_of, pack_calls_mapped};
+use super::pack::{kind_of, pack_calls_mapped, pack_group};
+use super::request::Request;
 use super::rule::Rule;
 use super::terms::{Label, TermId, Terms};
-use super::{Request, pack_group};
 use meganeura_core::attrs::Attrs;
 use meganeura_core::cost::{INVARIANT_COST, call_cost};
 use meganeura_core::error::Result;
@@ -20,17 +20,17 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::Call;
 use meganeura_core::shape::TensorType;
 
-/// A greedily rewritten graph.
+/// Result of greedy rewriting.
 pub(super) struct Baseline {
     pub(super) graph: Graph,
     pub(super) cost: u64,
     pub(super) fusions: Vec<Fusion>,
 }
 
-/// What a price depends on.
+/// Key of cached costs.
 type PriceKey = (&'static str, Attrs, Vec<TensorType>);
 
-/// Rewrites greedily.
+/// Rewrites a graph greedily.
 ///
 /// # Errors
 /// See [`greedy`].

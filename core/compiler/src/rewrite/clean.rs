@@ -1,4 +1,4 @@
-//! Removes what nothing needs, and merges equal computations.
+//! Removal of unused nodes, and merging of equal computations.
 
 use std::collections::HashMap;
 
@@ -7,21 +7,21 @@ use meganeura_core::error::Result;
 use meganeura_core::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use meganeura_core::shape::TensorType;
 
-/// What makes two nodes compute the same.
+/// Key that equal computations share.
 #[derive(PartialEq, Eq, Hash)]
 enum Key {
     Constant(ConstantData, TensorType),
     Call(&'static str, Attrs, Vec<Value>),
 }
 
-/// Rebuilds the graph from its roots, one node for each distinct computation. Leaves stay even when
-/// unused: they are what the user feeds by name.
+/// Rebuilds the graph from its roots, with one node for each distinct computation. Also returns the numbers of merged
+/// and removed nodes. Unused leaves are kept, because users feed them by name.
 pub(crate) fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
     let (cleaned, merged, removed, _) = clean_with_places(graph)?;
     Ok((cleaned, merged, removed))
 }
 
-/// [`clean`], with what became of each node; nothing, of those that were removed.
+/// Cleans like [`clean`], and also returns the new node of each node; `None` for removed ones.
 pub(crate) fn clean_with_places(graph: &Graph) -> Result<(Graph, usize, usize, Vec<Option<NodeId>>)> {
     let order = graph.topological_order()?;
     let mut live = vec![false; graph.nodes().len()];
@@ -57,7 +57,7 @@ pub(crate) fn clean_with_places(graph: &Graph) -> Result<(Graph, usize, usize, V
             .collect();
         let key = match &node.kind {
             NodeKind::Constant(data) => Some(Key::Constant((**data).clone(), node.outputs[0].clone())),
-            // A write happens where it stands.
+            // A write is never merged.
             NodeKind::Op { op, attrs } if op.writes().is_empty() => {
                 Some(Key::Call(op.name(), attrs.clone(), inputs.clone()))
             }

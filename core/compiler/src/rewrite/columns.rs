@@ -1,4 +1,4 @@
-//! Attributes as columns of e-nodes.
+//! Conversion between attributes and the columns of e-nodes (rows of egglog's tables).
 
 use egglog::ast::Literal;
 use egglog::sort::{F, S};
@@ -8,7 +8,7 @@ use super::attr;
 use meganeura_core::attrs::{Attr, AttrKind, Attrs};
 use meganeura_core::ops::OpRef;
 
-/// An attribute as a value of an e-graph.
+/// Converts an attribute to a value of an e-graph.
 pub(super) fn to_value(state: &FullState<'_, '_>, value: &Attr) -> Value {
     match attr::to_literal(value) {
         Literal::Int(v) => state.base_to_value(v),
@@ -30,7 +30,7 @@ fn to_literal(egraph: &EGraph, kind: AttrKind, value: Value) -> Literal {
     }
 }
 
-/// The attributes of an e-node; `None` where text is no list or element type.
+/// Returns the attributes of an e-node; `None` if a text is not a list or an element type.
 pub(super) fn attrs(egraph: &EGraph, op: OpRef, columns: &[Value]) -> Option<Attrs> {
     let declared = op.attributes();
     let literals: Vec<Literal> = declared

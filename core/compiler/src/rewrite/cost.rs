@@ -1,4 +1,4 @@
-//! Costs of calls in an e-graph, each computed once.
+//! Costs of the calls in an e-graph. Each is computed only once.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::cost::{Target, call_cost};
@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::types::{LabelId, Labels, TypeId, Types};
 
-/// Prices with a memory.
+/// Costs of calls, with a cache.
 pub(super) struct Costs<'a> {
     target: &'a dyn Target,
     known: FxHashMap<(LabelId, Vec<TypeId>), u64>,
@@ -22,7 +22,7 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Price of a call with operands and results of these types; nothing for what is not a call.
+    /// Returns the cost of a call with operands and results of these types; 0 if it is not a call.
     pub(super) fn call(
         &mut self,
         labels: &Labels,

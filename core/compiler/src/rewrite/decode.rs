@@ -1,4 +1,4 @@
-//! The chosen e-nodes as a graph again.
+//! Conversion of the selected e-nodes to a graph.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::types::Label;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, NodeId, Provenance, Value};
 
-/// A rebuilt graph, and where its classes are in it.
-pub(super) struct Decoded {
+/// A graph that was built from selected e-nodes, and the node of each class.
+pub(super) struct DecodedGraph {
     pub(super) graph: Graph,
-    /// Values of single classes.
+    /// By class, the value in the graph.
     pub(super) values: FxHashMap<u32, Value>,
     /// Calls whose results are stored packed.
     pub(super) packed: FxHashSet<NodeId>,
@@ -26,29 +26,29 @@ struct Decoder<'a> {
     snapshot: &'a Snapshot,
     problem: &'a Problem,
     selection: &'a Selection,
-    /// Name and place of each class: those of the first node of the graph that it stands for, else those of
-    /// the class that first needed it.
+    /// Name and location of each class. The first graph node that the class represents has them, or else the class that
+    /// first needed it.
     provenance: Vec<Option<Provenance>>,
     out: Graph,
-    /// Node of each class.
+    /// By class, the node in the graph.
     nodes: FxHashMap<u32, NodeId>,
-    /// Value of each class of single values.
+    /// By class with a single value, the value in the graph.
     values: FxHashMap<u32, Value>,
     packed: FxHashSet<NodeId>,
 }
 
-/// Builds the graph of a selection. Leaves keep their order, names and places; calls inherit those of the nodes
-/// that they stand for.
+/// Builds the graph of a selection. Leaves keep their order, names and locations; calls inherit
+/// those of the nodes that they replace.
 ///
 /// # Errors
-/// When the selection lacks a class, or a chosen call is rejected (both would be faults of this module).
+/// The selection lacks a class, or a selected call is rejected (both would be bugs of this module).
 pub(super) fn decode(
     graph: &Graph,
     state: &State,
     snapshot: &Snapshot,
     problem: &Problem,
     selection: &Selection,
-) -> Result<Decoded> {
+) -> Result<DecodedGraph> {
     let mut decoder = Decoder {
         graph,
         state,
@@ -84,7 +84,7 @@ pub(super) fn decode(
     }
     out.adopt_roots(graph, |v| at(v).unwrap_or(v));
     out.verify()?;
-    Ok(Decoded {
+    Ok(DecodedGraph {
         graph: out,
         values,
         packed,
@@ -95,7 +95,7 @@ fn lost(what: &str) -> Error {
     Error::graph(format!("rewriting lost {what}"), "this is a fault of the rewriter")
 }
 
-/// Names and places of classes that stand for nodes of the graph: a named node's before others'.
+/// Returns names and locations of classes that represent graph nodes; named nodes take precedence.
 fn provenance(graph: &Graph, snapshot: &Snapshot) -> Vec<Option<Provenance>> {
     let mut provenance: Vec<Option<Provenance>> = vec![None; snapshot.classes.len()];
     let mut values: Vec<(&Value, &u32)> = snapshot.values.iter().collect();
@@ -112,7 +112,7 @@ fn provenance(graph: &Graph, snapshot: &Snapshot) -> Vec<Option<Provenance>> {
 }
 
 impl Decoder<'_> {
-    /// Copies the leaves that users feed by name, in their order, used or not.
+    /// Copies the leaves that users feed by name, in their order, even if they are unused.
     fn leaves(&mut self) {
         for id in self.graph.node_ids() {
             if !self.graph.nodes()[id.index()].is_named_leaf() {
@@ -126,7 +126,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Builds a class after everything that it needs; without recursion, because training graphs are deep.
+    /// Builds a class after its operands. It does not recurse, because training graphs are deep.
     fn build(&mut self, root: u32) -> Result<()> {
         let mut stack = vec![(root, 0)];
         while let Some((class, next)) = stack.pop() {
@@ -186,7 +186,7 @@ impl Decoder<'_> {
     }
 }
 
-/// Name of a node for reports: its own, else its operator and number.
+/// Returns the name of a node for reports: its own, else its operator and index.
 pub(super) fn place(graph: &Graph, value: Value) -> Arc<str> {
     let node = &graph.nodes()[value.node.index()];
     match &node.name {

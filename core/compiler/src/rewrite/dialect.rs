@@ -1,5 +1,5 @@
-//! The e-graph's vocabulary: an e-graph with the declarations and rules loaded, made once for each selection of
-//! rules and copied for each graph.
+//! The e-graph's vocabulary: a template e-graph with declarations and rules, created once for each
+//! selection of rules and cloned for each graph.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::NodeKind;
 use meganeura_core::registry;
 
-/// Sorts, leaves and facts that every e-graph has.
+/// Declarations of sorts, leaves and facts that every e-graph contains.
 const PRELUDE: &str = r#"
 (sort T)
 (sort Tup)
@@ -46,7 +46,7 @@ const PRELUDE: &str = r#"
 (ruleset rules)
 "#;
 
-/// Constructors of the leaves, by what [`NodeKind::noun`](meganeura_core::graph::NodeKind::noun) calls them.
+/// Constructors of the leaves, by their [`NodeKind::noun`](meganeura_core::graph::NodeKind::noun).
 pub(super) const LEAVES: &[(&str, &str)] = &[
     ("input", "Input"),
     ("parameter", "Parameter"),
@@ -55,7 +55,7 @@ pub(super) const LEAVES: &[(&str, &str)] = &[
     ("constant", "Constant"),
 ];
 
-/// Constructor of a leaf.
+/// Returns the constructor of a leaf.
 pub(super) fn leaf_constructor(kind: &NodeKind) -> &'static str {
     let noun = kind.noun();
     LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c)
@@ -64,18 +64,19 @@ pub(super) fn leaf_constructor(kind: &NodeKind) -> &'static str {
 /// Maximum number of operands of a call whose constructor is declared in advance.
 const DECLARED_ARITY: usize = 8;
 
-/// Declarations and rules.
+/// Declarations and rules of an e-graph.
 pub(super) struct Dialect {
-    /// An e-graph with everything loaded and no values.
+    /// An e-graph with all declarations and rules, and without values.
     pub(super) template: EGraph,
-    /// Held while a copy of the template is in use: copies share egglog's counters, among them the time by which it
-    /// knows what is new, so that two copies at work at the same time lose matches and merges.
+    /// Locked while a clone of the template is in use: clones share egglog's counters, including
+    /// the timestamp by which it recognizes new rows, so two clones in use at the same time would
+    /// lose matches and merges.
     pub(super) in_use: Mutex<()>,
-    /// Operators that occur in rules, by their constructors.
+    /// By the names of their constructors, the operators that occur in rules.
     pub(super) symbols: HashMap<String, Constructor>,
-    /// The rules, as the numbers of `fired` name them.
+    /// The rules. Rows of the relation `fired` in the e-graph record each match with the index of its rule here.
     pub(super) rules: Vec<Arc<Rule>>,
-    /// Everything as text.
+    /// All declarations and rules as text.
     pub(super) program: String,
 }
 
@@ -88,16 +89,17 @@ fn declaration(symbol: &Constructor) -> String {
     )
 }
 
-/// Name of the constructor for calls of operators that no rule mentions: a number for operator and attributes,
-/// and the operands.
+/// Returns the name of the constructor for calls of operators that no rule mentions. Its arguments are a number that
+/// represents operator and attributes, and the operands.
 pub(super) fn opaque_name(operands: usize, tuple: bool) -> String {
-    match tuple {
-        false => format!("Call/{operands}"),
-        true => format!("CallTup/{operands}"),
+    if !tuple {
+        format!("Call/{operands}")
+    } else {
+        format!("CallTup/{operands}")
     }
 }
 
-/// The declaration of [`opaque_name`].
+/// Returns the declaration of [`opaque_name`].
 pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
     let output = if tuple { "Tup" } else { "T" };
     let columns = " T".repeat(operands);
@@ -107,11 +109,13 @@ pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
     )
 }
 
-/// Maximum number of operands of a constructor from [`opaque_name`].
+/// Maximum number of operands of a call that is represented by [`opaque_name`], with one column for each operand. Calls
+/// with more operands use [`wide_name`].
 pub(super) const MAX_OPAQUE: usize = DECLARED_ARITY;
 
-/// Constructor of a call with more operands, of its number and a list: the engine takes time that grows with the square of
-/// the columns of a constructor.
+/// Returns the name of the constructor for calls with more operands. Its arguments are a number that represents
+/// operator and attributes, and a list of operands. A column for each would be slow: the engine's time grows with the
+/// square of the number of columns.
 pub(super) fn wide_name(tuple: bool) -> &'static str {
     if tuple { "WideTup" } else { "Wide" }
 }
@@ -145,7 +149,8 @@ impl Dialect {
         let mut symbols = HashMap::new();
         for rule in &rules {
             for name in names(rule) {
-                // Facts and arithmetic have names too; looking for operators like them would take long.
+                // Facts and arithmetic also have names; searching for similar operators would take
+                // long.
                 let base = name.split('/').next().unwrap_or_default();
                 if !symbols.contains_key(&name)
                     && registry::op(base).is_some()
@@ -180,15 +185,16 @@ impl Dialect {
     }
 }
 
-/// The rule with an action for each union that records that it fired.
+/// Adds to each union of a rule an action that records that the rule fired.
 fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Constructor>) -> Command {
     let tuples = tuple_variables(rule, symbols);
     let mut head = rule.head.clone();
     for action in &rule.head {
         if let Action::Union(span, target, _) = action {
-            let relation = match is_tuple(target, &tuples, symbols) {
-                true => "fired-tup",
-                false => "fired",
+            let relation = if is_tuple(target, &tuples, symbols) {
+                "fired-tup"
+            } else {
+                "fired"
             };
             let number = Expr::Lit(span.clone(), Literal::Int(number));
             let call = Expr::Call(span.clone(), relation.into(), vec![number, target.clone()]);
@@ -206,7 +212,7 @@ fn is_tuple(expr: &Expr, tuples: &[String], symbols: &HashMap<String, Constructo
     }
 }
 
-/// Variables that stand for the results of a call with several.
+/// Returns the variables that represent the results of a call with several results.
 fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Constructor>) -> Vec<String> {
     let mut tuples = Vec::new();
     let mut note = |expr: &Expr| {
@@ -243,7 +249,7 @@ fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Constructor>) -> Vec<S
     tuples
 }
 
-/// All names that a rule applies, in order of appearance.
+/// Returns all names that a rule applies, in order of appearance.
 fn names(rule: &Rule) -> Vec<String> {
     let mut names = Vec::new();
     for_each_expr(rule, &mut |expr| {
@@ -254,7 +260,7 @@ fn names(rule: &Rule) -> Vec<String> {
     names
 }
 
-/// Visits every expression of a rule with its parts.
+/// Calls `visit` with every expression of a rule, including subexpressions.
 fn for_each_expr(rule: &Rule, visit: &mut dyn FnMut(&Expr)) {
     fn walk(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
         visit(expr);

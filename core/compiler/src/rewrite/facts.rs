@@ -1,4 +1,4 @@
-//! Facts that rules may ask of values: types, constants, packing groups.
+//! Facts about values for rules: types, constants, packing groups.
 
 use meganeura_core::dtype::DType;
 use meganeura_core::graph::ConstantData;
@@ -7,44 +7,47 @@ use meganeura_core::shape::TensorType;
 use super::attr::ints_text;
 use super::scalar::{Scalar, Sort};
 
-/// A fact of the language of rules.
+/// A fact that the text of rules may use. Below, `x` is a value and `t` a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum FactName {
     /// `(type x)`: an opaque number, equal for equal types.
     Type,
     /// `(uniform x)`: the value of a constant whose elements are all equal.
     Uniform,
-    /// `(lower-triangle x)`: the value of a constant up to the diagonal that ends in the last corner, if all behind it is 0.
+    /// `(lower-triangle x)`: the value of a constant up to the diagonal that ends in the last
+    /// corner, if all elements above the diagonal are 0.
     LowerTriangle,
-    /// `(upper-triangle x)`: the value of a constant behind that diagonal, if all up to it is 0.
+    /// `(upper-triangle x)`: the value of a constant above that diagonal, if all elements up to it
+    /// are 0.
     UpperTriangle,
     /// `(pack-group x)`: equal for parameters that may be stored together.
     PackGroup,
-    /// `(ord x)`: a number of the value, to break symmetry.
+    /// `(ord x)`: a number of the value. Rules compare it to select one of several symmetric matches.
     Ord,
-    /// `(rank t)`.
+    /// `(rank t)`: number of axes.
     Rank,
     /// `(rows t)`: size of the last axis but one.
     Rows,
     /// `(cols t)`: size of the last axis.
     Cols,
-    /// `(numel t)`.
+    /// `(numel t)`: number of elements.
     Numel,
-    /// `(dim t axis)`: size of an axis, counted from the first.
+    /// `(dim t axis)`: size of an axis; axes are numbered from 0.
     Dim,
-    /// `(along t axis)`: the shape in which a vector of that axis broadcasts against the tensor, without leading ones.
+    /// `(along t axis)`: the shape in which a vector of that axis broadcasts against the tensor,
+    /// without leading ones.
     Along,
-    /// `(dtype t)`.
+    /// `(dtype t)`: element type.
     DType,
-    /// `(last-axis t)`: the list of the last axis alone.
+    /// `(last-axis t)`: a list that contains only the last axis.
     LastAxis,
     /// `(swap-last t)`: the permutation that swaps the last two axes.
     SwapLast,
-    /// `(cap "training")`: something that holds of the whole build.
+    /// `(cap "training")`: a property of the whole build.
     Cap,
 }
 
-/// Name, fact, sorts of the arguments and of the value.
+/// Name, fact, sorts of the arguments, and sort of the value.
 type Declaration = (&'static str, FactName, &'static [Sort], Sort);
 
 /// All facts.
@@ -67,7 +70,7 @@ pub(super) const FACTS: &[Declaration] = &[
     ("cap", FactName::Cap, &[Sort::Str], Sort::Unit),
 ];
 
-/// Facts of a type alone.
+/// Facts that depend only on a type, with their names.
 pub(super) const OF_TYPE: &[(&str, FactName)] = &[
     ("rank", FactName::Rank),
     ("rows", FactName::Rows),
@@ -78,15 +81,16 @@ pub(super) const OF_TYPE: &[(&str, FactName)] = &[
     ("swap-last", FactName::SwapLast),
 ];
 
-/// Facts of the elements of a constant.
+/// Facts of the elements of a constant, with their names.
 pub(super) const OF_CONSTANT: &[(&str, FactName)] = &[
     ("uniform", FactName::Uniform),
     ("lower-triangle", FactName::LowerTriangle),
     ("upper-triangle", FactName::UpperTriangle),
 ];
 
-/// A fact about a type; `None` where the type has no such value (rows of a vector), so that a pattern that asks
-/// for it does not match. `axis` is the second argument of [`FactName::Dim`] and [`FactName::Along`].
+/// Returns a fact about a type; `None` if the type has no such value (rows of a vector), so that a
+/// pattern that uses it does not match. `axis` is the second argument of [`FactName::Dim`] and
+/// [`FactName::Along`].
 pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Option<Scalar> {
     let dims = ty.shape.dims();
     let rank = dims.len();
@@ -120,8 +124,8 @@ pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Opt
     int.map(Scalar::Int)
 }
 
-/// A fact about the elements of a constant; `None` where there is no such value. Of floats it is the shortest decimal that
-/// gives the `f32`: 0.1 and not 0.100000001. Integers are exact. NaN is no value.
+/// Returns a fact about the elements of a constant; `None` if it has no value, or if that is NaN. For a float, the
+/// value is the shortest decimal that gives the `f32`: 0.1 and not 0.100000001. Integers are exact.
 pub(super) fn of_constant(fact: FactName, data: &ConstantData, shape: &[usize]) -> Option<f64> {
     match fact {
         FactName::Uniform => uniform(data),
@@ -131,15 +135,16 @@ pub(super) fn of_constant(fact: FactName, data: &ConstantData, shape: &[usize]) 
     }
 }
 
-/// Whether an element of a constant of that shape (a matrix for each of its leading axes) is behind the diagonal that ends
-/// in the last corner: the key of a causal mask that its query does not see. `None` if there is no such diagonal.
+/// Returns a predicate for the elements above the diagonal that ends in the last corner of each matrix, in a constant
+/// of this shape. In a causal mask, these are the keys that a query does not see. `None` if there is no such diagonal.
 pub(super) fn behind_diagonal(shape: &[usize]) -> Option<impl Fn(usize) -> bool + use<>> {
     let &[.., rows, columns] = shape else { return None };
     let shift = columns.checked_sub(rows)?;
     (rows > 0).then_some(move |at: usize| at % columns > at / columns % rows + shift)
 }
 
-/// The value on one side of the diagonal of a causal mask, if there is 0 of either sign on the other.
+/// Returns the value on one side of the diagonal of a causal mask, if the other side is 0 of either
+/// sign.
 fn triangle(data: &ConstantData, shape: &[usize], upper: bool) -> Option<f64> {
     let behind = behind_diagonal(shape)?;
     let size = data.dtype().block().bytes;
@@ -173,7 +178,7 @@ fn uniform(data: &ConstantData) -> Option<f64> {
     number(data.dtype(), first)
 }
 
-/// An element as rules see it.
+/// Converts an element to the number that rules use.
 fn number(dtype: DType, element: &[u8]) -> Option<f64> {
     let element = ConstantData::from_bytes(dtype, element.to_vec())?.first()?;
     let shortest = match dtype {
@@ -242,7 +247,8 @@ mod tests {
         assert_eq!(upper(&wide, &[2, 3]), Some(f64::NEG_INFINITY));
         assert_eq!(upper(&[wide, wide].concat(), &[2, 1, 2, 3]), Some(f64::NEG_INFINITY));
         assert_eq!(upper(&[&wide[..], &[0.0; 6]].concat(), &[2, 2, 3]), None);
-        // Another diagonal, another value, a number where there is to be 0, fewer keys than queries, no matrix.
+        // Another diagonal, another value, a nonzero element on the zero side, fewer keys than
+        // queries, no matrix.
         assert_eq!(upper(&[0.0, LOW, LOW, 0.0, 0.0, LOW], &[2, 3]), None);
         assert_eq!(upper(&[0.0, -1.0, -2.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], &[3, 3]), None);
         assert_eq!(upper(&[0.5, LOW, 0.0, 0.0], &[2, 2]), None);

@@ -1,8 +1,9 @@
-//! Writes that take what makes their operand along.
+//! Fusion of writes with the call that computes their operand.
 //!
-//! Rules leave writes of persistent data where they stand, so operators that write say themselves what they can be
-//! [joined](meganeura_core::ops::Operator::fused_write) with. A pair becomes one call where nothing else needs what lies between, the
-//! device has a kernel for the one, and that is no more expensive than the two.
+//! Rules do not rewrite writes of persistent data. Instead, an operator that writes defines the [fused
+//! operator](meganeura_core::ops::Operator::fused_write) that replaces it and the call before it. A pair becomes one
+//! call if the intermediate value has no other user, the device has a kernel for the fused call, and that call costs no
+//! more than the two.
 
 use super::clean::clean;
 use super::outcome::Fusion;
@@ -15,22 +16,22 @@ use meganeura_core::kernel::KernelDesc;
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::TensorType;
 
-/// Name of the set under which reports list these.
+/// Name of the rule set under which reports list these fusions.
 const RULE_SET: &str = "joins";
 
-/// A call as it is, or is to be.
+/// A call that exists in the graph or is planned.
 #[derive(Clone)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedCall {
     pub(crate) op: OpRef,
     pub(crate) attrs: Attrs,
     pub(crate) inputs: Vec<Value>,
 }
 
-impl Planned {
+impl PlannedCall {
     pub(crate) fn of(graph: &Graph, id: NodeId) -> Option<Self> {
         let node = &graph.nodes()[id.index()];
         let (op, attrs) = node.op()?;
-        Some(Planned {
+        Some(PlannedCall {
             op,
             attrs: attrs.clone(),
             inputs: node.inputs.clone(),
@@ -41,7 +42,7 @@ impl Planned {
         self.inputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect()
     }
 
-    /// Its price on a device; that of a decomposition where there is no kernel.
+    /// Returns the cost of the call on a device, or of its decomposition if there is no kernel.
     pub(crate) fn cost(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> u64 {
         let call = Call {
             attrs: &self.attrs,
@@ -51,7 +52,8 @@ impl Planned {
         call_cost(target, self.op, &call)
     }
 
-    /// Launches of the device's kernel for it; `None` where there is none, or its types do not fit, with these results.
+    /// Returns the launches of the device's kernel for the call; `None` if there is no kernel, or if its results do not
+    /// have these types.
     pub(crate) fn launches(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> Option<u32> {
         let inputs = self.types(graph);
         let fits = self.op.infer(&Call {
@@ -72,10 +74,10 @@ impl Planned {
     }
 }
 
-/// The graph with such pairs joined, and what that saved; `None` where there is no such pair.
+/// Returns the graph with such pairs joined, and the savings; `None` if there is no such pair.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds.
+/// All errors of [`Graph::verify`].
 pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(Graph, Vec<Fusion>)>> {
     let joins = |id: &NodeId| {
         graph.nodes()[id.index()]
@@ -87,7 +89,7 @@ pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(
         return Ok(None);
     }
     let uses = Uses::of(graph);
-    let pairs: Vec<(NodeId, Planned, i64)> = candidates
+    let pairs: Vec<(NodeId, PlannedCall, i64)> = candidates
         .into_iter()
         .filter_map(|id| pair(graph, id, &uses, target).map(|(joined, saving_ps)| (id, joined, saving_ps)))
         .collect();
@@ -113,12 +115,13 @@ pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(
     Ok(Some((clean(&out)?.0, fusions)))
 }
 
-/// One call for a node and what makes its operand 0, if that pays, with the picoseconds that it saves.
-fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(Planned, i64)> {
-    let call = Planned::of(graph, id)?;
+/// Returns one call that replaces a node and the producer of its operand 0, with the saving in picoseconds; `None` if
+/// that is not possible or saves nothing.
+fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(PlannedCall, i64)> {
+    let call = PlannedCall::of(graph, id)?;
     let rule = call.op.fused_write()?;
     let between = *call.inputs.first()?;
-    let producer = Planned::of(graph, between.node)?;
+    let producer = PlannedCall::of(graph, between.node)?;
     let makes_one = graph.nodes()[between.node.index()].outputs.len() == 1;
     let is_private = makes_one && uses.is_private(between.node);
     let same = |&(of_producer, of_call): &(usize, usize)| {
@@ -132,7 +135,7 @@ fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(
     if !is_private || !fits {
         return None;
     }
-    // One call would read what it writes.
+    // The fused call would read the buffer that it writes.
     let written = call
         .op
         .writes()
@@ -145,7 +148,7 @@ fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(
         return None;
     }
     let outputs = &graph.nodes()[id.index()].outputs;
-    let joined = Planned {
+    let joined = PlannedCall {
         op: rule.op,
         attrs: producer.attrs.clone(),
         inputs: [&producer.inputs[..1], &call.inputs[1..]].concat(),
@@ -158,7 +161,7 @@ fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(
     Some((joined, i64::try_from(saving).unwrap_or(i64::MAX)))
 }
 
-/// The name that a node keeps in graphs made from its own, empty where it has none.
+/// Returns the name that a node keeps in derived graphs, or an empty text.
 fn name(graph: &Graph, id: NodeId) -> String {
     graph
         .provenance(id)
@@ -166,7 +169,7 @@ fn name(graph: &Graph, id: NodeId) -> String {
         .map_or_else(String::new, |name| name.to_string())
 }
 
-/// The value whose bytes a value shares.
+/// Returns the value that a chain of aliases ends at, whose bytes they share.
 pub(crate) fn data(graph: &Graph, mut value: Value) -> Value {
     while let Some((op, _)) = graph.nodes()[value.node.index()].op()
         && let Some(operand) = op.alias().filter(|_| value.port == 0)
@@ -176,7 +179,7 @@ pub(crate) fn data(graph: &Graph, mut value: Value) -> Value {
     value
 }
 
-/// Says where in a graph that was made from the joined one the calls are.
+/// Sets the nodes of joined calls, in a graph that passes derived from the graph with the joins.
 pub(crate) fn find_joined(fusions: &mut [Fusion], graph: &Graph) {
     let mut taken = vec![false; graph.nodes().len()];
     for fusion in fusions {

@@ -1,7 +1,7 @@
-//! Matches the bodies of rules on terms.
+//! Matching of the bodies of rules on terms.
 //!
-//! A body becomes a plan: a call to begin at, then calls that are found below what is bound (at once) or among the
-//! users of what is bound (one after the other), and conditions as soon as their variables are known.
+//! A body becomes a plan. Matching begins at an anchor call. Further calls are found as operands of bound terms, or by
+//! trying the users of bound terms. Conditions are checked as soon as their variables are bound.
 
 use std::collections::HashSet;
 
@@ -12,39 +12,40 @@ use super::terms::{Label, TermId, Terms};
 use meganeura_core::graph::NodeId;
 use meganeura_core::ops::OpRef;
 
-/// What a variable is bound to.
+/// The value that a match binds to a variable.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Bound {
-    /// A value.
+    /// A tensor value, as a term.
     Term(TermId),
-    /// A number, flag or word.
+    /// A number, flag or string.
     Scalar(Scalar),
 }
 
 /// Values of a rule's variables.
 pub(super) type Bindings = Vec<Option<Bound>>;
 
-/// Facts about a build that no graph tells.
+/// Facts that the graph does not contain.
 pub(super) struct World<'a> {
-    /// What `(cap ..)` holds of.
+    /// Properties of the build for which `(cap ..)` holds.
     pub(super) caps: HashSet<String>,
-    /// Group of parameters that may be stored together.
+    /// Function that returns the packing group of a parameter: parameters of one group may be stored together.
     pub(super) pack_group: &'a dyn Fn(NodeId) -> Option<i64>,
-    /// For each node of the graph whether steps leave it alone; empty if none is.
+    /// `true` for each invariant node of the graph; empty if none is.
     pub(super) invariant: Vec<bool>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
-    /// The atom's result is bound.
+    /// Match of an atom whose result is bound: its index.
     Down(usize),
-    /// An operand of the atom is bound.
+    /// Match of an atom through a bound operand: the index of the atom, and of the operand.
     Up(usize, usize),
-    /// The condition's variables are bound, or all but one that it binds.
+    /// Check of a condition whose variables are bound, or binding of its only unbound variable: the index of the
+    /// condition, and the variable.
     Condition(usize, Option<VarId>),
 }
 
-/// How to match a body.
+/// Plan for matching the body of a rule.
 #[derive(Debug)]
 pub(super) struct Plan {
     anchor: usize,
@@ -52,8 +53,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// A plan for a checked pattern: from the call with the fewest searches among users. `None` for a pattern that
-    /// no plan covers, which [`Pattern::check`] rules out.
+    /// Creates a plan for a checked pattern. Its anchor is the call that requires the fewest searches among users.
+    /// `None` if no plan covers the pattern; [`Pattern::check`] rejects such patterns.
     pub(super) fn new(pattern: &Pattern) -> Option<Plan> {
         let calls = pattern.atoms.iter().enumerate();
         let anchors = calls.filter(|(_, atom)| matches!(atom.shape, Shape::Call(_)));
@@ -101,7 +102,7 @@ impl Plan {
         Some(Plan { anchor, moves })
     }
 
-    /// The operator at which matching begins, and how many operands it has.
+    /// Returns the operator at which matching begins, and its number of operands.
     pub(super) fn anchor(&self, pattern: &Pattern) -> Option<(OpRef, usize)> {
         match pattern.atoms[self.anchor].shape {
             Shape::Call(constructor) => Some((constructor.op, constructor.operands)),
@@ -109,7 +110,7 @@ impl Plan {
         }
     }
 
-    /// How many edges a match spans at most, from the term at which it begins.
+    /// Returns the maximum number of edges that a match spans from its anchor.
     pub(super) fn radius(&self) -> usize {
         let calls = self.moves.iter().filter(|m| !matches!(m, Move::Condition(..)));
         1 + calls.count()
@@ -122,22 +123,22 @@ fn bind(atom: &Atom, bound: &mut [bool]) {
     atom.scalars.iter().for_each(|s| s.variables(&mut |v| bound[v] = true));
 }
 
-/// One search for matches.
+/// A search for matches of one rule.
 pub(super) struct Search<'s, 'a> {
-    /// Terms.
+    /// Terms to be searched.
     pub(super) terms: &'s Terms<'a>,
-    /// Facts beyond them.
+    /// Facts that are not in the terms.
     pub(super) world: &'s World<'s>,
-    /// The rule.
+    /// The rule to be matched.
     pub(super) pattern: &'s Pattern,
-    /// Steps taken; beyond the limit the search ends.
+    /// Number of steps taken; the search ends at the limit.
     pub(super) steps: u64,
-    /// Most steps.
+    /// Maximum steps.
     pub(super) limit: u64,
 }
 
 impl Search<'_, '_> {
-    /// All matches whose anchor is `start`, at most `most`.
+    /// Returns at most `most` matches whose anchor is `start`.
     pub(super) fn matches(&mut self, plan: &Plan, start: TermId, most: usize) -> Vec<Bindings> {
         let mut found = Vec::new();
         let mut bindings: Bindings = vec![None; self.pattern.variables.len()];
@@ -199,7 +200,8 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Whether `term` is a call as the atom says; binds its free variables and notes them in `trail`.
+    /// Returns `true` if `term` matches the atom; binds its free variables and records them in
+    /// `trail`.
     fn matches_atom(&self, atom: &Atom, term: TermId, bindings: &mut Bindings, trail: &mut Vec<VarId>) -> bool {
         let number;
         let scalars: &[Scalar] = match (&atom.shape, self.terms.label(term)) {
@@ -233,7 +235,7 @@ impl Search<'_, '_> {
             && atom.scalars.iter().zip(scalars).all(|(wanted, found)| match wanted {
                 ScalarExpr::Literal(literal) => literal == found,
                 ScalarExpr::Var(v) => unify(*v, Bound::Scalar(found.clone())),
-                // Flattened to variables with a condition.
+                // Elaboration replaced such expressions by variables with a condition.
                 _ => false,
             })
             && atom
@@ -295,15 +297,15 @@ impl Search<'_, '_> {
     }
 }
 
-/// Evaluates an expression of an action: one without facts.
+/// Evaluates an expression of an action, which contains no facts.
 pub(super) fn eval_plain(expr: &ScalarExpr, bindings: &Bindings) -> Option<Bound> {
     eval_with(expr, bindings, &|_, _, _| None)
 }
 
-/// Value of a fact of one or two arguments.
+/// Function that returns the value of a fact of one or two arguments.
 pub(super) type FactRule<'a> = &'a dyn Fn(FactName, &Bound, Option<&Bound>) -> Option<Scalar>;
 
-/// Evaluates an expression with a rule for facts; `None` where it has no value or a variable is unbound.
+/// Evaluates an expression, with a function for its facts; `None` if it has no value or a variable is unbound.
 pub(super) fn eval_with(expr: &ScalarExpr, bindings: &Bindings, fact: FactRule) -> Option<Bound> {
     match expr {
         ScalarExpr::Literal(value) => Some(Bound::Scalar(value.clone())),
@@ -337,7 +339,7 @@ fn release(bindings: &mut Bindings, trail: &mut Vec<VarId>) {
     }
 }
 
-/// Equal operators have equal names, and a registered one has one address for its name.
+/// Returns `true` if two operators have the same name. Each name has one registered operator.
 fn same_op(a: OpRef, b: OpRef) -> bool {
     let (a, b) = (a.get().name(), b.get().name());
     std::ptr::eq(a, b) || a == b

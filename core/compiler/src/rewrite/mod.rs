@@ -4,8 +4,8 @@
 //! Graph -> encode (state) -> saturate -> snapshot -> extract -> decode -> pack parameters -> Graph
 //! ```
 //!
-//! Rules come as text from [rule sets](RuleSet), which are plugins; operators say themselves how they are
-//! spelled ([`Operator::attributes`](meganeura_core::ops::Operator::attributes)), typed and priced. Nothing here knows an
+//! Rules come as text from [rule sets](RuleSet), a kind of plugin. Each operator defines its form in rules
+//! ([`Operator::attributes`](meganeura_core::ops::Operator::attributes)), types and cost; nothing here refers to an
 //! operator by name. `docs/rules.md` describes the language of rules.
 
 mod apply;
@@ -15,6 +15,7 @@ pub(crate) mod clean;
 mod columns;
 mod cost;
 mod decode;
+mod define;
 mod dialect;
 mod elaborate;
 pub mod extract;
@@ -28,6 +29,7 @@ mod pattern;
 pub mod problem;
 pub(crate) mod registered;
 mod report;
+pub(crate) mod request;
 pub mod rule;
 #[cfg(test)]
 mod rule_tests;
@@ -41,105 +43,34 @@ mod types;
 mod validate;
 pub mod verify;
 
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use apply::apply_rules;
 pub use meganeura_core::config::RewriteConfig;
-pub use meganeura_core::cost::{Simulated, Target, call_cost, graph_cost, step_cost};
-pub use meganeura_core::rule_set::{Applies, RuleSet};
+pub use meganeura_core::cost::{SimulatedDevice, Target, call_cost, graph_cost, step_cost};
+pub use meganeura_core::rule_set::{BuildKind, RuleSet};
 pub use outcome::{Fusion, OptimizeReport};
 pub use pack::{pack_calls, pack_parameters};
 pub use registered::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
+pub use request::{Pass, Request};
 pub use saturate::Limits;
 
 use cost::Costs;
 use extract::{Budget, extract};
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, NodeId, NodeKind};
-use meganeura_core::mode::Mode;
 use outcome::places;
-use rule::{Phase, Rule};
+use pack::pack_group;
+use rule::Rule;
 use snapshot::Snapshot;
 use state::{Setting, State};
-
-/// Which rules take part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// Those for forward graphs that will be differentiated.
-    Forward,
-    /// Those for graphs with gradients.
-    Backward,
-    /// All of them, for forward graphs that are final.
-    Inference,
-}
-
-impl Pass {
-    /// Price of a graph of this pass: of a step, or of all of it.
-    ///
-    /// # Errors
-    /// A cycle.
-    pub fn cost(self, graph: &Graph, target: &dyn Target) -> Result<u64> {
-        match self {
-            Pass::Inference => step_cost(graph, target),
-            Pass::Forward | Pass::Backward => graph_cost(graph, target),
-        }
-    }
-
-    /// For each node of a graph of this pass whether steps leave it alone ([`Graph::invariant_nodes`]): in training, none.
-    ///
-    /// # Errors
-    /// A cycle.
-    pub fn invariant_nodes(self, graph: &Graph) -> Result<Vec<bool>> {
-        match self {
-            Pass::Inference => graph.invariant_nodes(),
-            Pass::Forward | Pass::Backward => Ok(vec![false; graph.nodes().len()]),
-        }
-    }
-
-    fn takes(self, phase: Phase) -> bool {
-        match self {
-            Pass::Forward => phase != Phase::AfterAutodiff,
-            Pass::Backward => phase != Phase::BeforeAutodiff,
-            Pass::Inference => true,
-        }
-    }
-
-    /// The fact by which rules know of the pass.
-    fn cap(self) -> &'static str {
-        match self.mode() {
-            Mode::Training => "training",
-            Mode::Inference => "inference",
-        }
-    }
-
-    fn mode(self) -> Mode {
-        match self {
-            Pass::Inference => Mode::Inference,
-            Pass::Forward | Pass::Backward => Mode::Training,
-        }
-    }
-}
-
-/// What to rewrite for.
-#[derive(Clone, Copy)]
-pub struct Request<'a> {
-    /// Which rules take part.
-    pub pass: Pass,
-    /// Rates and kernels.
-    pub target: &'a dyn Target,
-    /// Settings.
-    pub config: &'a RewriteConfig,
-    /// Number of a parameter's group by its name: parameters of different groups are not packed together.
-    pub group_of: &'a dyn Fn(&str) -> u64,
-}
 
 /// Rewrites a graph.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds; [`Error::RuleSet`] for an unsound rule; [`Error::Config`] for a rule set that
-/// does not exist.
+/// All errors of [`Graph::verify`]; [`Error::RuleSet`] for an unsound rule; [`Error::Config`] for a
+/// rule set that does not exist.
 pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeReport)> {
     let mut report = OptimizeReport {
         nodes_before: graph.nodes().len(),
@@ -152,7 +83,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     let Some(rules) = select::rules(graph, request)? else {
         return Ok((graph.clone(), report));
     };
-    // Without rules, parameters side by side may still be packed.
+    // Without rules, adjacent parameters may still be packed.
     let parameters = graph
         .nodes()
         .iter()
@@ -165,7 +96,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         return Ok((graph.clone(), report));
     }
     let dialect = select::dialect(rules)?;
-    // Nothing is left half done by a panic: each graph has a copy of its own.
+    // A panic leaves nothing inconsistent: each graph uses its own clone.
     let _in_use = dialect.in_use.lock().unwrap_or_else(PoisonError::into_inner);
     let saturation = tracing::debug_span!("saturate").entered();
     let start = Instant::now();
@@ -190,7 +121,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     if request.config.baseline || report.budget_hit.is_some() {
         let baseline = baseline::rewrite(graph, &dialect.rules, setting.caps, request)?;
         report.greedy_cost_ps = Some(baseline.cost);
-        // Only where a budget ended saturation can the matcher be ahead.
+        // The matcher can only be better if a budget ended saturation.
         if report.budget_hit.is_some() && baseline.cost < report.cost_after_ps {
             report.cost_after_ps = baseline.cost;
             report.extraction_exact = false;
@@ -203,7 +134,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     Ok((chosen, report))
 }
 
-/// The cheapest graph in a saturated e-graph; the report learns of its cost and its fusions.
+/// Selects the cheapest graph in a saturated e-graph, and adds its cost and fusions to the report.
 fn choose(graph: &Graph, state: &mut State, request: &Request, report: &mut OptimizeReport) -> Result<Graph> {
     let mut costs = Costs::new(request.target);
     let snapshot = Snapshot::new(state, &mut costs, &request.pass.invariant_nodes(graph)?)?;
@@ -238,7 +169,7 @@ fn choose(graph: &Graph, state: &mut State, request: &Request, report: &mut Opti
     Ok(packed)
 }
 
-/// Counts by the rules' titles, in the order of the rules.
+/// Adds up counts of rules with the same title, in the order of the rules.
 fn titles(rules: &[Arc<Rule>], counts: &[usize]) -> Vec<(String, usize)> {
     let mut titles: Vec<(String, usize)> = Vec::new();
     for (rule, &count) in rules.iter().zip(counts).filter(|(_, count)| **count > 0) {
@@ -248,12 +179,4 @@ fn titles(rules: &[Arc<Rule>], counts: &[usize]) -> Vec<(String, usize)> {
         }
     }
     titles
-}
-
-/// Number of the group in which a parameter may be packed: what [`pack_calls`] asks parameters to agree in.
-fn pack_group(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<i64> {
-    let kind = pack::kind_of(graph, id, group_of)?;
-    let mut hasher = rustc_hash::FxHasher::default();
-    kind.hash(&mut hasher);
-    Some((hasher.finish() >> 1) as i64)
 }

@@ -1,4 +1,4 @@
-//! What optimization did.
+//! Report of optimization.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,70 +11,72 @@ use meganeura_core::graph::{Graph, NodeId};
 /// One application of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fusion {
-    /// The rule.
+    /// Title of the rule.
     pub rule: String,
-    /// Its rule set.
+    /// Namespace of its rule set.
     pub rule_set: String,
-    /// The node of the final graph that it created, or that contains what it created. `None` if that is not known: fusions
-    /// before differentiation are identified by name, if their nodes still exist.
+    /// The node of the final graph that it created, or the cluster that contains it; `None` if
+    /// unavailable. Fusions before differentiation are identified by name, if their nodes still
+    /// exist.
     pub node: Option<NodeId>,
-    /// Whether its pass was the one before differentiation.
+    /// `true` if it was applied before differentiation.
     pub before_autodiff: bool,
     /// Names of the nodes that it replaced.
     pub node_name: String,
-    /// Estimated saving a step, in picoseconds. One fusion may cost what another saves.
+    /// Estimated saving per step, in picoseconds. One fusion may cost time that another one saves.
     pub saving_ps: i64,
 }
 
 /// Report of an optimization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizeReport {
-    /// Whether the plan came from a file; then nothing was optimized, and the other fields are empty.
+    /// `true` if the plan came from a file; then nothing was optimized, and the other fields are
+    /// empty.
     pub from_cache: bool,
-    /// Rewrite program; empty while no rule set is registered.
+    /// The rewrite program, as egglog text; empty while no rule set is registered.
     pub egglog_program: String,
-    /// Equivalence classes after saturation.
+    /// Number of equivalence classes after saturation.
     pub num_eclasses: usize,
-    /// Nodes of the e-graph after saturation.
+    /// Number of nodes of the e-graph after saturation.
     pub num_enodes: usize,
     /// Rules and how often each fired, in the order of first use.
     pub rules_fired: Vec<(String, usize)>,
-    /// Nodes of the graph that came in.
+    /// Nodes of the input graph.
     pub nodes_before: usize,
-    /// Nodes of the graph that went out.
+    /// Nodes of the output graph.
     pub nodes_after: usize,
-    /// Fusions and the node that each produced, of those of which it is known.
+    /// Fusions and the node that each produced, if it is available.
     pub fusions_applied: Vec<(String, u32)>,
-    /// The fusions with their places and savings.
+    /// The fusions with their nodes and savings.
     pub fusions: Vec<Fusion>,
     /// Estimated time of a step before rewriting, in picoseconds, by the device's cost model.
     pub cost_before_ps: u64,
-    /// The same after rewriting.
+    /// Estimated time of a step after rewriting, in picoseconds.
     pub cost_after_ps: u64,
-    /// Whether convolutions and what is between them are computed from images that are stored channels last.
+    /// `true` if convolutions and the calls between them use the channels-last layout.
     pub images_channels_last: bool,
-    /// The estimated time after the choice of the images' layout, and clustering.
+    /// Estimated time of a step after clustering, in picoseconds; it includes the choice of the image layout.
     pub clustered_cost_ps: u64,
-    /// Clusters of elementwise calls that were fused, with their neighbours.
+    /// Clusters: elementwise calls that were fused, among themselves or with other calls.
     pub clusters: Vec<Cluster>,
-    /// Time of clustering.
+    /// Duration of clustering.
     pub cluster_time: Duration,
     /// Estimated time of a step after greedy rewriting with the same rules, if it was requested.
     pub greedy_cost_ps: Option<u64>,
-    /// Whether the graph provably has the lowest cost of all that the rules reach.
+    /// `true` if the graph provably has the lowest cost of all graphs that the rules reach.
     pub extraction_exact: bool,
     /// The budget that ended saturation, if one did.
     pub budget_hit: Option<String>,
     /// Labels of calls that run on the fallback device, with its name.
     pub fallback_dispatches: Vec<(String, String)>,
-    /// Time of saturation.
+    /// Duration of saturation.
     pub egglog_time: Duration,
-    /// Time of choosing and rebuilding the graph.
+    /// Duration of selecting and rebuilding the graph.
     pub extract_time: Duration,
 }
 
 impl OptimizeReport {
-    /// Finds what was made before differentiation in the final graph, by its name.
+    /// Sets the nodes of fusions before differentiation, by finding their names in the final graph.
     pub(crate) fn find_places(&mut self, graph: &Graph) {
         let named = graph.node_ids().filter(|id| graph.nodes()[id.index()].is_op());
         let named = named.filter_map(|id| Some((graph.nodes()[id.index()].name.as_deref()?, id)));
@@ -84,7 +86,7 @@ impl OptimizeReport {
         }
     }
 
-    /// Gives fusions their places after a pass that made other nodes of theirs.
+    /// Updates the nodes of fusions after a pass that replaced nodes.
     pub(crate) fn move_fusions(&mut self, moved: &HashMap<NodeId, NodeId>) {
         for fusion in &mut self.fusions {
             fusion.node = fusion.node.and_then(|node| moved.get(&node).copied());
@@ -92,7 +94,7 @@ impl OptimizeReport {
         self.fusions_applied = places(&self.fusions);
     }
 
-    /// Adds the clusters that projections became, which other clusters may be a part of.
+    /// Adds the clusters of fused projections, and removes the clusters that they contain.
     pub(crate) fn take_into_projections(&mut self, projections: Vec<Cluster>, moved: &HashMap<NodeId, NodeId>) {
         self.clusters.retain_mut(|cluster| {
             cluster.node = moved.get(&cluster.node).copied().unwrap_or(cluster.node);
@@ -101,7 +103,7 @@ impl OptimizeReport {
         self.clusters.extend(projections);
     }
 
-    /// Adds what was joined before rewriting, with its places in the final graph.
+    /// Adds the joins (made before rewriting), with their nodes in the final graph.
     pub(crate) fn add_joined(&mut self, mut joined: Vec<Fusion>, graph: &Graph) {
         join::find_joined(&mut joined, graph);
         for fusion in &joined {
@@ -115,7 +117,7 @@ impl OptimizeReport {
         self.fusions.extend(joined);
     }
 
-    /// Adds the report of the pass after differentiation to that of the one before.
+    /// Adds the report of the pass after differentiation to the report of the pass before it.
     pub fn merge(&mut self, later: OptimizeReport) {
         for fusion in &mut self.fusions {
             fusion.before_autodiff = true;
@@ -209,7 +211,7 @@ impl fmt::Display for OptimizeReport {
     }
 }
 
-/// The first fusions, and how many more there are.
+/// Formats the first fusions, and the number of the rest.
 fn shortened(fusions: &[(String, u32)]) -> String {
     const SHOWN: usize = 12;
     let mut list: Vec<String> = fusions
@@ -223,7 +225,7 @@ fn shortened(fusions: &[(String, u32)]) -> String {
     list.join(", ")
 }
 
-/// Rules and the nodes that each made, as far as these are known.
+/// Returns the rules and the node that each created, if it is available.
 pub(crate) fn places(fusions: &[Fusion]) -> Vec<(String, u32)> {
     let places = fusions.iter().filter_map(|f| Some((f.rule.clone(), f.node?.0)));
     places.collect()

@@ -1,9 +1,10 @@
-//! Packed parameters: where a graph joins parameters, they are stored joined.
+//! Packed parameters: parameters that a graph concatenates are stored concatenated.
 //!
-//! The packed storage is the only copy; what else uses a source takes a part of it. Sessions, plans and optimizers
-//! still speak of the sources alone.
+//! The packed storage is the only copy; other uses of a source take a slice of it. Sessions, plans
+//! and optimizers still use the names of the sources.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::error::Result;
@@ -11,32 +12,33 @@ use meganeura_core::graph::{Graph, NodeId, NodeKind, PackedSource, Packing, Valu
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::TensorType;
 
-/// Stores joined what the graph joins: a call that does nothing but join different parameters
-/// ([`Operator::packs`](meganeura_core::ops::Operator::packs)) becomes one parameter, and other uses of its operands become
-/// parts of that one. Works on forward graphs and on graphs with gradients.
+/// Packs parameters: a call that only concatenates different parameters
+/// ([`Operator::packs`](meganeura_core::ops::Operator::packs)) becomes one parameter, and other
+/// uses of its operands become slices of it. Works on forward graphs and on graphs with gradients.
 ///
-/// The operands must agree in trainability, in whether their gradient is wanted, and in `group_of` their names
-/// (parameters that an optimizer treats alike); none may be written by the graph or be packed already. Where two calls
-/// share an operand, the one with more elements is stored, of equal ones the first; the other stays a computation.
+/// The operands must agree in trainability, in whether their gradient is requested, and in
+/// `group_of` their names (parameters that an optimizer treats alike); none may be written by the
+/// graph or already be packed. If two calls share an operand, the one with more elements is packed,
+/// or the first of equal ones; the other call remains a computation.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds.
+/// All errors of [`Graph::verify`].
 pub fn pack_parameters(graph: &Graph, group_of: &dyn Fn(&str) -> u64) -> Result<Graph> {
     pack_calls(graph, &|_| true, group_of)
 }
 
-/// [`pack_parameters`] of the calls that `wanted` names alone.
+/// Packs like [`pack_parameters`], but only for the calls that `wanted` accepts.
 ///
 /// # Errors
-/// As there.
+/// As [`pack_parameters`].
 pub fn pack_calls(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str) -> u64) -> Result<Graph> {
     Ok(pack_calls_mapped(graph, wanted, group_of)?.0)
 }
 
-/// Where the values of a graph are in the one made of it; absent ones are where they were.
+/// For values of a graph, the values of the derived graph; values that are absent did not change.
 pub(super) type ValueMap = HashMap<Value, Value>;
 
-/// [`pack_calls`], and where the values went.
+/// Packs like [`pack_calls`], and also returns the map from old to new values.
 pub(super) fn pack_calls_mapped(
     graph: &Graph,
     wanted: &dyn Fn(NodeId) -> bool,
@@ -52,21 +54,21 @@ pub(super) fn pack_calls_mapped(
     Ok((packed, map))
 }
 
-/// Parameters to be stored joined.
+/// Parameters that become one packed parameter.
 struct Pack {
-    /// Equal calls that join them.
+    /// The equal calls that concatenate them.
     calls: Vec<NodeId>,
     axis: usize,
     sources: Vec<NodeId>,
-    /// Their joined type.
+    /// Type of the packed parameter.
     ty: TensorType,
 }
 
-/// What parameters must agree in to be packed together: trainability, whether their gradient is wanted and whether
-/// they have one, and their group.
+/// Properties that parameters must share to be packed together: trainability, whether their gradient is requested,
+/// whether they have a gradient, and their group.
 pub(super) type Kind = (bool, bool, bool, u64);
 
-/// What a parameter must have in common with others to be packed with them; `None` for what cannot be packed.
+/// Returns the properties that parameters must share to be packed together; `None` for a value that cannot be packed.
 pub(super) fn kind_of(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<Kind> {
     let node = &graph.nodes()[id.index()];
     let NodeKind::Parameter {
@@ -84,7 +86,7 @@ pub(super) fn kind_of(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64)
     (!written).then_some((trainable, wanted, has_gradient, group))
 }
 
-/// The calls to store joined, larger ones before others with the same operands.
+/// Chooses the calls to pack. Of calls with common operands, the larger one is preferred.
 fn choose(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str) -> u64) -> Vec<Pack> {
     let kind_of = |value: &Value| {
         (value.port == 0)
@@ -118,7 +120,7 @@ fn choose(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str
             }),
         }
     }
-    // Stable, so the first of equal ones stays first.
+    // A stable sort, so the first of equal ones stays first.
     packs.sort_by_key(|pack| std::cmp::Reverse(pack.ty.numel()));
     let mut used: HashSet<NodeId> = HashSet::new();
     packs.retain(|pack| {
@@ -131,24 +133,24 @@ fn choose(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str
     packs
 }
 
-/// A gradient of the new graph in terms of the old one.
+/// A gradient of the new graph, by values of the old one.
 struct Derivative {
-    /// Its leaf; the first source where that is a packed parameter.
+    /// The leaf that it belongs to; for a packed parameter, the first source.
     leaf: NodeId,
-    /// Its value, or those of the sources in their order.
+    /// Its value; for a packed parameter, the gradients of the sources in order.
     values: Vec<Value>,
 }
 
-/// Builds the graph with packed parameters.
+/// State of building the graph with packed parameters.
 struct Packer<'a> {
     graph: &'a Graph,
     packs: Vec<Pack>,
-    /// For each source its packed parameter, and the first entry of the axis that it takes.
+    /// For each source, the index of its packed parameter and its first entry along the axis.
     places: HashMap<NodeId, (usize, usize)>,
-    /// The packed parameter that each call became.
+    /// For each call that packing replaces, the index of its packed parameter.
     calls: HashMap<NodeId, usize>,
     out: Graph,
-    /// The leaf of each packed parameter.
+    /// The leaf of each packed parameter in the new graph, once it was added.
     leaves: Vec<Option<NodeId>>,
     map: HashMap<Value, Value>,
 }
@@ -205,13 +207,13 @@ impl<'a> Packer<'a> {
         let Packer {
             graph, mut out, map, ..
         } = self;
-        // Sources have no value of their own any more where nothing uses them; what belongs to them follows.
+        // Unused sources have no value any more; their roots are replaced below.
         out.adopt_roots(graph, |v| map.get(&v).copied().unwrap_or(v));
         out.replace_gradients(gradients, wanted);
         Ok((out, map))
     }
 
-    /// The gradients of the new graph.
+    /// Returns the gradients of the new graph.
     fn derivatives(&self) -> Vec<Derivative> {
         let all: HashMap<NodeId, Value> = self.graph.gradients().iter().copied().collect();
         let mut seen = HashSet::new();
@@ -240,7 +242,7 @@ impl<'a> Packer<'a> {
         derivatives
     }
 
-    /// The value whose parts are the gradients of the sources, if there is one.
+    /// Returns a value whose slices are the gradients of the sources of a packed parameter, if there is one.
     fn whole(&self, pack: usize, parts: &[Value]) -> Option<Value> {
         let pack = &self.packs[pack];
         let mut whole: Option<Value> = None;
@@ -264,7 +266,7 @@ impl<'a> Packer<'a> {
         whole.filter(|w| self.graph.ty(*w) == Some(&pack.ty))
     }
 
-    /// The nodes of the old graph that the new one needs.
+    /// Returns the nodes of the old graph that the new one needs.
     fn live(&self, order: &[NodeId], derivatives: &[Derivative]) -> Vec<bool> {
         let mut live: Vec<bool> = self.graph.nodes().iter().map(|n| n.is_named_leaf()).collect();
         let effects = self.graph.effects().iter().map(|e| e.value);
@@ -290,7 +292,7 @@ impl<'a> Packer<'a> {
         self.map.extend(ports);
     }
 
-    /// A packed parameter of the new graph.
+    /// Returns a packed parameter of the new graph, and adds it on the first call.
     fn leaf(&mut self, pack: usize) -> NodeId {
         if let Some(leaf) = self.leaves[pack] {
             return leaf;
@@ -320,13 +322,14 @@ impl<'a> Packer<'a> {
         leaf
     }
 
-    /// A value of the old graph in the new one: a source is a part of the packed parameter.
+    /// Returns the value of the new graph for one of the old graph. For a source, it is a slice of the packed
+    /// parameter.
     fn value(&mut self, value: Value) -> Value {
         if let Some(&known) = self.map.get(&value) {
             return known;
         }
         let Some(&(pack, start)) = self.places.get(&value.node) else {
-            // Operands come first, so there is no such value; `verify` would name it.
+            // Operands come first, so this cannot happen; `verify` would report it.
             return value;
         };
         let leaf = self.leaf(pack);
@@ -339,7 +342,7 @@ impl<'a> Packer<'a> {
         part.into()
     }
 
-    /// The leaf of the new graph that a leaf of the old one became or is part of.
+    /// Returns the leaf of the new graph that replaces a leaf of the old one, or contains it.
     fn target(&mut self, leaf: NodeId) -> NodeId {
         match self.places.get(&leaf) {
             Some(&(pack, _)) => self.leaf(pack),
@@ -362,8 +365,17 @@ impl<'a> Packer<'a> {
                 let joined = self.out.with_provenance(provenance, |out| out.call(op, attrs, values));
                 (leaf, joined.into())
             }
-            // Several values are those of a packed parameter, which some call made.
+            // Several values belong to a packed parameter, which always comes from a call.
             None => (leaf, values[0]),
         }
     }
+}
+
+/// Returns the packing group of a parameter: [`pack_calls`] packs only parameters with equal
+/// groups.
+pub(super) fn pack_group(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<i64> {
+    let kind = kind_of(graph, id, group_of)?;
+    let mut hasher = rustc_hash::FxHasher::default();
+    kind.hash(&mut hasher);
+    Some((hasher.finish() >> 1) as i64)
 }

@@ -1,7 +1,7 @@
-//! A rule with its names resolved: what is matched, what must hold, what is made.
+//! A rule with resolved names: atoms to match, conditions, and actions.
 //!
-//! The body of a rule is flattened into atoms: each says that a variable is a call of an operator with some
-//! attributes on other variables. What remains, on numbers and flags, are conditions.
+//! The body of a rule is flattened into atoms: each states that a variable is the result of an operator with some
+//! attributes on other variables. All remaining parts, on numbers and flags, are conditions.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ use super::scalar::{Primitive, Scalar, Sort};
 /// Index of a variable of a rule.
 pub(super) type VarId = usize;
 
-/// A variable.
+/// A variable of a rule.
 #[derive(Clone, Debug)]
 pub(super) struct Variable {
-    /// Its name in the text; those of inner calls have none.
+    /// Its name in the text; results of nested calls have none.
     pub(super) name: Option<String>,
     /// Its sort.
     pub(super) sort: Sort,
@@ -26,20 +26,20 @@ pub(super) struct Variable {
 /// A kind of leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LeafKind {
-    /// Fed before each step.
+    /// Data that users feed before each step.
     Input,
-    /// Weights.
+    /// A parameter.
     Parameter,
-    /// Persistent data.
+    /// Persistent data that is not trained.
     State,
-    /// A number set at each step.
+    /// A number that is set for each step.
     Scalar,
-    /// Known when the graph is built.
+    /// Data that is fixed when the graph is built.
     Constant,
 }
 
 impl LeafKind {
-    /// All kinds.
+    /// All kinds of leaves.
     pub(super) const ALL: [LeafKind; 5] = [
         LeafKind::Input,
         LeafKind::Parameter,
@@ -48,7 +48,7 @@ impl LeafKind {
         LeafKind::Constant,
     ];
 
-    /// Name in rules.
+    /// Returns the name in rules.
     pub(super) fn name(self) -> &'static str {
         match self {
             LeafKind::Input => "Input",
@@ -60,14 +60,14 @@ impl LeafKind {
     }
 }
 
-/// What an atom matches or a head makes.
+/// Kind of node that an atom matches or a head creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A call.
+    /// A call of an operator.
     Call(Constructor),
-    /// One result of several: `(Get i t)`.
+    /// Selection of one result of a call: `(Get i t)`.
     Get,
-    /// A leaf with its number.
+    /// A leaf, by its number.
     Leaf(LeafKind),
 }
 
@@ -81,23 +81,23 @@ impl fmt::Display for Shape {
     }
 }
 
-/// An expression on numbers and flags; variables may be values too, as arguments of facts.
+/// An expression on numbers, flags and strings. Its variables may also be tensor values, as arguments of facts.
 #[derive(Clone, Debug)]
 pub(super) enum ScalarExpr {
     /// A literal.
     Literal(Scalar),
     /// A variable.
     Var(VarId),
-    /// A function.
+    /// A function with its arguments.
     Primitive(&'static Primitive, Vec<ScalarExpr>),
-    /// A fact.
+    /// A fact with its arguments.
     Fact(FactName, Vec<ScalarExpr>),
-    /// Whether two differ.
+    /// `true` if two values differ.
     NotEqual(Box<[ScalarExpr; 2]>),
 }
 
 impl ScalarExpr {
-    /// Calls `visit` with every variable.
+    /// Calls `visit` with every variable of the expression.
     pub(super) fn variables(&self, visit: &mut dyn FnMut(VarId)) {
         match self {
             ScalarExpr::Literal(_) => {}
@@ -109,7 +109,7 @@ impl ScalarExpr {
         }
     }
 
-    /// Puts another variable in the place of one.
+    /// Replaces a variable by another one.
     pub(super) fn rename(&mut self, from: VarId, to: VarId) {
         match self {
             ScalarExpr::Literal(_) => {}
@@ -125,7 +125,7 @@ impl ScalarExpr {
         }
     }
 
-    /// Whether all variables satisfy a predicate.
+    /// Returns `true` if all variables satisfy a predicate.
     pub(super) fn all(&self, predicate: &dyn Fn(VarId) -> bool) -> bool {
         let mut all = true;
         self.variables(&mut |v| all &= predicate(v));
@@ -133,33 +133,33 @@ impl ScalarExpr {
     }
 }
 
-/// A call in the body: `root` is the result.
+/// A call or leaf that a match must contain; `root` is its result.
 #[derive(Clone, Debug)]
 pub(super) struct Atom {
     /// The result.
     pub(super) root: VarId,
-    /// Operator, `Get` or leaf.
+    /// Kind of node to match.
     pub(super) shape: Shape,
-    /// Attributes, the number of a result or of a leaf: literals and variables.
+    /// Attributes of a call, or the number of a result or leaf: literals and variables.
     pub(super) scalars: Vec<ScalarExpr>,
     /// Operands.
     pub(super) children: Vec<VarId>,
-    /// Place in the text.
+    /// Position in the text.
     pub(super) span: Span,
 }
 
-/// A condition.
+/// A condition of a rule.
 #[derive(Clone, Debug)]
 pub(super) enum Condition {
-    /// Both sides have the same value; binds a variable that stands alone.
+    /// Both sides have the same value. If one side is an unbound variable, it is bound.
     Equal(ScalarExpr, ScalarExpr),
-    /// The expression has a value.
+    /// The expression has a value, so that it holds.
     Holds(ScalarExpr),
 }
 
 impl Condition {
-    /// What can be done when the variables of which `bound` says so are known: `Some(None)` to check it,
-    /// `Some(Some(v))` to bind `v`, `None` when something is still unknown.
+    /// Returns the step that is possible if the variables in `bound` are bound: `Some(None)` to check the condition,
+    /// `Some(Some(v))` to bind `v`, `None` while other variables are unbound.
     pub(super) fn ready(&self, bound: &dyn Fn(VarId) -> bool) -> Option<Option<VarId>> {
         match self {
             Condition::Holds(expr) => expr.all(bound).then_some(None),
@@ -172,32 +172,32 @@ impl Condition {
     }
 }
 
-/// Something that the head makes.
+/// A value that the head creates.
 #[derive(Clone, Debug)]
 pub(super) enum Build {
-    /// A value that is there already.
+    /// An existing value: that of a variable.
     Var(VarId),
-    /// A call, result of several or leaf.
+    /// A node: a call, a selection of a result, or a leaf.
     Node {
-        /// Operator, `Get` or leaf.
+        /// Kind of node to create.
         shape: Shape,
-        /// Attributes or number.
+        /// Attributes of a call, or the number of a result or leaf.
         scalars: Vec<ScalarExpr>,
         /// Operands.
         children: Vec<Build>,
     },
 }
 
-/// A step of the head.
+/// An action of the head.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// Names a value.
+    /// Binds a variable to a tensor value.
     Let(VarId, Build),
-    /// Names a number or flag.
+    /// Binds a variable to a number, flag or string.
     LetScalar(VarId, ScalarExpr),
-    /// Two values are the same.
+    /// States that two values are equal.
     Union(Build, Build),
-    /// A value that others may need.
+    /// Creates a value that other rules may match.
     Make(Build),
 }
 
@@ -206,25 +206,25 @@ pub(super) enum Step {
 pub(super) struct Pattern {
     /// All variables.
     pub(super) variables: Vec<Variable>,
-    /// What is matched.
+    /// Calls to match.
     pub(super) atoms: Vec<Atom>,
-    /// What must hold.
+    /// Conditions.
     pub(super) conditions: Vec<(Condition, Span)>,
-    /// What is made.
+    /// Actions, in order.
     pub(super) head: Vec<Step>,
 }
 
-/// What is wrong with a rule, and where.
+/// An error in a rule, with its position.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// Place in the text.
+    /// Position in the text.
     pub(super) span: Span,
-    /// What is wrong.
+    /// Description of the error.
     pub(super) message: String,
 }
 
 impl Fault {
-    /// A fault.
+    /// Creates a fault.
     pub(super) fn new(span: &Span, message: impl Into<String>) -> Self {
         Fault {
             span: span.clone(),
@@ -234,13 +234,13 @@ impl Fault {
 }
 
 impl Pattern {
-    /// What the text calls a variable.
+    /// Returns the name of a variable in the text.
     pub(super) fn name(&self, variable: VarId) -> &str {
         self.variables[variable].name.as_deref().unwrap_or("an inner call")
     }
 
-    /// Checks that the body can be matched without trying pairs of unrelated values, and that everything that
-    /// conditions and head use is bound.
+    /// Checks that the body can be matched without trying pairs of unrelated values, and that all
+    /// variables of conditions and head are bound.
     pub(super) fn check(&self, rule: &Span) -> Result<(), Fault> {
         if !self.atoms.iter().any(|a| matches!(a.shape, Shape::Call(_))) {
             return Err(Fault::new(
@@ -253,7 +253,7 @@ impl Pattern {
         self.check_scalars_bound(rule)
     }
 
-    /// Whether all calls are operands, at some distance, of one of them.
+    /// Returns `true` if all calls are direct or indirect operands of one of them.
     pub(super) fn has_one_root(&self) -> bool {
         let is_operand = |v: VarId| self.atoms.iter().any(|atom| atom.children.contains(&v));
         self.atoms.iter().filter(|atom| !is_operand(atom.root)).count() == 1
@@ -280,7 +280,7 @@ impl Pattern {
             }
             if let Some(v) = loose {
                 let message = format!(
-                    "'{}' stands in facts only; some operator must have it as operand",
+                    "'{}' occurs only in facts; it must be an operand of some operator",
                     self.name(v)
                 );
                 return Err(Fault::new(span, message));
@@ -289,7 +289,7 @@ impl Pattern {
         self.check_head(bound, rule, &|v| self.variables[v].sort.is_term())
     }
 
-    /// That steps use what is bound before them; `relevant` says of which variables.
+    /// Checks that actions use only bound variables; `relevant` selects the variables to check.
     fn check_head(&self, mut bound: Vec<bool>, rule: &Span, relevant: &dyn Fn(VarId) -> bool) -> Result<(), Fault> {
         for step in &self.head {
             let mut loose = None;
@@ -378,7 +378,7 @@ impl Pattern {
 }
 
 impl Condition {
-    /// Calls `visit` with every variable.
+    /// Calls `visit` with every variable of the value.
     pub(super) fn variables(&self, visit: &mut dyn FnMut(VarId)) {
         match self {
             Condition::Holds(a) => a.variables(visit),
@@ -403,7 +403,7 @@ impl Build {
 }
 
 impl Step {
-    /// Calls `visit` with every variable that the step uses.
+    /// Calls `visit` with every variable that the action uses.
     fn variables(&self, visit: &mut dyn FnMut(VarId)) {
         match self {
             Step::Let(_, build) | Step::Make(build) => build.variables(visit),

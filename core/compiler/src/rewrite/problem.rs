@@ -1,27 +1,28 @@
-//! What the extractor works on: an e-graph as plain numbers.
+//! The extractor's input: an e-graph as plain numbers.
 
-/// A way to compute a class: an e-node.
+/// One way to compute a class: an e-node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Equal for equal operators with equal attributes.
+    /// Number of operator and attributes: equal for equal operators with equal attributes.
     pub label: u32,
-    /// Cost of this computation alone, in picoseconds.
+    /// Cost of this computation without its operands, in picoseconds.
     pub cost: u64,
     /// Classes of its operands, sorted, each once.
     pub children: Vec<u32>,
 }
 
-/// Classes, the ways to compute each, and which are wanted. A solution chooses one way for each class that is
-/// needed, without a cycle; its cost is the sum over the classes needed, each counted once.
+/// A problem: classes, the ways to compute each, and the roots. A solution chooses one way for each needed class,
+/// without a cycle. Its cost is the sum over the needed classes, each counted once.
 #[derive(Clone, Debug, Default)]
 pub struct Problem {
     /// Ways to compute each class.
     pub classes: Vec<Vec<Choice>>,
-    /// Classes that are wanted.
+    /// Classes that a solution must compute.
     pub roots: Vec<u32>,
-    /// Sets of classes of which a solution may use at most one: two packings of one parameter.
+    /// Sets of classes that exclude each other: a solution may use at most one class of each set. For example, two
+    /// packings of one parameter form such a set.
     pub exclusive: Vec<Vec<u32>>,
 }
 
-/// For each class the index of the way chosen; `None` where the class is not needed.
+/// Index of the chosen way for each class; `None` if the class is not needed.
 pub type Selection = Vec<Option<u32>>;

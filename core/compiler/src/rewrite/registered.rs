@@ -7,13 +7,13 @@ use meganeura_core::ops::OpRef;
 use meganeura_core::registry::{linked_set_of, register_ops};
 use meganeura_core::rule_set::linked_rule_sets;
 
-use super::RuleSet;
 use super::rule::{Rule, parse};
+use meganeura_core::rule_set::RuleSet;
 
 /// A rule set whose rules have been checked.
 #[derive(Debug)]
 pub struct RegisteredSet {
-    /// The set as it was announced.
+    /// The set as registered.
     pub set: RuleSet,
     /// Its rules, in the order of the text.
     pub rules: Vec<Arc<Rule>>,
@@ -30,7 +30,8 @@ fn table() -> &'static RwLock<Table> {
     TABLE.get_or_init(|| {
         let mut table = Table::default();
         for (place, set) in linked_rule_sets().iter().enumerate() {
-            // The operators of linked sets are registered already: by this one, or by what came before it.
+            // The operators of linked sets are already registered: by this set, or by an earlier
+            // one.
             let foreign = |op: &&OpRef| linked_set_of(op.get().name()) != Some(place);
             let clash = set.ops.iter().find(foreign).map(|op| taken(set, *op));
             let added = match clash {
@@ -64,7 +65,7 @@ fn rejected(set: &RuleSet, message: impl Into<String>) -> Error {
 
 fn taken(set: &RuleSet, op: OpRef) -> Error {
     let message = format!(
-        "its operator '{}' exists already; give it a name of its own, and list it in one place only",
+        "its operator '{}' exists already; give it another name, and list it only once",
         op.name()
     );
     rejected(set, message)
@@ -85,22 +86,22 @@ fn check(set: &RuleSet, table: &Table) -> Result<RegisteredSet> {
     })
 }
 
-/// All registered rule sets, by namespace.
+/// Returns all registered rule sets, by namespace.
 pub fn rule_sets() -> Vec<Arc<RegisteredSet>> {
     table().read().unwrap_or_else(PoisonError::into_inner).sets.clone()
 }
 
-/// Rule sets that are linked and were rejected, with the reason.
+/// Returns the reasons why linked rule sets were rejected.
 pub fn rule_set_problems() -> Vec<Error> {
     table().read().unwrap_or_else(PoisonError::into_inner).problems.clone()
 }
 
-/// Registers a rule set and its operators at run time. Builds that begin afterwards use it. When it is rejected,
+/// Registers a rule set and its operators at run time. Later builds use it. If it is rejected,
 /// nothing of it is registered.
 ///
 /// # Errors
-/// [`Error::RuleSet`] when namespace or operators are taken, or with the rule and its place when a rule is malformed
-/// (see [`parse`]).
+/// [`Error::RuleSet`] if namespace or operators are taken, or, with the rule and its position, if a
+/// rule is malformed (see [`parse`]).
 pub fn register_rule_set(set: RuleSet) -> Result<()> {
     let mut table = table().write().unwrap_or_else(PoisonError::into_inner);
     let registered = check(&set, &table)?;

@@ -1,4 +1,4 @@
-//! Which fusions were made, where, and what each saves.
+//! List of the fusions of a selection, with their nodes and savings.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -12,23 +12,23 @@ use super::types::Label;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-/// Collects the fusions of a selection.
+/// Inputs for listing the fusions of a selection.
 pub(super) struct Fusions<'a> {
     pub(super) graph: &'a Graph,
     pub(super) state: &'a State,
     pub(super) snapshot: &'a Snapshot,
     pub(super) problem: &'a Problem,
     pub(super) selection: &'a Selection,
-    /// Nodes of the graph that came out, by class.
+    /// Function that returns the node of the output graph for a class.
     pub(super) place: &'a dyn Fn(u32) -> Option<NodeId>,
 }
 
-/// The nodes of the graph that came in, by the classes of their values: each with its own e-node.
-type Originals = FxHashMap<u32, Vec<(Value, u32)>>;
+/// By class, the nodes of the input graph whose value it represents, each with the index of its e-node.
+type OriginalNodes = FxHashMap<u32, Vec<(Value, u32)>>;
 
 impl Fusions<'_> {
-    /// All fusions in the order of the nodes that they replace. What a fusion saves is the price of the calls
-    /// that it makes superfluous less that of the calls that it adds; each is counted for one fusion.
+    /// Lists all fusions in the order of the nodes that they replace. The saving of a fusion is the cost of the calls
+    /// that it makes unnecessary minus the cost of the calls that it adds. Each call is counted for only one fusion.
     pub(super) fn list(&self) -> Result<Vec<Fusion>> {
         let (fired, _) = self.state.fired()?;
         let originals = self.originals();
@@ -39,7 +39,7 @@ impl Fusions<'_> {
         values.sort_unstable();
         let mut claimed = FxHashSet::default();
         let mut fusions: Vec<Fusion> = Vec::new();
-        // Several parts of one packed result are one fusion.
+        // Several slices of one packed result are one fusion.
         let mut packed: FxHashMap<(usize, u32), usize> = FxHashMap::default();
         for (value, class, at) in values {
             let Some(choice) = self.selection[class as usize] else {
@@ -85,10 +85,10 @@ impl Fusions<'_> {
         Ok(fusions)
     }
 
-    fn originals(&self) -> Originals {
+    fn originals(&self) -> OriginalNodes {
         let mut values: Vec<(&Value, &u32)> = self.snapshot.values.iter().collect();
         values.sort_unstable();
-        let mut originals = Originals::default();
+        let mut originals = OriginalNodes::default();
         for (&value, &class) in values {
             if value.port == u32::MAX {
                 continue;
@@ -100,14 +100,14 @@ impl Fusions<'_> {
         originals
     }
 
-    /// Whether some of these classes stand for nothing in the graph that came in.
-    fn is_new(&self, classes: &[u32], originals: &Originals) -> bool {
+    /// Returns `true` if some of these classes have no value in the input graph.
+    fn is_new(&self, classes: &[u32], originals: &OriginalNodes) -> bool {
         classes.iter().any(|c| !originals.contains_key(c))
     }
 
-    /// The rule that made an e-node, of those that fired on its class: the one whose actions name most of the
-    /// operators of it and of what is new behind it.
-    fn maker(&self, rules: &[usize], node: &Node, originals: &Originals) -> Option<usize> {
+    /// Returns the rule that probably created an e-node. Of the rules that fired on its class, it is the one whose
+    /// actions contain most of the operators of the node and of its new operands.
+    fn maker(&self, rules: &[usize], node: &Node, originals: &OriginalNodes) -> Option<usize> {
         let mut names = Vec::new();
         self.new_names(node, originals, 3, &mut names);
         let score = |rule: usize| {
@@ -118,8 +118,8 @@ impl Fusions<'_> {
         rules.iter().copied().rev().max_by_key(|&rule| score(rule))
     }
 
-    /// Constructors of an e-node and of what is new behind it, as the text of rules has them.
-    fn new_names(&self, node: &Node, originals: &Originals, depth: usize, names: &mut Vec<String>) {
+    /// Collects the constructors of an e-node and of its new operands, as the text of rules contains them.
+    fn new_names(&self, node: &Node, originals: &OriginalNodes, depth: usize, names: &mut Vec<String>) {
         match (self.state.labels.get(node.label), self.state.operator(node.label)) {
             (Label::Get(port), _) => names.push(format!("(Get {port} ")),
             (_, Some((op, _))) => {
@@ -136,8 +136,8 @@ impl Fusions<'_> {
         }
     }
 
-    /// Price of the calls of the graph behind these classes that nothing needs any more.
-    fn vanished(&self, classes: &[u32], originals: &Originals, claimed: &mut FxHashSet<u32>) -> i64 {
+    /// Returns the cost of the calls of the input graph, from these classes down, that are no longer needed.
+    fn vanished(&self, classes: &[u32], originals: &OriginalNodes, claimed: &mut FxHashSet<u32>) -> i64 {
         let mut saved = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {
@@ -149,7 +149,7 @@ impl Fusions<'_> {
                 saved += node.cost as i64;
                 open.extend(&node.children);
             }
-            // The results of a call with several have no values of their own.
+            // The results of a call with several results have no values of their own.
             if !originals.contains_key(&class)
                 && let [node] = self.snapshot.classes[class as usize].as_slice()
             {
@@ -160,8 +160,8 @@ impl Fusions<'_> {
         saved
     }
 
-    /// Price of the calls behind these classes that the graph did not have.
-    fn added(&self, classes: &[u32], originals: &Originals, claimed: &mut FxHashSet<u32>) -> i64 {
+    /// Returns the cost of the calls, from these classes down, that the input graph did not contain.
+    fn added(&self, classes: &[u32], originals: &OriginalNodes, claimed: &mut FxHashSet<u32>) -> i64 {
         let mut price = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {

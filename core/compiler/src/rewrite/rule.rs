@@ -1,72 +1,74 @@
-//! Rules: from the text of a rule set to checked rules.
+//! Rules: parses and checks the text of a rule set.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use egglog::ast::{Action, Command, Expr, Fact, Parser, Rewrite, Rule as AstRule, RuleEvalMode, Span};
 
+use super::define::{DEFINE, Definitions, Variant};
 use super::elaborate::elaborate;
 use super::pattern::Pattern;
-use super::{RuleSet, validate};
+use super::validate;
 use meganeura_core::error::{Error, Result};
+use meganeura_core::rule_set::RuleSet;
 
-/// In which pass a rule takes part. A graph for inference has one pass, with the rules of both.
+/// Pass that uses a rule. Inference has one pass, with the rules of both training passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// On the forward graph, so that what it makes is differentiated (`:ruleset before_autodiff`).
+    /// Before differentiation, on the forward graph, so that the result is differentiated (`:ruleset before_autodiff`).
     BeforeAutodiff,
-    /// On the whole graph; what a rule says without a `:ruleset`.
+    /// After differentiation, on the whole graph; the default for rules without a `:ruleset`.
     AfterAutodiff,
-    /// On both (`:ruleset always`).
+    /// In both passes (`:ruleset always`).
     Always,
 }
 
-/// A rule: where the facts hold, the actions are taken.
+/// A rule: if the facts hold, the actions are applied.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Namespace of its set.
     pub set: String,
-    /// Its own name; what follows a `#` tells variants of one rule apart.
+    /// Its name in the set; a suffix after `#` distinguishes variants of one rule.
     pub name: String,
-    /// Pass.
+    /// Pass that uses it.
     pub phase: Phase,
-    /// Place in the text.
+    /// Position in the text.
     pub span: Span,
-    /// Facts. Those of a `rewrite` start with the one that binds [`ROOT`] to the left-hand side.
+    /// Facts. For a `rewrite`, the first fact binds [`ROOT`] to the left-hand side.
     pub body: Vec<Fact>,
     /// Actions: `let`, `union`, calls of operators.
     pub head: Vec<Action>,
-    /// The same with names resolved, for matching without egglog.
+    /// The rule with resolved names, for the matcher that works without egglog.
     pub(super) pattern: Arc<Pattern>,
 }
 
 /// Variable that a `rewrite` binds to the value that it rewrites.
 pub const ROOT: &str = "root__";
 
-/// Facts from which on a rule with one root is matched against the whole e-graph in each round. Otherwise it is asked once
-/// for every fact that could be new, each time in an order of joins that starts there: with so many facts that takes longer than
-/// finding the few matches of all together again, which change nothing. Rules with several roots would join all pairs of
-/// calls again and again.
+/// Minimum number of facts for a different query: a rule with at least this number and one root is matched against the
+/// whole e-graph in each round. Usually, egglog runs one query for each fact that could be new, each with a join order
+/// that starts there. With many facts, these queries take longer than one query that also finds the old matches, which
+/// have no effect. Rules with several roots are excluded, because they would join all pairs of calls in each round.
 const MANY_FACTS: usize = 8;
 
 impl Rule {
-    /// Name within all sets: `set/name`.
+    /// Returns the name within all sets: `set/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.set, self.name)
     }
 
-    /// Name for reports: without the part that tells variants apart.
+    /// Returns the name for reports, without the suffix of variants.
     pub fn title(&self) -> &str {
         self.name.split('#').next().unwrap_or_default()
     }
 
-    /// Place in the text as errors show it: file, line, column and the first words.
+    /// Returns the position in the text for errors: file, line, column and the first words.
     pub fn place(&self) -> String {
         place(&self.span)
     }
 }
 
-/// A place as errors show it: file, line, column and the first words there.
+/// Returns a position for errors: file, line, column and the first words there.
 pub(super) fn place(span: &Span) -> String {
     match span {
         Span::Egglog(span) => {
@@ -80,7 +82,7 @@ pub(super) fn place(span: &Span) -> String {
     }
 }
 
-/// The beginning of a text on one line, for messages.
+/// Returns the beginning of a text as one line, for messages.
 pub(super) fn shortened(text: &str) -> String {
     const SHOWN: usize = 100;
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -92,14 +94,14 @@ pub(super) fn shortened(text: &str) -> String {
     format!("{start} ..")
 }
 
-/// Parses and checks the rules of a set. Operators are looked up among those that the set brings and the
+/// Parses and checks the rules of a set. Operators are looked up among those of the set and the
 /// registered ones.
 ///
 /// # Errors
-/// [`Error::RuleSet`] with rule and place: text that does not parse or exceeds the limits, commands other than
-/// `rewrite`, `birewrite` and `rule`, rules without a name or with a name taken, unknown operators and facts,
-/// wrong numbers and sorts of arguments, unbound variables, disconnected patterns, actions other than `let`,
-/// `union` and calls of operators.
+/// [`Error::RuleSet`] with rule and position: text that does not parse or exceeds the limits,
+/// commands other than `define`, `rewrite`, `birewrite` and `rule`, rules without a name or with a name
+/// taken, unknown operators and facts, wrong numbers and sorts of arguments, unbound variables,
+/// disconnected patterns, actions other than `let`, `union` and calls of operators.
 pub fn parse(set: &RuleSet) -> Result<Vec<Rule>> {
     let fail = |rule: Option<&str>, span: Option<String>, message: String| Error::RuleSet {
         set: set.namespace.to_string(),
@@ -111,8 +113,15 @@ pub fn parse(set: &RuleSet) -> Result<Vec<Rule>> {
     validate::text(&set.rules).map_err(|(at, message)| fail(None, Some(text_place(set, at)), message))?;
     let commands = commands(set).map_err(|(span, message)| fail(None, span, message))?;
     let mut rules: Vec<Rule> = Vec::new();
+    let mut definitions = Definitions::default();
     for command in commands {
-        for draft in drafts(command).map_err(|(span, message)| fail(None, Some(span), message))? {
+        let drafts = match command {
+            Command::Action(Action::Expr(_, Expr::Call(span, name, arguments))) if name == DEFINE => {
+                definitions.add(&span, &arguments).map(|()| Vec::new())
+            }
+            command => drafts(command).and_then(|drafts| expanded(drafts, &definitions)),
+        };
+        for draft in drafts.map_err(|(span, message)| fail(None, Some(span), message))? {
             let rule = draft.checked(set, &rules).map_err(|(span, message)| {
                 let name = Some(draft.name.as_str()).filter(|n| !n.is_empty() && !n.chars().any(char::is_control));
                 fail(name.map(shortened).as_deref(), Some(span), message)
@@ -138,7 +147,7 @@ fn text_place(set: &RuleSet, at: usize) -> String {
     format!("{}:{line}:{column}", file_name(set))
 }
 
-/// Egglog's parser on the text.
+/// Parses the text with egglog's parser.
 fn commands(set: &RuleSet) -> Result<Vec<Command>, (Option<String>, String)> {
     let parsed = catch_unwind(AssertUnwindSafe(|| {
         Parser::default().get_program_from_string(Some(file_name(set)), &set.rules)
@@ -150,8 +159,8 @@ fn commands(set: &RuleSet) -> Result<Vec<Command>, (Option<String>, String)> {
     }
 }
 
-/// A rule before it is checked.
-struct Draft {
+/// A rule that has been parsed, but not checked.
+struct UncheckedRule {
     name: String,
     ruleset: String,
     span: Span,
@@ -159,13 +168,13 @@ struct Draft {
     head: Vec<Action>,
 }
 
-impl Draft {
+impl UncheckedRule {
     fn of_rewrite(ruleset: String, rewrite: Rewrite) -> Self {
         let root = Expr::Var(rewrite.span.clone(), ROOT.into());
         let mut body = vec![Fact::Eq(rewrite.span.clone(), root.clone(), rewrite.lhs)];
         body.extend(rewrite.conditions);
         let union = Action::Union(rewrite.span.clone(), root, rewrite.rhs);
-        Draft {
+        UncheckedRule {
             name: rewrite.name,
             ruleset,
             span: rewrite.span,
@@ -204,20 +213,45 @@ impl Draft {
     }
 }
 
-/// The rules of a command.
-fn drafts(command: Command) -> Result<Vec<Draft>, (String, String)> {
+/// Replaces definitions in rules. The labels of alternatives follow the name of the rule.
+fn expanded(drafts: Vec<UncheckedRule>, definitions: &Definitions) -> Result<Vec<UncheckedRule>, (String, String)> {
+    let mut all = Vec::new();
+    for draft in drafts {
+        let variant = Variant::new(Vec::new(), draft.body, draft.head);
+        for variant in definitions.expand(&draft.span, variant)? {
+            let mut name = draft.name.clone();
+            for label in variant.labels {
+                if !name.is_empty() {
+                    name.push(if name.contains('#') { '-' } else { '#' });
+                    name += &label;
+                }
+            }
+            all.push(UncheckedRule {
+                name,
+                ruleset: draft.ruleset.clone(),
+                span: draft.span.clone(),
+                body: variant.body,
+                head: variant.head,
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the rules of a command.
+fn drafts(command: Command) -> Result<Vec<UncheckedRule>, (String, String)> {
     match command {
         Command::Rewrite(_, rewrite, true) => Err((
             place(&rewrite.span),
-            ":subsume is not allowed: what it hides could be the cheaper form".into(),
+            ":subsume is not allowed: it could hide the cheaper form".into(),
         )),
-        Command::Rewrite(ruleset, rewrite, false) => Ok(vec![Draft::of_rewrite(ruleset, rewrite)]),
+        Command::Rewrite(ruleset, rewrite, false) => Ok(vec![UncheckedRule::of_rewrite(ruleset, rewrite)]),
         Command::BiRewrite(ruleset, rewrite) => {
             let mut back = rewrite.clone();
             std::mem::swap(&mut back.lhs, &mut back.rhs);
             let mut drafts = vec![
-                Draft::of_rewrite(ruleset.clone(), rewrite),
-                Draft::of_rewrite(ruleset, back),
+                UncheckedRule::of_rewrite(ruleset.clone(), rewrite),
+                UncheckedRule::of_rewrite(ruleset, back),
             ];
             for (draft, way) in drafts.iter_mut().zip(["forward", "backward"]) {
                 if !draft.name.is_empty() {
@@ -231,7 +265,7 @@ fn drafts(command: Command) -> Result<Vec<Draft>, (String, String)> {
                 let message = "the only options of a rule are :ruleset and :name";
                 return Err((place(&rule.span), message.into()));
             }
-            Ok(vec![Draft {
+            Ok(vec![UncheckedRule {
                 name: rule.name,
                 ruleset: rule.ruleset,
                 span: rule.span,
@@ -239,17 +273,21 @@ fn drafts(command: Command) -> Result<Vec<Draft>, (String, String)> {
                 head: rule.head.0,
             }])
         }
-        // The text has been checked for other commands.
-        _ => Err((String::new(), "a command is neither rewrite, birewrite nor rule".into())),
+        // The text has already been checked for other commands.
+        _ => Err((
+            String::new(),
+            "a command is neither define, rewrite, birewrite nor rule".into(),
+        )),
     }
 }
 
 impl Rule {
-    /// The rule as egglog runs it, in `ruleset`.
+    /// Returns the rule as an egglog command, in `ruleset`.
     pub(super) fn command(&self, ruleset: &str, head: Vec<Action>) -> Command {
-        let eval_mode = match self.body.len() >= MANY_FACTS && self.pattern.has_one_root() {
-            true => RuleEvalMode::Naive,
-            false => RuleEvalMode::Seminaive,
+        let eval_mode = if self.body.len() >= MANY_FACTS && self.pattern.has_one_root() {
+            RuleEvalMode::Naive
+        } else {
+            RuleEvalMode::Seminaive
         };
         Command::Rule {
             rule: AstRule {

@@ -1,9 +1,9 @@
-//! What is rejected when a rule set is parsed, and how the error reads.
+//! Tests of rejected rule sets and of the error messages.
 
-use super::RuleSet;
 use super::rule::{Phase, parse};
+use meganeura_core::rule_set::RuleSet;
 
-/// The message for rules that must be rejected.
+/// Returns the message for rules that must be rejected.
 fn rejection(text: &str) -> String {
     let mut set = RuleSet::new("mine", 1, "");
     set.rules = text.to_owned().into();
@@ -99,7 +99,7 @@ fn commands_other_than_rules() {
     }
     rejected(
         "(include \"/etc/passwd\")",
-        &["only rewrite, birewrite, rule are allowed", "'include'"],
+        &["only define, rewrite, birewrite, rule are allowed", "'include'"],
     );
 }
 
@@ -197,18 +197,18 @@ fn operators_and_their_arguments() {
     rejected("(rewrite (core.layer_norm 1 a b c) x :name \"a\")", &["f64 is needed"]);
     rejected(
         "(rewrite (core.concat 0 a b) a :name \"a\")",
-        &["say how many", "core.concat/2"],
+        &["add the number to the name", "core.concat/2"],
     );
     rejected("(rewrite (core.concat/2 0 a) a :name \"a\")", &["takes 3 arguments"]);
     rejected(
         "(rewrite (core.concat/99999999 0 a) a :name \"a\")",
-        &["no number of operands"],
+        &["expected a number of operands"],
     );
     rejected(
         "(rewrite (core.neg 1.5) x :name \"a\")",
         &["f64", "a value (T) is needed"],
     );
-    rejected("(rewrite (core.neg ()) x :name \"a\")", &["no value"]);
+    rejected("(rewrite (core.neg ()) x :name \"a\")", &["is not a value"]);
     rejected(
         "(rewrite (core.neg (core.layer_norm e x w b)) x :name \"a\")",
         &["Tup", "Get"],
@@ -234,17 +234,17 @@ fn facts_and_variables() {
     rejected(&with("(< x 1)"), &["'<' is not defined for (T, i64)"]);
     rejected(&with("(< n 1)"), &["'n' is not bound"]);
     rejected(&with("(= n (+ m 1))"), &["is not bound"]);
-    rejected(&with("(= n m)"), &["nothing says what"]);
+    rejected(&with("(= n m)"), &["the sort of"]);
     rejected(&with("(= 2 (rank t))"), &["'t' is not bound"]);
-    rejected(&with("(= 2 (rank (type y)))"), &["'y' stands in facts only"]);
+    rejected(&with("(= 2 (rank (type y)))"), &["'y' occurs only in facts"]);
     rejected(&with("(= (cap \"x\") (cap \"y\"))"), &["condition"]);
-    rejected(&with("(+ 1 2)"), &["a value and not a condition"]);
+    rejected(&with("(+ 1 2)"), &["expected a condition, found a value"]);
     rejected(&with("(= x 1)"), &["i64"]);
     rejected(&with("(!= x)"), &["compares two"]);
     rejected("(rewrite (core.neg (core.neg x)) y :name \"a\")", &["'y' is not bound"]);
     rejected(
         "(rewrite (core.neg (core.neg :x)) y :name \"a\")",
-        &["no name for a variable"],
+        &["not a valid variable name"],
     );
     accepted(&with(
         "(= 2.5 (uniform x)) (= d (dtype (type x))) (!= d \"f32\") (< (+ 1 (ord x)) 9)",
@@ -263,13 +263,13 @@ fn patterns_that_match_everything_or_pairs() {
         "(rule ((= x (core.neg a)) (= y (core.neg b))) ((union x y)) :name \"a\")",
         &["disconnected", "mine.egg:1:32"],
     );
-    // Equal types do not connect: almost all values of a model have one of few types.
+    // Equal types do not connect a pattern: almost all values of a model have one of few types.
     rejected(
         "(rule ((= x (core.neg a)) (= y (core.neg b)) (= (type a) (type b))) ((union x y)) :name \"a\")",
         &["disconnected"],
     );
     rejected("(rule () ((core.neg x)) :name \"a\")", &["matches every value"]);
-    // A leaf is the same wherever it is named.
+    // A leaf is the same value wherever it is named.
     accepted(
         "(rule ((= x (core.neg (Parameter i))) (= w (Parameter i)) (= y (core.abs w))) ((union x x)) :name \"a\")",
     );
@@ -290,7 +290,7 @@ fn actions() {
     rejected(&with("(union x (Parameter n))"), &["cannot make leaves"]);
     rejected(
         &with("(union x (core.permute (swap-last (type a)) a))"),
-        &["actions cannot ask"],
+        &["actions cannot use facts"],
     );
     rejected(&with("(let y 1.5) (union x (core.sum \"[0]\" y a))"), &["f64"]);
     accepted(&with(
@@ -307,7 +307,7 @@ fn sets() {
     }
 }
 
-/// Random edits of a good text: an error or rules, never a panic.
+/// Random edits of a valid text give an error or rules, but never a panic.
 #[test]
 fn damaged_texts_do_not_panic() {
     let good = r#"(rule ((= s (core.add a b)) (= n (core.layer_norm 1e-5 s w c)) (= 2 (rank (type s))))
@@ -341,4 +341,89 @@ fn damaged_texts_do_not_panic() {
             assert!(!error.to_string().is_empty());
         }
     }
+}
+
+#[test]
+fn definitions_stand_for_their_conditions() {
+    let rules = accepted(
+        r#"
+(define (scaled s z f) (= s (core.mul z c)) (= f (uniform c)) (> f 0.0))
+(define (scaled s z f) :name "divided" (= s (core.div z c)) (= f (/ 1.0 (uniform c))))
+(define (scaled s z f) :name "unscaled" (= s z) (= f 1.0))
+(define (activated y x) (= y (core.relu x)) (scaled x z f) (< f 2.0))
+(rule ((= p (core.exp s)) (scaled s z f)) ((union p (core.leaky_relu f z))) :name "a")
+(rule ((activated p x)) ((union p (core.abs x))) :ruleset always :name "b#c")
+"#,
+    );
+    let names: Vec<&str> = rules.iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["a", "a#divided", "a#unscaled", "b#c", "b#c-divided", "b#c-unscaled"]
+    );
+    assert!(rules[3..].iter().all(|rule| rule.phase == Phase::Always));
+    let text = |rule: &super::rule::Rule| {
+        let facts: Vec<String> = rule.body.iter().map(ToString::to_string).collect();
+        let actions: Vec<String> = rule.head.iter().map(ToString::to_string).collect();
+        format!("{} => {}", facts.join(" "), actions.join(" "))
+    };
+    assert_eq!(
+        text(&rules[1]),
+        "(= p (core.exp s)) (= s (core.div z @scaled-1-c)) (= f (/ 1.0 (uniform @scaled-1-c))) => \
+         (union p (core.leaky_relu f z))"
+    );
+    // Another name for a variable or a number disappears.
+    assert_eq!(
+        text(&rules[2]),
+        "(= p (core.exp z)) => (union p (core.leaky_relu 1.0 z))"
+    );
+}
+
+#[test]
+fn definitions_that_are_wrong() {
+    let rule = r#"(rule ((= y (core.neg x)) (positive x)) ((union y x)) :name "a")"#;
+    for (text, expected) in [
+        ("(define)", "expected (define (NAME"),
+        ("(define (positive x))", "expected (define (NAME"),
+        ("(define positive (= x x))", "expected (define (NAME"),
+        ("(define (type x) (= x x))", "'type' cannot be defined"),
+        ("(define (core.neg x) (= x x))", "'core.neg' cannot be defined"),
+        ("(define (positive x x) (= x x))", "different variables"),
+        ("(define (positive 1) (= x x))", "different variables"),
+        ("(define (positive x) y)", "expected a condition"),
+        ("(define (positive x) (= x))", "expected (= A B)"),
+        (
+            "(define (positive x) (> x 0.0)) (define (positive x) (> x 1.0))",
+            "second definition of 'positive'",
+        ),
+        (
+            "(define (positive x) (> x 0.0)) (define (positive x y) :name \"two\" (> x y))",
+            "different parameters",
+        ),
+        (
+            "(define (positive x y) (> x y))",
+            "'positive' takes 2 arguments, found 1",
+        ),
+        // Unknown names are errors, as without definitions; so is a definition that follows its use.
+        ("", "positive"),
+        ("(define (positive x) (positive x))", "positive"),
+    ] {
+        rejected(&format!("{text}\n{rule}"), &[expected]);
+    }
+    let alternatives: String = (0..9)
+        .map(|i| format!("(define (any x) :name \"{i}\" (= t (type x)) (> (rank t) {i}))\n"))
+        .collect();
+    rejected(
+        &format!("{alternatives}(rule ((= y (core.add x z)) (any x) (any z)) ((union y x)) :name \"a\")"),
+        &["more than 64 rules", "mine.egg:10:1"],
+    );
+}
+
+/// Each definition uses the one before twice.
+#[test]
+fn definitions_do_not_grow_without_bound() {
+    let mut text = "(define (a0 x) (> (uniform x) 0.0))\n".to_owned();
+    for i in 1..60 {
+        text += &format!("(define (a{i} x) (a{0} x) (a{0} (core.add x x)))\n", i - 1);
+    }
+    rejected(&text, &["200 are allowed", "mine.egg:"]);
 }

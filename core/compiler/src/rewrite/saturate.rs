@@ -1,4 +1,4 @@
-//! Saturation: rules in turn with typing, under budgets.
+//! Saturation: applies the rules and assigns types, in turn, within budgets.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use super::types::{ClassType, Label, TypeId};
 use meganeura_core::config::RewriteConfig;
 use meganeura_core::error::{Error, Result};
 
-/// How far saturation may go.
+/// Limits of saturation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rounds of all rules.
+    /// Maximum rounds of all rules.
     pub iterations: usize,
-    /// Rows of the e-graph's tables.
+    /// Maximum rows of the e-graph's tables.
     pub tuples: usize,
-    /// Time of saturation; looked at between rounds.
+    /// Maximum time of saturation; checked between rounds.
     pub time: Duration,
 }
 
@@ -31,7 +31,7 @@ impl Limits {
     }
 }
 
-/// How saturation ended.
+/// Result of saturation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saturation {
     pub(super) iterations: usize,
@@ -39,11 +39,12 @@ pub(super) struct Saturation {
     pub(super) budget: Option<String>,
 }
 
-/// Runs the rules until nothing changes or a budget is spent. Every new class has a type afterwards.
+/// Runs the rules until nothing changes or a budget is exhausted. Every new class has a type
+/// afterwards.
 ///
 /// # Errors
-/// [`Error::RuleSet`] when a rule made a call that its operator rejects, or put values of two types into one
-/// class.
+/// [`Error::RuleSet`] when a rule created a call that its operator rejects, or merged values of two
+/// types into one class.
 pub(super) fn saturate(state: &mut State, limits: &Limits) -> Result<Saturation> {
     let start = Instant::now();
     let mut outcome = Saturation::default();
@@ -77,8 +78,8 @@ pub(super) fn saturate(state: &mut State, limits: &Limits) -> Result<Saturation>
     }
 }
 
-/// Gives every class without a type the one that its e-nodes' shape rules yield, and holds all others against
-/// theirs. Returns whether there was anything new.
+/// Assigns types to all classes without one, by the shape rules of their e-nodes, and checks all other types. Returns
+/// whether a type was assigned.
 fn assign_types(state: &mut State) -> Result<bool> {
     let rows = state.rows()?;
     read_types(state)?;
@@ -112,20 +113,21 @@ fn assign_types(state: &mut State) -> Result<bool> {
     Ok(true)
 }
 
-/// Types by class, after the unions of the last round.
+/// Reads the type of each class from the e-graph, as the last round may have merged classes.
 fn read_types(state: &mut State) -> Result<()> {
     let mut types: FxHashMap<ClassKey, ClassType> = state
         .class_facts("type")?
         .into_iter()
         .map(|(class, id)| (class, ClassType::One(id as TypeId)))
         .collect();
-    // Results of several have no type fact: theirs is inferred anew where their classes were united.
+    // Classes of several results have no type fact: their types are inferred again if classes were
+    // united.
     types.extend(state.class_types.drain().filter(|((tuple, _), _)| *tuple));
     state.class_types = types;
     Ok(())
 }
 
-/// Type of an e-node; `None` while an operand has none.
+/// Returns the type of an e-node; `None` while an operand has none.
 fn type_of(state: &mut State, row: &Row) -> Result<Option<ClassType>> {
     let mut operands = Vec::with_capacity(row.children.len());
     for child in &row.children {
@@ -158,7 +160,7 @@ fn type_of(state: &mut State, row: &Row) -> Result<Option<ClassType>> {
     }
 }
 
-/// Writes new types into the e-graph, with the other facts that follow from operands.
+/// Writes new types into the e-graph, and other facts that follow from the operands.
 fn record(state: &mut State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -> Result<()> {
     let ords = order_numbers(state, rows, fresh)?;
     let mut egraph = std::mem::take(&mut state.egraph);
@@ -177,7 +179,7 @@ fn record(state: &mut State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -> R
     result.map_err(|e| Error::graph(e.to_string(), ""))
 }
 
-/// Numbers for new classes: the smallest of their operands'.
+/// Returns the numbers of new classes for the fact `ord`: the minimum of their operands' numbers.
 fn order_numbers(state: &State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -> Result<FxHashMap<ClassKey, i64>> {
     let mut ords = state.class_facts("ord")?;
     let mut open: FxHashMap<ClassKey, Vec<&Row>> = fresh.iter().map(|(class, _)| (*class, Vec::new())).collect();
@@ -186,7 +188,7 @@ fn order_numbers(state: &State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -
             list.push(row);
         }
     }
-    // Classes came in an order in which operands have types first.
+    // Classes are ordered so that operands have types first.
     for (class, _) in fresh {
         let smallest = open[class]
             .iter()
@@ -221,7 +223,7 @@ fn ill_typed(state: &State, row: &Row, why: &str) -> Error {
         .filter_map(|c| state.class_types.get(c))
         .flat_map(|ty| ty.as_list().iter().map(|&id| state.types.get(id).to_string()))
         .collect();
-    let message = format!("it makes {} of {}: {why}", describe(state, row), operands.join(", "));
+    let message = format!("it builds {} from {}: {why}", describe(state, row), operands.join(", "));
     blame(state, row, message)
 }
 
@@ -233,7 +235,8 @@ fn describe(state: &State, row: &Row) -> String {
     }
 }
 
-/// The error of the rule that made an e-node: one that fired on its class, else one that makes such calls.
+/// Returns the error of the rule that created an e-node: one that fired on its class, else one that
+/// creates such calls.
 fn blame(state: &State, row: &Row, message: String) -> Error {
     let rules = &state.dialect.rules;
     let fired = state.fired().unwrap_or_default();
@@ -252,7 +255,7 @@ fn blame(state: &State, row: &Row, message: String) -> Error {
         },
         None => Error::graph(
             format!("a rewrite rule is unsound: {message}"),
-            "switch rule sets off to find it",
+            "disable rule sets one by one to find it",
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers, flags and words in rules: their sorts, and the functions of egglog that rules may use on them.
+//! Numbers, flags and strings in rules: their sorts, and the egglog functions on them that rules may use.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,33 +7,33 @@ use egglog::ast::Literal;
 
 use super::attr;
 
-/// Sort of an expression in a rule.
+/// Sort (type) of an expression in a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sort {
     /// A tensor value.
     Tensor,
-    /// Results of an operator that declares several.
+    /// All results of an operator that declares several results.
     Tuple,
-    /// `i64`.
+    /// An integer: `i64`.
     Int,
-    /// `f64`.
+    /// A number: `f64`.
     Float,
-    /// `bool`.
+    /// A flag: `bool`.
     Bool,
-    /// `String`.
+    /// A string: `String`.
     Str,
-    /// What holds or does not: a fact.
+    /// No value: the expression is a condition.
     Unit,
 }
 
 impl Sort {
-    /// The sort that egglog calls so.
+    /// Returns the sort that egglog gives this name.
     pub(super) fn named(name: &str) -> Option<Sort> {
         let all = [Sort::Tensor, Sort::Tuple, Sort::Int, Sort::Float, Sort::Bool, Sort::Str];
         all.into_iter().find(|sort| sort.name() == name)
     }
 
-    /// Egglog's name.
+    /// Returns the name that egglog gives the sort.
     pub(super) fn name(self) -> &'static str {
         match self {
             Sort::Tensor => attr::TENSOR,
@@ -46,7 +46,7 @@ impl Sort {
         }
     }
 
-    /// Whether values of this sort are computed by operators.
+    /// Returns `true` if operators compute values of this sort.
     pub(super) fn is_term(self) -> bool {
         matches!(self, Sort::Tensor | Sort::Tuple)
     }
@@ -58,23 +58,23 @@ impl fmt::Display for Sort {
     }
 }
 
-/// A number, flag or word. Words are shared, so that copies are cheap.
+/// A number, flag or string. Strings are shared, so that copies are cheap.
 #[derive(Clone, Debug)]
 pub(super) enum Scalar {
-    /// `i64`.
+    /// An integer.
     Int(i64),
-    /// `f64`.
+    /// A number.
     Float(f64),
-    /// `bool`.
+    /// A flag.
     Bool(bool),
-    /// `String`.
+    /// A string.
     Str(Arc<str>),
     /// A fact that holds.
     Unit,
 }
 
 impl PartialEq for Scalar {
-    /// As egglog compares: NaN equals itself, and the zeros each other.
+    /// Compares like egglog: NaN equals itself, and the zeros equal each other.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Scalar::Int(a), Scalar::Int(b)) => a == b,
@@ -88,7 +88,7 @@ impl PartialEq for Scalar {
 }
 
 impl Scalar {
-    /// Its sort.
+    /// Returns its sort.
     pub(super) fn sort(&self) -> Sort {
         match self {
             Scalar::Int(_) => Sort::Int,
@@ -99,7 +99,7 @@ impl Scalar {
         }
     }
 
-    /// The value of a literal.
+    /// Returns the value of a literal.
     pub(super) fn of_literal(literal: &Literal) -> Scalar {
         match literal {
             Literal::Int(v) => Scalar::Int(*v),
@@ -110,7 +110,7 @@ impl Scalar {
         }
     }
 
-    /// The literal with this value.
+    /// Returns the literal with this value.
     pub(super) fn to_literal(&self) -> Literal {
         match self {
             Scalar::Int(v) => Literal::Int(*v),
@@ -122,9 +122,9 @@ impl Scalar {
     }
 }
 
-/// A function of egglog on numbers and flags. It is partial: where it has no value, a pattern does not match.
+/// A function of egglog on numbers, flags and strings. It is partial: if it has no value, a pattern does not match.
 pub(super) struct Primitive {
-    /// Name; several functions share one for different sorts.
+    /// Name; several functions for different sorts may have the same one.
     pub(super) name: &'static str,
     /// Sorts of the arguments.
     pub(super) arguments: &'static [Sort],
@@ -173,7 +173,7 @@ fn flag(value: bool) -> Option<Scalar> {
     Some(Scalar::Bool(value))
 }
 
-/// The functions that rules may use besides `=` and `!=`, with egglog's meaning.
+/// The functions that rules may use in addition to `=` and `!=`, with the same meaning as in egglog.
 pub(super) static PRIMITIVES: &[Primitive] = primitives! {
     "+": (a: Int, b: Int) -> Int = int(a.checked_add(b));
     "-": (a: Int, b: Int) -> Int = int(a.checked_sub(b));

@@ -1,8 +1,8 @@
-//! Which rules take part in rewriting a graph.
+//! Selection of the rules that take part in rewriting a graph.
 //!
-//! Loading and searching rules takes time for each rule, whatever the graph: a rule whose left-hand side has an
-//! operator that neither the graph nor any rule that can fire makes is left out. The result is the same, but for
-//! a small graph, which most rules have nothing to say about, in a small part of the time.
+//! Loading and searching rules takes time per rule, for any graph. Therefore, a rule is skipped if its left-hand side
+//! contains an operator that neither the graph nor the result of any possible rule contains. The result is the same,
+//! but small graphs, for which most rules cannot match, are rewritten several times faster.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,25 +12,27 @@ use rustc_hash::FxHashSet;
 use super::dialect::{Dialect, leaf_constructor};
 use super::pattern::{Build, Shape, Step};
 use super::registered;
+use super::request::Request;
 use super::rule::Rule;
-use super::{Applies, Request};
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, Node};
 use meganeura_core::mode::Mode;
+use meganeura_core::rule_set::BuildKind;
 
-/// An operator with a number of operands, or a kind of leaf.
+/// An operator with its number of operands, or a kind of leaf.
 type Key = (&'static str, usize);
 
-/// The rules that a request selects and that can fire on a graph, sorted by set; `None` if it selects none at all.
+/// Returns the rules that a request selects and that can fire on a graph, sorted by set; `None` if
+/// it selects none.
 ///
 /// # Errors
-/// [`Error::Config`] when a set to leave out does not exist.
+/// [`Error::Config`] if a disabled set does not exist.
 pub(super) fn rules(graph: &Graph, request: &Request) -> Result<Option<Vec<Arc<Rule>>>> {
     let requested = requested(request)?;
     Ok((!requested.is_empty()).then(|| possible(graph, requested)))
 }
 
-/// The rules that the configuration and the pass select.
+/// Returns the rules that configuration and pass select.
 fn requested(request: &Request) -> Result<Vec<Arc<Rule>>> {
     let sets = registered::rule_sets();
     for name in &request.config.disable {
@@ -42,10 +44,10 @@ fn requested(request: &Request) -> Result<Vec<Arc<Rule>>> {
             });
         }
     }
-    let applies = |applies: Applies| match applies {
-        Applies::Always => true,
-        Applies::Training => request.pass.mode() == Mode::Training,
-        Applies::Inference => request.pass.mode() == Mode::Inference,
+    let applies = |applies: BuildKind| match applies {
+        BuildKind::Always => true,
+        BuildKind::Training => request.pass.mode() == Mode::Training,
+        BuildKind::Inference => request.pass.mode() == Mode::Inference,
     };
     Ok(sets
         .iter()
@@ -56,7 +58,8 @@ fn requested(request: &Request) -> Result<Vec<Arc<Rule>>> {
         .collect())
 }
 
-/// Those of which every call on the left-hand side is in the graph or made by another of them.
+/// Returns the rules whose left-hand side can match: each of its calls is in the graph, or another of these rules can
+/// create it.
 fn possible(graph: &Graph, rules: Vec<Arc<Rule>>) -> Vec<Arc<Rule>> {
     let mut there: FxHashSet<Key> = graph.nodes().iter().map(key_of_node).collect();
     let mut taken = vec![false; rules.len()];
@@ -85,7 +88,8 @@ fn key_of_node(node: &Node) -> Key {
     }
 }
 
-/// `None` for a result of several, which is there where its call is.
+/// Returns the key of a kind of node; `None` for the selection of a result (`Get`), which exists whenever its call
+/// does.
 fn key(shape: Shape) -> Option<Key> {
     match shape {
         Shape::Call(constructor) => Some((constructor.op.get().name(), constructor.operands)),
@@ -94,7 +98,7 @@ fn key(shape: Shape) -> Option<Key> {
     }
 }
 
-/// Visits what the head of a rule makes.
+/// Visits the nodes that the head of a rule creates.
 fn for_each_made(rule: &Rule, visit: &mut dyn FnMut(Shape)) {
     fn walk(build: &Build, visit: &mut dyn FnMut(Shape)) {
         if let Build::Node { shape, children, .. } = build {
@@ -111,8 +115,8 @@ fn for_each_made(rule: &Rule, visit: &mut dyn FnMut(Shape)) {
     }
 }
 
-/// The vocabulary with these rules: loading them takes longer than rewriting a small graph, so those used last
-/// are kept.
+/// Returns the dialect with these rules. Loading rules takes longer than rewriting a small graph, so the most recent
+/// dialects are cached.
 pub(super) fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
     static KEPT: Mutex<VecDeque<Arc<Dialect>>> = Mutex::new(VecDeque::new());
     const MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! A saturated e-graph as plain numbers for the extractor.
+//! Conversion of a saturated e-graph to plain numbers for the extractor.
 
 use rustc_hash::FxHashMap;
 
@@ -19,21 +19,22 @@ pub(super) struct Node {
     pub(super) cost: u64,
 }
 
-/// Classes with their e-nodes and types.
+/// The classes of a saturated e-graph, with their e-nodes and types.
 pub(super) struct Snapshot {
     pub(super) classes: Vec<Vec<Node>>,
     pub(super) types: Vec<Option<ClassType>>,
     pub(super) keys: Vec<ClassKey>,
-    /// Classes of the graph's values; those of calls with several results under port `u32::MAX`.
+    /// By the values of the input graph, the classes that represent them. Under port `u32::MAX`: the class of all
+    /// results of a call with several results.
     pub(super) values: FxHashMap<Value, u32>,
     pub(super) num_enodes: usize,
 }
 
-/// Label in a [`Problem`] of what packs parameters.
+/// Label in a [`Problem`] of a choice that stores concatenated parameters as one packed parameter.
 const PACKED: u32 = u32::MAX;
 
 impl Snapshot {
-    /// The classes of a saturated e-graph. `invariant` says of the graph's nodes whether steps leave them alone.
+    /// Converts a saturated e-graph. `invariant` is `true` for each invariant node of the graph.
     pub(super) fn new(state: &mut State, costs: &mut Costs, invariant: &[bool]) -> Result<Self> {
         let rows = state.rows()?;
         let mut index: FxHashMap<ClassKey, u32> = FxHashMap::default();
@@ -67,14 +68,14 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Types of the operands of an e-node.
+    /// Returns the types of the operands of an e-node.
     fn operands(&self, node: &Node) -> Vec<TypeId> {
         let types = node.children.iter().filter_map(|&c| self.types[c as usize].as_ref());
         types.flat_map(|t| t.as_list().iter().copied()).collect()
     }
 
-    /// Whether each class has an e-node that steps leave alone: the leaves that `invariant` names, and what is computed from
-    /// nothing else, as [`Graph::invariant_nodes`] has it.
+    /// Returns for each class whether it has an invariant e-node: a leaf in `invariant`, or a
+    /// computation only from invariant classes, as in [`Graph::invariant_nodes`].
     fn invariant_classes(&self, state: &State, invariant: &[bool]) -> Vec<bool> {
         let mut kept = vec![false; self.classes.len()];
         if !invariant.contains(&true) {
@@ -121,14 +122,16 @@ impl Snapshot {
             for at in 0..self.classes[class].len() {
                 let node = &self.classes[class][at];
                 let cost = costs.call(&state.labels, &state.types, node.label, self.operands(node), &results);
-                // What grows what it is made of is computed in each step, even where the class has another form.
+                // An e-node whose result is much larger than its operands is computed in each step,
+                // even if the class has another form.
                 let is_kept = self.is_kept(state, class, node, &[], kept);
                 self.classes[class][at].cost = if is_kept { cost.min(INVARIANT_COST) } else { cost };
             }
         }
     }
 
-    /// The extractor's problem for the roots of a graph. Classes beyond those of the snapshot stand for packings.
+    /// Returns the extractor's problem for the roots of a graph. Its last classes are not in the snapshot; they are
+    /// packings of parameters.
     pub(super) fn problem(&self, state: &State, graph: &Graph, packable: &dyn Fn(u32) -> bool) -> Problem {
         let mut problem = Problem {
             classes: self
@@ -172,7 +175,8 @@ impl Snapshot {
         problem
     }
 
-    /// The e-node behind a choice of a problem made by [`Snapshot::problem`], and whether it is stored packed.
+    /// Returns the e-node of a choice in a problem of [`Snapshot::problem`], and whether the choice stores its operands
+    /// packed.
     pub(super) fn chosen<'a>(&'a self, problem: &Problem, class: u32, choice: u32) -> (&'a Node, bool) {
         let nodes = &self.classes[class as usize];
         match nodes.get(choice as usize) {
@@ -187,7 +191,7 @@ impl Snapshot {
         }
     }
 
-    /// The e-node that stands for a node of the graph.
+    /// Returns the index of the e-node that represents a value of the input graph.
     pub(super) fn original(&self, state: &State, graph: &Graph, value: Value) -> Option<u32> {
         let class = *self.values.get(&value)?;
         let node = &graph.nodes()[value.node.index()];

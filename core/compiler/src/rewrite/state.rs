@@ -1,4 +1,4 @@
-//! An e-graph of one graph: built from it, typed, and read.
+//! The e-graph of one graph: its construction, the assignment of types, and reading.
 
 use std::sync::Arc;
 
@@ -16,15 +16,16 @@ use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
 use meganeura_core::ops::OpRef;
 
-/// A class as egglog names it; the flag tells results of several from single values.
+/// A class in egglog. The flag is `true` for the results of a call with several results, and `false` for a single
+/// value.
 pub(super) type ClassKey = (bool, EValue);
 
-/// A constructor's table.
+/// The table of a constructor, with one row for each e-node.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     pub(super) name: String,
     kind: TableKind,
-    /// Whether its classes stand for several results.
+    /// `true` if a row represents all results of a call with several results.
     pub(super) tuple: bool,
 }
 
@@ -33,22 +34,22 @@ enum TableKind {
     Leaf,
     Get,
     Opaque,
-    /// Of a call whose operands are a list.
+    /// A call whose operands are a list.
     Wide,
     Symbol,
 }
 
-/// An e-node as it stands in a table.
+/// An e-node, as a row of a table.
 pub(super) struct Row {
     pub(super) class: ClassKey,
     pub(super) label: LabelId,
     pub(super) children: Vec<ClassKey>,
 }
 
-/// Rules that fired, by class, and how often each rule did.
+/// Rules that fired, by class, and the number of firings of each rule.
 pub(super) type Fired = (FxHashMap<ClassKey, Vec<usize>>, Vec<usize>);
 
-/// An e-graph with what Rust knows of it.
+/// An e-graph with its types and labels.
 pub(super) struct State {
     pub(super) egraph: EGraph,
     pub(super) dialect: Arc<Dialect>,
@@ -56,13 +57,13 @@ pub(super) struct State {
     pub(super) labels: Labels,
     pub(super) inference: Inference,
     pub(super) class_types: FxHashMap<ClassKey, ClassType>,
-    /// Labels behind the numbers of opaque calls.
+    /// Labels of calls of operators that no rule mentions, by their numbers in the e-graph.
     opaque: Vec<LabelId>,
     opaque_numbers: FxHashMap<LabelId, i64>,
-    /// Types whose facts are in the e-graph.
+    /// Number of types whose facts are in the e-graph.
     described: usize,
     tables: Vec<Table>,
-    /// Labels of rows of symbol tables, by their attribute columns.
+    /// Labels of calls of operators that rules mention, by the index of the table and the attribute columns.
     symbol_labels: FxHashMap<(usize, Vec<EValue>), LabelId>,
 }
 
@@ -70,7 +71,7 @@ fn failed(error: &egglog::Error) -> Error {
     Error::graph(format!("the e-graph could not be built: {error}"), "")
 }
 
-/// The operands in a list.
+/// Returns the operands that a list in the e-graph contains.
 fn elements(lists: &FxHashMap<EValue, (EValue, EValue)>, mut list: EValue) -> Vec<EValue> {
     let mut elements = Vec::new();
     while let Some(&(first, rest)) = lists.get(&list) {
@@ -81,7 +82,7 @@ fn elements(lists: &FxHashMap<EValue, (EValue, EValue)>, mut list: EValue) -> Ve
 }
 
 impl State {
-    /// The e-graph of a graph.
+    /// Creates the e-graph of a graph.
     pub(super) fn new(graph: &Graph, dialect: Arc<Dialect>, setting: &Setting) -> Result<Self> {
         let mut state = State {
             egraph: dialect.template.clone(),
@@ -165,31 +166,29 @@ impl State {
         let name = constructor.name();
         let spelled = self.dialect.symbols.contains_key(name.as_ref()) && attr::literals(op, attrs).is_some();
         let pinned = !op.writes().is_empty();
-        let value = match spelled && constructor.is_tuple() == tuple && !pinned {
-            true => {
-                let mut row: Vec<EValue> = attrs.iter().map(|(_, a)| columns::to_value(fs, a)).collect();
+        let value = if spelled && constructor.is_tuple() == tuple && !pinned {
+            let mut row: Vec<EValue> = attrs.iter().map(|(_, a)| columns::to_value(fs, a)).collect();
+            row.extend(&operands);
+            fs.add(&name, RawValues(row))?
+        } else {
+            let label = if pinned {
+                Label::Pinned(id)
+            } else {
+                Label::Call(op.get().name(), attrs.clone())
+            };
+            let label = self.labels.id(label, Some(op));
+            let number = self.opaque_number(label);
+            let mut row = vec![fs.base_to_value(number)];
+            if operands.len() <= MAX_OPAQUE {
                 row.extend(&operands);
-                fs.add(&name, RawValues(row))?
-            }
-            false => {
-                let label = match pinned {
-                    true => Label::Pinned(id),
-                    false => Label::Call(op.get().name(), attrs.clone()),
-                };
-                let label = self.labels.id(label, Some(op));
-                let number = self.opaque_number(label);
-                let mut row = vec![fs.base_to_value(number)];
-                if operands.len() <= MAX_OPAQUE {
-                    row.extend(&operands);
-                    fs.add(&opaque_name(operands.len(), tuple), RawValues(row))?
-                } else {
-                    let mut list = fs.add(END, RawValues(Vec::new()))?;
-                    for &operand in operands.iter().rev() {
-                        list = fs.add(LIST, RawValues(vec![operand, list]))?;
-                    }
-                    row.push(list);
-                    fs.add(wide_name(tuple), RawValues(row))?
+                fs.add(&opaque_name(operands.len(), tuple), RawValues(row))?
+            } else {
+                let mut list = fs.add(END, RawValues(Vec::new()))?;
+                for &operand in operands.iter().rev() {
+                    list = fs.add(LIST, RawValues(vec![operand, list]))?;
                 }
+                row.push(list);
+                fs.add(wide_name(tuple), RawValues(row))?
             }
         };
         if tuple {
@@ -216,7 +215,7 @@ impl State {
         number
     }
 
-    /// Facts of the types that are new.
+    /// Adds the facts of the types that are new.
     pub(super) fn describe_types(&mut self, fs: &mut FullState<'_, '_>) -> std::result::Result<(), egglog::Error> {
         while self.described < self.types.len() {
             let id = self.described as i64;
@@ -239,7 +238,7 @@ impl State {
         Ok(())
     }
 
-    /// Constructor tables, in the order of declaration.
+    /// Returns the constructor tables, in the order of declaration.
     fn list_tables(&self) -> Vec<Table> {
         self.egraph
             .functions_iter()
@@ -266,7 +265,7 @@ impl State {
             .collect()
     }
 
-    /// Lists of operands: head and tail of each.
+    /// Returns the lists of operands in the e-graph: the head and the tail of each.
     fn lists(&self) -> Result<FxHashMap<EValue, (EValue, EValue)>> {
         let mut lists = FxHashMap::default();
         self.egraph
@@ -277,7 +276,7 @@ impl State {
         Ok(lists)
     }
 
-    /// Every e-node, table after table.
+    /// Returns every e-node, table after table.
     pub(super) fn rows(&mut self) -> Result<Vec<Row>> {
         let mut rows = Vec::with_capacity(self.egraph.num_tuples() / 2);
         let lists = self.lists()?;
@@ -300,7 +299,8 @@ impl State {
                         TableKind::Opaque | TableKind::Wide => opaque.get(number() as usize).copied(),
                         TableKind::Symbol => symbol_labels.get(&(index, columns.to_vec())).copied().or_else(|| {
                             let symbol = symbol?;
-                            // Text that is no list or element type cannot come from a graph, and makes no call.
+                            // Text that is not a list or an element type cannot come from a graph,
+                            // and is skipped.
                             let attrs = columns::attrs(egraph, symbol.op, columns)?;
                             let label = labels.id(Label::Call(symbol.op.get().name(), attrs), Some(symbol.op));
                             symbol_labels.insert((index, columns.to_vec()), label);
@@ -321,7 +321,7 @@ impl State {
         Ok(rows)
     }
 
-    /// Entries of a function from classes to integers.
+    /// Returns the entries of a function from classes to integers.
     pub(super) fn class_facts(&self, function: &str) -> Result<FxHashMap<ClassKey, i64>> {
         let mut facts = FxHashMap::default();
         self.egraph
@@ -332,7 +332,8 @@ impl State {
         Ok(facts)
     }
 
-    /// Classes of the graph's values, and of its calls with several results under port `u32::MAX`.
+    /// Returns the classes of the graph's values, and of its calls with several results under port
+    /// `u32::MAX`.
     pub(super) fn classes_of_values(&self) -> Result<FxHashMap<Value, ClassKey>> {
         let mut classes = FxHashMap::default();
         let int = |v: EValue| self.egraph.value_to_base::<i64>(v) as u32;
@@ -351,7 +352,7 @@ impl State {
         Ok(classes)
     }
 
-    /// Rules that fired, by class, and how often each did.
+    /// Returns the rules that fired, by class, and the number of firings of each.
     pub(super) fn fired(&self) -> Result<Fired> {
         let mut by_class: FxHashMap<ClassKey, Vec<usize>> = FxHashMap::default();
         let mut counts = vec![0; self.dialect.rules.len()];
@@ -373,10 +374,10 @@ impl State {
     }
 }
 
-/// What the encoder needs to know beside the graph.
+/// Inputs for constructing an e-graph, in addition to the graph.
 pub(super) struct Setting<'a> {
-    /// Facts of the build and the device.
+    /// Properties of the build and the device.
     pub(super) caps: &'a [&'a str],
-    /// Parameters with equal numbers may be packed together.
+    /// Function that returns the packing group of a parameter: parameters of one group may be stored together.
     pub(super) pack_group: &'a dyn Fn(&Graph, NodeId) -> Option<i64>,
 }

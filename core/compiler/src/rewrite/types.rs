@@ -1,4 +1,4 @@
-//! Types, and calls without their operands, as small numbers.
+//! Numbering of types and labels: equal ones get the same small number (interning).
 
 use rustc_hash::FxHashMap;
 
@@ -10,7 +10,7 @@ use meganeura_core::shape::TensorType;
 /// Number of a type.
 pub(super) type TypeId = u32;
 
-/// Types that occur.
+/// Types with their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Types {
     list: Vec<TensorType>,
@@ -37,23 +37,23 @@ impl Types {
     }
 }
 
-/// What an e-node is, without its operands.
+/// Label of an e-node: everything except its operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Label {
     /// A leaf of the graph.
     Leaf(NodeId),
-    /// A result of a call with several.
+    /// The selection of one result of a call with several results, by its index.
     Get(u32),
     /// A call of an operator.
     Call(&'static str, Attrs),
-    /// A call that happens where it stands, once (it writes).
+    /// A call that is never merged, because it writes persistent data.
     Pinned(NodeId),
 }
 
 /// Number of a label.
 pub(super) type LabelId = u32;
 
-/// Labels that occur.
+/// Labels with their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     list: Vec<(Label, Option<OpRef>)>,
@@ -75,7 +75,7 @@ impl Labels {
         &self.list[id as usize].0
     }
 
-    /// Operator and attributes of a call.
+    /// Returns the operator and attributes of a call.
     pub(super) fn call(&self, id: LabelId) -> Option<(OpRef, &Attrs)> {
         match &self.list[id as usize] {
             (Label::Call(_, attrs), Some(op)) => Some((*op, attrs)),
@@ -84,7 +84,7 @@ impl Labels {
     }
 }
 
-/// Type of a class: of one value, or of the results of a call.
+/// Type of a class: the type of a single value, or the types of all results of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClassType {
     One(TypeId),
@@ -100,14 +100,14 @@ impl ClassType {
     }
 }
 
-/// Shape rules with a memory.
+/// The shape rules of operators, with a cache of their results.
 #[derive(Debug, Default)]
 pub(super) struct Inference {
     known: FxHashMap<(LabelId, Vec<TypeId>), Result<Vec<TypeId>, String>>,
 }
 
 impl Inference {
-    /// Types of the results of a call, or why it is wrong.
+    /// Returns the types of a call's results, or the error of its shape rule.
     pub(super) fn results(
         &mut self,
         labels: &Labels,

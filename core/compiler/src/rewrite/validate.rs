@@ -1,35 +1,36 @@
-//! What the text of a rule set must satisfy before egglog reads it, and a set before it is registered.
+//! Validation of the text of a rule set before egglog parses it, and of a set before it is
+//! registered.
 //!
-//! Rules are foreign text. Egglog's parser recurses, reads numbers that do not fit as something else, and knows
-//! commands that open files; what could reach any of that is rejected here.
+//! Rules are untrusted text. Egglog's parser recurses, misreads numbers that are out of range, and supports commands
+//! that open files. This module rejects all text that could cause that.
 
 use egglog::ast::{Action, Expr, Fact};
 
-use super::RuleSet;
 use super::rule::{ROOT, shortened};
 use meganeura_core::ops::OpRef;
+use meganeura_core::rule_set::RuleSet;
 
-/// Longest text of a rule set, in bytes.
+/// Maximum length of a rule set's text, in bytes.
 const MAX_TEXT: usize = 1 << 20;
-/// Deepest nesting of parentheses.
+/// Maximum nesting of parentheses.
 const MAX_DEPTH: usize = 64;
-/// Longest word or string, in bytes.
+/// Maximum length of a word or string, in bytes.
 const MAX_WORD: usize = 1 << 10;
-/// Most rules in a set.
+/// Maximum number of rules in a set.
 pub(super) const MAX_RULES: usize = 10_000;
-/// Most calls, variables and literals in a rule.
+/// Maximum number of calls, variables and literals in a rule.
 const MAX_NODES: usize = 200;
 
-/// What is wrong with a text: the byte and the message.
+/// An error in a text: the byte offset and the message.
 pub(super) type TextFault = (usize, String);
 
 /// The commands that a rule set may use.
-const COMMANDS: [&str; 3] = ["rewrite", "birewrite", "rule"];
+const COMMANDS: [&str; 4] = ["define", "rewrite", "birewrite", "rule"];
 
-/// Checks size, nesting, words and commands of a text, with the tokens that egglog's parser sees.
+/// Checks size, nesting, words and commands of a text, with the same tokens as egglog's parser.
 ///
 /// # Errors
-/// The first thing that is wrong, with its place.
+/// The first error, with its position.
 pub(super) fn text(text: &str) -> Result<(), TextFault> {
     if text.len() > MAX_TEXT {
         return Err((0, format!("the text is longer than {MAX_TEXT} bytes")));
@@ -102,7 +103,7 @@ fn word_length(start: usize, end: usize) -> Result<(), TextFault> {
     Ok(())
 }
 
-/// A word outside of strings: numbers must be what they look like.
+/// Checks a word outside of strings: a word that looks like a number must be one.
 fn check_word(word: &str) -> Result<(), String> {
     if word == ROOT {
         return Err(format!("'{ROOT}' is reserved"));
@@ -150,7 +151,7 @@ pub(super) fn size(body: &[Fact], head: &[Action]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the name of a rule.
+/// Checks that the name of a rule is valid.
 ///
 /// # Errors
 /// A message when it is empty, too long or cannot be printed.
@@ -171,7 +172,7 @@ pub(super) fn rule_name(name: &str) -> Result<(), String> {
 /// Checks namespace and operators of a set.
 ///
 /// # Errors
-/// A message naming what cannot be used.
+/// A message naming the invalid part.
 pub(super) fn set(set: &RuleSet) -> Result<(), String> {
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     if set.namespace.is_empty() || set.namespace.len() > 64 || !set.namespace.chars().all(valid) {
@@ -186,7 +187,7 @@ pub(super) fn set(set: &RuleSet) -> Result<(), String> {
     Ok(())
 }
 
-/// An operator's name must be readable in rules and tell its origin.
+/// Checks that an operator's name has a namespace and can be used in rules.
 fn operator(op: OpRef) -> Result<(), String> {
     let name = op.name();
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';

@@ -1,9 +1,10 @@
-//! Images with channels last: graphs mean what they meant, and are converted where the device is faster so.
+//! Tests of the channels-last layout: converted graphs have the same values, and graphs are converted if that is faster
+//! on the device.
 
 use std::collections::HashMap;
 
 use meganeura_compiler::optimize::{OptimizeReport, optimize_for};
-use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, Simulated, Target};
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, SimulatedDevice, Target};
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::{CostModel, KernelDesc};
 use meganeura_core::graph::{Graph, Value};
@@ -11,12 +12,12 @@ use meganeura_core::ops::{Conv2dOptions, Pool2dOptions};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 
-/// A device whose convolutions with channels first take many times as long.
+/// A device on which convolutions with channels first are many times slower.
 struct ChannelsLast;
 
 impl Target for ChannelsLast {
     fn cost_model(&self) -> CostModel {
-        Simulated::discrete_gpu().0
+        SimulatedDevice::discrete_gpu().0
     }
 
     fn launches(&self, _: &KernelDesc) -> Option<u32> {
@@ -44,7 +45,7 @@ fn optimized(graph: &Graph, target: &dyn Target, pass: Pass, channels_last: bool
     optimize_for(graph, &request).expect("it optimizes")
 }
 
-/// Names of the calls, those of programs included.
+/// Returns the names of the calls, including those of programs.
 fn calls(graph: &Graph) -> Vec<&'static str> {
     let mut names = Vec::new();
     for (op, attrs) in graph.nodes().iter().filter_map(|n| n.op()) {
@@ -60,7 +61,7 @@ fn count(graph: &Graph, name: &str) -> usize {
     calls(graph).iter().filter(|call| **call == name).count()
 }
 
-/// A random network of images, and what it is fed.
+/// A random network on images, and its inputs.
 struct Network {
     graph: Graph,
     feeds: HashMap<String, Vec<f64>>,
@@ -129,20 +130,18 @@ impl Network {
             9 => {
                 let [weight, bias, mean, variance] = [(); 4].map(|()| self.parameter(&[c]));
                 let variance = self.graph.square(variance);
-                match is_training {
+                if is_training {
                     // Written statistics are not compared here.
-                    true => {
-                        let names = ["mean", "var"].map(|n| format!("{n}{}", self.feeds.len()));
-                        for name in &names {
-                            self.fill(name, &[c]);
-                        }
-                        let [mean, variance] = names.map(|name| self.graph.state(&name, &[c]));
-                        self.graph.batch_norm(x, weight, bias, mean, variance, 0.1, 1e-3).into()
+                    let names = ["mean", "var"].map(|n| format!("{n}{}", self.feeds.len()));
+                    for name in &names {
+                        self.fill(name, &[c]);
                     }
-                    false => self
-                        .graph
+                    let [mean, variance] = names.map(|name| self.graph.state(&name, &[c]));
+                    self.graph.batch_norm(x, weight, bias, mean, variance, 0.1, 1e-3).into()
+                } else {
+                    self.graph
                         .batch_norm_inference(x, weight, bias, mean, variance, 1e-3)
-                        .into(),
+                        .into()
                 }
             }
             10 => {
@@ -174,9 +173,10 @@ fn network(seed: u64, is_training: bool) -> Network {
     }
     let flat = n.graph.mean(x, &[2, 3], false);
     let loss = n.graph.mean(flat, &[], false);
-    n.graph.set_outputs(match is_training {
-        true => vec![loss.into()],
-        false => vec![x, flat.into()],
+    n.graph.set_outputs(if is_training {
+        vec![loss.into()]
+    } else {
+        vec![x, flat.into()]
     });
     n.graph.verify().expect("a graph");
     n
@@ -281,7 +281,7 @@ fn a_block_is_converted_at_its_ends_alone() {
 #[test]
 fn the_device_and_the_configuration_decide() {
     let network = network(3, false);
-    let (even, report) = optimized(&network.graph, &Simulated::discrete_gpu(), Pass::Inference, true);
+    let (even, report) = optimized(&network.graph, &SimulatedDevice::discrete_gpu(), Pass::Inference, true);
     assert!(
         !report.images_channels_last && !report.to_string().contains("channels last"),
         "{report}"

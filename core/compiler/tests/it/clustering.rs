@@ -1,8 +1,8 @@
-//! Clustering: graphs mean what they meant, and what should become one call does.
+//! Tests of clustering: graphs keep their values, and calls that can be fused are fused.
 
 use crate::dag::dag;
 use meganeura_compiler::cluster::{ClusterReport, cluster};
-use meganeura_compiler::rewrite::{Simulated, Target};
+use meganeura_compiler::rewrite::{SimulatedDevice, Target};
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::graph::{Graph, NodeKind};
@@ -12,8 +12,8 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Shape, TensorType, registry};
 
-fn gpu() -> Simulated {
-    Simulated::discrete_gpu()
+fn gpu() -> SimulatedDevice {
+    SimulatedDevice::discrete_gpu()
 }
 
 fn clustered(graph: &Graph) -> (Graph, ClusterReport) {
@@ -62,7 +62,7 @@ fn random_graphs_mean_what_they_meant() {
     );
 }
 
-/// A layer with its gradients.
+/// Returns a graph of a layer with its gradients.
 fn layer() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[6, 5]);
@@ -125,7 +125,7 @@ fn a_product_takes_its_bias_and_activation_along() {
     assert!(report.clusters[0].label.contains("activation"), "{report}");
 }
 
-/// What a product multiplies may be computed for it, through views: the first operand only.
+/// A product may compute its first operand in its prologue, also through views.
 #[test]
 fn a_product_takes_a_gate_along() {
     let mut g = Graph::new();
@@ -151,8 +151,8 @@ fn a_product_takes_a_gate_along() {
     );
 }
 
-/// Elements of either operand that are in memory in half precision are widened where they are read, unless others read them
-/// widened, too; those of another type, and those that somebody computes, are not.
+/// A product widens operands that are half-precision data in memory when it reads them, unless the widened values have
+/// other users. It does not widen operands of other types, or computed operands.
 #[test]
 fn a_product_widens_its_operands() {
     for (dtype, shared, expected) in [
@@ -175,23 +175,20 @@ fn a_product_widens_its_operands() {
     }
 }
 
-/// What a product multiplies stays a call of its own where somebody else reads it, and is one where both operands come of
-/// it.
+/// An operand of a product stays a separate call if it has other users. It is fused if both operands of the product are
+/// computed from it.
 #[test]
 fn what_is_multiplied_may_be_read_twice() {
     for both in [false, true] {
         let mut g = Graph::new();
         let (x, w) = (g.input("x", &[4, 4]), g.parameter("w", &[4, 4]));
         let t = g.exp(x);
-        let y = match both {
-            true => {
-                let turned = g.permute(t, &[1, 0]);
-                g.matmul(t, turned)
-            }
-            false => {
-                let y = g.matmul(t, w);
-                g.matmul(t, y)
-            }
+        let y = if both {
+            let turned = g.permute(t, &[1, 0]);
+            g.matmul(t, turned)
+        } else {
+            let y = g.matmul(t, w);
+            g.matmul(t, y)
         };
         g.set_outputs(vec![y]);
         let (new, report) = clustered(&g);
@@ -290,7 +287,7 @@ fn rows_are_turned_where_they_are_a_part_of_others() {
         all.get(g.outputs()[0]).expect("a value").data.clone()
     });
     assert_eq!(want, got);
-    // What others need as well is in memory in any case.
+    // Values with other users are in memory in any case.
     let (new, _) = clustered(&build(true));
     assert_eq!(calls(&new), ["core.narrow", "core.rope", "core.relu"]);
 }
@@ -313,7 +310,7 @@ fn clusters_do_not_wait_for_each_other() {
     let mut g = Graph::new();
     let (x, y) = (g.input("x", &[64, 64]), g.input("y", &[64, 64]));
     let v1 = g.relu(x);
-    // Before `a`, but behind it once `v1` and `v2`, which waits for `a`, are one call.
+    // Before `a`, but after it once `v1` and `v2`, which waits for `a`, are fused.
     let u = g.cumsum(v1, -1, false, false);
     let a = g.tanh(y);
     let o = g.cumsum(a, -1, false, false);
@@ -352,9 +349,9 @@ fn calls_join_across_views() {
 }
 
 /// A device whose only fused kernels have two steps.
-struct Small;
+struct TwoStepDevice;
 
-impl Target for Small {
+impl Target for TwoStepDevice {
     fn cost_model(&self) -> meganeura_core::backend::CostModel {
         gpu().0
     }
@@ -373,7 +370,7 @@ fn the_device_decides_what_it_can_run() {
         y = g.tanh(y);
     }
     g.set_outputs(vec![y]);
-    let (new, _) = cluster(&g, &Small).expect("it clusters");
+    let (new, _) = cluster(&g, &TwoStepDevice).expect("it clusters");
     assert_eq!(calls(&new).len(), 3);
 }
 

@@ -1,4 +1,4 @@
-//! The extractor against brute force, under budgets, and on graphs of real size.
+//! Tests of the extractor: against brute force, under budgets, and on graphs of realistic size.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ fn choice(label: u32, cost: u64, children: &[u32]) -> Choice {
     Choice { label, cost, children }
 }
 
-/// Cost of a selection in the plainest way: mark what is needed, then compute leaves first what can be.
+/// Computes the cost of a selection in the simplest way: marks needed classes, then evaluates them
+/// from the leaves.
 fn plain_cost(problem: &Problem, selection: &[Option<u32>]) -> Option<u64> {
     let n = problem.classes.len();
     let taken = |c: usize| selection[c].map(|k| &problem.classes[c][k as usize]);
@@ -40,7 +41,7 @@ fn plain_cost(problem: &Problem, selection: &[Option<u32>]) -> Option<u64> {
     needed().all(|c| computed[c]).then(sum)
 }
 
-/// Tries every selection; the least cost.
+/// Tries every selection, and returns the minimum cost.
 fn brute_force(problem: &Problem) -> Option<u64> {
     fn go(problem: &Problem, selection: &mut Vec<Option<u32>>, todo: &mut Vec<u32>, best: &mut Option<u64>) {
         while let Some(c) = todo.pop() {
@@ -66,8 +67,8 @@ fn brute_force(problem: &Problem) -> Option<u64> {
     best
 }
 
-/// A small e-graph: mostly layered, with edges that go back or to the class itself now and then, zero costs, classes
-/// without choices, several roots and exclusive sets.
+/// Returns a small random problem: mostly layered, with some edges that go back or to the class itself, choices of no
+/// cost, classes without choices, several roots and exclusive sets.
 fn random_problem(random: &mut Random) -> Problem {
     let n = 2 + random.below(10);
     let back = random.below(4);
@@ -76,11 +77,11 @@ fn random_problem(random: &mut Random) -> Problem {
     for c in 0..n {
         let count = [0, 1, 1, 2, 2, 2, 3, 3][random.below(8)];
         let choices = (0..count.max(usize::from(c < 2))).map(|_| {
-            let mut kids = Vec::new();
+            let mut children = Vec::new();
             if c >= 2 || random.below(6) == 0 {
                 for _ in 0..random.below(4) {
                     let anywhere = random.below(8) < back || c == 0;
-                    kids.push(random.below(if anywhere { n } else { c }) as u32);
+                    children.push(random.below(if anywhere { n } else { c }) as u32);
                 }
             }
             let cost = if random.below(8) < free {
@@ -88,7 +89,7 @@ fn random_problem(random: &mut Random) -> Problem {
             } else {
                 1 + random.below(9) as u64
             };
-            choice(random.below(5) as u32, cost, &kids)
+            choice(random.below(5) as u32, cost, &children)
         });
         problem.classes.push(choices.collect());
     }
@@ -149,7 +150,7 @@ fn without_a_budget_the_selection_is_valid_and_never_too_good() {
                     "seed {seed}"
                 );
             }
-            // Exclusive sets alone can hide the solutions from a greedy choice.
+            // Only exclusive sets can hide the solutions from a greedy selection.
             Err(error) => {
                 assert_eq!(error, ExtractError::NotFound, "seed {seed}");
                 assert!(!problem.exclusive.is_empty(), "seed {seed}");
@@ -158,22 +159,22 @@ fn without_a_budget_the_selection_is_valid_and_never_too_good() {
     }
 }
 
-/// A problem of many classes, each with several choices of several kids anywhere below: nothing can be decided
-/// without a search.
+/// Returns a problem of `n` classes, each with several choices whose children are any earlier classes, so that only a
+/// search decides them.
 fn dense(n: usize, exclusive: bool, random: &mut Random) -> Problem {
     let mut problem = Problem::default();
     for c in 0..n {
         let choices = (0..4).map(|k| {
-            let kids: Vec<u32> = (0..3).map(|_| random.below(if c < 4 { 1 } else { c }) as u32).collect();
+            let children: Vec<u32> = (0..3).map(|_| random.below(if c < 4 { 1 } else { c }) as u32).collect();
             let cost = 10 + random.below(50) as u64;
-            choice(k, cost, if c < 4 { &[] } else { &kids })
+            choice(k, cost, if c < 4 { &[] } else { &children })
         });
         problem.classes.push(choices.collect());
     }
     // Edges that go back.
     for _ in 0..n / 4 {
-        let (c, kid) = (random.below(n), random.below(n) as u32);
-        problem.classes[c].push(choice(9, 5, &[kid]));
+        let (c, child) = (random.below(n), random.below(n) as u32);
+        problem.classes[c].push(choice(9, 5, &[child]));
     }
     problem.roots = (0..n / 10).map(|i| (n - 1 - i) as u32).collect();
     if exclusive {
@@ -222,7 +223,8 @@ fn a_time_limit_holds() {
 
 #[test]
 fn deep_graphs_need_no_deep_stack() {
-    // With skips, the choices hang together all the way: a component of 100,000 classes that no search finishes.
+    // With skips, all choices form one component; one of 100,000 classes is too large for the
+    // search.
     for (n, skips, exact) in [(100_000, false, true), (100, true, true), (100_000, true, false)] {
         let mut problem = Problem::default();
         for c in 0..n {

@@ -1,9 +1,9 @@
-//! Writes that take what makes their operand along: where they may, and that they mean the same.
+//! Tests of fusing writes with the call that computes their operand: its conditions, and that values do not change.
 
 use std::collections::HashMap;
 
 use meganeura_compiler::optimize::{OptimizeReport, optimize_for};
-use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, Simulated, Target};
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, SimulatedDevice, Target};
 use meganeura_core::backend::{CostModel, KernelDesc};
 use meganeura_core::graph::{Graph, NodeId};
 use meganeura_core::random::SplitMix64;
@@ -12,7 +12,7 @@ use meganeura_core::reference::evaluate;
 const JOINED: &str = "core.rope_cache_write";
 const ROPE: &str = "core.rope_dynamic_offset";
 
-/// Keys of two sequences, turned and written into their caches, and values that are written as they are.
+/// A graph that rotates keys of two sequences and writes them into their caches, and writes values unchanged.
 struct Keys {
     graph: Graph,
     turned: NodeId,
@@ -49,9 +49,9 @@ fn count(graph: &Graph, name: &str) -> usize {
     ops.filter(|(op, _)| op.name() == name).count()
 }
 
-/// Whether anything is joined.
+/// Returns `true` if any calls are joined.
 fn joins(graph: &Graph) -> bool {
-    let (new, report) = optimized(graph, &Simulated::discrete_gpu(), &RewriteConfig::default());
+    let (new, report) = optimized(graph, &SimulatedDevice::discrete_gpu(), &RewriteConfig::default());
     let joined = count(&new, JOINED) > 0;
     assert_eq!(report.fusions.iter().any(|f| f.rule == JOINED), joined, "{report}");
     joined
@@ -60,7 +60,7 @@ fn joins(graph: &Graph) -> bool {
 #[test]
 fn a_pair_becomes_one_call_that_means_the_same() {
     let Keys { graph, .. } = keys();
-    let (new, report) = optimized(&graph, &Simulated::discrete_gpu(), &RewriteConfig::default());
+    let (new, report) = optimized(&graph, &SimulatedDevice::discrete_gpu(), &RewriteConfig::default());
     assert_eq!((count(&new, JOINED), count(&new, ROPE)), (1, 0));
     assert_eq!(count(&new, "core.cache_write"), 1);
     let fusion = report
@@ -100,7 +100,7 @@ fn a_pair_becomes_one_call_that_means_the_same() {
 #[test]
 fn pairs_stay_apart_where_they_must() {
     assert!(joins(&keys().graph));
-    // What lies between is a result, or has another use.
+    // The intermediate value is a result, or has another user.
     let Keys {
         mut graph,
         turned,
@@ -116,7 +116,7 @@ fn pairs_stay_apart_where_they_must() {
     let other = graph.neg(turned);
     graph.set_outputs(vec![written, other]);
     assert!(!joins(&graph));
-    // Rows are turned by other positions than those at which they are written.
+    // The positions of the rotation differ from those of the write.
     let mut graph = Graph::new();
     let [at, by] = ["at", "by"].map(|name| graph.input_u32(name, &[1]));
     let k = graph.input("k", &[3, 8]);
@@ -125,7 +125,7 @@ fn pairs_stay_apart_where_they_must() {
     let written = graph.cache_write(turned, cache, at);
     graph.set_outputs(vec![written]);
     assert!(!joins(&graph));
-    // One call would read what it writes.
+    // The fused call would read the buffer that it writes.
     let mut graph = Graph::new();
     let position = graph.input_u32("position", &[1]);
     let cache = graph.parameter("cache", &[7, 8]);
@@ -136,12 +136,12 @@ fn pairs_stay_apart_where_they_must() {
     assert!(!joins(&graph));
 }
 
-/// A device without a kernel for the pair.
-struct Without;
+/// A device without a kernel for the joined call.
+struct NoPairKernel;
 
-impl Target for Without {
+impl Target for NoPairKernel {
     fn cost_model(&self) -> CostModel {
-        Simulated::discrete_gpu().0
+        SimulatedDevice::discrete_gpu().0
     }
 
     fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
@@ -152,12 +152,12 @@ impl Target for Without {
 #[test]
 fn devices_and_settings_have_their_say() {
     let Keys { graph, .. } = keys();
-    let (new, report) = optimized(&graph, &Without, &RewriteConfig::default());
+    let (new, report) = optimized(&graph, &NoPairKernel, &RewriteConfig::default());
     assert_eq!((count(&new, JOINED), count(&new, ROPE)), (0, 1), "{report}");
     let off = RewriteConfig {
         enabled: false,
         ..RewriteConfig::default()
     };
-    let (new, _) = optimized(&graph, &Simulated::discrete_gpu(), &off);
+    let (new, _) = optimized(&graph, &SimulatedDevice::discrete_gpu(), &off);
     assert_eq!(count(&new, JOINED), 0);
 }

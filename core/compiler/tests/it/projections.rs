@@ -1,9 +1,9 @@
-//! Projections that take rotations and cache writes along: where they may, and that they mean the same.
+//! Tests of fusing projections with rotations and cache writes: its conditions, and that values do not change.
 
 use std::collections::HashMap;
 
 use meganeura_compiler::optimize::{OptimizeReport, optimize_for};
-use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, Simulated, Target};
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, SimulatedDevice, Target};
 use meganeura_core::backend::{CostModel, KernelDesc};
 use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::random::SplitMix64;
@@ -13,12 +13,12 @@ const WRITE: &str = "core.fused_cache_write";
 const FUSED: &str = "core.fused";
 const ROPE: &str = "core.rope_dynamic_offset";
 
-/// The kernels of a GPU whose projections of few rows have such epilogues: one product in a program.
+/// A GPU that supports projections of few rows with an epilogue: it runs every program with at most one product.
 struct Gpu;
 
 impl Target for Gpu {
     fn cost_model(&self) -> CostModel {
-        Simulated::discrete_gpu().0
+        SimulatedDevice::discrete_gpu().0
     }
 
     fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
@@ -50,7 +50,7 @@ fn count(graph: &Graph, name: &str) -> usize {
     ops.filter(|(op, _)| op.name() == name).count()
 }
 
-/// A row and its position, and the projections of a decoding step.
+/// A graph with the row and the position of a decode step, to which projections are added.
 struct Block {
     graph: Graph,
     x: Value,
@@ -80,7 +80,7 @@ impl Block {
     }
 }
 
-/// Keys that are rotated and written, values that are written, and queries that are rotated.
+/// Returns a block that rotates and writes keys, writes values, and rotates queries.
 fn block() -> Block {
     let mut b = Block::new(&[2, 1]);
     let [k_cache, v_cache] = ["cache.k", "cache.v"].map(|name| b.graph.parameter(name, &[2, 7, 8]));
@@ -167,27 +167,27 @@ fn they_stay_apart_where_they_must() {
     b.graph.set_outputs(vec![one]);
     assert_eq!(writes(&b, &Gpu), 1);
     // The device has no such kernel.
-    struct Without;
-    impl Target for Without {
+    struct NoProjectionKernel;
+    impl Target for NoProjectionKernel {
         fn cost_model(&self) -> CostModel {
-            Simulated::discrete_gpu().0
+            SimulatedDevice::discrete_gpu().0
         }
         fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
             (kernel.name != WRITE).then_some(1)
         }
     }
-    assert_eq!(writes(&b, &Without), 0);
+    assert_eq!(writes(&b, &NoProjectionKernel), 0);
     // The projection is a result as well.
     b.graph.set_outputs(vec![one, k]);
     assert_eq!(writes(&b, &Gpu), 0);
-    // What is written is no projection.
+    // The written value is not a projection.
     let mut b = Block::new(&[2, 1]);
     let rows = b.graph.input("rows", &[2, 1, 8]);
     let negated = b.graph.neg(rows);
     let one = written(&mut b, negated);
     b.graph.set_outputs(vec![one]);
     assert_eq!(writes(&b, &Gpu), 0);
-    // The program would read what it writes.
+    // The program would read the buffer that it writes.
     let mut b = Block::new(&[1]);
     let cache = b.graph.parameter("cache", &[6, 6]);
     let rows = b.graph.matmul_bt(b.x, cache);

@@ -1,4 +1,4 @@
-//! Folders that are replaced whole or not at all.
+//! Atomic replacement of folders.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,41 +9,42 @@ use super::abandoned::{hold, is_partial_name, take_abandoned};
 use super::folder_of;
 use crate::error::Error;
 
-/// Times that another program may come in between.
+/// Maximum attempts when other programs interfere.
 const ATTEMPTS: usize = 100;
 
-/// What a folder has to hold so that another one may take its place.
+/// Contents by which a folder is recognized as replaceable.
 #[derive(Clone, Copy, Debug)]
 pub struct FolderKind {
     /// Names of all files that such a folder may have.
     pub names: &'static [&'static str],
-    /// The file that tells such a folder from another program's.
+    /// The file that distinguishes such a folder from another program's.
     pub marker: &'static str,
-    /// Whether the contents of that file are those of such a folder.
+    /// Checks that the contents of that file belong to such a folder.
     pub is_own: fn(&[u8]) -> bool,
 }
 
 impl FolderKind {
-    /// Whether a folder of the kind may have a file of this name, or a killed process may have left it.
+    /// Returns `true` if a folder of the kind may contain a file of this name, including temporary
+    /// files of killed processes.
     fn has(&self, name: &str) -> bool {
         let of_partial = |own: &&str| name.strip_prefix('.').is_some_and(|name| name.starts_with(*own));
         self.names.contains(&name) || is_partial_name(name) && self.names.iter().any(of_partial)
     }
 }
 
-/// Why a folder was not replaced. It is as it was.
+/// Reason why a folder was not replaced. The folder is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FolderError {
-    /// It is not one that may be replaced.
+    /// The path must not be replaced: it is a file, or a folder whose contents are not of its kind.
     #[error(
-        "{}: not replaced, as it is no folder of a model alone: {message}\n  help: save the model in another folder",
+        "{}: not replaced, because it is not only a model folder: {message}\n  help: save the model in another folder",
         folder.display()
     )]
     NotReplaced {
         /// The folder.
         folder: PathBuf,
-        /// What is in it.
+        /// Description of what the folder contains.
         message: String,
     },
 
@@ -52,9 +53,9 @@ pub enum FolderError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -65,24 +66,24 @@ impl FolderError {
         move |source| FolderError::Io { path, action, source }
     }
 
-    /// It as an [`Error::File`].
+    /// Converts it to an [`Error::File`].
     pub fn into_error(self) -> Error {
         match self {
             FolderError::NotReplaced { folder, message } => Error::file(
                 &folder,
-                format!("is not replaced, as it is no folder of a model alone: {message}"),
+                format!("is not replaced, because it is not only a model folder: {message}"),
                 "name another folder",
             ),
             FolderError::Io { path, action, source } => {
                 let remedy = match source.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                        "make room on the disk, or write elsewhere"
+                        "free disk space, or write to another disk"
                     }
-                    _ => "name a folder that you can write to",
+                    _ => "name a writable folder",
                 };
                 Error::file(
                     &path,
-                    format!("could not be {action}: {source}; the folder is as it was"),
+                    format!("could not be {action}: {source}; the folder is unchanged"),
                     remedy,
                 )
             }
@@ -92,37 +93,39 @@ impl FolderError {
 
 type Result<T> = std::result::Result<T, FolderError>;
 
-/// How a folder takes the place of another one.
+/// Method for replacing one folder by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Swap {
-    /// In one step where the file system has one, or else as below.
+    /// Atomically if the file system supports it, else like `Aside`.
     Exchange,
     /// By two renames, with the old folder under the name of [`old_of`] in between.
     Aside,
 }
 
-/// A folder that is written under a temporary name beside its place, which it takes with [`NewFolder::put`]. Whoever
-/// looks, also after a kill at any moment, finds the old folder or the new one, under its name or (only between two
-/// renames, where the system has no exchange) that of [`old_of`]. Dropped before, it is removed.
+/// A folder that is written under a temporary name next to its destination and moved there with
+/// [`NewFolder::put`]. At any moment, also after a kill, readers find either the old or the new
+/// folder: under its name or (only between two renames, if the system has no atomic exchange) under
+/// that of [`old_of`]. If it is dropped before `put`, it is removed.
 #[derive(Debug)]
 pub struct NewFolder {
     temporary: PathBuf,
     place: PathBuf,
     old: PathBuf,
     kind: FolderKind,
-    /// Those that it gets in the end; until then nobody else can look into it.
+    /// Final permissions; until `put`, other users cannot access the folder.
     permissions: fs::Permissions,
     /// Tells other processes that this one is at work.
     _held: Option<File>,
 }
 
 impl NewFolder {
-    /// An empty folder that is going to take the place of `folder`, whose parents are made if need be.
+    /// Creates an empty folder that will replace `folder`, and missing parents.
     ///
     /// # Errors
-    /// [`FolderError::NotReplaced`] for a folder that has anything else in it than its kind says; [`FolderError::Io`].
+    /// [`FolderError::NotReplaced`] if `folder` contains anything that its kind does not allow;
+    /// [`FolderError::Io`].
     pub fn begin(folder: &Path, kind: FolderKind) -> Result<Self> {
-        // Through a link, so that it is its target that is replaced.
+        // Resolve links, so that the target of a link is replaced.
         let place = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let (Some(name), Some(old)) = (place.file_name(), old_of(&place)) else {
             return Err(FolderError::NotReplaced {
@@ -165,19 +168,21 @@ impl NewFolder {
         Ok(new)
     }
 
-    /// Where its files are to be written until it takes its place.
+    /// Returns the folder in which the files must be written before `put`.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// Puts it in its place, on the disk. Files that the old folder has already keep their permissions.
+    /// Moves the folder to its destination and syncs it to disk. Files that exist in the old folder
+    /// keep their permissions.
     ///
     /// # Errors
     /// [`FolderError::Io`], with the old folder as it was.
     pub fn put(self) -> Result<()> {
-        self.put_by(match cfg!(target_os = "linux") {
-            true => Swap::Exchange,
-            false => Swap::Aside,
+        self.put_by(if cfg!(target_os = "linux") {
+            Swap::Exchange
+        } else {
+            Swap::Aside
         })
     }
 
@@ -185,7 +190,8 @@ impl NewFolder {
         self.finish().map_err(FolderError::io(&self.temporary, "written"))?;
         let moved = put(&self.temporary, &self.place, &self.old, &self.kind, swap);
         moved.map_err(FolderError::io(&self.place, "replaced"))?;
-        // The renames are in the parent; where that cannot be synchronised, the file system does it in its time.
+        // Renames are entries of the parent. If it cannot be synced, the file system writes them
+        // eventually.
         sync_folder(&folder_of(&self.place));
         Ok(())
     }
@@ -206,18 +212,18 @@ impl NewFolder {
 
 impl Drop for NewFolder {
     fn drop(&mut self) {
-        // It has the old files now, or the new ones that are not wanted.
+        // It now contains the old files, or the new ones if `put` failed.
         remove(&self.temporary, &self.kind);
     }
 }
 
-/// The name that a folder has while another takes its place, where that takes two renames.
+/// Returns the name of the old folder while it is replaced by two renames.
 pub fn old_of(folder: &Path) -> Option<PathBuf> {
     let name = folder.file_name()?.to_string_lossy();
     Some(folder.with_file_name(format!(".{name}.old")))
 }
 
-/// Where a folder is that may be being replaced: under its own name, or that of [`old_of`].
+/// Returns the current path of a folder that may just be replaced: its own, or that of [`old_of`].
 pub fn place_of(folder: &Path) -> PathBuf {
     match (folder.exists(), old_of(folder)) {
         (false, Some(old)) if old.is_dir() => old,
@@ -225,15 +231,16 @@ pub fn place_of(folder: &Path) -> PathBuf {
     }
 }
 
-/// Checks that [`NewFolder::begin`] can write the folder: what is there may be replaced, and its parent takes files.
+/// Checks that [`NewFolder::begin`] can write the folder: it may be replaced, and its parent is
+/// writable.
 ///
 /// # Errors
-/// As there.
+/// As [`NewFolder::begin`].
 pub fn prepare_folder(folder: &Path, kind: FolderKind) -> Result<()> {
     NewFolder::begin(folder, kind).map(drop)
 }
 
-/// Makes a folder with a name of this process, which it holds.
+/// Creates a folder whose name contains the id of this process, and locks it.
 fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Option<File>)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut last = None;
@@ -242,7 +249,8 @@ fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Option<File>)> {
         let folder = parent.join(format!("{prefix}{}-{count}", std::process::id()));
         match fs::create_dir(&folder) {
             Ok(()) => {}
-            // That of another process with this number: of an earlier time, or of another machine.
+            // The name exists: from another process with this number, at an earlier time or on
+            // another machine.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 last = Some(e);
                 continue;
@@ -251,15 +259,16 @@ fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Option<File>)> {
         }
         match hold(&folder) {
             Ok(held) => return Ok((folder, held)),
-            // A program that cleans was faster.
+            // A program that cleans removed it first.
             Err(e) => last = Some(e),
         }
     }
     let error = last.unwrap_or_else(|| io::ErrorKind::ResourceBusy.into());
-    Err(FolderError::io(parent, "given a folder in it")(error))
+    Err(FolderError::io(parent, "extended by a temporary folder")(error))
 }
 
-/// Refuses to replace what is not of the kind.
+/// Returns an error if the path is a file, or if the folder contains a file that its kind does not allow or lacks a
+/// valid marker file. An empty or missing folder is accepted.
 fn check_replaceable(folder: &Path, kind: &FolderKind) -> Result<()> {
     let refuse = |message: String| {
         Err(FolderError::NotReplaced {
@@ -285,12 +294,14 @@ fn check_replaceable(folder: &Path, kind: &FolderKind) -> Result<()> {
     if is_empty {
         return Ok(());
     }
-    // Another program's file may have the same name. A save may come in between, so a missing one is looked for twice.
+    // Another program's file may have the same name. A concurrent save may interfere, so look twice
+    // for a missing file.
     let path = folder.join(kind.marker);
     let text = fs::read(&path).or_else(|_| fs::read(&path));
-    match text.is_ok_and(|text| (kind.is_own)(&text)) {
-        true => Ok(()),
-        false => refuse(format!("its {} is not that of a model", kind.marker)),
+    if text.is_ok_and(|text| (kind.is_own)(&text)) {
+        Ok(())
+    } else {
+        refuse(format!("its {} does not belong to a model", kind.marker))
     }
 }
 
@@ -300,7 +311,7 @@ fn sync_folder(folder: &Path) {
     }
 }
 
-/// Gives the folder `new` the name of `place`. What was there has the name of `new` then, or is gone.
+/// Renames the folder `new` to `place`. The old folder then has the name of `new`, or is gone.
 fn put(new: &Path, place: &Path, old: &Path, kind: &FolderKind, swap: Swap) -> io::Result<()> {
     let mut last = None;
     for _ in 0..ATTEMPTS {
@@ -326,7 +337,8 @@ fn put(new: &Path, place: &Path, old: &Path, kind: &FolderKind, swap: Swap) -> i
         match fs::rename(place, old) {
             Ok(()) => {}
             Err(e) => {
-                // Where the folder is there, the old one is not needed. Where it is not, another program is at the same.
+                // If the folder exists, the old one is not needed. If not, another program is doing
+                // the same.
                 if e.kind() != io::ErrorKind::NotFound {
                     remove(old, kind);
                 }
@@ -378,7 +390,8 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Removes a folder of the kind, and nothing that is not of one. What cannot be removed is only in the way.
+/// Removes the files that the kind names, and then the folder, unless it contains other files. A folder that remains
+/// does no harm.
 fn remove(folder: &Path, kind: &FolderKind) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if kind.has(&entry.file_name().to_string_lossy()) {
@@ -388,7 +401,7 @@ fn remove(folder: &Path, kind: &FolderKind) {
     let _ = fs::remove_dir(folder);
 }
 
-/// Removes what killed programs left.
+/// Removes abandoned folders of killed programs.
 fn clean(parent: &Path, prefix: &str, kind: &FolderKind) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(prefix) {

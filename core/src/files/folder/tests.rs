@@ -13,10 +13,10 @@ const KIND: FolderKind = FolderKind {
     is_own: |text| text.starts_with(b"{\"format\": 1, \"architecture\":"),
 };
 
-/// Tells a child process where to save, and how.
+/// Environment variable with the folder that a child process saves.
 const FOLDER: &str = "FOLDER_OF_THE_KILLED_TEST";
 const BY_RENAMES: &str = "SAVE_BY_RENAMES_IN_THE_TEST";
-/// The first number that a child saves.
+/// Environment variable with the first number that a child process saves.
 const FIRST: &str = "TEST_SAVE_FIRST";
 
 fn replace_by(folder: &Path, json: &[u8], weights: &[u8], swap: Swap) -> Result<()> {
@@ -34,13 +34,13 @@ fn write(folder: &Path, json: &[u8], weights: &[u8]) {
     fs::write(folder.join(JSON), json).expect("written");
 }
 
-/// Files that belong together: both have the same number.
+/// Returns files that belong together: both have the same number.
 fn files(number: u64) -> (Vec<u8>, Vec<u8>) {
     let json = format!("{{\"format\": 1, \"architecture\": {{}}, \"number\": {number}}}");
     (json.into_bytes(), number.to_le_bytes().repeat(5000))
 }
 
-/// The number of a folder, whose files must be whole and of one save.
+/// Returns the number of a saved folder. Its files must be complete and from the same save.
 fn number_of(folder: &Path) -> Option<u64> {
     let place = place_of(folder);
     if !place.is_dir() {
@@ -75,7 +75,7 @@ fn folders_are_made_and_replaced_and_leave_nothing_behind() {
             assert_eq!(number_of(&folder), Some(number));
             assert_eq!(names(folder.parent().expect("it has one")), ["model"]);
         }
-        // An empty folder is nobody's.
+        // An empty folder may be replaced.
         let empty = home.path().join("empty");
         fs::create_dir(&empty).expect("makes");
         replace_by(&empty, &files(9).0, &files(9).1, swap).expect("saves");
@@ -98,7 +98,7 @@ fn what_is_no_model_is_not_replaced() {
     fs::create_dir(&other).expect("makes");
     fs::write(other.join("thesis.txt"), "years of work").expect("writes");
     refused(&other, "'thesis.txt'");
-    // Beside a model, too.
+    // Also if it contains a model.
     let model = home.path().join("model");
     replace(&model, &json, &weights).expect("saves");
     fs::write(model.join("notes.md"), "mine").expect("writes");
@@ -107,7 +107,7 @@ fn what_is_no_model_is_not_replaced() {
         let folder = home.path().join("foreign");
         fs::create_dir_all(&folder).expect("makes");
         fs::write(folder.join(JSON), foreign).expect("writes");
-        refused(&folder, "not that of a model");
+        refused(&folder, "does not belong to a model");
         assert_eq!(fs::read_to_string(folder.join(JSON)).expect("as it was"), foreign);
     }
     assert_eq!(names(home.path()), ["file", "foreign", "model", "other"]);
@@ -119,7 +119,7 @@ fn an_old_folder_aside_is_put_back_before_a_save() {
     let home = tempfile::tempdir().expect("a folder");
     let folder = home.path().join("model");
     replace(&folder, &files(1).0, &files(1).1).expect("saves");
-    // As a kill between the renames leaves it.
+    // The state after a kill between the renames.
     let old = old_of(&folder).expect("it has a name");
     fs::rename(&folder, &old).expect("renames");
     assert_eq!(number_of(&folder), Some(1));
@@ -128,7 +128,7 @@ fn an_old_folder_aside_is_put_back_before_a_save() {
         (number_of(&folder), names(home.path())),
         (Some(2), vec!["model".to_owned()])
     );
-    // As a kill before the last removal leaves it.
+    // The state after a kill before the last removal.
     fs::create_dir(&old).expect("makes");
     fs::write(old.join(JSON), files(1).0).expect("writes");
     replace(&folder, &files(3).0, &files(3).1).expect("saves");
@@ -213,7 +213,7 @@ fn saves_at_the_same_time_leave_one_of_them() {
     assert_eq!(names(home.path()), ["model"]);
 }
 
-/// Those that clean see a folder between the moment that it is made and the one that it is held.
+/// A new folder survives other processes that clean up, although they can see it before it is locked.
 #[test]
 fn a_folder_that_was_just_made_is_not_cleaned_away() {
     const ROUNDS: u64 = 1000;
@@ -240,7 +240,7 @@ fn a_folder_that_was_just_made_is_not_cleaned_away() {
     });
 }
 
-/// The child of the test below: saves until it is killed.
+/// Saves in a loop until the test below, which starts it as a child process, kills it.
 #[test]
 #[ignore = "started by another test"]
 fn child_that_saves() {
@@ -257,7 +257,7 @@ fn child_that_saves() {
     }
 }
 
-/// Kills 200 processes while they save, half of them where there is no exchange.
+/// Kills 200 processes while they save, half of them without atomic exchange: each leaves a complete folder.
 #[test]
 fn killed_saves_leave_a_whole_folder() {
     let home = tempfile::tempdir().expect("a folder");
@@ -277,7 +277,7 @@ fn killed_saves_leave_a_whole_folder() {
         }
         let before = fs::read(folder.join(JSON)).ok();
         let mut child = child.spawn().expect("starts");
-        // Until it is at work, so that the kill comes into a save and not into the start.
+        // Wait until the child saves, so that the kill interrupts a save and not the start.
         let start = SystemTime::now();
         while fs::read(folder.join(JSON)).ok() == before && start.elapsed().is_ok_and(|e| e.as_secs() < 5) {
             assert!(child.try_wait().expect("a child").is_none(), "a save failed");

@@ -1,4 +1,4 @@
-//! Attention to the valid rows of a key-value cache.
+//! Attention to the valid rows of a KV cache.
 
 use super::{
     Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results, flops, hide, join_heads, probabilities,
@@ -25,7 +25,8 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     Ok(vec![attend(&mut *cx.graph, [q, k, v, positions], &dims, None)])
 }
 
-/// Attention of queries, cached keys and values, and positions that fit, `batch` and `rows_q` of which are not 0.
+/// Returns the attention of valid queries, cached keys, cached values and positions; `batch` and
+/// `rows_q` are not 0.
 pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, softcap: Option<f32>) -> Value {
     let &AttentionDims {
         batch, rows_q, rows_k, ..
@@ -43,7 +44,7 @@ pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, 
     let last = g.add(positions, rows);
     let scores = hide(g, products, last, dims);
     let (p, _) = probabilities(g, scores);
-    // Rows that nobody has written may hold NaN, which a probability of zero does not make harmless.
+    // Unwritten rows may contain NaN, which a probability of zero would not hide.
     let keys = g.constant_u32((0..rows_k).map(|j| j as u32).collect(), &[rows_k, 1]);
     let end = g.scalar_of(DType::U32, rows_q as f64);
     let end = g.add(positions, end);
@@ -110,7 +111,7 @@ impl Operator for CachedAttention {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // Of a full cache: how many rows are valid is not known before the step.
+        // Cost of a full cache: the number of valid rows is not available before the step.
         let flops = AttentionDims::of_cached(call).map_or(0, |dims| flops(&dims));
         Cost {
             flops,
@@ -150,7 +151,8 @@ impl Operator for CachedAttention {
     }
 }
 
-/// A call with operands of these sizes: queries and capacity; heads, key-value heads and their width.
+/// Returns a sample call with `rows` queries, a cache of `capacity` rows, `heads` query heads, and `kv_heads` key-value
+/// heads of `width` elements.
 fn call_of(batch: &[usize], [rows, capacity]: [usize; 2], [heads, kv_heads, width]: [usize; 3], window: i64) -> Sample {
     let operand = |rows: usize, heads: usize| SampleInput::f32(&[batch, &[rows, heads * width]].concat());
     let options = AttentionOptions::new(heads as u32, kv_heads as u32, width as u32);
@@ -168,13 +170,14 @@ fn call_of(batch: &[usize], [rows, capacity]: [usize; 2], [heads, kv_heads, widt
 }
 
 impl Graph {
-    /// [`Graph::causal_attention`] to a cache of which only the first rows are valid: row `r` of
+    /// Computes [`Graph::causal_attention`] to a cache whose first rows are valid: row `r` of
     /// `q [batch..., rows, num_heads * head_dim]` sees rows `0..=kv_pos + r` of `k_cache` and `v_cache`
-    /// `[batch..., capacity, num_kv_heads * head_dim]`. `kv_pos` is the position of the first query: `u32 [1]`, or
-    /// with batch axes one for each sequence, `u32 [batch...]`. Shaped as `q`. With queries of `f32`, the caches may be of `f16`.
+    /// `[batch..., capacity, num_kv_heads * head_dim]`. `kv_pos` is the position of the first query: `u32 [1]`, or with
+    /// batch axes one for each sequence, `u32 [batch...]`. Shaped as `q`. With queries of `f32`, the caches may be of
+    /// `f16`.
     ///
-    /// What rows behind those hold, NaN included, changes nothing. A position from which the rows do not fit into the
-    /// cache is an error of the step.
+    /// The contents of later rows, including NaN, have no influence. If the rows do not fit into the cache from a
+    /// position on, the step returns an error.
     #[track_caller]
     #[expect(
         clippy::too_many_arguments,
@@ -194,7 +197,8 @@ impl Graph {
         self.cached_attention_with(q, k_cache, v_cache, kv_pos, options)
     }
 
-    /// [`Graph::cached_attention`] with a window, a scale or a soft cap of its own; it is causal, whatever `options` say.
+    /// Computes [`Graph::cached_attention`] with its own window, scale or soft cap; it is always
+    /// causal, regardless of `options`.
     #[track_caller]
     pub fn cached_attention_with(
         &mut self,

@@ -1,5 +1,5 @@
-//! Attention with bounded scores: compositions of other operators, which stand for the three operators where there is a
-//! soft cap.
+//! Attention with a soft cap on the scores: compositions of other operators that replace the three
+//! attention operators.
 
 use super::masked::Fault;
 use super::{AttentionDims, PagedDims, cached, masked, paged};
@@ -9,25 +9,26 @@ use crate::graph::{Graph, Value};
 use crate::ops::{Call, Operator};
 use crate::shape::TensorType;
 
-/// Whether scores can be bounded by it.
+/// Checks that scores can be capped by this value.
 pub(super) fn check_softcap(cap: f32) -> Result<(), Fault> {
-    match cap.is_finite() && cap > 0.0 {
-        true => Ok(()),
-        false => Err((
+    if cap.is_finite() && cap > 0.0 {
+        Ok(())
+    } else {
+        Err((
             format!("the soft cap of the scores is {cap}"),
             "a soft cap is finite and above 0; `None` leaves scores as they are",
-        )),
+        ))
     }
 }
 
 impl Graph {
-    /// What a call of this attention operator yields, with scores that are bounded by `cap`. Rejects what the operator
-    /// rejects.
+    /// Builds a call of this attention operator with scores capped by `cap`. Rejects the same calls
+    /// as the operator.
     #[track_caller]
     pub(super) fn capped(&mut self, op: &dyn Operator, attrs: &Attrs, operands: &[Value], cap: f32) -> NodeId {
         let types: Option<Vec<TensorType>> = operands.iter().map(|&v| self.ty(v).cloned()).collect();
         let Some(types) = types else {
-            // What is wrong with an operand was reported, or is reported here.
+            // Errors of operands were reported before, or are reported here.
             let [q, k, ..] = *operands else {
                 return self.report(op.name(), "takes queries, keys and values", "give them all");
             };
@@ -41,26 +42,26 @@ impl Graph {
         if let Err((message, remedy)) = check_softcap(cap) {
             return self.report(op.name(), message, remedy);
         }
-        match op.infer(&call).and_then(|_| Form::of(&call, operands)) {
+        match op.infer(&call).and_then(|_| OperandForm::of(&call, operands)) {
             Ok(form) => self.at_caller(|g| form.attend(g, cap)),
             Err(message) => self.report(op.name(), message, "see `Graph::attention`"),
         }
     }
 }
 
-/// A call by its number of operands.
-enum Form {
+/// Sizes and operands of a call: attention of whole sequences, to a cache, or to a paged cache.
+enum OperandForm {
     Whole(AttentionDims, [Value; 3]),
     Cached(AttentionDims, [Value; 4]),
     Paged(AttentionDims, [Value; 5]),
 }
 
-impl Form {
+impl OperandForm {
     fn of(call: &Call, operands: &[Value]) -> Result<Self, String> {
         Ok(match *operands {
-            [q, k, v] => Form::Whole(AttentionDims::of(call)?, [q, k, v]),
-            [q, k, v, at] => Form::Cached(AttentionDims::of_cached(call)?, [q, k, v, at]),
-            [q, k, v, at, table] => Form::Paged(PagedDims::of(call)?.dims, [q, k, v, at, table]),
+            [q, k, v] => OperandForm::Whole(AttentionDims::of(call)?, [q, k, v]),
+            [q, k, v, at] => OperandForm::Cached(AttentionDims::of_cached(call)?, [q, k, v, at]),
+            [q, k, v, at, table] => OperandForm::Paged(PagedDims::of(call)?.dims, [q, k, v, at, table]),
             _ => return Err("takes queries, keys and values".into()),
         })
     }
@@ -71,15 +72,15 @@ impl Form {
             g.full(g.dtype(q), 0.0, &shape)
         };
         match self {
-            Form::Whole(dims, operands) => masked::attend(g, operands, None, &dims, Some(cap)),
-            Form::Cached(dims, operands) if dims.batch == 0 || dims.rows_q == 0 => empty(g, operands[0]),
-            Form::Cached(dims, operands) => {
+            OperandForm::Whole(dims, operands) => masked::attend(g, operands, None, &dims, Some(cap)),
+            OperandForm::Cached(dims, operands) if dims.batch == 0 || dims.rows_q == 0 => empty(g, operands[0]),
+            OperandForm::Cached(dims, operands) => {
                 let shape = g.shape(operands[0]).to_vec();
                 let out = cached::attend(g, operands, &dims, Some(cap));
                 g.reshape(out, &shape)
             }
-            Form::Paged(dims, operands) if dims.rows_q == 0 => empty(g, operands[0]),
-            Form::Paged(dims, operands) => {
+            OperandForm::Paged(dims, operands) if dims.rows_q == 0 => empty(g, operands[0]),
+            OperandForm::Paged(dims, operands) => {
                 let shape = g.shape(operands[0]).to_vec();
                 let sequences = paged::of_sequences(g, operands, &dims);
                 let one = AttentionDims {

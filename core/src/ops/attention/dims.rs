@@ -20,15 +20,17 @@ pub struct AttentionDims {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Whether a query sees no key behind its own position.
+    /// `true` if a query sees no key after its own position.
     pub causal: bool,
-    /// How many keys a query sees at most, counted back from its own position; 0 if all. Only if causal.
+    /// Maximum number of keys that a query sees, counted back from its own position; 0 for all.
+    /// Only if causal.
     pub window: usize,
     /// Factor of the scores.
     pub scale: f64,
 }
 
-/// Whether queries, cached keys and cached values have types that go together: both caches one that the queries' rows can have.
+/// Checks the types of queries, cached keys and cached values: both caches have the same type,
+/// which must be compatible with that of the queries.
 pub(super) fn expect_caches(inputs: &[TensorType]) -> Result<(), String> {
     let [q, k, v, ..] = inputs else {
         return Err("takes queries, cached keys and cached values".into());
@@ -42,18 +44,18 @@ pub(super) fn expect_caches(inputs: &[TensorType]) -> Result<(), String> {
 }
 
 impl AttentionDims {
-    /// Reads the dimensions of a call, of which the first three operands are queries, keys and values.
+    /// Reads the dimensions of a call whose first three operands are queries, keys and values.
     ///
     /// # Errors
-    /// When operands and attributes do not fit, in the operator's words.
+    /// Operands and attributes that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         expect_same_dtype(call)?;
         AttentionDims::masked(call, call.attrs.bool("causal")?)
     }
 
-    /// Reads the dimensions of a `core.cached_attention` call: always causal, with the cache's capacity as the number
-    /// of keys. Which of them a query sees depends on the position that the step is given:
-    /// [`AttentionDims::cached_keys_of`].
+    /// Reads the dimensions of a `core.cached_attention` call: always causal, with the cache's
+    /// capacity as the number of keys. The position that the step receives determines which keys a
+    /// query sees: [`AttentionDims::cached_keys_of`].
     ///
     /// # Errors
     /// As [`AttentionDims::of`].
@@ -77,7 +79,7 @@ impl AttentionDims {
         dims.with_shapes(q, k, v)
     }
 
-    /// What the attributes of a causal call say, without sizes.
+    /// Reads the attributes of a causal call, without sizes.
     pub(super) fn attributes_of(call: &Call) -> Result<Self, String> {
         expect_float(call, 0, "the operands")?;
         let dims = AttentionDims {
@@ -160,20 +162,21 @@ impl AttentionDims {
         })
     }
 
-    /// Query heads of one key-value head.
+    /// Returns the number of query heads per KV head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// The keys that a query sees; never none.
+    /// Returns the keys that a query sees; at least one.
     pub fn keys_of(&self, query: usize) -> Range<usize> {
-        match self.causal {
-            true => self.cached_keys_of(query, self.rows_k - self.rows_q),
-            false => 0..self.rows_k,
+        if self.causal {
+            self.cached_keys_of(query, self.rows_k - self.rows_q)
+        } else {
+            0..self.rows_k
         }
     }
 
-    /// The keys that a query sees if query 0 is at this position; never none.
+    /// Returns the keys that a query sees if query 0 is at this position; at least one.
     pub fn cached_keys_of(&self, query: usize, position: usize) -> Range<usize> {
         let end = query + position + 1;
         let start = if self.window == 0 {
@@ -184,7 +187,7 @@ impl AttentionDims {
         start..end
     }
 
-    /// The queries that see any of some keys.
+    /// Returns the queries that see any of some keys.
     pub fn queries_of(&self, keys: Range<usize>) -> Range<usize> {
         if !self.causal {
             return 0..self.rows_q;
@@ -200,7 +203,7 @@ impl AttentionDims {
         start..end
     }
 
-    /// Pairs of a query and a key that it sees, of one head; saturates.
+    /// Returns the number of pairs of a query and a key that it sees, in one head; saturates.
     pub fn pairs(&self) -> u64 {
         let (q, k) = (self.rows_q as u128, self.rows_k as u128);
         // Sum of 1, 2, ... n.
@@ -220,7 +223,7 @@ impl AttentionDims {
         u64::try_from(pairs).unwrap_or(u64::MAX)
     }
 
-    /// Pairs of all heads times the width of a head; saturates.
+    /// Returns the pairs of all heads times the width of a head; saturates.
     pub(super) fn multiplications(&self) -> u64 {
         [self.batch, self.heads, self.head_dim]
             .iter()
@@ -228,7 +231,7 @@ impl AttentionDims {
     }
 }
 
-/// Leading axes and rows of an operand whose last axis must hold so many heads.
+/// Returns the leading axes and rows of an operand whose last axis must contain `heads` heads.
 pub(super) fn operand<'a>(
     what: &str,
     ty: &'a TensorType,
@@ -254,7 +257,7 @@ pub(super) fn operand<'a>(
 mod tests {
     use super::*;
 
-    /// The mask's closed forms against its definition.
+    /// The closed forms of ranges and counts agree with the definition of the mask.
     #[test]
     fn ranges_and_counts_agree() {
         for (rows_q, rows_k) in [(1, 1), (1, 5), (4, 4), (3, 7), (7, 9), (0, 3)] {

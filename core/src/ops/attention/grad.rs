@@ -1,4 +1,4 @@
-//! Gradients of attention, from the saved log-sum-exp.
+//! Gradients of attention, computed from the log-sum-exp that the forward pass saved.
 
 use super::{AttentionDims, cases, dims_of, empty_results, join_heads, per_query, scores, split_heads};
 use crate::graph::{Graph, Value};
@@ -8,7 +8,7 @@ use crate::shape::TensorType;
 
 pub(in crate::ops) struct AttentionGrad;
 
-/// A number for each query of each head as `[batch, kv_heads, group, rows_q, 1]`.
+/// Reshapes a tensor with one number for each query of each head as `[batch, kv_heads, group, rows_q, 1]`.
 fn split_rows(g: &mut Graph, x: Value, dims: &AttentionDims) -> Value {
     let shape = [dims.batch, dims.kv_heads, dims.group(), dims.rows_q, 1];
     g.reshape(x, &shape).into()
@@ -38,7 +38,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let dq = join_heads(g, dq, &cx.outputs[0].shape);
     let dk = g.matmul_at(ds, q);
     let dv = g.matmul_at(p, dout);
-    // What the query heads of a group pass on to the head that they share adds up.
+    // Sum the gradients of the query heads of a group, which share a KV head.
     let [dk, dv] = [(dk, 1), (dv, 2)].map(|(parts, port)| {
         let sum = g.sum(parts, &[2], true);
         join_heads(g, sum, &cx.outputs[port].shape)
@@ -46,7 +46,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     Ok(vec![dq, dk, dv])
 }
 
-/// The operand has this type, or an error that names both.
+/// Returns an error that names both types unless the operand has this type.
 fn expect_type(what: &str, found: &TensorType, wanted: &TensorType) -> Result<(), String> {
     if found == wanted {
         Ok(())

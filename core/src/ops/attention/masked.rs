@@ -1,4 +1,4 @@
-//! Attention with a mask that is an operand: a composition of other operators, not one of its own.
+//! Attention with a mask as an operand: a composition of other operators.
 
 use super::capped::check_softcap;
 use super::{AttentionDims, AttentionOptions, NO_WINDOW, join_heads, scores, split_heads};
@@ -8,20 +8,23 @@ use crate::graph::{Graph, Value};
 use crate::ops::Call;
 use crate::shape::TensorType;
 
-/// Below every score that means something, and finite, so that a difference with minus infinity exists.
+/// A finite number below every meaningful score: its difference from minus infinity is defined, that of minus infinity
+/// is not.
 const LOWEST: f64 = -1e30;
-/// Less than the sum of the exponentials of a query that sees any key, which is at least 1, and more than 0.
+/// Minimum denominator, between 0 and 1: the sum of exponentials of a query that sees any key is at least 1.
 const MIN_SUM: f64 = 0.5;
 
 impl Graph {
-    /// [`Graph::attention`] with a mask that broadcasts to `[batch..., num_heads, rows_q, rows_k]`: an additive one of the
-    /// operands' floating-point dtype, which is added to the scaled scores (minus infinity hides a key; a bias for relative
-    /// positions is one, too, and has a gradient), or a `u32` one, which is not 0 where a query sees a key. What
-    /// `options.causal` and `options.window` hide stays hidden.
+    /// Computes [`Graph::attention`] with a mask that broadcasts to
+    /// `[batch..., num_heads, rows_q, rows_k]`: either an additive one of the operands'
+    /// floating-point dtype, which is added to the scaled scores (minus infinity hides a key; a
+    /// relative position bias is such a mask, and has a gradient), or a `u32` one, which is nonzero
+    /// for keys that a query sees. Keys that `options.causal` and `options.window` hide stay
+    /// hidden.
     ///
-    /// A query that sees no key at all yields zeros, not NaN, and gives no gradient. Memory grows with the number of scores,
-    /// `rows_q` times `rows_k` for each head; half precision is computed in `f32`. A mask that is causal and nothing else has
-    /// a kernel: [`Graph::causal_attention`].
+    /// A query that sees no key at all yields zeros, not NaN, and gives no gradient. Memory grows with the number of
+    /// scores, `rows_q` times `rows_k` for each head; half precision is computed in `f32`. A purely causal mask needs
+    /// no operand: [`Graph::causal_attention`] has a kernel for it.
     ///
     /// Rejected: what [`Graph::attention`] rejects; a mask of another dtype or one that does not broadcast.
     #[track_caller]
@@ -36,7 +39,7 @@ impl Graph {
         let (operands, mask) = ([q.into(), k.into(), v.into()], mask.into());
         let types: Option<Vec<TensorType>> = operands.iter().map(|&v| self.ty(v).cloned()).collect();
         let (Some(types), Some(mask_type)) = (types, self.ty(mask).cloned()) else {
-            // What is wrong with an operand was reported, or is reported here.
+            // Errors of operands were reported before, or are reported here.
             let [q, k, v] = operands;
             let y = self.attention(q, k, v, options);
             return self.add(y, mask);
@@ -47,8 +50,9 @@ impl Graph {
         }
     }
 
-    /// The mask of [`Graph::masked_attention`] that hides the padding of sequences of different lengths from every query:
-    /// from `u32 [batch..., rows_k]`, not 0 for real rows and 0 for padding, to `[batch..., 1, 1, rows_k]`.
+    /// Computes the mask of [`Graph::masked_attention`] that hides the padding of sequences of
+    /// different lengths from every query: from `u32 [batch..., rows_k]`, not 0 for real rows and 0
+    /// for padding, to `[batch..., 1, 1, rows_k]`.
     #[track_caller]
     pub fn key_padding_mask(&mut self, real: impl Into<Value>) -> NodeId {
         let real = real.into();
@@ -70,7 +74,7 @@ impl Graph {
 
 pub(super) type Fault = (String, &'static str);
 
-/// Sizes of a call whose operands fit.
+/// Returns the sizes of a call whose operands fit.
 fn sizes(types: &[TensorType], mask: &TensorType, options: &AttentionOptions) -> Result<AttentionDims, Fault> {
     const FORMULA: &str = "per head softmax(scale q k^T + mask) v; see `Graph::attention`";
     if options.window == Some(0) {
@@ -114,7 +118,7 @@ fn sizes(types: &[TensorType], mask: &TensorType, options: &AttentionOptions) ->
     Ok(dims)
 }
 
-/// `[batch..., num_heads, rows_q, rows_k]`.
+/// Returns the shape of the scores, `[batch..., num_heads, rows_q, rows_k]`.
 fn score_shape(types: &[TensorType], dims: &AttentionDims) -> Vec<usize> {
     let q = types[0].shape.dims();
     let mut shape = q[..q.len() - 2].to_vec();
@@ -122,7 +126,7 @@ fn score_shape(types: &[TensorType], dims: &AttentionDims) -> Vec<usize> {
     shape
 }
 
-/// Attention of operands that fit, with a mask that fits if there is one.
+/// Returns the attention of operands that fit, with a mask that fits if there is one.
 pub(super) fn attend(
     g: &mut Graph,
     operands: [Value; 3],
@@ -161,12 +165,12 @@ pub(super) fn attend(
     g.cast(y, dtype)
 }
 
-/// Softmax over the last axis, zeros where all of it is minus infinity.
+/// Returns the softmax over the last axis, zeros where all of it is minus infinity.
 fn visible_softmax(g: &mut Graph, scores: NodeId) -> NodeId {
     let max = g.max(scores, &[-1], true);
     let lowest = g.scalar(LOWEST as f32);
     let max = g.maximum(max, lowest);
-    // A softmax does not depend on what is subtracted from all scores, so it has no part in the derivative.
+    // Softmax is invariant to a shift of all scores, so the shift needs no derivative.
     let max = g.stop_gradient(max);
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);

@@ -22,7 +22,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Attention;
 
-/// Type of a number for each query of each head: `[batch..., num_heads, rows_q]`.
+/// Returns the type of a tensor with one number for each query of each head: `[batch..., num_heads, rows_q]`.
 fn per_query(q: &TensorType, heads: usize) -> Result<TensorType, String> {
     let mut dims = q.shape.to_vec();
     if let [.., rows, last] = dims.as_mut_slice() {
@@ -31,19 +31,21 @@ fn per_query(q: &TensorType, heads: usize) -> Result<TensorType, String> {
     Ok(TensorType::new(q.dtype, Shape::new(&dims)?))
 }
 
-/// The heads of `[batch..., rows, heads * head_dim]` as `[batch, kv_heads, group, rows, head_dim]`.
+/// Splits the heads of `[batch..., rows, heads * head_dim]` as
+/// `[batch, kv_heads, group, rows, head_dim]`.
 fn split_heads(g: &mut Graph, x: Value, rows: usize, dims: &AttentionDims, group: usize) -> NodeId {
     let split = g.reshape(x, &[dims.batch, rows, dims.kv_heads, group, dims.head_dim]);
     g.permute(split, &[0, 2, 3, 1, 4])
 }
 
-/// The inverse of [`split_heads`].
+/// Reverses [`split_heads`].
 fn join_heads(g: &mut Graph, x: NodeId, shape: &[usize]) -> Value {
     let joined = g.permute(x, &[0, 3, 1, 2, 4]);
     g.reshape(joined, shape).into()
 }
 
-/// Scaled scores `[batch, kv_heads, group, rows_q, rows_k]` of split heads; a hidden key's is minus infinity.
+/// Returns the scaled scores `[batch, kv_heads, group, rows_q, rows_k]` of split heads. The score of a hidden key is
+/// minus infinity.
 fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims, softcap: Option<f32>) -> NodeId {
     let scores = scaled_products(g, q, k, dims, softcap);
     if !dims.causal {
@@ -69,7 +71,8 @@ fn scaled_products(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims, so
     g.mul(bounded, cap)
 }
 
-/// Minus infinity for each key behind the `last` one that its query sees, and before the window that ends there.
+/// Sets the score of each key that its query does not see to minus infinity: keys after `last`, and
+/// keys before the window that ends there.
 fn hide(g: &mut Graph, scores: NodeId, last: NodeId, dims: &AttentionDims) -> NodeId {
     let keys: Vec<u32> = (0..dims.rows_k).map(|j| j as u32).collect();
     let hidden = g.scalar_of(g.dtype(scores), f64::NEG_INFINITY);
@@ -86,7 +89,8 @@ fn hide(g: &mut Graph, scores: NodeId, last: NodeId, dims: &AttentionDims) -> No
     g.select(past, shown, hidden)
 }
 
-/// Softmax over the keys, with the greatest score and the sum of the exponentials relative to it of each query.
+/// Returns the softmax over the keys; and for each query the greatest score, and the sum of the exponentials relative
+/// to it.
 fn probabilities(g: &mut Graph, scores: NodeId) -> (NodeId, [NodeId; 2]) {
     let max = g.max(scores, &[-1], true);
     let shifted = g.sub(scores, max);
@@ -95,7 +99,7 @@ fn probabilities(g: &mut Graph, scores: NodeId) -> (NodeId, [NodeId; 2]) {
     (g.div(e, sum), [max, sum])
 }
 
-/// Results without elements, which come of operands without elements.
+/// Returns empty results, for empty operands.
 fn empty_results(cx: &mut Expansion) -> Vec<Value> {
     let types = cx.outputs.iter();
     types.map(|ty| cx.graph.full(ty.dtype, 0.0, &ty.shape).into()).collect()
@@ -124,7 +128,7 @@ fn dims_of(cx: &Expansion) -> Result<AttentionDims, String> {
     cx.with_call(AttentionDims::of)
 }
 
-/// Two products, and some ten operations for each exponential.
+/// Counts the operations of two matmuls, and about ten for each exponential.
 fn flops(dims: &AttentionDims) -> u64 {
     let exponentials = dims.multiplications() / dims.head_dim as u64;
     dims.multiplications()
@@ -226,7 +230,8 @@ impl Operator for Attention {
     }
 }
 
-/// A call with operands of these sizes: queries and keys; heads, key-value heads and their width.
+/// Returns a sample call with `rows_q` queries, `rows_k` keys, `heads` query heads, and `kv_heads` key-value heads of
+/// `width` elements.
 fn call_of(
     batch: &[usize],
     [rows_q, rows_k]: [usize; 2],
@@ -260,7 +265,7 @@ fn call_of(
     Sample::new(label, inputs, attrs)
 }
 
-/// Calls with every kind of mask, from one element to more rows than a tile.
+/// Returns calls with every kind of mask, from one element to more rows than a tile.
 fn cases(sizes: &mut Sizes) -> Vec<Sample> {
     let (rows, more, kv) = (sizes.dim(60), sizes.below(60), 1 + sizes.below(3));
     let heads = kv * (1 + sizes.below(3));
@@ -293,20 +298,22 @@ pub struct AttentionOptions {
     pub num_kv_heads: u32,
     /// Width of a head.
     pub head_dim: u32,
-    /// Whether query `i` sees only keys `j <= i + rows_k - rows_q`.
+    /// Hides keys `j > i + rows_k - rows_q` from query `i` if `true`.
     pub causal: bool,
-    /// How many keys a query sees at most, counted back from its own position; needs `causal`.
+    /// Maximum number of keys that a query sees, counted back from its own position; needs
+    /// `causal`.
     pub window: Option<u32>,
-    /// Factor of the scores, `1 / sqrt(head_dim)` if `None`.
+    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
-    /// Bound of the scores before the mask: `softcap tanh(score / softcap)` stands for a score (logit soft-capping of
-    /// "Gemma 2", Gemma Team, 2024, section 2); not bounded if `None`. With it, attention is computed by matmuls and a
-    /// softmax, so that memory grows with the number of scores, and there is no port 1.
+    /// Cap of the scores before the mask: a score becomes `softcap tanh(score / softcap)` (logit
+    /// soft-capping of "Gemma 2", Gemma Team, 2024, section 2); no cap if `None`. With a cap,
+    /// attention is computed by matmuls and a softmax, so memory grows with the number of scores,
+    /// and there is no port 1.
     pub softcap: Option<f32>,
 }
 
 impl AttentionOptions {
-    /// Attention of every query to every key, with the usual scale.
+    /// Creates the attention of every query to every key, with the usual scale.
     pub fn new(num_heads: u32, num_kv_heads: u32, head_dim: u32) -> Self {
         AttentionOptions {
             num_heads,
@@ -335,28 +342,31 @@ impl AttentionOptions {
     }
 }
 
-/// What is wrong with a window of 0, and the remedy.
+/// Error for a window of 0, and the remedy.
 const NO_WINDOW: [&str; 2] = [
     "a window of 0 keys would leave a query nothing to see",
     "give a window of at least 1, or none",
 ];
 
 impl Graph {
-    /// Scaled dot-product attention of `q [batch..., rows_q, num_heads * head_dim]` to `k` and `v`
-    /// `[batch..., rows_k, num_kv_heads * head_dim]` (Vaswani et al., 2017): per head
+    /// Computes scaled dot-product attention of `q [batch..., rows_q, num_heads * head_dim]` to `k`
+    /// and `v` `[batch..., rows_k, num_kv_heads * head_dim]` (Vaswani et al., 2017): per head
     /// `softmax(scale q k^T + mask) v`, shaped as `q`. Query head `h` reads key-value head
-    /// `h / (num_heads / num_kv_heads)`. Port 1 (`lse [batch..., num_heads, rows_q]`) is the natural logarithm
-    /// of the sum of the exponentials of a query's scores.
+    /// `h / (num_heads / num_kv_heads)`. Port 1 (`lse [batch..., num_heads, rows_q]`) is the
+    /// natural logarithm of the sum of the exponentials of a query's scores.
     ///
     /// | method | keys that a query sees | computed by |
     /// | --- | --- | --- |
     /// | [`attention`](Graph::attention) | all, of the same sequence or of another; or what [`AttentionOptions`] say | `core.attention` |
-    /// | [`causal_attention`](Graph::causal_attention) | those up to its own position | `core.attention` |
-    /// | [`sliding_window_attention`](Graph::sliding_window_attention) | the last `window` of those | `core.attention` |
+    /// | [`causal_attention`](Graph::causal_attention) | keys up to its own position |
+    /// `core.attention` |
+    /// | [`sliding_window_attention`](Graph::sliding_window_attention) | the last `window` keys up
+    /// to its own position | `core.attention` |
     /// | [`cached_attention`](Graph::cached_attention) | the rows of a cache up to its position, which each step is given | `core.cached_attention` |
     /// | [`cached_attention_with`](Graph::cached_attention_with) | the same, with a window or another scale | `core.cached_attention` |
     /// | [`paged_attention`](Graph::paged_attention) | tokens of several sequences, each to the blocks of its own cache | `core.paged_attention` |
-    /// | [`masked_attention`](Graph::masked_attention) | those that a mask shows, which is an operand | matmuls and a softmax |
+    /// | [`masked_attention`](Graph::masked_attention) | keys that a mask operand shows | matmuls
+    /// and a softmax |
     ///
     /// Rejected: heads that do not divide, widths other than heads times `head_dim`, no keys, causal attention
     /// of more queries than keys, a window of 0 or without `causal`, a soft cap that is not positive.
@@ -379,8 +389,8 @@ impl Graph {
         }
     }
 
-    /// [`Graph::attention`] where each query sees the keys up to its own position: query `i` those with
-    /// `j <= i + rows_k - rows_q`.
+    /// Computes [`Graph::attention`] in which each query sees the keys up to its own position:
+    /// query `i` sees keys `j <= i + rows_k - rows_q`.
     #[track_caller]
     pub fn causal_attention(
         &mut self,
@@ -398,7 +408,8 @@ impl Graph {
         self.attention(q, k, v, options)
     }
 
-    /// [`Graph::causal_attention`] where each query sees no more than the last `window` keys of those.
+    /// Computes [`Graph::causal_attention`] in which each query sees only the last `window` of its
+    /// keys.
     #[track_caller]
     #[expect(
         clippy::too_many_arguments,

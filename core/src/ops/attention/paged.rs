@@ -14,8 +14,8 @@ pub(in crate::ops) struct PagedAttention;
 /// Sizes of a `core.paged_attention` call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PagedDims {
-    /// One sequence of as many queries as there are rows, with the rows of a block table's row as keys. Which keys a row
-    /// sees depends on its position.
+    /// Dimensions of one sequence with `rows` queries, whose keys are the cache rows of one row of
+    /// the block table. The position of a query determines which keys it sees.
     pub dims: AttentionDims,
     /// Blocks of the cache.
     pub blocks: usize,
@@ -29,12 +29,12 @@ impl PagedDims {
     /// Reads the dimensions of a call.
     ///
     /// # Errors
-    /// When operands and attributes do not fit, in the operator's words.
+    /// Operands and attributes that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         let [q, k, v, positions, table] = call.inputs else {
             return Err("takes queries, cached keys, cached values, positions and a block table".into());
         };
-        // What the operands have in common with attention to one sequence.
+        // Checks shared with attention to one sequence.
         expect_caches(call.inputs)?;
         let dims = AttentionDims::attributes_of(call)?;
         let (leading, rows) = operand("the queries", q, dims.heads, dims.head_dim)?;
@@ -99,8 +99,8 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
 }
 
-/// Every row as a sequence of one query, whose blocks are brought together: queries, keys, values and positions of
-/// cached attention.
+/// Treats every row as a sequence of one query and gathers its blocks: returns queries, keys,
+/// values and positions of cached attention.
 pub(super) fn of_sequences(g: &mut Graph, operands: [Value; 5], dims: &AttentionDims) -> [Value; 4] {
     let [q, k, v, positions, table] = operands;
     let rows = dims.rows_q;
@@ -161,7 +161,7 @@ impl Operator for PagedAttention {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // Of full caches: how many rows are valid is not known before the step.
+        // Cost of full caches: the number of valid rows is not available before the step.
         let Ok(PagedDims { dims, .. }) = PagedDims::of(call) else {
             return Cost::streaming(call, 0);
         };
@@ -193,7 +193,8 @@ impl Operator for PagedAttention {
     }
 }
 
-/// A call with operands of these sizes: queries and blocks of each; blocks and their rows; heads, key-value heads and width.
+/// Returns a sample call with `rows` queries of `table_len` blocks each, a cache of `blocks` blocks of `block_rows`
+/// rows, `heads` query heads, and `kv_heads` key-value heads of `width` elements.
 fn call_of(
     dtype: DType,
     [rows, table_len]: [usize; 2],
@@ -219,14 +220,15 @@ fn call_of(
 }
 
 impl Graph {
-    /// Attention of tokens of several sequences to their paged caches: row `r` of `q [rows, num_heads * head_dim]` sees rows
-    /// `0..=positions[r]` of its sequence, of which row `j` is row `j % block_rows` of block
-    /// `block_table[r, j / block_rows]` of `k_cache` and `v_cache [blocks, block_rows, num_kv_heads * head_dim]`.
-    /// `positions` is `u32 [rows]`, `block_table` `u32 [rows, blocks of a sequence]`. Shaped as `q`. With queries of `f32`, the
+    /// Computes the attention of tokens of several sequences to their paged caches: row `r` of
+    /// `q [rows, num_heads * head_dim]` sees rows `0..=positions[r]` of its sequence, of which row
+    /// `j` is row `j % block_rows` of block `block_table[r, j / block_rows]` of `k_cache` and
+    /// `v_cache [blocks, block_rows, num_kv_heads * head_dim]`. `positions` is `u32 [rows]`,
+    /// `block_table` `u32 [rows, blocks of a sequence]`. Shaped as `q`. With queries of `f32`, the
     /// caches may be of `f16`.
     ///
-    /// It is causal, whatever `options` say. A position beyond the table's rows sees all of them. What other rows hold, NaN
-    /// included, changes nothing. A block that is not there is an error of the step.
+    /// It is always causal, regardless of `options`. A position beyond the table's rows sees all of them. The contents
+    /// of other rows, including NaN, have no influence. A block index out of range is an error of the step.
     #[track_caller]
     pub fn paged_attention(
         &mut self,

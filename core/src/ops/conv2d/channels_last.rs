@@ -1,8 +1,9 @@
-//! Convolutions of images that are stored channels last.
+//! Convolutions of images in channels-last layout.
 //!
-//! Where a kernel has one element and does not skip any, the convolution is a product of matrices with a row for each place.
-//! Others are the operators for this layout. Kernels read four neighbouring channels together, so numbers of channels that are
-//! not multiples of four, as of the first convolution of a network, are rounded up with zeros.
+//! With a kernel of one element and stride 1, the convolution is a matmul with one row per pixel.
+//! All others use the operators for this layout. Kernels read four neighbouring channels together,
+//! so numbers of channels that are not multiples of four, such as those of the first convolution of
+//! a network, are padded with zeros.
 
 use super::super::channels_last::{ChannelsLastCx, ChannelsLastResults};
 use super::{
@@ -11,10 +12,10 @@ use super::{
 use crate::graph::Value;
 use crate::ops::OpRef;
 
-/// Channels that kernels read together.
+/// Number of neighbouring channels that kernels read together.
 const VECTOR: usize = 4;
 
-/// Sizes and options of a call, where it has a form for images with channels last.
+/// Returns sizes and options of a call; `None` if it has no channels-last form.
 fn dims_of(
     cx: &ChannelsLastCx,
     dims: fn(ImageLayout, &Call) -> Result<Conv2dDims, String>,
@@ -29,17 +30,17 @@ fn dims_of(
     Ok(has_form.then_some((dims, Conv2dOptions::of(cx.attrs())?)))
 }
 
-/// Whether each channel has a kernel of its own.
+/// Returns `true` for a depthwise convolution.
 fn is_depthwise(dims: &Conv2dDims) -> bool {
     dims.groups > 1 && dims.groups == dims.c && dims.c == dims.o
 }
 
-/// Whether each place of the result is a product of the channels of the same place.
+/// Returns `true` if each output pixel depends only on the input pixel at the same position.
 fn is_pointwise(dims: &Conv2dDims) -> bool {
     dims.groups == 1 && dims.kernel == [1, 1] && dims.padding == [0, 0] && dims.input == dims.output
 }
 
-/// Zeros behind the channels along an axis, up to a multiple of [`VECTOR`].
+/// Pads an axis of channels with zeros up to a multiple of [`VECTOR`].
 fn padded(cx: &mut ChannelsLastCx, x: Value, axis: usize) -> Value {
     let channels = cx.shape(x)[axis];
     let mut missing = [0; 4];
@@ -55,20 +56,17 @@ pub(super) fn output(cx: &mut ChannelsLastCx) -> ChannelsLastResults {
         return Ok(None);
     };
     let (x, w) = (cx.nhwc(0), cx.hwio(1));
-    let y = match is_pointwise(&dims) {
-        true => {
-            let (x, w) = (cx.rows(x), cx.rows(w));
-            let y = cx.matmul(x, w);
-            let [h, w] = dims.output;
-            cx.reshape(y, &[dims.n, h, w, dims.o])
-        }
-        false => {
-            let (x, w) = match dims.groups {
-                1 => (padded(cx, x, 3), padded(cx, w, 2)),
-                _ => (x, w),
-            };
-            cx.call(OpRef::new(&CONV2D_NHWC), options.attrs(), vec![x, w])
-        }
+    let y = if is_pointwise(&dims) {
+        let (x, w) = (cx.rows(x), cx.rows(w));
+        let y = cx.matmul(x, w);
+        let [h, w] = dims.output;
+        cx.reshape(y, &[dims.n, h, w, dims.o])
+    } else {
+        let (x, w) = match dims.groups {
+            1 => (padded(cx, x, 3), padded(cx, w, 2)),
+            _ => (x, w),
+        };
+        cx.call(OpRef::new(&CONV2D_NHWC), options.attrs(), vec![x, w])
     };
     Ok(Some(vec![(y.into(), ImageLayout::Nhwc)]))
 }
@@ -79,16 +77,13 @@ pub(super) fn input_grad(cx: &mut ChannelsLastCx) -> ChannelsLastResults {
     };
     let (dy, w) = (cx.nhwc(0), cx.hwio(1));
     let [h, width] = dims.input;
-    let dx: Value = match is_pointwise(&dims) {
-        true => {
-            let (dy, w) = (cx.rows(dy), cx.rows(w));
-            let dx = cx.matmul_bt(dy, w);
-            cx.reshape(dx, &[dims.n, h, width, dims.c]).into()
-        }
-        false => {
-            let attrs = options.attrs().with("input_size", dims.input);
-            cx.call(OpRef::new(&CONV2D_NHWC_INPUT_GRAD), attrs, vec![dy, w]).into()
-        }
+    let dx: Value = if is_pointwise(&dims) {
+        let (dy, w) = (cx.rows(dy), cx.rows(w));
+        let dx = cx.matmul_bt(dy, w);
+        cx.reshape(dx, &[dims.n, h, width, dims.c]).into()
+    } else {
+        let attrs = options.attrs().with("input_size", dims.input);
+        cx.call(OpRef::new(&CONV2D_NHWC_INPUT_GRAD), attrs, vec![dy, w]).into()
     };
     Ok(Some(vec![(dx, ImageLayout::Nhwc)]))
 }
@@ -98,21 +93,18 @@ pub(super) fn weight_grad(cx: &mut ChannelsLastCx) -> ChannelsLastResults {
         return Ok(None);
     };
     let (x, dy) = (cx.nhwc(0), cx.nhwc(1));
-    // Optimizers update weights as they are.
-    let dw = match is_pointwise(&dims) {
-        true => {
-            let (x, dy) = (cx.rows(x), cx.rows(dy));
-            let dw = cx.matmul_at(x, dy);
-            let dw = cx.reshape(dw, &[1, 1, dims.c, dims.o]);
-            cx.to_oihw(dw)
-        }
-        false => {
-            let x = if dims.groups == 1 { padded(cx, x, 3) } else { x };
-            let attrs = options.attrs().with("kernel_size", dims.kernel);
-            let dw = cx.call(OpRef::new(&CONV2D_NHWC_WEIGHT_GRAD), attrs, vec![x, dy]);
-            let dw = cx.narrow(dw, 2, 0, dims.c / dims.groups);
-            cx.to_oihw(dw)
-        }
+    // Optimizers update weights in their original layout.
+    let dw = if is_pointwise(&dims) {
+        let (x, dy) = (cx.rows(x), cx.rows(dy));
+        let dw = cx.matmul_at(x, dy);
+        let dw = cx.reshape(dw, &[1, 1, dims.c, dims.o]);
+        cx.to_oihw(dw)
+    } else {
+        let x = if dims.groups == 1 { padded(cx, x, 3) } else { x };
+        let attrs = options.attrs().with("kernel_size", dims.kernel);
+        let dw = cx.call(OpRef::new(&CONV2D_NHWC_WEIGHT_GRAD), attrs, vec![x, dy]);
+        let dw = cx.narrow(dw, 2, 0, dims.c / dims.groups);
+        cx.to_oihw(dw)
     };
     Ok(Some(vec![(dw, ImageLayout::Nchw)]))
 }

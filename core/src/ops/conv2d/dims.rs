@@ -56,19 +56,19 @@ impl Conv2dOptions {
     }
 }
 
-/// The order of the axes of images, and of the weights that go with it.
+/// Layout of images and of their weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageLayout {
-    /// Images `[batch, channels, height, width]` and weights `[out channels, channels / groups, kernel height, kernel width]`:
-    /// the order of builder methods.
+    /// Images `[batch, channels, height, width]` and weights `[out channels, channels / groups, kernel height, kernel
+    /// width]`: the order of builder methods.
     Nchw,
-    /// Channels last: images `[batch, height, width, channels]` and weights `[kernel height, kernel width, channels / groups,
-    /// out channels]` (HWIO).
+    /// Channels last: images `[batch, height, width, channels]` and weights `[kernel height, kernel width, channels /
+    /// groups, out channels]` (HWIO).
     Nhwc,
 }
 
 impl ImageLayout {
-    /// The sizes of an image in the order `[batch, channels, height, width]`.
+    /// Permutes sizes of an image from this layout to `[batch, channels, height, width]`.
     pub(in crate::ops) fn to_nchw(self, [a, b, c, d]: [usize; 4]) -> [usize; 4] {
         match self {
             ImageLayout::Nchw => [a, b, c, d],
@@ -76,7 +76,7 @@ impl ImageLayout {
         }
     }
 
-    /// The order of this layout, of what is in the order `[batch, channels, height, width]`.
+    /// Permutes sizes of an image from `[batch, channels, height, width]` to this layout.
     pub(in crate::ops) fn of_nchw(self, [n, c, h, w]: [usize; 4]) -> [usize; 4] {
         match self {
             ImageLayout::Nchw => [n, c, h, w],
@@ -84,7 +84,8 @@ impl ImageLayout {
         }
     }
 
-    /// The sizes of weights in the order `[out channels, channels / groups, kernel height, kernel width]`.
+    /// Permutes sizes of weights from this layout to
+    /// `[out channels, channels / groups, kernel height, kernel width]`.
     fn to_oihw(self, [a, b, c, d]: [usize; 4]) -> [usize; 4] {
         match self {
             ImageLayout::Nchw => [a, b, c, d],
@@ -92,7 +93,7 @@ impl ImageLayout {
         }
     }
 
-    /// The order of this layout, of weights in that order.
+    /// Permutes sizes of weights from `[out channels, channels / groups, kernel height, kernel width]` to this layout.
     pub(in crate::ops) fn of_oihw(self, [o, i, h, w]: [usize; 4]) -> [usize; 4] {
         match self {
             ImageLayout::Nchw => [o, i, h, w],
@@ -100,7 +101,8 @@ impl ImageLayout {
         }
     }
 
-    /// The flat offset of a weight, of so many elements along each of the axes in that order.
+    /// Returns the flat offset of a weight; `sizes` and `at` are `[out channels, channels / groups, kernel height,
+    /// kernel width]`.
     fn weight_offset(self, sizes: [usize; 4], at: [usize; 4]) -> usize {
         let sizes = self.of_oihw(sizes);
         self.of_oihw(at)
@@ -109,7 +111,7 @@ impl ImageLayout {
             .fold(0, |offset, (index, size)| offset * size + index)
     }
 
-    /// The flat offset of an element of an image of `[_, c, h, w]` elements.
+    /// Returns the flat offset of an element of an image with `c` channels, height `h` and width `w`.
     fn offset(self, [c, h, w]: [usize; 3], [n, channel, row, column]: [usize; 4]) -> usize {
         match self {
             ImageLayout::Nchw => ((n * c + channel) * h + row) * w + column,
@@ -117,16 +119,16 @@ impl ImageLayout {
         }
     }
 
-    /// Sizes of a call of `core.conv2d` or, channels last, `core.conv2d_nhwc`.
+    /// Returns the sizes of a call of `core.conv2d` or, channels last, `core.conv2d_nhwc`.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words; also for the two below.
+    /// Operands that do not match; the same holds for the two methods below.
     pub fn conv2d(self, call: &Call) -> Result<Conv2dDims, String> {
         let options = Conv2dOptions::of(call.attrs)?;
         Conv2dDims::forward(self, &call.inputs[0].shape, &call.inputs[1].shape, options)
     }
 
-    /// Sizes of a call of the gradient by the input (`dy`, `w`).
+    /// Returns the sizes of a call of the gradient by the input (`dy`, `w`).
     ///
     /// # Errors
     /// See [`ImageLayout::conv2d`].
@@ -148,7 +150,7 @@ impl ImageLayout {
         dims.check_output(dy)
     }
 
-    /// Sizes of a call of the gradient by the weights (`x`, `dy`).
+    /// Returns the sizes of a call of the gradient by the weights (`x`, `dy`).
     ///
     /// # Errors
     /// See [`ImageLayout::conv2d`].
@@ -166,7 +168,8 @@ impl ImageLayout {
     }
 }
 
-/// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`, whatever its layout.
+/// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`, in
+/// any layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dDims {
     /// The order of the axes in memory.
@@ -194,7 +197,7 @@ pub struct Conv2dDims {
 }
 
 impl Conv2dDims {
-    /// Derives and checks all sizes from the shapes of `x` and `w`.
+    /// Computes all sizes from the shapes of `x` and `w`, and checks them.
     pub(in crate::ops) fn forward(
         layout: ImageLayout,
         x: &[usize],
@@ -256,15 +259,15 @@ impl Conv2dDims {
         Ok(dims)
     }
 
-    /// Sizes of a `core.conv2d` call.
+    /// Returns the sizes of a `core.conv2d` call.
     ///
     /// # Errors
-    /// When the operands do not fit, in the operator's words; also for the two below.
+    /// Operands that do not match; the same holds for the two methods below.
     pub fn of_conv2d(call: &Call) -> Result<Self, String> {
         ImageLayout::Nchw.conv2d(call)
     }
 
-    /// Sizes of a `core.conv2d_input_grad` call (`dy`, `w`).
+    /// Returns the sizes of a `core.conv2d_input_grad` call (`dy`, `w`).
     ///
     /// # Errors
     /// See [`Conv2dDims::of_conv2d`].
@@ -272,7 +275,7 @@ impl Conv2dDims {
         ImageLayout::Nchw.conv2d_input_grad(call)
     }
 
-    /// Sizes of a `core.conv2d_weight_grad` call (`x`, `dy`).
+    /// Returns the sizes of a `core.conv2d_weight_grad` call (`x`, `dy`).
     ///
     /// # Errors
     /// See [`Conv2dDims::of_conv2d`].
@@ -288,23 +291,23 @@ impl Conv2dDims {
         Ok(self)
     }
 
-    /// Shape of `x`.
+    /// Returns the shape of `x`.
     pub fn x_shape(&self) -> [usize; 4] {
         self.layout.of_nchw([self.n, self.c, self.input[0], self.input[1]])
     }
 
-    /// Shape of `w`.
+    /// Returns the shape of `w`.
     pub fn w_shape(&self) -> [usize; 4] {
         let [kh, kw] = self.kernel;
         self.layout.of_oihw([self.o, self.c / self.groups, kh, kw])
     }
 
-    /// Shape of `y`.
+    /// Returns the shape of `y`.
     pub fn y_shape(&self) -> [usize; 4] {
         self.layout.of_nchw([self.n, self.o, self.output[0], self.output[1]])
     }
 
-    /// Multiplications and additions.
+    /// Returns the number of multiplications and additions.
     pub fn flops(&self) -> u64 {
         let taps = self.c / self.groups * self.kernel[0] * self.kernel[1];
         2 * self.y_shape().iter().product::<usize>() as u64 * taps as u64
@@ -347,7 +350,7 @@ impl Conv2dDims {
     }
 }
 
-/// Number of windows along one axis.
+/// Returns the number of windows along one axis.
 pub(in crate::ops) fn window_count(
     input: usize,
     kernel: usize,
@@ -369,8 +372,8 @@ pub(in crate::ops) fn window_count(
     }
 }
 
-/// The stride between so many windows: where there is only one, any stride will do, and kernels would reserve
-/// memory for a large one.
+/// Returns the stride for this number of windows: 1 for a single window, because its stride is irrelevant, but a large
+/// one would make kernels reserve memory.
 pub(in crate::ops) fn used_stride(stride: usize, windows: usize) -> usize {
     if windows > 1 { stride } else { 1 }
 }

@@ -1,5 +1,6 @@
-//! Two-dimensional convolution (cross-correlation) and its two derivatives, each for images with channels before places
-//! (NCHW), as builder methods have them, and channels last (NHWC), which the optimizer chooses for devices that are faster then.
+//! Two-dimensional convolution (cross-correlation) and its two derivatives, each for images in
+//! NCHW, as in builder methods, and in NHWC, which the optimizer chooses for devices on which that
+//! is faster.
 //!
 //! The three operators of a layout are closed under differentiation: each is linear in both of its operands, and the
 //! derivative of one is another of them.
@@ -10,7 +11,7 @@ mod dims;
 use super::channels_last::{ChannelsLast, TO_HWIO, TO_NCHW, TO_NHWC, TO_OIHW};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
     expect_float, expect_same_dtype,
 };
 use crate::NodeId;
@@ -94,15 +95,15 @@ fn cost(call: &Call, dims: Result<Conv2dDims, String>) -> Cost {
     }
 }
 
-/// What of a call are weights, where the rest is images: operand 1, or the result.
+/// The tensor of a call that contains weights; all other tensors are images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weights {
     Operand,
     Result,
 }
 
-/// The definition of an operator for a layout: the loop and, where operands lie channels last, the operator for the other layout
-/// between permutations.
+/// Returns the definition of an operator for a layout: the reference loop, and for NHWC also a decomposition into the
+/// NCHW operator between permutations.
 fn semantics<'a>(
     layout: ImageLayout,
     other: OpRef,
@@ -128,7 +129,7 @@ fn semantics<'a>(
     }
 }
 
-/// Sample cases in a layout: images, weights and options.
+/// Returns sample cases in a layout: images, weights and options.
 fn cases_in(layout: ImageLayout, sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
     let cases = cases(sizes).into_iter();
     cases
@@ -136,7 +137,7 @@ fn cases_in(layout: ImageLayout, sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 
         .collect()
 }
 
-/// Shapes and options of the sample cases, images with channels first.
+/// Returns shapes and options of the sample cases, images with channels first.
 fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
     let base = Conv2dOptions::default();
     let (c, o) = (sizes.dim(9), sizes.dim(9));
@@ -189,7 +190,7 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
                 ..base
             },
         ),
-        // As many channels as vectors and tiles of kernels need.
+        // Enough channels for the vectors and tiles of kernels.
         (
             [1, 32, 9, 10],
             [48, 32, 3, 3],
@@ -201,13 +202,13 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
     ]
 }
 
-/// The sizes of a value along two neighbouring axes.
+/// Returns the sizes of a value along two neighbouring axes.
 fn sizes_from(cx: &GradCx, value: Value, axis: usize) -> [usize; 2] {
     let shape = cx.shape(value);
     [shape[axis], shape[axis + 1]]
 }
 
-/// The gradient by images with the sizes of `x`, from `[dy, w]`.
+/// Returns the gradient with respect to the images, with the sizes of `x`, from `[dy, w]`.
 fn input_grad(cx: &mut GradCx, layout: ImageLayout, of: [Value; 2], x: Value, options: Conv2dOptions) -> Value {
     let axis = match layout {
         ImageLayout::Nchw => 2,
@@ -217,7 +218,7 @@ fn input_grad(cx: &mut GradCx, layout: ImageLayout, of: [Value; 2], x: Value, op
     cx.call(conv2d_input_grad(layout), attrs, of.to_vec()).into()
 }
 
-/// The gradient by weights with the sizes of `w`, from `[x, dy]`.
+/// Returns the gradient with respect to the weights, with the sizes of `w`, from `[x, dy]`.
 fn weight_grad(cx: &mut GradCx, layout: ImageLayout, of: [Value; 2], w: Value, options: Conv2dOptions) -> Value {
     let axis = match layout {
         ImageLayout::Nchw => 2,
@@ -306,8 +307,8 @@ impl Operator for Conv2d {
         )
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Contraction
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Contraction
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
@@ -519,15 +520,15 @@ impl Operator for Conv2dWeightGrad {
 }
 
 impl Graph {
-    /// Convolution of `x [n, c, h, w]` with `weight [o, c / groups, kh, kw]`, giving `[n, o, oh, ow]` with
-    /// `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`.
+    /// Computes the convolution of `x [n, c, h, w]` with `weight [o, c / groups, kh, kw]`, giving
+    /// `[n, o, oh, ow]` with `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`.
     #[track_caller]
     pub fn conv2d(&mut self, x: impl Into<Value>, weight: impl Into<Value>, options: Conv2dOptions) -> NodeId {
         self.call(OpRef::new(&CONV2D), options.attrs(), vec![x.into(), weight.into()])
     }
 
-    /// Gradient of [`Graph::conv2d`] with respect to `x`, whose height and width are `input_size`: also
-    /// the transposed convolution.
+    /// Computes the gradient of [`Graph::conv2d`] with respect to `x`, whose height and width are
+    /// `input_size`: also the transposed convolution.
     #[track_caller]
     pub fn conv2d_input_grad(
         &mut self,
@@ -540,8 +541,8 @@ impl Graph {
         self.call(OpRef::new(&CONV2D_INPUT_GRAD), attrs, vec![dy.into(), weight.into()])
     }
 
-    /// Gradient of [`Graph::conv2d`] with respect to the kernel, whose height and width are
-    /// `kernel_size`.
+    /// Computes the gradient of [`Graph::conv2d`] with respect to the kernel, whose height and
+    /// width are `kernel_size`.
     #[track_caller]
     pub fn conv2d_weight_grad(
         &mut self,

@@ -1,4 +1,4 @@
-//! Gradients of the cross-entropies by the logits, in one pass and without one-hot rows.
+//! Gradients of the cross-entropies with respect to the logits, in one pass and without one-hot rows.
 
 use super::{checked_ids, class_mask, per_row, softmax_of, types};
 use crate::attrs::Attrs;
@@ -23,7 +23,7 @@ fn check(call: &Call) -> Result<Vec<TensorType>, String> {
     Ok(vec![logits.clone()])
 }
 
-/// Operands that fit: logits, the labels, any log-sum-exp, and the gradient of the loss.
+/// Returns a sample with logits of this shape, the labels, any log-sum-exp, and the gradient of the loss.
 fn sample(shape: &[usize], labels: SampleInput) -> Sample {
     let rows = &shape[..shape.len() - 1];
     let inputs = vec![

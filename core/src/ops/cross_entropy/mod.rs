@@ -1,4 +1,4 @@
-//! Cross-entropy of logits against class probabilities or class ids, the mean over rows.
+//! Cross-entropy of logits against class probabilities or class ids, averaged over rows.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Expansion, GradCx, Gradient, OpRef, Operator, Semantics, expect_float};
@@ -14,7 +14,7 @@ pub(super) use grad::{CrossEntropyGrad, CrossEntropyIdsGrad};
 
 mod grad;
 
-/// Types of the loss and of the log-sum-exp.
+/// Returns the types of the loss and of the log-sum-exp.
 fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
     let rank = logits.shape.rank();
     if rank == 0 || logits.numel() == 0 {
@@ -27,7 +27,7 @@ fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
     ])
 }
 
-/// `ln(sum of e^x)` over the last axis, kept as an axis of size 1.
+/// Returns `ln(sum of e^x)` over the last axis, kept as an axis of size 1.
 fn log_sum_exp(g: &mut Graph, logits: Value) -> NodeId {
     let max = g.max(logits, &[-1], true);
     let shifted = g.sub(logits, max);
@@ -42,7 +42,7 @@ fn rows_of(g: &Graph, logits: Value) -> usize {
     shape[..shape.len() - 1].iter().product()
 }
 
-/// Adds to the gradient of the logits what flows in through the log-sum-exp port: softmax times its gradient.
+/// Adds the contribution of the log-sum-exp port (softmax times its gradient) to the gradient of the logits.
 fn with_lse_gradient(cx: &mut GradCx, dx: NodeId) -> Value {
     let Some(dlse) = cx.try_grad(1) else {
         return dx.into();
@@ -55,7 +55,7 @@ fn with_lse_gradient(cx: &mut GradCx, dx: NodeId) -> Value {
     cx.add(dx, through).into()
 }
 
-/// Shape of the logits with one element a row.
+/// Returns the shape of the logits with 1 as the last size.
 fn kept_shape(g: &Graph, logits: Value) -> Vec<usize> {
     let mut kept = g.shape(logits).to_vec();
     if let Some(last) = kept.last_mut() {
@@ -64,7 +64,7 @@ fn kept_shape(g: &Graph, logits: Value) -> Vec<usize> {
     kept
 }
 
-/// Softmax of the logits from their log-sum-exp `[rows...]`.
+/// Returns the softmax of the logits from their log-sum-exp `[rows...]`.
 fn softmax_of(g: &mut Graph, logits: Value, lse: Value) -> NodeId {
     let kept = kept_shape(g, logits);
     let lse = g.reshape(lse, &kept);
@@ -72,7 +72,7 @@ fn softmax_of(g: &mut Graph, logits: Value, lse: Value) -> NodeId {
     g.exp(shifted)
 }
 
-/// Gradient of the loss divided by the number of rows.
+/// Returns the gradient of the loss divided by the number of rows.
 fn per_row(g: &mut Graph, logits: Value, dloss: Value) -> NodeId {
     let rows = rows_of(g, logits);
     let dtype = g.dtype(logits);
@@ -225,7 +225,7 @@ impl Operator for CrossEntropyIds {
         Semantics::composite(|cx| {
             let (logits, ids) = (cx.inputs[0], cx.inputs[1]);
             let lse = log_sum_exp(cx.graph, logits);
-            // Chosen, not multiplied: 0 * -inf of an impossible class would be NaN.
+            // Select instead of multiplying: 0 * -inf of an impossible class would be NaN.
             let kept = kept_shape(cx.graph, logits);
             let ids = cx.graph.reshape(ids, &kept);
             let chosen = cx.graph.take_along_axis(logits, ids, -1);
@@ -257,7 +257,7 @@ impl Operator for CrossEntropyIds {
     }
 }
 
-/// Adds 0 to each row's log-sum-exp by way of a lookup, which reports ids out of range.
+/// Returns the log-sum-exp of each row plus 0 from a lookup with the class ids, which reports ids out of range.
 fn checked_ids(g: &mut Graph, ids: Value, lse: impl Into<Value>, logits: Value) -> NodeId {
     let lse = lse.into();
     let classes = g.shape(logits).last().copied().unwrap_or(1);
@@ -269,7 +269,7 @@ fn checked_ids(g: &mut Graph, ids: Value, lse: impl Into<Value>, logits: Value) 
     g.add(lse, zero)
 }
 
-/// `u32` mask `[rows..., classes]` that is 1 at each row's class.
+/// Returns a `u32` mask `[rows..., classes]` that is 1 at each row's class.
 fn class_mask(g: &mut Graph, ids: Value, like: Value) -> NodeId {
     let shape = g.shape(like).to_vec();
     let classes = shape.last().copied().unwrap_or(1);
@@ -281,7 +281,8 @@ fn class_mask(g: &mut Graph, ids: Value, like: Value) -> NodeId {
 }
 
 impl Graph {
-    /// Mean over rows of the cross-entropy of `logits [rows..., classes]`, of shape `[]`.
+    /// Computes the mean over rows of the cross-entropy of `logits [rows..., classes]`, of shape
+    /// `[]`.
     ///
     /// `labels` are class probabilities of the same shape (one-hot rows included), or `u32` class ids of
     /// shape `[rows...]`.

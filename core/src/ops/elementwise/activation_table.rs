@@ -1,8 +1,8 @@
-//! The table of activations made of pieces, and their builder methods.
+//! The table of piecewise activations, and their builder methods.
 
 use super::unary::{Derivative::Vjp, Unary, builders};
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Unary] = &[ELU, HARD_SIGMOID, HARD_SWISH];
 
 const ELU: Unary = Unary {
@@ -88,10 +88,10 @@ const HARD_SWISH: Unary = Unary {
 };
 
 builders! {
-    /// `x` where positive, else `alpha * (e^x - 1)`.
+    /// Computes `x` where positive, else `alpha * (e^x - 1)`.
     elu(ELU, alpha);
-    /// `min(max(x + 3, 0), 6) / 6`: a sigmoid of straight lines.
+    /// Computes `min(max(x + 3, 0), 6) / 6`: a piecewise linear sigmoid.
     hard_sigmoid(HARD_SIGMOID);
-    /// `x * min(max(x + 3, 0), 6) / 6`.
+    /// Computes `x * min(max(x + 3, 0), 6) / 6`.
     hard_swish(HARD_SWISH);
 }

@@ -5,14 +5,17 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{
+    Arity, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, RefCall, Semantics, expect_same_dtype,
+};
 use crate::reference::{broadcast_offset, for_each_index, wrap};
 use crate::shape::{Shape, TensorType};
 
-/// Derivatives before they are summed over broadcast axes: `(graph, a, b, y, dy) -> [da, db]`.
+/// Function that builds the derivatives, before they are summed over broadcast axes:
+/// `(graph, a, b, y, dy) -> [da, db]`.
 pub(super) type Vjp = fn(&mut Graph, Value, Value, Value, Value) -> [Option<Value>; 2];
 
-/// A row of the table.
+/// A binary elementwise operator: a row of the table.
 pub(super) struct Binary {
     pub(super) name: &'static str,
     pub(super) formula: &'static str,
@@ -21,7 +24,7 @@ pub(super) struct Binary {
     /// The definition on integers, before wrapping to 32 bits; `None` if only floats are accepted.
     pub(super) integers: Option<fn(i128, i128) -> i128>,
     pub(super) vjp: Vjp,
-    /// In terms of other operators; `None` for a primitive.
+    /// Decomposition into other operators; `None` for a primitive.
     pub(super) decompose: Option<fn(&mut Graph, Value, Value) -> Value>,
     /// Ranges of the operands in sample cases.
     pub(super) domain: [(f64, f64); 2],
@@ -40,7 +43,7 @@ pub(super) fn broadcast(call: &RefCall, f: impl Fn(f64, f64) -> f64) -> Vec<f64>
     out
 }
 
-/// Pairs of shapes that exercise broadcasting, the last two varied.
+/// Returns pairs of shapes that broadcast; `sizes` varies the last two pairs.
 pub(super) fn shape_pairs(sizes: &mut Sizes) -> Vec<(Vec<usize>, Vec<usize>)> {
     let s = sizes.shape(3, 40);
     vec![
@@ -63,7 +66,7 @@ impl Operator for Binary {
 
     fn signature(&self) -> String {
         let method = match short_name(self.name) {
-            // A keyword elsewhere, and a word that says more.
+            // `mod` is a keyword in Rust; `modulo` is also clearer.
             "mod" => "modulo",
             // Those of reductions, as in NumPy.
             "max" => "maximum",
@@ -122,8 +125,8 @@ impl Operator for Binary {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -151,7 +154,7 @@ impl Operator for Binary {
     }
 }
 
-/// Adds a call of a row.
+/// Adds a call of a binary operator.
 #[track_caller]
 pub(super) fn call(graph: &mut Graph, row: &'static dyn Operator, a: Value, b: Value) -> crate::NodeId {
     graph.call(OpRef::new(row), Attrs::new(), vec![a, b])

@@ -4,7 +4,7 @@ use super::binary::{Binary, call};
 use crate::NodeId;
 use crate::graph::{Graph, Value};
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Binary] = &[ADD, SUB, MUL, DIV, MOD, POW, MAX, MIN];
 
 const WIDE: [(f64, f64); 2] = [(-3.0, 3.0), (-3.0, 3.0)];
@@ -159,7 +159,8 @@ const MIN: Binary = Binary {
     flops: 1,
 };
 
-/// A NaN in `b` compares false and would be lost; one in `a` is passed on by the comparison already.
+/// Returns `b` where it is NaN, else `otherwise`: a comparison with a NaN is false, so the selection has returned `a`,
+/// and lost a NaN of `b`.
 fn nan_from_second(g: &mut Graph, b: Value, otherwise: NodeId) -> Value {
     if g.dtype(b).is_integer() {
         return otherwise.into();
@@ -168,7 +169,7 @@ fn nan_from_second(g: &mut Graph, b: Value, otherwise: NodeId) -> Value {
     g.select(number, otherwise, b).into()
 }
 
-/// Gradients of `max(a, b)`.
+/// Returns the gradients of `max(a, b)`.
 fn extremum(g: &mut Graph, a: Value, b: Value, dy: Value) -> [Option<Value>; 2] {
     let dtype = g.dtype(dy);
     let zero = g.scalar_of(dtype, 0.0);
@@ -197,20 +198,20 @@ macro_rules! builders {
 }
 
 builders! {
-    /// `a + b` with NumPy broadcasting; integers wrap.
+    /// Computes `a + b` with NumPy broadcasting; integers wrap.
     add(ADD);
-    /// `a - b` with NumPy broadcasting; integers wrap.
+    /// Computes `a - b` with NumPy broadcasting; integers wrap.
     sub(SUB);
-    /// `a * b` with NumPy broadcasting; integers wrap.
+    /// Computes `a * b` with NumPy broadcasting; integers wrap.
     mul(MUL);
-    /// `a / b` with NumPy broadcasting; integers truncate, division by zero gives 0.
+    /// Computes `a / b` with NumPy broadcasting; integer quotients are truncated, and 0 if `b` is 0.
     div(DIV);
-    /// `a - b floor(a / b)`, of the sign of `b`, with NumPy broadcasting.
+    /// Computes `a - b floor(a / b)`, whose sign is that of `b`, with NumPy broadcasting.
     modulo(MOD);
-    /// `a` to the power of `b` with NumPy broadcasting.
+    /// Computes `a` to the power of `b` with NumPy broadcasting.
     pow(POW);
-    /// The larger of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::max`] reduces.
+    /// Returns the larger of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::max`] reduces.
     maximum(MAX);
-    /// The smaller of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::min`] reduces.
+    /// Returns the smaller of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::min`] reduces.
     minimum(MIN);
 }

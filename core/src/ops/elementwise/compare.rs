@@ -7,10 +7,10 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{Arity, Call, Cost, Doc, FusionRole, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::shape::{Shape, TensorType};
 
-/// A row of the table.
+/// A comparison operator: a row of the table.
 pub(super) struct Compare {
     name: &'static str,
     formula: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct Compare {
     decompose: Option<fn(&mut Graph, Value, Value) -> NodeId>,
 }
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Compare] = &[LESS_THAN, LESS_EQUAL, GREATER_THAN, GREATER_EQUAL, EQUAL, NOT_EQUAL];
 
 const LESS_THAN: Compare = Compare {
@@ -113,8 +113,8 @@ impl Operator for Compare {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -128,7 +128,7 @@ impl Operator for Compare {
             samples.push(Sample::new(format!("{a:?} {b:?}"), inputs, Attrs::new()));
         }
         for dtype in [DType::F32, DType::U32, DType::I32] {
-            // Few distinct values, so that equal ones meet.
+            // Few distinct values, so that equal values are compared.
             let operand = |shape: &[usize]| SampleInput::filled(dtype, shape, Fill::Below(3));
             let inputs = vec![operand(&[9, 4]), operand(&[4])];
             samples.push(Sample::new(format!("ties {dtype}"), inputs, Attrs::new()));
@@ -151,16 +151,16 @@ macro_rules! builders {
 }
 
 builders! {
-    /// 1 (`u32`) where `a < b`, else 0.
+    /// Returns 1 (`u32`) where `a < b`, else 0.
     less_than(LESS_THAN);
-    /// 1 (`u32`) where `a <= b`, else 0.
+    /// Returns 1 (`u32`) where `a <= b`, else 0.
     less_equal(LESS_EQUAL);
-    /// 1 (`u32`) where `a > b`, else 0.
+    /// Returns 1 (`u32`) where `a > b`, else 0.
     greater_than(GREATER_THAN);
-    /// 1 (`u32`) where `a >= b`, else 0.
+    /// Returns 1 (`u32`) where `a >= b`, else 0.
     greater_equal(GREATER_EQUAL);
-    /// 1 (`u32`) where `a = b`, else 0.
+    /// Returns 1 (`u32`) where `a = b`, else 0.
     equal(EQUAL);
-    /// 1 (`u32`) where `a` and `b` differ, else 0.
+    /// Returns 1 (`u32`) where `a` and `b` differ, else 0.
     not_equal(NOT_EQUAL);
 }

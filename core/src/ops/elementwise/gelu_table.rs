@@ -1,7 +1,7 @@
 //! The table of Gaussian error linear units and their derivatives, and their builder methods.
 //!
-//! Differentiation spells a derivative out in elementary operators. The derivatives here are the same in one call, for
-//! rules that recognise them and kernels that share what is in them twice.
+//! Differentiation builds derivatives from elementary operators. The derivative operators here compute the same in one
+//! call: rules replace the elementary operators by them, and their kernels compute common subexpressions once.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -9,7 +9,7 @@ use super::unary::{Derivative::Vjp, Unary, builders};
 use super::unary_table::erf;
 use crate::graph::{Graph, Value};
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Unary] = &[GELU_TANH, GELU_ERF, GELU_TANH_DERIVATIVE, GELU_ERF_DERIVATIVE];
 
 /// sqrt(2 / pi), of the tanh form.
@@ -17,7 +17,7 @@ const SCALE: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044_715;
 const SOURCE: &str = "Hendrycks and Gimpel, 2016";
 
-/// `tanh(u)`, `u = SCALE (x + CUBIC x^3)`, and the square of `x`.
+/// Returns `tanh(u)`, `u = SCALE (x + CUBIC x^3)`, and the square of `x`.
 fn inner_tanh(g: &mut Graph, x: Value) -> [Value; 2] {
     let x2 = g.square(x);
     let cubic = g.times(x2, CUBIC);
@@ -27,7 +27,7 @@ fn inner_tanh(g: &mut Graph, x: Value) -> [Value; 2] {
     [g.tanh(u).into(), x2.into()]
 }
 
-/// With `t = tanh(u)`: `(1 + t)/2 + x/2 (1 - t^2) u'`, `u' = SCALE (1 + 3 CUBIC x^2)`.
+/// Returns, with `t = tanh(u)`, `(1 + t)/2 + x/2 (1 - t^2) u'`, `u' = SCALE (1 + 3 CUBIC x^2)`.
 fn tanh_derivative(g: &mut Graph, x: Value) -> Value {
     let [t, x2] = inner_tanh(g, x);
     let slope = g.times(x2, 3.0 * CUBIC * SCALE);
@@ -42,7 +42,7 @@ fn tanh_derivative(g: &mut Graph, x: Value) -> Value {
     g.times(sum, 0.5).into()
 }
 
-/// The density of the standard normal distribution.
+/// Computes the density of the standard normal distribution.
 fn density(g: &mut Graph, x: Value) -> Value {
     let square = g.square(x);
     let exponent = g.times(square, -0.5);
@@ -50,7 +50,7 @@ fn density(g: &mut Graph, x: Value) -> Value {
     g.times(e, 1.0 / (2.0 * PI).sqrt()).into()
 }
 
-/// `cdf(x) + x pdf(x)` of the standard normal distribution.
+/// Computes `cdf(x) + x pdf(x)` of the standard normal distribution.
 fn erf_derivative(g: &mut Graph, x: Value) -> Value {
     let scaled = g.times(x, FRAC_1_SQRT_2);
     let e = g.erf(scaled);
@@ -153,12 +153,12 @@ const GELU_ERF_DERIVATIVE: Unary = Unary {
 };
 
 builders! {
-    /// GELU in its tanh form.
+    /// Computes GELU in its tanh form.
     gelu_tanh(GELU_TANH);
-    /// GELU in its exact form.
+    /// Computes GELU in its exact form.
     gelu_erf(GELU_ERF);
-    /// The derivative of [`Graph::gelu_tanh`].
+    /// Computes the derivative of [`Graph::gelu_tanh`].
     gelu_tanh_derivative(GELU_TANH_DERIVATIVE);
-    /// The derivative of [`Graph::gelu_erf`].
+    /// Computes the derivative of [`Graph::gelu_erf`].
     gelu_erf_derivative(GELU_ERF_DERIVATIVE);
 }

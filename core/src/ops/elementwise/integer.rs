@@ -1,48 +1,48 @@
-//! Elementwise operators on integers: bits, and truth values.
+//! Elementwise operators on integers: bitwise and logical ones.
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{Arity, Call, Cost, Doc, FusionRole, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::reference::wrap;
 use crate::shape::{Shape, TensorType};
 
 use super::binary::{broadcast, shape_pairs};
 
-/// A row of two operands.
+/// An integer operator with two operands: a row of the table.
 pub(super) struct IntBinary {
     pub(super) name: &'static str,
     pub(super) formula: &'static str,
     /// The definition, on the 32 bits.
     pub(super) reference: fn(u32, u32) -> u32,
-    /// Whether `i32` operands are accepted too.
+    /// `true` if `i32` operands are also accepted.
     pub(super) signed: bool,
-    /// In terms of other operators; `None` for a primitive.
+    /// Decomposition into other operators; `None` for a primitive.
     pub(super) decompose: Option<fn(&mut Graph, Value, Value) -> Value>,
-    /// The second operand of the sample cases is below this.
+    /// Exclusive upper bound of the second operand in sample cases.
     pub(super) second_below: u32,
 }
 
-/// A row of one operand.
+/// An integer operator with one operand: a row of the table.
 pub(super) struct IntUnary {
     pub(super) name: &'static str,
     pub(super) formula: &'static str,
     /// The definition, on the 32 bits.
     pub(super) reference: fn(u32) -> u32,
-    /// Whether `i32` operands are accepted too.
+    /// `true` if `i32` operands are also accepted.
     pub(super) signed: bool,
-    /// In terms of other operators.
+    /// Decomposition into other operators.
     pub(super) decompose: fn(&mut Graph, Value) -> Value,
 }
 
-/// The bits of an integer that the oracle holds.
+/// Returns the bits of an integer that the oracle stores as `f64`.
 fn bits(v: f64) -> u32 {
     v as i64 as u32
 }
 
-/// An integer of that dtype from its bits.
+/// Returns an integer of that dtype from its bits.
 fn number(dtype: DType, bits: u32) -> f64 {
     wrap(dtype, i128::from(bits))
 }
@@ -59,7 +59,7 @@ fn expect_integer(call: &Call, signed: bool) -> Result<DType, String> {
     ))
 }
 
-/// Operands with bits all over the word, and with zeros.
+/// Returns a sample with random integers below these bounds, one bound for each operand.
 fn samples_of(dtype: DType, shapes: &[&[usize]], bounds: &[u32]) -> Sample {
     let input = |(shape, bound): (&&[usize], &u32)| SampleInput::filled(dtype, shape, Fill::Below(*bound));
     let inputs = shapes.iter().zip(bounds).map(input).collect();
@@ -112,8 +112,8 @@ impl Operator for IntBinary {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -175,8 +175,8 @@ impl Operator for IntUnary {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

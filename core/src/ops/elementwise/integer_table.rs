@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::OpRef;
 
-/// Every row of two operands.
+/// All operators with two operands.
 pub(super) static BINARY: &[IntBinary] = &[
     BIT_AND,
     BIT_OR,
@@ -19,10 +19,10 @@ pub(super) static BINARY: &[IntBinary] = &[
     LOGICAL_XOR,
 ];
 
-/// Every row of one operand.
+/// All operators with one operand.
 pub(super) static UNARY: &[IntUnary] = &[BIT_NOT, LOGICAL_NOT];
 
-/// The word of ones, as a number of the dtype of `like`.
+/// Returns a scalar of the dtype of `like` with all bits set.
 fn all_ones(g: &mut Graph, like: Value) -> NodeId {
     match g.dtype(like) {
         DType::U32 => g.scalar_of(DType::U32, f64::from(u32::MAX)),
@@ -30,7 +30,7 @@ fn all_ones(g: &mut Graph, like: Value) -> NodeId {
     }
 }
 
-/// 1 where `x` is not 0.
+/// Returns 1 where `x` is not 0.
 fn truth(g: &mut Graph, x: Value) -> NodeId {
     let zero = g.scalar_of(DType::U32, 0.0);
     g.not_equal(x, zero)
@@ -163,24 +163,24 @@ macro_rules! builders {
 }
 
 builders! {
-    /// Bits set in both; `u32` or `i32`, with NumPy broadcasting.
+    /// Computes the bits set in both operands; `u32` or `i32`, with NumPy broadcasting.
     bit_and(IntBinary BIT_AND, a, b);
-    /// Bits set in either; `u32` or `i32`, with NumPy broadcasting.
+    /// Computes the bits set in at least one operand; `u32` or `i32`, with NumPy broadcasting.
     bit_or(IntBinary BIT_OR, a, b);
-    /// Bits in which the operands differ; `u32` or `i32`, with NumPy broadcasting.
+    /// Computes the exclusive or of the bits; `u32` or `i32`, with NumPy broadcasting.
     bit_xor(IntBinary BIT_XOR, a, b);
-    /// The bits of `a` (`u32`) moved up by `b`, 0 for 32 and more; with NumPy broadcasting.
+    /// Shifts the bits of `a` (`u32`) left by `b`: 0 if `b` is 32 or more; with NumPy broadcasting.
     shift_left(IntBinary SHIFT_LEFT, a, b);
-    /// The bits of `a` (`u32`) moved down by `b`, 0 for 32 and more; with NumPy broadcasting.
+    /// Shifts the bits of `a` (`u32`) right by `b`: 0 if `b` is 32 or more; with NumPy broadcasting.
     shift_right(IntBinary SHIFT_RIGHT, a, b);
-    /// 1 where both (`u32`) are true, which is not 0; with NumPy broadcasting.
+    /// Returns 1 if both operands (`u32`) are nonzero, else 0; with NumPy broadcasting.
     logical_and(IntBinary LOGICAL_AND, a, b);
-    /// 1 where one or both (`u32`) are true, which is not 0; with NumPy broadcasting.
+    /// Returns 1 if at least one operand (`u32`) is nonzero, else 0; with NumPy broadcasting.
     logical_or(IntBinary LOGICAL_OR, a, b);
-    /// 1 where one alone (`u32`) is true, which is not 0; with NumPy broadcasting.
+    /// Returns 1 if exactly one operand (`u32`) is nonzero, else 0; with NumPy broadcasting.
     logical_xor(IntBinary LOGICAL_XOR, a, b);
-    /// Every bit the other way; `u32` or `i32`.
+    /// Computes the complement of all bits; `u32` or `i32`.
     bit_not(IntUnary BIT_NOT, x);
-    /// 1 where `x` (`u32`) is 0, else 0.
+    /// Returns 1 where `x` (`u32`) is 0, else 0.
     logical_not(IntUnary LOGICAL_NOT, x);
 }

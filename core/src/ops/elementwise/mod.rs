@@ -1,7 +1,7 @@
-//! Elementwise operators: table rows, one type for each number of operands.
+//! Elementwise operators, defined as rows of tables. Each kind of row has its own type (`Unary`, `Binary` and so on).
 //!
-//! A row is name, formula, scalar definition, derivative and decomposition; broadcasting, shape rules,
-//! costs and sample cases are the same for all of a table.
+//! A row contains name, formula, scalar definition, derivative and decomposition. Broadcasting, shape rules, costs and
+//! sample cases are the same for all rows of a table.
 
 mod activation_table;
 mod binary;
@@ -18,7 +18,7 @@ mod unary_table;
 use super::{OpRef, Operator};
 use crate::graph::{Graph, Value};
 
-/// All rows as operators.
+/// Returns the operators of all tables.
 pub(super) fn rows() -> Vec<OpRef> {
     fn table<T: Operator>(rows: &'static [T]) -> impl Iterator<Item = OpRef> {
         rows.iter().map(|r| OpRef::new(r))
@@ -55,7 +55,7 @@ impl Graph {
         self.reshape(summed, &to).into()
     }
 
-    /// A tensor with every element the same: an expanded constant scalar.
+    /// Returns a tensor whose elements all have the same value: an expanded constant scalar.
     #[track_caller]
     pub fn full(&mut self, dtype: crate::DType, value: f64, shape: &[usize]) -> crate::NodeId {
         let scalar = self.scalar_of(dtype, value);

@@ -1,10 +1,10 @@
-//! The table of functions that exist for their accuracy near zero, and the cosine; and their builder methods.
+//! The table of functions that are accurate near zero, and the cosine; and their builder methods.
 
 use std::f64::consts::PI;
 
 use super::unary::{Derivative::Vjp, Unary, builders};
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Unary] = &[COS, EXPM1, LOG1P];
 
 const COS: Unary = Unary {
@@ -83,11 +83,11 @@ const LOG1P: Unary = Unary {
 };
 
 builders! {
-    /// Cosine of `x` radians.
+    /// Computes the cosine of `x` radians.
     cos(COS);
-    /// `e^x - 1`, accurate near 0.
+    /// Computes `e^x - 1`, accurate near 0.
     expm1(EXPM1);
-    /// `ln(1 + x)`, accurate near 0.
+    /// Computes `ln(1 + x)`, accurate near 0.
     log1p(LOG1P);
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use crate::graph::{Graph, NodeId};
     use crate::reference::{evaluate, evaluate_call, evaluate_decomposed};
 
-    /// The decomposition against the definition, relative to each result.
+    /// Checks that decomposition and definition agree, relative to each result.
     fn agree(build: fn(&mut Graph, NodeId) -> NodeId, values: &[f64]) {
         let mut g = Graph::new();
         let x = g.input("x", &[values.len()]);

@@ -3,7 +3,7 @@
 
 use super::unary::{Unary, builders};
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Unary] = &[CEIL, FLOOR, ROUND, SIGN];
 
 const CEIL: Unary = Unary {
@@ -45,7 +45,8 @@ const ROUND: Unary = Unary {
         let below = g.floor(x);
         let rest = g.sub(x, below);
         let tie = g.equal(rest, half);
-        // At a tie the odd one goes up; the remainder of an infinity is NaN, which goes nowhere.
+        // At a tie, round an odd `below` up. The remainder of an infinity is NaN, for which all
+        // comparisons are false.
         let odd = g.modulo(below, two);
         let share = g.select(tie, odd, zero);
         let more = g.greater_than(rest, half);
@@ -83,13 +84,13 @@ const SIGN: Unary = Unary {
 };
 
 builders! {
-    /// The smallest integer not below `x`, as a float.
+    /// Rounds up: returns the smallest integer not below `x`, as a float.
     ceil(CEIL);
-    /// The greatest integer not above `x`, as a float.
+    /// Rounds down: returns the greatest integer not above `x`, as a float.
     floor(FLOOR);
-    /// The nearest integer, as a float; halves go to the even one.
+    /// Rounds to the nearest integer, as a float; halves go to the even integer.
     round(ROUND);
-    /// 1 where positive, -1 where negative, else `x` (0 and NaN); floats and `i32`.
+    /// Returns 1 where positive, -1 where negative, else `x` (0 and NaN); floats and `i32`.
     sign(SIGN);
 }
 

@@ -6,7 +6,8 @@ use crate::graph::{Graph, Value};
 use crate::ops::operator::short_name;
 use crate::ops::sample::{Sample, SampleInput, Sizes};
 use crate::ops::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, RefCall, Semantics,
+    expect_float,
 };
 use crate::reference::wrap;
 use crate::shape::TensorType;
@@ -14,7 +15,7 @@ use crate::shape::TensorType;
 /// Attribute values of a call, in the order of [`Unary::attrs`].
 pub(super) type Params<'a> = &'a [f64];
 
-/// Derivative of a row.
+/// Derivative of a unary operator.
 pub(super) enum Derivative {
     /// `(graph, x, y, dy, params) -> dx`.
     Vjp(fn(&mut Graph, Value, Value, Value, Params) -> Value),
@@ -22,32 +23,32 @@ pub(super) enum Derivative {
     Zero,
 }
 
-/// A row of the table.
+/// A unary elementwise operator: a row of the table.
 pub(super) struct Unary {
     pub(super) name: &'static str,
     pub(super) formula: &'static str,
     pub(super) source: &'static str,
-    /// Names of the real attributes.
+    /// Names of the attributes, all of them floating-point numbers.
     pub(super) attrs: &'static [&'static str],
     /// Attribute values of the sample cases.
     pub(super) sample_attrs: &'static [f64],
-    /// What is wrong with the attribute values, if something is.
+    /// Function that returns an error message for invalid attribute values.
     pub(super) check: fn(Params) -> Option<&'static str>,
     /// The definition.
     pub(super) reference: fn(f64, Params) -> f64,
     pub(super) derivative: Derivative,
-    /// In terms of other operators; `None` for a primitive.
+    /// Decomposition into other operators; `None` for a primitive.
     pub(super) decompose: Option<fn(&mut Graph, Value, Params) -> Value>,
-    /// Range of the sample cases.
+    /// Range of the operand in sample cases.
     pub(super) domain: (f64, f64),
-    /// Operations an element, for the cost model.
+    /// Operations per element, for the cost model.
     pub(super) flops: u64,
-    /// Whether `i32` operands are accepted too.
+    /// `true` if `i32` operands are also accepted.
     pub(super) integers: bool,
 }
 
 impl Unary {
-    /// What most rows share.
+    /// Row with the default values of all fields.
     pub(super) const BASE: Unary = Unary {
         name: "",
         formula: "",
@@ -75,9 +76,12 @@ impl Unary {
     fn evaluate(&self, call: &RefCall) -> Vec<Vec<f64>> {
         let params: Vec<f64> = self.attrs.iter().map(|name| call.float(name)).collect();
         let dtype = call.outputs[0].dtype;
-        let value = |&x: &f64| match dtype.is_integer() {
-            true => wrap(dtype, (self.reference)(x, &params) as i128),
-            false => (self.reference)(x, &params),
+        let value = |&x: &f64| {
+            if dtype.is_integer() {
+                wrap(dtype, (self.reference)(x, &params) as i128)
+            } else {
+                (self.reference)(x, &params)
+            }
         };
         vec![call.inputs[0].data.iter().map(value).collect()]
     }
@@ -143,8 +147,8 @@ impl Operator for Unary {
         }
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::Pointwise
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -169,7 +173,7 @@ impl Operator for Unary {
     }
 }
 
-/// Adds a call of the row of that name.
+/// Adds a call of a unary operator with these attribute values.
 #[track_caller]
 pub(super) fn call(graph: &mut Graph, row: &'static Unary, x: Value, params: &[f32]) -> crate::NodeId {
     let attrs = row
@@ -180,7 +184,8 @@ pub(super) fn call(graph: &mut Graph, row: &'static Unary, x: Value, params: &[f
     graph.call(OpRef::new(row), attrs, vec![x])
 }
 
-/// Builder methods of rows: name, row, and the names of its attributes.
+/// Defines the builder methods of rows. Each entry contains the method's name, the row, and the names of its
+/// attributes.
 macro_rules! builders {
     ($($(#[$doc:meta])* $name:ident($row:ident $(, $param:ident)*);)*) => {
         impl $crate::graph::Graph {

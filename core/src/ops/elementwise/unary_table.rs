@@ -7,7 +7,7 @@ use crate::NodeId;
 use crate::graph::{Graph, Value};
 
 impl Graph {
-    /// A scalar of the dtype of `like`.
+    /// Adds a constant scalar of the dtype of `like`.
     pub(super) fn num(&mut self, like: Value, v: f64) -> NodeId {
         let dtype = self.dtype(like);
         self.scalar_of(dtype, v)
@@ -26,8 +26,9 @@ impl Graph {
     }
 }
 
-/// The error function: its Maclaurin series where that converges fast without cancellation, and the
-/// continued fraction of `erfc` beyond (Abramowitz and Stegun, 7.1.5 and 7.1.14).
+/// Computes the error function: its Maclaurin series where that converges fast without
+/// cancellation, and the continued fraction of `erfc` beyond (Abramowitz and Stegun, 7.1.5 and
+/// 7.1.14).
 pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -54,8 +55,8 @@ pub(super) fn erf(x: f64) -> f64 {
     x.signum() * (1.0 - (-a * a).exp() / (PI.sqrt() * fraction))
 }
 
-/// erf through operators of the primitive set: 1 - (a1 t + ... + a5 t^5) exp(-x^2) with
-/// t = 1 / (1 + p |x|), absolute error below 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+/// Computes erf with operators of the primitive set: 1 - (a1 t + ... + a5 t^5) exp(-x^2) with t = 1
+/// / (1 + p |x|), absolute error below 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 fn erf_decomposed(g: &mut Graph, x: Value, _: &[f64]) -> Value {
     const P: f64 = 0.327_591_1;
     const A: [f64; 5] = [
@@ -86,7 +87,7 @@ fn erf_decomposed(g: &mut Graph, x: Value, _: &[f64]) -> Value {
     g.select(below, negative, magnitude).into()
 }
 
-/// Every row.
+/// All operators of this table.
 pub(super) static ROWS: &[Unary] = &[
     LOG2, EXP2, SIN, RECIPROCAL, SQRT, NEG, ABS, EXP, LOG, RSQRT, SQUARE, TANH, SIGMOID, RELU, LEAKY_RELU, SOFTPLUS,
     SILU, ERF, CLAMP,
@@ -396,7 +397,7 @@ const CLAMP: Unary = Unary {
     },
     reference: |x, p| if x.is_nan() { x } else { x.max(p[0]).min(p[1]) },
     derivative: Vjp(|g, x, y, dy, _| {
-        // x is inside exactly where clamping left it alone.
+        // x is within the limits exactly if clamping did not change it.
         let zero = g.num(x, 0.0);
         let inside = g.equal(x, y);
         g.select(inside, dy, zero).into()
@@ -412,43 +413,43 @@ const CLAMP: Unary = Unary {
 };
 
 builders! {
-    /// Base-2 logarithm.
+    /// Computes the base-2 logarithm.
     log2(LOG2);
-    /// 2 to the power of `x`.
+    /// Computes 2 to the power of `x`.
     exp2(EXP2);
-    /// Sine of `x` radians.
+    /// Computes the sine of `x` radians.
     sin(SIN);
-    /// `1 / x`.
+    /// Computes `1 / x`.
     reciprocal(RECIPROCAL);
-    /// Square root.
+    /// Computes the square root.
     sqrt(SQRT);
-    /// `-x`; floats and `i32`.
+    /// Computes `-x`; floats and `i32`.
     neg(NEG);
-    /// Absolute value; floats and `i32`.
+    /// Computes the absolute value; floats and `i32`.
     abs(ABS);
-    /// e to the power of `x`.
+    /// Computes e to the power of `x`.
     exp(EXP);
-    /// Natural logarithm.
+    /// Computes the natural logarithm.
     log(LOG);
-    /// `1 / sqrt(x)`.
+    /// Computes `1 / sqrt(x)`.
     rsqrt(RSQRT);
-    /// `x * x`.
+    /// Computes `x * x`.
     square(SQUARE);
-    /// Hyperbolic tangent.
+    /// Computes the hyperbolic tangent.
     tanh(TANH);
-    /// Logistic function.
+    /// Computes the logistic function.
     sigmoid(SIGMOID);
-    /// `max(x, 0)`.
+    /// Computes `max(x, 0)`.
     relu(RELU);
-    /// `x` where positive, else `negative_slope * x`.
+    /// Computes `x` where positive, else `negative_slope * x`.
     leaky_relu(LEAKY_RELU, negative_slope);
-    /// `ln(1 + e^x)`.
+    /// Computes `ln(1 + e^x)`.
     softplus(SOFTPLUS);
-    /// `x * sigmoid(x)`.
+    /// Computes `x * sigmoid(x)`.
     silu(SILU);
-    /// Error function.
+    /// Computes the error function.
     erf(ERF);
-    /// `x` limited to `[low, high]`.
+    /// Clamps `x` to `[low, high]`.
     clamp(CLAMP, low, high);
 }
 

@@ -17,7 +17,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Gru;
 pub(in crate::ops) struct GruGrad;
 
-/// Operations of a step on an element of the state, beside the multiplication.
+/// Operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 32;
 
 fn attributes() -> AttrDecls {
@@ -30,7 +30,7 @@ fn attrs(linear_before_reset: bool, reverse: bool) -> Attrs {
         .with("reverse", reverse)
 }
 
-/// `linear_before_reset` and `reverse`.
+/// Returns the attributes `linear_before_reset` and `reverse`.
 fn flags(attrs: &Attrs) -> Result<[bool; 2], String> {
     Ok([attrs.bool("linear_before_reset")?, attrs.bool("reverse")?])
 }
@@ -108,7 +108,7 @@ impl Operator for Gru {
     }
 }
 
-/// The rows of the weight for r and z, and those for n.
+/// Splits the weight into its rows for the gates r and z and its rows for the candidate n.
 fn rows_of(g: &mut Graph, weight: Value, hidden: usize) -> [Value; 2] {
     let gates = g.slice_axis(weight, 0, 0, 2 * hidden);
     let candidate = g.slice_axis(weight, 0, 2 * hidden, 3 * hidden);
@@ -175,7 +175,7 @@ fn gradients(cx: &mut GradCx) -> Gradients {
     let [dr, dz, dn] = blocks(g, dgates);
     let before = states_before(g, hidden, h, reverse);
     let (dweight, dbias) = if linear {
-        // Through q = h weight_n^T + bias, which r multiplies and which is a result as well.
+        // The path through q = h weight_n^T + bias, which r multiplies and which is also a result.
         let mut dq: Value = g.mul(dn, r).into();
         if let Some(dactivations) = dactivations {
             let [_, _, _, own] = blocks(g, dactivations);
@@ -194,7 +194,7 @@ fn gradients(cx: &mut GradCx) -> Gradients {
     Ok(all)
 }
 
-/// Zeros for the steps that sequences do not have.
+/// Sets the steps after the end of each sequence to zero.
 fn masked(g: &mut Graph, x: Value, lengths: Option<Value>) -> Value {
     let Some(lengths) = lengths else { return x };
     let steps = g.shape(x).first().copied().unwrap_or(0);
@@ -341,11 +341,12 @@ fn backward(cx: &mut Expansion) -> Result<Vec<Value>, String> {
 }
 
 impl Graph {
-    /// A layer of gated recurrent units over `[steps, batch, 3 hidden]` of what the inputs give to the gates r and z and the
-    /// candidate n (`x weight_ih^T` and the biases), with the recurrent weight `[3 hidden, hidden]`, the recurrent bias of the
-    /// candidate `[hidden]` and the initial state `[batch, hidden]`: port 0 holds the state after each step. The reset gate
-    /// multiplies the candidate's product with the state if `linear_before_reset`, as in PyTorch, else the state itself.
-    /// `lengths` and `reverse` are those of [`Graph::lstm`].
+    /// Computes a layer of gated recurrent units over `[steps, batch, 3 hidden]`, the contribution
+    /// of the inputs to the gates r and z and the candidate n (`x weight_ih^T` and the biases),
+    /// with the recurrent weight `[3 hidden, hidden]`, the recurrent bias of the candidate
+    /// `[hidden]` and the initial state `[batch, hidden]`: port 0 holds the state after each step.
+    /// The reset gate multiplies the candidate's product with the state if `linear_before_reset`,
+    /// as in PyTorch, else the state itself. `lengths` and `reverse` are as in [`Graph::lstm`].
     #[track_caller]
     #[expect(clippy::too_many_arguments, reason = "five tensors and two flags")]
     pub fn gru(

@@ -17,7 +17,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Lstm;
 pub(in crate::ops) struct LstmGrad;
 
-/// Operations of a step on an element of the state, beside the multiplication.
+/// Operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 40;
 
 impl Operator for Lstm {
@@ -274,11 +274,13 @@ fn backward(cx: &mut Expansion) -> Result<Vec<Value>, String> {
 }
 
 impl Graph {
-    /// A layer of long short-term memory over `[steps, batch, 4 hidden]` of what the inputs give to the gates i, f, g and o
-    /// (`x weight_ih^T` and all biases), with the recurrent weight `[4 hidden, hidden]` and the initial hidden and cell state
-    /// `[batch, hidden]`: port 0 holds the hidden state after each step, port 1 the cell state. `reverse` begins with the last
-    /// step. With `lengths [batch]`, `u32` or `i32`, a sequence keeps its state from its length on;
-    /// [`Graph::sequence_mask`] tells where that is.
+    /// Computes a layer of long short-term memory over `[steps, batch, 4 hidden]`, the contribution
+    /// of the inputs to the gates i, f, g and o (`x weight_ih^T` and all biases), with the
+    /// recurrent weight `[4 hidden, hidden]` and the initial hidden and cell state
+    /// `[batch, hidden]`: port 0 is the hidden state after each step, port 1 the cell state.
+    /// `reverse` begins with the last step. With `lengths [batch]`, `u32` or `i32`, a sequence
+    /// keeps its state from its length on; [`Graph::sequence_mask`] returns a mask of the valid
+    /// steps.
     #[track_caller]
     pub fn lstm(
         &mut self,

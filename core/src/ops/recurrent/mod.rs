@@ -1,12 +1,13 @@
-//! Recurrent layers: the steps of a sequence one after the other, in one operator.
+//! Recurrent layers: all steps of a sequence in one operator.
 //!
-//! What the inputs give to the gates is an operand, made for all steps at once by an ordinary matmul, which other rules,
-//! quantisation and gradients know already. The operator adds what depends on the state. Its ports hold the state after
-//! each step and the activations that the backward pass needs, so the gradients of both kinds of weights are ordinary
-//! matmuls too.
+//! The contribution of the inputs to the gates is an operand, computed for all steps at once by an
+//! ordinary matmul, which other rules, quantisation and gradients already support. The operator
+//! adds the contribution of the state. Its ports are the state after each step and the activations
+//! that the backward pass needs, so the gradients of both kinds of weights are ordinary matmuls,
+//! too.
 //!
-//! Sequences that end earlier keep their state from then on. What is to be zero there is masked outside, by
-//! [`Graph::sequence_mask`].
+//! Sequences that end earlier keep their state from then on. To set later steps to zero, mask the
+//! result with [`Graph::sequence_mask`].
 
 mod gru;
 mod lstm;
@@ -22,7 +23,7 @@ use crate::NodeId;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 
-/// Steps that are expanded into nodes at most, where a device has no kernel.
+/// Maximum number of steps that are expanded into nodes if a device has no kernel.
 pub(super) const MAX_UNROLLED_STEPS: usize = 512;
 
 /// Sizes of a call.
@@ -34,7 +35,8 @@ pub(super) struct Dims {
 }
 
 impl Dims {
-    /// From a tensor `[steps, batch, blocks * hidden]` and a weight `[rows * hidden, hidden]`.
+    /// Reads the sizes from a tensor `[steps, batch, blocks * hidden]` and a weight
+    /// `[rows * hidden, hidden]`.
     fn of(call: &Call, [sequence, weight]: [usize; 2], what: &str, blocks: usize, rows: usize) -> Result<Self, String> {
         let (sequence, weight) = (&call.inputs[sequence], &call.inputs[weight]);
         expect_float(call, 0, "the operands")?;
@@ -66,15 +68,16 @@ impl Dims {
         [self.steps, self.batch, blocks * self.hidden]
     }
 
-    /// The steps in the order in which the states follow each other.
+    /// Returns the indices of the steps, in the order of the updates of the state.
     fn order(&self, reverse: bool) -> Vec<usize> {
-        match reverse {
-            true => (0..self.steps).rev().collect(),
-            false => (0..self.steps).collect(),
+        if reverse {
+            (0..self.steps).rev().collect()
+        } else {
+            (0..self.steps).collect()
         }
     }
 
-    /// Why a sequence is too long to be expanded, if it is.
+    /// Returns an error if the sequence is too long to be expanded.
     fn expect_short(&self, name: &str) -> Result<(), String> {
         if self.steps <= MAX_UNROLLED_STEPS {
             return Ok(());
@@ -87,17 +90,18 @@ impl Dims {
     }
 }
 
-/// The operand has this shape and the type of operand 0.
+/// Returns an error unless the operand has this shape and the type of operand 0.
 fn expect_operand(call: &Call, operand: usize, what: &str, dims: &[usize]) -> Result<(), String> {
     let ty = &call.inputs[operand];
     let dtype = call.inputs[0].dtype;
-    match ty.shape.dims() == dims && ty.dtype == dtype {
-        true => Ok(()),
-        false => Err(format!("the {what} is {ty}, but must be {dtype} {dims:?}")),
+    if ty.shape.dims() == dims && ty.dtype == dtype {
+        Ok(())
+    } else {
+        Err(format!("the {what} is {ty}, but must be {dtype} {dims:?}"))
     }
 }
 
-/// The number of operands without the lengths, which are the last one if they are there, and whether they are there.
+/// Returns the number of operands without the lengths, which are an optional last operand.
 fn without_lengths(call: &Call, dims: &Dims) -> Result<usize, String> {
     let count = call.inputs.len();
     let Some(last) = call.inputs.last().filter(|ty| ty.dtype.is_integer()) else {
@@ -112,13 +116,14 @@ fn without_lengths(call: &Call, dims: &Dims) -> Result<usize, String> {
     }
 }
 
-/// The lengths among the operands of a call, which are the last one and alone are integers.
+/// Returns the lengths among the operands of a call: the optional last operand, the only one of
+/// integers.
 fn lengths_of(g: &Graph, operands: &[Value]) -> Option<Value> {
     let last = operands.last().copied()?;
     g.dtype(last).is_integer().then_some(last)
 }
 
-/// Which sequences have a step: `[batch, 1]`, or all of them.
+/// Returns a mask `[batch, 1]` of the sequences that are longer than `step`; `None` without lengths.
 fn going(g: &mut Graph, lengths: Option<Value>, dims: &Dims, step: usize) -> Option<Value> {
     let lengths = lengths?;
     let number = g.scalar_of(g.dtype(lengths), step as f64);
@@ -126,32 +131,32 @@ fn going(g: &mut Graph, lengths: Option<Value>, dims: &Dims, step: usize) -> Opt
     Some(g.reshape(going, &[dims.batch, 1]).into())
 }
 
-/// `there` for sequences that have the step, else `ended`.
+/// Selects `there` for sequences that `going` marks (all if it is `None`), else `ended`.
 fn choose(g: &mut Graph, going: Option<Value>, there: Value, ended: Value) -> Value {
     going.map_or(there, |going| g.select(going, there, ended).into())
 }
 
-/// The same with zeros for sequences that have ended.
+/// Selects `there` for sequences that `going` marks (all if it is `None`), else zeros.
 fn or_zero(g: &mut Graph, going: Option<Value>, there: Value) -> Value {
     let zero = g.scalar_of(g.dtype(there), 0.0).into();
     choose(g, going, there, zero)
 }
 
-/// One step of `[steps, batch, width]`.
+/// Returns the tensor `[batch, width]` of one step of `[steps, batch, width]`.
 fn step_of(g: &mut Graph, x: Value, step: usize) -> Value {
     let dims = g.shape(x).to_vec();
     let one = g.slice_axis(x, 0, step, step + 1);
     g.reshape(one, dims.get(1..).unwrap_or(&[])).into()
 }
 
-/// The blocks of the last axis.
+/// Splits the last axis into `N` blocks of equal size.
 fn blocks<const N: usize>(g: &mut Graph, x: Value) -> [Value; N] {
     let axis = g.shape(x).len() as i32 - 1;
     let width = g.shape(x).last().copied().unwrap_or(0) / N;
     std::array::from_fn(|i| g.slice_axis(x, axis, i * width, (i + 1) * width).into())
 }
 
-/// Steps, in the order of time, as one tensor.
+/// Stacks steps, in the order of time, into one tensor.
 fn stack(g: &mut Graph, steps: &[Option<Value>]) -> Result<Value, String> {
     let steps: Option<Vec<Value>> = steps.iter().copied().collect();
     let steps = steps.ok_or("a step is missing")?;
@@ -168,7 +173,7 @@ fn stack(g: &mut Graph, steps: &[Option<Value>]) -> Result<Value, String> {
     })
 }
 
-/// The states before each step, from those after each step and the initial one.
+/// Returns the state before each step, from the states after each step and the initial state.
 fn states_before(g: &mut Graph, after: Value, initial: Value, reverse: bool) -> Value {
     let steps = g.shape(after).first().copied().unwrap_or(0);
     let dims = [&[1], g.shape(initial)].concat();
@@ -176,14 +181,16 @@ fn states_before(g: &mut Graph, after: Value, initial: Value, reverse: bool) -> 
     if steps <= 1 {
         return first;
     }
-    let parts = match reverse {
-        false => [first, g.slice_axis(after, 0, 0, steps - 1).into()],
-        true => [g.slice_axis(after, 0, 1, steps).into(), first],
+    let parts = if !reverse {
+        [first, g.slice_axis(after, 0, 0, steps - 1).into()]
+    } else {
+        [g.slice_axis(after, 0, 1, steps).into(), first]
     };
     g.concat(&parts, 0).into()
 }
 
-/// `dy^T x` over all steps: the gradient of a weight `[rows, columns]` that each step multiplies by.
+/// Computes `dy^T x` over all steps: the gradient of a weight `[rows, columns]` that each step
+/// multiplies by.
 fn weight_gradient(g: &mut Graph, dy: Value, x: Value) -> Value {
     let [dy, x] = [dy, x].map(|v| {
         let dims = g.shape(v).to_vec();
@@ -194,20 +201,20 @@ fn weight_gradient(g: &mut Graph, dy: Value, x: Value) -> Value {
     g.matmul_at(dy, x).into()
 }
 
-/// `y (1 - y)`: the derivative of a sigmoid with this value.
+/// Computes `y (1 - y)`: the derivative of a sigmoid whose result is `y`.
 fn sigmoid_slope(g: &mut Graph, y: Value) -> Value {
     let square = g.square(y);
     g.sub(y, square).into()
 }
 
-/// `1 - y^2`: the derivative of a tanh with this value.
+/// Computes `1 - y^2`: the derivative of a tanh whose result is `y`.
 fn tanh_slope(g: &mut Graph, y: Value) -> Value {
     let one = g.scalar_of(g.dtype(y), 1.0);
     let square = g.square(y);
     g.sub(one, square).into()
 }
 
-/// Steps, batch and hidden size of sample cases, whether they are reversed, and the type of lengths, if there are some.
+/// Returns the sizes of sample cases, whether the sequence is reversed, and the type of the lengths, if there are any.
 fn cases(sizes: &mut Sizes) -> Vec<(Dims, bool, Option<DType>)> {
     let dims = |steps, batch, hidden| Dims { steps, batch, hidden };
     vec![
@@ -219,7 +226,8 @@ fn cases(sizes: &mut Sizes) -> Vec<(Dims, bool, Option<DType>)> {
         (dims(3, 21, 33), true, Some(DType::U32)),
         (dims(6, 1, 64), true, None),
         (dims(2, 5, 96), false, None),
-        // So large that kernels divide the steps otherwise; the units are no multiple of a tile.
+        // Large enough that kernels divide the steps differently; the units are not a multiple of a
+        // tile.
         (dims(3, 2, 264), false, Some(DType::U32)),
         (dims(sizes.dim(5), sizes.dim(9), sizes.dim(20)), false, None),
     ]
@@ -232,7 +240,7 @@ fn label((dims, reverse, lengths): &(Dims, bool, Option<DType>)) -> String {
     format!("{steps} steps of {batch} with {hidden} hidden, {direction}{lengths}")
 }
 
-/// Small enough that a state does not saturate.
+/// Returns a sample weight with numbers so small that the state does not saturate.
 fn weight_input(rows: usize, hidden: usize) -> SampleInput {
     let bound = 1.0 / (hidden as f64).sqrt();
     SampleInput::range(&[rows * hidden, hidden], -bound, bound)
@@ -242,13 +250,14 @@ fn lengths_input(dims: &Dims, dtype: DType) -> SampleInput {
     SampleInput::filled(dtype, &[dims.batch], Fill::Below(dims.steps as u32 + 2))
 }
 
-/// Operands of a call: `lengths` behind the others, if there are some.
+/// Appends the optional `lengths` to the operands of a call.
 fn with_lengths(mut operands: Vec<Value>, lengths: Option<Value>) -> Vec<Value> {
     operands.extend(lengths);
     operands
 }
 
-/// The products with operand `weight` in each step, and `element_flops` operations on each element of the state.
+/// Counts the products with operand `weight` in each step, and `element_flops` operations on each
+/// element of the state.
 fn cost_of(call: &Call, dims: Result<Dims, String>, weight: usize, element_flops: u64) -> Cost {
     let flops = dims.map_or(0, |dims| {
         let rows = (dims.steps * dims.batch) as u64;
@@ -261,8 +270,9 @@ fn cost_of(call: &Call, dims: Result<Dims, String>, weight: usize, element_flops
 }
 
 impl Graph {
-    /// Which steps sequences of these lengths `[batch]` (`u32` or `i32`) have: `u32 [steps, batch, 1]`, 1 where the number of
-    /// the step is below the length, else 0. It broadcasts against `[steps, batch, features]`.
+    /// Returns a mask of the valid steps of sequences with these lengths `[batch]` (`u32` or
+    /// `i32`): `u32 [steps, batch, 1]`, 1 if the index of the step is below the length, else 0. It
+    /// broadcasts against `[steps, batch, features]`.
     #[track_caller]
     pub fn sequence_mask(&mut self, lengths: impl Into<Value>, steps: usize) -> NodeId {
         let lengths = lengths.into();

@@ -16,7 +16,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Rnn;
 pub(in crate::ops) struct RnnGrad;
 
-/// Operations of a step on an element of the state, beside the multiplication.
+/// Operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 10;
 
 fn attributes() -> AttrDecls {
@@ -27,7 +27,7 @@ fn attrs(relu: bool, reverse: bool) -> Attrs {
     Attrs::new().with("relu", relu).with("reverse", reverse)
 }
 
-/// `relu` and `reverse`.
+/// Returns the attributes `relu` and `reverse`.
 fn flags(attrs: &Attrs) -> Result<[bool; 2], String> {
     Ok([attrs.bool("relu")?, attrs.bool("reverse")?])
 }
@@ -119,10 +119,7 @@ fn forward(cx: &mut Expansion) -> Result<Vec<Value>, String> {
         let own = step_of(g, gates, t);
         let from_state = g.matmul_bt(h, weight);
         let sum = g.add(own, from_state);
-        let hidden = match relu {
-            true => g.relu(sum),
-            false => g.tanh(sum),
-        };
+        let hidden = if relu { g.relu(sum) } else { g.tanh(sum) };
         h = choose(g, going, hidden.into(), h);
         hs[t] = Some(h);
     }
@@ -245,9 +242,11 @@ fn backward(cx: &mut Expansion) -> Result<Vec<Value>, String> {
 }
 
 impl Graph {
-    /// A plain recurrent layer over `[steps, batch, hidden]` of what the inputs give (`x weight_ih^T` and all biases), with
-    /// the recurrent weight `[hidden, hidden]` and the initial state `[batch, hidden]`: the state after each step, `[steps,
-    /// batch, hidden]`, through ReLU if `relu`, else through tanh. `reverse` and `lengths` are those of [`Graph::lstm`].
+    /// Computes a plain recurrent layer over `[steps, batch, hidden]`, the contribution of the
+    /// inputs (`x weight_ih^T` and all biases), with the recurrent weight `[hidden, hidden]` and
+    /// the initial state `[batch, hidden]`: the state after each step, `[steps, batch, hidden]`,
+    /// through ReLU if `relu`, else through tanh. `reverse` and `lengths` are as in
+    /// [`Graph::lstm`].
     #[track_caller]
     pub fn rnn(
         &mut self,

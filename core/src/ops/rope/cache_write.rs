@@ -1,4 +1,4 @@
-//! Rows rotated while they are written to a cache, as a decoding step does with its keys.
+//! Rotation of rows (RoPE) while they are written to a cache, as for the keys of a decode step.
 
 use super::dynamic::{RopeDynamicOffset, attrs};
 use super::{RopeDims, RopeScaling};

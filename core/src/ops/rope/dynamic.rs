@@ -1,4 +1,4 @@
-//! Rotary position embedding from a position on that the step is given.
+//! Rotary position embedding with the first position as an operand.
 
 use std::f64::consts::TAU;
 
@@ -9,15 +9,15 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::positions::expect_positions;
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
+use crate::ops::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct RopeDynamicOffset;
 
-/// Units of a turn in a word.
+/// A full turn as a 32-bit fraction: 2^32.
 const WORD: f64 = 4_294_967_296.0;
 
-/// Speeds as 48-bit fractions of a turn: the upper 32 bits and the lower 16.
+/// Converts speeds to 48-bit fractions of a turn: the upper 32 bits and the lower 16.
 fn fractions(speeds: &[f64]) -> [Vec<u32>; 2] {
     let turns = speeds.iter().map(|speed| (speed / TAU).rem_euclid(1.0) * WORD);
     let upper: Vec<f64> = turns.clone().map(f64::floor).collect();
@@ -25,15 +25,15 @@ fn fractions(speeds: &[f64]) -> [Vec<u32>; 2] {
     [upper.iter().map(|&upper| upper as u32).collect(), lower.collect()]
 }
 
-/// Cosines and sines `[batch, rows, 1, half]` of all angles. Products of words wrap, which leaves out whole turns, so
-/// angles of large positions are as exact as those of small ones.
+/// Returns cosines and sines `[batch, rows, 1, half]` of all angles. Products of words wrap, which
+/// removes whole turns, so angles of large positions are as exact as angles of small ones.
 pub(super) fn tables(g: &mut Graph, offsets: Value, dims: &RopeDims, speeds: &[f64]) -> [NodeId; 2] {
     let word = |g: &mut Graph, value: u32| g.scalar_of(DType::U32, f64::from(value));
     let rows = g.constant_u32((0..dims.rows).map(|i| i as u32).collect(), &[dims.rows, 1, 1]);
     let offsets = g.reshape(offsets, &[dims.batch, 1, 1, 1]);
     let positions = g.add(offsets, rows);
     let [upper, lower] = fractions(speeds).map(|words| g.constant_u32(words, &[dims.half]));
-    // positions * (upper + lower / 2^16), of which the last product is taken in two halves.
+    // positions * (upper + lower / 2^16); the last product is computed in two halves.
     let (sixteen, mask) = (word(g, 16), word(g, 0xffff));
     let high = g.shift_right(positions, sixteen);
     let low = g.bit_and(positions, mask);
@@ -43,7 +43,7 @@ pub(super) fn tables(g: &mut Graph, offsets: Value, dims: &RopeDims, speeds: &[f
     let from_low = g.shift_right(from_low, sixteen);
     let turns = g.add(turns, from_high);
     let turns = g.add(turns, from_low);
-    // Half a turn more, and less again, for angles between -pi and pi.
+    // Add half a turn, and subtract it later, for angles between -pi and pi.
     let half = word(g, 1 << 31);
     let turns = g.add(turns, half);
     let angle = g.cast(turns, DType::F32);
@@ -148,8 +148,8 @@ impl Operator for RopeDynamicOffset {
         )
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::OfPart
+    fn fusing(&self) -> FusionRole {
+        FusionRole::OfPart
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -196,9 +196,9 @@ pub(in crate::ops) fn attrs(theta: f32, head_dim: u32, scaling: RopeScaling) -> 
 }
 
 impl Graph {
-    /// [`Graph::rope`] of rows that begin at a position which the step is given: row `r` of
-    /// `x [batch..., rows, heads * head_dim]` is at `r + offset`, where `offset` is `u32 [1]`, or with batch axes one
-    /// number for each sequence, `u32 [batch...]`.
+    /// Computes [`Graph::rope`] with the first position as an operand: row `r` of
+    /// `x [batch..., rows, heads * head_dim]` is at position `r + offset`, where `offset` is
+    /// `u32 [1]`, or with batch axes one number for each sequence, `u32 [batch...]`.
     #[track_caller]
     pub fn rope_dynamic_offset(
         &mut self,
@@ -210,7 +210,7 @@ impl Graph {
         self.rope_scaled(x, theta, offset, head_dim, RopeScaling::None)
     }
 
-    /// [`Graph::rope_dynamic_offset`] with speeds for longer contexts.
+    /// Computes [`Graph::rope_dynamic_offset`] with scaled speeds, for longer contexts.
     #[track_caller]
     pub fn rope_scaled(
         &mut self,

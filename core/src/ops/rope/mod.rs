@@ -10,7 +10,9 @@ pub(super) use dynamic::{RopeDynamicOffset, attrs as dynamic_attrs};
 pub use scaling::RopeScaling;
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, FusionRole, Gradient, OpRef, Operator, Semantics, expect_float,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -23,19 +25,19 @@ pub(super) struct Rope;
 pub struct RopeDims {
     /// Product of the leading axes.
     pub batch: usize,
-    /// Positions.
+    /// Number of positions.
     pub rows: usize,
     /// Heads in a row.
     pub heads: usize,
-    /// Pairs of a head: half its width.
+    /// Number of pairs in a head: half the head's width.
     pub half: usize,
     /// Base of the angles.
     pub theta: f64,
-    /// Position of the first row; 0 where the step is given it.
+    /// Position of the first row; 0 if it is an operand.
     pub offset: usize,
-    /// Whether to turn backwards.
+    /// Rotates backwards if `true`.
     pub inverse: bool,
-    /// How the speeds are changed for longer contexts.
+    /// Scaling of the speeds (angles per position) for longer contexts.
     pub scaling: RopeScaling,
 }
 
@@ -43,7 +45,7 @@ impl RopeDims {
     /// Reads the dimensions of a call.
     ///
     /// # Errors
-    /// When operand and attributes do not fit, in the operator's words.
+    /// An operand and attributes that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
         RopeDims::with(call, call.attrs.size("offset")?, RopeScaling::None)
     }
@@ -91,14 +93,14 @@ impl RopeDims {
         })
     }
 
-    /// By what each pair of a head turns from one position to the next, in radians; backwards ones are negative.
+    /// Returns the rotation of each pair of a head per position, in radians; negative if `inverse`.
     pub fn speeds(&self) -> Vec<f64> {
         let sign = if self.inverse { -1.0 } else { 1.0 };
         let speed = |i| self.theta.powf(-(i as f64) / self.half as f64);
         (0..self.half).map(|i| sign * self.scaling.apply(speed(i))).collect()
     }
 
-    /// Cosines and sines of all pairs of all rows, computed in `f64`: `rows * half` each.
+    /// Returns cosines and sines of all pairs of all rows, computed in `f64`: `rows * half` each.
     pub fn tables(&self) -> [Vec<f32>; 2] {
         let speeds = self.speeds();
         let mut tables = [(); 2].map(|()| Vec::with_capacity(self.rows * self.half));
@@ -113,13 +115,14 @@ impl RopeDims {
         tables
     }
 
-    /// Whether there is nothing to rotate.
+    /// Returns `true` if there is nothing to rotate.
     pub fn is_empty(&self) -> bool {
         self.batch == 0 || self.rows == 0 || self.heads == 0
     }
 }
 
-/// Turns the pairs of `x` by angles whose cosines and sines, in `f32`, broadcast to `[batch, rows, heads, half]`.
+/// Rotates the pairs of `x` by angles whose cosines and sines, in `f32`, broadcast to
+/// `[batch, rows, heads, half]`.
 fn turn(g: &mut Graph, x: Value, tables: [NodeId; 2], dims: &RopeDims) -> Value {
     let (dtype, shape) = (g.dtype(x), g.shape(x).to_vec());
     let [cos, sin] = tables.map(|table| g.cast(table, dtype));
@@ -192,8 +195,8 @@ impl Operator for Rope {
         })
     }
 
-    fn fusing(&self) -> Fusing {
-        Fusing::OfPart
+    fn fusing(&self) -> FusionRole {
+        FusionRole::OfPart
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -231,15 +234,15 @@ fn attrs(theta: f32, offset: i64, head_dim: i64) -> Attrs {
 }
 
 impl Graph {
-    /// Rotary position embedding (Su et al., 2021) of `x [..., rows, heads * head_dim]`, shaped as `x`: in row
-    /// `r`, elements `i` and `i + head_dim / 2` of each head are turned as a pair by the angle
+    /// Computes the rotary position embedding (Su et al., 2021) of `x [..., rows, heads * head_dim]`, shaped as `x`: in
+    /// row `r`, elements `i` and `i + head_dim / 2` of each head are rotated as a pair by the angle
     /// `r * theta^(-2i / head_dim)`. `head_dim` must be even and divide the last axis, `theta` be positive.
     #[track_caller]
     pub fn rope(&mut self, x: impl Into<Value>, theta: f32, head_dim: u32) -> NodeId {
         self.rope_with_offset(x, theta, 0, head_dim)
     }
 
-    /// [`Graph::rope`] of rows that begin at position `offset`.
+    /// Computes [`Graph::rope`] of rows that begin at position `offset`.
     #[track_caller]
     pub fn rope_with_offset(&mut self, x: impl Into<Value>, theta: f32, offset: u32, head_dim: u32) -> NodeId {
         let attrs = attrs(theta, offset.into(), head_dim.into());

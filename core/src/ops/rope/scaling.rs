@@ -1,30 +1,32 @@
-//! Rotary positions for contexts that are longer than those of the first training.
+//! Scaling of rotary positions for contexts longer than those of pretraining.
 
 use std::f64::consts::TAU;
 
 use crate::attrs::Attrs;
 
-/// How the speeds of the pairs are changed.
+/// Scaling of the speeds (angles per position) of the rotated pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
-    /// All are divided by the factor: positional interpolation (Chen et al., 2023).
+    /// Divides all speeds by the factor: positional interpolation (Chen et al., 2023).
     Linear {
-        /// How many times the context is longer.
+        /// Ratio of the longer context to the original one.
         factor: f64,
     },
-    /// Divided by the factor where a turn takes more than `context / low_freq_factor` positions, left alone where it
-    /// takes less than `context / high_freq_factor`, and something between in between: Llama 3.1 (Dubey et al., 2024).
+    /// Divides speeds by the factor if a turn takes more than `context / low_freq_factor`
+    /// positions, keeps them if it takes less than `context / high_freq_factor`, and interpolates
+    /// in between: Llama 3.1 (Dubey et al., 2024).
     Llama3 {
-        /// How many times the context is longer.
+        /// Ratio of the longer context to the original one.
         factor: f64,
-        /// Turns in a context up to which pairs are slowed down wholly.
+        /// Turns per original context up to which pairs are slowed down by the full factor.
         low_freq_factor: f64,
-        /// Turns in a context from which on they keep their speed, more than `low_freq_factor`.
+        /// Turns per original context from which pairs keep their speed; more than
+        /// `low_freq_factor`.
         high_freq_factor: f64,
-        /// Positions of the first training.
+        /// Context length of pretraining.
         original_context: u32,
     },
 }
@@ -41,9 +43,10 @@ impl RopeScaling {
             ));
         }
         if context == 0 {
-            return Ok(match factor == 1.0 {
-                true => RopeScaling::None,
-                false => RopeScaling::Linear { factor },
+            return Ok(if factor == 1.0 {
+                RopeScaling::None
+            } else {
+                RopeScaling::Linear { factor }
             });
         }
         if !(low > 0.0 && high > low && high.is_finite()) {
@@ -59,7 +62,7 @@ impl RopeScaling {
         })
     }
 
-    /// Adds the attributes to those of a call.
+    /// Adds the scaling to the attributes of a call.
     pub(super) fn write(self, attrs: Attrs) -> Attrs {
         let (factor, low, high, context) = match self {
             RopeScaling::None => (1.0, 1.0, 1.0, 0),
@@ -78,7 +81,7 @@ impl RopeScaling {
             .with("original_context", context)
     }
 
-    /// The speed, in radians for each position, that replaces another.
+    /// Scales a speed, in radians per position.
     pub fn apply(self, speed: f64) -> f64 {
         match self {
             RopeScaling::None => speed,
@@ -101,7 +104,7 @@ impl RopeScaling {
 mod tests {
     use super::*;
 
-    /// The numbers that follow from the rule as it is stated for Llama 3.1.
+    /// The scaled speeds follow the published rule of Llama 3.1.
     #[test]
     fn llama3_slows_down_what_turns_slowly() {
         let scaling = RopeScaling::Llama3 {

@@ -1,4 +1,4 @@
-//! Rotary positions with a speed of its own for each pair: a composition of other operators, not one of its own.
+//! Rotary positions with a separate speed for each pair: a composition of other operators.
 
 use super::{RopeDims, dynamic, turn};
 use crate::NodeId;
@@ -11,14 +11,16 @@ const FORMULA: &str =
     "pair i of each head is turned by speeds[i] radians for each position; see `Graph::rope_with_speeds`";
 
 impl Graph {
-    /// [`Graph::rope_dynamic_offset`] with any speeds in place of the powers of a base, which are radians for each position,
-    /// one for each pair of a head, and with results that are `magnitude` times as long: LongRoPE (Ding et al., 2024) divides
-    /// the usual speeds by factors of each pair, and lengthens queries and keys.
+    /// Computes [`Graph::rope_dynamic_offset`] with arbitrary speeds instead of the powers of a base, in radians per
+    /// position, one for each pair of a head, and with results scaled by `magnitude`: LongRoPE (Ding et al., 2024)
+    /// divides the usual speeds by one factor per pair, and scales queries and keys by a common factor.
     ///
-    /// `x [batch..., rows, heads * 2 * speeds.len()] -> as x`; `offset` is `u32 [1]`, or with batch axes `u32 [batch...]`.
-    /// Cosines and sines are computed in each step, once for all calls with the same speeds and positions.
+    /// `x [batch..., rows, heads * 2 * speeds.len()] -> as x`; `offset` is `u32 [1]`, or with batch axes
+    /// `u32 [batch...]`. Cosines and sines are computed in each step, once for all calls with the same speeds and
+    /// positions.
     ///
-    /// Rejected: no speeds, or rows that are no whole heads; a speed or a magnitude that is not finite; another offset.
+    /// Rejected: no speeds; rows that do not consist of whole heads; a speed or a magnitude that is not finite; an
+    /// offset of another type or shape.
     #[track_caller]
     pub fn rope_with_speeds(
         &mut self,
@@ -29,7 +31,7 @@ impl Graph {
     ) -> NodeId {
         let (x, offset) = (x.into(), offset.into());
         let (Some(of_x), Some(of_offset)) = (self.ty(x).cloned(), self.ty(offset).cloned()) else {
-            // What is wrong with an operand was reported, or is reported here.
+            // Errors of operands were reported before, or are reported here.
             return self.add(x, offset);
         };
         match sizes(&of_x, &of_offset, speeds, magnitude) {
@@ -37,12 +39,13 @@ impl Graph {
             Ok(dims) if dims.is_empty() => self.reshape(x, &of_x.shape),
             Ok(dims) => self.at_caller(|g| {
                 let tables = dynamic::tables(g, offset, &dims, speeds);
-                let tables = match magnitude == 1.0 {
-                    true => tables,
-                    false => tables.map(|table| {
+                let tables = if magnitude == 1.0 {
+                    tables
+                } else {
+                    tables.map(|table| {
                         let magnitude = g.scalar(magnitude);
                         g.mul(table, magnitude)
-                    }),
+                    })
                 };
                 let y = turn(g, x, tables, &dims);
                 g.reshape(y, &of_x.shape)

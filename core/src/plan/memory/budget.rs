@@ -4,17 +4,21 @@ use super::{MemoryBudget, MemoryForecast};
 use crate::error::{Error, Result};
 
 impl MemoryBudget {
-    /// The budget in bytes, for a plan that takes this much without recomputation and a device with so much memory.
+    /// Returns the budget in bytes. Shares refer to the forecast `without` recomputation, or to the
+    /// memory of the device.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] for a share that is not between 0 and 1, or one of a memory of unknown size.
     pub fn bytes(&self, without: &MemoryForecast, device_memory: Option<u64>) -> Result<usize> {
-        let share = |share: f64, whole: usize| match share > 0.0 && share <= 1.0 {
-            true => Ok((share * whole as f64) as usize),
-            false => Err(Error::misuse(
-                format!("a memory budget of {} % is out of range", share * 100.0),
-                "give a share above 0 %, and of at most 100 %",
-            )),
+        let share = |share: f64, whole: usize| {
+            if share > 0.0 && share <= 1.0 {
+                Ok((share * whole as f64) as usize)
+            } else {
+                Err(Error::misuse(
+                    format!("a memory budget of {} % is out of range", share * 100.0),
+                    "use a share above 0 % and at most 100 %",
+                ))
+            }
         };
         match *self {
             MemoryBudget::Bytes(bytes) => Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),

@@ -1,15 +1,15 @@
-//! Whether a plan fits into a device's memory.
+//! A check that a plan fits into a device's memory.
 
 use super::MemoryForecast;
 use crate::error::{Error, Result};
 use crate::kernel::Capabilities;
 use crate::plan::ExecutionPlan;
 
-/// Refuses a plan that needs more memory than the device has, for its buffers and its
+/// Returns an error for a plan that needs more memory than the device has, for its buffers and its
 /// [workspace](crate::backend::Device::workspace_bytes). Backends call it before they allocate any.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`], with what would make it fit.
+/// [`Error::OutOfMemory`], with a suggestion that would make it fit.
 pub fn check_fit(plan: &ExecutionPlan, beside: u64, capabilities: &Capabilities) -> Result<()> {
     let Some(available) = capabilities.memory_bytes else {
         return Ok(());
@@ -27,7 +27,7 @@ pub fn check_fit(plan: &ExecutionPlan, beside: u64, capabilities: &Capabilities)
     })
 }
 
-/// What would make it fit.
+/// Returns a suggestion for a change that makes the plan fit.
 fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     let mb = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
     let available = available.saturating_sub(beside);
@@ -44,17 +44,17 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     );
     let room = available.saturating_sub(persistent as u64);
     let advice = if room > 0 && forecast.transient > 0 {
-        // Activations grow with the rows of a batch; the estimate leaves the rest as it is.
+        // Activations grow with the batch size; the estimate assumes that the rest does not.
         let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
         format!(
-            "a batch of {percent:.0} % of this one's rows would fit, or a memory budget, with which activations are \
-             recomputed, may"
+            "a batch of {percent:.0} % of these rows would fit; a memory budget, which recomputes activations, may \
+             also help"
         )
     } else if forecast.optimizer > 0 && available >= (persistent - forecast.optimizer) as u64 {
-        "no batch is small enough; an optimizer without moments (`Sgd` without momentum) and a smaller batch may be"
+        "no smaller batch fits; an optimizer without moments (`Sgd` without momentum) with a smaller batch may fit"
             .to_owned()
     } else {
-        "no batch is small enough; use a smaller model or a device with more memory".to_owned()
+        "no smaller batch fits; use a smaller model or a device with more memory".to_owned()
     };
     format!("{advice}: {parts}")
 }
@@ -77,16 +77,16 @@ mod tests {
 
     #[test]
     fn the_remedy_fits_the_cause() {
-        assert!(remedy(&forecast(), 0, 700_000_000).starts_with("a batch of 50 % of this one"));
+        assert!(remedy(&forecast(), 0, 700_000_000).starts_with("a batch of 50 % of these rows"));
         assert!(remedy(&forecast(), 0, 300_000_000).contains("`Sgd` without momentum"));
         assert!(remedy(&forecast(), 0, 100_000_000).contains("a smaller model"));
     }
 
-    /// What a device keeps beside the buffers takes from what these may have.
+    /// The workspace of a device reduces the memory that is available for the buffers.
     #[test]
     fn memory_beside_the_buffers_counts() {
         let text = remedy(&forecast(), 60_000_000, 760_000_000);
-        assert!(text.starts_with("a batch of 50 % of this one"), "{text}");
+        assert!(text.starts_with("a batch of 50 % of these rows"), "{text}");
         assert!(text.ends_with("workspace 60.0 MB"), "{text}");
     }
 }

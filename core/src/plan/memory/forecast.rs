@@ -5,33 +5,33 @@ use std::fmt;
 use super::aligned;
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Memory of a plan's buffers, in bytes. The workspace of a device (scratch of kernels, copies for rolling back a failed
-/// step) is not included; see [`Device::workspace_bytes`](crate::backend::Device::workspace_bytes).
+/// Memory of a plan's buffers, in bytes. The workspace of a device (scratch of kernels, copies for rolling back a
+/// failed step) is not included; see [`Device::workspace_bytes`](crate::backend::Device::workspace_bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryForecast {
-    /// What a device allocates.
+    /// Bytes that a device allocates for the buffers.
     pub planned: usize,
-    /// The same if no two buffers shared memory.
+    /// Bytes of the buffers if none shared memory.
     pub unplanned: usize,
-    /// Bytes that are live at the peak level: no placement needs less. A result is counted in addition to its operands,
-    /// because none is computed in place.
+    /// Bytes that are live at the peak level: no assignment of offsets needs less. A result is counted in addition to
+    /// its operands, because none is computed in place.
     pub lower_bound: usize,
-    /// Parameters.
+    /// Bytes of parameters.
     pub parameters: usize,
-    /// What is computed from parameters once for many steps and kept between them.
+    /// Bytes of prepared values: computed once from parameters and kept for many steps.
     pub prepared: usize,
-    /// Gradients of parameters and inputs.
+    /// Bytes of the gradients of parameters and inputs.
     pub gradients: usize,
-    /// State of the optimizer: moments, and accumulated gradients.
+    /// Bytes of the optimizer's state: moments, and accumulated gradients.
     pub optimizer: usize,
-    /// Inputs, outputs, constants, scalars and other states.
+    /// Bytes of inputs, outputs, constants, scalars and other states.
     pub others: usize,
     /// The part of `planned` for buffers that are needed only within a step: activations and other intermediates.
     pub transient: usize,
 }
 
 impl ExecutionPlan {
-    /// The memory that the plan will take.
+    /// Computes the memory that the plan will take.
     pub fn memory_forecast(&self) -> MemoryForecast {
         let lives = self.lifetimes();
         let size = |buffer: BufferRef| self.buffers.get(buffer.index()).copied().unwrap_or(0);
@@ -52,9 +52,10 @@ impl ExecutionPlan {
             .buffers
             .iter()
             .fold(0, |sum: usize, &bytes| sum.saturating_add(aligned(bytes)));
-        let planned = match self.memory.offsets.is_empty() {
-            true => unplanned,
-            false => self.memory.bytes,
+        let planned = if self.memory.offsets.is_empty() {
+            unplanned
+        } else {
+            self.memory.bytes
         };
         let mut changes: Vec<(usize, bool, usize)> = Vec::new();
         for (life, &bytes) in lives.iter().zip(&self.buffers) {
@@ -84,7 +85,8 @@ impl ExecutionPlan {
 }
 
 impl fmt::Display for MemoryForecast {
-    /// `128.4 MB (300.1 MB without sharing): 20.0 MB parameters, ...`, in units of 10^6 bytes.
+    /// Writes `128.4 MB (300.1 MB without sharing): 20.0 MB parameters, ...`, in units of 10^6
+    /// bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: usize| bytes as f64 / 1e6;
         let prepared = match self.prepared {

@@ -1,29 +1,30 @@
-//! When buffers are needed.
+//! Lifetimes of buffers.
 
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Levels of a step in which a buffer is needed, both included. Levels are counted through all segments.
+/// Range of the levels of a step that need a buffer. Levels are numbered through all segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// The level that writes it first.
+    /// The level that writes the buffer first.
     pub first: usize,
-    /// The last level that uses it.
+    /// The last level that uses the buffer.
     pub last: usize,
 }
 
-/// What the dispatches do with a buffer.
+/// Summary of the dispatches that use a buffer.
 #[derive(Clone, Copy)]
 struct Uses {
     segment: usize,
     life: Lifetime,
-    /// Whether it is used in several segments, of which a step may leave some out, or read before it is written.
+    /// `true` if several segments use the buffer, of which a step may skip some, or if it is read
+    /// before it is written.
     persists: bool,
 }
 
 impl ExecutionPlan {
-    /// Lifetime of each buffer; `None` for one that holds something between steps, or that nothing writes.
+    /// Returns the lifetime of each buffer; `None` if it persists between steps, or is never written.
     ///
-    /// Levels are those of all segments one after the other, as in a step that leaves none out.
+    /// Levels are those of all segments one after the other, as in a step that skips none.
     pub fn lifetimes(&self) -> Vec<Option<Lifetime>> {
         let mut uses: Vec<Option<Uses>> = vec![None; self.buffers.len()];
         let mut start = 0;
@@ -45,7 +46,7 @@ impl ExecutionPlan {
                     used.persists |= used.segment != segment;
                     used.life.last = used.life.last.max(level);
                 };
-                // Reads first: what is updated in place had contents before.
+                // Reads first: a buffer that is updated in place had contents before.
                 d.inputs.iter().for_each(|o| note(o.buffer, true));
                 d.outputs.iter().for_each(|o| note(o.buffer, false));
             }
@@ -60,7 +61,7 @@ impl ExecutionPlan {
         uses.into_iter().map(life).collect()
     }
 
-    /// Buffers that somebody outside of the step fills or reads.
+    /// Returns the buffers that are written before the step or read after it.
     pub fn external(&self) -> impl Iterator<Item = BufferRef> + '_ {
         let named = self.param_buffers.iter().chain(&self.input_buffers);
         let named = named.chain(&self.scalar_buffers).chain(&self.gradient_buffers);

@@ -1,15 +1,16 @@
 //! Memory planning: offsets of buffers in a device's memory.
 //!
-//! Intermediates are live for a part of a step. Buffers whose lifetimes do not overlap share memory: all have offsets in one
-//! arena. Parameters, inputs, constants, states, scalars, results and gradients outlive the step, so they share memory with
-//! no other buffer.
+//! Intermediates are live for a part of a step. Buffers whose lifetimes do not overlap share memory: all have offsets
+//! in one arena. Parameters, inputs, constants, states, scalars, results and gradients outlive the step, so they share
+//! memory with no other buffer.
 //!
-//! Time is counted in levels, since dispatches of one level run at the same time. A buffer takes its place from the level
-//! that writes it up to the last level that reads it, both included, so neighbours in memory are never in use in one
-//! level. Thus the levels that follow from the data are right for the memory too: sharing adds no hazard between
-//! dispatches of a level, and costs no parallelism. Backends that run a step level by level need nothing else. One that
-//! lets levels overlap, or begins a step before the last one has ended, takes two dispatches whose places overlap
-//! ([`ExecutionPlan::place`]) for users of one buffer.
+//! Time is counted in levels, since dispatches of one level run at the same time. A buffer occupies
+//! its memory from the level that writes it up to the last level that reads it, both inclusive, so
+//! buffers that share memory are never in use in the same level. Therefore the levels that follow
+//! from data dependencies are also right for memory: sharing adds no hazard between dispatches of a
+//! level, and costs no parallelism. Backends that run a step level by level need nothing more. A
+//! backend that lets levels overlap, or begins a step before the last one has ended, must treat two
+//! dispatches with overlapping memory ([`ExecutionPlan::place`]) as users of one buffer.
 
 mod budget;
 mod fit;
@@ -31,31 +32,34 @@ pub use recompute::{Recomputation, fit_to_budget};
 use super::{BufferRef, ExecutionPlan};
 use crate::error::{Error, Result};
 
-/// Offsets are multiples of this many bytes, which no device's binding asks more than.
+/// Alignment of offsets in bytes: a multiple of the alignment that any device requires for
+/// bindings.
 pub const ALIGNMENT: usize = 256;
 
-/// Places of all buffers in one arena.
+/// Offsets of all buffers in one arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryLayout {
     /// Bytes of the arena.
     pub bytes: usize,
-    /// Where the device binds no more than so many bytes: the arena is slabs of this size, and no buffer lies in two.
+    /// Slab size in bytes, if the device limits the bytes of a binding: the arena is divided into slabs of this size,
+    /// and no buffer spans two of them.
     pub slab: Option<usize>,
-    /// Offset of each buffer. Empty for a plan whose buffers were not placed: each has memory of its own.
+    /// Offset of each buffer in bytes. Empty if no offsets were assigned: each buffer then has its own memory.
     pub offsets: Vec<usize>,
 }
 
-/// Bytes that a buffer takes.
+/// Returns the bytes that a buffer takes, rounded up to [`ALIGNMENT`].
 fn aligned(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX)
 }
 
 impl ExecutionPlan {
-    /// Places the buffers so that they share memory where they can, for a device that binds at most so many bytes.
+    /// Assigns offsets to the buffers so that they share memory if possible. `max_buffer_bytes` is the maximum size of
+    /// a device's binding in bytes.
     ///
     /// # Errors
-    /// [`Error::BufferTooLarge`] when a buffer alone is larger than that, [`Error::InvalidPlan`] when all together are more
-    /// than can be counted.
+    /// [`Error::BufferTooLarge`] if a single buffer exceeds that limit, [`Error::InvalidPlan`] if
+    /// the total size overflows.
     pub fn place_buffers(&mut self, max_buffer_bytes: Option<u64>) -> Result<()> {
         let slab = max_buffer_bytes.and_then(|bytes| usize::try_from(bytes).ok());
         let slab = slab.map(|bytes| (bytes - bytes % ALIGNMENT).max(ALIGNMENT));
@@ -63,13 +67,15 @@ impl ExecutionPlan {
         Ok(())
     }
 
-    /// First and last byte (exclusive) of a buffer in the arena; `None` if the plan's buffers were not placed.
+    /// Returns the range of a buffer in the arena, from its first byte to the byte after its last; `None` if no offsets
+    /// were assigned.
     pub fn place(&self, buffer: BufferRef) -> Option<(usize, usize)> {
         let offset = *self.memory.offsets.get(buffer.index())?;
         Some((offset, offset.checked_add(*self.buffers.get(buffer.index())?)?))
     }
 
-    /// Every buffer lies in the arena, and none in the memory of another while that is needed.
+    /// Checks that every buffer is in the arena, and that no two buffers overlap while both are in
+    /// use.
     pub(super) fn verify_memory(&self) -> Result<()> {
         let memory = &self.memory;
         if memory.offsets.is_empty() {
@@ -94,13 +100,13 @@ impl ExecutionPlan {
         let lives = self.lifetimes();
         let mut events: Vec<(usize, bool, usize)> = Vec::new();
         for (i, life) in lives.iter().enumerate().filter(|(i, _)| self.buffers[*i] > 0) {
-            // What ends at a level is in use there: ends come after the beginnings of their level.
+            // A buffer is still in use at its last level: starts of a level come before its ends.
             let (first, last) = life.map_or((0, usize::MAX), |life| (life.first, life.last));
             events.push((first, false, i));
             events.push((last, true, i));
         }
         events.sort_unstable();
-        // Places in use, by their offset.
+        // Ranges in use, by their offset.
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         for (_, ends, i) in events {
             let start = self.memory.offsets[i];
@@ -109,7 +115,8 @@ impl ExecutionPlan {
                 continue;
             }
             let end = start + self.buffers[i];
-            // Of the places in use, which do not overlap, only the last that begins before the end may overlap this.
+            // Ranges in use do not overlap, so only the last one that begins before the end can
+            // overlap this one.
             let below = used.range(..end).next_back();
             if let Some((_, &other)) = below.filter(|(at, other)| *at + self.buffers[**other] > start) {
                 return Err(Error::plan(format!(

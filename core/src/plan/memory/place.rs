@@ -1,4 +1,4 @@
-//! Offsets by lifetimes.
+//! Assignment of offsets by lifetimes.
 
 use std::cmp::Reverse;
 
@@ -6,7 +6,7 @@ use super::{Lifetime, MemoryLayout, aligned};
 use crate::error::{Error, Result};
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// A buffer that shares memory.
+/// A buffer that may share memory with other buffers.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     buffer: usize,
@@ -14,17 +14,17 @@ struct Block {
     life: Lifetime,
 }
 
-/// A place that is taken for a time.
+/// A range of bytes that is occupied during a range of levels.
 #[derive(Clone, Copy, Debug)]
-struct Taken {
+struct OccupiedRange {
     start: usize,
     end: usize,
     life: Lifetime,
 }
 
-/// Places all buffers: first, side by side, those that last; then the others, each at the lowest offset that is free
-/// for all of its time. That is tried in several orders, and the shortest arena wins. Which order is best depends on
-/// the graph; large buffers first is best for most.
+/// Assigns offsets to all buffers. The persistent ones come first, next to each other; then each transient one gets the
+/// lowest offset that is free during its lifetime. Several orders are tried, and the shortest arena is used. The best
+/// order depends on the graph; for most graphs it is large buffers first.
 pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryLayout> {
     if let Some(limit) = slab
         && let Some(i) = plan.buffers.iter().position(|&bytes| aligned(bytes) > limit)
@@ -68,10 +68,11 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
     Ok(MemoryLayout { bytes, slab, offsets })
 }
 
-/// Sorts blocks: large numbers first, equals by a second number.
+/// Function that returns the sort keys of a block: blocks are sorted in descending order of the first, then of the
+/// second number.
 type Order = fn(&Block) -> (Reverse<usize>, Reverse<usize>);
 
-/// Largest first; longest first; most memory over time first; as they come.
+/// Orders to try: largest first; longest lifetime first; greatest product of size and lifetime first; plan order.
 const ORDERS: [Order; 4] = [
     |b| (Reverse(b.bytes), Reverse(levels(b))),
     |b| (Reverse(levels(b)), Reverse(b.bytes)),
@@ -83,14 +84,14 @@ fn levels(block: &Block) -> usize {
     block.life.last - block.life.first + 1
 }
 
-/// Offsets of the blocks in their order, and the end of the arena that begins with so many bytes that last.
+/// Returns the offset of each block, and the end of the arena. The arena begins with `persistent` bytes.
 fn first_fit(blocks: &[Block], persistent: usize, slab: Option<usize>) -> Result<(Vec<usize>, usize)> {
-    let mut taken: Vec<Taken> = Vec::with_capacity(blocks.len());
+    let mut taken: Vec<OccupiedRange> = Vec::with_capacity(blocks.len());
     let mut offsets = Vec::with_capacity(blocks.len());
     let mut arena = persistent;
     for block in blocks {
         let mut offset = fitting(persistent, block.bytes, slab);
-        // By their starts, so that what lies before the offset is seen before what lies after it.
+        // Sorted by start, so that the first free range is found.
         for other in &taken {
             if end(offset, block.bytes)? <= other.start {
                 break;
@@ -100,7 +101,7 @@ fn first_fit(blocks: &[Block], persistent: usize, slab: Option<usize>) -> Result
                 offset = fitting(other.end, block.bytes, slab);
             }
         }
-        let place = Taken {
+        let place = OccupiedRange {
             start: offset,
             end: end(offset, block.bytes)?,
             life: block.life,
@@ -118,7 +119,7 @@ fn end(offset: usize, bytes: usize) -> Result<usize> {
     end.ok_or_else(|| Error::plan("its buffers have more bytes than memory can have"))
 }
 
-/// The offset itself, or the beginning of the next slab where the buffer would lie in two.
+/// Returns the offset, or the start of the next slab if the buffer would span two.
 fn fitting(offset: usize, bytes: usize, slab: Option<usize>) -> usize {
     match slab {
         Some(slab) if bytes > 0 && offset / slab != (offset + bytes - 1) / slab => offset.next_multiple_of(slab),

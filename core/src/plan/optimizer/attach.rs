@@ -1,4 +1,4 @@
-//! From an update to segments of a plan, and back.
+//! Adding the segments of an update to a plan, and removing them.
 
 use super::Update;
 use super::leaves::{RESERVED, Share, accumulation, loss_scale, updates};
@@ -7,23 +7,25 @@ use crate::error::{Error, Result};
 use crate::loss_scaling::FOUND_STATE;
 use crate::plan::{ACCUMULATE, ExecutionPlan, LOSS_SCALE, UPDATE};
 
-/// Adds the segments of an update to a plan, replacing earlier ones. On an error the plan stays as it was.
+/// Adds the segments of an update to a plan, replacing earlier ones. On an error the plan is
+/// unchanged.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] when the plan has no gradients, or names that belong to the optimizer, or a parameter
-/// group names no parameter; an invalid plan; what lowering for the device finds.
+/// [`Error::InvalidUse`] if the plan has no gradients, uses names that are reserved for the
+/// optimizer, or a parameter group matches no parameter; an invalid plan; errors of lowering for
+/// the device.
 pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) -> Result<()> {
     attach_share(plan, update, device, None)
 }
 
-/// [`attach`], but of the trained parameters only those are updated that belong to the share. What clipping by the norm and
-/// the loss scale know of all gradients comes by scalars ([`REDUCED_SQUARES`], [`REDUCED_NON_FINITE`]).
+/// Adds an update like [`attach`], but updates only the trained parameters of a share. Clipping by the norm and the
+/// loss scale need sums over all gradients; these are scalars ([`REDUCED_SQUARES`], [`REDUCED_NON_FINITE`]).
 ///
 /// [`REDUCED_SQUARES`]: super::REDUCED_SQUARES
 /// [`REDUCED_NON_FINITE`]: super::REDUCED_NON_FINITE
 ///
 /// # Errors
-/// As there.
+/// As [`attach`].
 pub(crate) fn attach_share(
     plan: &mut ExecutionPlan,
     update: &Update,
@@ -80,7 +82,7 @@ fn check_reserved_names(plan: &ExecutionPlan) -> Result<()> {
     }
 }
 
-/// Every pattern of every group must name a trainable parameter.
+/// Checks that every pattern of every group matches a trainable parameter.
 fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
     let parameters = plan.parameters();
     let is_trained = |buffer| plan.param_grad_pairs.iter().any(|(p, _)| *p == buffer);
@@ -91,16 +93,16 @@ fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
         None => Ok(()),
         Some(pattern) => Err(Error::misuse(
             format!(
-                "'{pattern}' of a parameter group names none of the trained parameters, which are {}",
+                "'{pattern}' of a parameter group matches none of the trained parameters, which are {}",
                 names.join(", ")
             ),
-            "correct the pattern; `*` stands for any characters",
+            "correct the pattern; `*` matches any characters",
         )),
     }
 }
 
-/// Removes the segments of an update and what only they need. Their buffers are the last of the plan, so the
-/// others keep their numbers and places.
+/// Removes the segments of an update and everything that only they need. Their buffers are the last
+/// of the plan, so the remaining buffers keep their indices and offsets.
 pub fn detach(plan: &mut ExecutionPlan) {
     let is_update = |name: &str| [ACCUMULATE, LOSS_SCALE, UPDATE].contains(&name);
     while let Some(at) = plan.segments.iter().position(|s| is_update(&s.name)) {
@@ -123,7 +125,7 @@ pub fn detach(plan: &mut ExecutionPlan) {
 }
 
 impl ExecutionPlan {
-    /// One past the last buffer that the remaining dispatches and tables need.
+    /// Returns the index after the last buffer that the remaining dispatches and tables need.
     fn first_unused_buffer(&self) -> usize {
         let dispatched = self
             .dispatches

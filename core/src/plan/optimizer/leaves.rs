@@ -1,8 +1,8 @@
-//! Updates as graphs on the buffers of a plan.
+//! Construction of updates as graphs whose leaves are buffers of a plan.
 
 use std::collections::HashMap;
 
-use super::update::{Form, Updated, sum_of};
+use super::update::{UpdateForm, UpdateInputs, sum_of};
 use super::{GradientClip, UPDATES_STATE, Update};
 use crate::backend::Device;
 use crate::dtype::DType;
@@ -14,28 +14,29 @@ use crate::plan::{BufferRef, ExecutionPlan};
 
 /// Prefix of the names of an optimizer's states and scalars.
 pub(super) const RESERVED: &str = "optimizer.";
-/// Prefix of the names of the states in which gradients add up.
+/// Prefix of the names of the states in which gradients are accumulated.
 const ACCUMULATED: &str = "optimizer.accumulated.";
-/// Prefix of the names of the states that stand for sources of a packed parameter during an update.
+/// Prefix of the names of temporary states that contain the sources of a packed parameter during an update.
 const UNPACKED: &str = "optimizer.unpacked.";
-/// Scalar by which gradients are multiplied before they are added up.
+/// Scalar by which gradients are multiplied before they are accumulated.
 pub(crate) const ACCUMULATION_SCALE: &str = "optimizer.accumulation_scale";
-/// Scalar that is 0 where a gradient is the first of its average, else 1.
+/// Scalar that is 0 for the first gradient of an average, else 1.
 pub(crate) const ACCUMULATION_KEEP: &str = "optimizer.accumulation_keep";
 
-/// Scalar with the number of gradients' elements that are not finite, on all ranks, where a rank updates a share of the
-/// parameters.
+/// Scalar with the number of gradient elements that are not finite, over all ranks, for ranks that
+/// update a share of the parameters.
 pub(crate) const REDUCED_NON_FINITE: &str = "optimizer.reduced_non_finite";
 
-/// Whether a parameter is one of those that this rank updates.
+/// Predicate for the parameters that this rank updates.
 pub(crate) type Share<'a> = &'a dyn Fn(BufferRef) -> bool;
 
-/// Name of the state in which the gradients of a parameter add up.
+/// Returns the name of the state in which the gradients of a parameter are accumulated.
 fn accumulated(parameter: &str) -> String {
     format!("{ACCUMULATED}{parameter}")
 }
 
-/// Whether the state of an optimizer of that name is a moment of the rule, not part of what is around it.
+/// Returns `true` if an optimizer state is a moment of the rule, not a state of clipping,
+/// accumulation or loss scaling.
 pub(crate) fn is_moment(state: &str) -> bool {
     let around = [
         GradientClip::NORM_STATE,
@@ -47,12 +48,12 @@ pub(crate) fn is_moment(state: &str) -> bool {
     !around.contains(&state) && !state.starts_with(ACCUMULATED) && !state.starts_with(UNPACKED)
 }
 
-/// A graph some of whose leaves stand for buffers of the plan.
+/// A graph in which some leaves are bound to buffers of the plan.
 #[derive(Default)]
 pub(super) struct Leaves {
     graph: Graph,
     bound: HashMap<NodeId, BufferRef>,
-    /// States with the layout of a packed parameter, by name.
+    /// By name, the states with the layout of a packed parameter, and its buffer.
     packed: HashMap<String, BufferRef>,
 }
 
@@ -74,9 +75,9 @@ impl Leaves {
         Ok(())
     }
 
-    /// Notes which of the states that the update of a packed parameter added are as large as it: moments of all its
-    /// sources.
-    fn note_packed(&mut self, added: std::ops::Range<usize>, updated: &Updated, buffer: BufferRef) {
+    /// Records the states that the update of a packed parameter added and that have the parameter's size: they are
+    /// moments of all its sources.
+    fn note_packed(&mut self, added: std::ops::Range<usize>, updated: &UpdateInputs, buffer: BufferRef) {
         let ty = self.graph.ty(updated.parameter);
         let states = self.graph.nodes()[added].iter().filter(|node| {
             let is_state = matches!(node.kind, NodeKind::State { .. });
@@ -88,19 +89,19 @@ impl Leaves {
     }
 }
 
-/// A parameter that the plan has a gradient of.
-struct Trained<'a> {
-    /// Its own name, also if it is packed.
+/// A parameter with a gradient in the plan.
+struct TrainedParameter<'a> {
+    /// Name of the parameter itself, even if it is packed.
     name: &'a str,
     parameter: BufferRef,
     gradient: BufferRef,
-    /// Its position among the packed ones.
+    /// Index among the packed parameters, if it is packed.
     derived: Option<usize>,
 }
 
-fn trained(plan: &ExecutionPlan) -> Vec<Trained<'_>> {
+fn trained(plan: &ExecutionPlan) -> Vec<TrainedParameter<'_>> {
     let names: HashMap<BufferRef, &str> = plan.param_buffers.iter().map(|(n, b)| (*b, n.as_str())).collect();
-    let named = |&(parameter, gradient): &(BufferRef, BufferRef)| Trained {
+    let named = |&(parameter, gradient): &(BufferRef, BufferRef)| TrainedParameter {
         name: names.get(&parameter).copied().unwrap_or_default(),
         parameter,
         gradient,
@@ -109,7 +110,7 @@ fn trained(plan: &ExecutionPlan) -> Vec<Trained<'_>> {
     plan.param_grad_pairs.iter().map(named).collect()
 }
 
-/// Adds every gradient to its average.
+/// Builds the graph that adds every gradient to its average.
 pub(super) fn accumulation(plan: &ExecutionPlan) -> Leaves {
     let mut leaves = Leaves::default();
     for (i, trained) in trained(plan).into_iter().enumerate() {
@@ -130,8 +131,8 @@ pub(super) fn accumulation(plan: &ExecutionPlan) -> Leaves {
     leaves
 }
 
-/// Where the gradients that the update is made of are: their averages, if there are such.
-fn final_gradient(plan: &ExecutionPlan, trained: &Trained) -> BufferRef {
+/// Returns the gradient that the update uses: the average over accumulated steps, if there is one.
+fn final_gradient(plan: &ExecutionPlan, trained: &TrainedParameter) -> BufferRef {
     let average = accumulated(trained.name);
     let average = plan.state_buffers.iter().find(|s| s.name == average);
     average.map_or(trained.gradient, |s| s.buffer)
@@ -145,9 +146,9 @@ pub(crate) struct FinalGradient {
     pub(crate) gradient: BufferRef,
 }
 
-/// The gradients of all trained parameters, in the plan's order.
+/// Returns the gradients of all trained parameters, in the plan's order.
 pub(crate) fn final_gradients(plan: &ExecutionPlan) -> Vec<FinalGradient> {
-    let gradient = |trained: Trained| FinalGradient {
+    let gradient = |trained: TrainedParameter| FinalGradient {
         name: trained.name.to_owned(),
         parameter: trained.parameter,
         gradient: final_gradient(plan, &trained),
@@ -155,13 +156,14 @@ pub(crate) fn final_gradients(plan: &ExecutionPlan) -> Vec<FinalGradient> {
     trained(plan).into_iter().map(gradient).collect()
 }
 
-/// Whether the state of that name is one in which gradients add up.
+/// Returns `true` for the name of a state in which gradients are accumulated.
 pub(crate) fn is_accumulation(state: &str) -> bool {
     state.starts_with(ACCUMULATED)
 }
 
-/// The search for gradients that are not finite, and what it makes of the loss scale. `plan` has the averages, if there
-/// are any. `is_reduced` says that the count comes by the scalar [`REDUCED_NON_FINITE`].
+/// Builds the graph that counts non-finite gradient elements and updates the loss scale. `plan`
+/// already contains the averages, if there are any. If `is_reduced`, the count is the scalar
+/// [`REDUCED_NON_FINITE`].
 ///
 /// # Errors
 /// A plan without the states of a loss scale.
@@ -178,15 +180,16 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling, is_reduced:
     }
     let mut bound = |name: &str| {
         let state = plan.state_buffers.iter().find(|s| s.name == name);
-        let state = state.ok_or_else(|| Error::plan(format!("its gradients are scaled, but there is no '{name}'")))?;
+        let state = state.ok_or_else(|| Error::plan(format!("its gradients are scaled, but '{name}' is missing")))?;
         let leaf = leaves.graph.state(name, &[]);
         Ok(leaves.bind(leaf, state.buffer))
     };
     let (scale, inverse) = (bound(SCALE_STATE)?, bound(INVERSE_STATE)?);
     let graph = &mut leaves.graph;
-    let total = match is_reduced {
-        true => graph.scalar_input(REDUCED_NON_FINITE, DType::F32),
-        false => sum_of(graph, counts, "loss scale"),
+    let total = if is_reduced {
+        graph.scalar_input(REDUCED_NON_FINITE, DType::F32)
+    } else {
+        sum_of(graph, counts, "loss scale")
     };
     let found = graph.state(FOUND_STATE, &[]);
     let found = graph.assign(found, total);
@@ -200,17 +203,19 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling, is_reduced:
     Ok(leaves)
 }
 
-/// The updates of all parameters, or of a share. `plan` has the averages, if there are any.
+/// Builds the updates of all parameters, or of a share. `plan` already contains the averages, if
+/// there are any.
 pub(super) fn updates(plan: &ExecutionPlan, update: &Update, share: Option<Share>) -> Leaves {
     let mut leaves = Leaves::default();
-    let mut parameters: Vec<Updated> = Vec::new();
-    // Packed parameters that are updated as one, by their place in the list, and those that are not.
+    let mut parameters: Vec<UpdateInputs> = Vec::new();
+    // Packed parameters that are updated as a whole, by their index in `parameters`, and all other
+    // packed ones.
     let mut packed: Vec<(usize, BufferRef)> = Vec::new();
-    let mut unpacked: Vec<Unpacked> = Vec::new();
+    let mut unpacked: Vec<UnpackedParameter> = Vec::new();
     let updated = trained(plan).into_iter().enumerate();
     for (i, trained) in updated.filter(|(_, trained)| share.is_none_or(|is_own| is_own(trained.parameter))) {
         let shape = &plan.buffer_types[trained.parameter.index()].shape;
-        // Numbered: names of parameters are the user's, and any suffix could be one of them.
+        // Numbered, because parameter names belong to the user and could have any suffix.
         let p = leaves.graph.parameter(&format!("{RESERVED}parameter.{i}"), shape);
         let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
         let p = leaves.bind(p, trained.parameter);
@@ -229,14 +234,14 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update, share: Option<Share
                 }
             },
         };
-        parameters.push(Updated {
+        parameters.push(UpdateInputs {
             name,
             group,
             parameter: p,
             gradient: g.into(),
         });
     }
-    let form = Form {
+    let form = UpdateForm {
         skips: plan.loss_scaling.is_some(),
         is_share: share.is_some(),
     };
@@ -250,7 +255,8 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update, share: Option<Share
     leaves
 }
 
-/// The group of all sources of a packed parameter, if one update of the whole is right for all of them.
+/// Returns the parameter group of all sources of a packed parameter, if one update of the whole parameter is correct
+/// for all of them.
 fn common_group(plan: &ExecutionPlan, derived: usize, update: &Update) -> Option<usize> {
     let mut groups = plan.derived_params[derived]
         .1
@@ -260,15 +266,15 @@ fn common_group(plan: &ExecutionPlan, derived: usize, update: &Update) -> Option
     (update.rule.is_elementwise() && groups.all(|g| g == group)).then_some(group)
 }
 
-/// A packed parameter whose sources are updated on copies of their own, because their rules differ.
-struct Unpacked {
+/// A packed parameter whose sources are copied to be updated separately, because their rules differ.
+struct UnpackedParameter {
     name: Option<String>,
     parameter: NodeId,
     axis: usize,
     copies: Vec<NodeId>,
 }
 
-/// Copies the sources of a packed parameter, and lists them for updates.
+/// Copies the sources of a packed parameter to separate tensors, and lists these for updates.
 fn unpack(
     graph: &mut Graph,
     plan: &ExecutionPlan,
@@ -276,8 +282,8 @@ fn unpack(
     parameter: NodeId,
     gradient: NodeId,
     update: &Update,
-    parameters: &mut Vec<Updated>,
-) -> Unpacked {
+    parameters: &mut Vec<UpdateInputs>,
+) -> UnpackedParameter {
     let axis = plan.derived_info.get(derived).map_or(0, |info| info.axis);
     let mut copies = Vec::new();
     let mut start = 0;
@@ -290,7 +296,7 @@ fn unpack(
         for node in [part, copied, gradient] {
             graph.named(node, name);
         }
-        parameters.push(Updated {
+        parameters.push(UpdateInputs {
             name: name.to_owned(),
             group: update.group_of(name),
             parameter: copy,
@@ -299,7 +305,7 @@ fn unpack(
         copies.push(copy);
         start += size;
     }
-    Unpacked {
+    UnpackedParameter {
         name: plan.parameter_name(plan.derived_params[derived].0).map(str::to_owned),
         parameter,
         axis,
@@ -307,8 +313,8 @@ fn unpack(
     }
 }
 
-impl Unpacked {
-    /// Writes the updated sources back.
+impl UnpackedParameter {
+    /// Writes the updated sources back into the packed parameter.
     fn pack(self, graph: &mut Graph) {
         let joined = graph.concat(&self.copies, self.axis as i32);
         let written = graph.assign(self.parameter, joined);

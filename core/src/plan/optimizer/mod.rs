@@ -23,43 +23,44 @@ use crate::graph::{Graph, NodeId, Value};
 
 /// A rule that turns gradients into parameter updates.
 ///
-/// Hyper-parameters are scalars of each step; changing them changes no plan as long as
+/// Hyper-parameters are scalars of each step: changing them does not change the plan, provided that
 /// [`Optimizer::kind`] stays the same.
 pub trait Optimizer: Send + Sync + Debug {
-    /// Word that names the form of the update: plans are rebuilt, and moments start anew, when it changes.
+    /// Returns an identifier of the form of the update: if it changes, plans are rebuilt and moments are reset.
     fn kind(&self) -> String;
 
-    /// Tells names and values of the scalars of update `t` (from 1; see [`UpdateCx::update_number`]). Called in every
-    /// step, so it allocates nothing.
+    /// Calls `set` with name and value of each scalar of update `t` (from 1; see [`UpdateCx::update_number`]). It is
+    /// called in every step, so it must not allocate.
     fn scalars(&self, t: u64, set: &mut dyn FnMut(&'static str, f64));
 
     /// Builds the update of one parameter: scalars and states come from [`UpdateCx::scalar`] and
     /// [`UpdateCx::moment`], the parameter is written by an operator with effects.
     fn update(&self, cx: &mut UpdateCx, parameter: NodeId, gradient: Value);
 
-    /// Whether each element's update depends on nothing but that element of the parameter, its gradient and the
-    /// moments, and on scalars: then parameters that are stored as one may be updated as one. Rules that look at a
-    /// parameter as a whole (its norm, its rows) must leave this `false`, as it is by default.
+    /// Returns `true` if each element's update depends only on that element of the parameter, its
+    /// gradient and its moments, and on scalars: parameters that are stored as one may then be
+    /// updated as one. Rules that use the whole parameter (its norm, its rows) must return `false`,
+    /// the default.
     fn is_elementwise(&self) -> bool {
         false
     }
 
-    /// The learning rate, for displays and schedules.
+    /// Returns the learning rate, for displays and schedules.
     fn learning_rate(&self) -> f32;
 
     /// Sets the learning rate.
     fn set_learning_rate(&mut self, lr: f32);
 
-    /// Sets the weight decay, which a [`ParameterGroup`] may have of its own.
+    /// Sets the weight decay; a [`ParameterGroup`] may have a different one.
     fn set_weight_decay(&mut self, weight_decay: f32);
 
     /// Checks the hyper-parameters.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Description of the invalid hyper-parameter.
     fn check(&self) -> Result<(), String>;
 
-    /// A copy behind a new pointer.
+    /// Clones the rule into a new box.
     fn clone_box(&self) -> Box<dyn Optimizer>;
 }
 
@@ -69,38 +70,40 @@ impl Clone for Box<dyn Optimizer> {
     }
 }
 
-/// What a rule builds the update of one parameter on: the graph, and the names of scalars and states.
+/// Context in which a rule builds the update of one parameter: the graph, and the names of scalars
+/// and states.
 pub struct UpdateCx<'a> {
     graph: &'a mut Graph,
     /// The parameter's name.
     name: &'a str,
-    /// Group of the parameter; 0 for those in none.
+    /// Group of the parameter; 0 if it is in none.
     group: usize,
-    /// Where updates may be left out.
+    /// Counter of updates, if updates may be skipped.
     counter: Option<&'a mut Counter>,
 }
 
-/// Number of an update that the device counts, and what depends on nothing else.
+/// Number of an update that the device counts, and values that depend only on it.
 #[derive(Debug, Default)]
 struct Counter {
     number: Option<NodeId>,
     derived: HashMap<String, NodeId>,
 }
 
-/// State `f32 []` with the number of updates that were made, where updates may be left out. It counts to 2^24, when no
-/// correction of the rules differs from 1 any more.
+/// State `f32 []` with the number of updates made, if updates may be skipped. It saturates at 2^24,
+/// at which all bias corrections of the rules are 1.
 pub(crate) const UPDATES_STATE: &str = "optimizer.updates";
 
 impl UpdateCx<'_> {
-    /// A scalar that [`Optimizer::scalars`] sets under the same name, which starts with `optimizer.`. Each
-    /// parameter group has its own.
+    /// Returns a scalar that [`Optimizer::scalars`] sets under the same name, which starts with
+    /// `optimizer.`. Each parameter group has its own.
     pub fn scalar(&mut self, name: &'static str) -> NodeId {
         self.graph.scalar_input(&scalar_name(name, self.group), DType::F32)
     }
 
-    /// Number of this update, from 1, as an `f32 []` of the device; `None` where the host knows it. In mixed precision
-    /// the device leaves updates out whose gradients are not finite, and the `t` of [`Optimizer::scalars`] counts these,
-    /// too: rules that depend on the number take it from here.
+    /// Returns the number of this update, from 1, as an `f32 []` of the device; `None` if the host
+    /// counts updates. In mixed precision the device skips updates whose gradients are not finite,
+    /// but the `t` of [`Optimizer::scalars`] includes skipped ones: rules that depend on the number
+    /// must use this one.
     pub fn update_number(&mut self) -> Option<NodeId> {
         let number = self.counter.as_deref()?.number;
         let graph = &mut *self.graph;
@@ -120,8 +123,8 @@ impl UpdateCx<'_> {
         Some(number)
     }
 
-    /// `1 - beta^t` for update `t`: the scalar `correction`, or computed from the scalar `log_beta` where the device
-    /// counts updates. Each parameter group computes it once.
+    /// Returns `1 - beta^t` for update `t`: the scalar `correction`, or computed from the scalar
+    /// `log_beta` if the device counts updates. Each parameter group computes it once.
     fn bias_correction(&mut self, correction: &'static str, log_beta: &'static str) -> NodeId {
         let Some(number) = self.update_number() else {
             return self.scalar(correction);
@@ -139,7 +142,7 @@ impl UpdateCx<'_> {
         })
     }
 
-    /// A state of the shape of `parameter` that starts at zero.
+    /// Returns a state with the shape of `parameter` that starts at zero.
     pub fn moment(&mut self, kind: &str, parameter: NodeId) -> NodeId {
         let shape = self.graph.shape(parameter).to_vec();
         self.graph.state(&format!("optimizer.{kind}.{}", self.name), &shape)
@@ -159,7 +162,7 @@ impl DerefMut for UpdateCx<'_> {
     }
 }
 
-/// Name in a plan of the scalar that the rule of a parameter group calls `name`.
+/// Returns the name in a plan of the scalar that the rule of a parameter group calls `name`.
 fn scalar_name(name: &str, group: usize) -> String {
     match group {
         0 => name.to_owned(),
@@ -167,7 +170,8 @@ fn scalar_name(name: &str, group: usize) -> String {
     }
 }
 
-/// A scalar's name in a plan as the rule calls it, and its parameter group: what [`scalar_name`] joined.
+/// Splits a scalar's name in a plan into the rule's name and the parameter group; the inverse of
+/// [`scalar_name`].
 pub(crate) fn split_scalar_name(plan_name: &str) -> (&str, usize) {
     let parts = plan_name.rsplit_once('@');
     parts

@@ -1,4 +1,4 @@
-//! The rules that come with the crate.
+//! Built-in optimizer rules.
 
 use super::{Optimizer, UpdateCx};
 use crate::graph::{NodeId, Value};
@@ -9,16 +9,16 @@ use crate::ops::AdamScalars;
 pub struct Sgd {
     /// Learning rate.
     pub lr: f32,
-    /// Decay of the velocity; 0 keeps none.
+    /// Decay of the velocity; 0 disables momentum.
     pub momentum: f32,
-    /// Whether to look ahead along the velocity.
+    /// Uses Nesterov momentum if `true`.
     pub nesterov: bool,
     /// Multiple of the parameter that is added to its gradient.
     pub weight_decay: f32,
 }
 
 impl Sgd {
-    /// Plain gradient descent.
+    /// Creates the optimizer of plain gradient descent.
     pub fn new(lr: f32) -> Self {
         Sgd {
             lr,
@@ -38,16 +38,16 @@ pub struct Adam {
     pub beta1: f32,
     /// Decay of the second moment.
     pub beta2: f32,
-    /// Added to the denominator.
+    /// Number added to the denominator.
     pub eps: f32,
     /// Weight decay: added to the gradient, or applied to the parameter if decoupled.
     pub weight_decay: f32,
-    /// Whether weight decay bypasses the moments (AdamW).
+    /// Decouples weight decay from the moments if `true` (AdamW).
     pub decoupled: bool,
 }
 
 impl Adam {
-    /// Adam with the published constants and no weight decay.
+    /// Creates Adam with the published constants and no weight decay.
     pub fn new(lr: f32) -> Self {
         Adam {
             lr,
@@ -59,7 +59,7 @@ impl Adam {
         }
     }
 
-    /// AdamW with the published constants.
+    /// Creates AdamW with the published constants.
     pub fn adamw(lr: f32, weight_decay: f32) -> Self {
         Adam {
             weight_decay,
@@ -131,7 +131,7 @@ impl Optimizer for Sgd {
         finite_and_not_negative(&[("learning rate", self.lr), ("weight decay", self.weight_decay)])?;
         below_one(&[("momentum", self.momentum)])?;
         if self.nesterov && self.momentum == 0.0 {
-            return Err("Nesterov's form needs a momentum".into());
+            return Err("Nesterov momentum needs a momentum above 0".into());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Everything about the update of a step: the rule, and what happens around it.
+//! The update of a step: the optimizer's rule, with clipping, accumulation and parameter groups.
 
 use std::ops::Range;
 
@@ -8,12 +8,13 @@ use crate::error::Error;
 use crate::graph::{Graph, NodeId, Value};
 use crate::pattern::matches;
 
-/// Scalar with the limit on gradients.
+/// Scalar with the limit for clipping gradients.
 pub(crate) const CLIP_LIMIT: &str = "optimizer.clip_limit";
-/// Scalar with the sum of the squares of all gradients' elements, where a rank updates a share of the parameters.
+/// Scalar with the sum of squares of all gradient elements, for ranks that update a share of the
+/// parameters.
 pub(crate) const REDUCED_SQUARES: &str = "optimizer.reduced_squares";
 
-/// How gradients become updates.
+/// The conversion of gradients to parameter updates.
 ///
 /// ```
 /// use meganeura_core::Adam;
@@ -26,37 +27,39 @@ pub(crate) const REDUCED_SQUARES: &str = "optimizer.reduced_squares";
 /// assert!(update.check().is_ok());
 /// ```
 ///
-/// Any [`Optimizer`] converts to an update with nothing around it.
+/// Any [`Optimizer`] converts to an update without clipping, accumulation and groups.
 #[derive(Clone, Debug)]
 pub struct Update {
     /// The rule.
     pub rule: Box<dyn Optimizer>,
     /// Limit on the gradients, applied after accumulation.
     pub clip: Option<GradientClip>,
-    /// Parameters with a rate or weight decay of their own. A parameter belongs to the first group that names
-    /// it, the others follow the rule as it is.
+    /// Parameters with their own rate or weight decay. A parameter belongs to the first group that
+    /// matches it; parameters in no group use the rule's values.
     pub groups: Vec<ParameterGroup>,
-    /// Steps whose gradients are averaged for one update, at least 1. Each of the last but one only adds to
-    /// the average; that takes memory of the parameters' size when there is more than one.
+    /// Number of steps whose gradients are averaged for one update, at least 1. All but the last
+    /// step only add to the average; the average takes as much memory as the parameters if the
+    /// number exceeds 1.
     pub accumulate: u32,
 }
 
-/// A parameter and what its update is built from.
-pub(super) struct Updated {
+/// A parameter, and the inputs of its update.
+pub(super) struct UpdateInputs {
     /// Name of the parameter; moments are named after it.
     pub(super) name: String,
-    /// Its group, as [`Update::group_of`] counts.
+    /// Its group; see [`Update::group_of`].
     pub(super) group: usize,
     pub(super) parameter: NodeId,
     pub(super) gradient: Value,
 }
 
-/// What the graph of the updates is made for.
+/// Variant of the graph that computes the updates.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Form {
-    /// Whether updates may be left out, so that the device counts them.
+pub(super) struct UpdateForm {
+    /// `true` if updates may be skipped, so that the device counts them.
     pub(super) skips: bool,
-    /// Whether other ranks update other parameters, so that the norm of all gradients is not to be had from these.
+    /// `true` if other ranks update other parameters, so that the norm of all gradients cannot be
+    /// computed from this rank's gradients.
     pub(super) is_share: bool,
 }
 
@@ -67,7 +70,7 @@ pub enum GradientClip {
     Value(f32),
     /// All gradients together are scaled by `min(1, limit / (norm + 1e-6))`, where `norm` is the Euclidean norm
     /// of all elements of all gradients (Pascanu, Mikolov and Bengio, 2013; in PyTorch's form). The state
-    /// [`GradientClip::NORM_STATE`] holds the norm before scaling.
+    /// [`GradientClip::NORM_STATE`] contains the norm before scaling.
     Norm(f32),
 }
 
@@ -76,7 +79,7 @@ impl GradientClip {
     /// [`GradientClip::Norm`].
     pub const NORM_STATE: &str = "optimizer.gradient_norm";
 
-    /// The limit.
+    /// Returns the limit.
     pub fn limit(self) -> f32 {
         match self {
             GradientClip::Value(limit) | GradientClip::Norm(limit) => limit,
@@ -91,10 +94,11 @@ impl GradientClip {
     }
 }
 
-/// Parameters with hyper-parameters of their own.
+/// Parameters with their own hyper-parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterGroup {
-    /// Names of the parameters; `*` stands for any characters. Each must name at least one.
+    /// Name patterns of the parameters; `*` matches any characters. Each must match at least one
+    /// parameter.
     pub patterns: Vec<String>,
     /// Their learning rate as a multiple of the rule's, which a schedule may change.
     pub learning_rate_scale: f32,
@@ -103,7 +107,8 @@ pub struct ParameterGroup {
 }
 
 impl ParameterGroup {
-    /// The parameters that one of the patterns names, with the rule's own rate and weight decay so far.
+    /// Creates a group of the parameters that match a pattern, with the rule's rate and weight
+    /// decay.
     pub fn new<S: Into<String>>(patterns: impl IntoIterator<Item = S>) -> Self {
         ParameterGroup {
             patterns: patterns.into_iter().map(Into::into).collect(),
@@ -126,12 +131,12 @@ impl ParameterGroup {
         self
     }
 
-    /// Whether a parameter belongs to the group.
+    /// Returns `true` if a parameter belongs to the group.
     pub fn contains(&self, parameter: &str) -> bool {
         self.patterns.iter().any(|pattern| matches(pattern, parameter))
     }
 
-    /// The rule with this group's hyper-parameters.
+    /// Returns the rule with this group's hyper-parameters.
     fn adapt(&self, rule: &dyn Optimizer) -> Box<dyn Optimizer> {
         let mut rule = rule.clone_box();
         rule.set_learning_rate(rule.learning_rate() * self.learning_rate_scale);
@@ -143,7 +148,7 @@ impl ParameterGroup {
 }
 
 impl Update {
-    /// The rule with nothing around it.
+    /// Creates an update from the rule only.
     pub fn new(rule: impl Optimizer + 'static) -> Self {
         Update::from(rule)
     }
@@ -169,10 +174,10 @@ impl Update {
         self
     }
 
-    /// Checks all numbers.
+    /// Checks all hyper-parameters.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Description of the invalid hyper-parameter.
     pub fn check(&self) -> Result<(), String> {
         self.rule.check()?;
         if self.accumulate == 0 {
@@ -198,10 +203,10 @@ impl Update {
         Ok(())
     }
 
-    /// [`Update::check`] as an error of the library.
+    /// Checks like [`Update::check`], but returns an error of the library.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with what is wrong.
+    /// [`Error::InvalidUse`] with a description of the invalid hyper-parameter.
     pub fn checked(&self) -> Result<(), Error> {
         self.check()
             .map_err(|message| Error::misuse(message, "correct the hyper-parameter"))
@@ -210,7 +215,7 @@ impl Update {
     /// Builds the updates of parameters, each with its name and its gradient (the average, where gradients are
     /// accumulated), with clipping and groups.
     pub fn build(&self, graph: &mut Graph, parameters: &[(&str, NodeId, Value)]) {
-        let updated = |&(name, parameter, gradient): &(&'_ str, NodeId, Value)| Updated {
+        let updated = |&(name, parameter, gradient): &(&'_ str, NodeId, Value)| UpdateInputs {
             name: name.to_owned(),
             group: self.group_of(name),
             parameter,
@@ -219,12 +224,18 @@ impl Update {
         self.build_all(
             graph,
             &parameters.iter().map(updated).collect::<Vec<_>>(),
-            Form::default(),
+            UpdateForm::default(),
         );
     }
 
-    /// [`Update::build`] with groups that are known; returns the nodes that each update added.
-    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated], form: Form) -> Vec<Range<usize>> {
+    /// Builds the updates like [`Update::build`], from parameters whose groups are resolved. Returns the range of nodes
+    /// that each update added.
+    pub(super) fn build_all(
+        &self,
+        graph: &mut Graph,
+        parameters: &[UpdateInputs],
+        form: UpdateForm,
+    ) -> Vec<Range<usize>> {
         let mut gradients: Vec<Value> = parameters.iter().map(|p| p.gradient).collect();
         if let Some(clip) = self.clip {
             gradients = clipped(graph, clip, gradients, form.is_share);
@@ -251,7 +262,7 @@ impl Update {
         added
     }
 
-    /// Tells names and values of the scalars that the graph of [`Update::build`] reads in update `t` (from 1).
+    /// Calls `set` with name and value of each scalar that the graph of [`Update::build`] reads in update `t` (from 1).
     pub fn scalars(&self, t: u64, set: &mut dyn FnMut(&str, f64)) {
         for (group, rule) in self.rules().iter().enumerate() {
             rule.scalars(t, &mut |name, value| set(&scalar_name(name, group), value));
@@ -261,7 +272,7 @@ impl Update {
         }
     }
 
-    /// Group of a parameter: 0 for those in none, else its position counted from 1.
+    /// Returns the group of a parameter: 0 if it is in none, else the group's index counted from 1.
     pub fn group_of(&self, parameter: &str) -> usize {
         self.groups
             .iter()
@@ -269,13 +280,13 @@ impl Update {
             .map_or(0, |i| i + 1)
     }
 
-    /// The rule of each group, that of parameters in none first.
+    /// Returns the rule of each group; the first is for parameters in no group.
     pub(crate) fn rules(&self) -> Vec<Box<dyn Optimizer>> {
         let own = self.groups.iter().map(|group| group.adapt(&*self.rule));
         std::iter::once(self.rule.clone()).chain(own).collect()
     }
 
-    /// What the plan of the update depends on.
+    /// Returns a text with everything in the update that its plan depends on.
     pub fn form(&self) -> String {
         let clip = self.clip.map_or("none", GradientClip::kind);
         let groups: Vec<&[String]> = self.groups.iter().map(|g| &g.patterns[..]).collect();
@@ -287,7 +298,7 @@ impl Update {
     }
 }
 
-/// The sum of numbers, of shape `[]`. They are added some at a time, as kernels bind no more than some ten buffers.
+/// Returns the sum of numbers, of shape `[]`. It adds a few at a time, because kernels bind only about ten buffers.
 pub(super) fn sum_of(graph: &mut Graph, mut numbers: Vec<NodeId>, name: &str) -> NodeId {
     const AT_ONCE: usize = 8;
     if numbers.is_empty() {
@@ -320,7 +331,8 @@ fn sum_of_squares(graph: &mut Graph, gradients: &[Value]) -> NodeId {
     sum_of(graph, squares, "gradient clipping")
 }
 
-/// The gradients within their limit. The norm of a share's comes by the scalar [`REDUCED_SQUARES`].
+/// Clips the gradients. For a share of the parameters, the norm is computed from the scalar
+/// [`REDUCED_SQUARES`].
 fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>, is_share: bool) -> Vec<Value> {
     let limit = graph.scalar_input(CLIP_LIMIT, DType::F32);
     let named = |graph: &mut Graph, node| Value::from(graph.named(node, "gradient clipping"));
@@ -336,9 +348,10 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>, is_shar
             gradients.into_iter().map(&mut limited).collect()
         }
         GradientClip::Norm(_) => {
-            let sum = match is_share {
-                true => graph.scalar_input(REDUCED_SQUARES, DType::F32),
-                false => sum_of_squares(graph, &gradients),
+            let sum = if is_share {
+                graph.scalar_input(REDUCED_SQUARES, DType::F32)
+            } else {
+                sum_of_squares(graph, &gradients)
             };
             let norm = graph.sqrt(sum);
             let record = graph.state(GradientClip::NORM_STATE, &[]);

@@ -1,4 +1,5 @@
-//! From a graph to a file: an operator has a row that writes nodes of ONNX, or its decomposition is written.
+//! Export of a graph to a file. An operator with a row in the table of `rows.rs` is written as ONNX nodes; other
+//! operators are decomposed into such operators.
 
 mod recurrent;
 mod rows;
@@ -29,23 +30,25 @@ use crate::proto::{
 /// Version of the operators that are written.
 const OPSET: i64 = 21;
 
-/// Version of the format that belongs to it.
+/// Version of the format that corresponds to [`OPSET`].
 const IR_VERSION: i64 = 10;
 
-/// Weights of a file that are larger go into another one beside it: a message has at most 2 GB.
+/// Maximum bytes of weights inside the model file. Larger weights are written to a separate file, because a protobuf
+/// message has at most 2 GB.
 const MAX_INLINE: u64 = 1_900_000_000;
 
-/// Decompositions inside of one another.
+/// Maximum nesting depth of decompositions.
 const MAX_DEPTH: usize = 32;
 
-/// How a graph is exported.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// Name of the graph in the file.
     pub name: String,
-    /// Names of the results, in their order; `output_0`, `output_1` and so on for those that have none here.
+    /// Names of the results, in order; further results are named `output_0`, `output_1` and so on.
     pub outputs: Vec<String>,
-    /// Weights of more bytes in all are written to `FILE.HASH.data` beside the file, with a hash of them.
+    /// Maximum total bytes of weights in the file. Larger weights are written to `FILE.HASH.data`, where `HASH` is a hash of
+    /// them.
     pub max_inline_bytes: u64,
 }
 
@@ -59,14 +62,14 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes a graph in its form for inference as an ONNX file (opset 21), with the values that `parameter` gives for its
-/// parameters and states by name; a state without one has its initial value.
+/// Writes the inference form of a graph as an ONNX file (opset 21). `parameter` returns the values of its parameters
+/// and states by name; a state without a value is exported with its initial value.
 ///
-/// Inputs and parameters keep their names. `u32` and `i32` stay what they are; results of comparisons are `uint32` 0 or 1.
+/// Inputs and parameters keep their names. `u32` and `i32` keep their types; results of comparisons are `uint32` 0 or 1.
 ///
 /// # Errors
-/// [`Error::Input`] if a parameter has no value or one of another size, or for a node that a file cannot hold: state that
-/// a step changes, gradients, random numbers. [`Error::Io`] if the file cannot be written.
+/// [`Error::Input`] if a parameter has no value or a value of another size, or for a node that a file cannot represent: state
+/// that a step changes, gradients, random numbers. [`Error::Io`] if the file cannot be written.
 pub fn export(
     graph: &Graph,
     parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
@@ -85,9 +88,10 @@ pub fn export(
         .flat_map(|g| &g.initializer)
         .map(|t| t.raw_data.len() as u64)
         .sum();
-    let beside = match total > options.max_inline_bytes {
-        true => Some(move_data(&mut model, path)?),
-        false => None,
+    let beside = if total > options.max_inline_bytes {
+        Some(move_data(&mut model, path)?)
+    } else {
+        None
     };
     let mut bytes = room("the file", model.encoded_len())?;
     model.encode(&mut bytes).map_err(|e| Error::Input(e.to_string()))?;
@@ -96,16 +100,16 @@ pub fn export(
     File::open(path).map(drop).map_err(io)
 }
 
-/// Ends the names of files with large tensors.
+/// Suffix of the names of files with large tensors.
 const SUFFIX: &str = ".data";
-/// Readers map the file to memory, page by page.
+/// Alignment of tensors, because readers map the file to memory page by page.
 const PAGE: u64 = 4096;
 
-/// Writes large tensors to a file beside the model, and leaves their places in it. The file has a name that no other
-/// contents have, so that the model that is there keeps its own until the new one takes its place.
+/// Writes large tensors to a separate file next to the model, and stores their offsets in the model. The file name contains a
+/// hash of the contents, so an existing model keeps its data until the new model replaces it.
 fn move_data(model: &mut ModelProto, path: &Path) -> Result<String> {
     let own = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let own = own.ok_or_else(|| Error::Input(format!("{} is no name of a file", path.display())))?;
+    let own = own.ok_or_else(|| Error::Input(format!("{} is not a file name", path.display())))?;
     let tensors = || model.graph.iter().flat_map(|g| &g.initializer);
     let padding = |data: &[u8]| (data.len() as u64).next_multiple_of(PAGE) as usize - data.len();
     const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
@@ -130,7 +134,7 @@ fn move_data(model: &mut ModelProto, path: &Path) -> Result<String> {
     Ok(name)
 }
 
-/// Digits of the hash in the name of a file with large tensors.
+/// Number of digits of the hash in the name of a file with large tensors.
 const HASH_DIGITS: usize = 16;
 
 /// Removes the files with large tensors of earlier models of this name.
@@ -141,14 +145,14 @@ fn remove_others(path: &Path, current: Option<&str>) {
         let hash = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
         let is_hash = |hash: &str| hash.len() == HASH_DIGITS && hash.chars().all(|c| c.is_ascii_hexdigit());
         if hash.is_some_and(is_hash) && current != Some(name.as_str()) {
-            // One that cannot be removed is only in the way.
+            // A file that cannot be removed only wastes space.
             let _ = fs::remove_file(entry.path());
         }
     }
     clean_partial_files(&folder_of(path), &prefix);
 }
 
-/// The message of a graph.
+/// Creates the protobuf message of a graph.
 pub(crate) fn to_proto(
     graph: &Graph,
     parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
@@ -177,14 +181,15 @@ pub(crate) fn to_proto(
                 if data.len() != ty.numel() {
                     let (found, wanted) = (data.len(), ty.numel());
                     return Err(Error::Input(format!(
-                        "parameter `{name}` has {wanted} elements, and {found} are given"
+                        "parameter `{name}`: expected {wanted} elements, found {found}"
                     )));
                 }
                 let tensor = crate::Tensor::f32(ty.shape.dims(), data);
                 let element = element_of(ty.dtype);
-                let tensor = match element == tensor.element() {
-                    true => tensor,
-                    false => tensor.cast(element),
+                let tensor = if element == tensor.element() {
+                    tensor
+                } else {
+                    tensor.cast(element)
                 };
                 writer.initializer(&name, ty, tensor.graph_bytes().map_err(Error::Input)?);
                 names.insert(id.into(), name);
@@ -209,7 +214,7 @@ pub(crate) fn to_proto(
         let name = options.outputs.get(i).cloned().unwrap_or_else(|| format!("output_{i}"));
         if !writer.used.insert(name.clone()) && name != result {
             return Err(Error::Input(format!(
-                "result {i} has the name `{name}`, which something else has"
+                "result {i} has the name `{name}`, which another value already has"
             )));
         }
         writer.node("Identity", &[&result], &[&name], Vec::new());
@@ -239,7 +244,7 @@ pub(crate) fn to_proto(
     })
 }
 
-/// The element type that a file has for one of a graph.
+/// Returns the element type in a file for a dtype of a graph.
 fn element_of(dtype: DType) -> ElementType {
     match dtype {
         DType::F16 => ElementType::F16,
@@ -280,19 +285,19 @@ pub(crate) struct ExportCall<'a> {
     pub(crate) outputs: &'a [TensorType],
 }
 
-/// The nodes and constants of a file.
+/// Builder of the nodes and constants of a file.
 #[derive(Default)]
 pub(crate) struct Writer {
     nodes: Vec<NodeProto>,
     initializers: Vec<TensorProto>,
     used: std::collections::HashSet<String>,
-    /// Constants by their type and bytes.
+    /// Constants by type, dimensions and bytes.
     constants: HashMap<(i32, Vec<i64>, Vec<u8>), String>,
     count: usize,
 }
 
 impl Writer {
-    /// A name that nothing has.
+    /// Returns an unused name.
     pub(crate) fn fresh(&mut self) -> String {
         loop {
             self.count += 1;
@@ -313,7 +318,7 @@ impl Writer {
         });
     }
 
-    /// A constant; equal ones are written once.
+    /// Adds a constant; equal constants are written once.
     fn constant(&mut self, number: i32, dims: &[i64], bytes: Vec<u8>) -> String {
         let key = (number, dims.to_vec(), bytes);
         if let Some(name) = self.constants.get(&key) {
@@ -331,13 +336,13 @@ impl Writer {
         name
     }
 
-    /// A list of `int64`.
+    /// Adds a constant list of `int64`.
     pub(crate) fn int_list(&mut self, list: &[i64]) -> String {
         let bytes = list.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.constant(ElementType::I64.number(), &[list.len() as i64], bytes)
     }
 
-    /// A number of a graph's element type, without dimensions.
+    /// Adds a scalar constant of a dtype.
     pub(crate) fn number(&mut self, dtype: DType, value: f64) -> String {
         let data = ConstantData::splat(dtype, value);
         self.constant(element_of(dtype).number(), &[], data.bytes().to_vec())
@@ -354,7 +359,7 @@ impl Writer {
         });
     }
 
-    /// A node with one result, whose name it makes.
+    /// Adds a node with one result, and returns the name of the result.
     pub(crate) fn call(&mut self, op: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
         let name = self.fresh();
         self.node(op, inputs, &[&name], attributes);
@@ -365,7 +370,8 @@ impl Writer {
         self.call("Cast", &[x], vec![int("to", to.number().into())])
     }
 
-    /// Drops nodes and constants that no result needs: what a node of ONNX computes itself, which is several calls here.
+    /// Removes nodes and constants that no result needs. They remain if one ONNX node replaces several calls of the
+    /// graph.
     fn drop_unread(&mut self, results: &[&str]) {
         let mut read: std::collections::HashSet<String> = results.iter().map(|s| (*s).to_owned()).collect();
         let mut nodes: Vec<NodeProto> = Vec::with_capacity(self.nodes.len());
@@ -380,7 +386,8 @@ impl Writer {
         self.initializers.retain(|tensor| read.contains(&tensor.name));
     }
 
-    /// Writes what the wanted values of a graph need; `names` has those that are there.
+    /// Writes the nodes that compute the wanted values of a graph; `names` contains the values that are already
+    /// written, with their names.
     fn graph(
         &mut self,
         graph: &Graph,
@@ -437,10 +444,10 @@ impl Writer {
             }
         }
         let found: Option<Vec<String>> = wanted.iter().map(|v| names.get(v).cloned()).collect();
-        found.ok_or_else(|| Error::Input("a result of the graph is computed by nothing".into()))
+        found.ok_or_else(|| Error::Input("no node computes a result of the graph".into()))
     }
 
-    /// The results of a call, by its row or its decomposition.
+    /// Writes a call as the nodes of its row, or else by its decomposition. Returns the names of its results.
     fn operator(&mut self, op: OpRef, call: &ExportCall, depth: usize) -> Result<Vec<String>> {
         let row = rows::find(op.name());
         if let Some(results) = row
@@ -466,7 +473,7 @@ impl Writer {
     }
 }
 
-/// An integer attribute.
+/// Creates an integer attribute.
 pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -476,7 +483,7 @@ pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-/// A list of integers as an attribute.
+/// Creates an attribute with a list of integers.
 pub(crate) fn ints(name: &str, values: impl IntoIterator<Item = i64>) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -486,7 +493,7 @@ pub(crate) fn ints(name: &str, values: impl IntoIterator<Item = i64>) -> Attribu
     }
 }
 
-/// A real attribute.
+/// Creates a float attribute.
 pub(crate) fn float(name: &str, value: f64) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -496,7 +503,7 @@ pub(crate) fn float(name: &str, value: f64) -> AttributeProto {
     }
 }
 
-/// A list of strings as an attribute.
+/// Creates an attribute with a list of strings.
 pub(crate) fn strings(name: &str, values: &[&str]) -> AttributeProto {
     AttributeProto {
         name: name.into(),
@@ -506,7 +513,7 @@ pub(crate) fn strings(name: &str, values: &[&str]) -> AttributeProto {
     }
 }
 
-/// A string as an attribute.
+/// Creates a string attribute.
 pub(crate) fn string(name: &str, value: &str) -> AttributeProto {
     AttributeProto {
         name: name.into(),

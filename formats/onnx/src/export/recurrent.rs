@@ -1,4 +1,4 @@
-//! Recurrent layers as nodes of ONNX, which multiply by the weight of the inputs themselves.
+//! Export of recurrent layers as ONNX nodes, which include the product with the input weight.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use meganeura_core::{DType, NodeId};
 use super::{Writer, int, string};
 use crate::element::ElementType;
 
-/// An operator that has a node of ONNX.
+/// A recurrent operator of graphs that an ONNX node can replace.
 struct Kind {
     name: &'static str,
     onnx: &'static str,
-    /// Blocks of the weights in the order of ONNX.
+    /// Indices of the operator's gate blocks in the order of ONNX.
     order: &'static [i64],
-    /// Operands before the lengths, of which the last ones are the initial states.
+    /// Number of operands before the lengths. The last ones are the initial states.
     operands: usize,
     states: usize,
 }
@@ -44,17 +44,17 @@ const KINDS: [Kind; 3] = [
     },
 ];
 
-/// What the inputs give to the gates: `x weight^T + bias`.
+/// The contribution of the inputs to the gates: `x weight^T + bias`.
 struct Projection {
-    /// `[steps, batch, inputs]`, or the same elements with the first two axes joined.
+    /// Inputs `[steps, batch, inputs]`, or the same elements with the first two axes merged.
     x: Value,
-    /// `[blocks * hidden, inputs]`, or its transpose.
+    /// Weight `[blocks * hidden, inputs]`, or its transpose.
     weight: Value,
     transposed: bool,
     bias: Option<Value>,
 }
 
-/// The call that makes a value, if it is one of this operator.
+/// Returns the attributes and operands of the node that computes a value, if it is a call of this operator.
 fn call_of<'a>(graph: &'a Graph, value: Value, name: &str) -> Option<(&'a Attrs, &'a [Value])> {
     let node = graph.nodes().get(value.node.index())?;
     match &node.kind {
@@ -63,11 +63,11 @@ fn call_of<'a>(graph: &'a Graph, value: Value, name: &str) -> Option<(&'a Attrs,
     }
 }
 
-/// Recognises the product of the inputs, with reshapes and one bias behind it.
+/// Finds the product of inputs and weight that `gates` is computed from, followed by reshapes and at most one bias.
 fn projection(graph: &Graph, gates: Value, width: usize) -> Option<Projection> {
     let is_bias = |v: Value| graph.shape(v).iter().product::<usize>() == width && graph.shape(v).last() == Some(&width);
     let (mut value, mut bias) = (gates, None);
-    // A reshape, a bias and another reshape at most.
+    // At most a reshape, a bias and another reshape.
     for _ in 0..3 {
         if let Some((_, &[x])) = call_of(graph, value, "core.reshape") {
             if graph.shape(x).last() != Some(&width) {
@@ -98,7 +98,7 @@ fn projection(graph: &Graph, gates: Value, width: usize) -> Option<Projection> {
     })
 }
 
-/// Whether a node is the slice of one step of a sequence.
+/// Returns true if a node is the slice of one step of a sequence.
 fn is_step(graph: &Graph, id: NodeId, sequence: Value, step: usize) -> bool {
     let Some((attrs, &[x])) = call_of(graph, id.into(), "core.slice") else {
         return false;
@@ -109,8 +109,9 @@ fn is_step(graph: &Graph, id: NodeId, sequence: Value, step: usize) -> bool {
 }
 
 impl Writer {
-    /// Writes a recurrent layer and names its results, and the slices of its last step; `false` if it must be decomposed:
-    /// for other types than `f32`, and where something reads the activations or the cell states of other steps.
+    /// Writes a recurrent layer as one node, and adds the names of its results and of the slices of its last step.
+    /// Returns `false` if it must be decomposed: for types other than `f32`, and if other nodes read the activations or
+    /// the cell states of other steps.
     pub(super) fn recurrent(
         &mut self,
         graph: &Graph,
@@ -161,7 +162,7 @@ impl Writer {
                 (x, w, of.bias.map(name_of).transpose()?)
             }
             None => {
-                // The gates are the inputs, and their weight the identity.
+                // Without a projection, the gates are the inputs, and their weight is the identity.
                 let size = (blocks * width) as i64;
                 let shape = self.int_list(&[size, size]);
                 let zeros = self.call("ConstantOfShape", &[&shape], Vec::new());
@@ -187,7 +188,7 @@ impl Writer {
         let lengths = match node.inputs.get(kind.operands) {
             None => None,
             Some(&lengths) => {
-                // A length is below 0 or above the number of steps at will here, and not in a file.
+                // Graphs allow lengths below 0 and above the number of steps, but files do not.
                 let wide = self.cast(&name_of(lengths)?, ElementType::I64);
                 let (low, high) = (self.int_number(0), self.int_number(steps as i64));
                 Some(self.call("Clip", &[&wide, &low, &high], Vec::new()))
@@ -220,13 +221,13 @@ impl Writer {
         let mut all = self.reshaped(&y, &[steps, batch, width]);
         if let Some(lengths) = &lengths {
             let lengths = self.reshaped(lengths, &[1, batch, 1]);
-            // Sequences without a step keep the initial states.
+            // Sequences of length 0 keep the initial states.
             let zero = self.int_number(0);
             let some = self.call("Greater", &[&lengths, &zero], Vec::new());
             for (last, initial) in last.iter_mut().zip(&initial) {
                 *last = self.call("Where", &[&some, last, initial], Vec::new());
             }
-            // Steps behind the length have the state before or after all others instead of zeros.
+            // In the graph, steps past the length contain the last state (the initial state if reversed) instead of zeros.
             let numbers: Vec<i64> = (0..steps as i64).collect();
             let numbers = self.int_list(&numbers);
             let numbers = self.reshaped(&numbers, &[steps, 1, 1]);
@@ -246,14 +247,14 @@ impl Writer {
         Ok(true)
     }
 
-    /// Whole dimensions as they are given.
+    /// Adds a reshape to these dimensions.
     fn reshaped(&mut self, name: &str, dims: &[usize]) -> String {
         let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
         let shape = self.int_list(&dims);
         self.call("Reshape", &[name, &shape], vec![int("allowzero", 1)])
     }
 
-    /// `[1, blocks * hidden, columns]`: a weight with its blocks of rows in another order.
+    /// Returns a weight with its blocks of rows reordered, as `[1, blocks * hidden, columns]`.
     fn reordered(&mut self, name: &str, order: &[i64], hidden: usize, columns: usize) -> String {
         let split = self.reshaped(name, &[order.len(), hidden, columns]);
         let order_list = self.int_list(order);
@@ -261,8 +262,8 @@ impl Writer {
         self.reshaped(&gathered, &[1, order.len() * hidden, columns])
     }
 
-    /// The biases of inputs and states in one, `[1, 2 * blocks * hidden]`, if there are any; of the states' only that of the
-    /// candidate of a GRU.
+    /// Returns the concatenated biases of inputs and states, `[1, 2 * blocks * hidden]`, if there are any. Only the
+    /// candidate of a GRU has a bias of the states.
     fn biases(&mut self, kind: &Kind, hidden: usize, own: Option<String>, candidate: Option<String>) -> Option<String> {
         if own.is_none() && candidate.is_none() {
             return None;
@@ -287,7 +288,7 @@ impl Writer {
         self.constant(ElementType::F32.number(), &[count as i64], vec![0; 4 * count])
     }
 
-    /// An `int64` without dimensions.
+    /// Adds a scalar `int64` constant.
     fn int_number(&mut self, value: i64) -> String {
         self.constant(ElementType::I64.number(), &[], value.to_le_bytes().to_vec())
     }
@@ -300,7 +301,7 @@ mod tests {
     use super::*;
     use crate::export::{ExportOptions, to_proto};
 
-    /// How often each operator is in the file of a graph.
+    /// Returns the number of nodes of each operator in the file of a graph.
     fn operators(graph: &Graph) -> BTreeMap<String, usize> {
         let mut values = |name: &str| {
             let id = graph.leaf_named(name)?;
@@ -314,7 +315,7 @@ mod tests {
         found
     }
 
-    /// An LSTM over `[4, 2, 3]` with its operands.
+    /// Adds an LSTM with inputs `[4, 2, 3]` and its parameters to a graph.
     fn lstm(g: &mut Graph) -> (Value, NodeId) {
         let x = g.input("x", &[4, 2, 3]);
         let (w, r) = (g.parameter("w", &[20, 3]), g.parameter("r", &[20, 5]));

@@ -1,19 +1,19 @@
-//! How operators of graphs are written with those of ONNX; those without a row are decomposed.
+//! Table of functions that write operators of a graph as ONNX nodes; operators without a row are decomposed.
 
 use meganeura_core::DType;
 
 use super::{ExportCall, Writer, element_of, float, int, ints, string};
 use crate::element::ElementType;
 
-/// Writes a call and gives the names of its results; `None` if this call must be decomposed.
+/// Function that writes a call and returns the names of its results; `None` if this call must be decomposed.
 type Row = fn(&mut Writer, &ExportCall) -> Result<Option<Vec<String>>, String>;
 
-/// The row of an operator.
+/// Returns the row of an operator.
 pub(super) fn find(name: &str) -> Option<Row> {
     ROWS.iter().find(|(row, _)| *row == name).map(|(_, row)| *row)
 }
 
-type Written = Result<Option<Vec<String>>, String>;
+type RowResult = Result<Option<Vec<String>>, String>;
 
 const ROWS: &[(&str, Row)] = &[
     ("core.abs", |w, c| same(w, c, "Abs")),
@@ -37,7 +37,7 @@ const ROWS: &[(&str, Row)] = &[
     ("core.conv2d", conv2d),
     ("core.conv_transpose2d", conv_transpose2d),
     ("core.cos", |w, c| same(w, c, "Cos")),
-    // Integers give 0 for a divisor of 0, which is undefined in a file.
+    // Integer division by 0 is 0 here, but undefined in a file.
     ("core.div", |w, c| same(w, c, "Div")),
     ("core.dropout", |w, c| same(w, c, "Identity")),
     ("core.elu", |w, c| with(w, c, "Elu", &["alpha"])),
@@ -158,52 +158,52 @@ const ROWS: &[(&str, Row)] = &[
     }),
 ];
 
-fn one(name: String) -> Written {
+fn one(name: String) -> RowResult {
     Ok(Some(vec![name]))
 }
 
-/// A node with the same operands and no attributes.
-fn same(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
+/// Writes a node with the same operands and no attributes.
+fn same(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     let names: Vec<&str> = c.inputs.iter().map(|o| o.name).collect();
     one(w.call(op, &names, Vec::new()))
 }
 
-/// A node with the same operands and these attributes, which are real numbers.
-fn with(w: &mut Writer, c: &ExportCall, op: &str, names: &[&str]) -> Written {
+/// Writes a node with the same operands and these float attributes.
+fn with(w: &mut Writer, c: &ExportCall, op: &str, names: &[&str]) -> RowResult {
     let attributes: Result<Vec<_>, String> = names.iter().map(|name| Ok(float(name, c.attrs.float(name)?))).collect();
     let inputs: Vec<&str> = c.inputs.iter().map(|o| o.name).collect();
     one(w.call(op, &inputs, attributes?))
 }
 
-/// Comparisons give booleans, which are `uint32` in a graph.
-fn compare(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
+/// Writes a comparison and a cast of its booleans to `uint32`, the type in a graph.
+fn compare(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     let y = w.call(op, &[c.inputs[0].name, c.inputs[1].name], Vec::new());
     one(w.cast(&y, ElementType::U32))
 }
 
-fn arg(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
+fn arg(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     let attributes = vec![int("axis", c.attrs.int("axis")?), int("keepdims", 0)];
     let at = w.call(op, &[c.inputs[0].name], attributes);
     one(w.cast(&at, ElementType::U32))
 }
 
-fn modulo(w: &mut Writer, c: &ExportCall) -> Written {
+fn modulo(w: &mut Writer, c: &ExportCall) -> RowResult {
     let [a, b] = [c.inputs[0].name, c.inputs[1].name];
     if !c.outputs[0].dtype.is_float() {
         return same(w, c, "Mod");
     }
-    // a - b floor(a / b): the operator for floats has the sign of a.
+    // a - b floor(a / b): the result of the ONNX operator for floats has the sign of a.
     let quotient = w.call("Div", &[a, b], Vec::new());
     let whole = w.call("Floor", &[&quotient], Vec::new());
     let part = w.call("Mul", &[b, &whole], Vec::new());
     one(w.call("Sub", &[a, &part], Vec::new()))
 }
 
-fn cast(w: &mut Writer, c: &ExportCall) -> Written {
+fn cast(w: &mut Writer, c: &ExportCall) -> RowResult {
     let to = element_of(c.attrs.dtype("to")?);
     let from = c.inputs[0].ty.dtype;
     if from.is_float() && !to.is_float() {
-        // Floats to integers saturate, and NaN gives 0: undefined in a file.
+        // Conversions of floats to integers saturate, and NaN becomes 0; both are undefined in a file.
         let (low, high): (f64, f64) = match to {
             ElementType::U32 => (0.0, 4_294_967_040.0),
             _ => (-2_147_483_648.0, 2_147_483_520.0),
@@ -222,14 +222,14 @@ fn cast(w: &mut Writer, c: &ExportCall) -> Written {
     one(w.cast(c.inputs[0].name, to))
 }
 
-fn clamp(w: &mut Writer, c: &ExportCall) -> Written {
+fn clamp(w: &mut Writer, c: &ExportCall) -> RowResult {
     let dtype = c.outputs[0].dtype;
     let low = w.number(dtype, c.attrs.float("low")?);
     let high = w.number(dtype, c.attrs.float("high")?);
     one(w.call("Clip", &[c.inputs[0].name, &low, &high], Vec::new()))
 }
 
-fn reduce(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
+fn reduce(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     let mut axes = c.attrs.ints("axes")?.to_vec();
     let rank = c.inputs[0].ty.shape.rank() as i64;
     if axes.is_empty() {
@@ -243,38 +243,40 @@ fn reduce(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
     one(w.call(op, &[c.inputs[0].name, &axes], vec![keep]))
 }
 
-fn softmax(w: &mut Writer, c: &ExportCall, op: &str) -> Written {
+fn softmax(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     let axis = int("axis", c.attrs.int("axis")?);
     one(w.call(op, &[c.inputs[0].name], vec![axis]))
 }
 
-/// Reads an operand with its last two axes swapped.
+/// Adds a transposition of the last two axes.
 fn swapped(w: &mut Writer, name: &str, rank: usize) -> String {
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(rank - 1, rank - 2);
     w.call("Transpose", &[name], vec![ints("perm", perm)])
 }
 
-fn matmul(w: &mut Writer, c: &ExportCall) -> Written {
+fn matmul(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (a, b) = (c.inputs[0], c.inputs[1]);
-    let a_name = match c.attrs.bool("transpose_a")? {
-        true => swapped(w, a.name, a.ty.shape.rank()),
-        false => a.name.to_owned(),
+    let a_name = if c.attrs.bool("transpose_a")? {
+        swapped(w, a.name, a.ty.shape.rank())
+    } else {
+        a.name.to_owned()
     };
-    let b_name = match c.attrs.bool("transpose_b")? {
-        true => swapped(w, b.name, b.ty.shape.rank()),
-        false => b.name.to_owned(),
+    let b_name = if c.attrs.bool("transpose_b")? {
+        swapped(w, b.name, b.ty.shape.rank())
+    } else {
+        b.name.to_owned()
     };
     one(w.call("MatMul", &[&a_name, &b_name], Vec::new()))
 }
 
-/// `padding` on both sides of each axis.
+/// Returns the attribute `padding`, repeated for both sides of each axis.
 fn both_sides(c: &ExportCall) -> Result<Vec<i64>, String> {
     let padding = c.attrs.ints("padding")?;
     Ok([padding, padding].concat())
 }
 
-fn conv2d(w: &mut Writer, c: &ExportCall) -> Written {
+fn conv2d(w: &mut Writer, c: &ExportCall) -> RowResult {
     let attributes = vec![
         ints("strides", c.attrs.ints("stride")?.iter().copied()),
         ints("pads", both_sides(c)?),
@@ -284,7 +286,7 @@ fn conv2d(w: &mut Writer, c: &ExportCall) -> Written {
     one(w.call("Conv", &[c.inputs[0].name, c.inputs[1].name], attributes))
 }
 
-fn conv_transpose2d(w: &mut Writer, c: &ExportCall) -> Written {
+fn conv_transpose2d(w: &mut Writer, c: &ExportCall) -> RowResult {
     let attributes = vec![
         ints("strides", c.attrs.ints("stride")?.iter().copied()),
         ints("pads", both_sides(c)?),
@@ -295,7 +297,7 @@ fn conv_transpose2d(w: &mut Writer, c: &ExportCall) -> Written {
     one(w.call("ConvTranspose", &[c.inputs[0].name, c.inputs[1].name], attributes))
 }
 
-fn avg_pool(w: &mut Writer, c: &ExportCall) -> Written {
+fn avg_pool(w: &mut Writer, c: &ExportCall) -> RowResult {
     let attributes = vec![
         ints("kernel_shape", c.attrs.ints("kernel")?.iter().copied()),
         ints("strides", c.attrs.ints("stride")?.iter().copied()),
@@ -305,7 +307,7 @@ fn avg_pool(w: &mut Writer, c: &ExportCall) -> Written {
     one(w.call("AveragePool", &[c.inputs[0].name], attributes))
 }
 
-fn max_pool(w: &mut Writer, c: &ExportCall) -> Written {
+fn max_pool(w: &mut Writer, c: &ExportCall) -> RowResult {
     let attributes = vec![
         ints("kernel_shape", c.attrs.ints("kernel")?.iter().copied()),
         ints("strides", c.attrs.ints("stride")?.iter().copied()),
@@ -317,7 +319,7 @@ fn max_pool(w: &mut Writer, c: &ExportCall) -> Written {
     Ok(Some(vec![y, at]))
 }
 
-fn batch_norm(w: &mut Writer, c: &ExportCall) -> Written {
+fn batch_norm(w: &mut Writer, c: &ExportCall) -> RowResult {
     let names: Vec<&str> = c.inputs.iter().map(|o| o.name).collect();
     one(w.call(
         "BatchNormalization",
@@ -326,7 +328,7 @@ fn batch_norm(w: &mut Writer, c: &ExportCall) -> Written {
     ))
 }
 
-fn layer_norm(w: &mut Writer, c: &ExportCall) -> Written {
+fn layer_norm(w: &mut Writer, c: &ExportCall) -> RowResult {
     if c.outputs[0].dtype != DType::F32 {
         return Ok(None);
     }
@@ -338,13 +340,13 @@ fn layer_norm(w: &mut Writer, c: &ExportCall) -> Written {
     Ok(Some(results.to_vec()))
 }
 
-fn pad(w: &mut Writer, c: &ExportCall) -> Written {
+fn pad(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (low, high, interior) = (c.attrs.ints("low")?, c.attrs.ints("high")?, c.attrs.ints("interior")?);
     let dims = c.inputs[0].ty.shape.dims();
     let dtype = c.inputs[0].ty.dtype;
     let mut name = c.inputs[0].name.to_owned();
     if interior.iter().any(|&i| i != 0) {
-        // Elements between those of an axis: each one gets a row of its own, is padded there, and the end is cut off.
+        // Interior padding: each element becomes a row, which is padded, and the end is removed.
         let mut sizes: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
         for (axis, &between) in interior.iter().enumerate().filter(|(_, i)| **i != 0) {
             let mut split = sizes.clone();
@@ -373,7 +375,7 @@ fn pad(w: &mut Writer, c: &ExportCall) -> Written {
     one(w.call("Pad", &[&name, &pads, &value], Vec::new()))
 }
 
-fn slice(w: &mut Writer, c: &ExportCall) -> Written {
+fn slice(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (starts, ends, steps) = (c.attrs.ints("starts")?, c.attrs.ints("ends")?, c.attrs.ints("steps")?);
     let axes: Vec<i64> = (0..starts.len() as i64).collect();
     if axes.is_empty() {
@@ -392,7 +394,7 @@ fn slice(w: &mut Writer, c: &ExportCall) -> Written {
     ))
 }
 
-/// Indices of an axis as those of whole elements: one for each update, spread over the other axes.
+/// Expands indices of an axis to the shape of the updates, by repetition along the other axes.
 fn spread(w: &mut Writer, name: &str, count: usize, axis: usize, updates: &[usize]) -> String {
     let at = w.cast(name, ElementType::I64);
     let mut line = vec![1; updates.len()];
@@ -404,7 +406,7 @@ fn spread(w: &mut Writer, name: &str, count: usize, axis: usize, updates: &[usiz
     w.call("Expand", &[&at, &shape], Vec::new())
 }
 
-fn scatter(w: &mut Writer, c: &ExportCall) -> Written {
+fn scatter(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (x, at, updates) = (c.inputs[0], c.inputs[1], c.inputs[2]);
     let axis = c.attrs.int("axis")?;
     let axis = crate::import::normalize_axis(axis, x.ty.shape.rank())?;
@@ -416,7 +418,7 @@ fn scatter(w: &mut Writer, c: &ExportCall) -> Written {
     ))
 }
 
-fn scatter_add(w: &mut Writer, c: &ExportCall) -> Written {
+fn scatter_add(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (at, updates) = (c.inputs[0], c.inputs[1]);
     let axis = crate::import::normalize_axis(c.attrs.int("axis")?, c.outputs[0].shape.rank())?;
     // The axes of the indices become one.

@@ -1,4 +1,4 @@
-//! One node as an operator's importer sees it: operands, attributes, and the graph that it builds in.
+//! Interface between one node and its operator's importer: operands, attributes, and the graph under construction.
 
 use std::borrow::Cow;
 use std::iter::repeat;
@@ -10,22 +10,22 @@ use super::operand::MAX_FOLDED;
 use super::{Importer, Operand, node_place};
 use crate::attributes::Attributes;
 use crate::element::ElementType;
-use crate::ops::{OnnxOp, takes_sequences};
-use crate::preflight::DEPENDS_ON_DATA;
+use crate::ops::OnnxOp;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use crate::read::read_tensor;
+use crate::report::DEPENDS_ON_DATA;
 use crate::tensor::Tensor;
 
-/// The message of a node that cannot be imported for a reason that another issue gives.
+/// Message of a node that cannot be imported for a reason that another issue reports.
 pub(super) const UNAVAILABLE: &str = "unavailable";
 
 /// A node that is being imported.
 pub struct Call<'c, 'm> {
-    importer: &'c mut Importer<'m>,
-    node: &'m NodeProto,
-    op: &'static OnnxOp,
+    pub(super) importer: &'c mut Importer<'m>,
+    pub(super) node: &'m NodeProto,
+    pub(super) op: &'static OnnxOp,
     attributes: Attributes<'m>,
-    inputs: Vec<Option<Operand>>,
+    pub(super) inputs: Vec<Option<Operand>>,
     /// Version of the operators of the node's domain.
     pub opset: i64,
 }
@@ -49,17 +49,18 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// The node's results: computed now if everything is known, and built otherwise.
+    /// Returns the node's results: computed now (folded) if all operands are available at import, and otherwise built
+    /// in the graph.
     pub(super) fn build(&mut self) -> Result<Vec<Operand>, String> {
         if self.opset < self.op.since {
             let (since, opset) = (self.op.since, self.opset);
             return Err(format!(
-                "version {opset} of its domain is older than {since}, the first that is supported"
+                "expected at least version {since} of its domain, found {opset}"
             ));
         }
         let lists = self.inputs.iter().flatten().any(|input| input.values().is_some());
-        if lists && !takes_sequences(self.op) {
-            return Err("a sequence is given in the place of a tensor, which is not supported".into());
+        if lists && !self.op.takes_sequences {
+            return Err("expected a tensor, found a sequence, which is not supported".into());
         }
         if let Some(results) = self.fold()? {
             return Ok(results);
@@ -74,11 +75,14 @@ impl<'c, 'm> Call<'c, 'm> {
             return Ok(results.map(|(i, t)| self.known_result(i, t)).collect());
         }
         let mut results = built?;
+        if self.importer.graph.errors().len() == errors {
+            self.check_integers(&mut results)?;
+        }
         if let Some(error) = self.importer.graph.errors().get(errors) {
             return Err(error.to_string());
         }
         self.name_nodes(nodes);
-        // Without a result for large parameters, or where the graph reports the error of a division.
+        // No folding for large parameters, or if the graph reports a division error.
         if let Ok(Some(tensors)) = self.fold_determined(MAX_FOLDED) {
             let all = results
                 .into_iter()
@@ -93,7 +97,7 @@ impl<'c, 'm> Call<'c, 'm> {
         Ok(results)
     }
 
-    /// Gives the nodes that were made since there were `first` of them the name of this node.
+    /// Sets the name of this node on the graph nodes from index `first` on.
     fn name_nodes(&mut self, first: usize) {
         let name = self.importer.full_name(node_place(self.node));
         let graph = &mut self.importer.graph;
@@ -106,7 +110,8 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// Results that follow from constants and parameters, of at most that many elements in each operand.
+    /// Computes the results now if all operands depend only on constants and parameters, and have at most `most`
+    /// elements each.
     fn fold_determined(&self, most: usize) -> Result<Option<Vec<Tensor>>, String> {
         let Some(fold) = self.op.fold else {
             return Ok(None);
@@ -146,27 +151,32 @@ impl<'c, 'm> Call<'c, 'm> {
         ))
     }
 
-    /// The graph, to build in.
+    /// Returns the graph under construction.
     pub fn graph(&mut self) -> &mut Graph {
         &mut self.importer.graph
     }
 
-    /// Number of operands, with those left out in between.
+    /// Returns the domain and name of the operator.
+    pub(crate) fn operator(&self) -> (&'static str, &'static str) {
+        (self.op.domain, self.op.name)
+    }
+
+    /// Returns the number of operands, including omitted ones in between.
     pub fn arity(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Number of results that the node names.
+    /// Returns the number of results of the node.
     pub fn result_count(&self) -> usize {
         self.node.output.len()
     }
 
-    /// Whether something uses result `i`.
+    /// Returns true if result `i` is used.
     pub fn wants(&self, i: usize) -> bool {
         self.node.output.get(i).is_some_and(|name| !name.is_empty())
     }
 
-    /// Whether operand `i` is there.
+    /// Returns true if operand `i` is present.
     pub fn has_input(&self, i: usize) -> bool {
         matches!(self.inputs.get(i), Some(Some(_)))
     }
@@ -178,20 +188,21 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// Operand `i` in the graph.
+    /// Returns operand `i` as a value of the graph.
     ///
     /// # Errors
-    /// If there is none.
+    /// The operand is missing.
     pub fn value(&mut self, i: usize) -> Result<Value, String> {
         let operand = self.operand(i)?.clone();
         self.importer.value(&operand)
     }
 
-    /// Operand `i` in the graph, or `None` if it is left out.
+    /// Returns operand `i` as a value of the graph, or `None` if it is omitted.
     pub fn optional(&mut self, i: usize) -> Result<Option<Value>, String> {
-        match self.has_input(i) {
-            true => self.value(i).map(Some),
-            false => Ok(None),
+        if self.has_input(i) {
+            self.value(i).map(Some)
+        } else {
+            Ok(None)
         }
     }
 
@@ -199,33 +210,33 @@ impl<'c, 'm> Call<'c, 'm> {
         self.importer.value(operand)
     }
 
-    /// Dimensions of operand `i`.
+    /// Returns the dimensions of operand `i`.
     ///
     /// # Errors
-    /// If there is none.
+    /// The operand is missing.
     pub fn dims(&self, i: usize) -> Result<Vec<usize>, String> {
         Ok(self.operand(i)?.dims.clone())
     }
 
-    /// Element type of operand `i`.
+    /// Returns the element type of operand `i`.
     ///
     /// # Errors
-    /// If there is none.
+    /// The operand is missing.
     pub fn element(&self, i: usize) -> Result<ElementType, String> {
         Ok(self.operand(i)?.element)
     }
 
-    /// Operand `i`, if it is known when importing.
+    /// Returns operand `i`, if it is known at import.
     pub fn tensor(&self, i: usize) -> Option<&Tensor> {
         self.inputs.get(i)?.as_ref()?.tensor()
     }
 
-    /// Elements of operand `i` that follow from constants and parameters.
+    /// Returns the elements of operand `i`, if they depend only on constants and parameters.
     pub(crate) fn determined(&self, i: usize) -> Option<&Tensor> {
         self.inputs.get(i)?.as_ref()?.determined()
     }
 
-    /// The integers of operand `i`, which must be known when importing; `None` if it is left out.
+    /// Returns the integers of operand `i`, which must be known at import; `None` if it is omitted.
     pub(crate) fn known_ints(&self, i: usize, what: &str) -> Result<Option<Vec<i64>>, String> {
         if !self.has_input(i) {
             return Ok(None);
@@ -236,7 +247,7 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// The numbers of operand `i`, which must be known when importing; `None` if it is left out.
+    /// Returns the numbers of operand `i`, which must be known at import; `None` if it is omitted.
     pub(crate) fn known_floats(&self, i: usize, what: &str) -> Result<Option<Vec<f64>>, String> {
         if !self.has_input(i) {
             return Ok(None);
@@ -247,23 +258,23 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// A single number, which must be known when importing.
+    /// Returns a single number, which must be known at import.
     pub(crate) fn known_scalar(&self, i: usize, what: &str) -> Result<Option<f64>, String> {
         match self.known_floats(i, what)? {
             None => Ok(None),
             Some(list) => match list.as_slice() {
                 [one] => Ok(Some(*one)),
-                list => Err(format!("{what} has {} elements instead of one", list.len())),
+                list => Err(format!("{what}: expected one element, found {}", list.len())),
             },
         }
     }
 
     pub(crate) fn not_known(&self, i: usize, what: &str) -> String {
         let name = self.node.input.get(i).map_or("", String::as_str);
-        format!("{what} (operand {i}, `{name}`) {DEPENDS_ON_DATA}, and shapes must be known when importing")
+        format!("{what} (operand {i}, `{name}`) {DEPENDS_ON_DATA}, but shapes must be known at import")
     }
 
-    /// Integers from an attribute, or since some version from an operand.
+    /// Returns integers from an attribute or, in later versions, from an operand.
     pub(crate) fn attribute_or_operand(&self, name: &str, i: usize) -> Result<Option<Vec<i64>>, String> {
         match self.attributes.ints(name)? {
             Some(list) => Ok(Some(list.to_vec())),
@@ -275,34 +286,34 @@ impl<'c, 'm> Call<'c, 'm> {
         &self.attributes
     }
 
-    /// An integer attribute, or its default.
+    /// Returns an integer attribute, or its default.
     ///
     /// # Errors
-    /// If the attribute has another type.
+    /// The attribute has another type.
     pub fn int(&self, name: &str, default: i64) -> Result<i64, String> {
         Ok(self.attributes.int(name)?.unwrap_or(default))
     }
 
-    /// A real attribute, or its default.
+    /// Returns a float attribute, or its default.
     ///
     /// # Errors
-    /// If the attribute has another type.
+    /// The attribute has another type.
     pub fn float(&self, name: &str, default: f32) -> Result<f32, String> {
         Ok(self.attributes.float(name)?.unwrap_or(default))
     }
 
-    /// A list of integers, if it is given.
+    /// Returns a list of integers, if the attribute is present.
     ///
     /// # Errors
-    /// If the attribute has another type.
+    /// The attribute has another type.
     pub fn ints(&self, name: &str) -> Result<Option<Vec<i64>>, String> {
         Ok(self.attributes.ints(name)?.map(<[i64]>::to_vec))
     }
 
-    /// A string, or its default.
+    /// Returns a string attribute, or its default.
     ///
     /// # Errors
-    /// If the attribute has another type.
+    /// The attribute has another type.
     pub fn string<'a>(&self, name: &str, default: &'a str) -> Result<Cow<'a, str>, String> {
         Ok(match self.attributes.string(name)? {
             Some(s) => Cow::Owned(s.to_owned()),
@@ -320,7 +331,7 @@ impl<'c, 'm> Call<'c, 'm> {
         read_tensor(proto, self.importer.model.folder()).map_err(|e| e.message().to_owned())
     }
 
-    /// Imports a branch or body with these values for its inputs.
+    /// Imports the graph of a branch or loop body, with these values for its inputs.
     pub(crate) fn body(
         &mut self,
         graph: &'m GraphProto,
@@ -328,42 +339,56 @@ impl<'c, 'm> Call<'c, 'm> {
         inputs: Vec<Operand>,
     ) -> Result<Vec<Operand>, String> {
         let prefix = format!("{}.{prefix}", node_place(self.node));
-        // What a node in it lacks is an issue of its own.
+        // A missing value inside the body is reported as a separate issue.
         self.importer
             .body(graph, &prefix, inputs)?
             .ok_or_else(|| UNAVAILABLE.into())
     }
 
-    /// An axis as a file gives it, counted from the front.
+    /// Imports a branch whose results are always computed, and used only if a scalar `condition` is true. Its integer
+    /// checks apply only in this case.
+    pub(crate) fn branch(
+        &mut self,
+        graph: &'m GraphProto,
+        prefix: &str,
+        condition: Value,
+    ) -> Result<Vec<Operand>, String> {
+        self.importer.conditions.push(condition);
+        let results = self.body(graph, prefix, Vec::new());
+        self.importer.conditions.pop();
+        results
+    }
+
+    /// Converts an axis of the file, which may be negative, to a non-negative one.
     pub(crate) fn axis(&self, axis: i64, rank: usize) -> Result<usize, String> {
         normalize_axis(axis, rank)
     }
 
-    /// A result in the graph.
+    /// Returns a result in the graph.
     pub fn result(&self, value: impl Into<Value>, element: ElementType) -> Operand {
         let value = value.into();
         Operand::node(value, element, self.importer.graph.shape(value))
     }
 
-    /// One result in the graph.
+    /// Returns a list of one result in the graph.
     pub(crate) fn one(&self, value: impl Into<Value>, element: ElementType) -> Result<Vec<Operand>, String> {
         Ok(vec![self.result(value, element)])
     }
 
-    /// A result that is known now.
+    /// Returns a result that is known at import.
     pub(crate) fn known_result(&self, i: usize, tensor: Tensor) -> Operand {
         let name = self.node.output.get(i).map_or("", String::as_str);
         let parameter = tensor.element().is_float() && !tensor.dims().is_empty() && tensor.len() > 1;
         Operand::known(tensor, self.importer.full_name(name), parameter)
     }
 
-    /// A parameter that is computed from others when importing, named after the node.
+    /// Returns a parameter that is computed from others at import, named after the node.
     pub(crate) fn derived(&self, what: &str, tensor: Tensor) -> Operand {
         let name = format!("{}.{what}", node_place(self.node));
         Operand::known(tensor, self.importer.full_name(&name), true)
     }
 
-    /// Keeps `value` from being trained, if it is a parameter.
+    /// Excludes `value` from training, if it is a parameter.
     pub(crate) fn freeze(&mut self, value: Value) {
         let graph = &mut self.importer.graph;
         if let NodeKind::Parameter { .. } = graph.nodes()[value.node.index()].kind {
@@ -371,12 +396,12 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// A scalar constant of a type.
+    /// Adds a scalar constant of an element type.
     pub(crate) fn scalar(&mut self, element: ElementType, value: f64) -> Value {
         self.importer.graph.scalar_of(element.dtype(), value).into()
     }
 
-    /// `value` in `f32`, if it is of another type.
+    /// Casts `value` to `f32` if it has another type.
     pub(crate) fn as_f32(&mut self, value: Value) -> Value {
         match self.importer.graph.dtype(value) {
             DType::F32 => value,
@@ -384,15 +409,16 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// `value` in the type that a graph has for `element`.
+    /// Casts `value` to the type that a graph has for `element`.
     pub(crate) fn as_element(&mut self, value: Value, element: ElementType) -> Value {
-        match self.importer.graph.dtype(value) == element.dtype() {
-            true => value,
-            false => self.importer.graph.cast(value, element.dtype()).into(),
+        if self.importer.graph.dtype(value) == element.dtype() {
+            value
+        } else {
+            self.importer.graph.cast(value, element.dtype()).into()
         }
     }
 
-    /// Leaves an integer result as arithmetic of its type does: wrapped to 8 or 16 bits.
+    /// Wraps an integer result to its 8 or 16 bits, as arithmetic of its type does.
     pub(crate) fn wrap(&mut self, value: Value, element: ElementType) -> Value {
         use ElementType::*;
         let bits = element.bits();
@@ -418,7 +444,7 @@ impl<'c, 'm> Call<'c, 'm> {
         }
     }
 
-    /// A short description of a node's operands, for messages.
+    /// Returns a short description of a node's operands, for messages.
     pub(crate) fn types(&self) -> String {
         let types = self.inputs.iter().map(|input| match input {
             Some(operand) => format!("{}{:?}", operand.element, operand.dims),
@@ -428,11 +454,11 @@ impl<'c, 'm> Call<'c, 'm> {
     }
 }
 
-/// An axis as a file gives it, counted from the front.
+/// Converts an axis of a file, which may be negative, to a non-negative one.
 pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize, String> {
     let at = if axis < 0 { axis + rank as i64 } else { axis };
     match usize::try_from(at) {
         Ok(at) if at < rank => Ok(at),
-        _ => Err(format!("axis {axis} does not exist in {rank} dimensions")),
+        _ => Err(format!("axis {axis} is out of range for {rank} dimensions")),
     }
 }

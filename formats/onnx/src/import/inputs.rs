@@ -1,15 +1,15 @@
-//! Inputs of a model: their sizes, and those that are constants.
+//! Declaration of a model's inputs in the graph, and inputs that become constants.
 
 use std::collections::BTreeSet;
 
 use super::{Importer, Operand, TensorInfo};
 use crate::error::IssueKind;
-use crate::model::{Dim, Port};
+use crate::port::{Dim, Port};
 use crate::proto::GraphProto;
 use crate::tensor::Tensor;
 
 impl<'m> Importer<'m> {
-    /// Makes the model's inputs, once all their dimensions have numbers.
+    /// Creates the model's inputs, if all their dimensions have sizes.
     pub(super) fn declare_inputs(&mut self, graph: &'m GraphProto) -> Vec<TensorInfo> {
         let mut inputs = Vec::new();
         for port in self.model.inputs() {
@@ -43,7 +43,7 @@ impl<'m> Importer<'m> {
         inputs
     }
 
-    /// The value that replaces an initializer of the model: `None` if there is none, `Some(None)` if it has another type.
+    /// Returns the value that replaces an initializer of the model: `None` if there is none, `Some(None)` if it has another type.
     pub(super) fn replaced_default(&mut self, name: &str) -> Option<Option<Operand>> {
         let (model, options) = (self.model, self.options);
         if self.frames.len() != 1 {
@@ -70,7 +70,7 @@ impl<'m> Importer<'m> {
                 IssueKind::Broken,
                 &port.name,
                 "",
-                format!("the constant {found} is given for {port}"),
+                format!("expected {port}, found the constant {found}"),
             );
             return None;
         }
@@ -84,8 +84,7 @@ impl<'m> Importer<'m> {
             None => {
                 let rank = self.options.dims.get(&format!("{name}.rank"));
                 let Some(rank) = rank else {
-                    let message =
-                        format!("its number of dimensions is open: bind `{name}.rank`, and `{name}.0` and so on");
+                    let message = format!("its number of dimensions is open: bind `{name}.rank`, `{name}.0` and so on");
                     self.issue(IssueKind::UnboundDimension, name, "", message);
                     return None;
                 };

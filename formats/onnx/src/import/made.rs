@@ -1,33 +1,34 @@
-//! What an import has made, beside what the file holds.
+//! Limit for the memory that an import uses in addition to the file's contents.
 
 use meganeura_core::files::free_memory;
 use meganeura_core::graph::{Graph, NodeKind};
 
 use super::Operand;
 
-/// Bytes after which the memory that is left is looked at again.
+/// Number of bytes that nodes may use between two memory checks.
 const STEP: u64 = 256 << 20;
-/// Bytes that have to be left then: what one more node may make.
+/// Bytes that must be available at a check: the maximum that one more node may create.
 const RESERVE: u64 = 512 << 20;
-/// About what a node of the graph takes.
+/// Estimated bytes of a node of the graph.
 const NODE: u64 = 512;
 
-/// Counts what nodes make. Each of them makes a bounded part; many of a small file could make more than there is memory.
+/// Counter of the memory that nodes use. Each node creates a bounded amount, but many nodes of a small file could exceed the
+/// memory.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct MemoryLimit {
     /// Nodes of the graph that were counted.
     nodes: usize,
-    /// Bytes since the memory was looked at.
+    /// Bytes since the last check of the memory.
     bytes: u64,
-    /// Whether there was too little left.
+    /// True if too little memory was available.
     is_too_much: bool,
 }
 
-impl Made {
-    /// Counts what the graph and the results of a node have more than before.
+impl MemoryLimit {
+    /// Counts the new nodes of the graph and the results of a node.
     ///
     /// # Errors
-    /// There is hardly any memory left.
+    /// Almost no memory is available.
     pub(super) fn count(&mut self, graph: &Graph, results: &[Operand]) -> Result<(), String> {
         let new = graph.nodes().get(self.nodes..).unwrap_or_default();
         self.nodes = graph.nodes().len();
@@ -35,7 +36,7 @@ impl Made {
             NodeKind::Constant(data) => NODE + data.bytes().len() as u64,
             _ => NODE,
         });
-        // Integers and floats of known tensors have 64 bits.
+        // Tensors on the host have elements of 64 bits.
         let known = results.iter().filter_map(Operand::determined);
         let known = known.map(|tensor| 8 * tensor.len() as u64);
         self.bytes = constants.chain(known).fold(self.bytes, u64::saturating_add);
@@ -47,7 +48,7 @@ impl Made {
             Some(free) if free < RESERVE => {
                 self.is_too_much = true;
                 Err(format!(
-                    "what this node and those before it make of their own leaves {} MB of memory, too little to go on",
+                    "the constants computed up to this node leave {} MB of memory, too little to continue",
                     free / 1_000_000
                 ))
             }
@@ -55,7 +56,7 @@ impl Made {
         }
     }
 
-    /// Whether nothing more may be made.
+    /// Returns true if the import must stop, because too little memory is available.
     pub(super) fn is_too_much(&self) -> bool {
         self.is_too_much
     }

@@ -1,11 +1,15 @@
-//! From the nodes of a file to a graph: one pass in the order of the file, in which what is known is computed and the rest
-//! built. A node that fails makes the values behind it unavailable, and the pass goes on, so that all problems come out.
+//! Import of a file's nodes into a graph, in one pass in the order of the file. Nodes whose operands are available at
+//! import are computed immediately (folded); all others are built in the graph. A node that fails makes dependent
+//! values unavailable, and the pass continues, so that it reports all problems.
 
 mod call;
+mod flag;
+mod guard;
 mod inputs;
 mod made;
 mod operand;
 mod result;
+mod stage;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,69 +21,67 @@ use crate::element::ElementType;
 use crate::error::{Error, Issue, IssueKind, Result};
 use crate::model::{Model, domain};
 use crate::ops::{self, OnnxOp};
-use crate::preflight::Report;
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::read::{ReadError, read_tensor};
 use crate::small::SmallFloat;
-use made::Made;
+use made::MemoryLimit;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
+pub use flag::Guard;
 pub use operand::Operand;
-pub(crate) use operand::{Known, Source};
+pub(crate) use operand::{KnownTensor, Source};
 pub use result::{Import, ImportOptions, Parameter, TensorInfo};
+pub(crate) use stage::{Progress, Stage, may_decide_shapes};
 
-/// Functions and branches inside of one another.
+/// Maximum nesting depth of functions and branches.
 const MAX_DEPTH: usize = 64;
 
-/// The newest version of the operators of ONNX that was looked at (onnx 1.23).
+/// The newest supported version of the ONNX operators (onnx 1.23).
 const NEWEST: i64 = 28;
 
-/// Nodes after functions are expanded and loops unrolled.
+/// Maximum number of nodes after functions are expanded and loops unrolled.
 pub(crate) const MAX_NODES: usize = 1 << 20;
 
-/// Imports a model, or reports everything that is in the way.
+/// Imports a model, or reports all issues.
 pub(crate) fn import(model: &Model, options: &ImportOptions) -> Result<Import> {
     let (import, issues) = try_import(model, options);
     match import {
         Some(import) if issues.is_empty() => Ok(import),
-        _ => Err(Error::Unsupported(Box::new(Report::of_issues(model, issues)))),
+        _ => Err(Error::Unsupported(Box::new(model.report(issues)))),
     }
 }
 
-/// The import, if there is one, and all that was in the way.
-pub(crate) fn try_import(model: &Model, options: &ImportOptions) -> (Option<Import>, Vec<Issue>) {
-    let mut importer = Importer {
-        model,
-        options,
-        graph: Graph::new(),
-        frames: Vec::new(),
-        leaves: HashMap::new(),
-        parameters: Vec::new(),
-        notes: BTreeSet::new(),
-        issues: Vec::new(),
-        visited: 0,
-        made: Made::default(),
-        functions: Vec::new(),
-    };
-    let import = importer.run();
-    let mut issues = importer.issues;
-    issues.sort_by(|a, b| (a.kind, &a.place, &a.message).cmp(&(b.kind, &b.place, &b.message)));
-    issues.dedup();
-    (import, issues)
+/// Imports the next stage of a model whose shapes depend on computed data.
+pub(crate) fn import_stage(model: &Model, options: &ImportOptions, progress: &Progress) -> Result<Stage> {
+    let mut importer = Importer::new(model, options);
+    let stage = importer.stage(progress);
+    let issues = importer.sorted_issues();
+    match stage {
+        Some(stage) if issues.is_empty() => Ok(stage),
+        _ => Err(Error::Unsupported(Box::new(model.report(issues)))),
+    }
 }
 
-/// A problem of a node's import: what kind it is, and the message.
+/// Returns the import if it succeeds, and all issues.
+pub(crate) fn try_import(model: &Model, options: &ImportOptions) -> (Option<Import>, Vec<Issue>) {
+    let mut importer = Importer::new(model, options);
+    let import = importer.run();
+    (import, importer.sorted_issues())
+}
+
+/// Kind and message of the issue of a node that cannot be imported.
 pub(crate) type Failure = (IssueKind, String);
 
-/// The values of a graph or function. Those of a branch see the values around it, those of a function do not.
+/// Scope of the values of a graph or function. A branch can also use the values of the enclosing scope, a function
+/// cannot.
 struct Frame<'m> {
-    /// `None` for a value whose node failed.
+    /// Values by name; `None` if the node of the value failed.
     values: HashMap<&'m str, Option<Operand>>,
     sees_parent: bool,
-    /// Before the names of leaves and nodes.
+    /// Prefix of the names of leaves (constants and parameters) and nodes.
     prefix: String,
-    /// Attributes of the call of a function.
+    /// Attributes of the function call.
     attributes: Attributes<'m>,
     opsets: &'m [OperatorSetIdProto],
 }
@@ -89,28 +91,64 @@ pub(crate) struct Importer<'m> {
     options: &'m ImportOptions,
     pub(crate) graph: Graph,
     frames: Vec<Frame<'m>>,
-    /// Known tensors that are in the graph, by name.
+    /// Tensors that are already leaves (constants or parameters) of the graph, by name.
     leaves: HashMap<String, Value>,
     parameters: Vec<Parameter>,
     notes: BTreeSet<String>,
     issues: Vec<Issue>,
     visited: usize,
-    made: Made,
+    made: MemoryLimit,
     /// Functions that are being expanded.
     functions: Vec<&'m FunctionProto>,
+    guards: Vec<Guard>,
+    /// Conditions of the enclosing branches, as far as only a step computes them.
+    conditions: Vec<Value>,
 }
 
-impl<'m> Importer<'m> {
-    fn run(&mut self) -> Option<Import> {
-        let graph = self.model.graph_proto()?;
-        let opsets = self.model.proto.opset_import.as_slice();
-        self.frames.push(Frame {
+impl<'m> Frame<'m> {
+    /// Returns the frame of the main graph.
+    fn top(opsets: &'m [OperatorSetIdProto]) -> Self {
+        Frame {
             values: HashMap::new(),
             sees_parent: false,
             prefix: String::new(),
             attributes: Attributes::default(),
             opsets,
-        });
+        }
+    }
+}
+
+impl<'m> Importer<'m> {
+    fn new(model: &'m Model, options: &'m ImportOptions) -> Self {
+        Importer {
+            model,
+            options,
+            graph: Graph::new(),
+            frames: Vec::new(),
+            leaves: HashMap::new(),
+            parameters: Vec::new(),
+            notes: BTreeSet::new(),
+            issues: Vec::new(),
+            visited: 0,
+            made: MemoryLimit::default(),
+            functions: Vec::new(),
+            guards: Vec::new(),
+            conditions: Vec::new(),
+        }
+    }
+
+    /// Returns the issues in the order of reports, without duplicates.
+    fn sorted_issues(self) -> Vec<Issue> {
+        let mut issues = self.issues;
+        issues.sort_by(|a, b| (a.kind, &a.place, &a.message).cmp(&(b.kind, &b.place, &b.message)));
+        issues.dedup();
+        issues
+    }
+
+    fn run(&mut self) -> Option<Import> {
+        let graph = self.model.graph_proto()?;
+        let opsets = self.model.proto.opset_import.as_slice();
+        self.frames.push(Frame::top(opsets));
         let inputs = self.declare_inputs(graph);
         self.import_nodes(graph);
         let outputs: Vec<Option<(TensorInfo, Value)>> = graph.output.iter().map(|o| self.output(&o.name)).collect();
@@ -128,24 +166,33 @@ impl<'m> Importer<'m> {
             self.note_element(info.element);
         }
         self.note_versions();
+        let guards = self.live_guards();
         Some(Import {
             graph: std::mem::take(&mut self.graph),
             inputs,
             outputs,
             parameters: std::mem::take(&mut self.parameters),
             notes: std::mem::take(&mut self.notes).into_iter().collect(),
+            guards,
         })
     }
 
-    /// The initializers and nodes of a graph, into the innermost frame.
+    /// Imports the initializers and nodes of a graph into the innermost frame.
     fn import_nodes(&mut self, graph: &'m GraphProto) {
+        self.import_initializers(graph);
+        for node in &graph.node {
+            self.node(node);
+        }
+    }
+
+    fn import_initializers(&mut self, graph: &'m GraphProto) {
         for proto in &graph.initializer {
             let operand = match self.replaced_default(&proto.name) {
                 Some(replaced) => replaced,
                 None => self.initializer(proto, &proto.name),
             };
             let taken = self.define(&proto.name, operand.clone()).is_err();
-            // Before version 4 of the format, parameters were inputs too, which the model's list leaves out.
+            // Before version 4 of the format, parameters were also inputs; the model's list excludes them.
             if taken {
                 self.issue(IssueKind::Broken, &proto.name, "", "two values have this name".into());
             }
@@ -158,9 +205,6 @@ impl<'m> Importer<'m> {
                 "",
                 "sparse initializers are not supported".into(),
             );
-        }
-        for node in &graph.node {
-            self.node(node);
         }
     }
 
@@ -189,7 +233,7 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// Gives a value a name in the innermost frame; `Err` if there is one already.
+    /// Adds a value to the innermost frame; `Err` if the name is already used.
     fn define(&mut self, name: &'m str, operand: Option<Operand>) -> Result<(), ()> {
         match self.frames.last_mut() {
             Some(frame) if !name.is_empty() => match frame.values.insert(name, operand) {
@@ -200,7 +244,7 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// The value of that name: `None` if there is none, `Some(None)` if its node failed.
+    /// Returns the value with this name: `None` if it does not exist, `Some(None)` if its node failed.
     fn lookup(&self, name: &str) -> Option<Option<Operand>> {
         for frame in self.frames.iter().rev() {
             if let Some(operand) = frame.values.get(name) {
@@ -222,7 +266,7 @@ impl<'m> Importer<'m> {
         });
     }
 
-    /// Imports one node; its results are defined in any case.
+    /// Imports one node. Its results are defined even if it fails.
     fn node(&mut self, node: &'m NodeProto) {
         let outputs = match self.try_node(node) {
             Ok(outputs) => outputs,
@@ -241,17 +285,18 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// The results of a node; `None` if it cannot be imported for a reason that another issue gives.
+    /// Returns the results of a node; `None` if it cannot be imported for a reason that another issue reports.
     fn try_node(&mut self, node: &'m NodeProto) -> Result<Option<Vec<Operand>>, Failure> {
         self.visited += 1;
         if self.visited > MAX_NODES {
-            return match self.visited == MAX_NODES + 1 {
-                true => Err((IssueKind::Unsupported, format!("there are more than {MAX_NODES} nodes"))),
-                false => Ok(None),
+            return if self.visited == MAX_NODES + 1 {
+                Err((IssueKind::Unsupported, format!("there are more than {MAX_NODES} nodes")))
+            } else {
+                Ok(None)
             };
         }
         if self.made.is_too_much() {
-            // Another issue says it.
+            // Another issue reports the reason.
             return Ok(None);
         }
         let operator = self.operator(node)?;
@@ -266,7 +311,7 @@ impl<'m> Importer<'m> {
                         return Ok(None);
                     }
                     None => {
-                        let message = format!("its input `{name}` is made by no node before it");
+                        let message = format!("no earlier node computes its input `{name}`");
                         return Err((IssueKind::Broken, message));
                     }
                 },
@@ -289,7 +334,8 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// What a node calls. A function of the model goes before an operator of its name.
+    /// Returns the operator or function that a node calls. A function of the model has priority over an operator of the same
+    /// name.
     fn operator(&self, node: &NodeProto) -> Result<Operator<'m>, Failure> {
         if let Some(function) = find_function(self.model, node) {
             return Ok(Operator::Function(function));
@@ -300,7 +346,7 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// Looks for unsupported operators in the bodies of a node that the pass does not come into.
+    /// Reports unsupported operators in the branches and bodies of a node that cannot be imported itself.
     fn check_bodies(&mut self, node: &'m NodeProto) {
         for graph in node.attribute.iter().filter_map(|a| a.g.as_deref()) {
             for inner in &graph.node {
@@ -312,14 +358,14 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// Version of a domain's operators; 1 where the model does not say.
+    /// Returns the operator version (opset) of a domain; 1 if the model does not specify it.
     fn opset(&self, name: &str) -> i64 {
         let opsets = self.frames.last().map_or(&[][..], |f| f.opsets);
         let found = opsets.iter().find(|o| domain(&o.domain) == domain(name));
         found.map_or(1, |o| o.version)
     }
 
-    /// Imports a function's nodes in the place of its call.
+    /// Imports a function's nodes instead of its call.
     fn expand(
         &mut self,
         node: &'m NodeProto,
@@ -337,7 +383,7 @@ impl<'m> Importer<'m> {
         let prefix = format!("{}{}.", self.full_name(""), node_place(node));
         let mut values = HashMap::new();
         for (name, operand) in function.input.iter().zip(inputs) {
-            // An operand that the call leaves out is an empty name inside.
+            // An operand that the call omits is an empty name inside.
             values.insert(name.as_str(), operand);
         }
         self.functions.push(function);
@@ -359,13 +405,14 @@ impl<'m> Importer<'m> {
             match result {
                 Some(Some(operand)) => outputs.push(operand),
                 Some(None) => return Ok(None),
-                None => return Err((IssueKind::Broken, format!("no node of the function makes `{name}`"))),
+                None => return Err((IssueKind::Broken, format!("no node of the function computes `{name}`"))),
             }
         }
         Ok(Some(outputs))
     }
 
-    /// Imports a branch or body, which sees the values around it, with values for its inputs.
+    /// Imports the graph of a branch or loop body with values for its inputs. It can use the values of the enclosing
+    /// scope.
     pub(crate) fn body(
         &mut self,
         graph: &'m GraphProto,
@@ -377,7 +424,7 @@ impl<'m> Importer<'m> {
         }
         if graph.input.len() != inputs.len() {
             let (takes, given) = (graph.input.len(), inputs.len());
-            return Err(format!("its body takes {takes} values, and {given} are given"));
+            return Err(format!("its body expects {takes} values, found {given}"));
         }
         let prefix = format!("{}{prefix}.", self.full_name(""));
         let opsets = self.frames.last().map_or(&[][..], |f| f.opsets);
@@ -398,22 +445,22 @@ impl<'m> Importer<'m> {
             match result {
                 Some(Some(operand)) => outputs.push(operand),
                 Some(None) => return Ok(None),
-                None => return Err(format!("no node of its body makes `{}`", output.name)),
+                None => return Err(format!("no node of its body computes `{}`", output.name)),
             }
         }
         Ok(Some(outputs))
     }
 
-    /// The value of an operand in the graph; known tensors become leaves.
+    /// Returns an operand as a value of the graph; tensors become leaves (constants or parameters).
     pub(crate) fn value(&mut self, operand: &Operand) -> Result<Value, String> {
         match &operand.source {
             Source::Node(value) => Ok(*value),
             Source::Known(known) => self.leaf(known),
-            Source::List(_) => Err("a sequence is given in the place of a tensor, which is not supported".into()),
+            Source::List(_) => Err("expected a tensor, found a sequence, which is not supported".into()),
         }
     }
 
-    fn leaf(&mut self, known: &Known) -> Result<Value, String> {
+    fn leaf(&mut self, known: &KnownTensor) -> Result<Value, String> {
         if let Some(value) = self.leaves.get(&known.name) {
             return Ok(*value);
         }
@@ -449,19 +496,22 @@ impl<'m> Importer<'m> {
         Ok(node.into())
     }
 
-    /// Notes operators of later versions, which are taken as those of the last one that is known.
+    /// Adds a note for newer operator versions, which are imported as the newest supported version.
     fn note_versions(&mut self) {
         let newer = self
             .model
             .opsets()
             .filter(|&(name, version)| name.is_empty() && version > NEWEST);
         let notes = newer.map(|(_, version)| {
-            format!("operators are of version {version}; those after {NEWEST} are not known, and are taken as those of {NEWEST}")
+            format!(
+                "the operators have version {version}; versions after {NEWEST} are unknown and are read as \
+                version {NEWEST}"
+            )
         });
         self.notes.extend(notes);
     }
 
-    /// Notes what a graph computes in another type than the model says.
+    /// Adds a note if the graph computes in another type than the model specifies.
     fn note_element(&mut self, element: ElementType) {
         let note = match element {
             ElementType::F64 => "float64 is computed in float32",
@@ -476,7 +526,7 @@ impl<'m> Importer<'m> {
         let operand = match self.lookup(name) {
             Some(found) => found?,
             None => {
-                self.issue(IssueKind::Broken, name, "", "no node makes this output".into());
+                self.issue(IssueKind::Broken, name, "", "no node computes this output".into());
                 return None;
             }
         };
@@ -495,13 +545,13 @@ impl<'m> Importer<'m> {
     }
 }
 
-/// What a node calls.
+/// Operator or function that a node calls.
 enum Operator<'m> {
     Function(&'m FunctionProto),
     Row(&'static OnnxOp),
 }
 
-/// The function of the model that a node calls.
+/// Returns the function of the model that a node calls.
 fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
     let functions = model.proto.functions.iter();
     let mut same = functions
@@ -509,7 +559,7 @@ fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionP
     same.next()
 }
 
-/// What an issue calls a node: its name, or that of its first result.
+/// Returns the name of a node in issues: its name, or that of its first result.
 pub(crate) fn node_place(node: &NodeProto) -> &str {
     match node.name.as_str() {
         "" => node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str),
@@ -517,7 +567,7 @@ pub(crate) fn node_place(node: &NodeProto) -> &str {
     }
 }
 
-/// Operator of a node, with its domain if that is not the standard's.
+/// Returns the operator of a node, with its domain unless that is the standard one.
 pub(crate) fn operator_name(node: &NodeProto) -> String {
     match domain(&node.domain) {
         "" => node.op_type.clone(),

@@ -7,42 +7,44 @@ use meganeura_core::graph::Value;
 use crate::element::ElementType;
 use crate::tensor::Tensor;
 
-/// A value: a result in the graph, or a tensor that is known now.
+/// A value: a result in the graph, or a tensor that is known at import.
 #[derive(Clone, Debug)]
 pub struct Operand {
     pub(crate) element: ElementType,
     pub(crate) dims: Vec<usize>,
     pub(crate) source: Source,
-    /// Elements of a result in the graph that is computed from constants and parameters only.
+    /// Elements of a result in the graph, if it depends only on constants and parameters.
     computed: Option<Arc<Tensor>>,
+    /// Range of the integers, if it is smaller than the range of the type.
+    pub(super) range: Option<(i64, i64)>,
 }
 
-/// Where a value's elements are.
+/// Source of a value's elements.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// In the graph.
+    /// The value is computed in the graph.
     Node(Value),
-    /// Here; it becomes a leaf of the graph where a node needs it.
-    Known(Arc<Known>),
-    /// A sequence of values, whose length is known.
+    /// The elements are available at import. They become a leaf (constant or parameter) of the graph when a node needs
+    /// them.
+    Known(Arc<KnownTensor>),
+    /// A sequence of values with a known length.
     List(Arc<Vec<Operand>>),
 }
 
-/// A tensor that is known when importing.
+/// A tensor that is known at import.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownTensor {
     pub(crate) tensor: Arc<Tensor>,
-    /// Its name, unique in the model.
+    /// Name of the tensor, unique in the model.
     pub(crate) name: String,
-    /// Whether the graph has it as a parameter, rather than a constant.
+    /// True if it becomes a parameter of the graph rather than a constant.
     pub(crate) parameter: bool,
 }
 
-/// Parameters with at most that many elements take part in folding; larger ones stay what they are, so that they can be
-/// trained.
+/// Maximum number of elements of parameters that are folded; larger ones are kept, so that they can be trained.
 const MAX_FOLDED_PARAMETER: usize = 16;
 
-/// Tensors with more elements are not folded: their results would be kept beside them.
+/// Maximum number of elements of folded tensors, because their results need memory in addition to the operands.
 pub(super) const MAX_FOLDED: usize = 1 << 16;
 
 impl Operand {
@@ -52,6 +54,7 @@ impl Operand {
             dims: dims.to_vec(),
             source: Source::Node(value),
             computed: None,
+            range: None,
         }
     }
 
@@ -59,26 +62,28 @@ impl Operand {
         Operand {
             element: tensor.element(),
             dims: tensor.dims().to_vec(),
-            source: Source::Known(Arc::new(Known {
+            source: Source::Known(Arc::new(KnownTensor {
                 tensor: Arc::new(tensor),
                 name,
                 parameter,
             })),
             computed: None,
+            range: None,
         }
     }
 
-    /// A sequence of values of an element type.
+    /// Creates a sequence of values of an element type.
     pub(crate) fn list(element: ElementType, values: Vec<Operand>) -> Self {
         Operand {
             element,
             dims: Vec::new(),
             source: Source::List(Arc::new(values)),
             computed: None,
+            range: None,
         }
     }
 
-    /// The values of a sequence.
+    /// Returns the values of a sequence.
     pub(crate) fn values(&self) -> Option<&[Operand]> {
         match &self.source {
             Source::List(values) => Some(values),
@@ -86,7 +91,7 @@ impl Operand {
         }
     }
 
-    /// The tensor, if it is known now.
+    /// Returns the tensor, if it is known at import.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         match &self.source {
             Source::Known(known) => Some(&known.tensor),
@@ -94,12 +99,12 @@ impl Operand {
         }
     }
 
-    /// The elements, if they follow from constants and parameters: shapes may depend on them.
+    /// Returns the elements, if they depend only on constants and parameters: shapes may depend on them.
     pub(crate) fn determined(&self) -> Option<&Tensor> {
         self.tensor().or(self.computed.as_deref())
     }
 
-    /// Returns the operand with the elements of a result in the graph, if their type and shape agree.
+    /// Returns the operand with the elements `tensor`, if it is a result in the graph of the same type and shape.
     pub(crate) fn with_elements(mut self, tensor: Tensor) -> Self {
         let is_node = matches!(self.source, Source::Node(_));
         if is_node && tensor.element() == self.element && tensor.dims() == self.dims {
@@ -108,7 +113,7 @@ impl Operand {
         self
     }
 
-    /// The tensor, if it takes part in folding.
+    /// Returns the tensor, if it may be folded.
     pub(crate) fn foldable(&self) -> Option<&Tensor> {
         match &self.source {
             Source::Known(known) => {
@@ -121,6 +126,19 @@ impl Operand {
             }
             Source::Node(_) | Source::List(_) => None,
         }
+    }
+
+    /// Returns the minimum and maximum of integer elements, clamped to the 32-bit type that the graph stores them in; `None` for other
+    /// elements.
+    pub(crate) fn range(&self) -> Option<(i64, i64)> {
+        let held = self.element.graph_range()?;
+        let known = self.determined().filter(|t| t.len() <= MAX_FOLDED);
+        if let Some(data) = known.and_then(Tensor::ints)
+            && let (Some(low), Some(high)) = (data.iter().min(), data.iter().max())
+        {
+            return Some((*low, *high));
+        }
+        self.range.or(Some(held))
     }
 
     pub(crate) fn elements(&self) -> usize {

@@ -1,4 +1,4 @@
-//! What an import takes, and what it gives.
+//! Options and results of an import.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,23 +7,25 @@ use meganeura_core::graph::{Graph, Value};
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::model::Dims;
+use crate::port::Dims;
 use crate::tensor::Tensor;
 
-/// How a model is imported.
+use super::flag::{Guard, with_code};
+
+/// Options of an import.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
     /// Sizes of the dimensions that the model leaves open.
     pub dims: Dims,
-    /// Parameters whose names match one of these patterns are not trained; `*` stands for any characters.
+    /// Parameters whose names match one of these patterns are not trained; `*` matches any characters.
     pub freeze: Vec<String>,
-    /// Values of inputs that are constants, by name; the graph does not have them as inputs. The value of an input with a
-    /// default, such as a weight that is an input too, replaces this default.
+    /// Values of inputs that become constants of the graph, by name. A value for an input with a default, such as a
+    /// weight that is also an input, replaces this default.
     pub constants: HashMap<String, Tensor>,
 }
 
 impl ImportOptions {
-    /// With these dimensions, and everything else as the model says.
+    /// Creates options with these dimensions and defaults otherwise.
     pub fn new(dims: Dims) -> Self {
         ImportOptions {
             dims,
@@ -35,7 +37,7 @@ impl ImportOptions {
 /// An input or result of an imported graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name in the model and, if it is an input, in the graph.
+    /// Name in the model and, for an input, in the graph.
     pub name: String,
     /// Element type in the model; the graph's is [`ElementType::dtype`].
     pub element: ElementType,
@@ -46,32 +48,40 @@ pub struct TensorInfo {
 /// A parameter of an imported graph with its value.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// Its name in the graph, which is that of the file.
+    /// Name in the graph, which equals the name in the file.
     pub name: String,
-    /// Its value.
+    /// Value of the parameter.
     pub tensor: std::sync::Arc<Tensor>,
 }
 
-/// A model as a graph.
+/// An imported model as a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Import {
     /// The graph. Result `i` is output `i` of the model.
     pub graph: Graph,
-    /// Its inputs, in the order of the model.
+    /// Inputs of the graph, in the order of the model.
     pub inputs: Vec<TensorInfo>,
-    /// Its results.
+    /// Results of the graph.
     pub outputs: Vec<TensorInfo>,
-    /// Its parameters, which are zero until [`Import::set_parameters`] sets them.
+    /// Parameters of the graph. In a session they are zero until [`Import::set_parameters`] is called.
     pub parameters: Vec<Parameter>,
-    /// What is not computed exactly as the model says, such as `f64` in `f32`.
+    /// Deviations of the computation from the model, such as `f64` computed in `f32`.
     pub notes: Vec<String>,
+    /// Checks of nodes whose 64-bit integers may exceed 32 bits. [`Runner`](crate::Runner) checks them after each step.
+    pub guards: Vec<Guard>,
 }
 
 impl Import {
-    /// Sets the parameters of a session of the graph.
+    /// Returns the graph, with one more `u32` result if there are guards: the number of guards minus the index of the
+    /// first failed one, or 0 if none failed.
+    pub fn checked_graph(&self) -> Graph {
+        with_code(&self.graph, &self.guards)
+    }
+
+    /// Sets the parameters of a session of the graph. Parameters that rewriting removed from the plan are ignored.
     ///
     /// # Errors
-    /// As [`Session::try_set_parameter_bytes`]. A parameter that rewriting left out of the plan is none.
+    /// The same errors as [`Session::try_set_parameter_bytes`].
     pub fn set_parameters(&self, session: &mut Session) -> Result<()> {
         let planned: BTreeSet<String> = session
             .plan()
@@ -88,19 +98,19 @@ impl Import {
 }
 
 impl Import {
-    /// Adds a classifier to a graph that trains it further: the model applied to `x`, and its logits.
+    /// Adds a classifier to a graph that fine-tunes it: applies the model to `x`, and returns its logits.
     ///
-    /// A softmax at the end is left out, because the cross-entropy contains it. Values of the parameters are set with
-    /// [`Import::set_parameters`] as for the model's own graph.
+    /// A softmax at the end is omitted, because the cross-entropy contains it. [`Import::set_parameters`] sets the values of the
+    /// parameters, as for the model's graph.
     ///
     /// # Errors
-    /// [`Error::Input`] if the model has not one input, or its first result is not `[batch, classes]`; those of
+    /// [`Error::Input`] if the model does not have exactly one input, or its first result is not `[batch, classes]`; errors of
     /// [`Graph::splice`].
     pub fn logits(&self, graph: &mut Graph, x: impl Into<Value>) -> Result<Value> {
         let [input] = self.inputs.as_slice() else {
             let names: Vec<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
             return Err(Error::Input(format!(
-                "a classifier has one input, and the model takes {}",
+                "expected a classifier with one input, found the inputs {}",
                 names.join(", ")
             )));
         };
@@ -108,7 +118,7 @@ impl Import {
         let mut result = *own
             .outputs()
             .first()
-            .ok_or_else(|| Error::Input("the model gives nothing".into()))?;
+            .ok_or_else(|| Error::Input("the model has no results".into()))?;
         let node = &own.nodes()[result.node.index()];
         if node
             .op()
@@ -119,7 +129,7 @@ impl Import {
         if own.shape(result).len() != 2 {
             let shape = own.shape(result);
             return Err(Error::Input(format!(
-                "a classifier gives [batch, classes], and the model {shape:?}"
+                "expected a classifier with the result [batch, classes], found {shape:?}"
             )));
         }
         own.set_outputs(vec![result]);
@@ -127,6 +137,6 @@ impl Import {
         results
             .first()
             .copied()
-            .ok_or_else(|| Error::Input("the model gives nothing".into()))
+            .ok_or_else(|| Error::Input("the model has no results".into()))
     }
 }

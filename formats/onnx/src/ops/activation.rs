@@ -1,5 +1,6 @@
-//! Activations and other functions of one number.
+//! Activations and other functions of single numbers.
 
+use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::elementwise::float;
@@ -10,33 +11,33 @@ use crate::import::{Call, Operand};
 type Built = Result<Vec<Operand>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("Acos", 7, |c| float(c, acos)),
-    op("Acosh", 9, |c| float(c, acosh)),
-    op("Asin", 7, |c| float(c, asin)),
-    op("Asinh", 9, |c| float(c, asinh)),
-    op("Atan", 7, |c| float(c, atan)),
-    op("Atanh", 9, |c| float(c, atanh)),
+    op("Acos", 7, |c| wide(c, acos)),
+    op("Acosh", 9, |c| wide(c, acosh)),
+    op("Asin", 7, |c| wide(c, asin)),
+    op("Asinh", 9, |c| wide(c, asinh)),
+    op("Atan", 7, |c| wide(c, atan)),
+    op("Atanh", 9, |c| wide(c, atanh)),
     op("Celu", 12, celu),
     op("Cos", 7, |c| float(c, |g, x| g.cos(x))),
-    op("Cosh", 9, |c| float(c, cosh)),
+    op("Cosh", 9, |c| wide(c, cosh)),
     op("Elu", 1, elu),
     op("Erf", 9, |c| float(c, |g, x| g.erf(x))),
     op("Gelu", 20, gelu),
     op("HardSigmoid", 1, hard_sigmoid),
     op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
     op("LeakyRelu", 1, leaky_relu),
-    op("Mish", 18, |c| float(c, mish)),
+    op("Mish", 18, |c| wide(c, mish)),
     op("PRelu", 1, prelu),
     op("Selu", 6, selu),
     op("Shrink", 9, shrink),
     op("Sigmoid", 1, |c| float(c, |g, x| g.sigmoid(x))),
     op("Sin", 7, |c| float(c, |g, x| g.sin(x))),
-    op("Sinh", 9, |c| float(c, sinh)),
+    op("Sinh", 9, |c| wide(c, sinh)),
     op("Softplus", 1, |c| float(c, |g, x| g.softplus(x))),
     op("Softsign", 1, |c| float(c, softsign)),
     op("SwiGLU", 28, swiglu),
     op("Swish", 24, swish),
-    op("Tan", 7, |c| float(c, tan)),
+    op("Tan", 7, |c| wide(c, tan)),
     op("Tanh", 1, |c| float(c, |g, x| g.tanh(x))),
     op("ThresholdedRelu", 10, thresholded_relu),
     ms("BiasGelu", bias_gelu),
@@ -45,13 +46,32 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("QuickGelu", quick_gelu),
 ];
 
+/// Builds a function that consists of several calls. Half-precision operands are computed in f32, because intermediate
+/// results such as squares overflow or lose their bits in half precision.
+fn wide(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    if !element.is_float() {
+        return Err(format!("expected a floating-point type, found {element}"));
+    }
+    let graph = call.graph();
+    let dtype = graph.dtype(x);
+    if !dtype.is_half() {
+        let y = f(graph, x);
+        return call.one(y, element);
+    }
+    let x = graph.cast(x, DType::F32);
+    let y = f(graph, x.into());
+    let y = graph.cast(y, dtype);
+    call.one(y, element)
+}
+
 fn atan(g: &mut Graph, x: Value) -> NodeId {
     super::signal::atan(g, x)
 }
 
 fn asin(g: &mut Graph, x: Value) -> NodeId {
     let one = g.scalar_of(g.dtype(x), 1.0);
-    // (1 - x)(1 + x) keeps its bits near 1.
+    // (1 - x)(1 + x) is accurate near 1.
     let (below, above) = (g.sub(one, x), g.add(one, x));
     let rest = g.mul(below, above);
     let root = g.sqrt(rest);
@@ -66,26 +86,53 @@ fn acos(g: &mut Graph, x: Value) -> NodeId {
     super::signal::angle(g, root.into(), x)
 }
 
+/// Minimum magnitude for which `asinh` and `acosh` equal `log(2 |x|)` in f32. Squares of smaller numbers are far from
+/// overflow.
+const LOGARITHMIC: f64 = 1e9;
+
+/// Minimum magnitude for which `exp(x)` may overflow in f32 although `exp(x) / 2` does not.
+const NEAR_OVERFLOW: f64 = 88.0;
+
+/// Returns `log(2 x)` for `x` of at least [`LOGARITHMIC`], and otherwise the function `otherwise` of
+/// `min(x, LOGARITHMIC)`. Neither of the two overflows for elements that select the other one, so that gradients stay
+/// finite.
+fn large_or(g: &mut Graph, x: Value, otherwise: impl FnOnce(&mut Graph, Value) -> NodeId) -> NodeId {
+    let dtype = g.dtype(x);
+    let limit = g.scalar_of(dtype, LOGARITHMIC);
+    let is_large = g.greater_equal(x, limit);
+    let large = g.maximum(x, limit);
+    let log = g.log(large);
+    let two = g.scalar_of(dtype, std::f64::consts::LN_2);
+    let log = g.add(log, two);
+    let small = g.minimum(x, limit);
+    let value = otherwise(g, small.into());
+    g.select(is_large, log, value)
+}
+
 fn acosh(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    let (below, above) = (g.sub(x, one), g.add(x, one));
-    let rest = g.mul(below, above);
-    let root = g.sqrt(rest);
-    let sum = g.add(below, root);
-    g.log1p(sum)
+    large_or(g, x, |g, x| {
+        let one = g.scalar_of(g.dtype(x), 1.0);
+        let (below, above) = (g.sub(x, one), g.add(x, one));
+        let rest = g.mul(below, above);
+        let root = g.sqrt(rest);
+        let sum = g.add(below, root);
+        g.log1p(sum)
+    })
 }
 
 fn asinh(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
     let size = g.abs(x);
-    let square = g.square(x);
-    let above = g.add(square, one);
-    let root = g.sqrt(above);
-    // |x| + sqrt(x^2 + 1) - 1 = |x| + x^2 / (1 + sqrt(x^2 + 1))
-    let divisor = g.add(root, one);
-    let rest = g.div(square, divisor);
-    let sum = g.add(size, rest);
-    let value = g.log1p(sum);
+    let value = large_or(g, size.into(), |g, size| {
+        let one = g.scalar_of(g.dtype(size), 1.0);
+        let square = g.square(size);
+        let above = g.add(square, one);
+        let root = g.sqrt(above);
+        // |x| + sqrt(x^2 + 1) - 1 = |x| + x^2 / (1 + sqrt(x^2 + 1))
+        let divisor = g.add(root, one);
+        let rest = g.div(square, divisor);
+        let sum = g.add(size, rest);
+        g.log1p(sum)
+    });
     let sign = g.sign(x);
     g.mul(sign, value)
 }
@@ -98,20 +145,43 @@ fn atanh(g: &mut Graph, x: Value) -> NodeId {
     g.mul(difference, half)
 }
 
+/// Returns `exp(size / 2)^2 / 2` for magnitudes of at least [`NEAR_OVERFLOW`], and otherwise the function `otherwise`
+/// of the clamped magnitude. Neither of the two overflows for elements that select the other one.
+fn exponential_or(g: &mut Graph, size: Value, otherwise: impl FnOnce(&mut Graph, Value) -> NodeId) -> NodeId {
+    let dtype = g.dtype(size);
+    let (limit, half) = (g.scalar_of(dtype, NEAR_OVERFLOW), g.scalar_of(dtype, 0.5));
+    let is_large = g.greater_equal(size, limit);
+    let halved = g.mul(size, half);
+    let root = g.exp(halved);
+    let halved = g.mul(root, half);
+    let large = g.mul(halved, root);
+    let small = g.minimum(size, limit);
+    let value = otherwise(g, small.into());
+    g.select(is_large, large, value)
+}
+
 fn cosh(g: &mut Graph, x: Value) -> NodeId {
-    let negative = g.neg(x);
-    let (up, down) = (g.exp(x), g.exp(negative));
-    let sum = g.add(up, down);
-    let half = g.scalar_of(g.dtype(x), 0.5);
-    g.mul(sum, half)
+    let size = g.abs(x);
+    exponential_or(g, size.into(), |g, size| {
+        let negative = g.neg(size);
+        let (up, down) = (g.exp(size), g.exp(negative));
+        let sum = g.add(up, down);
+        let half = g.scalar_of(g.dtype(size), 0.5);
+        g.mul(sum, half)
+    })
 }
 
 fn sinh(g: &mut Graph, x: Value) -> NodeId {
-    let negative = g.neg(x);
-    let (up, down) = (g.expm1(x), g.expm1(negative));
-    let difference = g.sub(up, down);
-    let half = g.scalar_of(g.dtype(x), 0.5);
-    g.mul(difference, half)
+    let size = g.abs(x);
+    let value = exponential_or(g, size.into(), |g, size| {
+        let negative = g.neg(size);
+        let (up, down) = (g.expm1(size), g.expm1(negative));
+        let difference = g.sub(up, down);
+        let half = g.scalar_of(g.dtype(size), 0.5);
+        g.mul(difference, half)
+    });
+    let sign = g.sign(x);
+    g.mul(sign, value)
 }
 
 fn tan(g: &mut Graph, x: Value) -> NodeId {
@@ -211,7 +281,7 @@ fn prelu(call: &mut Call) -> Built {
     let (x, mut slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
     let zero = call.scalar(element, 0.0);
     let (rank, slopes) = (call.dims(0)?.len(), call.dims(1)?);
-    // Before version 7 a list has one for each channel.
+    // Before version 7, a list contains one slope for each channel.
     if let (true, [n]) = (call.opset < 7, slopes.as_slice())
         && *n > 1
         && rank > 1
@@ -245,7 +315,7 @@ fn swish(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// `swish(a) b`.
+/// Builds `swish(a) b`.
 fn swiglu(call: &mut Call) -> Built {
     let (a, b, element, alpha) = (
         call.value(0)?,

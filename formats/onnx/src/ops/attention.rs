@@ -1,4 +1,4 @@
-//! Attention and what belongs to it.
+//! Attention and related operators.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
@@ -19,12 +19,12 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("RotaryEmbedding", contrib_rotary).partly("packed batches"),
 ];
 
-/// `[batch, rows, heads * width]` as `[batch, heads, rows, width]`.
+/// Converts `[batch, rows, heads * width]` to `[batch, heads, rows, width]`.
 pub(super) fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, rows, width] = dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows, width]"));
+        return Err(format!("expected [batch, rows, width], found {dims:?}"));
     };
     if heads == 0 || !width.is_multiple_of(heads) {
         return Err(format!("{width} values cannot be divided into {heads} heads"));
@@ -33,7 +33,7 @@ pub(super) fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Val
     Ok(graph.permute(x, &[0, 2, 1, 3]).into())
 }
 
-/// The inverse of [`split_heads`].
+/// Inverts [`split_heads`].
 pub(super) fn join_heads(call: &mut Call, x: Value) -> Value {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
@@ -44,7 +44,7 @@ pub(super) fn join_heads(call: &mut Call, x: Value) -> Value {
     graph.reshape(x, &[*batch, *rows, heads * width]).into()
 }
 
-/// Each head of the keys repeated for the heads of the queries that share it.
+/// Repeats each head of the keys for the heads of the queries that share it.
 pub(super) fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
@@ -62,7 +62,7 @@ pub(super) fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Va
     Ok(graph.reshape(all, &[*batch, heads, *rows, *width]).into())
 }
 
-/// What is added to scores `[batch, heads, rows, keys]`: nothing, or a mask that broadcasts to them.
+/// Returns the term that is added to the scores `[batch, heads, rows, keys]`, from a mask that broadcasts to them.
 fn additive(call: &mut Call, mask: Value, element: ElementType, out: ElementType) -> Value {
     if element != ElementType::Bool {
         return call.as_element(mask, out);
@@ -71,7 +71,7 @@ fn additive(call: &mut Call, mask: Value, element: ElementType, out: ElementType
     call.graph().select(mask, zero, low).into()
 }
 
-/// Softmax over the keys, 0 in rows that see none.
+/// Returns the softmax over the keys; 0 in rows without a visible key.
 pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     let graph = call.graph();
     let dtype = graph.dtype(scores);
@@ -85,7 +85,7 @@ pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     graph.select(empty, zero, soft).into()
 }
 
-/// `cap tanh(scores / cap)`, with the attribute `softcap` unless that is 0.
+/// Returns `cap tanh(scores / cap)` with the attribute `softcap`, or the scores if it is 0.
 pub(super) fn softcapped(call: &mut Call, scores: Value, element: ElementType) -> Result<Value, String> {
     let cap = call.float("softcap", 0.0)?;
     if cap == 0.0 {
@@ -98,7 +98,8 @@ pub(super) fn softcapped(call: &mut Call, scores: Value, element: ElementType) -
     Ok(graph.mul(tanh, cap).into())
 }
 
-/// A constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 where a row sees a key.
+/// Returns a constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 if `sees` returns true for a batch index, a
+/// row and a key, and minus infinity otherwise.
 pub(super) fn seen(
     call: &mut Call,
     dims: &[usize],
@@ -120,7 +121,7 @@ pub(super) fn seen(
     Ok(call.as_element(mask.into(), element))
 }
 
-/// Which keys a query sees, by their distance.
+/// Limits of the keys that are visible to a query, by their distance.
 struct Frontier {
     causal: bool,
     left: Option<i64>,
@@ -128,7 +129,7 @@ struct Frontier {
 }
 
 impl Frontier {
-    /// That of a node; `None` if every query sees all keys.
+    /// Returns the limits of a node; `None` if all keys are visible to every query.
     fn of(call: &Call) -> Result<Option<Self>, String> {
         let window = |name: &str| Ok::<_, String>(Some(call.int(name, -1)?).filter(|&size| size >= 0));
         let found = Frontier {
@@ -139,7 +140,7 @@ impl Frontier {
         Ok((found.causal || found.left.is_some() || found.right.is_some()).then_some(found))
     }
 
-    /// Whether the query at position `at` sees the key at `key`.
+    /// Returns true if the key at position `key` is visible to the query at position `at`.
     fn sees(&self, at: i64, key: i64) -> bool {
         (!self.causal || key <= at)
             && self.left.is_none_or(|left| at.saturating_sub(left) <= key)
@@ -174,7 +175,7 @@ fn attention(call: &mut Call) -> Built {
     let keys = *call.graph().shape(k).get(2).ok_or("the keys have no rows")?;
     let k = repeat_heads(call, k, heads)?;
     let v = repeat_heads(call, v, heads)?;
-    // Both operands get the root of the scale, so that neither grows in f16.
+    // Both operands are multiplied by the square root of the scale, so that neither overflows in f16.
     let scale = call.float("scale", 1.0 / (width as f32).sqrt())?;
     let root = call.scalar(element, f64::from(scale).sqrt());
     let graph = call.graph();
@@ -198,7 +199,7 @@ fn attention(call: &mut Call) -> Built {
         let shape = graph.shape(mask).to_vec();
         let last = shape.last().copied().unwrap_or(keys);
         let mask = match keys.checked_sub(last) {
-            // Keys beyond the mask are not seen.
+            // Keys past the end of the mask are not visible.
             Some(missing) if missing > 0 && last > 1 => {
                 let mut high = vec![0; shape.len()];
                 if let Some(last) = high.last_mut() {
@@ -210,9 +211,10 @@ fn attention(call: &mut Call) -> Built {
         };
         bias = join(call, bias, mask);
     }
-    let lengths = match call.has_input(6) {
-        true => call.known_ints(6, "the lengths")?,
-        false => None,
+    let lengths = if call.has_input(6) {
+        call.known_ints(6, "the lengths")?
+    } else {
+        None
     };
     if let Some(frontier) = Frontier::of(call)? {
         let part = match &lengths {
@@ -250,7 +252,7 @@ fn attention(call: &mut Call) -> Built {
         1 => capped,
         2 => biased,
         3 => soft,
-        other => return Err(format!("qk_matmul_output_mode = {other} is not known")),
+        other => return Err(format!("qk_matmul_output_mode = {other} is not supported")),
     };
     Ok(vec![
         call.result(y, element),
@@ -309,7 +311,7 @@ pub(super) fn rotate(
     Ok(graph.concat(&[turned, rest.into()], axis).into())
 }
 
-/// Rotary positions of operands: x, tables of cosines and sines, and positions, if they are there.
+/// Applies rotary embeddings. Operands: x, tables of cosines and sines, and positions, if present.
 fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, heads: &str, rotated: &str) -> Built {
     let element = call.element(0)?;
     let flat = call.dims(0)?.len() == 3;
@@ -318,7 +320,7 @@ fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, 
         let heads = usize::try_from(call.int(heads, 0)?).unwrap_or(0);
         let half = *call.dims(tables.0)?.last().ok_or("a table has no dimensions")?;
         let width = *call.dims(0)?.last().unwrap_or(&0);
-        // Without a number of heads the tables tell the width of one.
+        // Without a number of heads, the size of the tables determines the width of a head.
         let heads = if heads == 0 && half > 0 {
             width / (2 * half)
         } else {
@@ -346,7 +348,7 @@ fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, 
                 let at = call.graph().cast(at, DType::U32);
                 let at_dims = call.graph().shape(at).to_vec();
                 let graph = call.graph();
-                // A single number is where all sequences begin.
+                // A single number is the first position of all sequences.
                 let at: Value = match at_dims.iter().product::<usize>() {
                     1 if batch * rows > 1 => {
                         let counting = limits::counting(graph, &[rows])?;
@@ -382,13 +384,13 @@ fn contrib_rotary(call: &mut Call) -> Built {
     rotary_of(call, (2, 3), Some(1), "num_heads", "rotary_embedding_dim")
 }
 
-/// The sum of embeddings of words, positions and segments, normalised.
+/// Sums embeddings of words, positions and segments, and normalises the sum.
 fn embed_layer_norm(call: &mut Call) -> Built {
     let element = call.element(2)?;
     let eps = call.float("epsilon", 1e-12)?;
     let dims = call.dims(0)?;
     let [batch, rows] = dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows]"));
+        return Err(format!("expected [batch, rows], found {dims:?}"));
     };
     let words = call.value(0)?;
     let table = call.value(2)?;

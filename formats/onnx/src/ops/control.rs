@@ -5,23 +5,29 @@ use meganeura_core::graph::Value;
 use super::slice::empty_data;
 use super::{OnnxOp, op};
 use crate::import::{Call, Operand};
-use crate::preflight::DEPENDS_ON_DATA;
+use crate::report::DEPENDS_ON_DATA;
 use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Loops with more rounds are not unrolled.
+/// Maximum number of rounds of a loop that is unrolled.
 const MAX_ROUNDS: usize = 256;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("If", 1, branch).partly("branches of different shapes under a condition that depends on the data of an input"),
-    op("Loop", 1, repeat).partly("a number of rounds that depends on the data of an input, or is over 256"),
-    op("OptionalGetElement", 18, |c| Ok(vec![c.operand(0)?.clone()])).partly("optional values"),
-    op("OptionalHasElement", 18, has_element).partly("optional values"),
+    op("Loop", 1, repeat)
+        .taking_sequences()
+        .partly("a number of rounds that depends on the data of an input, or is over 256"),
+    op("OptionalGetElement", 18, |c| Ok(vec![c.operand(0)?.clone()]))
+        .taking_sequences()
+        .partly("optional values"),
+    op("OptionalHasElement", 18, has_element)
+        .taking_sequences()
+        .partly("optional values"),
     op("Scan", 8, scan).partly("more than 256 rounds, sequences of different lengths"),
 ];
 
-/// Whether there is an operand.
+/// Returns true if the operand is present.
 fn has_element(call: &mut Call) -> Built {
     let there = Tensor::integers(crate::ElementType::Bool, &[], vec![call.has_input(0).into()]);
     Ok(vec![call.known_result(0, there)])
@@ -38,21 +44,22 @@ fn branch(call: &mut Call) -> Built {
     }
     let condition = call.value(0)?;
     let condition = call.graph().reshape(condition, &[]);
-    // Often one branch fits the shapes of the inputs, and the value of an input says which.
+    // Often only one branch fits the shapes of the inputs, and the value of an input selects it.
+    let opposite = call.graph().logical_not(condition).into();
     let both = (
-        call.body(then, "then", Vec::new()),
-        call.body(otherwise, "else", Vec::new()),
+        call.branch(then, "then", condition.into()),
+        call.branch(otherwise, "else", opposite),
     );
     let (Ok(a), Ok(b)) = both else {
         return Err(format!(
-            "its condition {DEPENDS_ON_DATA}, and not both branches can be imported"
+            "its condition {DEPENDS_ON_DATA}, so both branches are needed, but one cannot be imported"
         ));
     };
     let mut results = Vec::new();
     for (a, b) in a.iter().zip(&b) {
         if a.dims != b.dims || a.element != b.element {
             return Err(format!(
-                "its condition {DEPENDS_ON_DATA}, and the branches give {}{:?} and {}{:?}",
+                "its condition {DEPENDS_ON_DATA}, but the branches return {}{:?} and {}{:?}",
                 a.element, a.dims, b.element, b.dims
             ));
         }
@@ -63,21 +70,24 @@ fn branch(call: &mut Call) -> Built {
     Ok(results)
 }
 
-/// Returns result `i` of a node without rounds: empty along `axis`, with the other sizes of `one`, the result of a round.
+/// Returns the stacked result `i` of a loop without rounds: size 0 along `axis`, and the other sizes of `one`, the
+/// result of a single round.
 fn empty(call: &Call, i: usize, one: &Operand, axis: usize) -> Operand {
     let mut dims = one.dims.clone();
     dims.insert(axis.min(dims.len()), 0);
     call.known_result(i, Tensor::new(one.element, &dims, empty_data(one.element)))
 }
 
-/// Results of all rounds along a new axis.
+/// Stacks the results of all rounds along a new axis.
 fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> Result<Operand, String> {
-    let first = rounds.first().ok_or("a loop without rounds collects nothing")?;
+    let first = rounds
+        .first()
+        .ok_or("a loop without iterations has no results to stack")?;
     let element = first.element;
     let mut parts: Vec<Value> = Vec::new();
     for round in rounds {
         if round.dims != first.dims {
-            return Err("what it collects changes its shape from round to round".into());
+            return Err("a stacked result changes its shape between iterations".into());
         }
         let value = call.value_of(round)?;
         let mut dims = round.dims.clone();
@@ -91,18 +101,20 @@ fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> R
     Ok(call.result(y, element))
 }
 
-/// A loop whose rounds are known when importing: after each of them the condition must be known to go on or to stop.
+/// Unrolls a loop whose number of rounds is determined at import: the condition after each round must not depend on a
+/// step.
 fn repeat(call: &mut Call) -> Built {
     let body = call.subgraph("body")?;
-    let limit = match call.has_input(0) {
-        true => call
-            .known_scalar(0, "the number of rounds")?
-            .map(|n| n.max(0.0) as usize),
-        false => None,
+    let limit = if call.has_input(0) {
+        call.known_scalar(0, "the number of rounds")?
+            .map(|n| n.max(0.0) as usize)
+    } else {
+        None
     };
-    let mut going = match call.has_input(1) {
-        true => call.known_scalar(1, "the condition")?.is_none_or(|c| c != 0.0),
-        false => true,
+    let mut going = if call.has_input(1) {
+        call.known_scalar(1, "the condition")?.is_none_or(|c| c != 0.0)
+    } else {
+        true
     };
     let mut carried: Vec<Operand> = Vec::new();
     for i in 2..call.arity() {
@@ -112,12 +124,12 @@ fn repeat(call: &mut Call) -> Built {
         .output
         .len()
         .checked_sub(1 + carried.len())
-        .ok_or("its body gives too few values")?;
+        .ok_or("its body returns too few values")?;
     let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
     let mut round = 0;
     while going && limit.is_none_or(|limit| round < limit) {
         if round >= MAX_ROUNDS {
-            return Err(format!("more than {MAX_ROUNDS} rounds are not unrolled"));
+            return Err(format!("more than {MAX_ROUNDS} iterations are not unrolled"));
         }
         let prefix = format!("round{round}");
         let number = Operand::known(Tensor::scalar_i64(round as i64), format!("{prefix}.number"), false);
@@ -126,11 +138,11 @@ fn repeat(call: &mut Call) -> Built {
         let inputs = [vec![number, condition], carried.clone()].concat();
         let results = call.body(body, &prefix, inputs)?;
         let mut results = results.into_iter();
-        let next = results.next().ok_or("its body gives no condition")?;
+        let next = results.next().ok_or("its body returns no condition")?;
         going = match next.determined() {
             Some(tensor) => tensor.to_i64().first() != Some(&0),
             None if limit.is_some() && !call.has_input(1) => true,
-            None => return Err(format!("whether it goes on {DEPENDS_ON_DATA}")),
+            None => return Err(format!("its loop condition {DEPENDS_ON_DATA}")),
         };
         carried = results.by_ref().take(carried.len()).collect();
         for (list, result) in rounds.iter_mut().zip(results) {
@@ -139,7 +151,7 @@ fn repeat(call: &mut Call) -> Built {
         round += 1;
     }
     if round == 0 && collected > 0 {
-        // One round, whose results nothing uses, has the types and shapes.
+        // Imports one round, whose results are unused, to get the types and shapes.
         let number = Operand::known(Tensor::scalar_i64(0), "round0.number".into(), false);
         let condition = Tensor::integers(crate::ElementType::Bool, &[], vec![1]);
         let condition = Operand::known(condition, "round0.condition".into(), false);
@@ -160,20 +172,21 @@ fn repeat(call: &mut Call) -> Built {
 
 fn flags(call: &Call, name: &str, count: usize) -> Result<Vec<i64>, String> {
     let list = call.ints(name)?.unwrap_or_else(|| vec![0; count]);
-    match list.len() == count {
-        true => Ok(list),
-        false => Err(format!("{name} has {} entries instead of {count}", list.len())),
+    if list.len() == count {
+        Ok(list)
+    } else {
+        Err(format!("{name} has {} entries instead of {count}", list.len()))
     }
 }
 
-/// Version 8: a loop over axis 1 for each element of axis 0, behind an operand for the lengths.
+/// Imports version 8 of Scan: a loop over axis 1 for each element of axis 0, with the lengths as the first operand.
 fn scan_of_batch(call: &mut Call) -> Built {
     let body = call.subgraph("body")?;
     let scanned = usize::try_from(call.int("num_scan_inputs", 0)?).unwrap_or(0);
     let states = call.arity().checked_sub(1 + scanned);
     let states = states.ok_or("it has fewer operands than num_scan_inputs")?;
     let collected = body.output.len().checked_sub(states);
-    let collected = collected.ok_or("its body gives too few values")?;
+    let collected = collected.ok_or("its body returns too few values")?;
     let directions = flags(call, "directions", scanned)?;
     if call.has_input(0) || scanned == 0 {
         return Err("sequences of different lengths are not supported".into());
@@ -227,7 +240,7 @@ fn scan_of_batch(call: &mut Call) -> Built {
     Ok(outputs)
 }
 
-/// What an operand has at these positions of its first axes.
+/// Returns the element of an operand at these positions of its first axes.
 fn element_of(call: &mut Call, operand: &Operand, at: &[usize]) -> Result<Operand, String> {
     let value = call.value_of(operand)?;
     let mut part = value;
@@ -238,7 +251,7 @@ fn element_of(call: &mut Call, operand: &Operand, at: &[usize]) -> Result<Operan
     Ok(call.result(part, operand.element))
 }
 
-/// A loop over the elements of an axis.
+/// Unrolls a loop over the elements of an axis.
 fn scan(call: &mut Call) -> Built {
     if call.opset < 9 {
         return scan_of_batch(call);
@@ -253,7 +266,7 @@ fn scan(call: &mut Call) -> Built {
         .output
         .len()
         .checked_sub(states)
-        .ok_or("its body gives too few values")?;
+        .ok_or("its body returns too few values")?;
     let (axes, directions) = (
         flags(call, "scan_input_axes", scanned)?,
         flags(call, "scan_input_directions", scanned)?,
@@ -294,7 +307,7 @@ fn scan(call: &mut Call) -> Built {
             let part = call.graph().expand(zero, &dims);
             inputs.push(call.result(part, operand.element));
         }
-        // One round, whose results nothing uses, has the types and shapes.
+        // Imports one round, whose results are unused, to get the types and shapes.
         let results = call.body(body, "round0", inputs)?;
         let mut outputs = carried;
         for (i, one) in results[states..].iter().enumerate() {

@@ -17,7 +17,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("ConvTranspose", 1, conv_transpose).partly("more than three axes"),
 ];
 
-/// `[n, c, ...] + [c]`.
+/// Adds a bias `[c]` to the channels of `[n, c, ...]`.
 pub(super) fn add_channels(call: &mut Call, y: Value, bias: Value) -> Value {
     let graph = call.graph();
     let rank = graph.shape(y).len();
@@ -48,7 +48,7 @@ fn conv(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// The convolution that a node's attributes describe, of these values.
+/// Builds the convolution of these values with a node's attributes.
 pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, String> {
     let groups = groups(call)?;
     let graph = call.graph();
@@ -59,12 +59,11 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
     }
     let windows = Windows::of(call, &x_dims[2..], &w_dims[2..], false)?;
     let graph = call.graph();
-    let (x, padding) = match windows.is_symmetric() && axes < 3 {
-        true => (x, windows.low.clone()),
-        false => {
-            let (low, high) = windows.pad_widths();
-            (graph.pad(x, &low, &high, 0.0).into(), vec![0; axes])
-        }
+    let (x, padding) = if windows.is_symmetric() && axes < 3 {
+        (x, windows.low.clone())
+    } else {
+        let (low, high) = windows.pad_widths();
+        (graph.pad(x, &low, &high, 0.0).into(), vec![0; axes])
     };
     let word = |list: &[usize], i: usize| list[i] as u32;
     let options = |i: usize| Conv2dOptions {
@@ -85,7 +84,7 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
         }
         2 => graph.conv2d(x, w, options(0)).into(),
         _ => {
-            // The first axis by a sum over the taps of the kernel, each a convolution of all slices as a batch.
+            // The first axis is a sum over the taps of the kernel; each tap is a convolution with all slices as a batch.
             let (n, c) = (x_dims[0], x_dims[1]);
             let depth = windows.out[0];
             let taps = limits::parts(windows.kernel[0], "taps of a kernel")?;
@@ -125,7 +124,7 @@ fn conv_integer(call: &mut Call) -> Built {
     call.one(y, ElementType::I32)
 }
 
-/// An integer operand less its zero point, in `f32`.
+/// Returns an integer operand minus its zero point, in `f32`.
 pub(super) fn centred(call: &mut Call, i: usize, zero: usize) -> Result<Value, String> {
     let x = call.value(i)?;
     let x = call.as_f32(x);
@@ -135,7 +134,7 @@ pub(super) fn centred(call: &mut Call, i: usize, zero: usize) -> Result<Value, S
     let dims = graph.shape(zero).to_vec();
     let rank = graph.shape(x).len();
     let zero = match dims.as_slice() {
-        // One for each output channel of the weights.
+        // One zero point for each output channel of the weights.
         [n] if *n > 1 => {
             let mut shape = vec![1; rank];
             shape[0] = *n;
@@ -146,7 +145,8 @@ pub(super) fn centred(call: &mut Call, i: usize, zero: usize) -> Result<Value, S
     Ok(graph.sub(x, zero).into())
 }
 
-/// Widths that a transposed convolution removes on both sides, and what it adds at the end.
+/// Returns the numbers of elements that a transposed convolution removes on both sides of each axis, and that it adds
+/// at the end.
 fn removed(
     call: &Call,
     sizes: &[usize],
@@ -190,8 +190,8 @@ fn removed(
     Ok(widths)
 }
 
-/// A transposed convolution over three axes: those of slices as a batch for each tap of the first axis, moved along it and
-/// summed.
+/// Builds a transposed convolution over three axes. For each tap of the first axis, it transposes the slices as a batch, shifts
+/// the result along the axis, and adds it.
 fn deep_transpose(
     graph: &mut Graph,
     x: Value,
@@ -212,11 +212,11 @@ fn deep_transpose(
         let kernel = graph.reshape(kernel, &[w_dims[0], w_dims[1], w_dims[3], w_dims[4]]);
         let part = graph.conv_transpose2d(slices, kernel, options);
         let dims = graph.shape(part).to_vec();
-        // What does not fit has been reported, and gives no shape.
+        // The graph has already reported an operand that does not fit, and has no shape for it.
         let [_, channels, height, width] = dims.as_slice() else {
             return Ok(part.into());
         };
-        // Zeros between the slices, and around them where the tap puts them.
+        // Zeros between the slices, and around them according to the offset of the tap.
         let part = graph.reshape(part, &[n, depth, 1, channels * height * width]);
         let spread = graph.pad(part, &[0; 4], &[0, 0, stride - 1, 0], 0.0);
         let spread = graph.reshape(spread, &[n, depth * stride, *channels, *height, *width]);
@@ -263,11 +263,12 @@ fn conv_transpose(call: &mut Call) -> Built {
         [a] => [1, *a as u32],
         _ => [1, 1],
     };
-    // Padding of both sides alike belongs to the operator, and the rest is cut off or added.
+    // Symmetric padding belongs to the operator; other padding is removed or added separately.
     let direct = axes < 3 && widths.iter().all(|&(low, high)| low == high && low >= 0);
-    let padding: Vec<usize> = match direct {
-        true => widths.iter().map(|&(low, _)| low as usize).collect(),
-        false => vec![0; axes],
+    let padding: Vec<usize> = if direct {
+        widths.iter().map(|&(low, _)| low as usize).collect()
+    } else {
+        vec![0; axes]
     };
     let padding = match padding.as_slice() {
         [a, b] => [*a as u32, *b as u32],
@@ -296,7 +297,7 @@ fn conv_transpose(call: &mut Call) -> Built {
         for (i, &(before, behind)) in widths.iter().enumerate() {
             let size = dims[i + 2] as i64;
             if before.max(0) + behind.max(0) >= size {
-                return Err(format!("nothing is left of axis {i}"));
+                return Err(format!("axis {i} of the result is empty"));
             }
             starts[i + 2] = before.max(0) as usize;
             ends[i + 2] = (size - behind.max(0)) as usize;

@@ -1,4 +1,4 @@
-//! Convolutions whose kernels reach for positions that an operand gives.
+//! Deformable convolutions, whose kernels read at offsets from an operand.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
@@ -17,13 +17,14 @@ pub(super) const OPS: &[OnnxOp] = &[op("DeformConv", 19, deform_conv).partly("mo
 
 fn groups(call: &Call, name: &str, channels: usize) -> Result<usize, String> {
     let groups = usize::try_from(call.int(name, 1)?).unwrap_or(0);
-    match groups > 0 && channels.is_multiple_of(groups) {
-        true => Ok(groups),
-        false => Err(format!("{name} = {groups} does not divide {channels} channels")),
+    if groups > 0 && channels.is_multiple_of(groups) {
+        Ok(groups)
+    } else {
+        Err(format!("{name} = {groups} does not divide {channels} channels"))
     }
 }
 
-/// Where the elements of a kernel are without offsets, `[axes][taps * points]`.
+/// Returns the positions of the kernel's elements without offsets, `[axes][taps * points]`.
 fn positions(windows: &Windows) -> Result<Vec<Vec<f32>>, String> {
     let total = [windows.kernel.as_slice(), &windows.out].concat();
     limits::elements(&total, "a list of windows")?;
@@ -96,7 +97,7 @@ fn deform_conv(call: &mut Call) -> Built {
             inside = joined(g, inside, tap.inside, |g, a, b| g.logical_and(a, b));
         }
         let (Some(share), Some(inside)) = (share, inside) else {
-            return Err("there is nothing to sample".into());
+            return Err("the input has no elements to sample".into());
         };
         let zero = number(g, 0.0);
         let share = g.select(inside, share, zero);
@@ -105,7 +106,7 @@ fn deform_conv(call: &mut Call) -> Built {
         let part: Value = g.mul(found, share).into();
         sum = joined(g, sum, Some(part), |g, a, b| g.add(a, b));
     }
-    let mut columns = sum.ok_or("there is nothing to sample")?;
+    let mut columns = sum.ok_or("the input has no elements to sample")?;
     if let Some(mask) = mask {
         let mask = g.reshape(mask, &[n, own, count, points, 1]);
         columns = g.mul(columns, mask).into();

@@ -3,19 +3,23 @@
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-use super::{OnnxOp, fold, op};
+use super::cast::{cast, cast_like, fold_cast, fold_cast_like};
+use super::power::{fold_pow, pow};
+use super::{OnnxOp, Overflow, fold, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
-use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor};
 
 type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("Abs", 1, abs).folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs)),
+    op("Abs", 1, abs)
+        .folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs))
+        .checked(Overflow::Products(&[])),
     op("Add", 1, |c| arithmetic(c, |g, a, b| g.add(a, b)))
-        .folding(|c, x| fold::pair(c, x, i64::checked_add, |a, b| a + b)),
+        .folding(|c, x| fold::pair(c, x, i64::checked_add, |a, b| a + b))
+        .checked(Overflow::Products(&[])),
     op("And", 1, |c| comparison(c, |g, a, b| g.logical_and(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a & b), |a, _| a)),
     op("BitShift", 11, bit_shift),
@@ -29,8 +33,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         .partly("strings and float8e8m0"),
     op("Ceil", 1, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
     op("Clip", 1, clip).folding(fold_clip),
-    op("Div", 1, |c| arithmetic(c, |g, a, b| g.div(a, b)))
-        .folding(|c, x| fold::pair(c, x, i64::checked_div, |a, b| a / b)),
+    op("Div", 1, divide).folding(|c, x| fold::pair(c, x, i64::checked_div, |a, b| a / b)),
     op("Equal", 1, |c| comparison(c, |g, a, b| g.equal(a, b)))
         .folding(|c, x| fold::compare_pair(c, x, |a, b| a == b, |a, b| a == b))
         .partly("strings"),
@@ -41,6 +44,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("GreaterOrEqual", 12, |c| comparison(c, |g, a, b| g.greater_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
     op("Identity", 1, identity)
+        .taking_sequences()
         .folding(fold::first)
         .partly("optional values"),
     op("IsInf", 10, is_inf),
@@ -57,8 +61,11 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
     op("Mod", 10, modulo).folding(fold_mod),
     op("Mul", 1, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
-        .folding(|c, x| fold::pair(c, x, i64::checked_mul, |a, b| a * b)),
-    op("Neg", 1, negate).folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v)),
+        .folding(|c, x| fold::pair(c, x, i64::checked_mul, |a, b| a * b))
+        .checked(Overflow::Products(&[])),
+    op("Neg", 1, negate)
+        .folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v))
+        .checked(Overflow::Products(&[])),
     op("Not", 1, not).folding(|_, x| fold::unary(x, Some(|v| i64::from(v == 0)), |v| v)),
     op("Or", 1, |c| comparison(c, |g, a, b| g.logical_or(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a | b), |a, _| a)),
@@ -69,9 +76,11 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Sign", 9, sign).folding(|_, x| fold::unary(x, Some(i64::signum), sign_of)),
     op("Sqrt", 1, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
     op("Sub", 1, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
-        .folding(|c, x| fold::pair(c, x, i64::checked_sub, |a, b| a - b)),
+        .folding(|c, x| fold::pair(c, x, i64::checked_sub, |a, b| a - b))
+        .checked(Overflow::Products(&[])),
     op("Sum", 1, |c| variadic(c, |g, a, b| g.add(a, b)))
-        .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
+        .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b))
+        .checked(Overflow::Sums(&[])),
     op("Where", 9, where_).folding(fold_where),
     op("Xor", 1, |c| comparison(c, |g, a, b| g.logical_xor(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a ^ b), |a, _| a)),
@@ -95,7 +104,7 @@ fn sign_of(x: f64) -> f64 {
     }
 }
 
-/// A function of a floating-point operand.
+/// Builds a function of a floating-point operand.
 pub(super) fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Built {
     let x = call.value(0)?;
     let element = call.element(0)?;
@@ -106,9 +115,9 @@ pub(super) fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Buil
     call.one(y, element)
 }
 
-/// The second operand, with axes so that it broadcasts to the first: before version 7 attribute `axis` says which axis of that
-/// its first one is.
-fn second(call: &mut Call) -> Result<Value, String> {
+/// Returns the second operand, reshaped so that it broadcasts to the first one. Before version 7, the attribute `axis`
+/// specifies the axis of the first operand that corresponds to the first axis of the second one.
+pub(super) fn second(call: &mut Call) -> Result<Value, String> {
     let b = call.value(1)?;
     if !fold::names_axis(call) {
         return Ok(b);
@@ -123,7 +132,7 @@ fn second(call: &mut Call) -> Result<Value, String> {
     Ok(call.graph().reshape(b, &dims).into())
 }
 
-/// An operator of two numbers.
+/// Builds an operator of two numbers.
 fn arithmetic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
     let (a, b) = (call.value(0)?, second(call)?);
     let element = call.element(0)?;
@@ -132,7 +141,29 @@ fn arithmetic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Bui
     call.one(y, element)
 }
 
-/// An operator of one or more numbers, from the left.
+/// Builds a quotient. For 64-bit integers, only the smallest 32-bit number divided by -1 overflows 32 bits.
+fn divide(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let result = arithmetic(call, |g, a, b| g.div(a, b))?;
+    let (Some((low, _)), Some((least, most))) = (call.range(0), call.range(1)) else {
+        return Ok(result);
+    };
+    let smallest = i64::from(i32::MIN);
+    if element == ElementType::I64 && low <= smallest && least <= -1 && most >= -1 {
+        let (a, b) = (call.value(0)?, second(call)?);
+        let (smallest, minus) = (call.scalar(element, smallest as f64), call.scalar(element, -1.0));
+        let graph = call.graph();
+        let (is_smallest, is_minus) = (graph.equal(a, smallest), graph.equal(b, minus));
+        let flag = graph.logical_and(is_smallest, is_minus);
+        for one in &result {
+            let value = call.value_of(one)?;
+            call.guard(flag, value, element);
+        }
+    }
+    Ok(result)
+}
+
+/// Builds an operator of one or more numbers, evaluated from the left.
 fn variadic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
     let element = call.element(0)?;
     let mut y = call.value(0)?;
@@ -146,6 +177,10 @@ fn variadic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built
 
 fn mean(call: &mut Call) -> Built {
     let count = call.arity() as f64;
+    let given = call.element(0)?;
+    if !given.is_float() {
+        return Err(format!("expected floating-point operands, found {given}"));
+    }
     let sum = variadic(call, |g, a, b| g.add(a, b))?;
     let [sum] = sum.as_slice() else { return Ok(sum) };
     let element = sum.element;
@@ -167,7 +202,7 @@ fn not(call: &mut Call) -> Built {
     call.one(y, ElementType::Bool)
 }
 
-/// An operator on bits: signed integers go through the unsigned ones of as many bits.
+/// Builds a bitwise operator: signed integers are cast to unsigned ones of the same size.
 fn bitwise(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
     let element = call.element(0)?;
     let (a, b) = (call.value(0)?, call.value(1)?);
@@ -180,6 +215,11 @@ fn bitwise(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built 
 
 fn bitwise_not(call: &mut Call) -> Built {
     let element = call.element(0)?;
+    if element == ElementType::U64 {
+        return Err(
+            "expected an integer of at most 32 bits or int64, found uint64: its complement needs 64 bits".into(),
+        );
+    }
     let x = call.value(0)?;
     let graph = call.graph();
     let x = graph.cast(x, DType::U32);
@@ -189,8 +229,8 @@ fn bitwise_not(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Shifts, of signed integers with their sign: what is shifted out to the left is gone, and to the right the sign fills up.
-/// By a negative amount, or by all bits and more, only that filling is left.
+/// Builds a shift. A left shift discards bits, and a right shift of signed integers extends the sign. A shift by a negative
+/// amount, or by all bits or more, leaves only the fill bits.
 fn bit_shift(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let left = match &*call.string("direction", "")? {
@@ -208,14 +248,15 @@ fn bit_shift(call: &mut Call) -> Built {
     let inside = graph.less_than(by, width);
     let by = graph.select(inside, by, nothing);
     let shifted = |graph: &mut Graph, bits: NodeId| {
-        let y = match left {
-            true => graph.shift_left(bits, by),
-            false => graph.shift_right(bits, by),
+        let y = if left {
+            graph.shift_left(bits, by)
+        } else {
+            graph.shift_right(bits, by)
         };
         graph.select(inside, y, nothing)
     };
     let y = match zero {
-        // A negative number to the right: zeros shift into its complement.
+        // Right shift of a negative number: shifts zeros into its complement.
         Some(zero) if !left => {
             let negative = graph.less_than(x, zero);
             let complement = graph.bit_not(bits);
@@ -226,6 +267,17 @@ fn bit_shift(call: &mut Call) -> Built {
         }
         _ => shifted(graph, bits),
     };
+    if element == ElementType::U64 && left {
+        // Discarded bits raise the flag of a 64-bit left shift.
+        let back = graph.shift_right(y, by);
+        let flag = graph.not_equal(back, bits);
+        let outside = graph.logical_not(inside);
+        let is_some = graph.not_equal(bits, nothing);
+        let gone = graph.logical_and(outside, is_some);
+        let flag = graph.logical_or(flag, gone);
+        call.guard(flag, y.into(), element);
+    }
+    let graph = call.graph();
     let y = graph.cast(y, element.dtype());
     let y = call.wrap(y.into(), element);
     call.one(y, element)
@@ -234,9 +286,10 @@ fn bit_shift(call: &mut Call) -> Built {
 fn abs(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let x = call.value(0)?;
-    let y = match element.is_float() || element.is_signed() {
-        true => call.graph().abs(x).into(),
-        false => x,
+    let y = if element.is_float() || element.is_signed() {
+        call.graph().abs(x).into()
+    } else {
+        x
     };
     let y = call.wrap(y, element);
     call.one(y, element)
@@ -278,83 +331,7 @@ fn identity(call: &mut Call) -> Built {
     Ok(vec![call.operand(0)?.clone()])
 }
 
-/// The type that attribute `to` names.
-fn target(call: &Call) -> Result<ElementType, String> {
-    ElementType::from_number(call.int("to", 0)?)
-}
-
-fn cast(call: &mut Call) -> Built {
-    let to = target(call)?;
-    cast_to(call, to)
-}
-
-fn cast_like(call: &mut Call) -> Built {
-    let to = call.element(1)?;
-    cast_to(call, to)
-}
-
-fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x)] = operands else { return Ok(None) };
-    let to = target(call)?;
-    // Known tensors saturate.
-    match call.int("saturate", 1)? == 0 && SmallFloat::of(to).is_some() {
-        true => Ok(None),
-        false => Ok(Some(vec![x.cast(to)])),
-    }
-}
-
-fn fold_cast_like(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x), Some(like)] = operands else {
-        return Ok(None);
-    };
-    match call.int("saturate", 1)? == 0 && SmallFloat::of(like.element()).is_some() {
-        true => Ok(None),
-        false => Ok(Some(vec![x.cast(like.element())])),
-    }
-}
-
-fn cast_to(call: &mut Call, to: ElementType) -> Built {
-    let from = call.element(0)?;
-    let x = call.value(0)?;
-    let y = match SmallFloat::of(to) {
-        Some(small) if from != to => {
-            let saturate = call.int("saturate", 1)? != 0;
-            super::small::rounded(call, x, small, saturate)
-        }
-        _ => convert(call, x, from, to),
-    };
-    call.one(y, to)
-}
-
-/// A value as another element type: floats to integers truncate, integers wrap, and everything but 0 is true.
-pub(super) fn convert(call: &mut Call, x: Value, from: ElementType, to: ElementType) -> Value {
-    if from == to {
-        return x;
-    }
-    if let Some(small) = SmallFloat::of(to) {
-        return super::small::rounded(call, x, small, true);
-    }
-    if to == ElementType::Bool {
-        let zero = call.scalar(from, 0.0);
-        return call.graph().not_equal(x, zero).into();
-    }
-    if to.is_float() || (to.bits() >= 32 && !(from.is_float() && to.dtype() == DType::U32)) {
-        return call.as_element(x, to);
-    }
-    if from.is_float() && to.bits() >= 32 {
-        return call.graph().cast(x, DType::U32).into();
-    }
-    // Floats go through the signed type, which keeps what is below 0 until it wraps.
-    let x = if from.is_float() {
-        call.graph().cast(x, DType::I32).into()
-    } else {
-        x
-    };
-    let x = call.as_element(x, to);
-    call.wrap(x, to)
-}
-
-/// Lower and upper bound: attributes before version 11, operands since.
+/// Returns the lower and upper bound: attributes before version 11, operands since then.
 fn clip_bounds(call: &mut Call, element: ElementType) -> Result<[Option<Value>; 2], String> {
     if call.opset >= 11 {
         return Ok([call.optional(1)?, call.optional(2)?]);
@@ -372,11 +349,12 @@ fn clip_bounds(call: &mut Call, element: ElementType) -> Result<[Option<Value>; 
 fn clip(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let x = call.value(0)?;
-    // One node where both bounds are known, which rules recognise.
+    // Uses one node if both bounds are known, so that rewrite rules recognise it.
     let known = |call: &Call, i: usize, name: &str| -> Option<f32> {
-        match call.opset >= 11 {
-            true => call.tensor(i).filter(|t| t.len() == 1).map(|t| t.to_f32()[0]),
-            false => call.float(name, 0.0).ok().filter(|_| call.attributes().has(name)),
+        if call.opset >= 11 {
+            call.tensor(i).filter(|t| t.len() == 1).map(|t| t.to_f32()[0])
+        } else {
+            call.float(name, 0.0).ok().filter(|_| call.attributes().has(name))
         }
     };
     if let (true, Some(low), Some(high)) = (element.is_float(), known(call, 1, "min"), known(call, 2, "max"))
@@ -424,7 +402,7 @@ fn modulo(call: &mut Call) -> Built {
         let y = call.graph().modulo(a, b);
         return call.one(y, element);
     }
-    // Of the sign of a: a - b trunc(a / b).
+    // With the sign of a: a - b trunc(a / b).
     let graph = call.graph();
     let y: Value = if element.is_float() {
         let (size_a, size_b) = (graph.abs(a), graph.abs(b));
@@ -459,42 +437,6 @@ fn fold_mod(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         }),
         _ => fold::binary(operands, i64::checked_rem, |a, b| a % b),
     }
-}
-
-fn pow(call: &mut Call) -> Built {
-    let (element, exponent_type) = (call.element(0)?, call.element(1)?);
-    let exponent = call.tensor(1).filter(|t| t.len() == 1).map(|t| t.to_f64()[0]);
-    let (x, by) = (call.value(0)?, second(call)?);
-    if element.is_float() {
-        let same_rank = call.dims(1)?.len() <= call.dims(0)?.len();
-        if exponent == Some(2.0) && same_rank {
-            let y = call.graph().square(x);
-            return call.one(y, element);
-        }
-        if exponent == Some(0.5) && same_rank {
-            let y = call.graph().sqrt(x);
-            return call.one(y, element);
-        }
-        let by = convert(call, by, exponent_type, element);
-        let y = call.graph().pow(x, by);
-        return call.one(y, element);
-    }
-    let (x, by) = (call.as_f32(x), call.as_f32(by));
-    let graph = call.graph();
-    let y = graph.pow(x, by);
-    let y = graph.round(y);
-    let y = call.as_element(y.into(), element);
-    call.one(y, element)
-}
-
-fn fold_pow(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    if fold::names_axis(call) {
-        return Ok(None);
-    }
-    let [Some(x), Some(by)] = operands else { return Ok(None) };
-    let by = by.cast(x.element());
-    let of_ints = |a: i64, b: i64| u32::try_from(b).ok().and_then(|b| a.checked_pow(b));
-    fold::binary(&[Some(x), Some(&by)], of_ints, f64::powf)
 }
 
 fn where_(call: &mut Call) -> Built {
@@ -556,7 +498,8 @@ fn is_inf(call: &mut Call) -> Built {
         }
         (true, false) => graph.equal(x, high),
         (false, true) => graph.equal(x, low),
-        (false, false) => graph.not_equal(x, x),
+        // False for every element, NaN too.
+        (false, false) => graph.less_than(x, x),
     };
     call.one(y, ElementType::Bool)
 }

@@ -1,4 +1,4 @@
-//! Features of classical models: counts of n-grams, and the operators of `ai.onnx.ml` that graphs can have.
+//! Features of classical models: counts of n-grams, and the supported operators of `ai.onnx.ml`.
 
 use meganeura_core::graph::Value;
 
@@ -9,7 +9,7 @@ use crate::tensor::{Tensor, element_count};
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Comparisons of elements with n-grams that a node may make.
+/// Maximum number of comparisons of elements with n-grams of a node.
 const MAX_COMPARISONS: usize = 1 << 24;
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -18,14 +18,14 @@ pub(super) const OPS: &[OnnxOp] = &[
     OnnxOp::new("ai.onnx.ml", "Binarizer", 1, binarizer),
 ];
 
-/// The n-grams of one length: their elements one after the other, and where their counts go.
+/// The n-grams of one length: their concatenated elements, and the index of each n-gram's count in the result.
 struct Grams<'a> {
     length: usize,
     pool: &'a [i64],
     places: &'a [i64],
 }
 
-/// The n-grams of a node whose lengths it counts.
+/// Returns the n-grams of the lengths that a node counts.
 fn grams<'a>(call: &Call, pool: &'a [i64], places: &'a [i64]) -> Result<Vec<Grams<'a>>, String> {
     let starts = call.ints("ngram_counts")?.ok_or("ngram_counts are missing")?;
     let wanted = call.int("min_gram_length", 1)?..=call.int("max_gram_length", 1)?;
@@ -50,7 +50,7 @@ fn grams<'a>(call: &Call, pool: &'a [i64], places: &'a [i64]) -> Result<Vec<Gram
     Ok(found)
 }
 
-/// How often each n-gram is found in rows `[rows, size]`, with up to so many elements skipped between its own.
+/// Counts each n-gram in rows `[rows, size]`, with at most `skips` skipped elements between its elements.
 fn counts(call: &mut Call, x: Value, [rows, size]: [usize; 2], grams: &Grams, skips: usize) -> Result<Value, String> {
     let count = grams.places.len();
     if element_count(&[rows.max(1), size.max(1), grams.pool.len(), skips + 1]).is_none_or(|n| n > MAX_COMPARISONS) {
@@ -63,7 +63,7 @@ fn counts(call: &mut Call, x: Value, [rows, size]: [usize; 2], grams: &Grams, sk
     let pool = graph.constant_data(pool, &[count, grams.length]);
     let zero = graph.scalar(0.0);
     let mut sum: Value = graph.expand(zero, &[rows, count]).into();
-    // A single element has nothing between.
+    // A single element has no gaps.
     let most = if grams.length == 1 { 0 } else { skips };
     for step in 1..=most + 1 {
         let Some(windows) = size.checked_sub((grams.length - 1) * step).filter(|&n| n > 0) else {
@@ -81,7 +81,7 @@ fn counts(call: &mut Call, x: Value, [rows, size]: [usize; 2], grams: &Grams, sk
     Ok(sum)
 }
 
-/// Counts of n-grams in sequences of integers, weighted.
+/// Counts n-grams in sequences of integers, with weights.
 fn tf_idf(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let pool = call
@@ -94,7 +94,7 @@ fn tf_idf(call: &mut Call) -> Built {
     let (rows, size) = match dims.as_slice() {
         [size] => (1, *size),
         [rows, size] => (*rows, *size),
-        _ => return Err(format!("{dims:?} is not [rows, size]")),
+        _ => return Err(format!("expected [rows, size], found {dims:?}")),
     };
     let width = places.iter().max().map_or(0, |&last| last.saturating_add(1));
     let width = usize::try_from(width).ok().filter(|&n| n > 0 && n <= MAX_COMPARISONS);
@@ -103,7 +103,7 @@ fn tf_idf(call: &mut Call) -> Built {
     let x = call.as_element(x, ElementType::I64);
     let x: Value = call.graph().reshape(x, &[rows, size]).into();
     let zero = call.graph().scalar(0.0);
-    // Column 0 is what no n-gram stands for.
+    // Column 0 is the value of indices without an n-gram.
     let mut columns: Vec<Value> = vec![call.graph().expand(zero, &[rows, 1]).into()];
     let (mut from, mut next) = (vec![0; width], 1);
     for grams in grams(call, &pool, &places)? {
@@ -150,7 +150,7 @@ fn tf_idf(call: &mut Call) -> Built {
     call.one(y, ElementType::F32)
 }
 
-/// Elements of the last axis.
+/// Selects elements of the last axis.
 fn feature_extractor(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
     let count = element_count(&call.dims(1)?).unwrap_or(0);
@@ -165,7 +165,7 @@ fn feature_extractor(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// 1 for what is larger than a threshold, else 0.
+/// Returns 1 for values above a threshold, otherwise 0.
 fn binarizer(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let threshold = call.float("threshold", 0.0)?;

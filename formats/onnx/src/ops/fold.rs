@@ -1,13 +1,13 @@
-//! Arithmetic on tensors that are known when importing: mostly that of shapes.
+//! Arithmetic on tensors that are known at import, mostly for shapes.
 
 use crate::element::ElementType;
 use crate::import::Call;
 use crate::tensor::{Data, Tensor, element_count};
 
-/// Results with more elements are built in the graph instead.
+/// Maximum number of elements of a folded result; larger results are built in the graph.
 pub(super) const MAX_FOLDED: usize = 1 << 16;
 
-/// The shape that all of these broadcast to.
+/// Returns the shape that all of these shapes broadcast to.
 pub(super) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>, String> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut result = vec![1; rank];
@@ -23,7 +23,7 @@ pub(super) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>, String> {
     Ok(result)
 }
 
-/// Row-major strides.
+/// Returns row-major strides.
 pub(super) fn strides(dims: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; dims.len()];
     for i in (1..dims.len()).rev() {
@@ -32,7 +32,7 @@ pub(super) fn strides(dims: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// All index tuples of a shape, in row-major order.
+/// Returns all index tuples of a shape, in row-major order.
 pub(super) fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let dims = dims.to_vec();
     let count = element_count(&dims).unwrap_or(0);
@@ -46,7 +46,7 @@ pub(super) fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<
     })
 }
 
-/// `x` repeated to a shape that it broadcasts to; `None` if that is too large.
+/// Broadcasts `x` to a shape; `None` if the shape is too large.
 pub(super) fn expand(x: &Tensor, shape: &[usize]) -> Option<Tensor> {
     if x.dims() == shape {
         return Some(x.clone());
@@ -64,11 +64,11 @@ pub(super) fn expand(x: &Tensor, shape: &[usize]) -> Option<Tensor> {
     Some(x.pick(shape, positions))
 }
 
-/// Type, shape and elements of operands that were broadcast.
-type Aligned = (ElementType, Vec<usize>, Vec<Tensor>);
+/// Common element type and shape of broadcast operands, and the broadcast operands.
+type BroadcastOperands = (ElementType, Vec<usize>, Vec<Tensor>);
 
-/// Elements of operands of one type, broadcast to one shape; `None` if they are too many.
-fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<Aligned>, String> {
+/// Broadcasts operands of one type to one shape; `None` if the shape is too large.
+fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<BroadcastOperands>, String> {
     let present: Vec<&Tensor> = operands.iter().filter_map(|t| *t).collect();
     let Some(first) = present.first() else { return Ok(None) };
     let shape = broadcast(&present.iter().map(|t| t.dims()).collect::<Vec<_>>())?;
@@ -76,7 +76,7 @@ fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<Aligned>, String> {
     Ok(expanded.map(|tensors| (first.element(), shape, tensors)))
 }
 
-/// `a op b`, of integers or floats.
+/// Computes `a op b` for integers or floats.
 pub(super) fn binary(
     operands: &[Option<&Tensor>],
     of_ints: fn(i64, i64) -> Option<i64>,
@@ -112,38 +112,40 @@ pub(super) fn binary(
     Ok(Some(vec![result]))
 }
 
-/// Whether the node is of a version before 7, and says which axis of its first operand the second one begins at.
+/// Returns true if the node has a version before 7 and an attribute `axis` for the alignment of its second operand.
 pub(super) fn names_axis(call: &Call) -> bool {
     call.opset < 7 && call.attributes().has("axis")
 }
 
-/// [`binary`] of an operator that may name an axis, where it does not.
+/// Computes [`binary`] for an operator with an optional axis attribute; not folded if the axis is present.
 pub(super) fn pair(
     call: &Call,
     operands: &[Option<&Tensor>],
     of_ints: fn(i64, i64) -> Option<i64>,
     of_floats: fn(f64, f64) -> f64,
 ) -> Result<Option<Vec<Tensor>>, String> {
-    match names_axis(call) {
-        true => Ok(None),
-        false => binary(operands, of_ints, of_floats),
+    if names_axis(call) {
+        Ok(None)
+    } else {
+        binary(operands, of_ints, of_floats)
     }
 }
 
-/// [`compare`] of an operator that may name an axis, where it does not.
+/// Computes [`compare`] for an operator with an optional axis attribute; not folded if the axis is present.
 pub(super) fn compare_pair(
     call: &Call,
     operands: &[Option<&Tensor>],
     of_ints: fn(i64, i64) -> bool,
     of_floats: fn(f64, f64) -> bool,
 ) -> Result<Option<Vec<Tensor>>, String> {
-    match names_axis(call) {
-        true => Ok(None),
-        false => compare(operands, of_ints, of_floats),
+    if names_axis(call) {
+        Ok(None)
+    } else {
+        compare(operands, of_ints, of_floats)
     }
 }
 
-/// Whether a relation holds between two operands.
+/// Compares two operands by a relation.
 pub(super) fn compare(
     operands: &[Option<&Tensor>],
     of_ints: fn(i64, i64) -> bool,
@@ -163,7 +165,7 @@ pub(super) fn compare(
     Ok(Some(vec![Tensor::integers(ElementType::Bool, &shape, values)]))
 }
 
-/// A function of each element.
+/// Applies a function to each element.
 pub(super) fn unary(
     operands: &[Option<&Tensor>],
     of_ints: Option<fn(i64) -> i64>,
@@ -183,7 +185,7 @@ pub(super) fn unary(
     })
 }
 
-/// The first operand as it is, if it is known.
+/// Returns the first operand unchanged, if it is known.
 pub(super) fn first(_: &Call, operands: &[Option<&Tensor>]) -> Result<Option<Vec<Tensor>>, String> {
     Ok(operands.first().copied().flatten().map(|t| vec![t.clone()]))
 }

@@ -13,12 +13,12 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("STFT", 17, stft).partly("frames that depend on the data of an input, or are longer than about 2900"),
 ];
 
-/// Which transform.
+/// Kind of the transform.
 #[derive(Clone, Copy)]
 struct Kind {
     length: usize,
     inverse: bool,
-    /// Only half of the spectrum of real numbers goes out, or with `inverse` comes in.
+    /// True if the output (with `inverse`, the input) is only half of the spectrum of real numbers.
     onesided: bool,
 }
 
@@ -27,7 +27,7 @@ impl Kind {
         self.length / 2 + 1
     }
 
-    /// Elements that go in, and those that come out.
+    /// Returns the number of input and output elements.
     fn sizes(&self) -> (usize, usize) {
         match (self.onesided, self.inverse) {
             (false, _) => (self.length, self.length),
@@ -36,14 +36,14 @@ impl Kind {
         }
     }
 
-    /// The matrix `[from * parts_in, to * parts_out]`; complex numbers are pairs.
+    /// Returns the matrix `[from * parts_in, to * parts_out]`; complex numbers are pairs.
     fn matrix(&self, parts_in: usize, parts_out: usize) -> Result<Vec<f32>, String> {
         let (from, to) = self.sizes();
         let (rows, columns) = (from.saturating_mul(parts_in), to.saturating_mul(parts_out));
         if rows.saturating_mul(columns) > limits::MAX_ELEMENTS {
             return Err(format!("a transform of {} elements is too long", self.length));
         }
-        // Multiples of a right angle are exact, so that what cancels becomes 0.
+        // Multiples of a right angle are exact, so that terms that cancel become 0.
         let circle: Vec<(f64, f64)> = (0..self.length)
             .map(|i| {
                 let angle = 2.0 * std::f64::consts::PI * i as f64 / self.length as f64;
@@ -53,7 +53,7 @@ impl Kind {
             .collect();
         let mut data = vec![0.0; rows * columns];
         for i in 0..from {
-            // Half of a spectrum stands for the other half as well, except for its ends.
+            // An element of the half spectrum also represents its mirror element, except at the ends.
             let twice = self.onesided && self.inverse && i != 0 && 2 * i != self.length;
             let weight = if twice { 2.0 } else { 1.0 };
             for k in 0..to {
@@ -72,7 +72,7 @@ impl Kind {
     }
 }
 
-/// Transforms along an axis of a value whose last axis has the real part, or real and imaginary part.
+/// Transforms a value along an axis. Its last axis contains the real part, or the real and imaginary parts.
 fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Value, String> {
     let mut dims = call.graph().shape(x).to_vec();
     let rank = dims.len();
@@ -90,7 +90,7 @@ fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Val
     let (from, to) = kind.sizes();
     let matrix = kind.matrix(parts_in, parts_out)?;
     let graph = call.graph();
-    // Cut off, or continued with zeros.
+    // Truncates, or pads with zeros.
     let mut x = x;
     if dims[axis] > from {
         x = graph.slice_axis(x, axis as i32, 0, from).into();
@@ -113,7 +113,7 @@ fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Val
         y = graph.mul(y, factor);
     }
     let y = graph.reshape(y, &[dims.as_slice(), &[to, parts_out]].concat());
-    // Back to where the axis was.
+    // Moves the axis back to its position.
     let mut order: Vec<i32> = (0..rank as i32).filter(|&i| i as usize != rank - 2).collect();
     order.insert(axis, rank as i32 - 2);
     Ok(graph.permute(y, &order).into())
@@ -121,9 +121,10 @@ fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Val
 
 fn dft(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
-    let axis = match call.opset < 20 {
-        true => call.int("axis", 1)?,
-        false => call.known_scalar(2, "the axis")?.unwrap_or(-2.0) as i64,
+    let axis = if call.opset < 20 {
+        call.int("axis", 1)?
+    } else {
+        call.known_scalar(2, "the axis")?.unwrap_or(-2.0) as i64
     };
     let axis = call.axis(axis, dims.len())?;
     let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
@@ -145,24 +146,21 @@ fn dft(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Transforms of frames of a signal.
+/// Transforms frames of a signal.
 fn stft(call: &mut Call) -> Built {
     let (mut dims, element) = (call.dims(0)?, call.element(0)?);
     let mut x = call.value(0)?;
-    // Real signals may come without their last axis.
+    // Real signals may lack the last axis.
     if dims.len() == 2 {
         dims.push(1);
         x = call.graph().reshape(x, &dims).into();
     }
     let [_, size, _] = dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, length, parts]"));
+        return Err(format!("expected [batch, length, parts], found {dims:?}"));
     };
     let size = *size;
     let step = call.known_scalar(1, "the step")?.ok_or("the step is missing")?;
-    let window_dims = match call.has_input(2) {
-        true => Some(call.dims(2)?),
-        false => None,
-    };
+    let window_dims = if call.has_input(2) { Some(call.dims(2)?) } else { None };
     let length = match (call.known_scalar(3, "the length")?, &window_dims) {
         (Some(length), _) => length as usize,
         (None, Some(window)) => window.iter().product(),

@@ -15,7 +15,7 @@ pub(super) const OPS: &[OnnxOp] = &[ms("GroupQueryAttention", group_query_attent
     "a total length that depends on the data of an input, quantised caches, caches of a window's size, norms of queries and keys, padded chunks, layers that share a cache",
 )];
 
-/// Operands that are not supported, and what they are.
+/// Operands that are not supported, with their descriptions.
 const REFUSED: [(usize, &str); 5] = [
     (12, "quantised caches (k_scale)"),
     (13, "quantised caches (v_scale)"),
@@ -24,12 +24,12 @@ const REFUSED: [(usize, &str); 5] = [
     (16, "padded chunks (query_seqlens)"),
 ];
 
-/// Where the rows of the queries begin in the cache.
+/// Position of the first query row in the cache.
 #[derive(Clone, Copy)]
 enum Begin {
-    /// At the same row in each sequence of the batch.
+    /// The same row for all sequences of the batch.
     Known(usize),
-    /// Where a run says: `i32 [batch, 1, 1, 1]`.
+    /// A separate row for each sequence, from an operand: `i32 [batch, 1, 1, 1]`.
     Each(Value),
 }
 
@@ -39,27 +39,27 @@ struct Sizes {
     batch: usize,
     rows: usize,
     width: usize,
-    /// Rows of the cache that is given.
+    /// Number of rows of the cache operands.
     past: usize,
-    /// Keys that the longest sequence has then.
+    /// Number of keys of the longest sequence after the call.
     total: usize,
 }
 
 impl Sizes {
-    /// Rows of the cache that is a result.
+    /// Returns the number of rows of the cache results.
     fn present(self) -> usize {
         self.past.max(self.total)
     }
 }
 
-/// `0, 1...` in a shape with one axis of that size, as `i32`.
+/// Returns `0, 1...` as `i32`, in a shape with one axis of this size.
 fn counting(call: &mut Call, shape: &[usize]) -> Result<Value, String> {
     let graph = call.graph();
     let numbers = limits::counting(graph, shape)?;
     Ok(graph.cast(numbers, DType::I32).into())
 }
 
-/// Queries, keys and values `[batch, heads, rows, width]`.
+/// Returns queries, keys and values `[batch, heads, rows, width]`.
 fn operands(call: &mut Call, heads: usize, kv_heads: usize) -> Result<[Value; 3], String> {
     let query = call.value(0)?;
     let (q, k, v) = match (call.optional(1)?, call.optional(2)?) {
@@ -85,7 +85,7 @@ fn operands(call: &mut Call, heads: usize, kv_heads: usize) -> Result<[Value; 3]
     ])
 }
 
-/// Where the rows begin.
+/// Returns the position of the first row.
 fn begin(call: &mut Call, sizes: Sizes) -> Result<Begin, String> {
     let Sizes { batch, rows, total, .. } = sizes;
     // A prompt begins at 0, and the only sequence of a batch is the longest one.
@@ -102,12 +102,12 @@ fn begin(call: &mut Call, sizes: Sizes) -> Result<Begin, String> {
     let graph = call.graph();
     let lengths = graph.cast(lengths, DType::I32);
     let lengths = graph.reshape(lengths, &[batch, 1, 1, 1]);
-    // The operand has the lengths less one.
+    // The operand contains the lengths minus 1.
     let less = graph.scalar_of(DType::I32, rows as f64 - 1.0);
     Ok(Begin::Each(graph.sub(lengths, less).into()))
 }
 
-/// Tables of cosines and sines at the positions of the rows: `[batch or 1, 1, rows, half]`.
+/// Returns the tables of cosines and sines at the positions of the rows: `[batch or 1, 1, rows, half]`.
 fn angles(call: &mut Call, sizes: Sizes, begin: Begin) -> Result<[Value; 2], String> {
     let Sizes {
         batch,
@@ -118,7 +118,7 @@ fn angles(call: &mut Call, sizes: Sizes, begin: Begin) -> Result<[Value; 2], Str
     } = sizes;
     let dims = call.dims(7)?;
     let [length, half] = *dims.as_slice() else {
-        return Err(format!("a table of {dims:?} is not [positions, values]"));
+        return Err(format!("expected a table [positions, values], found {dims:?}"));
     };
     if total > length || 2 * half > width {
         return Err(format!("tables of {dims:?} do not fit {total} rows of {width} values"));
@@ -153,7 +153,7 @@ fn angles(call: &mut Call, sizes: Sizes, begin: Begin) -> Result<[Value; 2], Str
     <[Value; 2]>::try_from(found).map_err(|_| "two tables are needed".into())
 }
 
-/// The cache of operand `i` with new rows in it: `[batch, heads, present, width]`.
+/// Writes new rows into the cache of operand `i`: `[batch, heads, present, width]`.
 fn written(call: &mut Call, i: usize, new: Value, sizes: Sizes, begin: Begin) -> Result<Value, String> {
     let Sizes { rows, past, total, .. } = sizes;
     let present = sizes.present();
@@ -176,9 +176,10 @@ fn written(call: &mut Call, i: usize, new: Value, sizes: Sizes, begin: Begin) ->
         }
         Begin::Each(at) => at,
     };
-    let old: Value = match total > past {
-        true => graph.pad(old, &[0; 4], &[0, 0, total - past, 0], 0.0).into(),
-        false => old,
+    let old: Value = if total > past {
+        graph.pad(old, &[0; 4], &[0, 0, total - past, 0], 0.0).into()
+    } else {
+        old
     };
     let element = graph.dtype(new);
     let place = counting(call, &[1, 1, present, 1])?;
@@ -189,7 +190,7 @@ fn written(call: &mut Call, i: usize, new: Value, sizes: Sizes, begin: Begin) ->
     if rows == 1 {
         return Ok(graph.select(same, new, old).into());
     }
-    // A product with zeros and ones moves rows; it is exact, as each sum has one term that is not 0.
+    // A product with zeros and ones moves rows; it is exact because each sum has only one term that is not 0.
     let (one, zero) = (graph.scalar_of(element, 1.0), graph.scalar_of(element, 0.0));
     let moves = graph.select(same, one, zero);
     let moved = graph.matmul(moves, new);
@@ -197,7 +198,8 @@ fn written(call: &mut Call, i: usize, new: Value, sizes: Sizes, begin: Begin) ->
     Ok(graph.select(some, moved, old).into())
 }
 
-/// What is added to scores `[batch, heads, rows, total]`: 0 where a row sees a key.
+/// Returns the term that is added to the scores `[batch, heads, rows, total]`: 0 for keys that are visible to a row,
+/// and otherwise minus infinity.
 fn mask(call: &mut Call, sizes: Sizes, begin: Begin, element: ElementType) -> Result<Option<Value>, String> {
     let Sizes { rows, total, .. } = sizes;
     let causal = match call.int("causal", 1)? {
@@ -222,12 +224,11 @@ fn mask(call: &mut Call, sizes: Sizes, begin: Begin, element: ElementType) -> Re
             let own = counting(call, &[1, 1, rows, 1])?;
             let (zero, low) = (call.scalar(element, 0.0), call.scalar(element, f64::NEG_INFINITY));
             let graph = call.graph();
-            let last = match causal {
-                true => graph.add(at, own),
-                false => {
-                    let last = graph.scalar_of(DType::I32, rows as f64 - 1.0);
-                    graph.add(at, last)
-                }
+            let last = if causal {
+                graph.add(at, own)
+            } else {
+                let last = graph.scalar_of(DType::I32, rows as f64 - 1.0);
+                graph.add(at, last)
             };
             let later = graph.less_than(last, keys);
             let mut mask: Value = graph.select(later, low, zero).into();
@@ -242,7 +243,7 @@ fn mask(call: &mut Call, sizes: Sizes, begin: Begin, element: ElementType) -> Re
     }
 }
 
-/// Softmax over the keys and one more place, whose score is that of a head's sink, and 0 without.
+/// Returns the softmax over the keys and one additional score: the sink of the head, or 0 without sinks.
 fn with_sink(call: &mut Call, scores: Value, element: ElementType) -> Result<Value, String> {
     let dims = call.graph().shape(scores).to_vec();
     let [batch, heads, rows, keys] = *dims.as_slice() else {
@@ -265,12 +266,12 @@ fn with_sink(call: &mut Call, scores: Value, element: ElementType) -> Result<Val
     Ok(graph.slice_axis(soft, 3, 0, keys).into())
 }
 
-/// Operands: query, key, value `[batch, rows, heads * width]` (or all packed in the first), past keys and values
-/// `[batch, heads, past, width]`, lengths less one, the total length of the longest sequence, tables of cosines and sines,
+/// Builds the attention. Operands: query, key, value `[batch, rows, heads * width]` (or all packed in the first), past keys and
+/// values `[batch, heads, past, width]`, lengths minus 1, the total length of the longest sequence, tables of cosines and sines,
 /// positions, an attention bias, and sinks of the heads.
 ///
-/// A cache that is longer than what it holds keeps its size. Where a prompt is padded, results of the padding differ from
-/// those of other programs, and nothing reads them.
+/// A cache that is longer than its contents keeps its size. For padded prompts, the results of the padding differ from other
+/// implementations; they are not used.
 fn group_query_attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let size = |name: &str| -> Result<usize, String> {
@@ -300,7 +301,7 @@ fn group_query_attention(call: &mut Call) -> Built {
         (true, true) => *call.dims(3)?.get(2).ok_or("the past has no rows")?,
         _ => 0,
     };
-    // The total length decides how long the caches are that come out, and whether this is a prompt.
+    // The total length determines the length of the result caches, and whether this is a prompt.
     let total = match call.known_scalar(6, "the total length") {
         Ok(Some(total)) => total as usize,
         Err(reason) if past > 0 => return Err(reason),
@@ -308,7 +309,7 @@ fn group_query_attention(call: &mut Call) -> Built {
     };
     if total < rows || total > past + rows {
         return Err(format!(
-            "a total length of {total} is given for {rows} rows and {past} of the past"
+            "the total length {total} does not match {rows} new and {past} past rows"
         ));
     }
     let sizes = Sizes {
@@ -328,9 +329,12 @@ fn group_query_attention(call: &mut Call) -> Built {
     }
     let present_k = written(call, 3, k, sizes, begin)?;
     let present_v = written(call, 4, v, sizes, begin)?;
-    let [k, v] = [present_k, present_v].map(|cache| match sizes.present() > total {
-        true => call.graph().slice_axis(cache, 2, 0, total).into(),
-        false => cache,
+    let [k, v] = [present_k, present_v].map(|cache| {
+        if sizes.present() > total {
+            call.graph().slice_axis(cache, 2, 0, total).into()
+        } else {
+            cache
+        }
     });
     let k = repeat_heads(call, k, heads)?;
     let v = repeat_heads(call, v, heads)?;
@@ -350,7 +354,7 @@ fn group_query_attention(call: &mut Call) -> Built {
     let mut before = scores;
     if let Some(mask) = mask(call, sizes, begin, element)? {
         let graph = call.graph();
-        // Shown scores are 0 where no key is seen.
+        // The returned scores are 0 if no key is visible.
         let zero = graph.scalar_of(graph.dtype(mask), 0.0);
         let hidden = graph.less_than(mask, zero);
         before = graph.select(hidden, zero, scores).into();

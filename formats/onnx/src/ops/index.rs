@@ -1,10 +1,10 @@
-//! Elements chosen by other elements.
+//! Operators that select elements by indices or conditions.
 
 use meganeura_core::DType;
-use meganeura_core::graph::{NodeId, Value};
+use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::fold::{MAX_FOLDED, indices, strides};
-use super::{OnnxOp, limits, op};
+use super::{OnnxOp, Overflow, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::{Tensor, element_count};
@@ -12,7 +12,7 @@ use crate::tensor::{Tensor, element_count};
 type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
-/// Pairs of an element and an update that a reduction may compare.
+/// Maximum number of pairs of an element and an update that a reduction may compare.
 const MAX_PAIRS: usize = 1 << 22;
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -26,14 +26,19 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(fold_non_zero)
         .partly("operands that are not known when importing"),
     op("OneHot", 9, one_hot).partly("a depth that depends on the data of an input"),
-    op("Scatter", 9, scatter_elements),
-    op("ScatterElements", 11, scatter_elements).partly("max, min and mul of many updates of large tensors"),
-    op("ScatterND", 11, scatter_nd).partly("max, min and mul of many updates of large tensors"),
+    op("Scatter", 9, scatter_elements).checked(Overflow::Scatter),
+    op("ScatterElements", 11, scatter_elements)
+        .partly("max, min and mul of many updates of large tensors")
+        .checked(Overflow::Scatter),
+    op("ScatterND", 11, scatter_nd)
+        .partly("max, min and mul of many updates of large tensors")
+        .checked(Overflow::Scatter),
     op("TensorScatter", 24, tensor_scatter).partly("positions that depend on the data of an input"),
     op("TopK", 1, top_k).partly("a number that depends on the data of an input"),
 ];
 
-/// Positions along an axis of `size` elements, counted from the front, as a graph takes them.
+/// Returns the indices in operand `i`, along an axis of `size` elements, as non-negative numbers of the type that
+/// graphs use for indices.
 pub(super) fn positions(call: &mut Call, i: usize, size: usize) -> Result<Value, String> {
     if let Some(tensor) = call.tensor(i) {
         let list: Result<Vec<u32>, String> = tensor.to_i64().iter().map(|&at| position(at, size)).collect();
@@ -99,7 +104,7 @@ fn gather_elements(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let axis = call.axis(call.int("axis", 0)?, dims.len())?;
     let at = positions(call, 1, dims[axis])?;
-    // A graph's operator wants the other axes to be as long as those of the indices.
+    // The graph operator requires the other axes to have the lengths of the indices' axes.
     let wanted = call.dims(1)?;
     if wanted.len() != dims.len() {
         return Err(format!("operands {} differ in rank", call.types()));
@@ -116,8 +121,8 @@ fn gather_elements(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Offsets into `x`, seen as rows of what the last axis of the indices does not choose; with the number of rows and the
-/// shape of a row.
+/// Returns offsets into `x` as a table of rows. The rows consist of the axes that the last axis of the indices does not select.
+/// Also returns the number of rows and the shape of a row.
 fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Result<(Value, usize, Vec<usize>), String> {
     let wanted = call.dims(i)?;
     let depth = *wanted.last().ok_or("the indices have no dimensions")?;
@@ -141,12 +146,12 @@ fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Resul
             offsets.push((n / each * per_batch + at) as u32);
         }
         if depth == 0 {
-            return Err("the indices choose nothing".into());
+            return Err("the indices select no elements".into());
         }
         return Ok((call.graph().constant_u32(offsets, &lists).into(), rows, row));
     }
     if depth == 0 {
-        return Err("the indices choose nothing".into());
+        return Err("the indices select no elements".into());
     }
     let element = call.element(i)?;
     let at = call.value(i)?;
@@ -154,9 +159,10 @@ fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Resul
     let sizes: Vec<i32> = chosen.iter().map(|&s| s as i32).collect();
     let steps: Vec<i32> = strides(chosen).iter().map(|&s| s as i32).collect();
     let graph = call.graph();
-    let at = match element.is_signed() {
-        true => at,
-        false => graph.cast(at, DType::I32).into(),
+    let at = if element.is_signed() {
+        at
+    } else {
+        graph.cast(at, DType::I32).into()
     };
     let vector = |graph: &mut meganeura_core::Graph, list: &[i32]| {
         let bytes = list.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -164,7 +170,7 @@ fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Resul
         data.map(|data| graph.constant_data(data, &[list.len()]))
     };
     let (Some(sizes), Some(steps)) = (vector(graph, &sizes), vector(graph, &steps)) else {
-        return Err("indices cannot be made".into());
+        return Err("the indices cannot be created".into());
     };
     let zero = graph.scalar_of(DType::I32, 0.0);
     let negative = graph.less_than(at, zero);
@@ -177,7 +183,7 @@ fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Resul
         let batches: usize = dims[..batch].iter().product();
         let starts: Vec<i32> = (0..batches).map(|b| (b * per_batch) as i32).collect();
         let Some(starts) = vector(graph, &starts) else {
-            return Err("indices cannot be made".into());
+            return Err("the indices cannot be created".into());
         };
         let shape: Vec<usize> = (0..last).map(|i| if i < batch { dims[i] } else { 1 }).collect();
         let starts = graph.reshape(starts, &shape);
@@ -221,8 +227,8 @@ fn scatter_nd(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Updates of a table's rows by another reduction than a sum: each row against all updates, where those of other rows change
-/// nothing.
+/// Updates the rows of a table by a reduction other than a sum: each row is combined with all updates, and updates of
+/// other rows are replaced by values without an effect.
 fn reduced_scatter(
     call: &mut Call,
     table: Value,
@@ -297,7 +303,8 @@ fn scatter_elements(call: &mut Call) -> Built {
         return Err(format!("operands {} do not fit", call.types()));
     }
     limits::elements(&wanted, "a list of indices")?;
-    // Offset of each update in the flattened result: what its own place gives, and the index along the axis.
+    // Offset of each update in the flattened result: the offset of its position along the other axes, and the index along the
+    // axis.
     let steps = strides(&dims);
     let own: Vec<u32> = indices(&wanted)
         .map(|index| {
@@ -332,7 +339,7 @@ fn scatter_elements(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Writes a piece into a cache, at a position of its own for each sequence of the batch.
+/// Writes new elements into a cache, at a separate position for each sequence of the batch.
 fn tensor_scatter(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = call.element(0)?;
@@ -385,9 +392,10 @@ fn arg_extreme(call: &mut Call, largest: bool) -> Built {
         x = call.graph().flip(x, &[axis as i32]).into();
     }
     let graph = call.graph();
-    let y = match largest {
-        true => graph.argmax(x, axis as i32),
-        false => graph.argmin(x, axis as i32),
+    let y = if largest {
+        graph.argmax(x, axis as i32)
+    } else {
+        graph.argmin(x, axis as i32)
     };
     let mut y = graph.cast(y, DType::I32);
     if last {
@@ -402,12 +410,35 @@ fn arg_extreme(call: &mut Call, largest: bool) -> Built {
     call.one(y, ElementType::I64)
 }
 
+/// Returns sort keys in reverse order: the largest keys belong to the smallest elements of `x`. NaN gets the smallest
+/// key: ONNX Runtime treats it as the largest number.
+fn reversed(graph: &mut Graph, x: Value) -> Value {
+    let dtype = graph.dtype(x);
+    if !dtype.is_float() {
+        // The key is -1 - x, which does not overflow for any integer.
+        return graph.bit_not(x).into();
+    }
+    let negative = graph.neg(x);
+    // Positive infinity gets the key of the largest finite number. This key is larger than the key of NaN.
+    let lowest = match dtype {
+        DType::F16 => half::f16::MIN.to_f64(),
+        DType::BF16 => half::bf16::MIN.to_f64(),
+        _ => f32::MIN.into(),
+    };
+    let lowest = graph.scalar_of(dtype, lowest);
+    let bounded = graph.maximum(negative, lowest);
+    let number = graph.equal(x, x);
+    let last = graph.scalar_of(dtype, f64::NEG_INFINITY);
+    graph.select(number, bounded, last).into()
+}
+
 fn top_k(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = call.element(0)?;
-    let k = match call.opset < 10 {
-        true => call.int("k", 0)?,
-        false => call.known_scalar(1, "the number")?.ok_or("the number is missing")? as i64,
+    let k = if call.opset < 10 {
+        call.int("k", 0)?
+    } else {
+        call.known_scalar(1, "the number")?.ok_or("the number is missing")? as i64
     };
     let axis = call.axis(call.int("axis", -1)?, dims.len())?;
     let k = usize::try_from(k).map_err(|_| format!("k = {k} is negative"))?;
@@ -415,21 +446,13 @@ fn top_k(call: &mut Call) -> Built {
         return Err(format!("{k} of {} elements cannot be taken", dims[axis]));
     }
     let largest = call.int("largest", 1)? != 0;
-    let mut x = call.value(0)?;
+    let x = call.value(0)?;
     let graph = call.graph();
-    if !largest {
-        x = match element.is_float() || element.is_signed() {
-            true => graph.neg(x).into(),
-            false => graph.bit_not(x).into(),
-        };
-    }
-    let top = graph.top_k(x, axis as i32, k);
+    let keys = if largest { x } else { reversed(graph, x) };
+    let top = graph.top_k(keys, axis as i32, k);
     let (mut values, at): (Value, Value) = (graph.port(top, 0), graph.port(top, 1));
     if !largest {
-        values = match element.is_float() || element.is_signed() {
-            true => graph.neg(values).into(),
-            false => graph.bit_not(values).into(),
-        };
+        values = graph.take_along_axis(x, at, axis as i32).into();
     }
     let at = graph.cast(at, DType::I32);
     Ok(vec![call.result(values, element), call.result(at, ElementType::I64)])
@@ -443,8 +466,8 @@ fn one_hot(call: &mut Call) -> Built {
     let element = call.element(2)?;
     let from = call.element(0)?;
     let (at, values) = (call.value(0)?, call.value(2)?);
-    // Indices outside of the depth give a row without a one, which the graph's own operator refuses.
-    let at = super::elementwise::convert(call, at, from, ElementType::I32);
+    // Indices outside of the depth give a row of zeros, which the graph's one-hot operator rejects.
+    let at = super::cast::convert(call, at, from, ElementType::I32);
     let counting: Vec<i64> = (0..depth as i64).collect();
     let Ok(counting) = Tensor::integers(ElementType::I32, &[depth], counting).to_constant() else {
         return Err("classes cannot be counted".into());

@@ -1,5 +1,5 @@
-//! Operators whose results have shapes that their data decide, or bits that a graph cannot reach: of operands that are known
-//! when importing.
+//! Operators whose result shapes depend on the data, or that reinterpret bits that a graph cannot access. Their operands must be
+//! known at import.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ type Folded = Result<Option<Vec<Tensor>>, String>;
 
 const KNOWN: &str = "operands that are not known when importing";
 
-/// Comparisons of boxes that are made when importing.
+/// Maximum number of box comparisons at import.
 const MAX_COMPARISONS: usize = 1 << 26;
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -42,11 +42,11 @@ fn bit_cast(call: &mut Call) -> Built {
     if from.is_float() || to.is_float() || to == ElementType::Bool {
         return Err(call.not_known(0, "what the bits say"));
     }
-    let y = super::elementwise::convert(call, x, from, to);
+    let y = super::cast::convert(call, x, from, to);
     call.one(y, to)
 }
 
-/// The bits of an element of a type.
+/// Returns the bits of the elements of a tensor.
 fn bits_of(x: &Tensor) -> Option<Vec<u64>> {
     use half::{bf16, f16};
     if SmallFloat::of(x.element()).is_some() {
@@ -83,21 +83,21 @@ fn fold_bit_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         ElementType::BF16 => floats(|b| bf16::from_bits(b as u16).into()),
         _ => {
             let result = Tensor::integers(to, x.dims(), bits.iter().map(|&b| b as i64).collect());
-            // Larger numbers would become the nearest that a graph has.
+            // Larger numbers would be rounded to the nearest number of the graph's type.
             result.graph_bytes()?;
             result
         }
     }]))
 }
 
-/// Elements, or parts along an axis, without those that were there before.
+/// Returns the unique elements, or unique slices along an axis.
 fn fold_unique(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x)] = operands else { return Ok(None) };
     let axis = match call.attributes().int("axis")? {
         Some(axis) => Some(call.axis(axis, x.dims().len())?),
         None => None,
     };
-    // Positions of the elements of each part, and the shape with the number of parts open.
+    // Positions of the elements of each part, and the shape without the number of parts.
     let (outer, count, inner) = match axis {
         Some(axis) => (
             x.dims()[..axis].iter().product::<usize>(),
@@ -117,7 +117,7 @@ fn fold_unique(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         differ.unwrap_or(Ordering::Equal)
     };
     let mut order: Vec<usize> = (0..count).collect();
-    // Equal ones stay in their order, so that the first comes first.
+    // Equal parts keep their order, so that the first occurrence comes first.
     order.sort_by(by_content);
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for part in order {
@@ -156,31 +156,33 @@ fn fold_unique(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     ]))
 }
 
-/// The order of two elements; NaN is behind all numbers.
+/// Returns the comparison of two elements; NaN is greater than all numbers.
 fn comparison(x: &Tensor) -> impl Fn(usize, usize) -> Ordering {
     let (ints, floats) = match x.ints() {
         Some(ints) => (ints.to_vec(), Vec::new()),
         None => (Vec::new(), x.to_f64()),
     };
-    move |a, b| match ints.is_empty() {
-        false => ints[a].cmp(&ints[b]),
-        true => {
+    move |a, b| {
+        if !ints.is_empty() {
+            ints[a].cmp(&ints[b])
+        } else {
             let (a, b) = (floats[a], floats[b]);
             a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
         }
     }
 }
 
-/// Two opposite corners of a box, the lower one first.
+/// Returns two opposite corners of a box, the lower one first.
 fn corners(numbers: &[f64], centered: bool) -> [f64; 4] {
     let [a, b, c, d] = [0, 1, 2, 3].map(|i| numbers.get(i).copied().unwrap_or(0.0));
-    match centered {
-        true => [a - c / 2.0, b - d / 2.0, a + c / 2.0, b + d / 2.0],
-        false => [a.min(c), b.min(d), a.max(c), b.max(d)],
+    if centered {
+        [a - c / 2.0, b - d / 2.0, a + c / 2.0, b + d / 2.0]
+    } else {
+        [a.min(c), b.min(d), a.max(c), b.max(d)]
     }
 }
 
-/// Area of what two boxes share, divided by that of both.
+/// Returns the area of the intersection of two boxes, divided by the area of their union.
 fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     let side = |i: usize| a[i + 2].min(b[i + 2]) - a[i].max(b[i]);
     if side(0) <= 0.0 || side(1) <= 0.0 {
@@ -195,7 +197,7 @@ fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     shared / total
 }
 
-/// Boxes of each class by their scores, without those that overlap one before them.
+/// Selects boxes of each class in the order of their scores, except boxes that overlap a selected one too much.
 fn fold_non_max_suppression(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let (Some(Some(boxes)), Some(Some(scores))) = (operands.first(), operands.get(1)) else {
         return Ok(None);

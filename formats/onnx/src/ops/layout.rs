@@ -1,4 +1,4 @@
-//! Shapes and the order of elements: nothing here computes with them.
+//! Operators that change shapes and the order of elements, without arithmetic on them.
 
 use super::fold::{self, MAX_FOLDED, indices, strides};
 use super::{OnnxOp, limits, op};
@@ -36,7 +36,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Unsqueeze", 1, unsqueeze).folding(fold_unsqueeze),
 ];
 
-/// Operand `i` in another shape; a known tensor stays known.
+/// Reshapes operand `i`; a known tensor stays known.
 fn reshaped(call: &mut Call, i: usize, dims: &[usize]) -> Built {
     let element = call.element(i)?;
     let x = call.value(i)?;
@@ -45,13 +45,14 @@ fn reshaped(call: &mut Call, i: usize, dims: &[usize]) -> Built {
 }
 
 fn fold_to(x: &Tensor, dims: &[usize]) -> Folded {
-    match element_count(dims) == Some(x.len()) {
-        true => Ok(Some(vec![x.reshaped(dims)])),
-        false => Err(format!("{:?} cannot have the shape {dims:?}", x.dims())),
+    if element_count(dims) == Some(x.len()) {
+        Ok(Some(vec![x.reshaped(dims)]))
+    } else {
+        Err(format!("{:?} cannot have the shape {dims:?}", x.dims()))
     }
 }
 
-/// Shape for Reshape: 0 copies a size, -1 takes what is left.
+/// Returns the target shape of Reshape: 0 copies a size, and -1 is inferred.
 fn target_shape(call: &Call, from: &[usize], wanted: &[i64]) -> Result<Vec<usize>, String> {
     let keep_zeros = call.int("allowzero", 0)? != 0;
     let mut dims = Vec::with_capacity(wanted.len());
@@ -99,7 +100,7 @@ fn flatten(call: &mut Call) -> Built {
     reshaped(call, 0, &[rows, columns])
 }
 
-/// Dimensions without those of size 1 at the axes, or without all such.
+/// Removes the axes of size 1 at these positions, or all axes of size 1.
 fn squeezed(dims: &[usize], axes: Option<&[i64]>) -> Result<Vec<usize>, String> {
     let Some(axes) = axes else {
         return Ok(dims.iter().copied().filter(|&d| d != 1).collect());
@@ -108,7 +109,7 @@ fn squeezed(dims: &[usize], axes: Option<&[i64]>) -> Result<Vec<usize>, String> 
     for &axis in axes {
         let axis = crate::import::normalize_axis(axis, dims.len())?;
         if dims[axis] != 1 {
-            return Err(format!("axis {axis} of {dims:?} is not of size 1"));
+            return Err(format!("axis {axis} of {dims:?}: expected size 1"));
         }
         gone[axis] = true;
     }
@@ -134,7 +135,7 @@ fn fold_squeeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     fold_to(x, &squeezed(x.dims(), axes.as_deref())?)
 }
 
-/// Dimensions with new ones of size 1, whose axes count in the result.
+/// Inserts axes of size 1; their positions refer to the result.
 fn unsqueezed(dims: &[usize], axes: &[i64]) -> Result<Vec<usize>, String> {
     let rank = dims.len() + axes.len();
     if rank > limits::MAX_RANK {
@@ -180,9 +181,10 @@ fn permutation(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
         && perm
             .iter()
             .all(|&p| usize::try_from(p).is_ok_and(|p| p < rank && !std::mem::replace(&mut seen[p], true)));
-    match valid {
-        true => Ok(perm.iter().map(|&p| p as usize).collect()),
-        false => Err(format!("perm = {perm:?} is no order of {rank} axes")),
+    if valid {
+        Ok(perm.iter().map(|&p| p as usize).collect())
+    } else {
+        Err(format!("perm = {perm:?} is not a permutation of {rank} axes"))
     }
 }
 
@@ -232,12 +234,12 @@ fn constant(call: &mut Call) -> Built {
     } else if let Some(values) = attributes.ints("value_ints")? {
         Tensor::i64(&[values.len()], values.to_vec())
     } else {
-        return Err("it has no value that is a tensor or numbers".into());
+        return Err("it has no tensor or numbers as value".into());
     };
     Ok(vec![call.known_result(0, tensor)])
 }
 
-/// One value in every element: a known tensor if that is small.
+/// Returns a tensor of a shape that is filled with one value. A small one is computed at import.
 fn filled(call: &mut Call, value: &Tensor, dims: &[usize]) -> Built {
     if let Some(tensor) = fold::expand(value, dims) {
         return Ok(vec![call.known_result(0, tensor)]);
@@ -308,7 +310,7 @@ fn concat(call: &mut Call) -> Built {
     let axis = call.axis(call.int("axis", 1)?, call.dims(0)?.len())?;
     let mut parts = Vec::new();
     for i in 0..call.arity() {
-        // Exporters join caches that begin with nothing.
+        // Exporters concatenate caches that are empty at first.
         if call.dims(i)?.get(axis) != Some(&0) {
             parts.push(call.value(i)?);
         }
@@ -342,7 +344,7 @@ fn fold_concat(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     if element_count(&dims).is_none_or(|n| n > MAX_FOLDED) {
         return Ok(None);
     }
-    // Where along the axis each operand begins.
+    // Finds the operand, and the position in it, of a position along the axis.
     let pick = |index: &[usize]| -> (usize, usize) {
         let mut along = index[axis];
         for (part, tensor) in tensors.iter().enumerate() {
@@ -377,12 +379,7 @@ fn fold_concat(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     }]))
 }
 
-/// Sizes of the parts of Split.
-/// A part of a tensor: along each axis `size` elements from `start` on, `step` apart.
-/// First element, step and number of elements along each axis.
-/// No elements of a type.
-/// Widths before and after each axis.
-/// Padding along one axis with elements of the tensor itself.
+/// Builds a range of numbers, whose bounds must be known at import.
 fn range(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let bound = |i: usize, what: &str| call.known_scalar(i, what)?.ok_or_else(|| format!("{what} is missing"));
@@ -394,9 +391,10 @@ fn range(call: &mut Call) -> Built {
         ));
     }
     let values = (0..count as usize).map(|i| start + i as f64 * step);
-    let tensor = match element.is_float() {
-        true => Tensor::floats(element, &[count as usize], values.collect()),
-        false => Tensor::integers(element, &[count as usize], values.map(|v| v as i64).collect()),
+    let tensor = if element.is_float() {
+        Tensor::floats(element, &[count as usize], values.collect())
+    } else {
+        Tensor::integers(element, &[count as usize], values.map(|v| v as i64).collect())
     };
     Ok(vec![call.known_result(0, tensor)])
 }
@@ -408,22 +406,24 @@ fn eye_like(call: &mut Call) -> Built {
         None => call.element(0)?,
     };
     let [rows, columns] = dims.as_slice() else {
-        return Err(format!("{dims:?} is no matrix"));
+        return Err(format!("expected a matrix, found {dims:?}"));
     };
     limits::elements(&dims, "a matrix")?;
     let k = call.int("k", 0)?;
     let ones = (0..*rows as i64).flat_map(|i| (0..*columns as i64).map(move |j| i64::from(j - i == k)));
-    let tensor = match element.is_float() {
-        true => Tensor::floats(element, &dims, ones.map(|v| v as f64).collect()),
-        false => Tensor::integers(element, &dims, ones.collect()),
+    let tensor = if element.is_float() {
+        Tensor::floats(element, &dims, ones.map(|v| v as f64).collect())
+    } else {
+        Tensor::integers(element, &dims, ones.collect())
     };
     Ok(vec![call.known_result(0, tensor)])
 }
 
 fn dropout(call: &mut Call) -> Built {
-    let training = match call.opset < 7 {
-        true => call.int("is_test", 0)? == 0 && call.float("ratio", 0.5)? != 0.0,
-        false => call.known_scalar(2, "the training mode")?.unwrap_or(0.0) != 0.0,
+    let training = if call.opset < 7 {
+        call.int("is_test", 0)? == 0 && call.float("ratio", 0.5)? != 0.0
+    } else {
+        call.known_scalar(2, "the training mode")?.unwrap_or(0.0) != 0.0
     };
     if training && call.known_scalar(1, "the ratio")?.unwrap_or(0.5) != 0.0 {
         return Err("dropping elements (training_mode) is not supported".into());
@@ -433,7 +433,7 @@ fn dropout(call: &mut Call) -> Built {
     Ok(vec![x, mask])
 }
 
-/// The mask of a Dropout that drops nothing.
+/// Returns the mask of a Dropout that drops nothing.
 fn filled_mask(call: &mut Call, dims: &[usize]) -> Result<Operand, String> {
     if !call.wants(1) {
         return Ok(call.known_result(1, Tensor::integers(ElementType::Bool, &[], vec![1])));
@@ -447,20 +447,26 @@ fn trilu(call: &mut Call) -> Built {
     let (x, element) = (call.value(0)?, call.element(0)?);
     let diagonal = call.known_scalar(1, "the diagonal")?.unwrap_or(0.0);
     let diagonal = diagonal.clamp(-1e9, 1e9) as i32;
-    let y = match call.int("upper", 1)? != 0 {
-        true => call.graph().triu(x, diagonal),
-        false => call.graph().tril(x, diagonal),
+    let y = if call.int("upper", 1)? != 0 {
+        call.graph().triu(x, diagonal)
+    } else {
+        call.graph().tril(x, diagonal)
     };
     call.one(y, element)
 }
 
-/// Batch, channels, height and width.
+/// Returns batch, channels, height and width of operand `i`, which must have four axes.
 fn image(call: &Call, i: usize) -> Result<[usize; 4], String> {
     let dims = call.dims(i)?;
-    <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("{dims:?} is not [batch, channels, height, width]"))
+    <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| {
+        format!(
+            "expected [batch, channels, height, width], found \
+        {dims:?}"
+        )
+    })
 }
 
-/// Sides of blocks whose squares can be counted.
+/// Maximum side of a block, so that its area does not overflow.
 const MAX_BLOCK: usize = 1 << 16;
 
 fn block_size(call: &Call) -> Result<usize, String> {
@@ -468,14 +474,14 @@ fn block_size(call: &Call) -> Result<usize, String> {
     usize::try_from(size)
         .ok()
         .filter(|s| (1..=MAX_BLOCK).contains(s))
-        .ok_or_else(|| format!("blocksize = {size} is not from 1 to {MAX_BLOCK}"))
+        .ok_or_else(|| format!("blocksize: expected 1 to {MAX_BLOCK}, found {size}"))
 }
 
 fn depth_to_space(call: &mut Call) -> Built {
     let [n, c, h, w] = image(call, 0)?;
     let b = block_size(call)?;
     if !c.is_multiple_of(b * b) {
-        return Err(format!("{c} channels are no multiple of {b} x {b}"));
+        return Err(format!("{c} channels are not a multiple of {b} x {b}"));
     }
     let (x, element) = (call.value(0)?, call.element(0)?);
     let (split, order): ([usize; 6], [i32; 6]) = match &*call.string("mode", "DCR")? {
@@ -494,7 +500,7 @@ fn space_to_depth(call: &mut Call) -> Built {
     let [n, c, h, w] = image(call, 0)?;
     let b = block_size(call)?;
     if !h.is_multiple_of(b) || !w.is_multiple_of(b) {
-        return Err(format!("{h} x {w} is no multiple of {b}"));
+        return Err(format!("{h} x {w} is not a multiple of {b}"));
     }
     let (x, element) = (call.value(0)?, call.element(0)?);
     let order: &[i32] = match &*call.string("mode", "DCR")? {

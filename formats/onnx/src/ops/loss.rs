@@ -26,7 +26,7 @@ fn cross_entropy(call: &mut Call) -> Built {
     Ok(vec![call.result(loss, element), call.result(log, element)])
 }
 
-/// `-weight[t] x[n, t, ...]` for the targets t, summed up as `reduction` says; targets equal to `ignore_index` count 0.
+/// Returns `-weight[t] x[n, t, ...]` for the targets t, reduced by `reduction`; targets equal to `ignore_index` contribute 0.
 fn likelihood(call: &mut Call, x: Value, element: ElementType) -> Result<Value, String> {
     let dims = call.dims(0)?;
     let classes = *dims.get(1).ok_or("operand 0 has no classes")?;
@@ -34,7 +34,7 @@ fn likelihood(call: &mut Call, x: Value, element: ElementType) -> Result<Value, 
     let targets = call.value(1)?;
     let weights = call.optional(2)?;
     let ignored = call.attributes().int("ignore_index")?;
-    let targets = super::elementwise::convert(call, targets, target_type, ElementType::I32);
+    let targets = super::cast::convert(call, targets, target_type, ElementType::I32);
     let keep = match ignored {
         None => None,
         Some(ignored) => {

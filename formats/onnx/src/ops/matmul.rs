@@ -9,7 +9,7 @@ use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Products of two 8-bit numbers whose sum `f32` holds exactly.
+/// Maximum number of products of two 8-bit numbers whose sum is exact in `f32`.
 const MAX_EXACT_TERMS: usize = (1 << 24) / (255 * 255);
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -21,12 +21,12 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("FusedMatMul", fused_matmul),
 ];
 
-/// `numpy.matmul` of two values: vectors are rows or columns, and leading axes broadcast.
+/// Returns `numpy.matmul` of two values: vectors are rows or columns, and leading axes broadcast.
 pub(super) fn product(call: &mut Call, a: Value, b: Value) -> Result<Value, String> {
     let graph = call.graph();
     let (a_dims, b_dims) = (graph.shape(a).to_vec(), graph.shape(b).to_vec());
     if a_dims.is_empty() || b_dims.is_empty() {
-        return Err("a scalar is no matrix".into());
+        return Err("expected a matrix, found a scalar".into());
     }
     let a_row = a_dims.len() == 1;
     let b_column = b_dims.len() == 1;
@@ -45,7 +45,7 @@ pub(super) fn product(call: &mut Call, a: Value, b: Value) -> Result<Value, Stri
         return Ok(y.into());
     }
     let mut dims = graph.shape(y).to_vec();
-    // Operands that do not fit have been reported, and give no shape.
+    // The graph has already reported operands that do not fit, and has no shape for them.
     if dims.len() < 2 {
         return Ok(y.into());
     }
@@ -59,18 +59,19 @@ pub(super) fn product(call: &mut Call, a: Value, b: Value) -> Result<Value, Stri
     Ok(graph.reshape(y, &dims).into())
 }
 
-/// A product of integers, exact: through `f32` in parts whose sums it holds.
+/// Returns an exact product of integers with magnitudes up to 255. It is computed in `f32`, in parts whose sums are
+/// exact.
 pub(super) fn integer_product(call: &mut Call, a: Value, b: Value) -> Result<Value, String> {
     let (a, b) = (call.as_f32(a), call.as_f32(b));
     let a_dims = call.graph().shape(a).to_vec();
     let b_dims = call.graph().shape(b).to_vec();
     let terms = a_dims.last().copied().unwrap_or(1);
-    if terms <= MAX_EXACT_TERMS || b_dims.len() < 2 {
+    if terms <= MAX_EXACT_TERMS {
         let y = product(call, a, b)?;
         return Ok(call.graph().cast(y, DType::I32).into());
     }
     limits::parts(terms.div_ceil(MAX_EXACT_TERMS), "parts of a product of integers")?;
-    let (a_axis, b_axis) = (a_dims.len() as i32 - 1, b_dims.len() as i32 - 2);
+    let (a_axis, b_axis) = (a_dims.len() as i32 - 1, (b_dims.len() as i32 - 2).max(0));
     let mut sum: Option<Value> = None;
     for start in (0..terms).step_by(MAX_EXACT_TERMS) {
         let end = terms.min(start + MAX_EXACT_TERMS);
@@ -88,15 +89,103 @@ pub(super) fn integer_product(call: &mut Call, a: Value, b: Value) -> Result<Val
     sum.ok_or_else(|| "a product without terms".into())
 }
 
+/// Maximum number of terms of a product of bytes whose sum fits into `i32`.
+const MAX_BYTE_TERMS: usize = i32::MAX as usize / (4 * 255 * 256);
+
+/// Returns the bytes of operand `i`, or the operand if its magnitude fits into a byte.
+fn bytes(call: &mut Call, i: usize, x: Value) -> Vec<Value> {
+    let is_signed = call.element(i).is_ok_and(ElementType::is_signed);
+    match call.range(i) {
+        Some((low, high)) if low >= -255 && high <= 255 => vec![call.as_element(x, ElementType::I32)],
+        _ => (0..4).map(|byte| call.byte(x, byte, is_signed)).collect(),
+    }
+}
+
+/// Returns a product of integers with 32 or 64 bits: products of their bytes are exact in `f32`.
+fn wide_product(call: &mut Call, a: Value, b: Value, element: ElementType) -> Result<Value, String> {
+    let (left, right) = (bytes(call, 0, a), bytes(call, 1, b));
+    let is_wide = element.bits() == 64;
+    let terms = call.dims(0)?.last().copied().unwrap_or(1);
+    if is_wide && terms > MAX_BYTE_TERMS {
+        return Err(format!(
+            "expected at most {MAX_BYTE_TERMS} terms of products of {element}, found {terms}: their sum may leave the 32 bits \
+             of a graph"
+        ));
+    }
+    // Part `s` has the weight 2^(8 s). For 32 bits, parts after the fourth have no effect.
+    let places = if is_wide { 7 } else { 4 };
+    let mut parts: Vec<Option<Value>> = vec![None; places];
+    for (i, a) in left.iter().enumerate() {
+        for (j, b) in right.iter().enumerate().take_while(|(j, _)| i + j < places) {
+            let product = integer_product(call, *a, *b)?;
+            parts[i + j] = Some(match parts[i + j] {
+                None => product,
+                Some(sum) => call.graph().add(sum, product).into(),
+            });
+        }
+    }
+    let parts: Vec<Value> = parts.into_iter().flatten().collect();
+    let mut y: Option<Value> = None;
+    for part in parts.iter().take(4).rev() {
+        let graph = call.graph();
+        y = Some(match y {
+            None => *part,
+            Some(y) => {
+                let base = graph.scalar_of(DType::I32, 256.0);
+                let y = graph.mul(y, base);
+                graph.add(y, *part).into()
+            }
+        });
+    }
+    let y = y.ok_or("a product without parts")?;
+    let result = call.as_element(y, element);
+    if is_wide && parts.len() > 1 {
+        let flag = leaves_32_bits(call, parts, y, element)?;
+        call.guard(flag, result, element);
+    }
+    Ok(result)
+}
+
+/// Returns a flag that is raised if `parts[0] + 2^8 parts[1] + ...` differs from `y`, its lower 32 bits.
+fn leaves_32_bits(call: &mut Call, mut parts: Vec<Value>, y: Value, element: ElementType) -> Result<Value, String> {
+    let none = call.scalar(ElementType::I32, 0.0);
+    let last = *parts.last().ok_or("a product without parts")?;
+    let graph = call.graph();
+    let nothing = graph.sub(last, last).into();
+    parts.resize(8, nothing);
+    let digits = call.carried(&parts);
+    // The upper bytes of a negative number are 255, and its last digit is -1.
+    let (byte, rest) = (
+        call.scalar(ElementType::I32, 255.0),
+        call.scalar(ElementType::I32, -1.0),
+    );
+    let graph = call.graph();
+    let is_negative = graph.less_than(y, none);
+    let (byte, rest): (Value, Value) = if element.is_signed() {
+        (
+            graph.select(is_negative, byte, none).into(),
+            graph.select(is_negative, rest, none).into(),
+        )
+    } else {
+        (none, none)
+    };
+    let mut flag = graph.not_equal(digits[7], rest);
+    for digit in &digits[4..7] {
+        let low = call.byte(*digit, 0, false);
+        let graph = call.graph();
+        let differs = graph.not_equal(low, byte);
+        flag = graph.logical_or(flag, differs);
+    }
+    Ok(flag.into())
+}
+
 fn matmul(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let (a, b) = (call.value(0)?, call.value(1)?);
-    let y = match element.is_float() {
-        true => product(call, a, b)?,
-        false => {
-            let y = integer_product(call, a, b)?;
-            call.as_element(y, element)
-        }
+    let y = if element.is_float() {
+        product(call, a, b)?
+    } else {
+        wide_product(call, a, b, element)?
     };
     call.one(y, element)
 }
@@ -110,7 +199,7 @@ fn matmul_integer(call: &mut Call) -> Built {
     let a = match call.optional(2)? {
         None => a,
         Some(zero) => {
-            // A zero point for each row stands in a column.
+            // Zero points for rows become a column.
             let zero = call.as_element(zero, ElementType::I32);
             let graph = call.graph();
             let dims = graph.shape(zero).to_vec();
@@ -132,7 +221,7 @@ fn matmul_integer(call: &mut Call) -> Built {
     call.one(y, ElementType::I32)
 }
 
-/// `alpha op(A) op(B) + beta C`.
+/// Builds `alpha op(A) op(B) + beta C`.
 fn gemm(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let (a, b) = (call.value(0)?, call.value(1)?);
@@ -187,7 +276,7 @@ fn fused_matmul(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// The last two axes swapped.
+/// Swaps the last two axes.
 pub(super) fn swap_last(call: &mut Call, x: Value) -> Value {
     let graph = call.graph();
     let rank = graph.shape(x).len();
@@ -199,7 +288,8 @@ pub(super) fn swap_last(call: &mut Call, x: Value) -> Value {
     graph.permute(x, &axes).into()
 }
 
-/// Letters of the operands and of the result; `...` becomes letters that no equation has.
+/// Returns the letters of each operand and of the result of an Einsum equation; `...` is replaced by letters that the
+/// equation cannot contain.
 fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>), String> {
     let equation: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
     let (left, right) = match equation.split_once("->") {
@@ -209,7 +299,7 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
     let terms: Vec<&str> = left.split(',').collect();
     if terms.len() != ranks.len() {
         return Err(format!(
-            "the equation has {} operands, and {} are given",
+            "the equation has {} operands, found {}",
             terms.len(),
             ranks.len()
         ));
@@ -239,7 +329,7 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
                 result.push(c as u32);
                 rest = &rest[1..];
             } else {
-                return Err(format!("`{c}` is no letter of an equation"));
+                return Err(format!("`{c}` is not a letter of an equation"));
             }
         }
         match rank {
@@ -255,7 +345,7 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
     let output = match right {
         Some(right) => parse(&right, None)?,
         None => {
-            // All letters that occur once, in alphabetical order, behind those of the dots.
+            // All letters that occur once, in alphabetical order, after the letters of the ellipsis.
             let all: Vec<u32> = inputs.iter().flatten().copied().collect();
             let mut once: Vec<u32> = all
                 .iter()
@@ -269,26 +359,25 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
     Ok((inputs, output))
 }
 
-/// A value whose axes have letters.
-struct Lettered {
+/// An operand of Einsum with a letter for each axis.
+struct LetteredValue {
     value: Value,
     letters: Vec<u32>,
 }
 
-/// The axes in this order; letters that the value has not become axes of size 1.
-fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
+/// Permutes the axes to this order; missing letters become axes of size 1.
+fn arranged(call: &mut Call, x: &LetteredValue, order: &[u32]) -> Value {
     let graph = call.graph();
     let dims = graph.shape(x.value).to_vec();
     let kept: Vec<usize> = order
         .iter()
         .filter_map(|l| x.letters.iter().position(|o| o == l))
         .collect();
-    let permuted: Value = match kept.iter().enumerate().all(|(i, &k)| i == k) {
-        true => x.value,
-        false => {
-            let axes: Vec<i32> = kept.iter().map(|&k| k as i32).collect();
-            graph.permute(x.value, &axes).into()
-        }
+    let permuted: Value = if kept.iter().enumerate().all(|(i, &k)| i == k) {
+        x.value
+    } else {
+        let axes: Vec<i32> = kept.iter().map(|&k| k as i32).collect();
+        graph.permute(x.value, &axes).into()
     };
     let spread: Vec<usize> = order
         .iter()
@@ -299,14 +388,15 @@ fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
                 .map_or(1, |i| dims.get(i).copied().unwrap_or(1))
         })
         .collect();
-    match graph.shape(permuted) == spread.as_slice() {
-        true => permuted,
-        false => graph.reshape(permuted, &spread).into(),
+    if graph.shape(permuted) == spread.as_slice() {
+        permuted
+    } else {
+        graph.reshape(permuted, &spread).into()
     }
 }
 
-/// Sums over the letters that nothing else needs.
-fn summed(call: &mut Call, x: Lettered, needed: &[u32]) -> Lettered {
+/// Sums over the letters that are not needed later.
+fn summed(call: &mut Call, x: LetteredValue, needed: &[u32]) -> LetteredValue {
     let axes: Vec<i32> = (0..x.letters.len())
         .filter(|&i| !needed.contains(&x.letters[i]))
         .map(|i| i as i32)
@@ -316,11 +406,11 @@ fn summed(call: &mut Call, x: Lettered, needed: &[u32]) -> Lettered {
     }
     let value = call.graph().sum(x.value, &axes, false).into();
     let letters = x.letters.into_iter().filter(|l| needed.contains(l)).collect();
-    Lettered { value, letters }
+    LetteredValue { value, letters }
 }
 
-/// Contracts two operands: letters of both that the result needs are batches, those that it does not are summed over.
-fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result<Lettered, String> {
+/// Contracts two operands: common letters that the result needs are batch axes, other common letters are summed over.
+fn contract(call: &mut Call, a: LetteredValue, b: LetteredValue, needed: &[u32]) -> Result<LetteredValue, String> {
     let shared: Vec<u32> = a.letters.iter().copied().filter(|l| b.letters.contains(l)).collect();
     let (batch, inner): (Vec<u32>, Vec<u32>) = shared.iter().copied().partition(|l| needed.contains(l));
     let rows: Vec<u32> = a.letters.iter().copied().filter(|l| !shared.contains(l)).collect();
@@ -329,7 +419,7 @@ fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result
     let right = arranged(call, &b, &[batch.as_slice(), &inner, &columns].concat());
     let letters = [batch.as_slice(), &rows, &columns].concat();
     let (l, r) = (call.graph().shape(left).to_vec(), call.graph().shape(right).to_vec());
-    // What does not fit has been reported, and gives no shape.
+    // The graph has already reported operands that do not fit, and has no shape for them.
     if l.len() != batch.len() + rows.len() + inner.len() || r.len() != batch.len() + inner.len() + columns.len() {
         return Err(format!("operands {} do not fit the equation", call.types()));
     }
@@ -347,11 +437,12 @@ fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result
     let head = graph.shape(y).get(..nb).unwrap_or(&[]).to_vec();
     let dims = [head.as_slice(), &l[nb..nb + nr], &r[nb + ni..]].concat();
     let value = graph.reshape(y, &dims).into();
-    Ok(Lettered { value, letters })
+    Ok(LetteredValue { value, letters })
 }
 
-/// What an operand has where all axes of a letter have the same index.
-fn diagonal(call: &mut Call, mut x: Lettered) -> Result<Lettered, String> {
+/// Returns the elements with equal indices along all axes of the same letter (a diagonal), so that each letter has only
+/// one axis.
+fn diagonal(call: &mut Call, mut x: LetteredValue) -> Result<LetteredValue, String> {
     let pair = |letters: &[u32]| {
         let second = (0..letters.len()).find(|&i| letters[..i].contains(&letters[i]))?;
         let first = letters.iter().position(|l| *l == letters[second])?;
@@ -392,11 +483,11 @@ fn einsum(call: &mut Call) -> Built {
     for (i, letters) in inputs.iter().enumerate() {
         let value = call.value(i)?;
         let letters = letters.clone();
-        operands.push(diagonal(call, Lettered { value, letters })?);
+        operands.push(diagonal(call, LetteredValue { value, letters })?);
     }
     let mut operands = operands.into_iter();
     let mut result = operands.next().ok_or("it has no operands")?;
-    let mut rest: Vec<Lettered> = operands.collect();
+    let mut rest: Vec<LetteredValue> = operands.collect();
     while !rest.is_empty() {
         let next = rest.remove(0);
         let later = |own: &[u32]| -> Vec<u32> {
@@ -418,12 +509,12 @@ fn einsum(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Determinant of a small matrix, by Laplace's expansion along the first row.
+/// Builds the determinant of a small matrix, by Laplace expansion along the first row.
 fn det(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = call.element(0)?;
     let [.., rows, columns] = dims.as_slice() else {
-        return Err(format!("{dims:?} is no matrix"));
+        return Err(format!("expected a matrix, found {dims:?}"));
     };
     if rows != columns || *rows == 0 || *rows > 8 {
         return Err(format!("a matrix of {rows} x {columns} is not supported"));
@@ -440,7 +531,7 @@ fn det(call: &mut Call) -> Built {
             *entry = graph.reshape(one, &dims[..dims.len() - 2]).into();
         }
     }
-    // Minors of the last rows by the set of their columns.
+    // Minors of the last rows, indexed by the set of their columns.
     let mut minors = vec![None; 1 << n];
     for set in 1usize..1 << n {
         let row = n - set.count_ones() as usize;

@@ -32,17 +32,17 @@ struct Sizes {
     keys: usize,
 }
 
-/// What is added to the scores: masks and biases that broadcast to `[batch, heads, rows, keys]`.
-struct Added<'a> {
+/// Terms that are added to the scores: masks and biases that broadcast to `[batch, heads, rows, keys]`.
+struct ScoreTerms<'a> {
     /// Operand with the mask.
     mask: usize,
     /// Operand with the attention bias, if the operator has one.
     bias: Option<usize>,
-    /// Why an operand that may be there is not supported.
+    /// Unsupported optional operands, with their descriptions.
     refused: &'a [(usize, &'a str)],
 }
 
-impl Added<'_> {
+impl ScoreTerms<'_> {
     fn of(&self, call: &mut Call, sizes: Sizes, element: ElementType) -> Result<Vec<Value>, String> {
         let mut found = Vec::new();
         if call.has_input(self.mask) {
@@ -66,12 +66,13 @@ impl Added<'_> {
     }
 }
 
-/// A mask of integers. `[batch, keys]` and `[batch, rows, keys]` are 1 where a key is seen; `[batch]` has lengths, and
-/// `[2 batch]` ends and then beginnings. `None` if it hides nothing: `[batch, 1]`.
+/// Returns a mask from integers. `[batch, keys]` and `[batch, rows, keys]` are 1 for visible keys; `[batch]` contains
+/// lengths, and `[2 batch]` ends and then starts. Returns `None` if the mask has the shape `[batch, 1]`, which hides no
+/// key.
 fn key_mask(call: &mut Call, i: usize, sizes: Sizes, element: ElementType) -> Result<Option<Value>, String> {
     let Sizes { batch, rows, keys, .. } = sizes;
     let dims = call.dims(i)?;
-    // All places of a row hidden are a mean of the values, which a finite number gives and infinity does not.
+    // A row without visible keys gives the mean of the values. This requires a finite mask value instead of infinity.
     let low = call.float("mask_filter_value", -10000.0)?;
     let mask = call.value(i)?;
     let ones = |call: &mut Call, dims: &[usize]| -> Value {
@@ -95,14 +96,13 @@ fn key_mask(call: &mut Call, i: usize, sizes: Sizes, element: ElementType) -> Re
             };
             let ends = part(graph, 0);
             let before = graph.less_than(counting, ends);
-            match n == batch {
-                true => before.into(),
-                false => {
-                    let begins = part(graph, 1);
-                    let hidden = graph.less_than(counting, begins);
-                    let none = graph.scalar_of(DType::U32, 0.0);
-                    graph.select(hidden, none, before).into()
-                }
+            if n == batch {
+                before.into()
+            } else {
+                let begins = part(graph, 1);
+                let hidden = graph.less_than(counting, begins);
+                let none = graph.scalar_of(DType::U32, 0.0);
+                graph.select(hidden, none, before).into()
             }
         }
         [n] if n == 3 * batch + 2 => return Err("cumulative lengths as a mask are not supported".into()),
@@ -113,7 +113,8 @@ fn key_mask(call: &mut Call, i: usize, sizes: Sizes, element: ElementType) -> Re
     Ok(Some(call.graph().select(kept, zero, low).into()))
 }
 
-/// Attention of heads `[batch, heads, rows, width]`: the scores with what is added, and the values `[batch, rows, heads * width]`.
+/// Computes attention of heads `[batch, heads, rows, width]`: returns the masked scores, and the values `[batch, rows, heads *
+/// width]`.
 fn attend(call: &mut Call, [q, k, v]: [Value; 3], added: &[Value]) -> Result<(Value, Value), String> {
     let scale = call.attributes().float("scale")?.filter(|s| *s != 0.0);
     let graph = call.graph();
@@ -138,7 +139,7 @@ fn heads_of(call: &Call) -> Result<usize, String> {
         .ok_or_else(|| "num_heads is not positive".into())
 }
 
-/// Keys or values behind those of the past.
+/// Appends keys or values to the cached ones.
 fn behind(call: &mut Call, past: Option<Value>, own: Value) -> Value {
     match past {
         Some(past) => call.graph().concat(&[past, own], 2).into(),
@@ -146,9 +147,9 @@ fn behind(call: &mut Call, past: Option<Value>, own: Value) -> Value {
     }
 }
 
-/// Projections to queries, keys and values in one, and attention over them.
+/// Builds the combined projection to queries, keys and values, and attention over them.
 fn attention(call: &mut Call) -> Built {
-    let added = Added {
+    let added = ScoreTerms {
         mask: 3,
         bias: Some(5),
         refused: &[(6, "caches that are longer than what they hold")],
@@ -166,9 +167,9 @@ fn attention(call: &mut Call) -> Built {
     projected(call, packed, element, &added, 4)
 }
 
-/// The same with projections of integers.
+/// Builds attention like `attention`, with quantised projections.
 fn quantized_attention(call: &mut Call) -> Built {
-    let added = Added {
+    let added = ScoreTerms {
         mask: 5,
         bias: None,
         refused: &[],
@@ -188,9 +189,9 @@ fn quantized_attention(call: &mut Call) -> Built {
     projected(call, packed.into(), element, &added, 8)
 }
 
-/// Attention over queries, keys and values in one, `[batch, rows, width]`, with keys and values of the past in operand
-/// `cache`, `[2, batch, heads, rows, width]`.
-fn projected(call: &mut Call, packed: Value, element: ElementType, added: &Added, cache: usize) -> Built {
+/// Builds attention over packed queries, keys and values, `[batch, rows, width]`, with cached keys and values in operand `cache`,
+/// `[2, batch, heads, rows, width]`.
+fn projected(call: &mut Call, packed: Value, element: ElementType, added: &ScoreTerms, cache: usize) -> Built {
     added.check(call)?;
     let heads = heads_of(call)?;
     for (name, what) in [
@@ -206,7 +207,7 @@ fn projected(call: &mut Call, packed: Value, element: ElementType, added: &Added
     }
     let dims = call.graph().shape(packed).to_vec();
     let [batch, rows, total] = *dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows, width]"));
+        return Err(format!("expected [batch, rows, width], found {dims:?}"));
     };
     let parts: Vec<usize> = match call.ints("qkv_hidden_sizes")?.filter(|s| !s.is_empty()) {
         Some(parts) => parts.iter().map(|&s| usize::try_from(s).unwrap_or(0)).collect(),
@@ -226,7 +227,7 @@ fn projected(call: &mut Call, packed: Value, element: ElementType, added: &Added
     if call.has_input(cache) {
         let dims = call.dims(cache)?;
         let [2, b, h, rows, width] = *dims.as_slice() else {
-            return Err(format!("{dims:?} is not [2, batch, heads, rows, width]"));
+            return Err(format!("expected [2, batch, heads, rows, width], found {dims:?}"));
         };
         past = rows;
         if past > 0 {
@@ -263,12 +264,12 @@ fn projected(call: &mut Call, packed: Value, element: ElementType, added: &Added
     Ok(results)
 }
 
-/// Part `at` of `[batch, rows, heads, parts, width]`, as `[batch, rows, heads * width]`.
+/// Returns part `at` of `[batch, rows, heads, parts, width]`, as `[batch, rows, heads * width]`.
 fn unpack(call: &mut Call, x: Value, at: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, rows, heads, parts, width] = *dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows, heads, parts, width]"));
+        return Err(format!("expected [batch, rows, heads, parts, width], found {dims:?}"));
     };
     if at >= parts {
         return Err(format!("{dims:?} has too few parts"));
@@ -277,8 +278,8 @@ fn unpack(call: &mut Call, x: Value, at: usize) -> Result<Value, String> {
     Ok(graph.reshape(one, &[batch, rows, heads * width]).into())
 }
 
-/// Queries, keys and values `[batch, rows, heads * width]`; keys and values may have their heads already
-/// (`[batch, heads, rows, width]`).
+/// Returns queries, keys and values `[batch, rows, heads * width]`; keys and values may already be split into heads (`[batch,
+/// heads, rows, width]`).
 fn operands(call: &mut Call) -> Result<[Value; 3], String> {
     let first = call.value(0)?;
     let rank = |call: &Call, i: usize| call.dims(i).map_or(0, |dims| dims.len());
@@ -298,7 +299,7 @@ fn operands(call: &mut Call) -> Result<[Value; 3], String> {
 }
 
 fn multi_head_attention(call: &mut Call) -> Built {
-    let added = Added {
+    let added = ScoreTerms {
         mask: 4,
         bias: Some(5),
         refused: &[(8, "caches that are longer than what they hold"), (9, "beams")],
@@ -312,7 +313,7 @@ fn multi_head_attention(call: &mut Call) -> Built {
         for part in &mut parts {
             let graph = call.graph();
             let dims = graph.shape(*part).to_vec();
-            // Keys and values that have their heads already come from elsewhere, with their biases.
+            // Keys and values that are already split into heads come from another operator, which has added their biases.
             let [_, _, width] = *dims.as_slice() else { break };
             let own = graph.slice(bias, &[start], &[start + width]);
             *part = graph.add(*part, own).into();

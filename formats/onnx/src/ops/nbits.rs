@@ -1,4 +1,4 @@
-//! Weights of a few bits in blocks that have scales of their own.
+//! Weights of a few bits in blocks with separate scales.
 
 use super::index::positions;
 use super::{OnnxOp, ms};
@@ -15,17 +15,17 @@ pub(super) const OPS: &[OnnxOp] = &[
         .partly("weights of other than 2, 4 and 8 bits, g_idx, weights that a program has packed for itself"),
 ];
 
-/// Where a block has its zero.
+/// Zero points of blocks.
 enum Zeros {
-    /// At one number in all blocks.
+    /// The same number for all blocks.
     All(f64),
-    /// Stored as weights are, each row from a byte of its own.
+    /// Integers that are packed like the weights; each row begins at a byte boundary.
     Packed(Vec<i64>),
-    /// As floats.
+    /// One float for each block.
     Floats(Vec<f64>),
 }
 
-/// Integers of 2, 4 or 8 bits in bytes, the first in the lowest bits, or each for itself.
+/// Integers of 2, 4 or 8 bits packed in bytes, the first in the lowest bits, or one integer per byte.
 #[derive(Clone, Copy)]
 struct Packing {
     bits: usize,
@@ -43,7 +43,7 @@ impl Packing {
         }
     }
 
-    /// Integer `i` of those that begin at `start`.
+    /// Returns integer `i` of the list that begins at `start`.
     fn get(self, list: &[i64], start: usize, i: usize) -> i64 {
         if self.per_byte == 1 {
             return list[start + i];
@@ -66,8 +66,8 @@ impl Blocks {
         self.k.div_ceil(self.block)
     }
 
-    /// The weights in `f32` from operands `words`, `scales` and `zeros`, which must be known when importing; rows of words
-    /// take `row` bytes. `middle` is the zero of all blocks where none are given.
+    /// Dequantises the weights to `f32` from the operands `words`, `scales` and `zeros`, which must be known at import. Rows of
+    /// words have `row` bytes. `middle` is the zero point of all blocks without the operand `zeros`.
     fn dequantized(&self, call: &Call, operands: [usize; 3], row: usize, middle: f64) -> Result<Tensor, String> {
         let [words, scales, zeros] = operands;
         let Blocks { n, k, block, packing } = *self;
@@ -115,7 +115,7 @@ impl Blocks {
     }
 }
 
-/// A positive size of an attribute.
+/// Returns a positive size from an attribute.
 fn size(call: &Call, name: &str, default: i64) -> Result<usize, String> {
     usize::try_from(call.int(name, default)?)
         .ok()
@@ -123,7 +123,7 @@ fn size(call: &Call, name: &str, default: i64) -> Result<usize, String> {
         .ok_or_else(|| format!("{name} is not positive"))
 }
 
-/// Weights of 2, 4 or 8 bits in blocks along the summed axis, which are dequantised when importing.
+/// Builds a product with weights of 2, 4 or 8 bits in blocks along the summed axis, which are dequantised at import.
 ///
 /// Operands: floats `[..., K]`, bytes `[N, blocks, block_size * bits / 8]`, a scale for each block, zero points (bytes or
 /// floats), g_idx, and a bias `[N]`.
@@ -142,7 +142,7 @@ fn matmul_nbits(call: &mut Call) -> Built {
     if call.int("weight_prepacked", 0)? != 0 {
         return Err("weights that are packed for a program (weight_prepacked) are not supported".into());
     }
-    // A block begins with a byte.
+    // A block begins at a byte.
     let bytes = matrix.block / packing.per_byte;
     let row = matrix.count().checked_mul(bytes);
     let (true, Some(row)) = (matrix.block.is_multiple_of(packing.per_byte), row) else {
@@ -164,7 +164,7 @@ fn matmul_nbits(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Rows of a table of 2, 4 or 8 bits in blocks along the last axis, which is dequantised when importing.
+/// Gathers rows of a table of 2, 4 or 8 bits in blocks along the last axis, which is dequantised at import.
 ///
 /// Operands: the table `[rows, ..., values]`, indices, scales and zero points.
 fn gather_block_quantized(call: &mut Call) -> Built {

@@ -34,7 +34,7 @@ fn batch_norm(call: &mut Call) -> Built {
     }
     let x = call.value(0)?;
     let [weight, bias, mean, var] = [call.value(1)?, call.value(2)?, call.value(3)?, call.value(4)?];
-    // Statistics are no weights: an optimizer would make variances negative.
+    // Statistics must not be trained: an optimizer would make variances negative.
     for statistic in [mean, var] {
         call.freeze(statistic);
     }
@@ -43,7 +43,7 @@ fn batch_norm(call: &mut Call) -> Built {
         let y = call.graph().batch_norm_inference(x, weight, bias, mean, var, eps);
         return call.one(y, element);
     }
-    // The statistics of the batch, and the running ones after it.
+    // The statistics of the batch, and the updated running statistics.
     let momentum = call.float("momentum", 0.9)?;
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
@@ -86,7 +86,7 @@ fn group_norm(call: &mut Call) -> Built {
     let groups = groups.ok_or_else(|| format!("num_groups does not divide {channels} channels"))?;
     let [x, mut weight, mut bias] = [call.value(0)?, call.value(1)?, call.value(2)?];
     if call.opset < 21 {
-        // One for each group, for all of its channels.
+        // One for each group, repeated for all of its channels.
         let graph = call.graph();
         let each = channels / groups as usize;
         for value in [&mut weight, &mut bias] {
@@ -99,14 +99,14 @@ fn group_norm(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Rows of the axes that are normalised together, and the shape of one.
+/// Returns the axis, the number of rows that are normalised separately, and their length.
 fn rows(call: &Call, axis: i64) -> Result<(usize, usize, usize), String> {
     let dims = call.dims(0)?;
     let axis = call.axis(axis, dims.len())?;
     Ok((axis, dims[..axis].iter().product(), dims[axis..].iter().product()))
 }
 
-/// A weight or bias with an element for each of a row, whose shape is `row`; `None` for one that differs between rows.
+/// Flattens a weight or bias with an element for each element of a row of shape `row`; `None` if it differs between rows.
 fn flat(call: &mut Call, value: Value, row: &[usize]) -> Option<Value> {
     let graph = call.graph();
     let dims = graph.shape(value).to_vec();
@@ -131,7 +131,7 @@ fn flat(call: &mut Call, value: Value, row: &[usize]) -> Option<Value> {
     Some(graph.reshape(spread, &[width]).into())
 }
 
-/// `y` times a weight, plus a bias, that broadcast to its shape.
+/// Returns `y` times a weight, plus a bias, both broadcast to its shape.
 fn scaled(call: &mut Call, y: Value, weight: Value, bias: Option<Value>) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(y).to_vec();
@@ -217,7 +217,7 @@ fn rms_norm(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// `x + skip + bias`, where the bias may be left out.
+/// Returns `x + skip + bias`; the bias is optional.
 fn skip_sum(call: &mut Call, bias: usize) -> Result<Value, String> {
     let (x, skip) = (call.value(0)?, call.value(1)?);
     let mut sum: Value = call.graph().add(x, skip).into();
@@ -227,7 +227,7 @@ fn skip_sum(call: &mut Call, bias: usize) -> Result<Value, String> {
     Ok(sum)
 }
 
-/// Results of a normalisation with a residual connection: output, two statistics that are not computed, and the sum.
+/// Returns the results of a normalisation with a residual connection: output, two statistics that are not computed, and the sum.
 fn with_sum(call: &mut Call, y: Value, sum: Value, element: ElementType) -> Built {
     if call.wants(1) || call.wants(2) {
         return Err("its statistics are not supported".into());
@@ -262,7 +262,7 @@ fn skip_simplified_layer_norm(call: &mut Call) -> Built {
     with_sum(call, y.into(), sum, element)
 }
 
-/// `x / (bias + alpha / size sum of x^2 over the neighbouring channels)^beta`.
+/// Builds `x / (bias + alpha / size sum of x^2 over the neighbouring channels)^beta`.
 fn lrn(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let dims = call.dims(0)?;

@@ -23,7 +23,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("MaxPool", 1, max_pool).partly("positions of windows that are padded unevenly, dilated, or not of two axes"),
 ];
 
-/// The axes behind batch and channels.
+/// Returns the axes after batch and channels.
 fn spatial(call: &Call) -> Result<Vec<i32>, String> {
     let rank = call.dims(0)?.len();
     match rank {
@@ -47,7 +47,7 @@ fn windows(call: &Call) -> Result<Windows, String> {
     Windows::of(call, &dims[2..], &dimensions(&kernel)?, round_up)
 }
 
-/// A reduction of windows, one axis after the other: of the elements that each tap along an axis meets.
+/// Reduces windows one axis at a time, over the elements at each tap along the axis.
 fn by_axes(
     graph: &mut Graph,
     x: Value,
@@ -66,7 +66,7 @@ fn by_axes(
     let mut x = x;
     for i in 0..windows.kernel.len() {
         let dims = graph.shape(x).to_vec();
-        // What does not fit has been reported, and gives no shape.
+        // The graph has already reported an operand that does not fit, and has no shape for it.
         if dims.len() != windows.kernel.len() + 2 {
             return Ok(x);
         }
@@ -95,12 +95,12 @@ fn options(windows: &Windows, padding: [usize; 2]) -> Pool2dOptions {
     }
 }
 
-/// Whether the graph's own pooling has these windows; their padding need not be of it.
+/// Returns true if the graph's pooling operator supports these windows; their padding may still be unsupported.
 fn is_plain(windows: &Windows) -> bool {
     windows.kernel.len() == 2 && windows.dilations == [1, 1]
 }
 
-/// Padding that the graph's own pooling can do.
+/// Returns the padding, if the graph's pooling operator supports these windows with it.
 fn own_padding(windows: &Windows) -> Option<[usize; 2]> {
     let small = windows.low.iter().zip(&windows.kernel).all(|(p, k)| 2 * p <= *k);
     (is_plain(windows) && windows.is_symmetric() && small).then(|| [windows.low[0], windows.low[1]])
@@ -134,7 +134,7 @@ fn max_pool(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Positions in images whose columns stand one after the other, from those in images of rows.
+/// Converts positions in row-major images to positions in column-major images.
 fn transposed_positions(graph: &mut Graph, at: NodeId, height: usize, width: usize) -> NodeId {
     let number = |g: &mut Graph, v: usize| g.scalar_of(DType::I32, v as f64);
     let (height, width, area) = (
@@ -166,7 +166,7 @@ fn max_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
     by_axes(graph, padded.into(), windows, |g, a, b| g.maximum(a, b))
 }
 
-/// Sums over windows, with zeros beyond the image.
+/// Returns sums over windows, with zeros outside of the image.
 fn sum_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value, String> {
     let graph = call.graph();
     let area: usize = windows.kernel.iter().product();
@@ -185,11 +185,12 @@ fn sum_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
     by_axes(graph, padded.into(), windows, |g, a, b| g.add(a, b))
 }
 
-/// How many elements of each window along one axis count: those of the image, and with `padding` those added to it.
+/// Returns the number of elements of each window along axis `i`, with or without elements of the padding.
 fn counts(windows: &Windows, size: usize, i: usize, padding: bool) -> Vec<f64> {
-    let (first, end) = match padding {
-        true => (0, windows.low[i] + size + windows.declared_high[i]),
-        false => (windows.low[i], windows.low[i] + size),
+    let (first, end) = if padding {
+        (0, windows.low[i] + size + windows.declared_high[i])
+    } else {
+        (windows.low[i], windows.low[i] + size)
     };
     let of_window = |o: usize| {
         let taps = (0..windows.kernel[i]).map(|k| o * windows.strides[i] + k * windows.dilations[i]);
@@ -205,7 +206,7 @@ fn average_pool(call: &mut Call) -> Built {
     let padding = call.int("count_include_pad", 0)? != 0;
     let x = call.value(0)?;
     let area: usize = windows.kernel.iter().product();
-    // Each element of an axis looks at all taps.
+    // Each element of an axis checks all taps.
     for (&out, &kernel) in windows.out.iter().zip(&windows.kernel) {
         limits::elements(&[out, kernel], "a window along an axis")?;
     }
@@ -239,7 +240,7 @@ fn average_pool(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// The p of a norm.
+/// Returns the attribute `p`, the exponent of a norm.
 fn order(call: &Call) -> Result<i64, String> {
     match call.int("p", 2)? {
         p @ 1.. => Ok(p),
@@ -247,7 +248,7 @@ fn order(call: &Call) -> Result<i64, String> {
     }
 }
 
-/// `|x|^p`.
+/// Returns `|x|^p`.
 fn to_power(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
     let graph = call.graph();
     match p {
@@ -261,7 +262,7 @@ fn to_power(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
     }
 }
 
-/// `x^(1/p)`.
+/// Returns `x^(1/p)`.
 fn to_root(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
     match p {
         1 => x,

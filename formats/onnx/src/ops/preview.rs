@@ -2,11 +2,12 @@
 
 use meganeura_core::graph::{NodeId, Value};
 
+use super::OnnxOp;
 use super::attention::repeat_heads;
 use super::matmul::swap_last;
-use super::{OnnxOp, Operand};
 use crate::element::ElementType;
 use crate::import::Call;
+use crate::import::Operand;
 use crate::ops::Build;
 
 type Built = Result<Vec<Operand>, String>;
@@ -22,7 +23,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     training("Momentum", momentum),
 ];
 
-/// Scores or probabilities after the graph of an attribute, if it is there.
+/// Applies the subgraph in an attribute, if present, to scores or probabilities.
 fn modified(call: &mut Call, name: &str, x: Value, element: ElementType) -> Result<Value, String> {
     if !call.attributes().has(name) {
         return Ok(x);
@@ -32,11 +33,11 @@ fn modified(call: &mut Call, name: &str, x: Value, element: ElementType) -> Resu
     let results = call.body(body, name, vec![given.clone()])?;
     match results.as_slice() {
         [one] if one.dims == given.dims && one.element == element => call.value_of(one),
-        _ => Err(format!("{name} does not keep the shape and type of what it is given")),
+        _ => Err(format!("{name} changes the shape or type of its operand")),
     }
 }
 
-/// Attention with graphs that change its scores and probabilities.
+/// Builds attention with subgraphs that change its scores and probabilities.
 fn flex_attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let precision = match call.attributes().int("softmax_precision")? {
@@ -66,16 +67,16 @@ fn flex_attention(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Values of a step for one of the tensors that a node changes: it and its gradient, and what was accumulated for it.
+/// Values of an optimizer step for one of a node's tensors: the tensor, its gradient, and accumulated values.
 struct Update {
     element: ElementType,
     x: Value,
-    /// With that of half the squared norm.
+    /// Gradient of the loss plus the gradient of the regularization (`norm_coefficient` times half the squared norm).
     gradient: Value,
     accumulated: Vec<Value>,
 }
 
-/// The tensors of a node, each with so many that are accumulated.
+/// Returns the tensors of a node, each with `accumulated` accumulated values.
 fn updates(call: &mut Call, accumulated: usize) -> Result<Vec<Update>, String> {
     let kinds = 2 + accumulated;
     let count = call.arity().saturating_sub(2) / kinds;
@@ -104,7 +105,7 @@ fn updates(call: &mut Call, accumulated: usize) -> Result<Vec<Update>, String> {
     Ok(found)
 }
 
-/// The results of a node: each kind for all tensors.
+/// Returns the results of a node in its order: first the results of one kind for all tensors, then of the next kind.
 fn by_kind(call: &Call, all: Vec<(ElementType, Vec<NodeId>)>) -> Built {
     let kinds = all.first().map_or(0, |(_, list)| list.len());
     let of_kind = |kind: usize| all.iter().map(move |(element, list)| (list[kind], *element));
@@ -112,7 +113,7 @@ fn by_kind(call: &Call, all: Vec<(ElementType, Vec<NodeId>)>) -> Built {
     Ok(results.map(|(value, element)| call.result(value, element)).collect())
 }
 
-/// `old factor + new other`.
+/// Returns `factor * old + other * new`.
 fn mixed(call: &mut Call, element: ElementType, old: Value, factor: f64, new: Value, other: f64) -> NodeId {
     let (factor, other) = (call.scalar(element, factor), call.scalar(element, other));
     let graph = call.graph();
@@ -120,7 +121,7 @@ fn mixed(call: &mut Call, element: ElementType, old: Value, factor: f64, new: Va
     graph.add(old, new)
 }
 
-/// Learning rate and number of the step, as scalars of a type.
+/// Returns the learning rate and the number of the step, as scalars of a type.
 fn rate(call: &mut Call, element: ElementType) -> Result<(Value, Value), String> {
     let (rate, step) = (call.value(0)?, call.value(1)?);
     let (rate, step) = (call.as_element(rate, element), call.as_element(step, element));
@@ -174,7 +175,7 @@ fn adam(call: &mut Call) -> Built {
         let numbers = [alpha, beta, 0.0, 1.0, epsilon.into(), 1.0 - f64::from(post)];
         let [alpha, beta, zero, one, epsilon, kept] = numbers.map(|v| call.scalar(element, v));
         let graph = call.graph();
-        // Without the bias of the first steps, which step 0 keeps.
+        // Corrects the bias of the first steps; step 0 is not corrected.
         let (a, b) = (graph.pow(alpha, step), graph.pow(beta, step));
         let (a, b) = (graph.sub(one, a), graph.sub(one, b));
         let root = graph.sqrt(b);
@@ -207,18 +208,17 @@ fn momentum(call: &mut Call) -> Built {
         let numbers = [f64::from(alpha), beta.into(), 0.0, 1.0];
         let [alpha, beta, zero, one] = numbers.map(|v| call.scalar(element, v));
         let graph = call.graph();
-        // The first gradient counts as a whole.
+        // The first gradient has the weight 1.
         let later = graph.greater_than(step, zero);
         let beta = graph.select(later, beta, one);
         let old = graph.mul(update.accumulated[0], alpha);
         let new = graph.mul(update.gradient, beta);
         let v = graph.add(old, new);
-        let direction = match nesterov {
-            false => v,
-            true => {
-                let ahead = graph.mul(v, alpha);
-                graph.add(update.gradient, ahead)
-            }
+        let direction = if !nesterov {
+            v
+        } else {
+            let ahead = graph.mul(v, alpha);
+            graph.add(update.gradient, ahead)
         };
         let change = graph.mul(direction, rate);
         results.push((element, vec![graph.sub(update.x, change), v]));

@@ -1,4 +1,4 @@
-//! Quantised operators that are those of floats, with their operands dequantised and their results quantised again.
+//! Quantised operators that dequantise their operands, compute in floats, and quantise their results.
 
 use meganeura_core::graph::{Graph, Value};
 
@@ -24,18 +24,19 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("QLinearWhere", choose),
 ];
 
-/// Operand `i`, which has its scale and zero point behind it, in floats.
+/// Returns operand `i` in floats; its scale and zero point are the next two operands.
 fn dequantized(call: &mut Call, i: usize) -> Result<Value, String> {
     let x = conv::centred(call, i, i + 2)?;
     let scale = matrix_scale(call, i + 1, false)?;
     Ok(call.graph().mul(x, scale).into())
 }
 
-/// A result of integers of this type, with its scale and zero point in the operands `scale` and `scale + 1`.
+/// Quantises a result to integers of this type, with its scale and zero point in the operands `scale` and `scale + 1`.
 fn quantized(call: &mut Call, y: Value, scale: usize, element: ElementType) -> Built {
-    let zero = match call.has_input(scale + 1) {
-        true => Some(matrix_scale(call, scale + 1, false)?),
-        false => None,
+    let zero = if call.has_input(scale + 1) {
+        Some(matrix_scale(call, scale + 1, false)?)
+    } else {
+        None
     };
     let scale = matrix_scale(call, scale, false)?;
     let scaled = call.graph().div(y, scale);
@@ -57,7 +58,7 @@ fn binary(call: &mut Call, f: fn(&mut Graph, Value, Value) -> Value) -> Built {
     quantized(call, y, 6, element)
 }
 
-/// Scale and zero point of the result are first; each part has three operands.
+/// Builds a concatenation. The first two operands are the scale and zero point of the result; each part has three operands.
 fn concat(call: &mut Call) -> Built {
     let element = call.element(1)?;
     let count = call.arity().saturating_sub(2);
@@ -85,7 +86,7 @@ fn global_average_pool(call: &mut Call) -> Built {
     unary(call, |g, x| g.mean(x, &axes, true).into())
 }
 
-/// Before version 13 of Softmax, which `opset` says, the axes from one on are one.
+/// Builds a softmax. If `opset` is below 13, all axes from `axis` on are one axis.
 fn softmax(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let axis = call.axis(call.int("axis", -1)?, dims.len())?;
@@ -109,17 +110,15 @@ fn choose(call: &mut Call) -> Built {
     quantized(call, z, 7, element)
 }
 
-/// `alpha a_scale b_scale (op(A) op(B) + C)`, quantised if there is a scale for that, else in floats.
+/// Builds `alpha a_scale b_scale (op(A) op(B) + C)`, quantised if there is a scale for the result, otherwise in floats.
 fn gemm(call: &mut Call) -> Built {
     let transposed = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
     let alpha = call.float("alpha", 1.0)?;
     let a = centred_matrix(call, 0, 2, false)?;
-    // A zero point for each column of the product stands in a column where B is transposed.
+    // If B is transposed, zero points for the product's columns form a column.
     let b = centred_matrix(call, 3, 5, transposed[1])?;
-    let [a, b] = [(a, transposed[0]), (b, transposed[1])].map(|(x, swapped)| match swapped {
-        true => matmul::swap_last(call, x),
-        false => x,
-    });
+    let [a, b] = [(a, transposed[0]), (b, transposed[1])]
+        .map(|(x, swapped)| if swapped { matmul::swap_last(call, x) } else { x });
     let mut product = matmul::integer_product(call, a, b)?;
     if let Some(c) = call.optional(6)? {
         let c = call.as_element(c, ElementType::I32);

@@ -24,8 +24,8 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("QuantizeLinear", quantize),
 ];
 
-/// Scale or zero point `i` in a shape that meets a tensor of `dims`: a number, one for each index of the axis, or one for
-/// each block of it.
+/// Returns operand `i`, a scale or zero point, in a shape that broadcasts to a tensor of `dims`. The operand has a
+/// single number, one for each index of the axis, or one for each block of the axis.
 fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
     let value = call.value(i)?;
     let value = call.as_f32(value);
@@ -61,19 +61,20 @@ fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
     Ok(graph.slice_axis(all, axis as i32, 0, dims[axis]).into())
 }
 
-/// Type of what is dequantised: that of the scale, unless the node says another one.
+/// Returns the type after dequantisation: the type of the scale, unless the node specifies another one.
 fn result_type(call: &Call, scale: ElementType) -> Result<ElementType, String> {
     let element = match call.attributes().int("output_dtype")? {
         Some(number) if number != 0 => ElementType::from_number(number)?,
         _ => scale,
     };
-    match element.is_float() {
-        true => Ok(element),
-        false => Err(format!("{element} is not a floating-point type")),
+    if element.is_float() {
+        Ok(element)
+    } else {
+        Err(format!("{element} is not a floating-point type"))
     }
 }
 
-/// `(x - zero) scale`.
+/// Builds `(x - zero) scale`.
 fn dequantize(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = result_type(call, call.element(1)?)?;
@@ -89,7 +90,7 @@ fn dequantize(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Weights are dequantised once, and are parameters then.
+/// Dequantises weights once at import; they become parameters.
 fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let (Some(Some(x)), Some(Some(scale))) = (operands.first(), operands.get(1)) else {
         return Ok(None);
@@ -118,7 +119,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     Ok(Some(vec![Tensor::floats(element, dims, data)]))
 }
 
-/// `round(x) + zero`, saturated to the integers of a type.
+/// Returns `round(x) + zero`, saturated to the integers of a type.
 pub(super) fn saturated(call: &mut Call, scaled: Value, zero: Option<Value>, element: ElementType) -> Value {
     let (low, high) = element.range();
     let graph = call.graph();
@@ -145,9 +146,10 @@ fn quantize(call: &mut Call) -> Built {
     let x = call.value(0)?;
     let x = call.as_f32(x);
     let scale = spread(call, 1, &dims)?;
-    let zero = match call.has_input(2) {
-        true => Some(spread(call, 2, &dims)?),
-        false => None,
+    let zero = if call.has_input(2) {
+        Some(spread(call, 2, &dims)?)
+    } else {
+        None
     };
     let scaled = call.graph().div(x, scale);
     let Some(small) = small else {
@@ -163,7 +165,7 @@ fn quantize(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Scale and zero point for `uint8` from the range of a tensor, which is made to contain 0.
+/// Returns the quantised tensor, scale and zero point for `uint8`, from the range of a tensor, extended to contain 0.
 fn dynamic(call: &mut Call, x: Value) -> (Value, Value, Value) {
     let graph = call.graph();
     let rank = graph.shape(x).len() as i32;
@@ -194,7 +196,7 @@ fn dynamic_quantize(call: &mut Call) -> Built {
     ])
 }
 
-/// Operand `i` less its zero point, as `i32`.
+/// Returns operand `i` minus its zero point, as `i32`.
 pub(super) fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool) -> Result<Value, String> {
     let x = call.value(i)?;
     let x = call.as_element(x, ElementType::I32);
@@ -210,7 +212,7 @@ pub(super) fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool)
     Ok(graph.sub(x, zero).into())
 }
 
-/// A scale for rows or columns of a matrix.
+/// Returns a scale for rows or columns of a matrix.
 pub(super) fn matrix_scale(call: &mut Call, i: usize, rows: bool) -> Result<Value, String> {
     let scale = call.value(i)?;
     let scale = call.as_f32(scale);
@@ -272,7 +274,7 @@ fn qlinear_conv(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// `a_scale b_scale (a - a_zero) (b - b_zero) + bias`.
+/// Builds `a_scale b_scale (a - a_zero) (b - b_zero) + bias`.
 fn matmul_integer_to_float(call: &mut Call) -> Built {
     let a = centred_matrix(call, 0, 4, true)?;
     let b = centred_matrix(call, 1, 5, false)?;
@@ -288,7 +290,7 @@ fn matmul_integer_to_float(call: &mut Call) -> Built {
     call.one(y, ElementType::F32)
 }
 
-/// The first operand is quantised, and the product is in floats again.
+/// Builds a product whose first operand is quantised in each step, with a result in floats.
 fn dynamic_quantize_matmul(call: &mut Call) -> Built {
     let x = call.value(0)?;
     let (a, a_scale, a_zero) = dynamic(call, x);

@@ -3,7 +3,7 @@
 use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::fold::indices;
-use super::{OnnxOp, op};
+use super::{OnnxOp, Overflow, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::Tensor;
@@ -12,14 +12,19 @@ type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("CumProd", 26, cum_prod).partly("axes longer than 64"),
-    op("CumSum", 11, cum_sum).partly("an axis that depends on the data of an input"),
+    op("CumProd", 26, cum_prod)
+        .partly("axes longer than 64")
+        .checked(Overflow::Products(&[0])),
+    op("CumSum", 11, cum_sum)
+        .partly("an axis that depends on the data of an input")
+        .checked(Overflow::Sums(&[0])),
     op("ReduceL1", 1, |c| {
         reduce(c, |g, x, axes, keep| {
             let size = g.abs(x);
             g.sum(size, axes, keep)
         })
-    }),
+    })
+    .checked(Overflow::Products(&[0])),
     op("ReduceL2", 1, |c| {
         reduce(c, |g, x, axes, keep| {
             let squares = g.mul(x, x);
@@ -46,24 +51,28 @@ pub(super) const OPS: &[OnnxOp] = &[
     })
     .folding(|c, x| fold_ints(c, x, i64::MAX, |a, b| Some(a.min(b)))),
     op("ReduceProd", 1, |c| reduce(c, |g, x, axes, keep| g.prod(x, axes, keep)))
-        .folding(|c, x| fold_ints(c, x, 1, i64::checked_mul)),
+        .folding(|c, x| fold_ints(c, x, 1, i64::checked_mul))
+        .checked(Overflow::Products(&[0])),
     op("ReduceSum", 1, |c| reduce(c, |g, x, axes, keep| g.sum(x, axes, keep)))
-        .folding(|c, x| fold_ints(c, x, 0, i64::checked_add)),
+        .folding(|c, x| fold_ints(c, x, 0, i64::checked_add))
+        .checked(Overflow::Sums(&[0])),
     op("ReduceSumSquare", 1, |c| {
         reduce(c, |g, x, axes, keep| {
             let squares = g.mul(x, x);
             g.sum(squares, axes, keep)
         })
-    }),
+    })
+    .checked(Overflow::Products(&[0])),
 ];
 
-/// Axes that are reduced: all if none are named, unless the node says that none means none.
+/// Returns the axes that are reduced. An empty list means all axes, unless `noop_with_empty_axes` is set.
 fn axes(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
     let named = call.attribute_or_operand("axes", 1)?.unwrap_or_default();
     if named.is_empty() {
-        return Ok(match call.int("noop_with_empty_axes", 0)? != 0 {
-            true => Vec::new(),
-            false => (0..rank).collect(),
+        return Ok(if call.int("noop_with_empty_axes", 0)? != 0 {
+            Vec::new()
+        } else {
+            (0..rank).collect()
         });
     }
     let mut axes: Vec<usize> = named.iter().map(|&a| call.axis(a, rank)).collect::<Result<_, _>>()?;
@@ -79,7 +88,7 @@ fn reduce(call: &mut Call, f: fn(&mut Graph, Value, &[i32], bool) -> NodeId) -> 
     let keep = call.int("keepdims", 1)? != 0;
     let mut x = call.value(0)?;
     if axes.is_empty() && !dims.is_empty() {
-        // Each element is reduced on its own, along a new axis.
+        // Each element is reduced separately, along a new axis.
         let spread = [dims.as_slice(), &[1]].concat();
         let graph = call.graph();
         x = graph.reshape(x, &spread).into();
@@ -93,29 +102,31 @@ fn reduce(call: &mut Call, f: fn(&mut Graph, Value, &[i32], bool) -> NodeId) -> 
     }
     let float_only = !element.is_float();
     let y = f(call.graph(), x, &axes, keep);
-    let y = match float_only {
-        true => call.wrap(y.into(), element),
-        false => y.into(),
+    let y = if float_only {
+        call.wrap(y.into(), element)
+    } else {
+        y.into()
     };
     call.one(y, element)
 }
 
-/// Smallest and largest number of a type; integers of 64 bits have 32 in a graph.
+/// Returns the smallest and largest number of a type; integers of 64 bits have 32 bits in a graph.
 fn limits(element: ElementType) -> (f64, f64) {
     if element.is_float() {
         return (f64::NEG_INFINITY, f64::INFINITY);
     }
     let (low, high) = element.range();
-    match element.is_signed() {
-        true => (
+    if element.is_signed() {
+        (
             low.max(i64::from(i32::MIN)) as f64,
             high.min(i64::from(i32::MAX)) as f64,
-        ),
-        false => (low as f64, high.min(i64::from(u32::MAX)) as f64),
+        )
+    } else {
+        (low as f64, high.min(i64::from(u32::MAX)) as f64)
     }
 }
 
-/// [`reduce`] by a function that has no value for no elements, and what is the result of those.
+/// Builds [`reduce`] for a function that is not defined for zero elements; `empty` builds the result in this case.
 fn reduce_or(
     call: &mut Call,
     empty: fn(ElementType) -> f64,
@@ -138,7 +149,7 @@ fn mean(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
     g.mean(x, axes, keep)
 }
 
-/// `max + ln(sum(e^(x - max)))`, which does not overflow.
+/// Returns `max + ln(sum(e^(x - max)))`, which does not overflow.
 fn log_sum_exp(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
     let max = g.max(x, axes, true);
     // An infinite maximum would make the difference NaN.
@@ -163,7 +174,7 @@ fn log_sum_exp(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
     g.reshape(y, &dims)
 }
 
-/// A reduction of known integers.
+/// Reduces known integers.
 fn fold_ints(call: &Call, operands: &[Option<&Tensor>], start: i64, f: fn(i64, i64) -> Option<i64>) -> Folded {
     let Some(Some(x)) = operands.first() else {
         return Ok(None);
@@ -187,19 +198,19 @@ fn fold_ints(call: &Call, operands: &[Option<&Tensor>], start: i64, f: fn(i64, i
         let at: usize = at.map(|(i, (&k, &s))| if axes.contains(&i) { 0 } else { k * s }).sum();
         sums[at] = f(sums[at], value).ok_or("arithmetic on shapes overflows")?;
     }
-    let dims = match keep {
-        true => kept,
-        false => kept
-            .iter()
+    let dims = if keep {
+        kept
+    } else {
+        kept.iter()
             .enumerate()
             .filter(|(i, _)| !axes.contains(i))
             .map(|(_, &d)| d)
-            .collect(),
+            .collect()
     };
     Ok(Some(vec![Tensor::integers(x.element(), &dims, sums)]))
 }
 
-/// The axis of a running sum.
+/// Returns the axis of a running sum.
 fn running_axis(call: &Call) -> Result<i32, String> {
     let axis = call.known_scalar(1, "the axis")?.ok_or("the axis is missing")?;
     Ok(call.axis(axis as i64, call.dims(0)?.len())? as i32)
@@ -214,7 +225,7 @@ fn cum_sum(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Products of the first 1, 2, 3... elements, one after the other.
+/// Builds products of the first 1, 2, 3... elements.
 fn cum_prod(call: &mut Call) -> Built {
     let axis = running_axis(call)?;
     let (x, element) = (call.value(0)?, call.element(0)?);

@@ -1,4 +1,4 @@
-//! Images of another size. All coordinates are computed when importing, so every mode is a weighted sum of gathers.
+//! Resizing of images. All coordinates are computed at import, so every mode is a weighted sum of gathers.
 
 use meganeura_core::graph::{Graph, Value};
 
@@ -12,20 +12,20 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Upsample", 7, resize).partly("scales that depend on the data of an input"),
 ];
 
-/// Elements that one element of the result may be a sum of.
+/// Maximum number of terms of the weighted sum of an element.
 const MAX_TERMS: usize = 64;
 
-/// How one axis changes.
+/// Size change of one axis.
 #[derive(Clone, Debug)]
 struct Axis {
     from: usize,
     to: usize,
     scale: f64,
-    /// First and last coordinate of a region, as parts of the axis, for `tf_crop_and_resize`.
+    /// First and last coordinate of a region, as fractions of the axis, for `tf_crop_and_resize`.
     region: (f64, f64),
 }
 
-/// How a node resizes.
+/// Resize mode of a node.
 struct Mode {
     kind: String,
     coordinates: String,
@@ -37,7 +37,7 @@ struct Mode {
 }
 
 fn mode(call: &Call) -> Result<Mode, String> {
-    // Before version 11 there was one way: scaled coordinates, rounded down.
+    // Before version 11 there was only one mode: scaled coordinates, rounded down.
     let old = call.opset < 11;
     let or = |name: &str, default: &'static str| call.string(name, default).map(|s| s.into_owned());
     let kind = match or("mode", "nearest")?.as_str() {
@@ -65,7 +65,7 @@ fn mode(call: &Call) -> Result<Mode, String> {
     })
 }
 
-/// All axes, with those that the node does not name left as they are.
+/// Returns all axes; axes that the node does not list are unchanged.
 fn axes(call: &Call) -> Result<Vec<Axis>, String> {
     let dims = call.dims(0)?;
     let mut axes: Vec<Axis> = dims
@@ -109,9 +109,10 @@ fn axes(call: &Call) -> Result<Vec<Axis>, String> {
         }
     }
     let checked = |size: f64| -> Result<usize, String> {
-        match size.is_finite() && (1.0..(1u64 << 31) as f64).contains(&size) {
-            true => Ok(size as usize),
-            false => Err(format!("an axis cannot have {size} elements")),
+        if size.is_finite() && (1.0..(1u64 << 31) as f64).contains(&size) {
+            Ok(size as usize)
+        } else {
+            Err(format!("an axis cannot have {size} elements"))
         }
     };
     match (scales, sizes) {
@@ -144,7 +145,7 @@ fn axes(call: &Call) -> Result<Vec<Axis>, String> {
             }
             for (&axis, &scale) in named.iter().zip(&scales) {
                 let (first, last) = axes[axis].region;
-                // The file's 32-bit number.
+                // The scale is the file's 32-bit number.
                 let to = (dims[axis] as f64 * (last - first) * scale).floor();
                 (axes[axis].to, axes[axis].scale) = (checked(to)?, scale);
             }
@@ -154,7 +155,7 @@ fn axes(call: &Call) -> Result<Vec<Axis>, String> {
     Ok(axes)
 }
 
-/// Where element `i` of the result lies in the axis that it comes from.
+/// Returns the source coordinate of element `i` of the result.
 fn coordinate(mode: &Mode, axis: &Axis, i: usize) -> Result<f64, String> {
     let (x, from, to) = (i as f64, axis.from as f64, axis.to as f64);
     Ok(match mode.coordinates.as_str() {
@@ -172,16 +173,18 @@ fn coordinate(mode: &Mode, axis: &Axis, i: usize) -> Result<f64, String> {
         "tf_half_pixel_for_nn" => (x + 0.5) / axis.scale,
         "tf_crop_and_resize" => {
             let (first, last) = axis.region;
-            match axis.to > 1 {
-                true => first * (from - 1.0) + x * (last - first) * (from - 1.0) / (to - 1.0),
-                false => 0.5 * (first + last) * (from - 1.0),
+            if axis.to > 1 {
+                first * (from - 1.0) + x * (last - first) * (from - 1.0) / (to - 1.0)
+            } else {
+                0.5 * (first + last) * (from - 1.0)
             }
         }
         other => return Err(format!("coordinate_transformation_mode `{other}` is not known")),
     })
 }
 
-/// Elements with their weights that make one element of the result; `None` where it is the extrapolation value.
+/// Indices and weights of the elements whose weighted sum is one element of the result; `None` for the extrapolation
+/// value.
 type Terms = Option<Vec<(usize, f64)>>;
 
 fn nearest(mode: &Mode, at: f64, size: usize) -> Result<usize, String> {
@@ -195,7 +198,7 @@ fn nearest(mode: &Mode, at: f64, size: usize) -> Result<usize, String> {
     Ok(at.clamp(0.0, size as f64 - 1.0) as usize)
 }
 
-/// Weights by distance: a triangle for linear, Keys' function for cubic interpolation.
+/// Returns weights by distance: a triangle for linear, Keys' function for cubic interpolation.
 fn weight(mode: &Mode, distance: f64) -> f64 {
     let t = distance.abs();
     if mode.kind == "linear" {
@@ -218,7 +221,7 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
     if mode.kind == "nearest" {
         return Ok(Some(vec![(nearest(mode, at, axis.from)?, 1.0)]));
     }
-    // Smaller images with antialiasing: the function is stretched to what an element of the result covers.
+    // Downscaling with antialiasing: the function is stretched to the area of an element of the result.
     let stretch = if mode.antialias && axis.scale < 1.0 {
         axis.scale
     } else {
@@ -254,11 +257,12 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
     Ok(Some(found))
 }
 
-/// One axis resized: gathers of the first, second... element of each sum, times their weights.
+/// Resizes one axis. Each output element is a weighted sum of inputs (`lists`). A single gather reads the k-th terms of
+/// all sums, and a product applies their weights.
 fn along(graph: &mut Graph, x: Value, axis: usize, lists: &[Terms], extrapolation: f64) -> Value {
     let dtype = graph.dtype(x);
     let rank = graph.shape(x).len();
-    // What does not fit has been reported, and gives no shape.
+    // The graph has already reported an operand that does not fit, and has no shape for it.
     if axis >= rank {
         return x;
     }
@@ -296,7 +300,7 @@ fn along(graph: &mut Graph, x: Value, axis: usize, lists: &[Terms], extrapolatio
     y
 }
 
-/// The graph's own kernel for images, if it computes the same.
+/// Builds the graph's operator for resizing images, if it computes the same result.
 fn own_kernel(graph: &mut Graph, x: Value, axes: &[Axis], mode: &Mode) -> Option<Value> {
     let [n, c, h, w] = axes else { return None };
     let unchanged = |a: &Axis| a.from == a.to;

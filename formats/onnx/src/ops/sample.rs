@@ -1,4 +1,4 @@
-//! Values of images between their elements, at positions that other operands give.
+//! Interpolation of images at positions from other operands.
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
@@ -18,7 +18,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("RoiAlign", 10, roi_align).partly("sampling_ratio = 0 of regions that are not known when importing"),
 ];
 
-/// What is beyond the edge of an image.
+/// Rule for values outside of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Padding {
     Zeros,
@@ -26,8 +26,8 @@ pub(super) enum Padding {
     Reflection,
 }
 
-/// A position along an axis that takes part in a result: its index, its share, and whether it is inside of the image.
-pub(super) struct Tap {
+/// A position along an axis that contributes to a result: its index, its weight, and true if it is inside the image.
+pub(super) struct SampleTap {
     pub(super) index: Value,
     pub(super) share: Value,
     pub(super) inside: Option<Value>,
@@ -37,11 +37,12 @@ pub(super) fn number(g: &mut Graph, value: f64) -> NodeId {
     g.scalar_of(DType::F32, value)
 }
 
-/// Position `x` reflected at the edges until it is between them.
+/// Reflects position `x` at the edges until it is between them.
 fn reflected(g: &mut Graph, x: Value, size: usize, aligned: bool) -> Value {
-    let (low, width) = match aligned {
-        true => (0.0, size as f64 - 1.0),
-        false => (-0.5, size as f64),
+    let (low, width) = if aligned {
+        (0.0, size as f64 - 1.0)
+    } else {
+        (-0.5, size as f64)
     };
     if width <= 0.0 {
         return number(g, 0.0).into();
@@ -56,8 +57,8 @@ fn reflected(g: &mut Graph, x: Value, size: usize, aligned: bool) -> Value {
     g.add(folded, low).into()
 }
 
-/// The element at a whole position, which may be outside.
-fn tap(g: &mut Graph, at: Value, share: Value, size: usize, aligned: bool, padding: Padding) -> Tap {
+/// Returns the tap at an integer position, which may be outside of the image; `share` is its weight.
+fn tap(g: &mut Graph, at: Value, share: Value, size: usize, aligned: bool, padding: Padding) -> SampleTap {
     let (first, last) = (number(g, 0.0), number(g, size as f64 - 1.0));
     let inside = (padding == Padding::Zeros).then(|| {
         let (after, before) = (g.greater_equal(at, first), g.less_equal(at, last));
@@ -69,16 +70,16 @@ fn tap(g: &mut Graph, at: Value, share: Value, size: usize, aligned: bool, paddi
     };
     let above = g.maximum(at, first);
     let index = g.minimum(above, last);
-    Tap {
+    SampleTap {
         index: g.cast(index, DType::U32).into(),
         share,
         inside,
     }
 }
 
-/// The four shares of Keys' cubic convolution at distance t behind the second of four elements, with a = -3/4.
+/// Returns the four weights of Keys' cubic convolution at distance t after the second of four elements, with a = -3/4.
 fn cubic_shares(g: &mut Graph, t: Value) -> Vec<Value> {
-    // Powers of t with these factors, from the constant on.
+    // Factors of the powers of t, from the constant on.
     const FACTORS: [[f64; 4]; 4] = [
         [0.0, -0.75, 1.5, -0.75],
         [1.0, 0.0, -2.25, 1.25],
@@ -97,15 +98,22 @@ fn cubic_shares(g: &mut Graph, t: Value) -> Vec<Value> {
     FACTORS.map(of).to_vec()
 }
 
-/// Elements along one axis of `size` for positions `x`, by the rules of a mode.
-pub(super) fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &str, padding: Padding) -> Vec<Tap> {
+/// Returns the taps along one axis of `size` elements that contribute to positions `x`, by the rules of a mode.
+pub(super) fn taps(
+    g: &mut Graph,
+    x: Value,
+    size: usize,
+    aligned: bool,
+    mode: &str,
+    padding: Padding,
+) -> Vec<SampleTap> {
     let one: Value = number(g, 1.0).into();
     let mut x = x;
     if mode == "nearest" {
         x = g.round(x).into();
     }
-    // Positions between the edges and the middles of the last elements stay; with `cubic` each element is held at the border
-    // on its own, as PyTorch and ONNX Runtime do (the reference of the package `onnx` holds the position).
+    // Positions between the edges and the centers of the last elements are kept. With `cubic`, each element is clamped to the
+    // border separately, as in PyTorch and ONNX Runtime (the reference of the package `onnx` clamps the position).
     match padding {
         Padding::Zeros => {}
         Padding::Border if mode == "cubic" => {}
@@ -138,7 +146,7 @@ pub(super) fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &s
     found
 }
 
-/// The product of shares or the conjunction of conditions, where there are any.
+/// Returns the product of shares or the conjunction of conditions, if present.
 pub(super) fn joined(
     g: &mut Graph,
     a: Option<Value>,
@@ -195,7 +203,7 @@ fn grid_sample(call: &mut Call) -> Built {
     let table = g.reshape(table, &[n * area, c]);
     let mut of_axes = Vec::new();
     for (i, &size) in sizes.iter().enumerate() {
-        // The grid names the last axis first.
+        // The grid lists the last axis first.
         let at = axes - 1 - i;
         let part = g.slice_axis(grid, 2, at, at + 1);
         let part = g.reshape(part, &[n, points]);
@@ -238,14 +246,14 @@ fn grid_sample(call: &mut Call) -> Built {
         }
         sum = joined(g, sum, Some(part), |g, a, b| g.add(a, b));
     }
-    let y = sum.ok_or("there is nothing to sample")?;
+    let y = sum.ok_or("the input has no elements to sample")?;
     let y = g.permute(y, &[0, 2, 1]);
     let y = g.reshape(y, &[&[n, c], &grid_dims[1..=axes]].concat());
     let y = call.as_element(y.into(), element);
     call.one(y, element)
 }
 
-/// Positions of an image's elements between -1 and 1, after an affine map.
+/// Returns the normalized coordinates of an image's elements (-1 to 1 across the image), after an affine map.
 fn affine_grid(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let size = call.known_ints(1, "the size")?.ok_or("the size is missing")?;
@@ -266,9 +274,10 @@ fn affine_grid(call: &mut Call) -> Built {
     for index in indices(sizes) {
         for (&i, &size) in index.iter().zip(sizes).rev() {
             let (i, size) = (i as f64, size as f64);
-            rows.push(match aligned {
-                true => 2.0 * i / (size - 1.0) - 1.0,
-                false => (2.0 * i + 1.0) / size - 1.0,
+            rows.push(if aligned {
+                2.0 * i / (size - 1.0) - 1.0
+            } else {
+                (2.0 * i + 1.0) / size - 1.0
             } as f32);
         }
         rows.push(1.0);
@@ -284,8 +293,8 @@ fn affine_grid(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Neighbours of positions `[regions, n]` along an axis of regions: lower and upper index, their shares, and 0 for positions
-/// that are outside.
+/// Neighbours of positions `[regions, n]` along an axis of regions: lower and upper index, and their weights, which are 0 for
+/// positions outside.
 struct Neighbours {
     index: [Value; 2],
     share: [Value; 2],
@@ -315,16 +324,16 @@ fn neighbours(g: &mut Graph, at: Value, size: usize) -> Neighbours {
     }
 }
 
-/// Samples of each bin along an axis.
+/// Number of samples of each bin along an axis.
 struct Samples {
     /// Maximum number of samples of a bin.
     most: usize,
-    /// Samples in the bins of each region; `None` if all have the most.
+    /// Number of samples per bin for each region; `None` if all regions have the maximum.
     of_region: Option<Vec<usize>>,
 }
 
 impl Samples {
-    /// The same number for all bins.
+    /// Creates the same number of samples for all bins.
     fn fixed(ratio: usize) -> Self {
         Samples {
             most: ratio,
@@ -332,7 +341,7 @@ impl Samples {
         }
     }
 
-    /// One for each pixel of a bin, of regions `[regions, 4]` from coordinate `first` to the one two after it.
+    /// Creates one sample for each pixel of a bin, for regions `[regions, 4]` from coordinate `first` to coordinate `first + 2`.
     fn of_pixels(rois: &[f32], first: usize, scale: f32, count: usize, half_pixel: bool) -> Self {
         let shift = if half_pixel { 0.5 } else { 0.0 };
         let samples = rois.chunks_exact(4).map(|roi| {
@@ -349,22 +358,24 @@ impl Samples {
         }
     }
 
-    /// Places of the samples in regions of the size 1, `[regions or 1, count * most]`. Those beyond a region's own are 0.
+    /// Returns the positions of the samples in regions of size 1, `[regions or 1, count * most]`. Positions of missing samples
+    /// are 0.
     fn places(&self, g: &mut Graph, count: usize) -> NodeId {
         let own = self.of_region.clone().unwrap_or_else(|| vec![self.most]);
         let mut places = Vec::with_capacity(own.len() * count * self.most);
         for &samples in &own {
             for (bin, i) in (0..count).flat_map(|bin| (0..self.most).map(move |i| (bin, i))) {
-                places.push(match i < samples {
-                    true => ((bin * samples) as f64 + i as f64 + 0.5) / (count * samples) as f64,
-                    false => 0.0,
+                places.push(if i < samples {
+                    ((bin * samples) as f64 + i as f64 + 0.5) / (count * samples) as f64
+                } else {
+                    0.0
                 } as f32);
             }
         }
         g.constant(places, &[own.len(), count * self.most])
     }
 
-    /// Mask of the samples of each region, `[regions, most]`, if regions have different numbers of samples.
+    /// Returns a mask of the samples of each region, `[regions, most]`, if regions have different numbers of samples.
     fn exists(&self) -> Option<Vec<bool>> {
         let own = self.of_region.as_ref()?;
         let each = |&samples: &usize| (0..self.most).map(move |i| i < samples);
@@ -372,7 +383,7 @@ impl Samples {
     }
 }
 
-/// Positions in regions along an axis: `count` bins of samples each, in regions from `start` to `end`, `[regions, 1]`.
+/// Returns positions in regions along an axis: `count` bins of samples each, in regions from `start` to `end`, `[regions, 1]`.
 fn bin_positions(g: &mut Graph, start: Value, end: Value, count: usize, samples: &Samples, half_pixel: bool) -> Value {
     let mut width: Value = g.sub(end, start).into();
     if !half_pixel {
@@ -384,7 +395,7 @@ fn bin_positions(g: &mut Graph, start: Value, end: Value, count: usize, samples:
     g.add(start, inside).into()
 }
 
-/// Averages, or the largest, of values at a grid of positions in each bin of each region.
+/// Builds averages, or maxima, of values at a grid of positions in each bin of each region.
 fn roi_align(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
     let regions = *call.dims(1)?.first().unwrap_or(&0);
@@ -468,14 +479,15 @@ fn roi_align(call: &mut Call) -> Built {
         let share = g.mul(row_share, column_share);
         let found = g.gather_axis(table, at, 0);
         let part: Value = g.mul(found, share).into();
-        // The largest is that of the four weighted neighbours, as the operator's reference has it.
-        let f: fn(&mut Graph, Value, Value) -> NodeId = match largest {
-            true => |g, a, b| g.maximum(a, b),
-            false => |g, a, b| g.add(a, b),
+        // The maximum is taken over the four weighted neighbours, as in the operator's reference.
+        let f: fn(&mut Graph, Value, Value) -> NodeId = if largest {
+            |g, a, b| g.maximum(a, b)
+        } else {
+            |g, a, b| g.add(a, b)
         };
         value = joined(g, value, Some(part), f);
     }
-    let value = value.ok_or("there is nothing to sample")?;
+    let value = value.ok_or("the input has no elements to sample")?;
     let mut value: Value = g
         .reshape(value, &[regions, height, down.most, width, across.most, dims[1]])
         .into();
@@ -494,21 +506,18 @@ fn roi_align(call: &mut Call) -> Built {
             let rows = shares(rows, &down, g, &[regions, 1, down.most, 1, 1, 1]);
             let columns = shares(columns, &across, g, &[regions, 1, 1, 1, across.most, 1]);
             let share = g.mul(rows, columns);
-            match largest {
-                false => {
-                    value = g.mul(value, share).into();
-                    g.sum(value, &[2, 4], false)
-                }
-                true => {
-                    let (zero, lowest) = (number(g, 0.0), number(g, f64::from(f32::MIN)));
-                    let exists = g.greater_than(share, zero);
-                    let held = g.select(exists, value, lowest);
-                    let y = g.max(held, &[2, 4], false);
-                    // Regions without pixels have no samples.
-                    let any = g.max(share, &[2, 4], false);
-                    let any = g.greater_than(any, zero);
-                    g.select(any, y, zero)
-                }
+            if largest {
+                let (zero, lowest) = (number(g, 0.0), number(g, f64::from(f32::MIN)));
+                let exists = g.greater_than(share, zero);
+                let held = g.select(exists, value, lowest);
+                let y = g.max(held, &[2, 4], false);
+                // Regions without pixels have no samples.
+                let any = g.max(share, &[2, 4], false);
+                let any = g.greater_than(any, zero);
+                g.select(any, y, zero)
+            } else {
+                value = g.mul(value, share).into();
+                g.sum(value, &[2, 4], false)
             }
         }
     };

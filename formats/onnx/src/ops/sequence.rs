@@ -1,4 +1,4 @@
-//! Sequences inside of a model: lists that an import follows, whose lengths and positions are known.
+//! Sequences inside a model: lists with known lengths and positions, which exist only during an import.
 
 use meganeura_core::graph::Value;
 
@@ -10,39 +10,29 @@ use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Longer sequences are not followed.
+/// Maximum length of a sequence.
 const MAX_LENGTH: usize = 256;
 
 const POSITION: &str = "positions that depend on the data of an input";
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("ConcatFromSequence", 11, concat_from_sequence),
-    op("SequenceAt", 11, sequence_at).partly(POSITION),
+    op("ConcatFromSequence", 11, concat_from_sequence).taking_sequences(),
+    op("SequenceAt", 11, sequence_at).taking_sequences().partly(POSITION),
     op("SequenceConstruct", 11, sequence_construct).partly("more than 256 values"),
     op("SequenceEmpty", 11, sequence_empty),
-    op("SequenceErase", 11, sequence_erase).partly(POSITION),
-    op("SequenceInsert", 11, sequence_insert).partly(POSITION),
-    op("SequenceLength", 11, sequence_length),
-    op("SequenceMap", 17, sequence_map),
+    op("SequenceErase", 11, sequence_erase)
+        .taking_sequences()
+        .partly(POSITION),
+    op("SequenceInsert", 11, sequence_insert)
+        .taking_sequences()
+        .partly(POSITION),
+    op("SequenceLength", 11, sequence_length).taking_sequences(),
+    op("SequenceMap", 17, sequence_map).taking_sequences(),
     op("SplitToSequence", 11, split_to_sequence)
         .partly("sizes that depend on the data of an input, more than 256 parts"),
 ];
 
-/// Operators that a sequence may be given to.
-pub(super) const TAKE_SEQUENCES: &[&str] = &[
-    "ConcatFromSequence",
-    "Identity",
-    "Loop",
-    "OptionalGetElement",
-    "OptionalHasElement",
-    "SequenceAt",
-    "SequenceErase",
-    "SequenceInsert",
-    "SequenceLength",
-    "SequenceMap",
-];
-
-/// The values of the sequence that is operand 0.
+/// Returns the values of the sequence in operand 0.
 fn values(call: &Call) -> Result<Vec<Operand>, String> {
     let values = call.operand(0)?.values();
     Ok(values.ok_or("operand 0 is not a sequence")?.to_vec())
@@ -55,7 +45,7 @@ fn list(element: ElementType, values: Vec<Operand>) -> Built {
     }
 }
 
-/// A position in a sequence of that length, counted from the front; the last one if none is given.
+/// Returns a non-negative position in a sequence of this length; the default is the last one.
 fn position(call: &Call, i: usize, length: usize) -> Result<usize, String> {
     let Some(at) = call.known_scalar(i, "the position")? else {
         return length.checked_sub(1).ok_or_else(|| "the sequence is empty".into());
@@ -95,7 +85,7 @@ fn sequence_insert(call: &mut Call) -> Built {
     if value.values().is_some() {
         return Err("sequences of sequences are not supported".into());
     }
-    // Behind the last one is a position, too, if it is counted from the front.
+    // The position after the last element is also valid, if it is counted from the front.
     let at = match call.known_scalar(2, "the position")? {
         Some(at) if at != values.len() as f64 => position(call, 2, values.len())?,
         _ => values.len(),
@@ -120,25 +110,24 @@ fn concat_from_sequence(call: &mut Call) -> Built {
     let mut parts: Vec<Value> = Vec::new();
     for value in &values {
         let part = call.value_of(value)?;
-        parts.push(match new {
-            false => part,
-            true => {
-                let mut dims = value.dims.clone();
-                dims.insert(axis.min(dims.len()), 1);
-                call.graph().reshape(part, &dims).into()
-            }
+        parts.push(if !new {
+            part
+        } else {
+            let mut dims = value.dims.clone();
+            dims.insert(axis.min(dims.len()), 1);
+            call.graph().reshape(part, &dims).into()
         });
     }
     let y = call.graph().concat(&parts, axis as i32);
     call.one(y, element)
 }
 
-/// Parts of a tensor: single elements of an axis, or as long as an operand says.
+/// Splits a tensor: into single elements of an axis, or into parts of the sizes in an operand.
 fn split_to_sequence(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
     let axis = call.axis(call.int("axis", 0)?, dims.len())?;
     let size = dims[axis];
-    let too_many = || format!("an axis of {size} elements gives too many parts");
+    let too_many = || format!("an axis of {size} elements is split into too many parts");
     let sizes = match call.known_ints(1, "the sizes")? {
         None => match size {
             0..=MAX_LENGTH => vec![1; size],
@@ -175,7 +164,7 @@ fn split_to_sequence(call: &mut Call) -> Built {
     list(element, parts)
 }
 
-/// The results of a body for each value of a sequence, with those of others or the same tensors beside it.
+/// Applies a body to each value of a sequence, together with values of other sequences, or tensors that are the same for all.
 fn sequence_map(call: &mut Call) -> Built {
     let body = call.subgraph("body")?;
     let count = values(call)?.len();

@@ -30,7 +30,7 @@ const ATAN: [f64; 9] = [
     0.002_866_225_7,
 ];
 
-/// The angle of the point (x, y) with the axis of x, between -pi and pi; 0 at the origin.
+/// Returns the angle of the point (x, y) with the x axis, between -pi and pi; 0 at the origin.
 pub(super) fn angle(g: &mut Graph, y: Value, x: Value) -> NodeId {
     let dtype = g.dtype(y);
     let number = |g: &mut Graph, v: f64| g.scalar_of(dtype, v);
@@ -61,14 +61,14 @@ pub(super) fn angle(g: &mut Graph, y: Value, x: Value) -> NodeId {
     g.select(below, negative, base)
 }
 
-/// The angle whose tangent is x.
+/// Returns the angle whose tangent is x.
 pub(super) fn atan(g: &mut Graph, x: Value) -> NodeId {
     let dtype = g.dtype(x);
     let one = g.scalar_of(dtype, 1.0);
     angle(g, x, one.into())
 }
 
-/// A sum of cosines: `sum over k of a_k cos(2 pi k n / N)`.
+/// Builds a sum of cosines: `sum over k of a_k cos(2 pi k n / N)`.
 fn window(call: &mut Call, factors: &[f64]) -> Built {
     let element = ElementType::from_number(call.int("output_datatype", 1)?)?;
     let size = call.known_scalar(0, "the size")?.ok_or("the size is missing")?;
@@ -88,14 +88,15 @@ fn window(call: &mut Call, factors: &[f64]) -> Built {
             .sum()
     };
     let data: Vec<f64> = (0..count).map(value).collect();
-    let tensor = match element.is_float() {
-        true => Tensor::floats(element, &[count], data),
-        false => Tensor::integers(element, &[count], data.iter().map(|&v| v as i64).collect()),
+    let tensor = if element.is_float() {
+        Tensor::floats(element, &[count], data)
+    } else {
+        Tensor::integers(element, &[count], data.iter().map(|&v| v as i64).collect())
     };
     Ok(vec![call.known_result(0, tensor)])
 }
 
-/// Triangles on the mel scale over the bins of a spectrum.
+/// Builds triangles on the mel scale over the bins of a spectrum.
 fn mel_weights(call: &mut Call) -> Built {
     let element = ElementType::from_number(call.int("output_datatype", 1)?)?;
     let names = [

@@ -1,4 +1,4 @@
-//! Parts of tensors, and tensors with something around them.
+//! Slices and padding of tensors.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
@@ -26,13 +26,14 @@ pub(super) const OPS: &[OnnxOp] = &[
 fn parts(call: &Call, size: usize) -> Result<Vec<usize>, String> {
     if let Some(sizes) = call.attribute_or_operand("split", 1)? {
         let sizes = dimensions(&sizes)?;
-        return match sizes.iter().sum::<usize>() == size {
-            true => Ok(sizes),
-            false => Err(format!("parts {sizes:?} do not add up to {size}")),
+        return if sizes.iter().sum::<usize>() == size {
+            Ok(sizes)
+        } else {
+            Err(format!("parts {sizes:?} do not add up to {size}"))
         };
     }
     let count = usize::try_from(call.int("num_outputs", call.result_count() as i64)?).unwrap_or(0);
-    // Where it is given, there are as many results.
+    // If the attribute is present, it equals the number of results.
     if count != call.result_count() || count == 0 || count > size.max(1) {
         return Err(format!("{size} elements cannot be split into {count} parts"));
     }
@@ -84,9 +85,12 @@ struct Bounds {
 }
 
 fn bounds(call: &Call, dims: &[usize]) -> Result<Bounds, String> {
-    let list = |name: &str, i: usize| match call.opset < 10 {
-        true => call.ints(name),
-        false => call.known_ints(i, name),
+    let list = |name: &str, i: usize| {
+        if call.opset < 10 {
+            call.ints(name)
+        } else {
+            call.known_ints(i, name)
+        }
     };
     let starts = list("starts", 1)?.ok_or("the starts are missing")?;
     let ends = list("ends", 2)?.ok_or("the ends are missing")?;
@@ -157,9 +161,10 @@ fn slice(call: &mut Call) -> Built {
         to.push(start + (sizes[i] - 1) * if sizes[i] > 1 { step } else { 1 } + 1);
         by.push(if sizes[i] > 1 { step } else { 1 });
     }
-    let y = match by.iter().all(|&s| s == 1) {
-        true => call.graph().slice(x, &from, &to),
-        false => call.graph().slice_strided(x, &from, &to, &by),
+    let y = if by.iter().all(|&s| s == 1) {
+        call.graph().slice(x, &from, &to)
+    } else {
+        call.graph().slice_strided(x, &from, &to, &by)
     };
     call.one(y, element)
 }
@@ -182,14 +187,16 @@ fn fold_slice(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
 }
 
 fn pad_widths(call: &Call, rank: usize) -> Result<Vec<(i64, i64)>, String> {
-    let pads = match call.opset < 11 {
-        true => call.ints("pads")?,
-        false => call.known_ints(1, "the widths")?,
+    let pads = if call.opset < 11 {
+        call.ints("pads")?
+    } else {
+        call.known_ints(1, "the widths")?
     };
     let pads = pads.ok_or("the widths are missing")?;
-    let axes = match call.opset >= 18 {
-        true => call.known_ints(3, "the axes")?,
-        false => None,
+    let axes = if call.opset >= 18 {
+        call.known_ints(3, "the axes")?
+    } else {
+        None
     };
     let axes = axes.unwrap_or_else(|| (0..rank as i64).collect());
     if pads.len() != 2 * axes.len() {
@@ -207,7 +214,7 @@ fn pad(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let widths = pad_widths(call, dims.len())?;
     let mut x = call.value(0)?;
-    // Negative widths cut off.
+    // Negative widths remove elements.
     if widths.iter().any(|w| w.0 < 0 || w.1 < 0) {
         let cut = |w: i64| w.min(0).unsigned_abs() as usize;
         let starts: Vec<usize> = widths.iter().map(|w| cut(w.0)).collect();
@@ -246,7 +253,7 @@ fn constant_pad(call: &mut Call, x: Value, element: ElementType, widths: &[(usiz
     if let (Some(value), true) = (known, element.is_float() || known == Some(0.0)) {
         return Ok(call.graph().pad(x, &low, &high, value as f32).into());
     }
-    // Any other value: zeros there, and the value where the pad of ones has zeros.
+    // Any other value: pads with zeros, and selects the value where a padded tensor of ones is 0.
     let value = call.value(2)?;
     let dims = call.graph().shape(x).to_vec();
     let graph = call.graph();

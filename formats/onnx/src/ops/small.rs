@@ -10,13 +10,13 @@ fn number(g: &mut Graph, value: f32) -> NodeId {
     g.scalar_of(DType::F32, value.into())
 }
 
-/// The nearest numbers of a type, an even one at a tie, as `f32`; what is larger than all becomes the largest, or with
-/// `saturate` off what the type has beyond it.
+/// Rounds to the nearest numbers of a type (to even in a tie), as `f32`. Larger values become the maximum; if `saturate` is
+/// false, they become the type's value beyond the maximum.
 pub(super) fn rounded(call: &mut Call, x: Value, small: SmallFloat, saturate: bool) -> Value {
     let x = call.as_f32(x);
     let g = call.graph();
     let size = g.abs(x);
-    // The distance between neighbours doubles at each power of two; dividing by it and multiplying with it is exact.
+    // The distance between neighbours doubles at each power of two; division and multiplication by it are exact.
     let mut step = number(g, 2f32.powi(small.lowest() - small.mantissa));
     for exponent in small.lowest() + 1..=small.highest() {
         let from = number(g, 2f32.powi(exponent));

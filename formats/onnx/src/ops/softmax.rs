@@ -1,4 +1,4 @@
-//! Softmax and its relatives.
+//! Softmax and related operators.
 
 use meganeura_core::graph::{Graph, NodeId, Value};
 
@@ -16,7 +16,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Softmax", 1, |c| over_axis(c, |g, x, axis| Ok(g.softmax(x, axis)))),
 ];
 
-/// Since version 13 along one axis; before, over all axes from one on together.
+/// Applies a function along one axis. Before version 13, all axes from `axis` on are treated as one axis.
 fn over_axis(call: &mut Call, f: fn(&mut Graph, Value, i32) -> Result<NodeId, String>) -> Built {
     let dims = call.dims(0)?;
     let (x, element) = (call.value(0)?, call.element(0)?);
@@ -48,7 +48,7 @@ fn over_axis(call: &mut Call, f: fn(&mut Graph, Value, i32) -> Result<NodeId, St
     call.one(y, element)
 }
 
-/// 1 at the first largest element, 0 elsewhere.
+/// Returns 1 at the first maximum, 0 elsewhere.
 fn hardmax(g: &mut Graph, x: Value, axis: i32) -> Result<NodeId, String> {
     let (shape, dtype) = (g.shape(x).to_vec(), g.dtype(x));
     let size = shape.get(axis as usize).copied().unwrap_or(1);
@@ -87,7 +87,7 @@ fn lp_normalization(call: &mut Call) -> Built {
         }
         p => return Err(format!("p = {p} is neither 1 nor 2")),
     };
-    // A row of zeros stays one.
+    // A row of zeros is unchanged.
     let empty = graph.equal(norm, zero);
     let norm = graph.select(empty, one, norm);
     let y = graph.div(x, norm);

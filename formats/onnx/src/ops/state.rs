@@ -1,4 +1,4 @@
-//! Convolutions and attention that carry a state from one call to the next.
+//! Convolutions and attention that carry state from one call to the next.
 
 use meganeura_core::graph::Value;
 use meganeura_core::ops::Conv1dOptions;
@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Longer sequences are not unrolled.
+/// Maximum length of an unrolled sequence.
 const MAX_ROUNDS: usize = 256;
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -18,7 +18,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("LinearAttention", 27, linear_attention).partly("sequences longer than 256"),
 ];
 
-/// A convolution of each channel with the past, and the end of what it has seen.
+/// Builds a convolution of each channel with past elements, and returns the end of the input as the next state.
 fn causal_conv(call: &mut Call) -> Built {
     let (dims, w_dims, element) = (call.dims(0)?, call.dims(1)?, call.element(0)?);
     let ([batch, channels, length], [_, 1, width]) = (dims.as_slice(), w_dims.as_slice()) else {
@@ -70,11 +70,11 @@ fn causal_conv(call: &mut Call) -> Built {
     Ok(vec![call.result(y, element), state])
 }
 
-/// `[batch, rows, heads * width]` as `[batch, heads, rows, width]`.
+/// Converts `[batch, rows, heads * width]` to `[batch, heads, rows, width]`.
 fn heads_first(call: &mut Call, i: usize, heads: usize) -> Result<Value, String> {
     let dims = call.dims(i)?;
     let [batch, rows, width] = dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows, width]"));
+        return Err(format!("expected [batch, rows, width], found {dims:?}"));
     };
     if heads == 0 || *width == 0 || !width.is_multiple_of(heads) {
         return Err(format!("{width} values cannot be divided into {heads} heads"));
@@ -86,7 +86,8 @@ fn heads_first(call: &mut Call, i: usize, heads: usize) -> Result<Value, String>
     Ok(graph.permute(x, &[0, 2, 1, 3]).into())
 }
 
-/// A sum of outer products of keys and values, which decays and is read by queries, one row after the other.
+/// Builds linear attention, one row at a time: the queries are multiplied by a decaying sum of outer products of keys
+/// and values.
 fn linear_attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let heads = |name: &str| call.int(name, 0).map(|n| usize::try_from(n).unwrap_or(0));
@@ -123,26 +124,24 @@ fn linear_attention(call: &mut Call) -> Built {
     if rows == 0 || rows > MAX_ROUNDS || batch == 0 {
         return Err(format!("sequences of {rows} rows are not supported"));
     }
-    // Each state is read by a group of heads of queries.
+    // A group of query heads reads each state.
     let group = q_heads / heads;
     let q = graph.reshape(q, &[batch, heads, group, rows, width]);
     let scale = match call.float("scale", 0.0)? {
         0.0 => 1.0 / (width as f32).sqrt(),
         scale => scale,
     };
-    let decay = match gated {
-        true => {
-            let decay = heads_first(call, 4, heads)?;
-            Some(call.graph().exp(decay))
-        }
-        false => None,
+    let decay = if gated {
+        let decay = heads_first(call, 4, heads)?;
+        Some(call.graph().exp(decay))
+    } else {
+        None
     };
-    let rate = match delta {
-        true => {
-            let own = if call.dims(5)?.last() == Some(&heads) { heads } else { 1 };
-            Some(heads_first(call, 5, own)?)
-        }
-        false => None,
+    let rate = if delta {
+        let own = if call.dims(5)?.last() == Some(&heads) { heads } else { 1 };
+        Some(heads_first(call, 5, own)?)
+    } else {
+        None
     };
     let mut state: Value = match call.optional(3)? {
         Some(state) => {
@@ -162,7 +161,7 @@ fn linear_attention(call: &mut Call) -> Built {
     let mut parts: Vec<Value> = Vec::new();
     for t in 0..rows {
         if let Some(decay) = decay {
-            // One for each row of the state, or for all of them.
+            // One for each row of the state, or one for all rows.
             let now = graph.slice_axis(decay, 2, t, t + 1);
             let now = graph.permute(now, &[0, 1, 3, 2]);
             state = graph.mul(state, now).into();

@@ -1,11 +1,11 @@
-//! Images put together from windows, and from the largest elements of windows.
+//! Operators that assemble images from windows, or from the maxima of windows.
 
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
 use super::fold::{indices, strides};
 use super::window::declared_pads;
-use super::{OnnxOp, limits, op};
+use super::{OnnxOp, Overflow, limits, op};
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
 use crate::tensor::element_count;
@@ -13,11 +13,13 @@ use crate::tensor::element_count;
 type Built = Result<Vec<Operand>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("Col2Im", 18, col2im).partly("shapes that depend on the data of an input"),
+    op("Col2Im", 18, col2im)
+        .partly("shapes that depend on the data of an input")
+        .checked(Overflow::Sums(&[0])),
     op("MaxUnpool", 9, max_unpool).partly("a shape that depends on the data of an input"),
 ];
 
-/// Sizes that an attribute gives, one for each axis and positive.
+/// Returns the sizes of an attribute, one for each axis and positive.
 fn sizes(call: &Call, name: &str, axes: usize) -> Result<Vec<usize>, String> {
     let list = call.ints(name)?.unwrap_or_else(|| vec![1; axes]);
     let found: Option<Vec<usize>> = list
@@ -29,7 +31,7 @@ fn sizes(call: &Call, name: &str, axes: usize) -> Result<Vec<usize>, String> {
         .ok_or_else(|| format!("{name} = {list:?} are not {axes} positive sizes"))
 }
 
-/// Sums blocks `[batch, channels * block, number of blocks]` where they lie in an image.
+/// Sums blocks `[batch, channels * block, number of blocks]` at their positions in an image.
 fn col2im(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
     let shape = |i: usize, what: &str| -> Result<Vec<usize>, String> {
@@ -41,7 +43,7 @@ fn col2im(call: &mut Call) -> Built {
     let (strides_of, dilations) = (sizes(call, "strides", axes)?, sizes(call, "dilations", axes)?);
     let (low, high) = declared_pads(call, axes)?;
     let [batch, rows, count] = dims.as_slice() else {
-        return Err(format!("{dims:?} is not [batch, rows, blocks]"));
+        return Err(format!("expected [batch, rows, blocks], found {dims:?}"));
     };
     let taps = element_count(&block).unwrap_or(0);
     let area = element_count(&image).unwrap_or(0);
@@ -51,7 +53,7 @@ fn col2im(call: &mut Call) -> Built {
         let types = call.types();
         return Err(format!("operands {types} do not fit blocks of {block:?} of {image:?}"));
     };
-    // How many blocks lie along each axis.
+    // Number of blocks along each axis.
     let mut places = Vec::new();
     for i in 0..axes {
         let reach = (block[i] - 1).saturating_mul(dilations[i]).saturating_add(1);
@@ -59,7 +61,7 @@ fn col2im(call: &mut Call) -> Built {
         places.push(free.ok_or_else(|| format!("blocks of {block:?} do not fit {image:?}"))? / strides_of[i] + 1);
     }
     if element_count(&places) != Some(*count) {
-        return Err(format!("{count} blocks are given for {places:?}"));
+        return Err(format!("found {count} blocks, expected one for each of {places:?}"));
     }
     let steps = strides(&image);
     let mut at = Vec::with_capacity(columns);
@@ -71,7 +73,7 @@ fn col2im(call: &mut Call) -> Built {
                 let inside = position.checked_sub(low[i]).filter(|&p| p < image[i]);
                 offset = offset.zip(inside).map(|(sum, p)| sum + p * steps[i]);
             }
-            // What lies in the padding goes to a place behind the image.
+            // Taps in the padding write to a dummy element after the image, at index `area`.
             at.push(offset.unwrap_or(area) as u32);
         }
     }
@@ -88,7 +90,7 @@ fn col2im(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Elements at the positions where `MaxPool` found them, and zeros between.
+/// Writes elements to the positions that `MaxPool` returned, with zeros between them.
 fn max_unpool(call: &mut Call) -> Built {
     let (dims, element) = (call.dims(0)?, call.element(0)?);
     let axes = dims.len().saturating_sub(2);
@@ -99,7 +101,7 @@ fn max_unpool(call: &mut Call) -> Built {
         Some(list) => Some(dimensions(&list)?),
         None => None,
     };
-    // A shape that is given replaces the padding.
+    // An explicit shape replaces the padding.
     let (low, high) = match wanted {
         None => declared_pads(call, axes)?,
         Some(_) => (vec![0; axes], vec![0; axes]),
@@ -132,7 +134,7 @@ fn max_unpool(call: &mut Call) -> Built {
     let y = graph.scatter(zeros, at, x, 0);
     let mut y: Value = graph.reshape(y, &shape).into();
     if wanted != shape {
-        // Positions count in the smaller image; what is added stands behind it.
+        // Positions refer to the smaller image; padding is added after it.
         let more: Vec<usize> = wanted.iter().zip(&shape).map(|(w, s)| w - s).collect();
         y = graph.pad(y, &vec![0; shape.len()], &more, 0.0).into();
     }

@@ -1,20 +1,20 @@
-//! Windows that slide over an image: sizes and padding of convolutions and pooling.
+//! Sliding windows over an image: sizes and padding of convolutions and pooling.
 
 use crate::import::Call;
 
-/// Windows along the axes behind batch and channels.
+/// Windows along the axes after batch and channels.
 #[derive(Debug)]
 pub(super) struct Windows {
     pub(super) kernel: Vec<usize>,
     pub(super) strides: Vec<usize>,
     pub(super) dilations: Vec<usize>,
-    /// Added before each axis.
+    /// Padding before each axis.
     pub(super) low: Vec<usize>,
-    /// Added behind each axis; with rounding up it may be more than the file says.
+    /// Padding after each axis; if sizes are rounded up, it may exceed the padding in the file.
     pub(super) high: Vec<usize>,
-    /// Behind each axis, as the file says.
+    /// Padding after each axis, as specified in the file.
     pub(super) declared_high: Vec<usize>,
-    /// Windows along each axis.
+    /// Number of windows along each axis.
     pub(super) out: Vec<usize>,
 }
 
@@ -30,7 +30,7 @@ fn positive(list: Option<Vec<i64>>, count: usize, what: &str) -> Result<Vec<usiz
     }
 }
 
-/// Widths from `pads`: first all before, then all behind.
+/// Returns the widths of `pads`: first all widths before, then all widths after the axes.
 pub(super) fn declared_pads(call: &Call, count: usize) -> Result<(Vec<usize>, Vec<usize>), String> {
     let Some(pads) = call.ints("pads")? else {
         return Ok((vec![0; count], vec![0; count]));
@@ -46,7 +46,7 @@ pub(super) fn declared_pads(call: &Call, count: usize) -> Result<(Vec<usize>, Ve
 }
 
 impl Windows {
-    /// The windows of a node over axes of these sizes.
+    /// Returns the windows of a node over axes of these sizes.
     pub(super) fn of(call: &Call, sizes: &[usize], kernel: &[usize], round_up: bool) -> Result<Self, String> {
         let count = sizes.len();
         let strides = positive(call.ints("strides")?, count, "strides")?;
@@ -109,12 +109,12 @@ impl Windows {
         })
     }
 
-    /// Whether both sides of each axis are padded alike.
+    /// Returns true if both sides of each axis have the same padding.
     pub(super) fn is_symmetric(&self) -> bool {
         self.low == self.high
     }
 
-    /// Widths for all axes of a tensor, batch and channels first.
+    /// Returns the widths for all axes of a tensor, batch and channels first.
     pub(super) fn pad_widths(&self) -> (Vec<usize>, Vec<usize>) {
         (
             [&[0, 0], self.low.as_slice()].concat(),

@@ -1,6 +1,10 @@
-//! Models that are made here, most of them wrong in one way.
+//! Tests with generated models, most of which have one error.
 
+mod functions;
+mod int64;
+mod results;
 mod sizes;
+mod stages;
 
 use std::fs;
 use std::path::Path;
@@ -80,7 +84,7 @@ fn graph_attribute(name: &str, graph: GraphProto) -> AttributeProto {
     }
 }
 
-/// `y = relu(x w)` with `x [2, 3]`.
+/// Returns the model `y = relu(x w)` with `x [2, 3]`.
 fn small() -> ModelProto {
     ModelProto {
         ir_version: 8,
@@ -112,7 +116,7 @@ fn report(change: impl FnOnce(&mut GraphProto)) -> Report {
     changed(change).preflight(&Dims::new())
 }
 
-/// The only issue of a model.
+/// Returns the only issue of a model.
 fn issue(change: impl FnOnce(&mut GraphProto)) -> (IssueKind, String) {
     let report = report(change);
     let [issue] = report.issues.as_slice() else {
@@ -128,7 +132,7 @@ fn operators_that_are_newer_than_this_version_are_noted() {
         model.opset_import[0].version = version;
         let model = Model::from_bytes(model.encode_to_vec()).expect("a model");
         let notes = model.preflight(&Dims::new()).notes.join("\n");
-        assert_eq!(notes.contains("those after 28 are not known"), is_newer, "{notes}");
+        assert_eq!(notes.contains("versions after 28 are unknown"), is_newer, "{notes}");
     }
 }
 
@@ -163,9 +167,9 @@ fn what_contradicts_itself_is_named() {
         "{message}"
     );
 
-    // A cycle: nothing that a node needs comes before it.
+    // A cycle: no earlier node computes the operand.
     let (_, message) = issue(|g| g.node[0].input[0] = "y".into());
-    assert!(message.contains("`y` is made by no node before it"), "{message}");
+    assert!(message.contains("no earlier node computes its input `y`"), "{message}");
 
     let twice = report(|g| g.node[1].output[0] = "p".into()).to_string();
     assert!(
@@ -188,7 +192,7 @@ fn data_that_do_not_fit_are_named() {
     assert!(message.contains("`w`") && message.contains("9 elements"), "{message}");
     let (_, message) = issue(|g| g.initializer[0].dims = vec![1 << 62, 4]);
     assert!(message.contains("larger than any memory"), "{message}");
-    // As many elements of 64 bits as would take eight bytes if the count of bits began anew at 2^64.
+    // The number of 64-bit elements would need only eight bytes if the count of bits wrapped at 2^64.
     let (_, message) = issue(|g| {
         g.initializer[0] = TensorProto {
             name: "w".into(),
@@ -317,7 +321,7 @@ fn deep_nesting_and_endless_functions_end() {
     assert!(report.to_string().contains("calls itself"), "{report}");
 }
 
-/// A model in a folder whose weights are in another file.
+/// Returns the report of a model in a folder whose weights are in another file.
 fn external(folder: &Path, location: &str, length: Option<&str>) -> Report {
     let mut model = small();
     let graph = model.graph.as_mut().expect("a graph");
@@ -354,7 +358,7 @@ fn external_data_come_from_the_folder_of_the_model_alone() {
     for location in ["../secret", "/etc/passwd", "a/../../secret", ""] {
         let report = external(&folder, location, None);
         assert!(report.is_broken(), "{location}: {report}");
-        assert!(report.to_string().contains("not in the model's folder"), "{report}");
+        assert!(report.to_string().contains("outside of the model's folder"), "{report}");
     }
     #[cfg(unix)]
     {
@@ -364,17 +368,17 @@ fn external_data_come_from_the_folder_of_the_model_alone() {
     }
     let report = external(&folder, "absent", None);
     assert_eq!(report.issues[0].kind, IssueKind::MissingData, "{report}");
-    // Shorter than it takes, and another length than the shape says.
+    // A file that is too short, and a length that does not match the shape.
     fs::write(folder.join("short"), [0; 27]).expect("writable");
     assert_eq!(external(&folder, "short", None).issues[0].kind, IssueKind::MissingData);
     assert!(
         external(&folder, "weights", Some("20"))
             .to_string()
-            .contains("takes 24 bytes")
+            .contains("expected 24 bytes")
     );
 }
 
-/// The cache of the Hub has all files of a snapshot as links.
+/// External data may be links to blobs of the same Hub repository, as in the snapshots of the Hub's cache.
 #[cfg(unix)]
 #[test]
 fn external_data_may_be_blobs_of_the_same_hub_repository() {
@@ -390,7 +394,7 @@ fn external_data_may_be_blobs_of_the_same_hub_repository() {
     let report = external(&folder, "model.onnx_data", None);
     assert!(report.is_supported(), "{report}");
 
-    // Another repository, another folder of the same one, and a folder that only has the names.
+    // Another repository, another folder of the same one, and a folder with the same names.
     let other = outer.path().join("models--owner--other/blobs");
     fs::create_dir_all(&other).expect("writable");
     fs::write(other.join("c0ffee"), [0; 28]).expect("writable");
@@ -442,10 +446,10 @@ fn attributes_of_another_type_are_named() {
         softmax.attribute = vec![int_attribute("axis", 7)];
         g.node[1] = softmax;
     });
-    assert!(message.contains("axis 7 does not exist in 2 dimensions"), "{message}");
+    assert!(message.contains("axis 7 is out of range for 2 dimensions"), "{message}");
 }
 
-/// An LSTM of one unit without inputs' weights: `x [rounds, 2, 4]` and the given lengths.
+/// Returns an LSTM of one unit without input weights: `x [rounds, 2, 4]` and the lengths as an input.
 fn lstm(rounds: i64, attributes: Vec<AttributeProto>) -> Model {
     changed(|g| {
         let mut lstm = node("LSTM", "lstm", &["x", "w", "r", "", "lengths"], &["y", "h"]);
@@ -467,7 +471,7 @@ fn lstm(rounds: i64, attributes: Vec<AttributeProto>) -> Model {
     })
 }
 
-/// More rounds than are unrolled, and lengths that only a step knows.
+/// On the CPU, layers may have more rounds than can be unrolled, and lengths that are computed in a step.
 #[test]
 fn long_sequences_run_on_the_cpu() {
     const ROUNDS: usize = 600;
@@ -501,7 +505,7 @@ fn long_sequences_run_on_the_cpu() {
             assert!((f64::from(last[batch]) - h).abs() < 1e-5, "{}, not {h}", last[batch]);
         }
     }
-    // What no operator computes is unrolled, and so has to be short.
+    // Layers without an operator are unrolled, and so must be short.
     let forget = lstm(600, vec![int_attribute("input_forget", 1)]);
     let message = forget.preflight(&Dims::new()).to_string();
     assert!(
@@ -510,9 +514,9 @@ fn long_sequences_run_on_the_cpu() {
     );
 }
 
-/// Files with changed, removed, doubled and inserted bytes are refused or imported, and nothing else.
+/// Importing files with changed, removed, duplicated or inserted bytes neither panics nor hangs.
 ///
-/// MEGANEURA_FUZZ_RUNS says how many of each of four models; as many in all are made of more.
+/// MEGANEURA_FUZZ_RUNS is the number of mutations of each of four models; the same number in total is made of further models.
 #[test]
 fn mutated_models_neither_panic_nor_hang() {
     let count: usize = std::env::var("MEGANEURA_FUZZ_RUNS")
@@ -535,7 +539,7 @@ fn mutated_models_neither_panic_nor_hang() {
     ] {
         seeds.push(fs::read(folder.join(name).join("model.onnx")).expect("a model"));
     }
-    // With the cases of the `onnx` package every operator is met.
+    // The cases of the `onnx` package contain every operator.
     if let Some(cases) = std::env::var_os("MEGANEURA_ONNX_CASES") {
         let cases = fs::read_dir(Path::new(&cases).join("node")).expect("a folder of cases");
         for case in cases {
@@ -569,185 +573,6 @@ fn mutated_models_neither_panic_nor_hang() {
             }
         }
     }
-    // Both occur: most changes hit a number of a weight.
+    // Both occur, because most changes affect a number of a weight.
     assert!(refused > 0 && supported > 0, "{refused} refused, {supported} supported");
-}
-
-/// Returns the results of a model with the given inputs, on the CPU.
-fn results(model: &Model, inputs: &[Tensor]) -> Vec<Tensor> {
-    constant_results(model, inputs, &[])
-}
-
-/// The same with constants.
-fn constant_results(model: &Model, inputs: &[Tensor], constants: &[(&str, Tensor)]) -> Vec<Tensor> {
-    meganeura_compiler::link_plugins!(meganeura_cpu, meganeura_rules).expect("they are linked");
-    let builder = meganeura_compiler::Builder::on(Arc::new(meganeura_cpu::CpuDevice::new(2)));
-    let constants = constants.iter().map(|(name, t)| ((*name).to_owned(), t.clone()));
-    let runner = Runner::with_constants(model, inputs, &constants.collect(), &builder);
-    runner.expect("supported").run(inputs).expect("it runs")
-}
-
-#[test]
-fn an_initializer_that_is_an_input_is_its_default() {
-    let model = changed(|g| g.input.push(value("w", &[3, 2])));
-    assert_eq!(model.defaults()[0].name, "w");
-    let x = Tensor::f32(&[2, 3], vec![1.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
-    let found = results(&model, std::slice::from_ref(&x));
-    assert_eq!(found[0].to_f32(), [1.0, 2.0, 5.0, 6.0]);
-    let w = Tensor::f32(&[3, 2], vec![10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
-    let found = constant_results(&model, std::slice::from_ref(&x), &[("w", w)]);
-    assert_eq!(found[0].to_f32(), [10.0, 20.0, 50.0, 60.0]);
-}
-
-#[test]
-fn float_initializers_of_any_size_decide_shapes() {
-    let data: Vec<f32> = (0..40).map(|i| (i % 5) as f32).collect();
-    let unique = changed(|g| {
-        g.node = vec![
-            node("Mul", "twice", &["m", "m"], &["p"]),
-            node("Unique", "unique", &["p"], &["y"]),
-        ];
-        g.initializer = vec![floats("m", &[40], &data)];
-        g.input.clear();
-        g.output = vec![value("y", &[5])];
-    });
-    assert_eq!(results(&unique, &[])[0].to_f32(), [0.0, 1.0, 4.0, 9.0, 16.0]);
-    let large: Vec<f32> = (0..100_000).map(|i| f32::from(u8::from(i == 77_777))).collect();
-    let non_zero = changed(|g| {
-        g.node = vec![node("NonZero", "non_zero", &["m"], &["y"])];
-        g.initializer = vec![floats("m", &[100_000], &large)];
-        g.input.clear();
-        g.output = vec![value("y", &[1, 1])];
-    });
-    assert_eq!(results(&non_zero, &[])[0].to_i64(), [77_777]);
-}
-
-#[test]
-fn scales_of_a_layer_norm_broadcast() {
-    for (dims, scale) in [(vec![3, 1], [1.0, 10.0, 100.0]), (vec![2, 1, 1], [1.0, 10.0, 0.0])] {
-        let count: i64 = dims.iter().product();
-        let model = changed(|g| {
-            let mut norm = node("LayerNormalization", "norm", &["x", "scale"], &["y"]);
-            norm.attribute = vec![int_attribute("axis", 1)];
-            g.node = vec![norm];
-            g.initializer = vec![floats("scale", &dims, &scale[..count as usize])];
-            g.input = vec![value("x", &[2, 3, 2])];
-            g.output = vec![value("y", &[2, 3, 2])];
-        });
-        let row = [1.0, -1.0, 1.0, -1.0, 1.0, -1.0];
-        let found = results(&model, &[Tensor::f32(&[2, 3, 2], [row, row].concat())]);
-        for (i, (y, x)) in found[0].to_f32().iter().zip([row, row].concat()).enumerate() {
-            let scale = if dims.len() == 2 {
-                scale[i / 2 % 3]
-            } else {
-                scale[i / 6]
-            };
-            assert!((y - x * scale).abs() < 1e-3 * scale, "{i}: {y}");
-        }
-    }
-}
-
-#[test]
-fn a_softmax_over_nothing_is_empty() {
-    for op in ["Softmax", "LogSoftmax", "Hardmax"] {
-        for (dims, axis) in [([0, 3], 0), ([3, 0], 1)] {
-            let model = changed(|g| {
-                let mut softmax = node(op, "softmax", &["x"], &["y"]);
-                softmax.attribute = vec![int_attribute("axis", axis)];
-                g.node = vec![softmax];
-                g.initializer.clear();
-                g.input = vec![value("x", &dims)];
-                g.output = vec![value("y", &dims)];
-            });
-            let dims = dims.map(|d| d as usize);
-            let found = results(&model, &[Tensor::f32(&dims, Vec::new())]);
-            assert_eq!((found[0].dims(), found[0].len()), (&dims[..], 0), "{op}");
-        }
-    }
-}
-
-#[test]
-fn loops_of_no_rounds_collect_nothing() {
-    let body = GraphProto {
-        node: vec![
-            node("Identity", "go", &["condition"], &["going"]),
-            node("Add", "add", &["v", "v"], &["next"]),
-            node("Concat", "rows", &["v", "v"], &["collected"]),
-        ],
-        input: vec![value("i", &[]), value("condition", &[]), value("v", &[3])],
-        output: vec![value("going", &[]), value("next", &[3]), value("collected", &[6])],
-        ..GraphProto::default()
-    };
-    let mut body = body;
-    body.node[2].attribute = vec![int_attribute("axis", 0)];
-    let model = changed(|g| {
-        let mut repeat = node("Loop", "loop", &["count", "", "x"], &["last", "all"]);
-        repeat.attribute = vec![graph_attribute("body", body)];
-        g.node = vec![repeat];
-        g.initializer = vec![ints("count", &[0])];
-        g.input = vec![value("x", &[3])];
-        g.output = vec![value("last", &[3]), value("all", &[0, 6])];
-    });
-    let found = results(&model, &[Tensor::f32(&[3], vec![1.0, 2.0, 3.0])]);
-    assert_eq!(found[0].to_f32(), [1.0, 2.0, 3.0]);
-    assert_eq!((found[1].dims(), found[1].element()), (&[0, 6][..], ElementType::F32));
-}
-
-/// A bin has a sample for each pixel. The largest is that of the weighted neighbours of the samples.
-#[test]
-fn regions_decide_their_samples() {
-    for (mode, expected) in [("avg", [2.5, 7.5]), ("max", [1.25, 10.0])] {
-        let model = changed(|g| {
-            let mut align = node("RoiAlign", "align", &["x", "rois", "batch"], &["y"]);
-            align.attribute = vec![AttributeProto {
-                name: "mode".into(),
-                s: mode.as_bytes().to_vec().into(),
-                r#type: attribute_type::STRING,
-                ..AttributeProto::default()
-            }];
-            g.node = vec![align];
-            // The first region is one pixel between four, the second has four pixels of the lower right corner.
-            g.initializer = vec![
-                floats("rois", &[2, 4], &[0.5, 0.5, 1.5, 1.5, 1.0, 1.0, 3.0, 3.0]),
-                ints("batch", &[0, 0]),
-            ];
-            g.input = vec![value("x", &[1, 1, 4, 4])];
-            g.output = vec![value("y", &[2, 1, 1, 1])];
-        });
-        let x: Vec<f32> = (0..16).map(|i| i as f32).collect();
-        let found = results(&model, &[Tensor::f32(&[1, 1, 4, 4], x)]);
-        assert_eq!(found[0].to_f32(), expected, "{mode}");
-    }
-}
-
-#[test]
-fn integers_beyond_32_bits_are_refused_in_a_graph() {
-    // The sum of constants is exact, and compared exactly.
-    let exact = changed(|g| {
-        let mut cast = node("Cast", "cast", &["less"], &["y"]);
-        cast.attribute = vec![int_attribute("to", 1)];
-        g.node = vec![
-            node("Add", "add", &["a", "b"], &["sum"]),
-            node("Less", "less", &["b", "sum"], &["less"]),
-            cast,
-        ];
-        g.initializer = vec![ints("a", &[1]), ints("b", &[1 << 40])];
-        g.input.clear();
-        g.output = vec![value("y", &[1])];
-    });
-    assert_eq!(results(&exact, &[])[0].to_f32(), [1.0]);
-    let (_, message) = issue(|g| {
-        g.node = vec![node("Gather", "gather", &["table", "index"], &["y"])];
-        g.initializer = vec![ints("table", &[1 << 40, 7])];
-        let mut index = value("index", &[1]);
-        if let Some(type_proto::Value::Tensor(tensor)) = index.r#type.as_mut().and_then(|t| t.value.as_mut()) {
-            tensor.elem_type = 7;
-        }
-        g.input = vec![index];
-        g.output = vec![value("y", &[1])];
-    });
-    assert!(
-        message.contains("`table`: 1099511627776 does not fit into i32"),
-        "{message}"
-    );
 }

@@ -1,8 +1,8 @@
-//! Sizes that a file names and does not have.
+//! Tests of files that specify large sizes without data of this size.
 
 use super::*;
 
-/// What is said of one node `op` of the inputs `a`, `b`... of these sizes, and of integers that are known, `k`.
+/// Returns the report of one node `op` with the inputs `a`, `b`... of these sizes, and the known integers `k`.
 fn said_of(op: &str, inputs: &[&str], sizes: &[&[i64]], known: &[i64], attributes: Vec<AttributeProto>) -> String {
     let report = report(|graph| {
         graph.input = ["a", "b"]
@@ -20,7 +20,8 @@ fn said_of(op: &str, inputs: &[&str], sizes: &[&[i64]], known: &[i64], attribute
     report.to_string()
 }
 
-/// Sizes cost a file nothing. Most of these took all memory, or minutes.
+/// Huge sizes are refused before memory is allocated for them. Most of these files once used all memory, or took
+/// minutes.
 #[test]
 fn sizes_that_a_file_only_names_are_refused_before_anything_is_made() {
     const HUGE: i64 = 1 << 40;
@@ -30,11 +31,11 @@ fn sizes_that_a_file_only_names_are_refused_before_anything_is_made() {
     for size in [HUGE, 1 << 30, 1 << 25] {
         let blocks = |op: &str| said_of(op, &["a"], &[&[1, 8, 2, 2]], &[], one("blocksize", size));
         for (said, wanted) in [
-            (blocks("DepthToSpace"), "blocksize = "),
-            (blocks("SpaceToDepth"), "blocksize = "),
+            (blocks("DepthToSpace"), "blocksize: "),
+            (blocks("SpaceToDepth"), "blocksize: "),
             (
                 said_of("LRN", &["a"], &[&[1, 4, 2]], &[], one("size", size)),
-                "channels are more than",
+                "channels exceed the maximum",
             ),
             (
                 said_of("Hardmax", &["a"], &[&[size]], &[], one("axis", 0)),
@@ -48,7 +49,7 @@ fn sizes_that_a_file_only_names_are_refused_before_anything_is_made() {
                     &[],
                     vec![],
                 ),
-                "taps of a kernel are more than",
+                "taps of a kernel exceed the maximum",
             ),
             (
                 said_of("Split", &["a"], &[&[size]], &[], one("num_outputs", size)),
@@ -86,7 +87,7 @@ fn sizes_that_overflow_are_errors() {
         });
         assert!(message.contains("`grow`"), "{message}");
     }
-    // Large, but possible: nothing is computed when importing.
+    // Large, but possible: nothing is computed at import.
     let report = report(|g| {
         g.initializer.push(ints("shape", &[1 << 20, 2, 2]));
         g.node[1] = node("Expand", "grow", &["p", "shape"], &["y"]);

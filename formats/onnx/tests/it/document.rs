@@ -1,4 +1,4 @@
-//! The table of operators.
+//! Tests of the table of operators.
 
 use meganeura_onnx::{markdown, operators};
 

@@ -1,4 +1,4 @@
-//! Graphs go out and come in again.
+//! Tests of exporting graphs and importing them again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ fn builder() -> Builder {
     Builder::on(device())
 }
 
-/// Numbers between -1 and 1, the same each time.
+/// Returns numbers between -1 and 1, the same each time.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count)
         .map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0)
         .collect()
 }
 
-/// Results of a graph in a session, and those of the file that it is exported to.
+/// Returns the results of a graph in a session, and the results of its exported file.
 fn both(graph: &Graph, folder: &Path, limit: u64) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let (mut session, _) = builder().inference().build(graph).expect("a session");
     let names: Vec<(String, usize)> = leaves(graph, true);
@@ -69,7 +69,7 @@ fn both(graph: &Graph, folder: &Path, limit: u64) -> (Vec<Vec<f32>>, Vec<Vec<f32
     (ours, theirs)
 }
 
-/// Names and sizes of parameters, or of inputs.
+/// Returns names and sizes of parameters, or of inputs.
 fn leaves(graph: &Graph, parameters: bool) -> Vec<(String, usize)> {
     let kind = |id: NodeId| {
         matches!(
@@ -98,7 +98,7 @@ fn assert_close(ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
     }
 }
 
-/// A block of a transformer: attention and norms have no operator of ONNX, and are decomposed.
+/// Builds a block of a transformer: attention and norms have no ONNX operator, and are decomposed.
 fn block() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[6, 16]);
@@ -143,7 +143,7 @@ fn large_weights_go_to_a_file_beside_the_model() {
     };
     let first = beside();
     assert!(first.metadata().expect("a file").len() > 4 * 16 * 16 * 4);
-    // Other weights have a file of their own, which the model that is there does not name, and leave no other.
+    // Other weights get a separate file, to which an existing model does not refer, and old files are removed.
     let mut others = |name: &str| {
         let graph = block();
         let node = graph.nodes().iter().find(|n| n.name.as_deref() == Some(name))?;
@@ -179,7 +179,7 @@ fn what_cannot_be_exported_is_named() {
     assert!(!path.exists());
 }
 
-/// Every model of the fixtures, in and out and in again.
+/// Every model of the fixtures can be imported, exported, and imported again with the same results.
 #[test]
 fn imported_models_are_exported() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -211,10 +211,11 @@ fn imported_models_are_exported() {
         assert_eq!(shapes(&import), shapes(&again), "{name}");
         let tensor = |input: &meganeura_onnx::TensorInfo| {
             let count: usize = input.dims.iter().product();
-            match input.element.is_float() {
-                true => Tensor::f32(&input.dims, numbers(count)),
-                // Lengths of sequences among others: two of 0 and 1.
-                false => Tensor::integers(input.element, &input.dims, (0..count as i64).map(|i| i % 11).collect()),
+            if input.element.is_float() {
+                Tensor::f32(&input.dims, numbers(count))
+            } else {
+                // Some of these are lengths of sequences: two with 0 and 1.
+                Tensor::integers(input.element, &input.dims, (0..count as i64).map(|i| i % 11).collect())
             }
         };
         let tensors: Vec<Tensor> = import.inputs.iter().map(tensor).collect();

@@ -1,4 +1,4 @@
-//! The models of `tests/data` against the results of ONNX Runtime that are beside them.
+//! Tests of the models of `tests/data` against the results of ONNX Runtime in the same folders.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use meganeura_compiler::Builder;
 use meganeura_core::graph::NodeKind;
 use meganeura_onnx::{Dims, ElementType, Error, ImportOptions, Model, Runner, Tensor};
 
-/// An array of a file that `numpy.save` has written, of the types of these models.
+/// Reads an array from a file of `numpy.save`, for the types of these models.
 fn read(path: &Path) -> Tensor {
     let bytes = std::fs::read(path).expect("an array");
     let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -33,13 +33,13 @@ fn read(path: &Path) -> Tensor {
     }
 }
 
-/// `PREFIX_0.npy`, `PREFIX_1.npy`... in a folder.
+/// Reads `PREFIX_0.npy`, `PREFIX_1.npy`... in a folder.
 fn arrays(folder: &Path, prefix: &str) -> Vec<Tensor> {
     let paths = (0..).map(|i| folder.join(format!("{prefix}_{i}.npy")));
     paths.take_while(|path| path.exists()).map(|path| read(&path)).collect()
 }
 
-/// Whether results are those of ONNX Runtime, to a part of the largest value of each.
+/// Checks that results equal those of ONNX Runtime, within a tolerance relative to the largest value of each.
 fn agrees(name: &str, tolerance: f64) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
     let model = Model::open(folder.join("model.onnx")).expect("a model");

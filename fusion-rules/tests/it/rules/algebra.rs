@@ -1,4 +1,4 @@
-//! Identities and activations.
+//! Tests of identities and activations.
 
 use meganeura_compiler::rewrite::Pass::{Backward, Forward, Inference};
 use meganeura_core::DType;
@@ -10,7 +10,7 @@ fn x(g: &mut Graph) -> Value {
     g.input("x", &[3, 5]).into()
 }
 
-/// A call that is undone leaves nothing but the square behind it.
+/// Checks that a call that has no effect is removed, so that only the square after it remains.
 fn vanishes(title: &str, build: impl Fn(&mut Graph, Value) -> Value) {
     for pass in [Forward, Backward, Inference] {
         let r = of(pass, |g| {
@@ -65,7 +65,7 @@ fn neutral_elements_vanish() {
         let c = g.constant(vec![1.0; 5], &[5]);
         g.mul(c, x).into()
     });
-    // The constant makes the shape.
+    // The constant determines the shape.
     let r = of(Inference, |g| {
         let x = g.input("x", &[5]);
         let c = g.constant(vec![1.0; 15], &[3, 5]);
@@ -182,7 +182,7 @@ fn constant(g: &mut Graph, v: f64) -> Value {
     g.scalar_of(DType::F32, v).into()
 }
 
-/// `x/2 (1 + t)` in the ways in which it is written.
+/// Builds `x/2 (1 + t)` in one of several equivalent forms, selected by `way`.
 fn halves(g: &mut Graph, x: Value, t: Value, way: usize) -> Value {
     let (one, half) = (constant(g, 1.0), constant(g, 0.5));
     let t1: Value = if way.is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! Convolutions and matmuls with what scales their channels behind them.
+//! Tests of convolutions and matmuls followed by scales of their channels.
 
 use meganeura_compiler::rewrite::Pass::{Backward, Inference};
 use meganeura_core::graph::{Graph, Value};
@@ -6,12 +6,12 @@ use meganeura_core::ops::Conv2dOptions;
 
 use super::of;
 
-/// Normalisation of `x` by statistics of their own, which are parameters and states.
+/// Normalises `x` by statistics that are parameters and states.
 fn normalised(g: &mut Graph, x: Value) -> Value {
     let channels = [g.shape(x)[1]];
     let [weight, bias] = ["weight", "bias"].map(|name| g.parameter(name, &channels));
     let mean = g.state("mean", &channels);
-    // Fresh states are filled, and a variance is above zero.
+    // A variance must be positive, so it is the square of a parameter.
     let var = g.parameter("var", &channels);
     let var = g.square(var);
     g.batch_norm_inference(x, weight, bias, mean, var, 0.01).into()
@@ -76,9 +76,10 @@ fn batch_norms_go_into_the_weights_of_matmuls() {
             }
             normalised(g, y.into())
         });
-        r.fires(match bias {
-            true => "BatchNorm(MatMul+bias)→MatMul+bias",
-            false => "BatchNorm(MatMul)→MatMul+bias",
+        r.fires(if bias {
+            "BatchNorm(MatMul+bias)→MatMul+bias"
+        } else {
+            "BatchNorm(MatMul)→MatMul+bias"
         })
         .has("core.batch_norm_inference", 0);
     }
@@ -94,10 +95,10 @@ fn factors_of_channels_go_into_the_weights() {
             g.mul(y, s).into()
         };
         of(Inference, scaled).fires("Conv*scale→Conv");
-        // What is scaled in each step in training is the smaller of the two.
+        // In training, the smaller operand is scaled in each step.
         of(Backward, scaled).spares("Conv*scale→Conv");
     }
-    // A factor for each row is none for the channels.
+    // A factor for each row is not a factor for each channel.
     let r = of(Inference, |g| {
         let x = g.input("x", &[2, 3, 7, 5]);
         let (w, s) = (g.parameter("w", &[4, 3, 1, 1]), g.parameter("s", &[7, 1]));
@@ -107,7 +108,8 @@ fn factors_of_channels_go_into_the_weights() {
     r.spares("Conv*scale→Conv");
 }
 
-/// The weights of a normalisation that are computed in the step stay where they are: folding them would cost more.
+/// Normalisation weights that are computed in each step are not folded into a convolution, because that would cost
+/// more.
 #[test]
 fn statistics_of_the_step_are_not_folded() {
     let r = of(Inference, |g| {

@@ -1,4 +1,4 @@
-//! Products, gated units and normalisations with what comes before and after.
+//! Tests that products, gated units and normalisations are fused with the calls before and after them.
 
 use meganeura_compiler::rewrite::Pass::{Backward, Forward, Inference};
 use meganeura_core::DType;
@@ -46,7 +46,7 @@ fn additions_join_products() {
             }
         }
     }
-    // The addend makes the shape.
+    // The addend determines the shape.
     let r = of(Backward, |g| {
         let (a, b, d) = (g.input("a", &[6, 5]), g.input("b", &[5, 4]), g.input("d", &[2, 6, 4]));
         let m = g.matmul(a, b);
@@ -119,9 +119,10 @@ fn gradients_of_residuals_join_those_of_normalisations() {
                 let n = g.mul(n, b);
                 if left { g.add(n, x).into() } else { g.add(x, n).into() }
             });
-            let (title, op) = match layer {
-                true => ("LayerNormGrad+Add→LayerNormGradAdd", "core.layer_norm_grad_add"),
-                false => ("RmsNormGrad+Add→RmsNormGradAdd", "core.rms_norm_grad_add"),
+            let (title, op) = if layer {
+                ("LayerNormGrad+Add→LayerNormGradAdd", "core.layer_norm_grad_add")
+            } else {
+                ("RmsNormGrad+Add→RmsNormGradAdd", "core.rms_norm_grad_add")
             };
             r.fires(title).has(op, 1);
         }
@@ -139,14 +140,13 @@ fn normalisation_as_the_prologue_of_a_product() {
         .gives(&["core.rms_norm_matmul"]);
 }
 
-/// A product with a weight `[4, 64]` in `f16` or in blocks.
+/// Builds a product with a weight `[4, 64]` in `f16` or in blocks.
 fn packed_product(g: &mut Graph, x: impl Into<Value>, blocks: bool) -> Value {
-    let (words, scales) = match blocks {
-        true => {
-            let scales = g.parameter_typed("scales", &[4, 2], DType::F16);
-            (g.parameter_typed("w", &[4, 16], DType::U32), Some(scales.into()))
-        }
-        false => (g.parameter_typed("w", &[4, 64], DType::F16), None),
+    let (words, scales) = if blocks {
+        let scales = g.parameter_typed("scales", &[4, 2], DType::F16);
+        (g.parameter_typed("w", &[4, 16], DType::U32), Some(scales.into()))
+    } else {
+        (g.parameter_typed("w", &[4, 64], DType::F16), None)
     };
     g.quantized_matmul(x, words, scales).into()
 }
@@ -157,10 +157,7 @@ fn what_is_added_to_a_product_with_packed_weights() {
         let r = of(Inference, |g| {
             let (x, d) = (g.input("x", &[6, 64]), g.input("d", &[6, 4]));
             let y = packed_product(g, x, blocks);
-            match left {
-                true => g.add(d, y).into(),
-                false => g.add(y, d).into(),
-            }
+            if left { g.add(d, y).into() } else { g.add(y, d).into() }
         });
         r.fires("QuantizedMatMul+Add→QuantizedMatMulAdd")
             .gives(&["core.quantized_matmul_add"]);
@@ -216,7 +213,7 @@ fn rectifiers_come_after_pooling() {
             r.before.shape(r.before.outputs()[0])
         );
     }
-    // Elsewhere the rectified tensor and the offsets are needed as they are.
+    // Otherwise the rectified tensor or the offsets are needed.
     let r = of(Forward, |g| {
         let x = g.input("x", &[2, 3, 6, 7]);
         let x = g.relu(x);
@@ -237,7 +234,7 @@ fn gradients_of_pooling_go_plane_by_plane() {
     r.fires("Reshape(ScatterAdd)→MaxPoolGrad")
         .has("core.max_pool2d_grad", 1)
         .has("core.scatter_add", 0);
-    // Offsets of other planes than the pooled tensor's.
+    // Offsets of planes other than the pooled tensor's.
     let r = of(Backward, |g| {
         let (x, dy) = (g.input("x", &[2, 3, 6, 7]), g.input("dy", &[2, 3, 3, 3]));
         let y = g.max_pool2d(x, Pool2dOptions::square(2));

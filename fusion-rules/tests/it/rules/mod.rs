@@ -1,5 +1,5 @@
-//! Every family of rules on the graphs that it is for: the rule fires, the graph that comes out has the operators
-//! that it should have, and computes the same.
+//! Tests of every family of rules on its target graphs: the rule fires, the resulting graph has the expected operators, and it
+//! computes the same.
 
 mod algebra;
 mod convolution;
@@ -10,27 +10,27 @@ mod recognition;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, Simulated, rewrite};
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, SimulatedDevice, rewrite};
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeKind, Value};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
 
-/// A graph before and after, and what happened in between.
-pub(crate) struct Rewritten {
+/// Graph before and after rewriting, and the rules that fired.
+pub(crate) struct RewriteResult {
     pub(crate) before: Graph,
     pub(crate) after: Graph,
     /// Titles of the rules that fired.
     pub(crate) fired: BTreeSet<String>,
 }
 
-/// Names of the operators of a graph, with repetitions.
+/// Returns the names of the operators of a graph, with repetitions.
 fn operators(graph: &Graph) -> Vec<&'static str> {
     let calls = graph.nodes().iter().filter_map(|node| node.op());
     calls.map(|(op, _)| op.get().name()).collect()
 }
 
-/// Outputs by their places, and gradients by the names of their leaves; those of packed parameters by their sources.
+/// Returns outputs by index, and gradients by the names of their leaves; for packed parameters, by their sources.
 fn results(graph: &Graph, values: &Evaluation) -> BTreeMap<String, Vec<f64>> {
     let data = |v: Value| &values.get(v).expect("a value").data;
     let outputs = graph.outputs().iter().enumerate();
@@ -57,12 +57,12 @@ fn results(graph: &Graph, values: &Evaluation) -> BTreeMap<String, Vec<f64>> {
     results
 }
 
-/// Rewrites a graph for a device with kernels for everything.
-pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
+/// Rewrites a graph for a device with kernels for all operators.
+pub(crate) fn rewritten(before: Graph, pass: Pass) -> RewriteResult {
     meganeura_compiler::link_plugins!(meganeura_rules).expect("the sets that ship are well formed");
     let request = Request {
         pass,
-        target: &Simulated::discrete_gpu(),
+        target: &SimulatedDevice::discrete_gpu(),
         config: &RewriteConfig {
             time_ms: 60_000,
             ..RewriteConfig::default()
@@ -72,7 +72,7 @@ pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
     let (after, report) = rewrite(&before, &request).unwrap_or_else(|e| panic!("{e}\n{before}"));
     assert_eq!(report.budget_hit, None, "{before}");
     assert!(report.extraction_exact, "{before}");
-    let result = Rewritten {
+    let result = RewriteResult {
         fired: report.rules_fired.into_iter().map(|(title, _)| title).collect(),
         before,
         after,
@@ -82,7 +82,7 @@ pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
 }
 
 /// Builds a graph with one output, and rewrites it.
-pub(crate) fn of(pass: Pass, build: impl FnOnce(&mut Graph) -> Value) -> Rewritten {
+pub(crate) fn of(pass: Pass, build: impl FnOnce(&mut Graph) -> Value) -> RewriteResult {
     let mut g = Graph::new();
     let y = build(&mut g);
     g.set_outputs(vec![y]);
@@ -90,8 +90,8 @@ pub(crate) fn of(pass: Pass, build: impl FnOnce(&mut Graph) -> Value) -> Rewritt
     rewritten(g, pass)
 }
 
-/// The same with the sum of the output as loss, differentiated.
-pub(crate) fn of_gradients(build: impl FnOnce(&mut Graph) -> Value) -> Rewritten {
+/// Rewrites the gradients, with the sum of the output as loss.
+pub(crate) fn of_gradients(build: impl FnOnce(&mut Graph) -> Value) -> RewriteResult {
     let mut g = Graph::new();
     let y = build(&mut g);
     let wavy = g.sin(y);
@@ -101,8 +101,8 @@ pub(crate) fn of_gradients(build: impl FnOnce(&mut Graph) -> Value) -> Rewritten
     rewritten(full, Pass::Backward)
 }
 
-impl Rewritten {
-    /// Outputs and gradients before and after, on random numbers.
+impl RewriteResult {
+    /// Checks that outputs and gradients are equal before and after rewriting, for random numbers.
     fn compare(&self) {
         let mut rng = SplitMix64::new(11);
         let mut feeds = HashMap::new();
@@ -112,9 +112,12 @@ impl Rewritten {
                 NodeKind::Input | NodeKind::Parameter { .. } | NodeKind::State { .. }
             ) {
                 let ty = &node.outputs[0];
-                let number = |_| match ty.dtype.is_integer() {
-                    true => rng.below(3) as f64,
-                    false => f64::from((rng.unit() * 3.0 - 1.5) as f32),
+                let number = |_| {
+                    if ty.dtype.is_integer() {
+                        rng.below(3) as f64
+                    } else {
+                        f64::from((rng.unit() * 3.0 - 1.5) as f32)
+                    }
                 };
                 let values: Vec<f64> = (0..ty.numel()).map(number).collect();
                 feeds.insert(node.name.as_deref().expect("leaves are named").to_owned(), values);
@@ -133,14 +136,14 @@ impl Rewritten {
                 .filter(|v| v.is_finite())
                 .fold(1e-3f64, |m, v| m.max(v.abs()));
             for (x, y) in before.iter().zip(after) {
-                // Constants are f32 numbers, and so is what a rule makes of them.
+                // Constants are f32 numbers, and so are constants that a rule creates.
                 let same = (x - y).abs() <= 3e-6 * scale || (x.is_nan() && y.is_nan()) || x == y;
                 assert!(same, "{name}: {x} became {y}\n{}\n{}", self.before, self.after);
             }
         }
     }
 
-    /// The rule fired, whether or not what it made is in the graph.
+    /// Checks that the rule fired, even if the final graph does not contain its result.
     pub(crate) fn fires(&self, title: &str) -> &Self {
         assert!(
             self.fired.contains(title),
@@ -151,13 +154,13 @@ impl Rewritten {
         self
     }
 
-    /// The rule did not fire.
+    /// Checks that the rule did not fire.
     pub(crate) fn spares(&self, title: &str) -> &Self {
         assert!(!self.fired.contains(title), "{title} fired\n{}", self.before);
         self
     }
 
-    /// The operators of the graph that came out, as often as they occur, in any order.
+    /// Checks the operators of the resulting graph, with repetitions, in any order.
     pub(crate) fn gives(&self, expected: &[&str]) -> &Self {
         let mut found = operators(&self.after);
         let mut expected = expected.to_vec();
@@ -167,7 +170,7 @@ impl Rewritten {
         self
     }
 
-    /// The graph that came out has so many calls of an operator.
+    /// Checks the number of calls of an operator in the resulting graph.
     pub(crate) fn has(&self, op: &str, count: usize) -> &Self {
         let found = operators(&self.after).into_iter().filter(|name| *name == op).count();
         assert_eq!(found, count, "{op}; {:?}\n{}\n{}", self.fired, self.before, self.after);

@@ -1,11 +1,11 @@
-//! Packed projections, forwards and backwards.
+//! Tests of packed projections, forward and backward.
 
 use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::graph::{Graph, Value};
 
 use super::{of, of_gradients};
 
-/// Projections of one input to these widths, with biases or without.
+/// Builds projections of one input to these widths, with or without biases.
 fn projections(g: &mut Graph, widths: &[usize], bias: bool) -> Vec<Value> {
     let x = g.parameter("x", &[9, 8]);
     let x = g.tanh(x);
@@ -21,7 +21,7 @@ fn projections(g: &mut Graph, widths: &[usize], bias: bool) -> Vec<Value> {
     widths.iter().enumerate().map(project).collect()
 }
 
-/// A sum of squares of each, so that they are needed one by one.
+/// Returns a sum of squares of each value, so that each value is needed separately.
 fn needed(g: &mut Graph, values: &[Value]) -> Value {
     let mut total: Option<Value> = None;
     for &v in values {

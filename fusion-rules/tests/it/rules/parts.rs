@@ -1,4 +1,4 @@
-//! Calls of which some rows are needed are made for these rows.
+//! Tests of rules that compute calls only for the needed rows.
 
 use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::graph::{Graph, Value};
@@ -6,7 +6,7 @@ use meganeura_core::ops::AttentionOptions;
 
 use super::{of, of_gradients};
 
-/// Rows of two sequences.
+/// Returns rows of two sequences.
 fn rows(g: &mut Graph) -> Value {
     g.input("x", &[2, 7, 8]).into()
 }
@@ -61,7 +61,7 @@ fn rows_of_attention_are_rows_of_its_queries() {
         (false, 3, 2, true),
         (true, 6, 1, true),
         (true, 4, 3, true),
-        // Queries that are not the last ones see keys up to a place that cannot be said.
+        // Queries that are not the last ones see keys up to a position that the rule cannot express.
         (true, 0, 1, false),
         (true, 3, 2, false),
     ] {

@@ -1,4 +1,4 @@
-//! Normalisations, softmax, losses, products and attention from their primitives.
+//! Tests of the recognition of normalisations, softmax, losses, products and attention from primitives.
 
 use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::graph::{Graph, Value};
@@ -114,7 +114,7 @@ fn layer_norm() {
     }
 }
 
-/// `x - max` along an axis, or `x`.
+/// Returns `x - max` along an axis, or `x`.
 fn shifted(g: &mut Graph, x: Value, axis: i32, shift: bool) -> Value {
     if !shift {
         return x;
@@ -223,8 +223,8 @@ fn cross_entropy() {
 #[test]
 fn products_in_disguise() {
     let (m, k, n) = (4, 6, 3);
-    type Form = (&'static str, [usize; 2], [usize; 2], [usize; 3], [usize; 3], i32);
-    let forms: [Form; 4] = [
+    type MatmulForm = (&'static str, [usize; 2], [usize; 2], [usize; 3], [usize; 3], i32);
+    let forms: [MatmulForm; 4] = [
         ("Mul+Sum→MatMul", [m, k], [k, n], [m, k, 1], [1, k, n], 1),
         ("Mul+Sum→MatMulBT", [m, k], [n, k], [m, 1, k], [1, n, k], 2),
         ("Mul+Sum→MatMulBT", [m, k], [n, k], [m, 1, k], [1, n, k], -1),
@@ -255,7 +255,7 @@ fn products_in_disguise() {
     r.spares("Mul+Sum→MatMul");
 }
 
-/// How scores are scaled.
+/// Way of scaling the attention scores.
 #[derive(Clone, Copy, PartialEq)]
 enum Scale {
     Factor,
@@ -265,30 +265,33 @@ enum Scale {
     None,
 }
 
-/// How scores are masked.
+/// Kind of mask of the attention scores.
 #[derive(Clone, Copy, PartialEq)]
 enum Mask {
     None,
     Kept,
     Filled,
     Upper,
-    /// The upper triangle of a matrix of low numbers, added.
+    /// A matrix of large negative numbers whose upper triangle is added.
     AddedUpper,
-    /// A literal that is added, for all heads.
+    /// A constant mask that is added, the same for all heads.
     AddedConstant,
-    /// A literal that keeps scores.
+    /// A constant mask that is true for the scores to keep.
     KeptConstant,
-    /// A literal that replaces scores.
+    /// A constant mask that is true for the scores to replace.
     FilledConstant,
-    /// A literal that chooses the low number.
+    /// A constant mask that selects a large negative number.
     ChosenConstant,
 }
 
-/// One number for the keys that a query sees, another one for the others.
+/// Returns a causal mask: `seen` for the keys that a query may attend to, and `hidden` for the remaining keys.
 fn causal(rows: usize, columns: usize, seen: f32, hidden: f32) -> Vec<f32> {
-    let of = |at: usize| match at % columns > at / columns + (columns - rows) {
-        true => hidden,
-        false => seen,
+    let of = |at: usize| {
+        if at % columns > at / columns + (columns - rows) {
+            hidden
+        } else {
+            seen
+        }
     };
     (0..rows * columns).map(of).collect()
 }
@@ -415,7 +418,8 @@ fn causal_attention() {
     }
 }
 
-/// Masked scores of queries and keys of that many rows, their softmax, and the product with values.
+/// Builds attention from primitives: masked scores of queries and keys with these numbers of rows, softmax, and the
+/// product with the values.
 fn by_hand(g: &mut Graph, rows: [usize; 2], mask: impl Fn(&mut Graph, NodeId) -> NodeId) -> [NodeId; 3] {
     let q = g.input("q", &[2, rows[0], 4]);
     let [k, v] = ["k", "v"].map(|name| g.input(name, &[2, rows[1], 4]));
@@ -432,12 +436,12 @@ fn a_mask_that_is_not_causal_is_no_causal_attention() {
     type MakeMask = fn(&mut Graph, NodeId) -> NodeId;
     const LOW: f32 = f32::NEG_INFINITY;
     let masks: [MakeMask; 8] = [
-        // Given when it runs, as padding is.
+        // An input, like padding masks.
         |g, s| {
             let m = g.input("m", &[5, 5]);
             g.add(s, m)
         },
-        // A bias, and one that hides nothing for sure.
+        // Masks whose low number does not hide keys, or whose number for visible keys is not 0.
         |g, s| {
             let m = g.constant(causal(5, 5, 0.0, -1e4), &[5, 5]);
             g.add(s, m)
@@ -458,17 +462,17 @@ fn a_mask_that_is_not_causal_is_no_causal_attention() {
             let m = g.constant(mask, &[5, 5]);
             g.add(s, m)
         },
-        // Causal for the first sequence alone.
+        // Causal only for the first sequence.
         |g, s| {
             let m = g.constant([causal(5, 5, 0.0, LOW), vec![0.0; 25]].concat(), &[2, 5, 5]);
             g.add(s, m)
         },
-        // The keys that are behind.
+        // Replaces the visible keys instead of the hidden ones.
         |g, s| {
             let m = g.constant_u32(causal_u32(5, 5, 1, 0), &[5, 5]);
             g.masked_fill(s, m, -1e9)
         },
-        // Keys that are replaced by a score that counts.
+        // The number that replaces scores is not low enough.
         |g, s| {
             let m = g.constant_u32(causal_u32(5, 5, 0, 1), &[5, 5]);
             g.masked_fill(s, m, -10.0)
@@ -490,8 +494,8 @@ fn a_mask_that_is_not_causal_is_no_causal_attention() {
     r.spares("MatMul+Mask+Softmax+MatMul→CausalAttention");
 }
 
-/// Scores and probabilities that are results as well stay in the graph, and have the same values. Whether attention is used
-/// beside them is a question of prices: never where it would only compute everything twice.
+/// Scores and probabilities that are also results stay in the graph, with the same values. The cost model decides whether
+/// attention is used in addition: never if it would only compute everything twice.
 #[test]
 fn masked_scores_with_another_use() {
     let with = |rows: usize, used: usize| {

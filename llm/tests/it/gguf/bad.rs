@@ -1,4 +1,4 @@
-//! GGUF files that cannot be, or hold what is not supported: one clear error each.
+//! Tests of invalid and unsupported GGUF files: each gives one clear error.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,19 +15,19 @@ fn what_is_no_such_file() {
     let (folder, path) = file(b"");
     says(
         ModelConfig::open(&folder.path().join("model.gguf")),
-        &["within 4 bytes"],
+        &["within the 4 bytes"],
     );
     fs::write(&path, b"GGML\0\0\0\0").expect("written");
     says(Checkpoint::open(&path), &["begin with GGUF"]);
     fs::write(&path, b"GGUF\x01\0\0\0").expect("written");
-    says(Checkpoint::open(&path), &["version 1", "2 and 3"]);
+    says(Checkpoint::open(&path), &["expected version 2 or 3, found 1"]);
     let absent = folder.path().join("other").join("model.gguf");
     says(Checkpoint::open(&absent), &["cannot be read"]);
     let mut huge = b"GGUF\x03\0\0\0".to_vec();
     huge.extend(u64::MAX.to_le_bytes());
     huge.extend(1u64.to_le_bytes());
     fs::write(&path, huge).expect("written");
-    says(Checkpoint::open(&path), &["announces 18446744073709551615"]);
+    says(Checkpoint::open(&path), &["declares 18446744073709551615"]);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn what_is_not_supported() {
     says(Tokenizer::open(&path), &["'rwkv'", "tokenizer.json"]);
     let (_folder, path) = file(&replaced(&whole, "gpt-2", "gpt-9"));
     says(Tokenizer::open(&path), &["'gpt-9'", "tokenizer.json"]);
-    // One beside the file stands in.
+    // An adjacent tokenizer file replaces the missing tokenizer.
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama");
     fs::copy(root.join("tokenizer.json"), path.with_file_name("tokenizer.json")).expect("copied");
     assert_eq!(Tokenizer::open(&path).expect("a tokenizer").vocab(), 320);
@@ -66,18 +66,18 @@ fn metadata_of_another_model() {
         (
             "llama.attention.head_count_kv",
             4,
-            "'blk.0.attn_k.weight' is [32, 64], and [64, 64]",
+            "'blk.0.attn_k.weight': expected [64, 64] from the metadata, found [32, 64]",
         ),
         ("llama.feed_forward_length", u32::MAX, "'blk.0.ffn_down.weight'"),
         ("llama.embedding_length", 65, "'blk.0.attn_q.weight'"),
-        ("llama.rope.dimension_count", 8, "only a part is rotated"),
+        ("llama.rope.dimension_count", 8, "heads with partial rotation"),
     ] {
         let (_folder, path) = file(&with_count(&whole, key, count));
         says(generate(&path), &[said]);
     }
 }
 
-/// Damaged files are opened and loaded, or refused, and nothing else.
+/// Loading a damaged file either succeeds or returns an error.
 #[test]
 fn damaged_files_are_read_or_refused() {
     let mut rng = SplitMix64::new(5);
@@ -91,7 +91,7 @@ fn damaged_files_are_read_or_refused() {
         let data = whole.windows(11).rposition(|w| w == b"output_norm").expect("tensors");
         for round in 0..400 {
             let mut bytes = whole.clone();
-            // Mostly the header, and in it not the tokens.
+            // Mostly in the header, but not in the tokens.
             for _ in 0..1 + rng.below(3) {
                 let at = match rng.below(3) {
                     0 => rng.below(tokens),

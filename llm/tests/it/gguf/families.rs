@@ -1,4 +1,4 @@
-//! Every family in GGUF files loads and generates text. For Granite and SmolLM3 see
+//! Tests that every family in GGUF files loads and generates text. For Granite and SmolLM3 see
 //! `scripts/verify-external/make_gguf_families.py`.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ fn generator(path: &Path, weights: Option<WeightStorage>) -> Generator {
     let config = ModelConfig::open(path).expect("a configuration");
     let checkpoint = Checkpoint::open(path).expect("weights");
     let options = GeneratorOptions {
-        prefill_rows: 5,
+        prefill_rows: Some(5),
         weights,
         ..GeneratorOptions::default()
     };
@@ -58,7 +58,7 @@ fn every_family_generates() {
             .expect("tokens");
         let found = continuation(&path(name), Some(WeightStorage::F32), &prompt, 4);
         assert_eq!((found.len(), found[0] as usize), (4, likeliest), "{name}");
-        // As the file stores it.
+        // In the storage type of the file.
         assert_eq!(continuation(&path(name), None, &prompt, 4).len(), 4, "{name}");
     }
 }
@@ -75,7 +75,7 @@ fn granite_has_the_logits_and_texts_of_transformers() {
     assert_eq!(continuation(&path("granite_bf16"), None, &prompt, wanted.len()), wanted);
 }
 
-/// A missing scale and a scale of 0 mean the same.
+/// A missing scale and a scale of 0 have the same effect.
 #[test]
 fn scales_of_granite_may_be_missing() {
     let whole = std::fs::read(path("granite_bf16")).expect("a fixture");
@@ -102,7 +102,7 @@ fn scales_of_granite_may_be_missing() {
     says(ModelConfig::open(&path), &["granite.block_count"]);
 }
 
-/// A checkpoint of SmolLM3 with one more layer, the fourth, which has no rotary positions.
+/// A GGUF file has the logits of the equal checkpoint of SmolLM3, with a fourth layer without rotary positions.
 #[test]
 fn smollm3_has_the_logits_of_the_same_checkpoint() {
     let from = transformers::folder("smollm3");

@@ -1,4 +1,4 @@
-//! Files for tests: those of the fixtures, and changed ones.
+//! Test files: unchanged and changed fixtures.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub(crate) fn fixture(name: &str) -> Vec<u8> {
     fs::read(root.join("../tests/fixtures/gguf").join(format!("{name}.gguf"))).expect("a fixture")
 }
 
-/// A file with these bytes, in a folder that lives as long as it is used.
+/// Writes a file with these bytes in a temporary folder. The folder is deleted when the first result is dropped.
 pub(crate) fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
@@ -18,7 +18,7 @@ pub(crate) fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The bytes with another text of the same length.
+/// Returns the bytes with a text replaced by another one of the same length.
 pub(crate) fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
     let mut bytes = bytes.to_vec();
@@ -35,7 +35,7 @@ pub(crate) fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     bytes
 }
 
-/// The bytes with another number behind a key and its type.
+/// Returns the bytes with another number after a key and its type.
 pub(crate) fn with_count(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let value = behind(&bytes, key) + 4;
@@ -43,9 +43,9 @@ pub(crate) fn with_count(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
     bytes
 }
 
-/// Where the type of a key's value is.
+/// Returns the position of the type of a key's value.
 fn behind(bytes: &[u8], key: &str) -> usize {
-    // With its length before it, lest it is the beginning of another key.
+    // Includes the length, so that the key is not the prefix of another one.
     let key = text(key);
     let at = bytes.windows(key.len()).position(|w| w == key).expect("the key");
     at + key.len()
@@ -61,7 +61,7 @@ pub(crate) fn says<T>(result: Result<T>, parts: &[&str]) {
     }
 }
 
-/// The bytes with another type behind a key.
+/// Returns the bytes with another type after a key.
 pub(crate) fn with_kind(bytes: &[u8], key: &str, kind: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let at = behind(&bytes, key);
@@ -69,14 +69,14 @@ pub(crate) fn with_kind(bytes: &[u8], key: &str, kind: u32) -> Vec<u8> {
     bytes
 }
 
-/// The bytes with one more value, in front of the others.
+/// Returns the bytes with one more value before the others.
 pub(crate) fn with_value(bytes: &[u8], key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     let entry = |key: &str, kind: u32, value: &[u8]| {
         let length = (key.len() as u64).to_le_bytes();
         [&length, key.as_bytes(), &kind.to_le_bytes(), value].concat()
     };
     let mut new = entry(key, kind, value);
-    // Tensors begin at multiples of 32, and have to stay where they are beyond the header.
+    // Tensors begin at multiples of 32, and must keep their offsets after the header.
     let name = format!("padding of {key}");
     let mut padding = entry(&name, TEXT, &text(""));
     let missing = (new.len() + padding.len()).next_multiple_of(32) - new.len() - padding.len();
@@ -86,13 +86,13 @@ pub(crate) fn with_value(bytes: &[u8], key: &str, kind: u32, value: &[u8]) -> Ve
     [&bytes[..16], &count.to_le_bytes(), &new, &bytes[24..]].concat()
 }
 
-/// A file of a mixture of experts with a tensor for each expert, as files were before March 2024. Matrices are in Q8_0.
+/// Returns a mixture-of-experts file with a tensor for each expert, as in files before March 2024. Matrices are in Q8_0.
 pub(crate) fn with_a_tensor_for_each_expert(bytes: &[u8]) -> Vec<u8> {
     const MARK: &[u8] = b"_exps.weight";
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     let (mut header, mut done, mut tensors) = (Vec::new(), 24, number(8));
     while let Some(mark) = bytes[done..].windows(MARK.len()).position(|w| w == MARK) {
-        // Axes, a type and a place are behind the name, and its length before it.
+        // The name is preceded by its length, and followed by axes, a type and an offset.
         let axes = done + mark + MARK.len();
         let start = (done..axes)
             .rev()
@@ -115,7 +115,7 @@ pub(crate) fn with_a_tensor_for_each_expert(bytes: &[u8]) -> Vec<u8> {
         tensors += experts - 1;
         done = axes + 40;
     }
-    // Tensors begin at multiples of 32, and have to stay where they are beyond the header.
+    // Tensors begin at multiples of 32, and must keep their offsets after the header.
     let grown = header.len() + 24 - done;
     let padding = |size: usize| [text("padding"), TEXT.to_le_bytes().to_vec(), text(&" ".repeat(size))].concat();
     let missing = (grown + padding(0).len()).next_multiple_of(32) - grown - padding(0).len();
@@ -132,7 +132,7 @@ pub(crate) fn with_a_tensor_for_each_expert(bytes: &[u8]) -> Vec<u8> {
 
 pub(crate) const TEXT: u32 = 8;
 
-/// A text as a value.
+/// Returns the bytes of a text as a metadata value.
 pub(crate) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }

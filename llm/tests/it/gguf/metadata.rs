@@ -1,4 +1,4 @@
-//! What the metadata says, and what is usual where it says nothing.
+//! Tests of metadata, and of the defaults for missing metadata.
 
 use meganeura_core::ops::RopeScaling;
 use meganeura_llm::{ModelConfig, Tokenizer};
@@ -39,7 +39,7 @@ fn numbers_of_either_type() {
 #[test]
 fn what_is_not_there_is_usual_or_an_error() {
     let whole = fixture("llama_f32");
-    // Not the base, which files may leave out.
+    // Without the base, which files may omit.
     let other = config(&replaced(&whole, "llama.rope.freq_base", "llama.rope.freq_bass"));
     assert_eq!(other.network.rope_theta, 10_000.0);
     for (key, said) in [
@@ -60,7 +60,10 @@ fn what_is_not_there_is_usual_or_an_error() {
     );
     let shared = replaced(&whole, "llama.attention.head_count_kv", "llama.attention.head_count_ks");
     let shared = with_value(&shared, "llama.attention.head_count_kv", TEXT, &text("two"));
-    refused(&shared, &["'llama.attention.head_count_kv' is no number"]);
+    refused(
+        &shared,
+        &["'llama.attention.head_count_kv' is not a non-negative whole number"],
+    );
 }
 
 #[test]
@@ -91,26 +94,26 @@ fn models_that_are_not_supported_are_told() {
     refused(&part(3), &["one of 3 parts of a model", "NAME-00001-of-00003.gguf"]);
     let with = |key: &str, kind: u32, value: [u8; 4]| with_value(&whole, key, kind, &value);
     let scale = |scale: f32| with("llama.attention.scale", FLOAT, scale.to_le_bytes());
-    // Heads are of 16 elements.
+    // Heads have 16 elements.
     for usual in [0.25, 0.0] {
         assert_eq!(config(&scale(usual)).network.heads, 4);
     }
     refused(&scale(0.5), &["a scale of attention's scores"]);
     let width = |width: i32| with("llama.attention.value_length", INT32, width.to_le_bytes());
     assert_eq!(config(&width(16)).network.heads, 4);
-    refused(&width(8), &["values of another width"]);
+    refused(&width(8), &["values with another head size"]);
     let experts = with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes());
     refused(&experts, &["no positive number 'llama.expert_used_count'"]);
     let experts = with_value(&experts, "llama.expert_used_count", UINT16, &2u16.to_le_bytes());
     refused(&experts, &["no matrices of experts 'blk.0.ffn_gate_exps.weight'"]);
-    // More of them than there are tensors for.
+    // More experts than there are tensors.
     let whole = fixture("mixtral_q8_0");
     let experts = with_count(&whole, "llama.expert_count", 8);
     refused(&experts, &["blk.0.ffn_gate_exps.weight", "[4, 32, 64]", "[8, 32, 64]"]);
     let experts = with_count(&whole, "llama.expert_used_count", 5);
     refused(&experts, &["experts_per_token is 5"]);
     let scale = with_value(&whole, "llama.expert_weights_scale", FLOAT, &2.5f32.to_le_bytes());
-    refused(&scale, &["another choice of experts"]);
+    refused(&scale, &["an unsupported routing of experts"]);
     let whole = fixture("qwen3_q4_0");
     let experts = with_value(&whole, "qwen3.expert_count", UINT16, &8u16.to_le_bytes());
     refused(&experts, &["a mixture of experts of the architecture 'qwen3'"]);
@@ -138,7 +141,7 @@ fn marks_around_texts() {
     assert_eq!(tokens(&flag(&whole, "bos", true)), begun);
     assert_eq!(tokens(&flag(&whole, "bos", false)), plain);
     assert_eq!(tokens(&flag(&whole, "eos", true)), [plain.as_slice(), &[2]].concat());
-    // Files of Llama 3 do not say so, as a rule; programs know.
+    // Files of Llama 3 usually do not contain this; programs use it by default.
     let pre = "tokenizer.ggml.pre";
     let llama3 = with_value(
         &replaced(&whole, pre, "tokenizer.ggml.old"),
@@ -160,7 +163,7 @@ fn marks_around_texts() {
     );
 }
 
-/// The vocabulary has 320 tokens.
+/// Special tokens outside of the vocabulary, which has 320 tokens, are an error.
 #[test]
 fn special_tokens_are_in_the_vocabulary() {
     let whole = fixture("llama3_q8_0");
@@ -185,7 +188,7 @@ fn special_tokens_are_in_the_vocabulary() {
         INT32,
     );
     refused(&negative, &["'tokenizer.ggml.eos_token_id' is -1", "320 tokens"]);
-    // A file may have none of them.
+    // A file may have no end token.
     let without = replaced(&whole, "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eos_token_no");
     assert!(config(&without).stop.is_empty());
 }
@@ -225,10 +228,10 @@ fn factors_of_positions_are_the_rule_of_a_configuration() {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#;
     let stated = ModelConfig::parse(text, "config.json".as_ref()).expect("a configuration");
     assert_eq!(config(&whole).network, stated.network);
-    // Scaled twice: nobody does that.
+    // Scaled twice: no file does this.
     let twice = with_value(&whole, "llama.rope.scaling.factor", FLOAT, &2.0f32.to_le_bytes());
     refused(&twice, &["by a factor and by frequencies"]);
-    // One that is slowed down less than faster ones.
+    // A frequency that is scaled less than higher ones.
     let is_eight = |b: &[u8]| (f32::from_le_bytes(b.try_into().expect("four bytes")) - 8.0).abs() < 1e-4;
     let at = whole.windows(16).position(|w| w.chunks(4).all(is_eight));
     let at = at.expect("the factors") + 12;

@@ -1,5 +1,6 @@
-//! GGUF files that the package `gguf` wrote, against what Hugging Face's transformers makes of the same numbers.
+//! Tests of GGUF files that the package `gguf` wrote, against Hugging Face's transformers with the same numbers.
 
+mod adapters;
 mod bad;
 mod families;
 pub(crate) mod files;
@@ -44,13 +45,13 @@ const FILES: [&str; 21] = [
     "olmoe_q8_0",
     "mixtral_q8_0",
 ];
-/// Of the largest logit, where the numbers of a file are kept.
+/// Maximum error relative to the largest logit if the numbers of a file are unchanged.
 const TOLERANCE: f32 = 1e-4;
-/// Of the largest logit, where matrices are in blocks: CPUs with VNNI round rows to 16 bits.
+/// Maximum error for matrices in blocks: CPUs with VNNI round rows to 16 bits.
 const ROWS_ROUNDED: f32 = 4e-4;
-/// Of the largest logit, where scales are rounded to `f16`.
+/// Maximum error if scales are rounded to `f16`.
 const SCALES_ROUNDED: f32 = 1e-3;
-/// Of the largest logit, where they are rounded to another storage.
+/// Maximum error if weights are rounded to another storage type.
 const ROUNDED: f32 = 0.03;
 
 fn folder() -> PathBuf {
@@ -79,17 +80,17 @@ fn wanted(name: &str) -> Vec<f32> {
     words.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-/// How far the logits of a file are off, of the largest one.
+/// Returns the error of the logits of a file, relative to the largest one.
 fn error(name: &str, weights: Option<WeightStorage>, prefill_rows: usize) -> f32 {
     error_at(&path(name), name, weights, prefill_rows)
 }
 
-/// The same of a file at another path.
+/// Returns the error of a file at another path.
 fn error_at(path: &Path, name: &str, weights: Option<WeightStorage>, prefill_rows: usize) -> f32 {
     let config = ModelConfig::open(path).expect("a configuration");
     let checkpoint = Checkpoint::open(path).expect("weights");
     let options = GeneratorOptions {
-        prefill_rows,
+        prefill_rows: Some(prefill_rows),
         weights,
         ..GeneratorOptions::default()
     };
@@ -97,7 +98,7 @@ fn error_at(path: &Path, name: &str, weights: Option<WeightStorage>, prefill_row
     let found = generator.prompt_logits(&prompt()).expect("logits");
     let wanted = wanted(name);
     assert_eq!(found.len(), wanted.len(), "{name}");
-    // The greatest of distances would pass over them.
+    // The maximum of distances would ignore NaN.
     assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
     let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     found.iter().zip(&wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
@@ -144,7 +145,7 @@ fn numbers_of_files_stay_as_they_are() {
     }
 }
 
-/// Files of Mixtral once had a tensor for each expert.
+/// Older files of Mixtral, with a separate tensor for each expert, have the same logits.
 #[test]
 fn experts_may_have_tensors_of_their_own() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -164,7 +165,8 @@ fn experts_may_have_tensors_of_their_own() {
     );
 }
 
-/// Files of K formats have matrices of several types: those whose rows are no super-blocks, and the projection to logits.
+/// Each matrix keeps the storage type of the file. Files of K formats have several types: for matrices whose rows are
+/// not whole super-blocks, and for the projection to logits.
 #[test]
 fn matrices_of_files_stay_as_each_is() {
     use WeightStorage::{Q4, Q4_1, Q6, Q8};
@@ -190,7 +192,7 @@ fn matrices_of_files_stay_as_each_is() {
     }
 }
 
-/// What is asked for is stored so, whatever the file has.
+/// A requested storage type replaces the type in the file.
 #[test]
 fn one_storage_can_be_forced() {
     for (name, weights, tolerance) in [
@@ -206,7 +208,7 @@ fn one_storage_can_be_forced() {
     }
 }
 
-/// Bytes of blocks with their scales, as files have them.
+/// Quantizing numbers results in the same bytes of blocks and scales as the package `gguf`.
 #[test]
 fn numbers_are_rounded_as_gguf_rounds_them() {
     let expected = expected();
@@ -257,7 +259,7 @@ fn configurations_of_files() {
     assert_eq!((mistral.network.window, mistral.network.head_dim), (Some(5), Some(32)));
     let qwen = ModelConfig::open(&path("qwen3_q4_0")).expect("a configuration");
     assert!(qwen.network.qk_norm == QkNorm::PerHead && qwen.network.tied_embeddings);
-    // Files have the factors of Gemma's norms, and so has what is saved of them.
+    // Files contain the factors of Gemma's norms, and so do saved files.
     let gemma = ModelConfig::open(&path("gemma3_q8_0"))
         .expect("a configuration")
         .network;

@@ -1,4 +1,4 @@
-//! Models that are split into several files, as the package `gguf` does it.
+//! Tests of models that the package `gguf` split into several files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn part(number: usize) -> Vec<u8> {
     fs::read(fixtures().join("gguf_parts").join(name(number))).expect("a fixture")
 }
 
-/// A folder with the parts of these numbers, under the names of those that they stand for.
+/// Creates a folder with the parts of these numbers, under the names of the parts that they replace.
 fn folder(parts: &[(usize, usize)]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     for &(number, stands_for) in parts {
@@ -89,17 +89,17 @@ fn parts_that_are_no_model() {
     let (_files, first) = folder(&all[..2]);
     refused(&first, &[&name(3), "cannot be read"]);
     let (_files, first) = folder(&[(1, 1), (3, 2), (2, 3)]);
-    refused(&first, &[&name(2), "another part"]);
+    refused(&first, &[&name(2), "its part number"]);
     let (_files, first) = folder(&[(1, 1), (2, 2), (2, 3)]);
-    refused(&first, &[&name(3), "another part"]);
+    refused(&first, &[&name(3), "its part number"]);
     let (_files, first) = folder(&[(1, 1), (1, 2), (3, 3)]);
-    refused(&first, &[&name(2), "another part"]);
+    refused(&first, &[&name(2), "its part number"]);
 
-    // Numbers that do not fit. Files are not asked for that nobody names.
+    // Numbers that do not match. Files that are not listed are not opened.
     let (_files, first) = folder(&all);
     let of = |key: &str, count: u32| fs::write(&first, changed(&part(1), key, count)).expect("written");
     of("split.tensors.count", 13);
-    refused(&first, &["12 tensors together", "announces 13"]);
+    refused(&first, &["12 tensors in total", "expected 13"]);
     of("split.count", 60_000);
     refused(&first, &["one of 60000 parts"]);
     of("split.no", 2);
@@ -111,7 +111,7 @@ fn parts_that_are_no_model() {
     refused(&first, &["damaged or of another format"]);
 }
 
-/// The bytes with another number behind a key: 16 bits wide for places and numbers of parts, 32 for tensors.
+/// Returns the bytes with another number after a key: 16 bits wide for indices and numbers of parts, 32 for tensors.
 fn changed(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
     if key == "split.tensors.count" {
         return with_count(bytes, key, count);
@@ -127,7 +127,7 @@ fn changed(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
     bytes
 }
 
-/// The bytes with another name of the first tensor, which has another length.
+/// Returns the bytes with another name of the first tensor, which has another length.
 fn replaced_first(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     let at = bytes
         .windows(from.len())

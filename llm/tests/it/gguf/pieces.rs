@@ -1,4 +1,4 @@
-//! Vocabularies of SentencePiece in GGUF files, against SentencePiece itself.
+//! Tests of SentencePiece vocabularies in GGUF files, against SentencePiece.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ fn vocab() -> Vec<u8> {
     fs::read(folder().join("vocab.gguf")).expect("a fixture")
 }
 
-/// Texts with their tokens.
+/// Returns texts with their expected tokens.
 fn expected(kind: &str) -> Vec<(String, Vec<u32>)> {
     let all = fs::read_to_string(folder().join("expected.json")).expect("a fixture");
     let mut all: Value = serde_json::from_str(&all).expect("json");
@@ -117,7 +117,7 @@ fn what_scores_do_not_say_is_refused() {
     let (_folder, path) = file(&kinds);
     says(
         Tokenizer::open(&path),
-        &["'tokenizer.ggml.token_type' is of 1 tokens, and there are 700"],
+        &["'tokenizer.ggml.token_type' has 1 entries, expected 700"],
     );
     let other = with_value(
         &replaced(&whole, "tokenizer.ggml.pre", "tokenizer.ggml.old"),
@@ -125,6 +125,6 @@ fn what_scores_do_not_say_is_refused() {
         8,
         &text("y"),
     );
-    // How text is cut matters to pairs of bytes only.
+    // The split of text matters only to byte-pair encoding.
     assert_eq!(tokenizer(&other).vocab(), 700);
 }

@@ -1,4 +1,5 @@
-//! Pre-tokenizers of GGUF files against the package `tokenizers`: see `scripts/verify-external/make_gguf_pre_tokenizers.py`.
+//! Tests of pre-tokenizers of GGUF files against the package `tokenizers`: see
+//! `scripts/verify-external/make_gguf_pre_tokenizers.py`.
 
 use meganeura_llm::Tokenizer;
 use serde_json::Value;

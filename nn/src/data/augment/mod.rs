@@ -1,9 +1,9 @@
-//! Random changes of training examples that keep their labels true.
+//! Random changes of training examples that keep their labels valid.
 //!
-//! An [`Augmentation`] is a list of transforms that are applied one after the other, each drawn anew for every
-//! example in every epoch. What an example becomes depends on nothing but the seed, the epoch and the
-//! example's row in the data set, so runs are reproducible, whatever the batch size, the order of the examples
-//! or the number of threads.
+//! An [`Augmentation`] is a list of transforms that are applied one after the other, with new
+//! random numbers for every example in every epoch. The result depends only on the seed, the epoch
+//! and the example's row in the data set, so runs are reproducible for any batch size, order of the
+//! examples and number of threads.
 //!
 //! ```
 //! use meganeura_nn::data::{Augmentation, digits_split};
@@ -31,29 +31,30 @@ use meganeura_core::random::SplitMix64;
 use super::error::DataError;
 use super::prng::{AUGMENT_DOMAIN, derive_example};
 
-/// One random change. Images have the shape `[channels, height, width]`, or `[height, width]`.
+/// A random change. Images have the shape `[channels, height, width]`, or `[height, width]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Transform {
-    /// Mirrors an image left to right, with that probability.
+    /// Mirrors an image left to right, with this probability.
     Flip {
         /// 0 to 1.
         probability: f32,
     },
-    /// Moves an image by up to that many pixels along either axis, and fills with 0: the same as padding it
-    /// with zeros and cropping it at random.
+    /// Moves an image by up to this number of pixels along either axis, and fills with 0: the same
+    /// as padding it with zeros and cropping it at random.
     Shift {
         /// Below height and width.
         pixels: usize,
     },
-    /// Sets a square around a random pixel to 0, as much of it as lies in the image (DeVries and Taylor,
+    /// Sets a square around a random pixel to 0, clipped to the image (DeVries and Taylor,
     /// "Improved regularization of convolutional neural networks with cutout", 2017).
     Cutout {
         /// Length of a side in pixels, at least 1.
         size: usize,
     },
-    /// Sets a random rectangle to 0, with that probability (Zhong and others, "Random erasing data
-    /// augmentation", 2017, with the paper's 2 to 40 % of the area and sides of 0.3 to 3.3 to each other).
+    /// Sets a random rectangle to 0, with this probability (Zhong and others, "Random erasing data
+    /// augmentation", 2017). As in the paper, it covers 2 to 40 % of the area and has an aspect
+    /// ratio of 0.3 to 3.3.
     Erase {
         /// 0 to 1.
         probability: f32,
@@ -77,7 +78,7 @@ pub enum Transform {
 }
 
 impl Transform {
-    /// Name and setting, as in text.
+    /// Returns name and setting, as in the text form.
     fn parts(self) -> (&'static str, f64) {
         match self {
             Transform::Flip { probability } => ("flip", probability.into()),
@@ -90,15 +91,21 @@ impl Transform {
         }
     }
 
-    /// Checks the setting, and that examples of that shape can be changed so.
+    /// Checks the setting, and that it can be applied to examples of this shape.
     fn check(self, shape: &[usize]) -> Result<(), String> {
-        let fraction = |value: f32| match (0.0..=1.0).contains(&value) {
-            true => Ok(()),
-            false => Err("use a number from 0 to 1".to_owned()),
+        let fraction = |value: f32| {
+            if (0.0..=1.0).contains(&value) {
+                Ok(())
+            } else {
+                Err("use a number from 0 to 1".to_owned())
+            }
         };
-        let amount = |value: f32| match value.is_finite() && value >= 0.0 {
-            true => Ok(()),
-            false => Err("use a finite number of at least 0".to_owned()),
+        let amount = |value: f32| {
+            if value.is_finite() && value >= 0.0 {
+                Ok(())
+            } else {
+                Err("use a finite number of at least 0".to_owned())
+            }
         };
         match self {
             Transform::Flip { probability } | Transform::Erase { probability } => {
@@ -107,11 +114,12 @@ impl Transform {
             }
             Transform::Shift { pixels } => {
                 let [_, height, width] = image(shape)?;
-                match pixels < height.min(width) {
-                    true => Ok(()),
-                    false => Err(format!(
-                        "images of {height}x{width} would be moved out of sight; use fewer pixels"
-                    )),
+                if pixels < height.min(width) {
+                    Ok(())
+                } else {
+                    Err(format!(
+                        "images of {height}x{width} would be moved out of the frame; use fewer pixels"
+                    ))
                 }
             }
             Transform::Cutout { size: 0 } => Err("use a size of at least 1 pixel".to_owned()),
@@ -172,11 +180,11 @@ impl Transform {
     }
 }
 
-/// Such as `shift=2`.
+/// Formats name and setting, such as `shift=2`.
 impl fmt::Display for Transform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, setting) = self.parts();
-        // The shortest digits that tell the setting are those of f32.
+        // The setting is an f32, so its shortest unique digits are those of f32.
         write!(f, "{name}={}", setting as f32)
     }
 }
@@ -212,30 +220,31 @@ impl FromStr for Transform {
             "brightness" => number(None).map(|amount| Transform::Brightness { amount }),
             "contrast" => number(None).map(|amount| Transform::Contrast { amount }),
             _ => Err(format!(
-                "there is no augmentation '{name}'; there are flip, shift, cutout, erase, noise, brightness, contrast"
+                "there is no augmentation '{name}'; use flip, shift, cutout, erase, noise, brightness or contrast"
             )),
         }
     }
 }
 
-/// Transforms in the order in which they are applied; see the [module documentation](self).
+/// A list of transforms in the order in which they are applied; see the
+/// [module documentation](self).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Augmentation {
     transforms: Vec<Transform>,
 }
 
 impl Augmentation {
-    /// None: it changes nothing.
+    /// Creates an augmentation without transforms.
     pub fn new() -> Self {
         Augmentation::default()
     }
 
-    /// Whether it changes nothing.
+    /// Returns true if there are no transforms.
     pub fn is_empty(&self) -> bool {
         self.transforms.is_empty()
     }
 
-    /// The transforms, first to last.
+    /// Returns the transforms, first to last.
     pub fn transforms(&self) -> &[Transform] {
         &self.transforms
     }
@@ -289,7 +298,7 @@ impl Augmentation {
         self.then(Transform::Contrast { amount })
     }
 
-    /// Checks all settings, and that examples of that shape can be changed so.
+    /// Checks all settings, and that the transforms can be applied to examples of this shape.
     ///
     /// # Errors
     ///
@@ -304,13 +313,13 @@ impl Augmentation {
         Ok(())
     }
 
-    /// Changes the features of one example, `shape` elements, as the seed, the epoch and the example's row
-    /// say. A shape that [`check`](Self::check) refuses, or another number of features, leaves them as they are.
+    /// Changes the features of one example, `shape` elements, as determined by the seed, the epoch and the example's
+    /// row. The features are unchanged if [`check`](Self::check) refuses the shape, or if their number differs.
     pub fn apply(&self, features: &mut [f32], shape: &[usize], seed: u64, epoch: u64, row: usize) {
         if self.is_empty() || self.check(shape).is_err() || features.len() != shape.iter().product::<usize>() {
             return;
         }
-        // Transforms that are not for images alone never look at the sizes.
+        // Only transforms of images use the sizes.
         let size = image(shape).unwrap_or([1, 1, features.len()]);
         let mut rng = derive_example(seed, AUGMENT_DOMAIN, epoch, row as u64);
         for transform in &self.transforms {
@@ -319,7 +328,7 @@ impl Augmentation {
     }
 }
 
-/// Such as `flip=0.5,shift=2`.
+/// Formats all transforms, such as `flip=0.5,shift=2`.
 impl fmt::Display for Augmentation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, transform) in self.transforms.iter().enumerate() {
@@ -340,14 +349,14 @@ impl FromStr for Augmentation {
     }
 }
 
-/// Channels, height and width of an image.
+/// Returns channels, height and width of an image.
 fn image(shape: &[usize]) -> Result<[usize; 3], String> {
     match *shape {
         [channels, height, width] => Ok([channels, height, width]),
         [height, width] => Ok([1, height, width]),
         _ => Err(format!(
-            "it is for images, [channels, height, width], but the examples have shape {shape:?}; leave it out, \
-             or give the data their shape with `Dataset::with_feature_shape`"
+            "it needs images, [channels, height, width], but the examples have shape {shape:?}; omit it, or set the \
+             shape with `Dataset::with_feature_shape`"
         )),
     }
 }
@@ -376,7 +385,7 @@ fn shift(plane: &mut [f32], width: usize, down: isize, right: isize) {
     }
 }
 
-/// Sets a rectangle to 0 whose area and sides are drawn until they fit; gives up after some attempts, as
+/// Sets a random rectangle to 0. Its area and sides are drawn until they fit; after some attempts it gives up, because
 /// images that are much longer than wide may never fit.
 fn erase(features: &mut [f32], [channels, height, width]: [usize; 3], rng: &mut SplitMix64) {
     for _ in 0..20 {

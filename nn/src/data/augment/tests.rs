@@ -2,7 +2,7 @@ use super::*;
 
 const SHAPE: [usize; 3] = [2, 4, 5];
 
-/// Pixels that all differ, none of them 0.
+/// Returns pixels that all differ, none of them 0.
 fn picture() -> Vec<f32> {
     (1..=40).map(|i| i as f32).collect()
 }
@@ -67,7 +67,7 @@ fn shifts_move_the_image_and_fill_with_zeros() {
     assert_eq!(seen.len(), 25);
 }
 
-/// Height and width of the cleared rectangle, which must be one, and the same in every channel.
+/// Returns height and width of the cleared rectangle. There must be one, and it must be the same in every channel.
 fn hole(image: &[f32]) -> (usize, usize) {
     let holes = |plane: &[f32]| -> Vec<usize> { (0..20).filter(|&i| plane[i] == 0.0).collect() };
     let (first, second) = (holes(&image[..20]), holes(&image[20..]));

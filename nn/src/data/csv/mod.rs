@@ -25,37 +25,38 @@ pub enum Column {
 }
 
 impl Column {
-    /// [`Column::Name`].
+    /// Creates a [`Column::Name`].
     pub fn name(name: impl Into<String>) -> Self {
         Column::Name(name.into())
     }
 }
 
-/// Whether the first line of a table names its columns.
+/// The meaning of the first line of a table: column names, or an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Header {
-    /// It does if none of its fields is a number.
+    /// Names if none of its fields is a number, else an example.
     #[default]
     Auto,
-    /// It does.
+    /// Names of the columns.
     Yes,
-    /// It is an example like the others.
+    /// An example, like all further lines.
     No,
 }
 
-/// How to read a CSV file. The default takes the last column for the label and all others for features.
+/// Options for reading a CSV file. By default, the last column is the label, and all previous ones
+/// are features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvOptions {
     /// The column of the class labels: words, or whole numbers.
     pub label: Column,
-    /// Whether there is a header.
+    /// Meaning of the first line.
     pub header: Header,
-    /// What stands between fields; a comma unless given.
+    /// Separator of fields; a comma by default.
     pub delimiter: u8,
     /// Columns that are neither label nor features; they may hold anything.
     pub ignore: Vec<Column>,
-    /// Names of the classes by id, such as those of the training data for the test data. Without, they are
-    /// the labels that occur, sorted: as numbers if all are, or else as text.
+    /// Names of the classes by id, such as those of the training data for the test data. By
+    /// default, they are the labels that occur, sorted: as numbers if all are, or else as text.
     pub classes: Option<Vec<String>>,
 }
 
@@ -71,7 +72,7 @@ impl Default for CsvOptions {
     }
 }
 
-/// What a CSV file holds.
+/// The contents of a CSV file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// The examples, with one feature for each feature column.
@@ -84,13 +85,14 @@ pub struct Table {
     pub class_names: Vec<String>,
 }
 
-/// Reads the CSV file at `path`: one example a line, one of its columns the label, the others numbers.
+/// Reads the CSV file at `path`: one example per line; one of its columns is the label, the rest
+/// are numbers.
 ///
-/// Fields may be quoted, and have spaces around them; empty lines do not count; a byte order mark is skipped.
+/// Fields may be quoted and surrounded by spaces; empty lines and a byte order mark are skipped.
 ///
 /// # Errors
 ///
-/// [`DataError::Io`], and those of [`parse_csv`].
+/// [`DataError::Io`], and the errors of [`parse_csv`].
 pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, DataError> {
     let name = path.as_ref().display().to_string();
     match open_within_memory(path.as_ref()) {
@@ -99,7 +101,8 @@ pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, D
     }
 }
 
-/// [`read_csv`] from any reader; `name` appears in errors. Memory grows with the lines that are really there.
+/// Reads a table like [`read_csv`] from any reader; `name` appears in errors. Memory grows with the
+/// lines that actually exist.
 ///
 /// # Errors
 ///
@@ -152,18 +155,18 @@ pub fn parse_csv(reader: impl Read, name: &str, options: &CsvOptions) -> Result<
 struct Rows<'o> {
     file: &'o str,
     delimiter: u8,
-    /// Whether the first line was the header.
+    /// True if the first line is the header.
     header: bool,
     columns: Vec<String>,
     label: usize,
-    /// Whether each column is a feature.
+    /// True for each column that is a feature.
     is_feature: Vec<bool>,
     features: Vec<f32>,
     labels: Labels,
 }
 
 impl<'o> Rows<'o> {
-    /// Finds out about the columns from the first line.
+    /// Determines the columns from the first line.
     fn of(file: &'o str, first: &Line, options: &CsvOptions) -> Result<Self, DataError> {
         let (header, columns) = names(first, options.header);
         let find = |column: &Column| find(file, column, &columns, header);
@@ -175,7 +178,7 @@ impl<'o> Rows<'o> {
         }
         if !is_feature.contains(&true) {
             let reason = format!(
-                "of the {} columns none is left for features; is '{}' what stands between the fields?",
+                "none of the {} columns is left for features; is '{}' the right delimiter?",
                 columns.len(),
                 char::from(options.delimiter)
             );
@@ -198,7 +201,7 @@ impl<'o> Rows<'o> {
         })
     }
 
-    /// Takes an example.
+    /// Adds an example.
     fn push(&mut self, line: &Line) -> Result<(), DataError> {
         let (found, expected) = (line.fields.len(), self.columns.len());
         if found != expected {
@@ -214,7 +217,7 @@ impl<'o> Rows<'o> {
         for (at, &field) in line.fields.iter().enumerate().filter(|&(at, _)| self.is_feature[at]) {
             let value = number(field).map_err(|what| {
                 let reason = format!(
-                    "{what} in '{}'; features are finite numbers: correct it, remove the line, or ignore the column",
+                    "{what} in '{}'; expected a finite number: correct it, remove the line, or ignore the column",
                     self.columns[at]
                 );
                 self.refuse(line, at, reason)
@@ -257,7 +260,7 @@ impl<'o> Rows<'o> {
     }
 }
 
-/// Whether the first line is a header, and the names of the columns.
+/// Returns whether the first line is a header, and the names of the columns.
 pub(super) fn names(first: &Line, header: Header) -> (bool, Vec<String>) {
     let is_number = |field: &&str| field.parse::<f64>().is_ok();
     let header = match header {
@@ -265,14 +268,15 @@ pub(super) fn names(first: &Line, header: Header) -> (bool, Vec<String>) {
         Header::Yes => true,
         Header::No => false,
     };
-    let columns = match header {
-        true => first.fields.iter().map(|&f| f.to_owned()).collect(),
-        false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
+    let columns = if header {
+        first.fields.iter().map(|&f| f.to_owned()).collect()
+    } else {
+        (1..=first.fields.len()).map(|n| format!("column {n}")).collect()
     };
     (header, columns)
 }
 
-/// Position of a column.
+/// Returns the index of a column.
 pub(super) fn find(file: &str, column: &Column, columns: &[String], header: bool) -> Result<usize, DataError> {
     let by_number = |number: usize| number.checked_sub(1).filter(|&at| at < columns.len());
     let (wanted, found) = match column {

@@ -7,11 +7,11 @@ use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 
 use crate::data::DataError;
 
-/// Each column is an input of the model, which has weights for it.
+/// Maximum number of columns, because each column is an input of the model, which has weights for it.
 const MAX_COLUMNS: usize = 1 << 17;
 
-/// Passes bytes on, and keeps the places of line ends among them. The `csv` crate counts lines as well, but
-/// its number of a record is that of the first empty line in front of it.
+/// A reader that records the offsets of line ends. The `csv` crate counts lines as well, but its
+/// number of a record is that of the first empty line before it.
 struct Newlines<R> {
     reader: R,
     read: u64,
@@ -39,7 +39,7 @@ impl<R: Read> Read for Newlines<R> {
     }
 }
 
-/// The records of a file, in memory that is reused.
+/// The records of a file, in reused memory.
 pub(in crate::data) struct Records<'n, R> {
     name: &'n str,
     reader: Reader<Newlines<R>>,
@@ -49,7 +49,7 @@ pub(in crate::data) struct Records<'n, R> {
 }
 
 impl<'n, R: Read> Records<'n, R> {
-    /// Of a file of that name.
+    /// Creates a reader of the records of a file with this name.
     pub(in crate::data) fn of(reader: R, name: &'n str, delimiter: u8) -> Self {
         Records {
             name,
@@ -64,7 +64,7 @@ impl<'n, R: Read> Records<'n, R> {
         }
     }
 
-    /// The next line that is not empty.
+    /// Returns the next line that is not empty.
     pub(in crate::data) fn next(&mut self) -> Result<Option<Line<'_>>, DataError> {
         let more = self.reader.read_byte_record(&mut self.record);
         let more = more.map_err(|error| DataError::Io {
@@ -82,7 +82,8 @@ impl<'n, R: Read> Records<'n, R> {
             self.lines += 1;
             last = Some(place);
         }
-        // Its own line end, if it was read already, and those in quotes come after its first line.
+        // The record's own line end, if it was read already, and line ends in quotes come after its
+        // first line.
         let own = usize::from(last.is_some_and(|place| place + 1 == end));
         let quoted = self.record.as_slice().iter().filter(|&&b| b == b'\n').count();
         line(self.name, (1 + self.lines).saturating_sub(own + quoted), &self.record).map(Some)
@@ -95,17 +96,14 @@ pub(in crate::data) struct Line<'r> {
     pub(in crate::data) fields: Vec<&'r str>,
 }
 
-/// The fields of a record, which must be UTF-8.
+/// Returns the fields of a record, which must be UTF-8.
 fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r>, DataError> {
     if record.len() > MAX_COLUMNS {
         return Err(DataError::Csv {
             name: name.into(),
             line: number,
             column: MAX_COLUMNS + 1,
-            reason: format!(
-                "the line has {} fields, more than the {MAX_COLUMNS} that a table may have",
-                record.len()
-            ),
+            reason: format!("the line has {} fields, expected at most {MAX_COLUMNS}", record.len()),
         });
     }
     let mut fields = Vec::with_capacity(record.len());
@@ -127,7 +125,7 @@ fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r
     Ok(Line { number, fields })
 }
 
-/// A line that has not as many fields as the first one.
+/// Returns the error for a line whose number of fields differs from that of the first one.
 pub(in crate::data) fn length_error(name: &str, line: &Line, expected: usize, delimiter: u8) -> DataError {
     let found = line.fields.len();
     DataError::Csv {
@@ -135,14 +133,14 @@ pub(in crate::data) fn length_error(name: &str, line: &Line, expected: usize, de
         line: line.number,
         column: found.min(expected) + 1,
         reason: format!(
-            "the line has {found} fields, the first one {expected}; separate them by '{}', and quote a field that \
-             contains it",
+            "expected {expected} fields as in the first line, found {found}; separate fields with '{}', and quote a \
+             field that contains it",
             char::from(delimiter)
         ),
     }
 }
 
-/// A finite number, or what is there instead.
+/// Parses a finite number; the error describes the field.
 pub(in crate::data) fn number(field: &str) -> Result<f32, String> {
     if field.is_empty() {
         return Err("there is nothing".into());

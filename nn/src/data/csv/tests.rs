@@ -17,7 +17,7 @@ fn labelled_by(label: Column) -> CsvOptions {
     }
 }
 
-/// The message, which must have all these parts.
+/// Checks that the result is an error whose message contains all these parts.
 #[track_caller]
 fn refused(result: Result<Table, DataError>, parts: &[&str]) {
     let message = result.expect_err("refused").to_string();
@@ -47,7 +47,7 @@ fn the_first_line_is_a_header_if_no_field_is_a_number() {
     let table = plain("5.1,3.5,setosa\n6.3,2.9,virginica\n").unwrap();
     assert_eq!((table.data.len(), table.label_name.as_str()), (2, "column 3"));
     assert_eq!(table.feature_names, ["column 1", "column 2"]);
-    // Names that are numbers have to be said to be names.
+    // A header of numbers has to be declared as a header.
     let numbered = "0,1,2\n0.5,0.25,7\n";
     assert_eq!(plain(numbered).unwrap().data.len(), 2);
     let header = CsvOptions {
@@ -133,7 +133,7 @@ fn quotes_spaces_marks_and_delimiters() {
     );
     assert_eq!(table.class_names, ["with \"quotes\"", "with; semicolon"]);
     assert_eq!(plain("a,b\n1,2").unwrap().data.len(), 1, "no end of the last line");
-    refused(plain("length;kind\n1;2\n"), &["none is left for features", "','"]);
+    refused(plain("length;kind\n1;2\n"), &["is left for features", "','"]);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn damaged_cells_are_named_by_line_and_column() {
         ("NaN", "'NaN' is not a finite"),
         ("inf", "'inf' is not a finite"),
         ("1e39", "'1e39' is not a finite"),
-        ("1,5", "4 fields"),
+        ("1,5", "found 4"),
     ] {
         let text = format!("length,width,kind\n1,2,a\n\n3,{cell},b\n");
         refused(plain(&text), &["line 4", part]);
@@ -153,9 +153,12 @@ fn damaged_cells_are_named_by_line_and_column() {
         refused(plain(text.trim_end()), &["line 4", part]);
     }
     refused(plain("a,b,c\n1,x,2\n"), &["line 2, column 2", "in 'b'"]);
-    refused(plain("a,b\n1,2\n1\n"), &["line 3", "1 fields, the first one 2"]);
+    refused(
+        plain("a,b\n1,2\n1\n"),
+        &["line 3", "expected 2 fields as in the first line, found 1"],
+    );
     refused(plain("a,b\n1,\n"), &["line 2, column 2", "label is empty"]);
-    // Lines are those of the file, also after a field that goes over several.
+    // Line numbers are those of the file, also after a field with several lines.
     refused(plain("a,b\n1,\"x\ny\"\nz,2\n"), &["line 4, column 1"]);
 }
 
@@ -172,15 +175,15 @@ fn files_that_are_no_tables_are_refused() {
     let result = parse_csv(&b"\x93NUMPY\x01\x00v\x00{'descr'"[..], "t.csv", &CsvOptions::default());
     assert!(result.is_err());
 
-    /// A disk that fails.
-    struct Broken;
-    impl Read for Broken {
+    /// A reader that fails, like a broken disk.
+    struct FailingReader;
+    impl Read for FailingReader {
         fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
             Err(std::io::Error::other("the disk is broken"))
         }
     }
     refused(
-        parse_csv(Broken, "t.csv", &CsvOptions::default()),
+        parse_csv(FailingReader, "t.csv", &CsvOptions::default()),
         &["the disk is broken"],
     );
     let folder = tempfile::tempdir().unwrap();
@@ -200,7 +203,7 @@ fn files_are_read() {
     assert_eq!(table.data.len(), 3);
 }
 
-/// Whatever is cut off or flipped, there is an answer and no panic.
+/// Parsing does not panic for any truncation or flipped bit.
 #[test]
 fn no_damage_panics() {
     for end in 0..FLOWERS.len() {

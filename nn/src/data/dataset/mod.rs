@@ -28,7 +28,7 @@ pub struct Dataset {
     feature_shape: Vec<usize>,
     labels: Vec<u32>,
     classes: usize,
-    /// Of regression, which has no labels and 0 classes.
+    /// Targets of regression, which has no labels and 0 classes.
     targets: Option<Targets>,
 }
 
@@ -36,7 +36,7 @@ impl Dataset {
     /// Builds a data set from `features` of shape `[labels.len(), feature_shape...]`
     /// in row-major order and one label per example.
     ///
-    /// `name` says where the data came from and appears in error messages.
+    /// `name` is the origin of the data and appears in error messages.
     ///
     /// # Errors
     ///
@@ -79,17 +79,18 @@ impl Dataset {
         })
     }
 
-    /// A text as examples of `rows` tokens each for a language model: a label is the token that follows an
-    /// example. They begin `stride` tokens apart, so with less than `rows` they overlap: a model then sees every
-    /// token at several positions. What is left over at the end is left out.
+    /// Cuts a text into examples of `rows` tokens each for a language model; the label is the token
+    /// that follows an example. Examples begin `stride` tokens apart. With a stride below `rows`
+    /// they overlap, so that a model sees every token at several positions. Remaining tokens at the
+    /// end are ignored.
     ///
     /// Features are the tokens as numbers, which `f32` holds exactly, as `vocab` is at most 2^24.
     ///
     /// # Errors
     ///
-    /// [`DataError::ShortText`]; [`DataError::LabelOutOfRange`] for a token that is not below `vocab`, its row
-    /// its place in the text; [`DataError::Empty`] for a stride of 0; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24;
-    /// [`DataError::OutOfMemory`].
+    /// [`DataError::ShortText`]; [`DataError::LabelOutOfRange`] for a token that is not below
+    /// `vocab`, with its index in the text as the row; [`DataError::Empty`] for a stride of 0;
+    /// [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24; [`DataError::OutOfMemory`].
     pub fn from_tokens(
         name: impl Into<String>,
         tokens: &[u32],
@@ -126,19 +127,19 @@ impl Dataset {
         Dataset::new(name, features, vec![rows], labels, vocab)
     }
 
-    /// Where the data came from; appears in error messages.
+    /// Returns the origin of the data, which appears in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same data under another name.
+    /// Returns the same data under another name.
     #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The number of examples, at least 1.
+    /// Returns the number of examples, at least 1.
     pub fn len(&self) -> usize {
         match &self.targets {
             Some(targets) => targets.len(),
@@ -146,41 +147,41 @@ impl Dataset {
         }
     }
 
-    /// Always `false`: a data set holds at least one example.
+    /// Returns `false`: a data set has at least one example.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// The shape of one example, without the example dimension; `[1, 28, 28]`
-    /// (channels, height, width) for MNIST images.
+    /// Returns the shape of one example, without the example dimension; `[1, 28, 28]` (channels,
+    /// height, width) for MNIST images.
     pub fn feature_shape(&self) -> &[usize] {
         &self.feature_shape
     }
 
-    /// The number of values in one example: the product of
+    /// Returns the number of values in one example: the product of
     /// [`feature_shape`](Self::feature_shape).
     pub fn feature_len(&self) -> usize {
         // The product was checked when the shape was set.
         self.feature_shape.iter().product()
     }
 
-    /// All features, `[len, feature_shape...]`, row-major.
+    /// Returns all features, `[len, feature_shape...]`, row-major.
     pub fn features(&self) -> &[f32] {
         &self.features
     }
 
-    /// All labels, `[len]`; none for regression.
+    /// Returns all labels, `[len]`; none for regression.
     pub fn labels(&self) -> &[u32] {
         &self.labels
     }
 
-    /// The number of classes; every label is below it. 0 for regression.
+    /// Returns the number of classes; every label is below it. 0 for regression.
     pub fn classes(&self) -> usize {
         self.classes
     }
 
-    /// The features, `[feature_shape...]`, and label of one example, or `None`
-    /// past the end. The label is 0 for regression.
+    /// Returns the features, `[feature_shape...]`, and the label of one example, or `None` past the
+    /// end. The label is 0 for regression.
     pub fn example(&self, row: usize) -> Option<(&[f32], u32)> {
         let label = match &self.targets {
             Some(_) if row < self.len() => 0,
@@ -191,7 +192,7 @@ impl Dataset {
         Some((features, label))
     }
 
-    /// `(label, number of examples)` of each class that has any, by label.
+    /// Returns `(label, number of examples)` of each class that has any, by label.
     pub fn class_counts(&self) -> Vec<(u32, usize)> {
         let mut counts = BTreeMap::new();
         for &label in &self.labels {
@@ -200,9 +201,10 @@ impl Dataset {
         counts.into_iter().collect()
     }
 
-    /// Weights of the classes, `[classes]`, by which all of them weigh as much in training, however many examples they
-    /// have: the number of examples divided by the classes that occur and by the class's own examples. Their mean over
-    /// the examples is 1. A class without examples gets 1.
+    /// Returns weights of the classes, `[classes]`, that give all classes the same influence on
+    /// training, independent of their numbers of examples: the number of examples divided by the
+    /// number of classes that occur and by the class's own examples. Their mean over the examples
+    /// is 1. A class without examples gets 1.
     pub fn balanced_class_weights(&self) -> Vec<f32> {
         let counts = self.class_counts();
         let mut weights = vec![1.0; self.classes];
@@ -212,7 +214,7 @@ impl Dataset {
         weights
     }
 
-    /// The examples at `rows`, in that order; a row may be given repeatedly.
+    /// Returns the examples at `rows`, in this order; a row may be repeated.
     ///
     /// # Errors
     ///
@@ -259,19 +261,17 @@ impl Dataset {
         Ok((train, test))
     }
 
-    /// The rows that [`split`](Self::split) puts into `(train, test)`.
+    /// Returns the rows that [`split`](Self::split) puts into `(train, test)`.
     ///
     /// The test part has `ceil(len × test_fraction)` examples, where a product
     /// within 10⁻⁹ above a whole number counts as that number, so that 0.28 of
     /// 25 is 7 in spite of rounding. Classes are not balanced between parts.
     ///
-    /// The order is fixed for all releases and platforms: `0..len` is shuffled
-    /// by Fisher-Yates from the last position down (position `i` swaps with
-    /// one drawn from `0..=i` by Lemire's unbiased multiply-and-reject method
-    /// on 64-bit draws); the first rows of the result are the test part, the
-    /// others the training part. The generator is SplitMix64 with the initial
-    /// state `mix(mix(seed ^ 0x73706c6974))`, where `mix` is SplitMix64's
-    /// output function.
+    /// The order is fixed for all releases and platforms: `0..len` is shuffled by Fisher-Yates from
+    /// the last position down (position `i` swaps with one drawn from `0..=i` by Lemire's unbiased
+    /// multiply-and-reject method on 64-bit draws); the first rows of the result are the test part,
+    /// the remaining ones the training part. The generator is SplitMix64 with the initial state
+    /// `mix(mix(seed ^ 0x73706c6974))`, where `mix` is SplitMix64's output function.
     ///
     /// # Errors
     ///
@@ -293,8 +293,7 @@ impl Dataset {
         Ok((train, test))
     }
 
-    /// Divides every feature by `full_scale`, the value that is to become 1:
-    /// 255 for raw 8-bit images, 16 for raw digits.
+    /// Divides every feature by `full_scale`, the value that becomes 1: 255 for raw 8-bit images, 16 for raw digits.
     ///
     /// # Errors
     ///
@@ -313,8 +312,8 @@ impl Dataset {
         self.checked_finite()
     }
 
-    /// Shifts and scales features with the statistics of `standardiser`,
-    /// which is fitted on the training part and applied to both parts.
+    /// Shifts and scales features with the statistics of `standardiser`. Fit it on the training part, and apply it to
+    /// all parts.
     ///
     /// # Errors
     ///
@@ -335,8 +334,8 @@ impl Dataset {
         self.checked_finite()
     }
 
-    /// The same values under another feature shape with the same number of
-    /// elements; `vec![64]` flattens `[1, 8, 8]`.
+    /// Returns the same values under another feature shape with the same number of elements;
+    /// `vec![64]` flattens `[1, 8, 8]`.
     ///
     /// # Errors
     ///
@@ -354,8 +353,7 @@ impl Dataset {
         Ok(self)
     }
 
-    /// The labels of `rows` as 0-or-1 values, `[rows.len(), classes]`,
-    /// row-major.
+    /// Returns the labels of `rows` as 0-or-1 values, `[rows.len(), classes]`, row-major.
     ///
     /// # Errors
     ///
@@ -386,7 +384,7 @@ impl Dataset {
     }
 }
 
-/// Sizes only: printing every feature would help nobody.
+/// Prints only sizes, because printing every feature would be too long.
 impl fmt::Debug for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dataset")
@@ -402,7 +400,7 @@ impl fmt::Debug for Dataset {
 /// Writes `labels` as 0-or-1 values, `[labels.len(), classes]`, row-major,
 /// into `out`, whose former content is dropped and whose memory is reused.
 ///
-/// For the labels of a batch; [`Dataset::one_hot`] does it for rows.
+/// It is for the labels of a batch; [`Dataset::one_hot`] does it for rows.
 ///
 /// # Errors
 ///
@@ -455,7 +453,7 @@ fn check_finite(name: &str, features: &[f32], feature_len: usize) -> Result<(), 
     }
 }
 
-/// The number of elements of a feature shape, at least 1.
+/// Returns the number of elements of a feature shape, at least 1.
 fn shape_len(name: &str, shape: &[usize]) -> Result<usize, DataError> {
     let refuse = |reason| {
         Err(DataError::FeatureShape {
@@ -472,12 +470,12 @@ fn shape_len(name: &str, shape: &[usize]) -> Result<usize, DataError> {
     }
     match shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim)) {
         Some(len) => Ok(len),
-        None => refuse("it holds more elements than can be addressed"),
+        None => refuse("it has more elements than can be addressed"),
     }
 }
 
-/// An empty vector with room for `[rows, columns]`, without aborting the
-/// process when that is more memory than there is.
+/// Returns an empty vector with room for `[rows, columns]`, or an error if there is not enough
+/// memory.
 pub(super) fn reserve(name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, DataError> {
     let mut out = Vec::new();
     match rows.checked_mul(columns).map(|size| out.try_reserve_exact(size)) {

@@ -1,32 +1,32 @@
-//! What examples of regression have instead of labels.
+//! Targets of regression examples, in place of labels.
 
 use super::{Dataset, check_finite, shape_len};
 use crate::data::{DataError, Standardiser};
 
-/// What regression is to predict.
+/// The values that a regression predicts.
 #[derive(Clone, PartialEq)]
 pub(super) struct Targets {
-    /// `[n, outputs]`.
+    /// The values, `[n, outputs]`.
     values: Vec<f32>,
-    /// At least 1.
+    /// Number of values per example, at least 1.
     outputs: usize,
-    /// What the values were standardised with.
+    /// Standardiser of the values, if they were standardised.
     scale: Option<Standardiser>,
 }
 
 impl Targets {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> usize {
         self.values.len() / self.outputs
     }
 
-    /// The values of one row.
+    /// Returns the values of one row.
     fn row(&self, row: usize) -> Option<&[f32]> {
         let start = row.checked_mul(self.outputs)?;
         self.values.get(start..start.checked_add(self.outputs)?)
     }
 
-    /// Those rows, in that order.
+    /// Returns the targets of these rows, in this order.
     pub(super) fn subset(&self, rows: &[usize]) -> Self {
         Targets {
             values: rows
@@ -62,7 +62,10 @@ impl Dataset {
             return Err(DataError::Empty { name });
         }
         if outputs == 0 || !targets.len().is_multiple_of(outputs) {
-            let reason = format!("{} values are no rows of {outputs} outputs", targets.len());
+            let reason = format!(
+                "{} values are not a whole number of rows with {outputs} outputs",
+                targets.len()
+            );
             return Err(DataError::Targets { name, reason });
         }
         let rows = targets.len() / outputs;
@@ -92,23 +95,24 @@ impl Dataset {
         })
     }
 
-    /// Whether the examples have targets instead of labels.
+    /// Returns true if the examples have targets instead of labels.
     pub fn is_regression(&self) -> bool {
         self.targets.is_some()
     }
 
-    /// All targets of regression, `[len, outputs]`, row-major; none for classification. They are in the units of
-    /// [`target_scale`](Self::target_scale) if there is one.
+    /// Returns all targets of regression, `[len, outputs]`, row-major; none for classification.
+    /// They are in the units of [`target_scale`](Self::target_scale) if there is one.
     pub fn targets(&self) -> &[f32] {
         self.targets.as_ref().map_or(&[], |t| &t.values)
     }
 
-    /// Targets of an example of regression; 0 for classification.
+    /// Returns the number of targets of an example of regression; 0 for classification.
     pub fn outputs(&self) -> usize {
         self.targets.as_ref().map_or(0, |t| t.outputs)
     }
 
-    /// What the targets were standardised with, by [`standardised_targets`](Self::standardised_targets).
+    /// Returns the standardiser that [`standardised_targets`](Self::standardised_targets) applied
+    /// to the targets.
     pub fn target_scale(&self) -> Option<&Standardiser> {
         self.targets.as_ref()?.scale.as_ref()
     }
@@ -128,7 +132,7 @@ impl Dataset {
             })
         };
         let Some(targets) = &mut self.targets else {
-            return refuse(&self.name, "there are none to standardise: these are classes");
+            return refuse(&self.name, "the targets are classes, which cannot be standardised");
         };
         if targets.scale.is_some() {
             return refuse(&self.name, "they are standardised already");
@@ -144,7 +148,8 @@ impl Dataset {
         Ok(self)
     }
 
-    /// The targets of one example of regression, `[outputs]`; `None` past the end and for classification.
+    /// Returns the targets of one example of regression, `[outputs]`; `None` past the end and for
+    /// classification.
     pub fn target(&self, row: usize) -> Option<&[f32]> {
         self.targets.as_ref()?.row(row)
     }
@@ -216,8 +221,8 @@ mod tests {
             |targets: &[f32], outputs| Dataset::regression("r", vec![0.0; 2], vec![1], targets.to_vec(), outputs);
         for (targets, outputs, part) in [
             (&[][..], 1, "no examples"),
-            (&[1.0, 2.0], 0, "no rows of 0"),
-            (&[1.0, 2.0, 3.0], 2, "no rows of 2"),
+            (&[1.0, 2.0], 0, "rows with 0 outputs"),
+            (&[1.0, 2.0, 3.0], 2, "rows with 2 outputs"),
             (&[1.0], 1, "need 1"),
             (&[1.0, f32::NAN], 1, "target 0 of row 1 is NaN"),
         ] {

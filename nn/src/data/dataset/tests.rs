@@ -1,6 +1,6 @@
 use super::*;
 
-/// `n` examples of shape [2]: row `i` holds `i` and `-i`; labels alternate.
+/// Returns `n` examples of shape [2]: row `i` contains `i` and `-i`; labels alternate.
 fn sample(n: u32) -> Dataset {
     let features = (0..n).flat_map(|i| [i as f32, -(i as f32)]).collect();
     Dataset::new("sample", features, vec![2], (0..n).map(|i| i % 2).collect(), 3).unwrap()
@@ -75,7 +75,7 @@ fn an_example_and_a_class_are_required() {
 fn labels_must_be_classes() {
     assert_eq!(
         new(&[0.0; 3], &[1], &[1, 2, 0], 2).to_string(),
-        "bad: label 2 in row 1 is out of range, 2 classes allow 0 to 1; \
+        "bad: label 2 in row 1 is out of range, expected 0 to 1, for 2 classes; \
          correct the label or raise the number of classes"
     );
 }
@@ -231,7 +231,7 @@ fn texts_are_examples_and_what_follows_them() {
     assert_eq!(data.example(1), Some((&[1.0, 5.0, 9.0][..], 2)));
     // Exactly one example, and one token too few for it.
     assert_eq!(Dataset::from_tokens("t", &[1, 2, 3, 4], 3, 3, 10).unwrap().len(), 1);
-    // Ones that overlap, as long as there is a token behind them.
+    // Overlapping examples, as long as a token follows them.
     let data = Dataset::from_tokens("t", &[3, 1, 4, 1, 5, 9], 3, 2, 10).unwrap();
     assert_eq!((data.len(), data.labels()), (2, &[1, 9][..]));
     assert_eq!(data.example(1), Some((&[4.0, 1.0, 5.0][..], 9)));
@@ -242,7 +242,7 @@ fn texts_are_examples_and_what_follows_them() {
             &[1, 2, 3][..],
             3,
             10,
-            "has 3 tokens, but an example of 3 and the one that follows takes 4",
+            "has 3 tokens, but an example of 3 tokens and its next token need 4",
         ),
         (&[], 3, 10, "has 0 tokens"),
         (&[1, 2], 0, 10, "an example of 0"),
@@ -250,7 +250,9 @@ fn texts_are_examples_and_what_follows_them() {
         (&[1, 2], 1, 0, "class"),
         (&[1, 2], 1, 1 << 30, "class"),
     ] {
-        let error = Dataset::from_tokens("t", tokens, rows, rows, vocab).unwrap_err().to_string();
+        let error = Dataset::from_tokens("t", tokens, rows, rows, vocab)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(said), "{error}");
     }
 }

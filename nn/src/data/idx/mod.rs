@@ -8,16 +8,16 @@
 //! the rest        elements, row-major
 //! ```
 //!
-//! All numbers are big-endian. The well-known magic numbers 0x00000803 (MNIST
-//! images) and 0x00000801 (labels) are the first four bytes of this header.
+//! All numbers are big-endian. The well-known magic numbers 0x00000803 (MNIST images) and
+//! 0x00000801 (labels) are the first four bytes of this header.
 
 use std::{fmt, path::Path};
 
 use super::{error::DataError, stream::Stream};
 
-/// The most bytes of elements that the reader accepts: 1 GiB, about twice the
-/// largest set of the MNIST family. A limit keeps a damaged or hostile file
-/// that decompresses without end from filling the memory.
+/// Maximum bytes of elements that the reader accepts: 1 GiB, about twice the largest set of the
+/// MNIST family. A limit keeps a damaged or hostile file that decompresses without end from filling
+/// the memory.
 pub const IDX_MAX_BYTES: usize = 1 << 30;
 
 /// The element type of an IDX file.
@@ -38,7 +38,7 @@ pub enum IdxType {
 }
 
 impl IdxType {
-    /// The type of a header's type byte.
+    /// Returns the type for a header's type byte.
     fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0x08 => Self::U8,
@@ -51,7 +51,7 @@ impl IdxType {
         })
     }
 
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub fn size(self) -> usize {
         match self {
             Self::U8 | Self::I8 => 1,
@@ -62,7 +62,7 @@ impl IdxType {
     }
 }
 
-/// The Rust name: `u8` to `f64`.
+/// Formats the type as in Rust: `u8` to `f64`.
 impl fmt::Display for IdxType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -111,7 +111,7 @@ impl IdxData {
         }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> IdxType {
         match self {
             Self::U8(_) => IdxType::U8,
@@ -123,8 +123,8 @@ impl IdxData {
         }
     }
 
-    /// The elements as `f32`, rounded to the nearest where `i32` or `f64` hold
-    /// more than `f32` can; an `f64` beyond its range becomes infinite.
+    /// Returns the elements as `f32`, rounded to the nearest if `i32` or `f64` are more precise
+    /// than `f32`; an `f64` beyond its range becomes infinite.
     pub fn to_f32(&self) -> Vec<f32> {
         match self {
             Self::U8(data) => data.iter().map(|&x| f32::from(x)).collect(),
@@ -146,22 +146,22 @@ pub struct IdxArray {
 }
 
 impl IdxArray {
-    /// The size of each dimension.
+    /// Returns the size of each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> IdxType {
         self.data.dtype()
     }
 
-    /// The elements.
+    /// Returns the elements.
     pub fn data(&self) -> &IdxData {
         &self.data
     }
 
-    /// Shape and elements.
+    /// Returns shape and elements.
     pub fn into_parts(self) -> (Vec<usize>, IdxData) {
         (self.shape, self.data)
     }
@@ -171,22 +171,21 @@ impl IdxArray {
 ///
 /// # Errors
 ///
-/// [`DataError::Io`] when the file cannot be read, and those of [`parse_idx`].
+/// [`DataError::Io`] if the file cannot be read, and the errors of [`parse_idx`].
 pub fn read_idx(path: impl AsRef<Path>) -> Result<IdxArray, DataError> {
     let path = path.as_ref();
     parse(Stream::open(path, &path.display().to_string())?)
 }
 
-/// Parses the content of an IDX file, plain or gzip-compressed (told apart by
-/// content); `name` appears in errors.
+/// Parses the content of an IDX file, plain or gzip-compressed (detected from its content); `name`
+/// appears in errors.
 ///
 /// # Errors
 ///
 /// [`DataError::NotIdx`], [`DataError::IdxType`], [`DataError::IdxEmpty`],
-/// [`DataError::IdxTooLarge`] above [`IDX_MAX_BYTES`],
-/// [`DataError::Truncated`], [`DataError::TrailingBytes`], or
-/// [`DataError::Gzip`] for damaged compression. No more memory is used than
-/// the bytes that are really there call for, whatever the header declares.
+/// [`DataError::IdxTooLarge`] above [`IDX_MAX_BYTES`], [`DataError::Truncated`],
+/// [`DataError::TrailingBytes`], or [`DataError::Gzip`] for damaged compression. Memory use is
+/// limited by the bytes that actually exist, whatever size the header declares.
 pub fn parse_idx(bytes: &[u8], name: &str) -> Result<IdxArray, DataError> {
     parse(Stream::from_bytes(bytes, name)?)
 }

@@ -22,7 +22,7 @@ fn error(bytes: &[u8]) -> DataError {
     parse_idx(bytes, "file").unwrap_err()
 }
 
-/// A small image file: shape [2, 3, 2].
+/// Returns a small image file of shape [2, 3, 2].
 fn images() -> Vec<u8> {
     idx(0x08, &[2, 3, 2], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255])
 }
@@ -121,7 +121,7 @@ fn every_cut_of_a_plain_file_is_truncated() {
         let DataError::Truncated { expected, found, .. } = error else {
             panic!("{len}: {error}");
         };
-        // Before the header is known, no more than the header can be expected.
+        // Before the header was read, only the header is expected.
         let known = match len {
             0..4 => 4,
             4..16 => 16,
@@ -245,7 +245,7 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
         error(&idx(0x0e, &[(1 << 27) + 1], &[])),
         DataError::IdxTooLarge { .. }
     ));
-    // Just within the limit, but not there.
+    // Just within the limit, but missing.
     assert!(matches!(error(&idx(8, &[1 << 30], &[0])), DataError::Truncated { .. }));
     assert!(matches!(
         error(&gzip(&idx(8, &[1 << 30], &[0]))),
@@ -276,7 +276,7 @@ fn unreadable_paths_are_named() {
     assert!(matches!(read_idx(dir.path()), Err(DataError::Io { .. })));
 }
 
-/// One to four random edits: flips, overwrites, cuts, insertions, removals.
+/// Makes one to four random edits: flips, overwrites, cuts, insertions, removals.
 fn mutate(rng: &mut SplitMix64, bytes: &mut Vec<u8>) {
     for _ in 0..=rng.next_u64() % 4 {
         let at = rng.next_u64() as usize % (bytes.len() + 1);

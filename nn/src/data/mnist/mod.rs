@@ -18,7 +18,7 @@ const CLASSES: usize = 10;
 /// The largest value of an 8-bit pixel.
 const FULL_SCALE: f32 = 255.0;
 
-/// One of the four files, by the two halves of its name.
+/// The name of one of the four files, as its two halves.
 type FileName = (&'static str, &'static str);
 
 /// Images and labels of the training set, then of the test set.
@@ -33,16 +33,15 @@ const FILES: [FileName; 4] = [
 /// scaled to 0..1 with feature shape `[1, 28, 28]` (channels, height, width),
 /// and 10 classes. MNIST has 60,000 and 10,000 examples.
 ///
-/// The files may be plain or gzip-compressed, and named
-/// `train-images-idx3-ubyte` or `train-images.idx3-ubyte`, with `.gz` or
-/// without; a plain name is preferred when several exist. Nothing is
-/// downloaded: when files are missing, the error says which and where to get
-/// them. Fashion-MNIST has the same names and format and loads alike.
+/// The files may be plain or gzip-compressed, and named `train-images-idx3-ubyte` or
+/// `train-images.idx3-ubyte`, with `.gz` or without; a plain name is preferred if several exist.
+/// Nothing is downloaded: the error for missing files lists them and their source. Fashion-MNIST
+/// has the same names and format and is loaded in the same way.
 ///
 /// # Errors
 ///
-/// [`DataError::MnistMissing`], [`DataError::ImageShapeMismatch`] when the
-/// two sets differ in image size, and those of [`idx_dataset`].
+/// [`DataError::MnistMissing`], [`DataError::ImageShapeMismatch`] if the two sets differ in image
+/// size, and the errors of [`idx_dataset`].
 pub fn mnist(dir: impl AsRef<Path>) -> Result<(Dataset, Dataset), DataError> {
     let dir = dir.as_ref();
     let [train_images, train_labels, test_images, test_labels] = find_files(dir)?;
@@ -64,9 +63,9 @@ pub fn mnist(dir: impl AsRef<Path>) -> Result<(Dataset, Dataset), DataError> {
 ///
 /// # Errors
 ///
-/// Those of [`read_idx`], [`DataError::IdxKind`] for another element type or
-/// number of dimensions, [`DataError::CountMismatch`], and
-/// [`DataError::LabelOutOfRange`] for a label that is not below `classes`.
+/// The errors of [`read_idx`], [`DataError::IdxKind`] for another element type or number of
+/// dimensions, [`DataError::CountMismatch`], and [`DataError::LabelOutOfRange`] for a label that is
+/// not below `classes`.
 pub fn idx_dataset(images: impl AsRef<Path>, labels: impl AsRef<Path>, classes: usize) -> Result<Dataset, DataError> {
     let images_name = images.as_ref().display().to_string();
     let labels_name = labels.as_ref().display().to_string();
@@ -91,8 +90,8 @@ pub fn idx_dataset(images: impl AsRef<Path>, labels: impl AsRef<Path>, classes: 
     Dataset::new(images_name, features, feature_shape, labels, classes)
 }
 
-/// Shape and elements of the file at `path`, which must hold `u8` of `rank`
-/// dimensions; `expected` describes that to the reader of the error.
+/// Returns shape and elements of the file at `path`, which must hold `u8` of `rank` dimensions;
+/// `expected` describes that in the error.
 fn read_u8(path: &Path, rank: usize, expected: &'static str) -> Result<(Vec<usize>, Vec<u8>), DataError> {
     let array: IdxArray = read_idx(path)?;
     let found = format!("{} of shape {:?}", array.dtype(), array.shape());
@@ -106,7 +105,7 @@ fn read_u8(path: &Path, rank: usize, expected: &'static str) -> Result<(Vec<usiz
     }
 }
 
-/// The paths of [`FILES`] in `dir`, or the complete list of what is missing.
+/// Returns the paths of [`FILES`] in `dir`, or an error with all missing files.
 fn find_files(dir: &Path) -> Result<[PathBuf; 4], DataError> {
     let [a, b, c, d] = FILES.map(|file| find_file(dir, file));
     match [a?, b?, c?, d?] {
@@ -123,7 +122,7 @@ fn find_files(dir: &Path) -> Result<[PathBuf; 4], DataError> {
     }
 }
 
-/// The first variant of the file's name that exists in `dir`.
+/// Returns the first variant of the file's name that exists in `dir`.
 fn find_file(dir: &Path, (stem, suffix): FileName) -> Result<Option<PathBuf>, DataError> {
     for extension in ["", ".gz"] {
         for separator in ['-', '.'] {
@@ -132,7 +131,7 @@ fn find_file(dir: &Path, (stem, suffix): FileName) -> Result<Option<PathBuf>, Da
                 Ok(metadata) if metadata.is_file() => return Ok(Some(path)),
                 Ok(_) => {} // a folder: some tools unpack into one of that name
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-                // A file that exists but may not be looked at is not missing.
+                // A file that exists but cannot be accessed is not missing.
                 Err(source) => {
                     return Err(DataError::Io {
                         name: path.display().to_string(),

@@ -25,7 +25,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The content of `n` images of 2×3 pixels, all of value `pixel`.
+/// Returns the contents of an image file with `n` images of 2×3 pixels, all of value `pixel`.
 fn images(n: u32, pixel: u8) -> Vec<u8> {
     idx(&[n, 2, 3], &vec![pixel; n as usize * 6])
 }
@@ -34,7 +34,7 @@ fn labels(labels: &[u8]) -> Vec<u8> {
     idx(&[labels.len() as u32], labels)
 }
 
-/// A folder with a training set of 3 and a test set of 2 images.
+/// Creates a folder with a training set of 3 and a test set of 2 images.
 fn folder(rename: impl Fn(&str) -> String, pack: fn(&[u8]) -> Vec<u8>) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let files = [images(3, 255), labels(&[9, 0, 4]), images(2, 51), labels(&[1, 2])];
@@ -109,7 +109,7 @@ fn a_folder_that_does_not_exist_lacks_all_four() {
     }
 }
 
-/// The error of a folder in which file number `which` has been replaced.
+/// Returns a folder in which file number `which` has been replaced, and the error of loading it.
 fn with_replaced(which: usize, bytes: &[u8]) -> (TempDir, DataError) {
     let dir = folder(str::to_owned, <[u8]>::to_vec);
     fs::write(dir.path().join(NAMES[which]), bytes).unwrap();

@@ -8,8 +8,8 @@
 //! the rest     elements, row-major, or column-major in Fortran's order
 //! ```
 //!
-//! The numbers are little-endian, the elements as `descr` says. The format is described in NumPy's
-//! documentation of `numpy.lib.format`.
+//! The numbers are little-endian; `descr` specifies the type and byte order of the elements. The
+//! format is described in NumPy's documentation of `numpy.lib.format`.
 
 mod text;
 mod write;
@@ -24,14 +24,14 @@ use half::f16;
 use self::text::TextType;
 use super::{error::DataError, stream::Stream};
 
-/// The most bytes of elements that the reader accepts: 4 GiB. A limit keeps a damaged or hostile file that
-/// decompresses without end from filling the memory.
+/// Maximum bytes of elements that the reader accepts: 4 GiB. A limit keeps a damaged or hostile
+/// file that decompresses without end from filling the memory.
 pub const NPY_MAX_BYTES: u64 = 1 << 32;
 
-/// The longest header that is read; NumPy's own are some 100 bytes.
+/// Maximum length of a header; NumPy's own headers have some 100 bytes.
 const MAX_HEADER: usize = 1 << 16;
 
-/// The most dimensions of an array of NumPy.
+/// Maximum dimensions of an array in NumPy.
 const MAX_RANK: usize = 64;
 
 /// The element type of an array.
@@ -65,7 +65,7 @@ pub enum NpyType {
 }
 
 impl NpyType {
-    /// The type of a description without its byte order.
+    /// Returns the type for a description without its byte order.
     fn from_code(code: &str) -> Option<Self> {
         Some(match code {
             "b1" => Self::Bool,
@@ -84,7 +84,7 @@ impl NpyType {
         })
     }
 
-    /// Its description without the byte order.
+    /// Returns its description without the byte order.
     fn code(self) -> &'static str {
         match self {
             Self::Bool => "b1",
@@ -102,7 +102,7 @@ impl NpyType {
         }
     }
 
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::I8 | Self::U8 => 1,
@@ -112,7 +112,8 @@ impl NpyType {
         }
     }
 
-    /// Value of a little-endian element. Whole numbers of 64 bits are rounded above 2^53.
+    /// Returns the value of a little-endian element. Whole numbers of 64 bits are rounded above
+    /// 2^53.
     fn to_f64(self, bytes: &[u8]) -> f64 {
         match self {
             Self::F16 => f16::from_bits(bits(bytes) as u16).to_f64(),
@@ -123,9 +124,9 @@ impl NpyType {
         }
     }
 
-    /// Value of a little-endian element, if it is a whole number that fits.
+    /// Returns the value of a little-endian element, if it is a whole number that fits.
     fn to_i64(self, bytes: &[u8]) -> Option<i64> {
-        /// Beyond, floats do not tell whole numbers apart.
+        /// Beyond this magnitude, floats do not represent every whole number.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         match self {
             Self::Bool | Self::U8 | Self::U16 | Self::U32 | Self::U64 => i64::try_from(bits(bytes)).ok(),
@@ -141,12 +142,12 @@ impl NpyType {
     }
 }
 
-/// The bits of a little-endian number of at most 8 bytes.
+/// Returns the bits of a little-endian number of at most 8 bytes.
 fn bits(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
-/// The name in NumPy: `float32`.
+/// Formats the type as in NumPy: `float32`.
 impl fmt::Display for NpyType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -166,7 +167,7 @@ impl fmt::Display for NpyType {
     }
 }
 
-/// An array, in row-major order whatever the file's was.
+/// An array in row-major order, whatever the order in the file was.
 #[derive(Clone, PartialEq)]
 pub struct NpyArray {
     name: String,
@@ -177,33 +178,33 @@ pub struct NpyArray {
 }
 
 impl NpyArray {
-    /// The file, and the array in it; appears in error messages.
+    /// Returns the names of the file and of the array in it, which appear in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The size of each dimension; none for a single number.
+    /// Returns the size of each dimension; none for a single number.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> NpyType {
         self.dtype
     }
 
-    /// The elements as `f32`, row-major, rounded to the nearest where they are more precise; a `float64`
-    /// beyond its range becomes infinite.
+    /// Returns the elements as `f32`, row-major, rounded to the nearest if they are more precise; a
+    /// `float64` beyond its range becomes infinite.
     pub fn to_f32(&self) -> Vec<f32> {
         self.elements().map(|e| self.dtype.to_f64(e) as f32).collect()
     }
 
-    /// The elements as `f64`, row-major; whole numbers of 64 bits are rounded above 2^53.
+    /// Returns the elements as `f64`, row-major; whole numbers of 64 bits are rounded above 2^53.
     pub fn to_f64(&self) -> Vec<f64> {
         self.elements().map(|e| self.dtype.to_f64(e)).collect()
     }
 
-    /// The elements as whole numbers, row-major.
+    /// Returns the elements as whole numbers, row-major.
     ///
     /// # Errors
     ///
@@ -223,7 +224,7 @@ impl NpyArray {
     }
 }
 
-/// Sizes only: printing every element would help nobody.
+/// Prints only sizes, because printing every element would be too long.
 impl fmt::Debug for NpyArray {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NpyArray")
@@ -238,20 +239,21 @@ impl fmt::Debug for NpyArray {
 ///
 /// # Errors
 ///
-/// [`DataError::Io`] when the file cannot be read, and those of [`parse_npy`].
+/// [`DataError::Io`] if the file cannot be read, and the errors of [`parse_npy`].
 pub fn read_npy(path: impl AsRef<Path>) -> Result<NpyArray, DataError> {
     let path = path.as_ref();
     parse(Stream::open(path, &path.display().to_string())?)
 }
 
-/// Parses the content of a `.npy` file, plain or gzip-compressed (told apart by content); `name` appears in
-/// errors.
+/// Parses the content of a `.npy` file, plain or gzip-compressed (detected from its content);
+/// `name` appears in errors.
 ///
 /// # Errors
 ///
-/// [`DataError::Npy`] for something else than such a file, an element type that is no number, or more than
-/// [`NPY_MAX_BYTES`]; [`DataError::Truncated`], [`DataError::TrailingBytes`], or [`DataError::Gzip`] for
-/// damage. No more memory is used than the bytes that are really there call for, whatever the header declares.
+/// [`DataError::Npy`] for anything else than such a file, an element type that is no number, or
+/// more than [`NPY_MAX_BYTES`]; [`DataError::Truncated`], [`DataError::TrailingBytes`], or
+/// [`DataError::Gzip`] for damage. Memory use is limited by the bytes that actually exist, whatever
+/// size the header declares.
 pub fn parse_npy(bytes: &[u8], name: &str) -> Result<NpyArray, DataError> {
     parse(Stream::from_bytes(bytes, name)?)
 }
@@ -260,7 +262,7 @@ fn parse(stream: Stream<'_>) -> Result<NpyArray, DataError> {
     numbers_of(parse_raw(stream)?)
 }
 
-/// An array of numbers.
+/// Returns an array of numbers.
 pub(super) fn numbers_of(raw: Raw) -> Result<NpyArray, DataError> {
     match NpyLabels::of(raw) {
         NpyLabels::Numbers(array) => Ok(array),
@@ -271,7 +273,7 @@ pub(super) fn numbers_of(raw: Raw) -> Result<NpyArray, DataError> {
     }
 }
 
-/// What an element is.
+/// The element type of an array.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Element {
     Number(NpyType),
@@ -279,7 +281,7 @@ enum Element {
 }
 
 impl Element {
-    /// Bytes per element.
+    /// Returns the bytes per element.
     fn size(self) -> usize {
         match self {
             Element::Number(dtype) => dtype.size(),
@@ -287,7 +289,7 @@ impl Element {
         }
     }
 
-    /// Bytes that change places in another byte order.
+    /// Returns the number of bytes that are reversed to change the byte order.
     fn unit(self) -> usize {
         match self {
             Element::Number(dtype) => dtype.size(),
@@ -328,7 +330,7 @@ pub(super) fn parse_raw(mut stream: Stream<'_>) -> Result<Raw, DataError> {
     let length = match major {
         1 => u16::from_le_bytes(stream.array(10)?).into(),
         2 | 3 => u32::from_le_bytes(stream.array(12)?) as usize,
-        _ => return Err(refuse(format!("version {major} of the .npy format is not known"))),
+        _ => return Err(refuse(format!("version {major} of the .npy format is not supported"))),
     };
     if length > MAX_HEADER {
         return Err(refuse(format!(
@@ -355,7 +357,7 @@ pub(super) fn parse_raw(mut stream: Stream<'_>) -> Result<Raw, DataError> {
     if header.descr.starts_with('>') {
         bytes.chunks_exact_mut(element.unit()).for_each(<[u8]>::reverse);
     }
-    // A dimension that does not fit stands beside one of 0: there are no elements then.
+    // A dimension that does not fit only occurs together with one of 0, that is, without elements.
     let shape = header
         .shape
         .iter()
@@ -372,7 +374,7 @@ pub(super) fn parse_raw(mut stream: Stream<'_>) -> Result<Raw, DataError> {
     })
 }
 
-/// The type of a description like `<f4`.
+/// Parses the type of a description like `<f4`.
 fn element_type(descr: &str) -> Result<Element, String> {
     let code = descr.strip_prefix(['<', '>', '|', '=']).unwrap_or(descr);
     let number = NpyType::from_code(code).map(Element::Number);
@@ -392,7 +394,7 @@ fn element_type(descr: &str) -> Result<Element, String> {
     })
 }
 
-/// Elements of `size` bytes in row-major order, given those in column-major order.
+/// Converts elements of `size` bytes from column-major to row-major order.
 fn row_major(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     // Distance between neighbours along each axis in the source, whose first axis varies fastest.
     let mut strides = Vec::with_capacity(shape.len());
@@ -406,7 +408,7 @@ fn row_major(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     let mut from = 0;
     while out.len() < bytes.len() {
         out.extend_from_slice(&bytes[from..from + size]);
-        // Count up the last axis, and carry.
+        // Increment the last axis, and carry.
         for axis in (0..shape.len()).rev() {
             index[axis] += 1;
             from += strides[axis];
@@ -420,18 +422,18 @@ fn row_major(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     out
 }
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Debug, PartialEq)]
 struct Header {
-    /// The element type, or the whole list of a record's.
+    /// The element type; for records, the whole list of types.
     descr: String,
     fortran: bool,
     shape: Vec<u64>,
 }
 
 impl Header {
-    /// Parses the Python dictionary, of which only the forms that NumPy writes are known. The error says what
-    /// is wrong.
+    /// Parses the Python dictionary, in the forms that NumPy writes. The error is the reason of the
+    /// failure.
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not text")?;
         let mut cursor = Cursor(text);
@@ -444,7 +446,7 @@ impl Header {
                 "descr" => descr = Some(cursor.description()?),
                 "fortran_order" => fortran = Some(cursor.boolean()?),
                 "shape" => shape = Some(cursor.sizes()?),
-                _ => return Err(format!("'{key}' is not known")),
+                _ => return Err(format!("the key '{key}' is unknown")),
             }
             if !cursor.eat(",") {
                 cursor.expect("}")?;
@@ -452,7 +454,7 @@ impl Header {
             }
         }
         if !cursor.0.trim().is_empty() {
-            return Err("there is more after its end".into());
+            return Err("it has trailing characters".into());
         }
         match (descr, fortran, shape) {
             (Some(descr), Some(fortran), Some(shape)) => Ok(Header { descr, fortran, shape }),
@@ -465,7 +467,7 @@ impl Header {
 struct Cursor<'t>(&'t str);
 
 impl<'t> Cursor<'t> {
-    /// Skips spaces, and the token if it comes next.
+    /// Skips spaces, and the token if it comes next; returns true if it did.
     fn eat(&mut self, token: &str) -> bool {
         self.0 = self.0.trim_start();
         let rest = self.0.strip_prefix(token);
@@ -474,16 +476,17 @@ impl<'t> Cursor<'t> {
     }
 
     fn expect(&mut self, token: &str) -> Result<(), String> {
-        match self.eat(token) {
-            true => Ok(()),
-            false => Err(format!(
+        if self.eat(token) {
+            Ok(())
+        } else {
+            Err(format!(
                 "expected {token}, found '{}'",
                 self.0.chars().take(20).collect::<String>()
-            )),
+            ))
         }
     }
 
-    /// A string in quotes of either kind, without escapes.
+    /// Parses a string in quotes of either kind, without escapes.
     fn string(&mut self) -> Result<&'t str, String> {
         let quote = if self.eat("\"") { '"' } else { '\'' };
         if quote == '\'' {
@@ -494,7 +497,7 @@ impl<'t> Cursor<'t> {
         Ok(string)
     }
 
-    /// A type: a string, or a list, which is returned as text and not looked into.
+    /// Parses a type: a string, or a list, which is returned as unparsed text.
     fn description(&mut self) -> Result<String, String> {
         if !self.eat("[") {
             return self.string().map(str::to_owned);
@@ -511,7 +514,7 @@ impl<'t> Cursor<'t> {
         self.expect("False").map(|()| false)
     }
 
-    /// A tuple of sizes.
+    /// Parses a tuple of sizes.
     fn sizes(&mut self) -> Result<Vec<u64>, String> {
         let mut sizes = Vec::new();
         self.expect("(")?;

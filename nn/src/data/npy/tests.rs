@@ -2,7 +2,7 @@ use std::io::Write;
 
 use super::*;
 
-/// The bytes that `numpy.save` writes, of version 1 unless the header is too long.
+/// Returns the bytes that `numpy.save` writes, in version 1 unless the header is too long.
 pub(in crate::data) fn npy(descr: &str, fortran: bool, shape: &str, elements: &[u8]) -> Vec<u8> {
     let fortran = if fortran { "True" } else { "False" };
     with_header(
@@ -38,7 +38,7 @@ fn refused(bytes: &[u8], parts: &[&str]) {
 
 #[test]
 fn every_element_type_in_either_byte_order() {
-    /// Writes -2, 1 and 3 (or 0, 1 and 3) of that type in both orders.
+    /// Checks that -2, 1 and 3 (or 0, 1 and 3) of a type are read correctly in both byte orders.
     macro_rules! check {
         ($code:expr, $dtype:ident, $type:ty, $first:expr) => {
             let values = [$first as $type, 1 as $type, 3 as $type];
@@ -183,7 +183,7 @@ fn only_whole_numbers_become_whole_numbers() {
     assert!(bad("<u8", &u64::MAX.to_le_bytes()).contains("not a whole number"));
 }
 
-/// Whatever is cut off or flipped, there is an answer and no panic.
+/// Parsing does not panic for any truncation or flipped bit.
 #[test]
 fn no_damage_panics() {
     let bytes = npy("<f4", true, "(2, 3)", &[7; 24]);

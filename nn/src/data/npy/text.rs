@@ -6,12 +6,12 @@ use super::{Element, NPY_MAX_BYTES, NpyArray, Raw, parse_raw};
 use crate::data::error::DataError;
 use crate::data::stream::Stream;
 
-/// How the characters of a text are stored.
+/// The encoding of characters in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Encoding {
     /// `str`, NumPy's `<U10`: characters of four bytes.
     Utf32,
-    /// `bytes`, NumPy's `|S10`, taken for UTF-8.
+    /// `bytes`, NumPy's `|S10`, interpreted as UTF-8.
     Bytes,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct TextType {
 }
 
 impl TextType {
-    /// The type of a description without its byte order: `U10` or `S10`.
+    /// Returns the type for a description without its byte order: `U10` or `S10`.
     pub(super) fn from_code(code: &str) -> Option<Self> {
         let (encoding, length) = match code.split_at_checked(1)? {
             ("U", length) => (Encoding::Utf32, length),
@@ -40,12 +40,12 @@ impl TextType {
         (size > 0 && size as u64 <= NPY_MAX_BYTES).then_some(TextType { encoding, size })
     }
 
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub(super) fn size(self) -> usize {
         self.size
     }
 
-    /// Bytes that change places in another byte order.
+    /// Returns the number of bytes that are reversed to change the byte order.
     pub(super) fn unit(self) -> usize {
         match self.encoding {
             Encoding::Utf32 => 4,
@@ -53,7 +53,7 @@ impl TextType {
         }
     }
 
-    /// The text of an element, without the zeros at its end.
+    /// Returns the text of an element, without the zeros at its end.
     fn decode(self, element: &[u8]) -> Result<String, &'static str> {
         match self.encoding {
             Encoding::Bytes => {
@@ -65,14 +65,14 @@ impl TextType {
                 let (characters, _) = element.as_chunks::<4>();
                 let codes = characters.iter().map(|&c| u32::from_le_bytes(c));
                 let text: Option<String> = codes.map(char::from_u32).collect();
-                let text = text.ok_or("it has a code that is no character")?;
+                let text = text.ok_or("it has an invalid character code")?;
                 Ok(text.trim_end_matches('\0').to_owned())
             }
         }
     }
 }
 
-/// The name in NumPy, such as `str` of 10 characters: `<U10`.
+/// Formats the type as in NumPy, such as `<U10` for `str` of 10 characters.
 impl fmt::Display for TextType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.encoding {
@@ -82,7 +82,8 @@ impl fmt::Display for TextType {
     }
 }
 
-/// An array of text (`<U10` or `|S10` in NumPy), in row-major order whatever the file's was.
+/// An array of text (`<U10` or `|S10` in NumPy), in row-major order, whatever the order in the file
+/// was.
 #[derive(Clone, PartialEq)]
 pub struct NpyText {
     name: String,
@@ -93,17 +94,17 @@ pub struct NpyText {
 }
 
 impl NpyText {
-    /// The file, and the array in it; appears in error messages.
+    /// Returns the names of the file and of the array in it, which appear in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The size of each dimension; none for a single text.
+    /// Returns the size of each dimension; none for a single text.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The texts, row-major, without the zeros at their ends.
+    /// Returns the texts, row-major, without the zeros at their ends.
     ///
     /// # Errors
     ///
@@ -112,7 +113,7 @@ impl NpyText {
         self.texts().collect()
     }
 
-    /// The texts one by one.
+    /// Returns the texts one by one.
     pub(in crate::data) fn texts(&self) -> impl Iterator<Item = Result<String, DataError>> {
         let elements = self.bytes.chunks_exact(self.dtype.size()).enumerate();
         elements.map(|(at, element)| {
@@ -124,7 +125,7 @@ impl NpyText {
     }
 }
 
-/// Sizes only: printing every element would help nobody.
+/// Prints only sizes, because printing every element would be too long.
 impl fmt::Debug for NpyText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NpyText")
@@ -168,7 +169,7 @@ impl NpyLabels {
         }
     }
 
-    /// The file, and the array in it; appears in error messages.
+    /// Returns the names of the file and of the array in it, which appear in error messages.
     pub fn name(&self) -> &str {
         match self {
             NpyLabels::Numbers(array) => array.name(),
@@ -176,7 +177,7 @@ impl NpyLabels {
         }
     }
 
-    /// The size of each dimension; none for a single element.
+    /// Returns the size of each dimension; none for a single element.
     pub fn shape(&self) -> &[usize] {
         match self {
             NpyLabels::Numbers(array) => array.shape(),
@@ -184,7 +185,7 @@ impl NpyLabels {
         }
     }
 
-    /// Whether these can be classes: text, or whole numbers.
+    /// Returns true if these can be classes: text, or whole numbers.
     pub fn are_classes(&self) -> bool {
         match self {
             NpyLabels::Numbers(array) => array.to_i64().is_ok(),
@@ -197,18 +198,19 @@ impl NpyLabels {
 ///
 /// # Errors
 ///
-/// [`DataError::Io`] when the file cannot be read, and those of [`parse_npy_labels`].
+/// [`DataError::Io`] if the file cannot be read, and the errors of [`parse_npy_labels`].
 pub fn read_npy_labels(path: impl AsRef<Path>) -> Result<NpyLabels, DataError> {
     let path = path.as_ref();
     let raw = parse_raw(Stream::open(path, &path.display().to_string())?)?;
     Ok(NpyLabels::of(raw))
 }
 
-/// Parses the content of a `.npy` file as [`parse_npy`](super::parse_npy) does, also of text (`<U10` and `|S10`).
+/// Parses the content of a `.npy` file like [`parse_npy`](super::parse_npy), which may also be text
+/// (`<U10` and `|S10`).
 ///
 /// # Errors
 ///
-/// As there, but for elements that are text.
+/// The errors of [`parse_npy`](super::parse_npy), except that text is accepted.
 pub fn parse_npy_labels(bytes: &[u8], name: &str) -> Result<NpyLabels, DataError> {
     Ok(NpyLabels::of(parse_raw(Stream::from_bytes(bytes, name)?)?))
 }
@@ -219,7 +221,7 @@ pub(in crate::data) mod tests {
     use super::super::tests::npy;
     use super::*;
 
-    /// Elements of `<U{width}`, or of `>U{width}`.
+    /// Returns elements of `<U{width}`, or of `>U{width}` if `big`.
     pub(in crate::data) fn utf32(texts: &[&str], width: usize, big: bool) -> Vec<u8> {
         let mut bytes = Vec::new();
         for text in texts {
@@ -271,7 +273,7 @@ pub(in crate::data) mod tests {
     fn what_is_no_text_is_refused() {
         for (descr, elements, part) in [
             ("<U1", &0xD800_u32.to_le_bytes()[..], "element 0 of type '<U1'"),
-            ("<U1", &u32::MAX.to_le_bytes(), "no character"),
+            ("<U1", &u32::MAX.to_le_bytes(), "invalid character code"),
             ("|S2", &[0xff, 0xfe], "not UTF-8"),
             ("<U0", &[], "cannot be read"),
             ("<U99999999999999999999", &[], "cannot be read"),
@@ -285,7 +287,7 @@ pub(in crate::data) mod tests {
         assert!(error.to_string().contains("only labels may be text"), "{error}");
     }
 
-    /// Whatever is cut off or flipped, there is an answer and no panic.
+    /// Parsing does not panic for any truncation or flipped bit.
     #[test]
     fn no_damage_panics() {
         let bytes = npy("<U2", true, "(2, 2)", &utf32(&["a", "bc", "é", ""], 2, false));

@@ -1,4 +1,4 @@
-//! Arrays to NumPy files.
+//! Writing of arrays to NumPy files.
 
 use std::path::Path;
 
@@ -7,10 +7,12 @@ use meganeura_core::{Error, Result};
 
 use super::NpyType;
 
-/// Writes an array of `f32` in row-major order to a `.npy` file, which replaces what was at `path` as a whole.
+/// Writes an array of `f32` in row-major order to a `.npy` file. An existing file at `path` is
+/// replaced atomically.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] when the shape has another number of elements; [`Error::File`] when the file cannot be written.
+/// [`Error::InvalidUse`] if the shape has another number of elements; [`Error::File`] if the file
+/// cannot be written.
 pub fn write_npy(path: impl AsRef<Path>, shape: &[usize], values: &[f32]) -> Result<()> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     write_npy_bytes(path, NpyType::F32, shape, &bytes)
@@ -27,10 +29,10 @@ pub fn write_npy_bytes(path: impl AsRef<Path>, dtype: NpyType, shape: &[usize], 
     if count != Some(bytes.len()) {
         return Err(Error::misuse(
             format!(
-                "{} numbers are no array of the shape {shape:?}",
+                "{} numbers do not match the shape {shape:?}",
                 bytes.len() / dtype.size()
             ),
-            "give as many numbers as the shape has elements",
+            "pass the number of elements of the shape",
         ));
     }
     // Tuples of one element end in a comma.

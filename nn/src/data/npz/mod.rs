@@ -15,7 +15,7 @@ use super::stream::Stream;
 
 type Archive = ZipArchive<BufReader<File>>;
 
-/// What two arrays hold.
+/// The data set built from two arrays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrays {
     /// The examples.
@@ -24,7 +24,7 @@ pub struct Arrays {
     pub class_names: Vec<String>,
 }
 
-/// The names of the arrays in the `.npz` file at `path`, sorted.
+/// Returns the names of the arrays in the `.npz` file at `path`, sorted.
 ///
 /// # Errors
 ///
@@ -44,11 +44,11 @@ pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataErr
     numbers_of(raw(path.as_ref(), array)?)
 }
 
-/// [`read_npz`] of an array that may be text (`<U10` and `|S10`).
+/// Reads an array like [`read_npz`], which may also be text (`<U10` and `|S10`).
 ///
 /// # Errors
 ///
-/// As there, but for elements that are text.
+/// The errors of [`read_npz`], except that text is accepted.
 pub fn read_npz_labels(path: impl AsRef<Path>, array: &str) -> Result<NpyLabels, DataError> {
     Ok(NpyLabels::of(raw(path.as_ref(), array)?))
 }
@@ -78,14 +78,15 @@ fn raw(path: &Path, array: &str) -> Result<Raw, DataError> {
 /// Builds a data set from two arrays of the `.npz` file at `path`: `x` holds the features, `[n,
 /// feature_shape...]` or `[n]`, `y` the labels, `[n]` or `[n, 1]`, whole numbers of any type and range, or text.
 ///
-/// Features become `f32` and are not scaled. `classes` are the labels by class id, such as those of the
-/// training data for the test data; without, they are the numbers that occur, in their order, or the texts that do, in
-/// that of their characters.
+/// Features become `f32` and are not scaled. `classes` are the labels by class id, such as those of
+/// the training data for the test data. Without them, classes are the numbers that occur, in their
+/// order, or the texts, in the order of their characters.
 ///
 /// # Errors
 ///
-/// Those of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, labels that are not whole numbers, empty, or
-/// none of the given classes; [`DataError::CountMismatch`]; those of [`Dataset::new`].
+/// The errors of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, and for labels that
+/// are not whole numbers, empty, or none of the given classes; [`DataError::CountMismatch`]; the
+/// errors of [`Dataset::new`].
 ///
 /// # Example
 ///
@@ -107,11 +108,11 @@ pub fn npz_dataset(path: impl AsRef<Path>, x: &str, y: &str, classes: Option<&[S
     combine(&read_npz(path, x)?, &read_npz_labels(path, y)?, classes)
 }
 
-/// [`npz_dataset`] for two `.npy` files.
+/// Builds a data set like [`npz_dataset`] from two `.npy` files.
 ///
 /// # Errors
 ///
-/// As there.
+/// The errors of [`npz_dataset`].
 pub fn npy_dataset(x: impl AsRef<Path>, y: impl AsRef<Path>, classes: Option<&[String]>) -> Result<Arrays, DataError> {
     combine(&read_npy(x)?, &read_npy_labels(y)?, classes)
 }
@@ -160,7 +161,7 @@ fn combine(x: &NpyArray, y: &NpyLabels, classes: Option<&[String]>) -> Result<Ar
     Ok(Arrays { data, class_names })
 }
 
-/// Ids of labels that are among the given classes.
+/// Returns the ids of labels that must be among the given classes.
 fn known(y: &NpyArray, numbers: &[i64], classes: &[String]) -> Result<(Vec<u32>, Vec<String>), DataError> {
     let mut labels = Labels::of(classes);
     for (row, number) in numbers.iter().enumerate() {

@@ -33,7 +33,7 @@ fn i64s(shape: &str, values: &[i64]) -> Vec<u8> {
     npy("<i8", false, shape, &bytes)
 }
 
-/// The data set of an archive with these two arrays.
+/// Builds the data set of an archive with these two arrays.
 fn dataset(x: Vec<u8>, y: Vec<u8>) -> Result<Arrays, DataError> {
     let (_folder, path) = npz(&[("x", x), ("y", y)], CompressionMethod::Stored);
     npz_dataset(path, "x", "y", None)
@@ -174,7 +174,7 @@ fn files_that_are_no_archives_are_refused() {
     }
 }
 
-/// Whatever is cut off or flipped, there is an answer and no panic.
+/// Reading does not panic for any truncation or flipped bit.
 #[test]
 fn no_damage_panics() {
     for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {

@@ -1,4 +1,4 @@
-//! Tables for a trained model.
+//! Reading of tables for a trained model.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -12,16 +12,16 @@ use crate::data::{DataError, Dataset, Header};
 /// Position of a row in a [`RawTable`].
 pub(super) type Row = usize;
 
-/// How to read a table for a trained model. The default refuses whatever the training data did not have.
+/// Options for reading a table for a trained model. By default, anything that the training data did
+/// not have is an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableReadOptions {
-    /// Whether a category that the training data did not have is taken as none of them, with features that are all 0,
-    /// instead of an error.
+    /// True if an unknown category becomes features that are all 0, instead of an error.
     pub unknown_as_zeros: bool,
-    /// Whether rows with missing cells are left out where the training data gave nothing to fill them with, instead of
-    /// an error. Rows without a target are left out as well.
+    /// True if rows with missing cells are skipped when the training data gave no fill value for
+    /// them, instead of an error. Rows without a target are skipped as well.
     pub drop_missing: bool,
-    /// Whether a column of the target is not looked at.
+    /// True if a target column is ignored.
     pub ignore_target: bool,
 }
 
@@ -37,23 +37,23 @@ pub struct TableRows {
     pub rows: Vec<usize>,
     /// Line in the file of each row that was read, from 1.
     pub lines: Vec<usize>,
-    /// What the table says about the target.
+    /// Targets in the table.
     pub targets: TableTargets,
     /// Missing cells that were filled.
     pub filled: usize,
-    /// Rows that were left out because of missing cells.
+    /// Rows that were skipped because of missing cells.
     pub dropped: usize,
     /// Cells with a category that the training data did not have.
     pub unknown: usize,
 }
 
 impl TableRows {
-    /// The rows with their targets, for an evaluation; `None` without targets. `classes` is the number of classes, for
-    /// classification.
+    /// Returns the rows with their targets, for an evaluation; `None` without targets. `classes` is
+    /// the number of classes, for classification.
     ///
     /// # Errors
     ///
-    /// Those of [`Dataset::new`] and [`Dataset::regression`].
+    /// The errors of [`Dataset::new`] and [`Dataset::regression`].
     pub fn dataset(&self, classes: usize) -> Result<Option<Dataset>, DataError> {
         let (name, features) = (self.name.clone(), || self.features.clone());
         let shape = vec![self.features.len() / self.rows.len().max(1)];
@@ -65,11 +65,11 @@ impl TableRows {
     }
 }
 
-/// What a table says about the target.
+/// The targets in a table.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TableTargets {
-    /// Nothing: there is no such column, or it is empty, or was not to be looked at.
+    /// No targets: the column is missing, empty or ignored.
     None,
     /// Class ids of all rows.
     Classes(Vec<u32>),
@@ -93,7 +93,7 @@ impl TableSchema {
     ///
     /// # Errors
     ///
-    /// [`DataError::Io`], and those of [`parse`](Self::parse).
+    /// [`DataError::Io`], and the errors of [`parse`](Self::parse).
     pub fn read(
         &self,
         path: impl AsRef<Path>,
@@ -107,11 +107,11 @@ impl TableSchema {
         )
     }
 
-    /// [`read`](Self::read) from any reader; `name` appears in errors.
+    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors.
     ///
     /// # Errors
     ///
-    /// Those of [`RawTable::parse`] and [`apply`](Self::apply).
+    /// The errors of [`RawTable::parse`] and [`apply`](Self::apply).
     pub fn parse(
         &self,
         reader: impl Read,
@@ -124,13 +124,10 @@ impl TableSchema {
     }
 
     fn header_kind(&self) -> Header {
-        match self.header {
-            true => Header::Yes,
-            false => Header::No,
-        }
+        if self.header { Header::Yes } else { Header::No }
     }
 
-    /// [`read`](Self::read) of a table in memory.
+    /// Reads a table in memory, like [`read`](Self::read).
     ///
     /// # Errors
     ///
@@ -148,9 +145,10 @@ impl TableSchema {
             features.all(|(&at, column)| raw.value(row, at).is_some() || column.kind.has_fill())
                 && target.is_none_or(|target| raw.value(row, target).is_some())
         };
-        let rows: Vec<Row> = match options.drop_missing {
-            true => (0..raw.len()).filter(|&row| is_whole(row)).collect(),
-            false => (0..raw.len()).collect(),
+        let rows: Vec<Row> = if options.drop_missing {
+            (0..raw.len()).filter(|&row| is_whole(row)).collect()
+        } else {
+            (0..raw.len()).collect()
         };
         if rows.is_empty() {
             return Err(DataError::Empty {
@@ -175,7 +173,7 @@ impl TableSchema {
         })
     }
 
-    /// Names of the columns of a table, in its order.
+    /// Returns the names of the columns of a table, in its order.
     fn names_of(&self, raw: &RawTable) -> Vec<String> {
         let all = self.columns.len() + self.ignored.len() + 1;
         let number = self
@@ -183,7 +181,7 @@ impl TableSchema {
             .strip_prefix("column ")
             .and_then(|n| n.parse::<usize>().ok());
         match number {
-            // Without a header, and without the target: the columns behind it have moved.
+            // Without a header and without the target, the columns after the target have moved.
             Some(target) if !self.header && raw.columns().len() + 1 == all => {
                 let moved = |n: usize| if n < target { n } else { n + 1 };
                 (1..all).map(|n| format!("column {}", moved(n))).collect()
@@ -192,10 +190,11 @@ impl TableSchema {
         }
     }
 
-    /// Positions of the feature columns among these names.
+    /// Returns the positions of the feature columns among these names.
     fn find(&self, raw: &RawTable, names: &[String]) -> Result<Vec<usize>, DataError> {
         let mut places: HashMap<&str, usize> = HashMap::new();
-        // Tables have up to some hundred thousand columns: each name is looked up once, and not among all others.
+        // Tables have up to some hundred thousand columns, so each name is looked up in a hash set
+        // instead of being compared with all names.
         let features: HashSet<&str> = self.columns.iter().map(|c| c.name.as_str()).collect();
         let ignored: HashSet<&str> = self.ignored.iter().map(String::as_str).collect();
         let is_feature = |name: &String| features.contains(name.as_str());
@@ -225,7 +224,7 @@ impl TableSchema {
         Ok(wanted.filter_map(|c| places.get(c.name.as_str()).copied()).collect())
     }
 
-    /// Features of those rows, from the columns at those positions.
+    /// Returns the features of these rows, from the columns at these positions.
     pub(super) fn features(
         &self,
         raw: &RawTable,
@@ -267,7 +266,7 @@ impl TableSchema {
                         let id = ids.get(text).copied();
                         if id.is_none() && !options.unknown_as_zeros {
                             let reason = format!(
-                                "'{text}' in '{}' is no category of the training data; there are {}",
+                                "'{text}' in '{}' is not a category of the training data; there are {}",
                                 column.name,
                                 some_of(categories)
                             );
@@ -295,7 +294,7 @@ impl ColumnKind {
         }
     }
 
-    /// Ids of the categories.
+    /// Returns the ids of the categories.
     fn ids(&self) -> HashMap<&str, usize> {
         match self {
             ColumnKind::Number { .. } => HashMap::new(),

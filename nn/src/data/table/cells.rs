@@ -17,9 +17,9 @@ pub struct RawTable {
     header: bool,
     delimiter: u8,
     columns: Vec<String>,
-    /// All cells, one behind the other, row by row.
+    /// All cells, concatenated, row by row.
     text: String,
-    /// Where each cell ends.
+    /// End of each cell in the text.
     ends: Vec<usize>,
     /// Line of each row, from 1.
     lines: Vec<usize>,
@@ -30,7 +30,7 @@ impl RawTable {
     ///
     /// # Errors
     ///
-    /// [`DataError::Io`], and those of [`parse`](Self::parse).
+    /// [`DataError::Io`], and the errors of [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>, header: Header, delimiter: u8) -> Result<Self, DataError> {
         let name = path.as_ref().display().to_string();
         match open_within_memory(path.as_ref()) {
@@ -39,12 +39,12 @@ impl RawTable {
         }
     }
 
-    /// [`read`](Self::read) from any reader; `name` appears in errors.
+    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors.
     ///
     /// # Errors
     ///
-    /// [`DataError::Csv`], with line and column, for a line of another length than the first one, and bytes that are not
-    /// UTF-8; [`DataError::Empty`] without rows; [`DataError::Io`].
+    /// [`DataError::Csv`], with line and column, for a line of another length than the first one, and bytes that are
+    /// not UTF-8; [`DataError::Empty`] without rows; [`DataError::Io`].
     pub fn parse(reader: impl Read, name: &str, header: Header, delimiter: u8) -> Result<Self, DataError> {
         let mut records = Records::of(reader, name, delimiter);
         let empty = || DataError::Empty { name: name.into() };
@@ -68,9 +68,10 @@ impl RawTable {
             }
             table.push(&line.fields, line.number);
         }
-        match table.lines.is_empty() {
-            true => Err(empty()),
-            false => Ok(table),
+        if table.lines.is_empty() {
+            Err(empty())
+        } else {
+            Ok(table)
         }
     }
 
@@ -82,42 +83,42 @@ impl RawTable {
         self.lines.push(line);
     }
 
-    /// The file.
+    /// Returns the name of the file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the first line has the names of the columns.
+    /// Returns true if the first line has the names of the columns.
     pub fn header(&self) -> bool {
         self.header
     }
 
-    /// What stands between fields.
+    /// Returns the separator of fields.
     pub fn delimiter(&self) -> u8 {
         self.delimiter
     }
 
-    /// Names of the columns; without a header, `column 1` and so on.
+    /// Returns the names of the columns; without a header, `column 1` and so on.
     pub fn columns(&self) -> &[String] {
         &self.columns
     }
 
-    /// Number of rows, the header not counted; at least 1.
+    /// Returns the number of rows, without the header; at least 1.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// Always `false`: a table has at least one row.
+    /// Returns `false`: a table has at least one row.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// Line of a row in the file, from 1; 0 past the end.
+    /// Returns the line of a row in the file, from 1; 0 past the end.
     pub fn line(&self, row: usize) -> usize {
         self.lines.get(row).copied().unwrap_or(0)
     }
 
-    /// The text of a cell, without spaces around it; empty past the end.
+    /// Returns the text of a cell, without spaces around it; empty past the end.
     pub fn cell(&self, row: usize, column: usize) -> &str {
         if column >= self.columns.len() {
             return "";
@@ -130,14 +131,14 @@ impl RawTable {
         &self.text[start..end]
     }
 
-    /// The text of a cell, unless it is missing.
+    /// Returns the text of a cell, unless it is missing.
     pub(super) fn value(&self, row: usize, column: usize) -> Option<&str> {
         let cell = self.cell(row, column);
         let missing = cell.is_empty() || cell == "?" || ["na", "nan"].iter().any(|m| cell.eq_ignore_ascii_case(m));
         (!missing).then_some(cell)
     }
 
-    /// An error at a cell.
+    /// Creates an error at a cell.
     pub(super) fn refuse(&self, row: usize, column: usize, reason: impl Into<String>) -> DataError {
         DataError::Csv {
             name: self.name.clone(),

@@ -1,4 +1,4 @@
-//! Tables of training data.
+//! Reading of tables for training.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -10,16 +10,17 @@ use crate::data::classes::Labels;
 use crate::data::csv::{find, number};
 use crate::data::{Column, DataError, Dataset, Header};
 
-/// More texts than this in a column are no categories.
+/// Maximum number of categories of a column.
 const MAX_CATEGORIES: usize = 1000;
-/// Up to so many different whole numbers are guessed to be classes.
+/// Maximum number of distinct whole numbers that are guessed to be classes.
 const MAX_NUMBERED_CLASSES: usize = 20;
 
-/// What a table's target is.
+/// The task of a table's target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskChoice {
-    /// Words are classes. Whole numbers are if there are few different ones: at most 20, and at most a tenth of the rows
-    /// (three may always be). Other numbers are targets of regression.
+    /// Guessed from the data. Words are classes. Whole numbers are classes if there are few
+    /// distinct ones: at most 20, and at most a tenth of the rows (three are always allowed). Other
+    /// numbers are targets of regression.
     #[default]
     Guess,
     /// Classes: words, or whole numbers.
@@ -28,37 +29,38 @@ pub enum TaskChoice {
     Regression,
 }
 
-/// What becomes of missing cells of training data.
+/// The handling of missing cells in training data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingCells {
     /// They are errors, also when the model is used.
     #[default]
     Refuse,
-    /// Numbers get the mean of their column, texts its most frequent one; the same ones when the model is used. A
-    /// missing target is an error.
+    /// Missing numbers become the mean of their column, missing texts its most frequent one; the
+    /// same values fill missing cells when the model is used. A missing target is an error.
     Mean,
-    /// Rows with missing cells are left out, also those without a target. When the model is used, missing cells are
-    /// errors.
+    /// Rows with missing cells or without a target are skipped. When the model is used, missing
+    /// cells are errors.
     Drop,
 }
 
-/// How to read a table of training data. The default takes the last column for the target and all others for features.
+/// Options for reading a table of training data. By default, the last column is the target and all
+/// previous ones are features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableOptions {
     /// The column of the target.
     pub target: Column,
-    /// What the target is.
+    /// Task of the target.
     pub task: TaskChoice,
-    /// Whether there is a header.
+    /// Meaning of the first line.
     pub header: Header,
-    /// What stands between fields; a comma unless given.
+    /// Separator of fields; a comma by default.
     pub delimiter: u8,
     /// Columns that are neither target nor features; they may hold anything.
     pub ignore: Vec<Column>,
     /// Columns of numbers that are categories, such as postal codes.
     pub categorical: Vec<Column>,
-    /// What becomes of missing cells.
-    pub missing: Missing,
+    /// Handling of missing cells.
+    pub missing: MissingCells,
 }
 
 impl Default for TableOptions {
@@ -70,7 +72,7 @@ impl Default for TableOptions {
             delimiter: b',',
             ignore: Vec::new(),
             categorical: Vec::new(),
-            missing: Missing::Refuse,
+            missing: MissingCells::Refuse,
         }
     }
 }
@@ -78,54 +80,56 @@ impl Default for TableOptions {
 /// Training data from a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingTable {
-    /// The examples, with features `[width]` as [`TableSchema::feature_names`] lists them, not standardised: classes, or
-    /// one target of regression.
+    /// Examples, with features `[width]` in the order of [`TableSchema::feature_names`], not
+    /// standardised, and classes or one target of regression.
     pub data: Dataset,
-    /// The columns, to read tables for the trained model.
+    /// Columns, for reading tables for the trained model.
     pub schema: TableSchema,
     /// Names of the classes, by id; none for regression. Numbers are in their shortest form.
     pub class_names: Vec<String>,
-    /// Why the task was guessed as it was, in words; `None` if it was given.
+    /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
     /// Missing cells that were filled.
     pub filled: usize,
-    /// Rows that were left out because of missing cells.
+    /// Rows that were skipped because of missing cells.
     pub dropped: usize,
 }
 
 /// Reads the CSV file at `path` for training: columns of numbers and texts, one of them the target.
 ///
-/// A column is categorical if less than half of its cells are numbers, or if the options say so. Categories, and what
-/// missing cells are filled with, are those of the whole file
-/// ([`read_table_parts`](super::read_table_parts) takes them from the training part alone). A file whose columns all hold words needs
-/// [`Header::Yes`] or [`Header::No`]: otherwise its first line is taken for the header.
+/// A column is categorical if less than half of its cells are numbers, or if the options declare
+/// it. Categories and fill values of missing cells come from the whole file
+/// ([`read_table_parts`](super::read_table_parts) takes them only from the training part). A file
+/// in which all columns contain words needs [`Header::Yes`] or [`Header::No`]: otherwise its first
+/// line is taken for the header.
 ///
 /// # Errors
 ///
-/// [`DataError::Io`], and those of [`parse_table`].
+/// [`DataError::Io`], and the errors of [`parse_table`].
 pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<TrainingTable, DataError> {
     fit_table(&RawTable::read(path, options.header, options.delimiter)?, options)
 }
 
-/// [`read_table`] from any reader; `name` appears in errors.
+/// Reads a table like [`read_table`] from any reader; `name` appears in errors.
 ///
 /// # Errors
 ///
-/// Those of [`RawTable::parse`]; [`DataError::NotFound`] when there is no such column; [`DataError::Csv`], with line and
-/// column, for missing cells as [`Missing`] says, a number that is not finite, a text among numbers, a column without
-/// values or with more than 1000 categories, two columns of the same name, targets of regression that are no numbers,
-/// and a target with one class only; [`DataError::OutOfMemory`].
+/// The errors of [`RawTable::parse`]; [`DataError::NotFound`] if a column does not exist;
+/// [`DataError::Csv`], with line and column, for missing cells (depending on [`MissingCells`]), a number
+/// that is not finite, a text among numbers, a column without values or with more than 1000
+/// categories, two columns of the same name, targets of regression that are no numbers, and a
+/// target with one class only; [`DataError::OutOfMemory`].
 ///
 /// # Example
 ///
 /// ```
-/// use meganeura_nn::data::{Column, Missing, TableOptions, parse_table};
+/// use meganeura_nn::data::{Column, MissingCells, TableOptions, parse_table};
 ///
 /// # fn main() -> Result<(), meganeura_nn::data::DataError> {
 /// let text = "rooms,district,price\n3,north,250.5\n2,south,180\n1,north,?\n";
 /// let options = TableOptions {
 ///     target: Column::name("rooms"),
-///     missing: Missing::Drop,
+///     missing: MissingCells::Drop,
 ///     ..TableOptions::default()
 /// };
 /// let table = parse_table(text.as_bytes(), "t.csv", &options)?;
@@ -142,13 +146,14 @@ pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Res
     )
 }
 
-/// [`parse_table`] of a table in memory; header and delimiter are as it was read.
+/// Fits a table in memory, like [`parse_table`]; header and delimiter are those with which it was
+/// read.
 ///
 /// # Errors
 ///
-/// As there, but for those of [`RawTable::parse`].
+/// The errors of [`parse_table`], except for those of [`RawTable::parse`].
 pub fn fit_table(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    let begun = Begun::of(raw, options)?;
+    let begun = UnfittedTable::of(raw, options)?;
     let schema = begun.schema(raw, options, &begun.rows)?;
     let all: Vec<usize> = (0..begun.rows.len()).collect();
     let (data, read) = begun.data(raw, &schema, &all, TableReadOptions::default())?;
@@ -162,7 +167,7 @@ pub fn fit_table(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable
     })
 }
 
-/// What the target column holds.
+/// The contents of the target column.
 pub(super) enum Targets {
     /// Class ids, and names of the classes.
     Classes(Vec<u32>, Vec<String>),
@@ -170,7 +175,7 @@ pub(super) enum Targets {
 }
 
 impl Targets {
-    /// Class ids; none for regression.
+    /// Returns the class ids; none for regression.
     pub(super) fn labels(&self) -> &[u32] {
         match self {
             Targets::Classes(labels, _) => labels,
@@ -186,17 +191,17 @@ impl Targets {
     }
 }
 
-/// A table whose rows and targets are known, and whose features are not yet.
-pub(super) struct Begun {
+/// A table with known rows and targets, but without features.
+pub(super) struct UnfittedTable {
     roles: Roles,
     pub(super) rows: Vec<Row>,
     pub(super) dropped: usize,
     pub(super) guess: Option<String>,
-    /// Of the rows.
+    /// Targets of the rows.
     pub(super) targets: Targets,
 }
 
-impl Begun {
+impl UnfittedTable {
     pub(super) fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
         let roles = Roles::of(raw, options)?;
         let (rows, dropped) = roles.rows(raw, options.missing)?;
@@ -208,14 +213,13 @@ impl Begun {
                 (is_regression, Some(why))
             }
         };
-        let targets = match is_regression {
-            true => Targets::Numbers(numbers(raw, roles.target, &rows)?),
-            false => {
-                let (labels, names) = classes(raw, roles.target, &rows)?;
-                Targets::Classes(labels, names)
-            }
+        let targets = if is_regression {
+            Targets::Numbers(numbers(raw, roles.target, &rows)?)
+        } else {
+            let (labels, names) = classes(raw, roles.target, &rows)?;
+            Targets::Classes(labels, names)
         };
-        Ok(Begun {
+        Ok(UnfittedTable {
             roles,
             rows,
             dropped,
@@ -224,7 +228,7 @@ impl Begun {
         })
     }
 
-    /// What the columns become, by those rows.
+    /// Determines the schema of the columns from these rows.
     pub(super) fn schema(
         &self,
         raw: &RawTable,
@@ -253,7 +257,7 @@ impl Begun {
         }
     }
 
-    /// The examples at those positions of the rows.
+    /// Returns the examples at these positions of the rows.
     pub(super) fn data(
         &self,
         raw: &RawTable,
@@ -278,7 +282,7 @@ impl Begun {
     }
 }
 
-/// Positions of the columns by what they are.
+/// Positions of the columns by role.
 struct Roles {
     target: usize,
     features: Vec<usize>,
@@ -297,13 +301,13 @@ impl Roles {
         let features: Vec<usize> = all.filter(|c| *c != target && !ignored.contains(c)).collect();
         if features.is_empty() {
             let reason = format!(
-                "of the {} columns none is left for features; is '{}' what stands between the fields?",
+                "none of the {} columns is left for features; is '{}' the right delimiter?",
                 raw.columns().len(),
                 char::from(raw.delimiter())
             );
             return Err(raw.refuse(0, 0, reason));
         }
-        // Columns are found again by their names.
+        // Columns are found by their names later.
         let mut seen = BTreeMap::from([(&raw.columns()[target], target)]);
         for &column in &features {
             if let Some(first) = seen.insert(&raw.columns()[column], column) {
@@ -327,22 +331,22 @@ impl Roles {
         })
     }
 
-    /// The rows to train on, and how many others there are.
-    fn rows(&self, raw: &RawTable, missing: Missing) -> Result<(Vec<usize>, usize), DataError> {
+    /// Returns the rows to train on, and the number of skipped ones.
+    fn rows(&self, raw: &RawTable, missing: MissingCells) -> Result<(Vec<usize>, usize), DataError> {
         let mut rows = Vec::with_capacity(raw.len());
         for row in 0..raw.len() {
             let is_missing = |column: &&usize| raw.value(row, **column).is_none();
             let feature = self.features.iter().find(is_missing);
             let target = Some(&self.target).filter(is_missing);
             match (missing, feature, target) {
-                (Missing::Drop, None, None) | (Missing::Mean, _, None) | (Missing::Refuse, None, None) => {
-                    rows.push(row)
-                }
-                (Missing::Drop, ..) => {}
-                (Missing::Refuse, Some(&column), _) => return Err(missing_cell(raw, row, column)),
+                (MissingCells::Drop, None, None)
+                | (MissingCells::Mean, _, None)
+                | (MissingCells::Refuse, None, None) => rows.push(row),
+                (MissingCells::Drop, ..) => {}
+                (MissingCells::Refuse, Some(&column), _) => return Err(missing_cell(raw, row, column)),
                 (_, _, Some(&column)) => {
                     let reason = format!(
-                        "the target '{}' is missing; fill it in, or leave out such rows",
+                        "the target '{}' is missing; fill it in, or remove the row",
                         raw.columns()[column]
                     );
                     return Err(raw.refuse(row, column, reason));
@@ -350,29 +354,29 @@ impl Roles {
             }
         }
         if rows.is_empty() {
-            return Err(raw.refuse(0, 0, "every row has a missing value; none is left"));
+            return Err(raw.refuse(0, 0, "every row has a missing value, so none is left"));
         }
         let dropped = raw.len() - rows.len();
         Ok((rows, dropped))
     }
 }
 
-/// The error at a missing cell.
+/// Creates the error at a missing cell.
 pub(super) fn missing_cell(raw: &RawTable, row: usize, column: usize) -> DataError {
     let reason = format!(
-        "the value of '{}' is missing; fill it in, or choose what becomes of missing values: the mean, or dropping the row",
+        "the value of '{}' is missing; fill it in, or choose the handling of missing values: mean, or drop",
         raw.columns()[column]
     );
     raw.refuse(row, column, reason)
 }
 
-/// What the cells of a column become.
+/// Determines the kind of a column from its cells.
 fn kind(
     raw: &RawTable,
     column: usize,
     rows: &[usize],
     is_categorical: bool,
-    missing: Missing,
+    missing: MissingCells,
 ) -> Result<ColumnKind, DataError> {
     let name = &raw.columns()[column];
     let cells = || rows.iter().filter_map(|&row| Some((row, raw.value(row, column)?)));
@@ -384,7 +388,7 @@ fn kind(
             format!("'{name}' has no values at all; ignore the column"),
         ));
     }
-    let fill = missing == Missing::Mean;
+    let fill = missing == MissingCells::Mean;
     let numbers = cells().filter(|(_, cell)| cell.parse::<f32>().is_ok()).count();
     if is_categorical || numbers * 2 < all {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -409,7 +413,7 @@ fn kind(
     for (row, cell) in cells() {
         let value = number(cell).map_err(|what| {
             let reason = format!(
-                "{what} in '{name}', most of whose cells are numbers; correct it, ignore the column, or read it as \
+                "{what} in '{name}', where most cells are numbers; correct it, ignore the column, or read it as \
                  categories"
             );
             raw.refuse(row, column, reason)
@@ -421,7 +425,7 @@ fn kind(
     })
 }
 
-/// Whether the target is one of regression, and why.
+/// Returns whether the task is guessed to be regression, and the reason.
 fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String), DataError> {
     let name = &raw.columns()[target];
     let mut different = BTreeSet::new();
@@ -441,7 +445,7 @@ fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String)
     if let Some(row) = word {
         if numbers * 2 > rows.len() && count > MAX_NUMBERED_CLASSES {
             let reason = format!(
-                "'{}' is not a number, as most targets in '{name}' are; correct it, or say that these are classes",
+                "'{}' is not a number, but most targets in '{name}' are; correct it, or select classification",
                 raw.cell(row, target)
             );
             return Err(raw.refuse(row, target, reason));
@@ -456,18 +460,19 @@ fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String)
     }
     let limit = MAX_NUMBERED_CLASSES.min((rows.len() / 10).max(3));
     let numbers = format!("'{name}' has {count} different whole numbers in {} rows", rows.len());
-    Ok(match count <= limit {
-        true => (false, format!("classification, as {numbers}")),
-        false => (true, format!("regression, as {numbers}")),
+    Ok(if count <= limit {
+        (false, format!("classification, as {numbers}"))
+    } else {
+        (true, format!("regression, as {numbers}"))
     })
 }
 
-/// Targets of regression.
+/// Reads targets of regression.
 pub(super) fn numbers(raw: &RawTable, target: usize, rows: &[usize]) -> Result<Vec<f32>, DataError> {
     let value = |&row: &usize| {
         number(raw.cell(row, target)).map_err(|what| {
             let reason = format!(
-                "{what}; the targets of regression in '{}' are finite numbers",
+                "{what}; expected a finite number as target in '{}'",
                 raw.columns()[target]
             );
             raw.refuse(row, target, reason)
@@ -476,7 +481,7 @@ pub(super) fn numbers(raw: &RawTable, target: usize, rows: &[usize]) -> Result<V
     rows.iter().map(value).collect()
 }
 
-/// Class ids, and the names of the classes.
+/// Reads class ids, and the names of the classes.
 fn classes(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(Vec<u32>, Vec<String>), DataError> {
     let name = &raw.columns()[target];
     let mut labels = Labels::default();
@@ -492,13 +497,13 @@ fn classes(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(Vec<u32>, V
         raw.refuse(row.copied().unwrap_or(rows[0]), target, reason)
     })?;
     if let [only] = &names[..] {
-        let reason = format!("'{name}' is '{only}' in every row; there is nothing to tell apart");
+        let reason = format!("'{name}' is '{only}' in every row; expected at least two classes");
         return Err(raw.refuse(rows[0], target, reason));
     }
     Ok((labels, names))
 }
 
-/// Class ids among known classes.
+/// Reads class ids among known classes.
 pub(super) fn known_classes(
     raw: &RawTable,
     target: usize,
@@ -514,7 +519,7 @@ pub(super) fn known_classes(
     Ok(labels.finish().map(|(labels, _)| labels).unwrap_or_default())
 }
 
-/// Names with commas between them, unless they are too many to help.
+/// Returns names with commas between them, unless they are too many to help.
 pub(super) fn some_of(names: &[String]) -> String {
     crate::data::error::listed(names)
 }

@@ -8,7 +8,7 @@ mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};
 pub use cells::RawTable;
-pub use fit::{Missing, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, read_table};
+pub use fit::{MissingCells, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, read_table};
 pub use parts::{TableParts, fit_table_parts, read_table_parts};
 pub use schema::{ColumnKind, FeatureColumn, TableSchema};
 

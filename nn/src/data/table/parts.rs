@@ -1,9 +1,9 @@
-//! Tables of training data in parts.
+//! Reading of training tables that are split into parts.
 
 use std::path::Path;
 
 use super::apply::TableReadOptions;
-use super::fit::{Begun, TableOptions};
+use super::fit::{TableOptions, UnfittedTable};
 use super::{RawTable, TableSchema};
 use crate::data::split::SplitRows;
 use crate::data::{DataError, Parts, SplitOptions};
@@ -11,32 +11,32 @@ use crate::data::{DataError, Parts, SplitOptions};
 /// Parts of a table for training, validation and test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableParts {
-    /// The parts, with features `[width]` as [`TableSchema::feature_names`] lists them, not standardised: classes, or one
-    /// target of regression.
+    /// Parts, with features `[width]` in the order of [`TableSchema::feature_names`], not
+    /// standardised, and classes or one target of regression.
     pub parts: Parts,
     /// The columns, with the categories and fill values of the training part.
     pub schema: TableSchema,
     /// Names of the classes, by id; none for regression. Numbers are in their shortest form.
     pub class_names: Vec<String>,
-    /// Why the task was guessed as it was, in words; `None` if it was given.
+    /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
     /// Missing cells that were filled.
     pub filled: usize,
-    /// Rows that were left out because of missing cells.
+    /// Rows that were skipped because of missing cells.
     pub dropped: usize,
     /// Cells of the validation and test parts with a category that the training part does not have. Their features are
     /// all 0.
     pub unknown: usize,
 }
 
-/// Reads the CSV file at `path` and splits it, as [`read_table`](super::read_table) and
-/// [`Dataset::split_parts`](crate::data::Dataset::split_parts) do, but what the columns become (whether they are
-/// categorical, their categories, and what missing cells are filled with) is decided by the training part alone. So the
-/// other parts say how good a model is for data that it has not seen in any way.
+/// Reads the CSV file at `path` and splits it, like [`read_table`](super::read_table) and
+/// [`Dataset::split_parts`](crate::data::Dataset::split_parts), but the schema of the columns
+/// (kinds, categories and fill values of missing cells) comes only from the training part. So the
+/// validation and test parts measure a model on completely unseen data.
 ///
 /// # Errors
 ///
-/// [`DataError::Io`], and those of both functions.
+/// [`DataError::Io`], and the errors of both functions.
 pub fn read_table_parts(
     path: impl AsRef<Path>,
     options: &TableOptions,
@@ -49,13 +49,14 @@ pub fn read_table_parts(
     )
 }
 
-/// [`read_table_parts`] of a table in memory; header and delimiter are as it was read.
+/// Splits a table in memory, like [`read_table_parts`]; header and delimiter are those with which
+/// it was read.
 ///
 /// # Errors
 ///
-/// As there, but for those of [`RawTable::parse`].
+/// The errors of [`read_table_parts`], except for those of [`RawTable::parse`].
 pub fn fit_table_parts(raw: &RawTable, options: &TableOptions, split: SplitOptions) -> Result<TableParts, DataError> {
-    let begun = Begun::of(raw, options)?;
+    let begun = UnfittedTable::of(raw, options)?;
     let rows = SplitRows::of(raw.name(), begun.rows.len(), begun.targets.labels(), split)?;
     let mut train: Vec<usize> = rows.train.iter().map(|&at| begun.rows[at]).collect();
     // Errors name the first line that has them.

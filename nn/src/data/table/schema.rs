@@ -1,4 +1,4 @@
-//! What the columns of a table become.
+//! The schema of a table: its columns and their features.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Dataset, Standardiser};
 
-/// Most values that an example of a table may become.
+/// Maximum number of features of an example.
 const MAX_WIDTH: usize = 1 << 20;
 
 /// A column that a model takes features from.
@@ -15,31 +15,32 @@ const MAX_WIDTH: usize = 1 << 20;
 pub struct FeatureColumn {
     /// Name in the header; `column N` without one.
     pub name: String,
-    /// What its cells become.
+    /// Kind of its cells.
     pub kind: ColumnKind,
 }
 
-/// What the cells of a column become.
+/// The features of a column's cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum ColumnKind {
     /// A finite number, which is one feature.
     Number {
-        /// Number that is taken for a missing one; without, a missing one is an error.
+        /// Fill value of missing cells; without it, they are errors.
         fill: Option<f32>,
     },
-    /// One of some texts, which is as many features: 1 for that text, 0 for the others.
+    /// One of some texts, with one feature per text: 1 for the cell's own text, 0 for all further
+    /// ones.
     Categorical {
         /// The texts, sorted.
         categories: Vec<String>,
-        /// Text that is taken for a missing one; without, a missing one is an error.
+        /// Fill value of missing cells; without it, they are errors.
         fill: Option<String>,
     },
 }
 
 impl ColumnKind {
-    /// Features that a cell becomes.
+    /// Returns the number of features of a cell.
     pub fn width(&self) -> usize {
         match self {
             ColumnKind::Number { .. } => 1,
@@ -48,16 +49,16 @@ impl ColumnKind {
     }
 }
 
-/// The columns of a table of training data: which of them are features, and which is the target. It reads tables of
-/// the same columns for the model that was trained on them.
+/// The columns of a table of training data, with their roles: features and target. The schema reads
+/// tables with the same columns for the trained model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSchema {
-    /// Whether the first line has the names of the columns. If not, they are `column 1` and so on.
+    /// True if the first line has the names of the columns. If not, they are `column 1` and so on.
     pub header: bool,
-    /// What stands between fields.
+    /// Separator of fields.
     pub delimiter: u8,
-    /// Feature columns, in the order in which the model takes them.
+    /// Feature columns, in the order of the model's features.
     pub columns: Vec<FeatureColumn>,
     /// Column of the target.
     pub target: String,
@@ -66,7 +67,7 @@ pub struct TableSchema {
 }
 
 impl TableSchema {
-    /// Features of an example.
+    /// Returns the number of features of an example.
     pub fn width(&self) -> usize {
         self.columns
             .iter()
@@ -74,7 +75,8 @@ impl TableSchema {
             .fold(0, usize::saturating_add)
     }
 
-    /// Names of all features: of the column, with `=` and the category for categorical ones.
+    /// Returns the names of all features: that of the column, with `=` and the category for
+    /// categorical ones.
     pub fn feature_names(&self) -> Vec<String> {
         let mut names = Vec::with_capacity(self.width().min(MAX_WIDTH));
         for column in &self.columns {
@@ -88,8 +90,9 @@ impl TableSchema {
         names
     }
 
-    /// Statistics of the numbers of training data that this schema read; features of categorical columns stay 0 and 1.
-    /// Data of another width gets [`Standardiser::fit_per_feature`].
+    /// Returns the statistics of the numbers in training data that this schema read; features of
+    /// categorical columns stay 0 and 1. Data of another width gets
+    /// [`Standardiser::fit_per_feature`].
     pub fn standardiser(&self, train: &Dataset) -> Standardiser {
         let fitted = Standardiser::fit_per_feature(train);
         if train.feature_len() != self.width() {
@@ -108,7 +111,8 @@ impl TableSchema {
         Standardiser::new(mean, std).unwrap_or(fitted)
     }
 
-    /// Checks a schema that may come from a damaged file; the error says what is wrong.
+    /// Checks a schema that may come from a damaged file; the error is the reason why it is
+    /// invalid.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.columns.is_empty() || self.width() == 0 {
             return Err("there are no feature columns".into());
@@ -131,7 +135,7 @@ impl TableSchema {
                 ColumnKind::Categorical { categories, fill } => {
                     let different: BTreeSet<_> = categories.iter().collect();
                     if categories.is_empty() || different.len() != categories.len() {
-                        return Err(format!("column '{name}': categories are missing, or there twice"));
+                        return Err(format!("column '{name}': categories are missing or repeated"));
                     }
                     if fill.as_ref().is_some_and(|fill| !different.contains(fill)) {
                         return Err(format!("column '{name}': the fill value is none of the categories"));

@@ -24,7 +24,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T, DataError>, parts: &[&str]) {
 
 // ---- training --------------------------------------------------------------------------------------------
 
-/// Beyond this, every name was compared with every other one: ten billion comparisons.
+/// Reading a table with many columns takes linear time: comparing every name with every other one would take ten
+/// billion comparisons.
 #[test]
 fn names_of_many_columns_are_found_at_once() {
     let line = |cell: &dyn Fn(usize) -> String| (0..100_000).map(cell).collect::<Vec<_>>().join(",");
@@ -146,19 +147,19 @@ fn missing_cells_are_refused_filled_or_dropped() {
         ..TableOptions::default()
     };
     refused(
-        parse(text, &with(Missing::Refuse)),
+        parse(text, &with(MissingCells::Refuse)),
         &["line 3, column 1", "'n' is missing"],
     );
     refused(
-        parse(text, &with(Missing::Mean)),
+        parse(text, &with(MissingCells::Mean)),
         &["line 8, column 3", "target 'y' is missing"],
     );
-    let dropped = parse(text, &with(Missing::Drop)).unwrap();
+    let dropped = parse(text, &with(MissingCells::Drop)).unwrap();
     assert_eq!((dropped.dropped, dropped.filled), (5, 0));
     assert_eq!(dropped.data.features(), [1.0, 0.0, 1.0, 7.0, 1.0, 0.0]);
     assert_eq!(dropped.schema.columns[0].kind, ColumnKind::Number { fill: None });
 
-    let filled = parse(&text.replace("9,red,\n", ""), &with(Missing::Mean)).unwrap();
+    let filled = parse(&text.replace("9,red,\n", ""), &with(MissingCells::Mean)).unwrap();
     assert_eq!((filled.dropped, filled.filled), (0, 5));
     // Mean of 1, 4 and 7. Red and blue are as frequent: the first by name.
     let expected = [
@@ -166,10 +167,10 @@ fn missing_cells_are_refused_filled_or_dropped() {
     ];
     assert_eq!(filled.data.features(), expected);
     refused(
-        parse("a,b,y\n1,,0\n2,?,1\n", &with(Missing::Mean)),
+        parse("a,b,y\n1,,0\n2,?,1\n", &with(MissingCells::Mean)),
         &["'b' has no values"],
     );
-    refused(parse("a,y\n,0\n?,1\n", &with(Missing::Drop)), &["none is left"]);
+    refused(parse("a,y\n,0\n?,1\n", &with(MissingCells::Drop)), &["none is left"]);
 }
 
 #[test]
@@ -184,8 +185,8 @@ fn columns_that_cannot_be_features_are_refused() {
         plain("a,b,a,y\n1,2,3,p\n4,5,6,q\n"),
         &["column 3", "column 1 is called 'a', too"],
     );
-    refused(plain("y\na\nb\n"), &["none is left for features"]);
-    refused(plain("x,y\n1,a\n2\n"), &["line 3", "1 fields"]);
+    refused(plain("y\na\nb\n"), &["is left for features"]);
+    refused(plain("x,y\n1,a\n2\n"), &["line 3", "found 1"]);
     assert!(matches!(plain("x,y\n"), Err(DataError::Empty { .. })));
     let target = TableOptions {
         target: Column::name("z"),
@@ -213,7 +214,7 @@ fn parts_are_fitted_on_the_training_part_alone() {
         text.push_str(&format!("{n},c{i:02},{}\n", i % 2));
     });
     let options = TableOptions {
-        missing: Missing::Mean,
+        missing: MissingCells::Mean,
         ..TableOptions::default()
     };
     let split = SplitOptions {
@@ -228,7 +229,7 @@ fn parts_are_fitted_on_the_training_part_alone() {
     assert_eq!((sizes, table.unknown, table.filled), ((28, 4, 8), 12, 10));
     assert_eq!(table.schema.width(), 1 + 28, "categories of the training part");
     assert!(test.features().chunks(29).all(|row| row[1..].iter().all(|v| *v == 0.0)));
-    // The mean is over the numbers of the training part, which stay as they are.
+    // The mean only covers the numbers of the training part, which are not changed.
     let ColumnKind::Number { fill: Some(mean) } = table.schema.columns[0].kind else {
         panic!("filled");
     };
@@ -246,7 +247,7 @@ fn parts_are_fitted_on_the_training_part_alone() {
     assert_eq!(test.class_counts(), [(0, 4), (1, 4)]);
     assert!(table.guess.is_some() && table.class_names == ["0", "1"]);
     assert_eq!(table.parts.train.name(), "t.csv (train)");
-    // The same rows as those of the split data set.
+    // The rows are the same as for the split data set.
     let whole = fit_table(&raw, &options).unwrap().data.split_parts(split).unwrap();
     assert_eq!(whole.test.unwrap().labels(), test.labels());
     let too_much = SplitOptions { test: 1.0, ..split };
@@ -307,11 +308,11 @@ fn columns_that_are_not_those_of_the_training_data_are_listed() {
     );
     refused::<()>(
         Err(error),
-        &["missing: 'rooms'", "unknown: 'room', 'garden'", "there twice: none"],
+        &["missing: 'rooms'", "unknown: 'room', 'garden'", "repeated: none"],
     );
     refused(
         read("rooms,rooms,district\n1,2,south\n", TableReadOptions::default()),
-        &["there twice: 'rooms'"],
+        &["repeated: 'rooms'"],
     );
 }
 
@@ -347,7 +348,7 @@ fn cells_that_the_model_does_not_know_are_refused_or_zeros() {
         Err(DataError::Empty { .. })
     ));
     let filling = TableOptions {
-        missing: Missing::Mean,
+        missing: MissingCells::Mean,
         ..options()
     };
     let schema = parse(HOUSES, &filling).unwrap().schema;
@@ -404,7 +405,7 @@ fn without_a_header_columns_are_counted() {
 #[test]
 fn schemas_survive_json_and_damaged_ones_are_refused() {
     let filling = TableOptions {
-        missing: Missing::Mean,
+        missing: MissingCells::Mean,
         ..options()
     };
     let schema = parse(HOUSES, &filling).unwrap().schema;
@@ -421,7 +422,7 @@ fn schemas_survive_json_and_damaged_ones_are_refused() {
                 fill: Some(f32::INFINITY),
             };
         }),
-        ("there twice", |s| {
+        ("repeated", |s| {
             s.columns[1].kind = ColumnKind::Categorical {
                 categories: vec!["a".into(); 2],
                 fill: None,
@@ -450,7 +451,7 @@ fn cells_keep_their_places() {
     assert_eq!((raw.cell(2, 0), raw.cell(0, 2), raw.line(9)), ("", "", 0));
 }
 
-/// Whatever is cut off or flipped, there is an answer and no panic.
+/// Reading does not panic for any truncation or flipped bit.
 #[test]
 fn no_damage_panics() {
     let schema = schema();

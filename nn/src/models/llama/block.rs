@@ -1,4 +1,4 @@
-//! Blocks.
+//! Transformer blocks of the Llama family.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, NodeId};
@@ -9,28 +9,29 @@ use super::scaled;
 use crate::layers::{PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
 
 impl LlamaConfig {
-    /// A norm over the features of a token, or of queries or keys.
+    /// Registers a norm over the features of a token, or of queries or keys.
     #[track_caller]
     pub(super) fn norm(&self, g: &mut Graph, name: &str) -> RmsNorm {
-        match self.zero_centered_norms {
-            true => RmsNorm::zero_centered(g, name, self.dim, self.eps),
-            false => RmsNorm::new(g, name, self.dim, self.eps),
+        if self.zero_centered_norms {
+            RmsNorm::zero_centered(g, name, self.dim, self.eps)
+        } else {
+            RmsNorm::new(g, name, self.dim, self.eps)
         }
     }
 
-    /// Registers one block, for models of one's own: one as the first layer has it.
+    /// Registers one block for a custom model, with the options of the first layer.
     #[track_caller]
     pub fn block(&self, g: &mut Graph, name: &str) -> LlamaBlock {
         self.block_of_layer(g, name, 0)
     }
 
-    /// Registers one block as the layer of this number, counted from 0, has it: layers differ in their windows, in the
-    /// embedding of positions and in whether they are mixtures of experts.
+    /// Registers one block with the options of layer `layer`, counted from 0: layers differ in
+    /// their windows, in the position embedding and in the use of experts.
     #[track_caller]
     pub fn block_of_layer(&self, g: &mut Graph, name: &str, layer: usize) -> LlamaBlock {
         g.at_caller(|g| {
-            // Names of checkpoints: `post_attention_layernorm` is what stands behind the attention, be it in front of the
-            // feed-forward part or at the end of the attention.
+            // Names in checkpoints: `post_attention_layernorm` is the norm after the attention,
+            // either before the feed-forward part or at the end of the attention.
             let [
                 before_attention,
                 after_attention,
@@ -69,23 +70,24 @@ impl LlamaConfig {
 #[derive(Clone, Debug)]
 pub struct LlamaBlock {
     name: String,
-    /// Of what goes into the attention, and of what comes out of it.
+    /// Norms of the input and of the output of the attention.
     attention_norms: [Option<RmsNorm>; 2],
     attention: SelfAttention,
-    /// Likewise of the feed-forward layers.
+    /// Norms of the input and of the output of the feed-forward part.
     feed_forward_norms: [Option<RmsNorm>; 2],
     feed_forward: FeedForward,
     residual_multiplier: Option<f32>,
 }
 
 impl LlamaBlock {
-    /// `x [..., rows, dim] -> [..., rows, dim]`.
+    /// Applies the block to `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         self.forward_with_kv(g, x).y
     }
 
-    /// [`LlamaBlock::forward`], with the keys and values that a cache is filled with.
+    /// Applies the block like [`LlamaBlock::forward`], and also returns the keys and values for a
+    /// cache.
     #[track_caller]
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
         let x = x.into();
@@ -97,7 +99,7 @@ impl LlamaBlock {
         }
     }
 
-    /// A step of decoding with the block's cache: see [`SelfAttention::forward_cached`].
+    /// Adds a decode step with the block's cache: see [`SelfAttention::forward_cached`].
     #[track_caller]
     pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
         let x = x.into();
@@ -106,7 +108,7 @@ impl LlamaBlock {
         self.add_feed_forward(g, x, y)
     }
 
-    /// A step of decoding for tokens of several sequences: see [`SelfAttention::forward_paged`].
+    /// Adds a decode step for tokens of several sequences: see [`SelfAttention::forward_paged`].
     #[track_caller]
     pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
         let x = x.into();
@@ -120,7 +122,7 @@ impl LlamaBlock {
         normalized(g, &self.attention_norms[0], x)
     }
 
-    /// `x` with what a part of the block makes of it.
+    /// Returns `x` plus the normalized and scaled result of a part of the block.
     #[track_caller]
     fn add(&self, g: &mut Graph, x: Value, part: NodeId, norm: &Option<RmsNorm>) -> NodeId {
         let part = match norm {

@@ -1,24 +1,25 @@
-//! How key-value caches are stored.
+//! The element type of key-value caches.
 
 use meganeura_core::DType;
 
-/// How the keys and values in the caches of a [`LlamaConfig`](super::LlamaConfig) are stored on the device. Queries, and sums over
-/// keys, are `f32` in any case.
+/// The storage type of keys and values in the caches of a [`LlamaConfig`](super::LlamaConfig) on
+/// the device. Queries, and sums over keys, are always `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CacheType {
     /// 32 bits a number.
     #[default]
     F32,
-    /// 16 bits a number, IEEE 754 binary16: half of the memory, and of what attention reads. Numbers are rounded when they are
-    /// written, by at most 2^-11 of their magnitude (2^-25 below 2^-14); magnitudes from 65,520 on become infinite.
+    /// 16 bits a number, IEEE 754 binary16: half of the memory, and of the reads of attention.
+    /// Numbers are rounded when they are written, by at most 2^-11 of their magnitude (2^-25 below
+    /// 2^-14); magnitudes from 65,520 on become infinite.
     F16,
 }
 
 impl CacheType {
-    /// All of them, the widest first.
+    /// All types, the widest first.
     pub const ALL: [CacheType; 2] = [CacheType::F32, CacheType::F16];
 
-    /// Lower-case name.
+    /// Returns the lower-case name.
     pub fn name(self) -> &'static str {
         match self {
             CacheType::F32 => "f32",
@@ -26,12 +27,12 @@ impl CacheType {
         }
     }
 
-    /// The type of that [name](CacheType::name).
+    /// Returns the type of this [name](CacheType::name).
     pub fn from_name(name: &str) -> Option<Self> {
         CacheType::ALL.into_iter().find(|ty| ty.name() == name)
     }
 
-    /// The element type of the caches.
+    /// Returns the element type of the caches.
     pub fn dtype(self) -> DType {
         match self {
             CacheType::F32 => DType::F32,

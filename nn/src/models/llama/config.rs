@@ -1,4 +1,4 @@
-//! Options of the models.
+//! Options of the models of the Llama family.
 
 use meganeura_core::Error;
 use meganeura_core::ops::RopeScaling;
@@ -9,16 +9,16 @@ use crate::layers::{
     check_rotary_dim, check_sizes, check_theta,
 };
 
-/// Where the two parts of a block, attention and feed-forward, have their norms.
+/// The position of the norms in the two parts of a block, attention and feed-forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NormPlacement {
-    /// Of what goes into a part (pre-norm: Llama, Mistral, Qwen, Phi-3): `x + f(norm(x))`.
+    /// Norm of a part's input (pre-norm: Llama, Mistral, Qwen, Phi-3): `x + f(norm(x))`.
     #[default]
     Pre,
-    /// Of what comes out of it, before that is added (reordered norm; "2 OLMo 2 Furious", OLMo team, 2025, section 3.2):
-    /// `x + norm(f(x))`.
+    /// Norm of a part's output, before it is added (reordered norm; "2 OLMo 2 Furious", OLMo team,
+    /// 2025, section 3.2): `x + norm(f(x))`.
     Post,
-    /// Of both ("Gemma 2", Gemma Team, 2024, section 2): `x + norm(f(norm(x)))`.
+    /// Norms of both ("Gemma 2", Gemma Team, 2024, section 2): `x + norm(f(norm(x)))`.
     PreAndPost,
 }
 
@@ -29,22 +29,22 @@ pub struct LayerSet(u128);
 impl LayerSet {
     /// No layer.
     pub const NONE: LayerSet = LayerSet(0);
-    /// Layers that a set can tell apart; later ones are in none.
+    /// Number of layers that a set can contain; later ones are in no set.
     pub const LAYERS: usize = u128::BITS as usize;
 
-    /// Whether a layer is in the set.
+    /// Returns true if a layer is in the set.
     pub fn contains(self, layer: usize) -> bool {
         layer < LayerSet::LAYERS && self.0 >> layer & 1 == 1
     }
 
-    /// Whether no layer is.
+    /// Returns true if the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
 impl FromIterator<usize> for LayerSet {
-    /// Numbers from [`LayerSet::LAYERS`] on are left out.
+    /// Collects layers; numbers from [`LayerSet::LAYERS`] on are ignored.
     fn from_iter<I: IntoIterator<Item = usize>>(layers: I) -> Self {
         let inside = layers.into_iter().filter(|&layer| layer < LayerSet::LAYERS);
         LayerSet(inside.fold(0, |set, layer| set | 1 << layer))
@@ -54,7 +54,7 @@ impl FromIterator<usize> for LayerSet {
 /// Options of a [`Llama`](super::Llama) model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Number of tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
     /// Features of a token.
     pub dim: usize,
@@ -68,14 +68,14 @@ pub struct LlamaConfig {
     pub kv_heads: usize,
     /// Features inside the feed-forward layers.
     pub hidden: usize,
-    /// Mixtures of experts in place of these.
+    /// Mixtures of experts that replace the feed-forward layers.
     pub moe: Option<MoeConfig>,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
-    /// Base in the layers with a window, where the speeds are not scaled; as everywhere if `None` ("Gemma 3", Gemma Team,
-    /// 2025, section 2: `rope_local_base_freq`).
+    /// Base in the layers with a window, whose speeds are not scaled; `rope_theta` if `None`
+    /// ("Gemma 3", Gemma Team, 2025, section 2: `rope_local_base_freq`).
     pub rope_local_theta: Option<f32>,
-    /// Its speeds for longer contexts.
+    /// Scaling of the rotary speeds for longer contexts.
     pub rope_scaling: RopeScaling,
     /// Factors of the speeds of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
     pub longrope: Option<LongRope>,
@@ -83,57 +83,63 @@ pub struct LlamaConfig {
     pub rotary_dim: Option<usize>,
     /// Layers without a position embedding (NoPE; Kazemnejad et al., 2023; SmolLM3).
     pub nope_layers: LayerSet,
-    /// How many of the latest positions a position sees, itself included; all if `None` (Mistral 7B).
+    /// Number of latest positions that a position sees, itself included; all if `None` (Mistral
+    /// 7B).
     pub window: Option<u32>,
-    /// Layers that see all positions although there is a window (`full_attention` in `layer_types`; Gemma 2 and 3).
+    /// Layers that see all positions despite a window (`full_attention` in `layer_types`; Gemma 2
+    /// and 3).
     pub full_attention_layers: LayerSet,
     /// Norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
     pub qk_norm: QkNorm,
     /// Factor of attention's scores; `1 / sqrt(head_dim)` if `None` (`query_pre_attn_scalar ^ -0.5` in Gemma).
     pub attention_scale: Option<f32>,
-    /// Bound of attention's scores, `cap tanh(score / cap)` ("Gemma 2", section 2: `attn_logit_softcapping`). Memory grows
-    /// with the number of scores then, in a step of the paged cache with tokens times positions of a sequence.
+    /// Bound of attention's scores, `cap tanh(score / cap)` ("Gemma 2", section 2:
+    /// `attn_logit_softcapping`). Memory then grows with the number of scores, in a step of the
+    /// paged cache with tokens times positions of a sequence.
     pub attention_softcap: Option<f32>,
-    /// Bound of the logits, likewise (`final_logit_softcapping`).
+    /// Bound of the logits, in the same form (`final_logit_softcapping`).
     pub logit_softcap: Option<f32>,
-    /// Activation of the gate in the feed-forward layers: SiLU (SwiGLU; Shazeer, 2020), or GELU in its tanh approximation
-    /// (GeGLU; Gemma).
+    /// Activation of the gate in the feed-forward layers: SiLU (SwiGLU; Shazeer, 2020), or GELU in its tanh
+    /// approximation (GeGLU; Gemma).
     pub activation: Activation,
-    /// Where the blocks have norms.
+    /// Position of the norms in a block.
     pub norms: NormPlacement,
-    /// Whether the norms multiply by `1 + weight` (Gemma; `zero_centered_gamma` of Transformer Engine), so that weights
-    /// begin at 0 and decay to a factor of 1.
+    /// True if the norms multiply by `1 + weight` (Gemma; `zero_centered_gamma` of Transformer
+    /// Engine), so that weights begin at 0 and decay to a factor of 1.
     pub zero_centered_norms: bool,
-    /// Factor of the embeddings as the first block gets them: `sqrt(dim)` in Gemma, `embedding_multiplier` in Granite.
+    /// Factor of the embeddings before the first block: `sqrt(dim)` in Gemma,
+    /// `embedding_multiplier` in Granite.
     pub embedding_multiplier: Option<f32>,
-    /// Factor of what a part of a block adds (`residual_multiplier` in Granite).
+    /// Factor of each part's result before the addition (`residual_multiplier` in Granite).
     pub residual_multiplier: Option<f32>,
     /// Number that logits are divided by, before they are bounded (`logits_scaling` in Granite).
     pub logits_scaling: Option<f32>,
-    /// Whether the projections to queries, keys and values have a bias (Qwen2).
+    /// True if the projections to queries, keys and values have a bias (Qwen2).
     pub qkv_bias: bool,
-    /// Whether the projection of the attention's result has one.
+    /// True if the output projection of the attention has a bias.
     pub attention_out_bias: bool,
-    /// Whether the feed-forward layers have.
+    /// True if the feed-forward layers have a bias.
     pub mlp_bias: bool,
     /// Number added to the mean square in the norms.
     pub eps: f32,
-    /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
+    /// True if the logits are products with the token embeddings; otherwise `lm_head` is a separate
+    /// matrix.
     pub tied_embeddings: bool,
-    /// Adapters; with them, nothing else is trained.
+    /// Adapters; with them, only the adapters are trained.
     pub lora: Option<LoraConfig>,
-    /// Adds the input [`ADAPTER_SCALES`](crate::models::ADAPTER_SCALES) to a [`LlamaConfig::paged_graph`] with adapters. It replaces
-    /// the factor `alpha / rank`, so that each row selects its own adapter.
+    /// Adds the input [`ADAPTER_SCALES`](crate::models::ADAPTER_SCALES) to a [`LlamaConfig::paged_graph`] with
+    /// adapters. It replaces the factor `alpha / rank`, so that each row selects its own adapter.
     pub lora_per_row: bool,
-    /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
+    /// Storage types of the matrices. All but `f32` are for models that are not trained; norms and
+    /// biases stay `f32`.
     pub weights: StorageMap,
-    /// How keys and values are cached.
+    /// Storage type of cached keys and values.
     pub cache_type: CacheType,
 }
 
 impl LlamaConfig {
-    /// A model small enough to train on a CPU: 4 blocks of 128 features with 4 heads, 2 key-value heads and tied
-    /// embeddings.
+    /// Returns a model small enough to train on a CPU: 4 blocks of 128 features with 4 heads, 2
+    /// key-value heads and tied embeddings.
     pub const fn small(vocab: usize) -> Self {
         LlamaConfig {
             vocab,
@@ -174,7 +180,8 @@ impl LlamaConfig {
         }
     }
 
-    /// SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152 tokens.
+    /// Returns SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152
+    /// tokens.
     pub fn smollm2_135m() -> Self {
         LlamaConfig {
             dim: 576,
@@ -187,7 +194,8 @@ impl LlamaConfig {
         }
     }
 
-    /// SmolLM2-360M: 32 blocks of 960 features with 15 heads and 5 key-value heads, 49,152 tokens.
+    /// Returns SmolLM2-360M: 32 blocks of 960 features with 15 heads and 5 key-value heads, 49,152
+    /// tokens.
     pub fn smollm2_360m() -> Self {
         LlamaConfig {
             dim: 960,
@@ -199,7 +207,8 @@ impl LlamaConfig {
         }
     }
 
-    /// SmolLM2-1.7B: 24 blocks of 2048 features with 32 heads, each with keys and values of its own, 49,152 tokens.
+    /// Returns SmolLM2-1.7B: 24 blocks of 2048 features with 32 heads, each with its own keys and
+    /// values, 49,152 tokens.
     pub fn smollm2_1_7b() -> Self {
         LlamaConfig {
             dim: 2048,
@@ -212,7 +221,8 @@ impl LlamaConfig {
         }
     }
 
-    /// Llama-3-8B: 32 blocks of 4096 features with 32 heads and 8 key-value heads, 128,256 tokens.
+    /// Returns Llama-3-8B: 32 blocks of 4096 features with 32 heads and 8 key-value heads, 128,256
+    /// tokens.
     pub fn llama3_8b() -> Self {
         LlamaConfig {
             dim: 4096,
@@ -226,7 +236,8 @@ impl LlamaConfig {
         }
     }
 
-    /// Llama-3-70B: 80 blocks of 8192 features with 64 heads and 8 key-value heads, 128,256 tokens.
+    /// Returns Llama-3-70B: 80 blocks of 8192 features with 64 heads and 8 key-value heads, 128,256
+    /// tokens.
     pub fn llama3_70b() -> Self {
         LlamaConfig {
             dim: 8192,
@@ -237,7 +248,8 @@ impl LlamaConfig {
         }
     }
 
-    /// Qwen3-8B: 36 blocks of 4096 features with 32 heads of 128 and 8 key-value heads, 151,936 tokens.
+    /// Returns Qwen3-8B: 36 blocks of 4096 features with 32 heads of 128 and 8 key-value heads,
+    /// 151,936 tokens.
     pub fn qwen3_8b() -> Self {
         LlamaConfig {
             layers: 36,
@@ -251,15 +263,15 @@ impl LlamaConfig {
         }
     }
 
-    /// Features of a head.
+    /// Returns the features of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
     }
 
-    /// Checks what [`build`](LlamaConfig::build) checks.
+    /// Checks the same as [`build`](LlamaConfig::build).
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with the field that is wrong, its value and what is allowed.
+    /// [`Error::InvalidUse`] with the invalid field, its value and the valid ones.
     pub fn check(&self) -> Result<(), Error> {
         self.find_fault()
             .map_err(|(message, remedy)| Error::misuse(format!("LlamaConfig: {message}"), remedy))
@@ -282,7 +294,7 @@ impl LlamaConfig {
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
-                "a window has at least the own position: 1 or more, or `None`",
+                "a window contains at least the token itself: use 1 or more, or `None`",
             )),
             _ => Ok(()),
         }
@@ -297,7 +309,7 @@ impl LlamaConfig {
             if let Some(factor) = factor.filter(|factor| !factor.is_finite()) {
                 return Err((
                     format!("{name} is {factor}"),
-                    "a factor is finite, or `None` for the usual one",
+                    "a factor is finite, or `None` for the default",
                 ));
             }
         }
@@ -313,7 +325,7 @@ impl LlamaConfig {
         Ok(())
     }
 
-    /// Whether a layer sees no more than the window.
+    /// Returns true if a layer is limited to the window.
     fn is_local(&self, layer: usize) -> bool {
         self.window.is_some() && !self.full_attention_layers.contains(layer)
     }
@@ -351,7 +363,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Features of a row of a layer's keys, and of its values.
+    /// Returns the features of a row of a layer's keys, and of its values.
     pub fn kv_width(&self) -> usize {
         self.attention(0).kv_width()
     }

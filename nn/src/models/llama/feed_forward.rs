@@ -6,23 +6,26 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::config::{LayerSet, LlamaConfig};
 use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check_sizes, scoped};
 
-/// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang et al., 2024): a linear
-/// router chooses some of the experts for each token, and the token's result is the sum of what these make of it, weighted
-/// by their shares in the softmax of the router's logits. The others are not computed.
+/// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang
+/// et al., 2024). A linear router chooses some of the experts for each token. The token's result is
+/// the sum of their outputs, weighted by their shares in the softmax of the router's logits.
+/// Further experts are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MoeConfig {
     /// Experts of a layer.
     pub experts: usize,
-    /// How many of them a token has.
+    /// Number of experts per token.
     pub experts_per_token: usize,
     /// Features inside of an expert.
     pub hidden: usize,
-    /// Whether the shares of a token's experts are divided by their sum (`norm_topk_prob`; always in Mixtral).
+    /// True if the shares of a token's experts are divided by their sum (`norm_topk_prob`; always
+    /// in Mixtral).
     pub normalize: bool,
-    /// Features inside of an expert that all tokens have, beside the others and with a gate of its own, if there is one
-    /// (Qwen2-MoE).
+    /// Features inside of the shared expert, if there is one: all tokens use it, in addition to
+    /// their chosen experts and with a gate of its own (Qwen2-MoE).
     pub shared_hidden: Option<usize>,
-    /// Layers that have a dense feed-forward part nevertheless, of [`LlamaConfig::hidden`] features.
+    /// Layers with a dense feed-forward part instead of experts, of [`LlamaConfig::hidden`]
+    /// features.
     pub dense_layers: LayerSet,
 }
 
@@ -34,15 +37,16 @@ impl MoeConfig {
             ("moe.hidden", self.hidden),
             ("moe.shared_hidden", self.shared_hidden.unwrap_or(1)),
         ])?;
-        match self.experts_per_token <= self.experts {
-            true => Ok(()),
-            false => Err((
+        if self.experts_per_token <= self.experts {
+            Ok(())
+        } else {
+            Err((
                 format!(
                     "moe.experts_per_token is {}, and moe.experts {}",
                     self.experts_per_token, self.experts
                 ),
-                "a token has no more experts than there are",
-            )),
+                "use at most the number of experts per token",
+            ))
         }
     }
 }
@@ -50,12 +54,12 @@ impl MoeConfig {
 /// The feed-forward part of a block.
 #[derive(Clone, Debug)]
 pub(super) enum FeedForward {
-    Dense(Box<Gated<Linear>>),
+    Dense(Box<GatedFeedForward<Linear>>),
     Experts(Box<Mixture>),
 }
 
 impl FeedForward {
-    /// Registers that of a layer, with names under `{block}.mlp`.
+    /// Registers the feed-forward part of a layer, with names under `{block}.mlp`.
     #[track_caller]
     pub(super) fn build(config: &LlamaConfig, g: &mut Graph, block: &str, layer: usize) -> Self {
         let mlp = scoped(block, "mlp");
@@ -65,7 +69,8 @@ impl FeedForward {
         }
     }
 
-    /// `x [..., rows, dim] -> [..., rows, dim]`; what is inside of it gets the name of the block.
+    /// Applies the part to `x [..., rows, dim] -> [..., rows, dim]`; inner nodes get the name of
+    /// the block.
     #[track_caller]
     pub(super) fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
         match self {
@@ -77,15 +82,15 @@ impl FeedForward {
 
 /// A gated feed-forward layer (Shazeer, 2020).
 #[derive(Clone, Debug)]
-pub(super) struct Gated<L> {
+pub(super) struct GatedFeedForward<L> {
     gate: L,
     up: L,
     down: L,
     activation: Activation,
 }
 
-impl<L> Gated<L> {
-    /// What goes into the last layer.
+impl<L> GatedFeedForward<L> {
+    /// Returns the input of the last layer.
     #[track_caller]
     fn inside(&self, g: &mut Graph, [gate, up]: [NodeId; 2], block: &str) -> NodeId {
         let y = match self.activation {
@@ -99,7 +104,7 @@ impl<L> Gated<L> {
     }
 }
 
-impl Gated<Linear> {
+impl GatedFeedForward<Linear> {
     #[track_caller]
     fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
         let gate = self.gate.forward(g, x);
@@ -109,8 +114,8 @@ impl Gated<Linear> {
     }
 }
 
-impl Gated<ExpertLinear> {
-    /// `x [..., dim]`, of whose rows each has an expert.
+impl GatedFeedForward<ExpertLinear> {
+    /// Applies the layer to `x [..., dim]`, with an expert for each row.
     #[track_caller]
     fn forward(&self, g: &mut Graph, x: NodeId, experts: Value, block: &str) -> NodeId {
         let gate = self.gate.forward(g, x, experts);
@@ -123,7 +128,7 @@ impl Gated<ExpertLinear> {
 impl LlamaConfig {
     /// Registers a dense layer as `{mlp}.{part}gate_proj` and so on.
     #[track_caller]
-    fn gated(&self, g: &mut Graph, mlp: &str, part: &str, hidden: usize, layer: usize) -> Gated<Linear> {
+    fn gated(&self, g: &mut Graph, mlp: &str, part: &str, hidden: usize, layer: usize) -> GatedFeedForward<Linear> {
         let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
             let child = format!("{part}{child}");
             LinearConfig::new(inputs, outputs)
@@ -133,7 +138,7 @@ impl LlamaConfig {
                 .lora(self.lora)
                 .build(g, &scoped(mlp, &child))
         };
-        Gated {
+        GatedFeedForward {
             gate: linear(g, "gate_proj", [self.dim, hidden]),
             up: linear(g, "up_proj", [self.dim, hidden]),
             down: linear(g, "down_proj", [hidden, self.dim]),
@@ -142,20 +147,20 @@ impl LlamaConfig {
     }
 }
 
-/// A router, its experts and the one that all tokens have.
+/// A router, its experts and the shared expert.
 #[derive(Clone, Debug)]
 pub(super) struct Mixture {
     moe: MoeConfig,
     router: Linear,
-    experts: Gated<ExpertLinear>,
-    /// With the layer whose sigmoid is its factor.
-    shared: Option<(Gated<Linear>, Linear)>,
+    experts: GatedFeedForward<ExpertLinear>,
+    /// Shared expert, with the layer whose sigmoid is its factor.
+    shared: Option<(GatedFeedForward<Linear>, Linear)>,
 }
 
 impl Mixture {
     #[track_caller]
     fn build(config: &LlamaConfig, g: &mut Graph, mlp: &str, moe: MoeConfig, layer: usize) -> Self {
-        // Routers are small, and rounding them would change which experts a token has.
+        // Routers are small, and rounding them would change the choice of experts.
         let exact = |g: &mut Graph, child: &str, outputs: usize| {
             let init = Init::Normal { std: 0.02 };
             let linear = LinearConfig::new(config.dim, outputs).bias(false).init(init);
@@ -173,7 +178,7 @@ impl Mixture {
         Mixture {
             moe,
             router: exact(g, "gate", moe.experts),
-            experts: Gated {
+            experts: GatedFeedForward {
                 gate: experts(g, "gate_proj", [config.dim, moe.hidden]),
                 up: experts(g, "up_proj", [config.dim, moe.hidden]),
                 down: experts(g, "down_proj", [moe.hidden, config.dim]),
@@ -190,7 +195,7 @@ impl Mixture {
     fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
         let shape = g.shape(x).to_vec();
         let Some((&dim, rows)) = shape.split_last() else {
-            // An error was reported where it was made.
+            // The error was already reported.
             return x.node;
         };
         let count = self.moe.experts_per_token;

@@ -22,16 +22,16 @@ use crate::layers::{
 impl LlamaConfig {
     /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
     /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
-    /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
-    /// are not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
-    /// `.post_feedforward_layernorm`. Layers with experts have `.mlp.gate`, `.mlp.experts.gate_proj` (`up_proj`, `down_proj`), each
-    /// with the matrices of all experts, `[experts, outputs, inputs]`, and maybe `.mlp.shared_expert.gate_proj` (...) and
-    /// `.mlp.shared_expert_gate`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
-    /// adapters, everything else is frozen.
+    /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings are
+    /// not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
+    /// `.post_feedforward_layernorm`. Layers with experts have `.mlp.gate`, `.mlp.experts.gate_proj` (`up_proj`,
+    /// `down_proj`), each with the matrices of all experts, `[experts, outputs, inputs]`, and maybe
+    /// `.mlp.shared_expert.gate_proj` (...) and `.mlp.shared_expert_gate`. Weights of linear layers are
+    /// `[inputs, outputs]`, the transpose of a checkpoint's. With adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {
         match reject(g, "LlamaConfig", self.find_fault()) {
-            // Its first error says what is wrong; blocks would add theirs, and as many as there are layers.
+            // The first error is the reason; blocks would add one error per layer.
             Some(_) => LlamaConfig { layers: 0, ..self }.register(g, name),
             None => g.at_caller(|g| self.register(g, name)),
         }
@@ -40,7 +40,7 @@ impl LlamaConfig {
     #[track_caller]
     fn register(self, g: &mut Graph, name: &str) -> Llama {
         let first = g.nodes().len();
-        // Of the order of the residual stream's own size, as language models have it.
+        // A standard deviation of the order of the residual stream's, as usual for language models.
         let init = Init::Normal { std: 0.02 };
         let model = scoped(name, "model");
         let embedding = EmbeddingConfig::new(self.vocab, self.dim)
@@ -72,7 +72,7 @@ impl LlamaConfig {
     }
 }
 
-/// Of the nodes from a number on.
+/// Freezes all nodes from `first` on, except for adapters.
 fn freeze_all_but_adapters(g: &mut Graph, first: usize) {
     let is_frozen = |id: &NodeId| {
         let node = &g.nodes()[id.index()];
@@ -98,8 +98,8 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// `u32` tokens `[..., rows] -> f32 [..., rows, vocab]`: for each position the logits of the token that
-    /// follows it. A token that is not in the vocabulary is an error of the step.
+    /// Computes logits: `u32` tokens `[..., rows] -> f32 [..., rows, vocab]`, for each position
+    /// those of the next token. A token that is not in the vocabulary is an error of the step.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
         let mut x = self.embed(g, tokens);
@@ -109,7 +109,8 @@ impl Llama {
         self.logits(g, x)
     }
 
-    /// The blocks' results for `u32` tokens `[..., rows]`, and each block's keys and values.
+    /// Returns the blocks' results for `u32` tokens `[..., rows]`, and each block's keys and
+    /// values.
     #[track_caller]
     pub(super) fn forward_with_kv(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<[NodeId; 2]>) {
         let mut x = self.embed(g, tokens);
@@ -122,7 +123,8 @@ impl Llama {
         (x, all)
     }
 
-    /// The blocks' results for `u32` tokens `[..., rows]` that follow `kv_pos` cached ones; `caches` has each block's.
+    /// Returns the blocks' results for `u32` tokens `[..., rows]` after `kv_pos` cached ones;
+    /// `caches` has each block's cache.
     #[track_caller]
     pub(super) fn forward_cached(
         &self,
@@ -138,7 +140,8 @@ impl Llama {
         x
     }
 
-    /// The blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has each block's.
+    /// Returns the blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has
+    /// each block's cache.
     #[track_caller]
     pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[[NodeId; 2]], at: PagedRows) -> NodeId {
         let mut x = self.embed(g, tokens);
@@ -148,7 +151,7 @@ impl Llama {
         x
     }
 
-    /// Logits `[..., rows, vocab]` of what the last block yields.
+    /// Returns logits `[..., rows, vocab]` for the result of the last block.
     #[track_caller]
     pub(super) fn logits(&self, g: &mut Graph, x: NodeId) -> NodeId {
         let x = self.norm.forward(g, x);
@@ -163,7 +166,7 @@ impl Llama {
         bounded(g, logits, self.logit_softcap)
     }
 
-    /// What the first block gets, `[..., rows, dim]`.
+    /// Returns the input of the first block, `[..., rows, dim]`.
     #[track_caller]
     fn embed(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
         let x = self.embedding.forward(g, tokens);
@@ -171,7 +174,7 @@ impl Llama {
     }
 }
 
-/// `factor x`, or `x` without a factor.
+/// Returns `factor x`, or `x` without a factor.
 #[track_caller]
 fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
     let Some(factor) = factor else { return x };
@@ -179,7 +182,7 @@ fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
     g.mul(x, factor)
 }
 
-/// `cap tanh(x / cap)`, or `x` without a bound.
+/// Returns `cap tanh(x / cap)`, or `x` without a bound.
 #[track_caller]
 fn bounded(g: &mut Graph, x: NodeId, cap: Option<f32>) -> NodeId {
     let x = scaled(g, x, cap.map(f32::recip));
@@ -187,12 +190,12 @@ fn bounded(g: &mut Graph, x: NodeId, cap: Option<f32>) -> NodeId {
     scaled(g, y, cap)
 }
 
-/// Name of the input that holds the tokens of a [`language_model`].
+/// Name of the input with the tokens of a [`language_model`].
 pub const TOKENS: &str = "tokens";
-/// Name of the input that holds the tokens that follow them.
+/// Name of the input with the tokens that follow them.
 pub const TARGETS: &str = "targets";
 
-/// A graph that trains the language model that `logits` builds.
+/// Builds a graph that trains the language model that `logits` builds.
 ///
 /// Inputs: `tokens` and `targets`, `u32 [batch, rows]`; `targets` is usually `tokens` moved by one. Outputs: the
 /// mean cross-entropy in nats over all positions, `f32 []`, and the logits, `f32 [batch, rows, vocab]`.
@@ -201,7 +204,7 @@ pub fn language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph,
     language_model_of(&[batch, rows], logits)
 }
 
-/// [`language_model`] of tokens in any shape that ends in the rows.
+/// Builds a [`language_model`] for tokens of any shape whose last axis are the rows.
 #[track_caller]
 pub(super) fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let mut g = Graph::new();

@@ -1,12 +1,12 @@
-//! How the matrices of a model are stored.
+//! Storage types of a model's matrices.
 
 use std::fmt;
 
 use super::LayerSet;
 use crate::layers::{LORA_LAYERS, WeightStorage};
 
-/// Matrices of a layer, by the ends of their names. Those of the experts of a layer are stored as those of a dense one would
-/// be, in whose place they are.
+/// Matrices of a layer, by the ends of their names. Matrices of experts have the storage of the
+/// corresponding dense matrix.
 const MATRICES: [&str; LORA_LAYERS.len() + SHARED.len()] = {
     let mut all = [""; LORA_LAYERS.len() + SHARED.len()];
     let (dense, shared) = all.split_at_mut(LORA_LAYERS.len());
@@ -15,18 +15,18 @@ const MATRICES: [&str; LORA_LAYERS.len() + SHARED.len()] = {
     all
 };
 
-/// Matrices of an expert that all tokens have.
+/// Matrices of the shared expert.
 const SHARED: [&str; 3] = [
     "shared_expert.gate_proj",
     "shared_expert.up_proj",
     "shared_expert.down_proj",
 ];
 
-/// How each matrix of a [`LlamaConfig`](super::LlamaConfig) is stored: all in one way, or as files have it that mix types.
-/// Norms and biases are `f32` in any case.
+/// The storage type of each matrix of a [`LlamaConfig`](super::LlamaConfig): one for all, or mixed
+/// ones as in some files. Norms and biases are always `f32`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StorageMap {
-    /// Of matrices that are not told apart: those of layers from [`LayerSet::LAYERS`] on.
+    /// Storage of all other matrices: those of layers from [`LayerSet::LAYERS`] on.
     usual: WeightStorage,
     embedding: WeightStorage,
     head: WeightStorage,
@@ -34,25 +34,26 @@ pub struct StorageMap {
 }
 
 /// A matrix of a model.
-enum Place {
+enum MatrixName {
     Embedding,
     Head,
     Layer(usize, usize),
 }
 
-/// The matrix with the weights of that name: `model.embed_tokens.weight`, `lm_head.weight`, `model.layers.0.mlp.up_proj.weight`.
-fn place(name: &str) -> Option<Place> {
+/// Returns the matrix whose weights have this name: `model.embed_tokens.weight`, `lm_head.weight`,
+/// `model.layers.0.mlp.up_proj.weight`.
+fn place(name: &str) -> Option<MatrixName> {
     let (module, _) = name.rsplit_once(".weight")?;
     let mut parts = module.split('.');
     let last = module.rsplit('.').next()?;
     match last {
-        "embed_tokens" => Some(Place::Embedding),
-        "lm_head" => Some(Place::Head),
+        "embed_tokens" => Some(MatrixName::Embedding),
+        "lm_head" => Some(MatrixName::Head),
         _ => {
             parts.find(|part| *part == "layers")?;
             let layer = parts.next()?.parse().ok()?;
             let shared = SHARED.iter().find(|end| module.ends_with(*end));
-            Some(Place::Layer(layer, matrix(shared.unwrap_or(&last))?))
+            Some(MatrixName::Layer(layer, matrix(shared.unwrap_or(&last))?))
         }
     }
 }
@@ -62,7 +63,7 @@ fn matrix(module: &str) -> Option<usize> {
 }
 
 impl StorageMap {
-    /// All matrices in one way.
+    /// Stores all matrices in one way.
     pub const fn all(storage: WeightStorage) -> Self {
         StorageMap {
             usual: storage,
@@ -72,13 +73,14 @@ impl StorageMap {
         }
     }
 
-    /// Stores the matrix with the parameter of this name (`model.layers.0.mlp.up_proj.weight`) in another way. Names of other
-    /// parameters, and layers from [`LayerSet::LAYERS`] on, are passed over.
+    /// Sets the storage of the matrix with the parameter of this name
+    /// (`model.layers.0.mlp.up_proj.weight`). Names of other parameters, and layers from
+    /// [`LayerSet::LAYERS`] on, are ignored.
     pub fn set(&mut self, parameter: &str, storage: WeightStorage) {
         match place(parameter) {
-            Some(Place::Embedding) => self.embedding = storage,
-            Some(Place::Head) => self.head = storage,
-            Some(Place::Layer(layer, matrix)) => {
+            Some(MatrixName::Embedding) => self.embedding = storage,
+            Some(MatrixName::Head) => self.head = storage,
+            Some(MatrixName::Layer(layer, matrix)) => {
                 if let Some(layer) = self.layers.get_mut(layer) {
                     layer[matrix] = storage;
                 }
@@ -87,12 +89,13 @@ impl StorageMap {
         }
     }
 
-    /// How the matrix with the parameter of this name is stored; `None` if that is none of the model's matrices.
+    /// Returns the storage of the matrix with the parameter of this name; `None` if the model has
+    /// no such matrix.
     pub fn of(&self, parameter: &str) -> Option<WeightStorage> {
         Some(match place(parameter)? {
-            Place::Embedding => self.embedding,
-            Place::Head => self.head,
-            Place::Layer(layer, matrix) => self.layers.get(layer).map_or(self.usual, |layer| layer[matrix]),
+            MatrixName::Embedding => self.embedding,
+            MatrixName::Head => self.head,
+            MatrixName::Layer(layer, matrix) => self.layers.get(layer).map_or(self.usual, |layer| layer[matrix]),
         })
     }
 
@@ -104,13 +107,14 @@ impl StorageMap {
         self.head
     }
 
-    /// Of a module of a layer, such as `q_proj`.
+    /// Returns the storage of a module of a layer, such as `q_proj`.
     pub(super) fn of_layer(&self, layer: usize, module: &str) -> WeightStorage {
         let layer = self.layers.get(layer).zip(matrix(module));
         layer.map_or(self.usual, |(layer, matrix)| layer[matrix])
     }
 
-    /// A lower-case name, for files of plans: the storage's if all matrices have the same one, else `mixed-` and a hash of all.
+    /// Returns a lower-case name, for files of plans: the storage's if all matrices have the same
+    /// one, else `mixed-` and a hash of all.
     pub fn name(&self) -> String {
         if *self == StorageMap::all(self.usual) {
             return self.usual.name().to_owned();

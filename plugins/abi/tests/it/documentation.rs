@@ -1,4 +1,4 @@
-//! The C of `docs/plugin-abi.md` compiles.
+//! Test that the C code of `docs/plugin-abi.md` compiles.
 
 use std::path::Path;
 use std::process::Command;

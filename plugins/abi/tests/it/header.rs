@@ -1,4 +1,4 @@
-//! The committed header is the one of these types, and compilers take it.
+//! Tests of the C header: the committed file matches the types, and compilers accept it.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn the_committed_header_is_that_of_the_types() {
     );
 }
 
-/// The header asserts sizes and places of all fields itself, so whatever compiles has the layout of the Rust types.
+/// A header that compiles has the layout of the Rust types, because it asserts the sizes and offsets of all fields.
 #[test]
 fn c_and_cpp_compilers_take_it() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! What a kernel may consist of.
+//! Check that a kernel contains only permitted parts.
 
 use std::collections::HashSet;
 
@@ -9,32 +9,32 @@ use naga::{
     ShaderStage, Statement, StorageAccess, Type, TypeInner, VectorSize,
 };
 
-/// Most threads of a workgroup.
+/// Maximum number of threads of a workgroup.
 const MAX_THREADS: u32 = 256;
-/// Most bytes that a workgroup shares; every device has as many.
+/// Maximum size of workgroup memory in bytes, which every device supports.
 const SHARED_BYTES: u32 = 16 << 10;
-/// Most bytes that a thread has of its own.
+/// Maximum size of a thread's private memory, in bytes.
 const OWN_BYTES: u32 = 4 << 10;
-/// Most statements and expressions, with those of functions counted as often as they are called.
+/// Maximum number of statements and expressions; functions count once per call.
 const MAX_PARTS: usize = 20_000;
 
 /// A buffer that a kernel declares.
 pub(super) struct Buffer {
     pub(super) variable: Handle<GlobalVariable>,
     pub(super) name: String,
-    /// Whether it may be written.
+    /// `true` if the declaration allows writes.
     pub(super) writes: bool,
-    /// Whether it is.
+    /// `true` if the kernel writes it.
     pub(super) is_written: bool,
     pub(super) kind: ScalarKind,
-    /// Numbers that an element of its array has.
+    /// Number of components of an element of its array: 1 for scalars, 2 to 4 for vectors.
     pub(super) lanes: u32,
 }
 
-/// Checks a valid module as far as it is not a matter of single expressions, and lists its buffers.
+/// Checks a valid module, except its individual expressions, and returns its buffers.
 ///
 /// # Errors
-/// What it may not have.
+/// The forbidden part.
 pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
     let [entry] = &module.entry_points[..] else {
         return Err(format!(
@@ -43,7 +43,7 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
         ));
     };
     if entry.stage != ShaderStage::Compute || entry.workgroup_size_overrides.is_some() {
-        return Err("its entry point is no compute shader with a constant size".into());
+        return Err("its entry point is not a compute shader with a constant size".into());
     }
     let threads = entry.workgroup_size.iter().try_fold(1u32, |a, &b| a.checked_mul(b));
     if !threads.is_some_and(|threads| (1..=MAX_THREADS).contains(&threads)) {
@@ -57,7 +57,7 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
     }
     for argument in &entry.function.arguments {
         if !matches!(argument.binding, Some(Binding::BuiltIn(builtin)) if is_known(builtin)) {
-            return Err("its entry point takes something else than numbers of threads and workgroups".into());
+            return Err("its entry point has arguments other than ids of threads and workgroups".into());
         }
     }
     let buffers = globals(module, info)?;
@@ -72,11 +72,11 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
     for (_, function) in module.functions.iter() {
         for argument in &function.arguments {
             if is_pointer(&module.types[argument.ty].inner) {
-                return Err("a function takes a pointer, whose accesses could not be bounded".into());
+                return Err("a function takes a pointer, whose accesses cannot be bounded".into());
             }
         }
         if uniform::has_barrier(&function.body) {
-            return Err("a barrier stands in a function; it is to stand in the entry point itself".into());
+            return Err("a function contains a barrier; move it to the entry point".into());
         }
     }
     memory_of_thread(module, info)?;
@@ -112,13 +112,17 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
             AddressSpace::WorkGroup => shared = shared.saturating_add(bytes(module, global.ty)),
             AddressSpace::Private => own = own.saturating_add(bytes(module, global.ty)),
             AddressSpace::Storage { access } => {
-                // One that is not used needs no binding.
+                // An unused variable needs no binding.
                 let used = info.get_entry_point(0)[variable];
                 if used.is_empty() {
                     continue;
                 }
-                let (kind, lanes) = elements(module, global.ty)
-                    .ok_or_else(|| format!("'{name}' is no array<T> of f32, u32, i32, or of two or four of them"))?;
+                let (kind, lanes) = elements(module, global.ty).ok_or_else(|| {
+                    format!(
+                        "'{name}' is not an array<T> of f32, u32, i32, or of vectors of two or \
+                        four of them"
+                    )
+                })?;
                 if access.intersects(StorageAccess::ATOMIC) {
                     return Err(format!("'{name}' is changed atomically"));
                 }
@@ -131,7 +135,7 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
                     lanes,
                 });
             }
-            _ => return Err(format!("'{name}' is no storage, workgroup or private variable")),
+            _ => return Err(format!("'{name}' is not a storage, workgroup or private variable")),
         }
     }
     match (shared, own) {
@@ -145,7 +149,7 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
     }
 }
 
-/// Kind and number of the numbers that an element of an array has.
+/// Returns the scalar type and the number of components of an array's elements.
 fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
     let TypeInner::Array {
         base,
@@ -171,8 +175,8 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
     known.then_some((scalar.kind, lanes))
 }
 
-/// Bounds the private memory of a thread: variables, and arrays and structures that are values, in all functions that may be
-/// on the call stack at the same time.
+/// Limits the private memory of a thread: variables, and arrays and structures as values, in all
+/// functions that may be on the call stack at the same time.
 fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     let mut known: Vec<u32> = Vec::new();
     for (handle, function) in module.functions.iter() {
@@ -192,7 +196,8 @@ fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     }
 }
 
-/// Bytes of a function and of the largest that it calls, which come before it.
+/// Returns the private bytes of a function, including the largest function that it calls. `known` contains the bytes of
+/// the functions before it, which include all called ones.
 fn memory(module: &Module, function: &Function, info: &FunctionInfo, known: &[u32]) -> u32 {
     let locals = function.local_variables.iter().map(|(_, local)| local.ty);
     let arguments = function.arguments.iter().map(|argument| argument.ty);
@@ -222,7 +227,7 @@ fn memory(module: &Module, function: &Function, info: &FunctionInfo, known: &[u3
     own.saturating_add(called)
 }
 
-/// Bounds what a driver has to compile: it puts functions in where they are called.
+/// Checks the amount of code that a driver has to compile after it inlines all functions.
 fn parts(module: &Module) -> Result<(), String> {
     let mut known: Vec<usize> = Vec::new();
     let all = module.functions.iter().map(|(_, f)| f);
@@ -244,7 +249,7 @@ fn parts(module: &Module) -> Result<(), String> {
     Ok(())
 }
 
-/// Calls `visit` with every statement of a block and of the blocks in it.
+/// Calls `visit` with every statement of a block and of its nested blocks.
 pub(super) fn statements<'a>(block: &'a Block, visit: &mut impl FnMut(&'a Statement)) {
     for statement in block.iter() {
         visit(statement);
@@ -379,7 +384,7 @@ mod tests {
             (main("if (x[id.x] > 0.0) { return; } workgroupBarrier();"), ""),
             (
                 format!("fn f() {{ workgroupBarrier(); }} {}", main("f();")),
-                "stands in a function",
+                "a function contains a barrier",
             ),
             (
                 format!(
@@ -393,18 +398,18 @@ mod tests {
                     "@group(0) @binding(2) var<storage, read_write> z: array<atomic<u32>>; {}",
                     main("atomicAdd(&z[0], 1u);")
                 ),
-                "no array<T>",
+                "not an array<T>",
             ),
             (
                 format!(
                     "@group(0) @binding(2) var<storage, read_write> z: array<vec3<f32>>; {}",
                     main("z[0].x = 1.0;")
                 ),
-                "no array<T>",
+                "not an array<T>",
             ),
             (
                 format!("@group(0) @binding(2) var<uniform> z: vec4<f32>; {}", main("y[0] = z;")),
-                "no storage",
+                "not a storage",
             ),
         ];
         for (text, words) in cases {

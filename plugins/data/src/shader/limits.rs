@@ -1,5 +1,5 @@
-//! Loops that are not seen to end count what a thread does in them. Where that is too much, the loop is left, and this is
-//! reported, so that the step is an error.
+//! Counters for loops that cannot be proven to end. If a thread does too much work in them, it leaves the loop, and the
+//! step fails with a fault.
 
 use meganeura_core::backend::shader::ENDED_LOOP;
 use naga::{
@@ -11,44 +11,44 @@ use super::check::statements;
 use super::rewrite::emit;
 use super::work::Work;
 
-/// What a thread may do in loops that are not seen to end, of either kind.
+/// Limits of a thread's work in loops that cannot be proven to end, for each of the two counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
-    /// Statements and expressions that it may evaluate.
+    /// Maximum number of statements and expressions ("parts") that the loops evaluate.
     pub(super) parts: u32,
-    /// Rounds that it may make.
+    /// Maximum number of loop iterations.
     pub(super) rounds: Option<u32>,
 }
 
 impl Limit {
-    /// What a round counts, in which so many parts are evaluated.
+    /// Returns the amount by which an iteration that evaluates `parts` parts increases the counter.
     fn weight(&self, parts: u64) -> u32 {
         let share = self.rounds.map_or(0, |rounds| self.parts.div_ceil(rounds.max(1)));
         u32::try_from(parts).unwrap_or(u32::MAX).max(share)
     }
 }
 
-/// The variables that a kernel reports with.
+/// Global variables that a kernel uses to report faults.
 #[derive(Clone, Copy)]
 pub(super) struct Report {
-    /// `array<atomic<u32>>`, the words of all that report.
+    /// Buffer `array<atomic<u32>>` with the fault words of all dispatches that report.
     pub(super) fault: Handle<GlobalVariable>,
-    /// Number of this one among them.
+    /// Index of this dispatch among the dispatches that report.
     pub(super) reporter: Handle<GlobalVariable>,
 }
 
-/// What counts rounds.
+/// Counters of the work in loops that cannot be proven to end.
 pub(super) struct Counters {
     pub(super) report: Report,
-    /// What a thread has evaluated in its loops.
+    /// Counter for loops without barriers, which each thread may leave separately.
     alone: Handle<GlobalVariable>,
-    /// The same, of loops with barriers: all threads do the same in these, so they leave them together.
+    /// Counter for loops with barriers: all threads do the same work in them, so they leave them together.
     together: Handle<GlobalVariable>,
     limit: Limit,
 }
 
 impl Counters {
-    /// Variables to count with, if there are loops that are not seen to end.
+    /// Adds the counter variables, if there are loops that cannot be proven to end.
     pub(super) fn new(module: &mut Module, work: &Work, limit: Limit) -> Option<Self> {
         has_counted(module, work).then(|| Counters {
             alone: count(module, "evaluated"),
@@ -58,12 +58,14 @@ impl Counters {
         })
     }
 
-    /// The beginning of a round in which so many parts are evaluated.
+    /// Returns the statements at the beginning of an iteration that evaluates `parts` parts: they count it, and leave
+    /// the loop beyond the limit.
     pub(super) fn count_round(&self, expressions: &mut Arena<Expression>, parts: u64, together: bool) -> Block {
         let mut append = |expression| expressions.append(expression, Span::UNDEFINED);
-        let pointer = append(Expression::GlobalVariable(match together {
-            true => self.together,
-            false => self.alone,
+        let pointer = append(Expression::GlobalVariable(if together {
+            self.together
+        } else {
+            self.alone
         }));
         let [weight, most] = [self.limit.weight(parts), self.limit.parts].map(|n| append(literal(n)));
         let before = append(Expression::Load { pointer });
@@ -93,7 +95,7 @@ impl Counters {
         block
     }
 
-    /// Reports, and leaves the loop.
+    /// Returns statements that report a fault and leave the loop.
     fn leave(&self, expressions: &mut Arena<Expression>) -> Block {
         let mut append = |expression| expressions.append(expression, Span::UNDEFINED);
         let fault = append(Expression::GlobalVariable(self.report.fault));
@@ -118,7 +120,7 @@ impl Counters {
     }
 }
 
-/// Whether a module has loops that are not seen to end.
+/// Returns `true` if a module has loops that cannot be proven to end.
 fn has_counted(module: &Module, work: &Work) -> bool {
     let functions = module.functions.iter().map(|(_, f)| f);
     let mut all = functions.chain(module.entry_points.iter().map(|e| &e.function));
@@ -138,7 +140,7 @@ fn literal(value: u32) -> Expression {
     Expression::Literal(Literal::U32(value))
 }
 
-/// The type of words.
+/// Returns the type `u32`, adding it to the module if necessary.
 pub(super) fn word(module: &mut Module) -> Handle<Type> {
     unnamed(module, TypeInner::Scalar(Scalar::U32))
 }
@@ -159,13 +161,13 @@ fn variable(module: &mut Module, name: &str, space: AddressSpace, ty: Handle<Typ
     module.global_variables.append(variable, Span::UNDEFINED)
 }
 
-/// A variable of each thread.
+/// Adds a private variable of type `u32`.
 fn count(module: &mut Module, name: &str) -> Handle<GlobalVariable> {
     let ty = word(module);
     variable(module, name, AddressSpace::Private, ty)
 }
 
-/// What a report is written to; whoever renames the module's variables names these last.
+/// Adds the variables for fault reports. Code that renames the module's variables must name these last.
 fn report(module: &mut Module) -> Report {
     let number = word(module);
     let atomic = unnamed(module, TypeInner::Atomic(Scalar::U32));

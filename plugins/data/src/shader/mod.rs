@@ -1,4 +1,4 @@
-//! Kernels in WGSL: read, checked, and rewritten so that they reach nothing but their buffers.
+//! WGSL kernels of plugins: they are parsed, checked, and rewritten so that they access only their buffers.
 
 mod check;
 mod limits;
@@ -35,46 +35,46 @@ use check::Buffer;
 use limits::{Limit, Report};
 use work::{Cost, Work};
 
-/// Largest number of workgroups along an axis that every device has.
+/// Maximum number of workgroups along an axis, which every device supports.
 const MAX_GROUPS: i64 = 65_535;
-/// Most workgroups for each element of operands and results, and so many more in any case.
+/// Maximum number of workgroups per element of operands and results, and a constant that is allowed in addition.
 const GROUPS_OF_ELEMENT: i64 = 4;
 const ANY_GROUPS: i64 = 64;
-/// Statements and expressions that all threads may evaluate together: for each operation of the decomposition and each
-/// element of operands and results, in any case, and at most.
+/// Maximum number of statements and expressions ("parts") that all threads evaluate: per operation of the decomposition
+/// and per element of operands and results, a constant in addition, and an absolute maximum.
 const PARTS_OF_OPERATION: u64 = 4096;
 const ANY_PARTS: u64 = 1 << 28;
 const MAX_PARTS: u64 = 1 << 46;
-/// Those that one thread may evaluate.
+/// Maximum number of parts that one thread evaluates.
 const PARTS_OF_THREAD: u64 = 1 << 26;
-/// Kernels that are remembered.
+/// Maximum number of cached kernels.
 const MAX_REMEMBERED: usize = 64;
-/// Bytes of the stack on which naga works: what it reads is nested.
+/// Stack size of the thread that runs naga, which recurses on nested input.
 const STACK: usize = 32 << 20;
 
-type Asked = (Attrs, Vec<TensorType>, Vec<TensorType>, ShaderDevice);
+type KernelKey = (Attrs, Vec<TensorType>, Vec<TensorType>, ShaderDevice);
 type Answer = Result<Shader, String>;
 
-/// The kernel of a plugin's operator.
+/// Kernel of a plugin's operator.
 pub(crate) struct DataShader {
     op: &'static DataOp,
     /// Name and version of the plugin.
     origin: String,
     content: String,
     text: String,
-    /// The file of the text, for messages, or what stands for it.
+    /// File name of the WGSL text, or a description if the manifest contains it, for messages.
     place: String,
     groups: Vec<Term>,
     conditions: Vec<Term>,
-    /// Kernels that were made: the same calls are asked about again and again.
-    known: Mutex<HashMap<Asked, Answer>>,
+    /// Cache of kernels, because the same calls are queried repeatedly.
+    known: Mutex<HashMap<KernelKey, Answer>>,
 }
 
 impl DataShader {
-    /// The kernel that an entry describes, whose text is given.
+    /// Creates the kernel of an operator from its WGSL text.
     ///
     /// # Errors
-    /// What is wrong with it whatever the sizes are.
+    /// An error that does not depend on sizes.
     pub(crate) fn new(
         op: &'static DataOp,
         origin: &str,
@@ -88,7 +88,7 @@ impl DataShader {
         if tensors > SHADER_BUFFERS.len() {
             let most = SHADER_BUFFERS.len();
             return Err(format!(
-                "it has {tensors} operands and results; a kernel has {most} at most"
+                "it has {tensors} operands and results; expected at most {most}"
             ));
         }
         let place = entry.place();
@@ -105,12 +105,12 @@ impl DataShader {
         })
     }
 
-    /// Makes the kernel of a call.
+    /// Generates the kernel of a call for a device.
     fn make(&self, kernel: &KernelDesc, device: &ShaderDevice) -> Answer {
         let bound = self.op.definition.bind(kernel.attrs, kernel.inputs)?;
         let checked = self.op.checked(kernel.attrs, kernel.inputs)?;
         if checked.indices.len() > 1 {
-            return Err("it has several operands of indices, of which only one could be checked".into());
+            return Err("it has several operands with indices, but only one can be checked".into());
         }
         if bound.outputs != kernel.outputs {
             return Err("the results are not those of the operator".into());
@@ -122,7 +122,7 @@ impl DataShader {
         let all = kernel.inputs.iter().chain(kernel.outputs);
         let elements = all.clone().map(TensorType::numel).fold(0, usize::saturating_add);
         let groups = groups(&self.groups, &bound.sizes, elements)?;
-        let allowed = Allowed {
+        let allowed = WorkLimits {
             groups: groups.iter().map(|&n| u64::from(n)).product(),
             parts: parts(checked.flops, elements as u64),
             rounds: device.most_rounds,
@@ -187,7 +187,7 @@ impl ShaderKernel for DataShader {
     }
 }
 
-/// Kernels as the registry has them.
+/// Converts kernels to the type of the registry.
 pub(crate) fn registered(shaders: Vec<DataShader>) -> Vec<Arc<dyn ShaderKernel>> {
     shaders
         .into_iter()
@@ -201,31 +201,31 @@ struct Tensor {
     ty: TensorType,
 }
 
-/// What the threads of a kernel may do.
-struct Allowed {
-    /// Workgroups.
+/// Limits of the work of a dispatch.
+struct WorkLimits {
+    /// Number of workgroups.
     groups: u64,
-    /// Statements and expressions of all threads.
+    /// Maximum number of parts that all threads evaluate.
     parts: u64,
-    /// Rounds after which a device leaves all loops of threads that it runs in step.
+    /// Maximum number of iterations before the device ends all loops of threads that run in lockstep.
     rounds: Option<u32>,
 }
 
-impl Allowed {
-    /// What a thread may evaluate.
+impl WorkLimits {
+    /// Returns the maximum number of parts that one thread evaluates.
     fn of_thread(&self, threads_of_group: u32) -> u64 {
         let threads = self.groups.saturating_mul(u64::from(threads_of_group)).max(1);
         (self.parts / threads).min(PARTS_OF_THREAD)
     }
 }
 
-/// Statements and expressions that all threads may evaluate for so many operations and elements.
+/// Returns the maximum number of parts that all threads evaluate, for these numbers of operations and elements.
 fn parts(flops: u64, elements: u64) -> u64 {
     let own = flops.saturating_add(elements).saturating_mul(PARTS_OF_OPERATION);
     own.saturating_add(ANY_PARTS).min(MAX_PARTS)
 }
 
-/// Workgroups along each axis, for a call of so many elements.
+/// Returns the number of workgroups along each axis, for a call with `elements` elements.
 fn groups(terms: &[Term], sizes: &Sizes, elements: usize) -> Result<[u32; 3], String> {
     let mut groups = [1u32; 3];
     let mut all = 1i64;
@@ -241,16 +241,17 @@ fn groups(terms: &[Term], sizes: &Sizes, elements: usize) -> Result<[u32; 3], St
     }
     let allowed = i64::try_from(elements).unwrap_or(i64::MAX);
     let allowed = allowed.saturating_mul(GROUPS_OF_ELEMENT).saturating_add(ANY_GROUPS);
-    match all <= allowed {
-        true => Ok(groups),
-        false => Err(format!(
+    if all <= allowed {
+        Ok(groups)
+    } else {
+        Err(format!(
             "it has {all} workgroups; with {elements} elements, {allowed} are allowed"
-        )),
+        ))
     }
 }
 
-/// Sizes and attributes as constants of the module.
-/// All on one line, in front of the first one of the kernel, so that messages count the lines as its file does.
+/// Returns the sizes and attributes of a call as WGSL constants. All are on the first line of the kernel, so that line
+/// numbers in messages match the file.
 fn constants(bound: &Bound, attrs: &Attrs) -> Result<String, String> {
     let mut text = String::new();
     for (name, &value) in &bound.sizes.by_name {
@@ -277,7 +278,7 @@ fn constants(bound: &Bound, attrs: &Attrs) -> Result<String, String> {
     Ok(text)
 }
 
-/// Does something that nests deeply, and whose panic is an error.
+/// Runs deeply recursive work on a thread with a large stack. A panic becomes an error.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
@@ -288,15 +289,15 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> R
     })
 }
 
-/// A kernel as executors take it.
-struct Translated {
+/// Kernel in the form that executors expect.
+struct TranslatedKernel {
     source: String,
     buffers: Vec<ShaderBuffer>,
     reports: bool,
 }
 
-/// Reads, checks, rewrites and writes a kernel.
-fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Translated, String> {
+/// Parses, checks and rewrites a kernel, and converts it back to WGSL.
+fn translate(text: &str, tensors: &[Tensor], allowed: &WorkLimits) -> Result<TranslatedKernel, String> {
     let mut module = naga::front::wgsl::parse_str(text).map_err(|e| {
         let place = e.location(text).map(|l| place_of(text, l.line_number));
         format!("its kernel is not WGSL: {}{}", e.message(), place.unwrap_or_default())
@@ -304,7 +305,7 @@ fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Transl
     validate(&module, text)?;
     compact(&mut module, KeepUnused::No);
     let info = validate(&module, text)?;
-    let found = check::check(&module, &info).map_err(|e| format!("its kernel is refused: {e}"))?;
+    let found = check::check(&module, &info).map_err(|e| format!("its kernel is rejected: {e}"))?;
     let mut lengths = rewrite::Lengths::new();
     let (mut used, mut written) = (Vec::new(), Vec::new());
     for buffer in found {
@@ -321,28 +322,29 @@ fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Transl
             return Err(format!("its kernel does not write the result '{}'", result.name));
         }
     }
-    let refused = |e| format!("its kernel is refused: {e}");
+    let refused = |e| format!("its kernel is rejected: {e}");
     let (work, limit) = work_of(&module, allowed).map_err(refused)?;
     let report = rewrite::rewrite(&mut module, &info, &lengths, &work, limit).map_err(refused)?;
     rename(&mut module, &used, report);
     let info = validate(&module, text)?;
     let source = write_string(&module, &info, WriterFlags::empty()).map_err(|e| format!("its kernel: {e}"))?;
     check_written(&source, used.len(), report.is_some())?;
-    Ok(Translated {
+    Ok(TranslatedKernel {
         source,
         buffers: used.into_iter().map(|(_, buffer)| buffer).collect(),
         reports: report.is_some(),
     })
 }
 
-/// The work of a module, and what a thread may do in loops that have to count it.
-fn work_of(module: &Module, allowed: &Allowed) -> Result<(Work, Limit), String> {
-    /// Most threads that a processor runs in step, each of which may be the only one in some rounds.
+/// Returns the work of a module, and the limits of a thread's work in loops that cannot be proven to end.
+fn work_of(module: &Module, allowed: &WorkLimits) -> Result<(Work, Limit), String> {
+    /// Maximum number of threads that a processor runs in lockstep. In the worst case, each iteration has only one
+    /// active thread.
     const IN_STEP: u64 = 8;
     let entry = module.entry_points.first().ok_or("it has no entry point")?;
     let threads = entry.workgroup_size.iter().product();
     let (parts, rounds) = (allowed.of_thread(threads), allowed.rounds.map(u64::from));
-    // Half of it is for what is seen to end, and a quarter for either kind of other loops.
+    // Half is for loops that provably end, and a quarter for either kind of counted loops.
     let most = Cost {
         parts: parts / 2,
         rounds: rounds.map_or(u64::MAX, |rounds| rounds / 2),
@@ -370,17 +372,17 @@ fn work_of(module: &Module, allowed: &Allowed) -> Result<(Work, Limit), String> 
     Ok((work, limit))
 }
 
-/// Where a message belongs: the line, and what is there.
+/// Returns a location for messages: the line number, and the text of the line.
 fn place_of(text: &str, line: u32) -> String {
     let found = text.lines().nth(line.saturating_sub(1) as usize).unwrap_or_default();
-    // Constants precede the first line, which are not the author's.
+    // The line of constants comes before the first line; it is not the author's.
     match line {
         0 | 1 => format!(" at line {line}"),
         _ => format!(" at line {line}, '{}'", shortened(found.trim())),
     }
 }
 
-/// Checks a module, which was read from a text.
+/// Validates a module that was parsed from a text.
 fn validate(module: &Module, source: &str) -> Result<ModuleInfo, String> {
     // The executor binds variables by their names.
     let flags = ValidationFlags::all() ^ ValidationFlags::BINDINGS;
@@ -392,18 +394,18 @@ fn validate(module: &Module, source: &str) -> Result<ModuleInfo, String> {
             let _ = write!(text, ": {inner}");
             cause = inner.source();
         }
-        // Handles of what was made while rewriting have no place.
+        // Handles that were created while rewriting have no position.
         let place = e.location(source).filter(|l| l.line_number > 0);
         let place = place.map_or_else(String::new, |l| place_of(source, l.line_number));
         format!("its kernel is not valid: {text}{place}")
     })
 }
 
-/// The operand or result that a buffer stands for.
+/// Returns the operand or result that has the name of a buffer.
 fn matching<'a>(buffer: &Buffer, tensors: &'a [Tensor]) -> Result<&'a Tensor, String> {
     let Some(tensor) = tensors.iter().find(|t| t.name == buffer.name) else {
         return Err(format!(
-            "its kernel has a buffer '{}', which is no operand and no result",
+            "its kernel has a buffer '{}', which is neither an operand nor a result",
             buffer.name
         ));
     };
@@ -420,16 +422,17 @@ fn matching<'a>(buffer: &Buffer, tensors: &'a [Tensor]) -> Result<&'a Tensor, St
         DType::I32 => ScalarKind::Sint,
         other => return Err(format!("its kernel is for '{}' of 32 bits, not {other}", buffer.name)),
     };
-    match kind == buffer.kind {
-        true => Ok(tensor),
-        false => Err(format!(
+    if kind == buffer.kind {
+        Ok(tensor)
+    } else {
+        Err(format!(
             "its kernel has '{}' as another type than {}",
             buffer.name, tensor.ty.dtype
-        )),
+        ))
     }
 }
 
-/// Elements of a buffer's array.
+/// Returns the number of elements of a buffer's array.
 fn length(buffer: &Buffer, tensor: &Tensor) -> Result<u32, String> {
     let numel = u32::try_from(tensor.ty.numel()).ok().filter(|&n| n <= i32::MAX as u32);
     let numel = numel.ok_or_else(|| format!("'{}' has more elements than a kernel can number", tensor.name))?;
@@ -439,13 +442,13 @@ fn length(buffer: &Buffer, tensor: &Tensor) -> Result<u32, String> {
     match numel % buffer.lanes {
         0 => Ok(numel / buffer.lanes),
         _ => Err(format!(
-            "'{}' has {numel} elements, which are not {} each",
+            "'{}' has {numel} elements, which is not a multiple of {}",
             tensor.name, buffer.lanes
         )),
     }
 }
 
-/// Gives buffers the names that executors know, which nothing else may have, and the entry point its own.
+/// Gives buffers the names that executors expect, makes these names unique, and renames the entry point.
 fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)], report: Option<Report>) {
     let taken = |name: &Option<String>| {
         name.as_ref().is_some_and(|name| {
@@ -495,7 +498,8 @@ fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)], 
     }
 }
 
-/// What was written is read again: the names that the executor binds have to be there, and nothing else to bind.
+/// Parses the generated text again, as a check: the names that the executor binds must exist, and no other name may
+/// need a binding.
 fn check_written(source: &str, buffers: usize, reports: bool) -> Result<(), String> {
     let module =
         naga::front::wgsl::parse_str(source).map_err(|e| format!("its kernel cannot be written: {}", e.message()))?;
@@ -511,8 +515,9 @@ fn check_written(source: &str, buffers: usize, reports: bool) -> Result<(), Stri
     let mut expected = SHADER_BUFFERS[..buffers].to_vec();
     expected.extend(reporting.iter().filter(|_| reports));
     let entry = module.entry_points.first().map(|e| e.name.as_str());
-    match names == expected && entry == Some("main") {
-        true => Ok(()),
-        false => Err("its kernel cannot be written with the names of its buffers".into()),
+    if names == expected && entry == Some("main") {
+        Ok(())
+    } else {
+        Err("its kernel cannot be written with the names of its buffers".into())
     }
 }

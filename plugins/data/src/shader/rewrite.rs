@@ -1,15 +1,17 @@
-//! Rewrites a kernel so that no access leaves its variable, no loop goes on for ever, and nothing is read that others left.
+//! Rewriting of a kernel: afterwards every access stays within its variable, every loop ends, and no stale memory is
+//! read.
 //!
-//! What naga has for this (`proc::BoundsCheckPolicies`) acts where its backends write code, with lengths that it asks the
-//! buffer for. Here buffers are pieces of larger ones, of which a shader would be told the rest's length, and whoever
-//! compiles the kernel decides about policies. So the bounds become part of the module: every index is the least of itself
-//! and the last one, loops that are not seen to end count what they do, and shared memory begins with zeros.
+//! The bounds checks of naga (`proc::BoundsCheckPolicies`) apply only in its backends, and use the
+//! buffer's run-time length. Here, buffers are slices of larger ones, so the shader would see the
+//! length of the rest; and the code that compiles the kernel chooses the policies. Therefore, the
+//! bounds become part of the module: every index is clamped to the last one, loops that cannot be
+//! proven to end count their work, and workgroup memory begins with zeros.
 
 use std::collections::HashMap;
 
 use super::limits;
 use super::uniform::has_barrier;
-use super::work::{Largest, Work};
+use super::work::{UpperBounds, Work};
 use super::zeros;
 
 use naga::valid::{FunctionInfo, ModuleInfo};
@@ -18,15 +20,14 @@ use naga::{
     ScalarKind, Span, Statement, SwitchCase, Type, TypeInner, UniqueArena, VectorSize,
 };
 
-/// Elements of each buffer's array.
+/// Number of elements of each buffer's array.
 pub(super) type Lengths = HashMap<Handle<GlobalVariable>, u32>;
 
-/// Rewrites a valid module that has passed the check of its parts. Loops that are not seen to end are left when a thread has
-/// done in them what it may, which it then reports. Returns the variables for reports, if there are
-/// such loops.
+/// Rewrites a valid and checked module. When a thread exceeds its limit of work, it leaves the loops that cannot be
+/// proven to end, and reports a fault. Returns the variables for reports, if there are such loops.
 ///
 /// # Errors
-/// An expression or a statement that is not known here.
+/// An unsupported expression or statement.
 pub(super) fn rewrite(
     module: &mut Module,
     info: &ModuleInfo,
@@ -58,16 +59,16 @@ struct Context<'a> {
     counters: Option<&'a limits::Counters>,
 }
 
-/// What an expression became.
-struct New {
+/// New expression that replaces an expression.
+struct Replacement {
     handle: Handle<Expression>,
-    /// What has to be evaluated for it, itself included, unless it is a literal or the like.
+    /// Expressions that must be evaluated (emitted) for it, including itself, unless it is a constant or similar.
     evaluated: Vec<Handle<Expression>>,
 }
 
 impl Context<'_> {
     fn function(&self, old: &Function, info: &FunctionInfo) -> Result<Function, String> {
-        let mut making = Making {
+        let mut making = FunctionRewriter {
             cx: self,
             old,
             info,
@@ -97,17 +98,17 @@ impl Context<'_> {
     }
 }
 
-struct Making<'a> {
+struct FunctionRewriter<'a> {
     cx: &'a Context<'a>,
     old: &'a Function,
     info: &'a FunctionInfo,
-    largest: Largest,
+    largest: UpperBounds,
     expressions: Arena<Expression>,
-    /// What each old expression became.
-    new: Vec<New>,
+    /// Replacement of each original expression.
+    new: Vec<Replacement>,
 }
 
-impl Making<'_> {
+impl FunctionRewriter<'_> {
     fn at(&self, old: Handle<Expression>) -> Handle<Expression> {
         self.new[old.index()].handle
     }
@@ -128,24 +129,24 @@ impl Making<'_> {
         self.info[old].ty.inner_with(self.cx.types)
     }
 
-    /// The buffer that a pointer to a whole array points to.
+    /// Returns the number of elements of the buffer that a pointer to a whole array refers to.
     fn length_of_buffer(&self, pointer: Handle<Expression>) -> Result<u32, String> {
         match self.old.expressions[pointer] {
             Expression::GlobalVariable(variable) => {
                 let length = self.cx.lengths.get(&variable).copied();
                 length.ok_or_else(|| "it uses a buffer that it does not declare".into())
             }
-            _ => Err("it takes an array of a buffer from something else than the buffer's variable".into()),
+            _ => Err("it accesses the array of a buffer through something other than the buffer's variable".into()),
         }
     }
 
-    /// Elements of what is indexed.
+    /// Returns the number of elements of an indexed value.
     fn length(&self, base: Handle<Expression>) -> Result<u32, String> {
         let of = |inner: &TypeInner| match *inner {
             TypeInner::Array { size, .. } => match size {
                 ArraySize::Constant(length) => Ok(length.get()),
                 ArraySize::Dynamic => self.length_of_buffer(base),
-                ArraySize::Pending(_) => Err("an array has a length that is no constant".into()),
+                ArraySize::Pending(_) => Err("an array has a length that is not a constant".into()),
             },
             TypeInner::Vector { size, .. } => Ok(size as u32),
             TypeInner::Matrix { columns, .. } => Ok(columns as u32),
@@ -158,7 +159,7 @@ impl Making<'_> {
         }
     }
 
-    fn expression(&mut self, old: &Expression) -> Result<New, String> {
+    fn expression(&mut self, old: &Expression) -> Result<Replacement, String> {
         let mut evaluated = Vec::new();
         let expression = match *old {
             Expression::Literal(_)
@@ -170,12 +171,12 @@ impl Making<'_> {
             // Evaluated by the call.
             | Expression::CallResult(_) => {
                 let handle = self.append(old.clone());
-                return Ok(New { handle, evaluated });
+                return Ok(Replacement { handle, evaluated });
             }
             Expression::ArrayLength(array) => {
                 let length = self.length_of_buffer(array)?;
                 let handle = self.number(length);
-                return Ok(New { handle, evaluated });
+                return Ok(Replacement { handle, evaluated });
             }
             Expression::Access { base, index } => {
                 let last = self.length(base)?.saturating_sub(1);
@@ -188,11 +189,12 @@ impl Making<'_> {
             Expression::AccessIndex { base, index } => {
                 let is_buffer = matches!(*self.ty(base), TypeInner::Pointer { base, .. }
                     if matches!(self.cx.types[base].inner, TypeInner::Array { size: ArraySize::Dynamic, .. }));
-                let index = match is_buffer {
-                    true => index.min(self.length(base)?.saturating_sub(1)),
-                    // Constants that are too large for others are not valid.
-                    false => index,
-                };
+                let index = if is_buffer {
+index.min(self.length(base)?.saturating_sub(1))
+} else {
+// A constant index that is too large for any other type would be invalid.
+index
+};
                 Expression::AccessIndex {
                     base: self.at(base),
                     index,
@@ -202,10 +204,11 @@ impl Making<'_> {
         };
         let handle = self.append(expression);
         evaluated.push(handle);
-        Ok(New { handle, evaluated })
+        Ok(Replacement { handle, evaluated })
     }
 
-    /// An expression that reaches no memory but by pointers made elsewhere.
+    /// Rewrites an expression that creates no pointer. It accesses memory only through pointers that are already
+    /// rewritten.
     fn computed(&mut self, old: &Expression) -> Result<Expression, String> {
         Ok(match *old {
             Expression::Compose { ty, ref components } => Expression::Compose {
@@ -265,12 +268,15 @@ impl Making<'_> {
                 convert,
             },
             ref other => {
-                return Err(format!("it uses what kernels may not use here: {}", kind(other)));
+                return Err(format!(
+                    "it uses a feature that kernels must not use here: {}",
+                    kind(other)
+                ));
             }
         })
     }
 
-    /// An index that is no larger than the last one.
+    /// Returns an index clamped to the last element.
     fn bounded(
         &mut self,
         index: Handle<Expression>,
@@ -280,7 +286,7 @@ impl Making<'_> {
         let mut number = self.at(index);
         match self.ty(index).scalar_kind() {
             Some(ScalarKind::Uint) => {}
-            // Negative ones become large.
+            // Negative indices become large.
             Some(ScalarKind::Sint) => {
                 number = self.append(Expression::As {
                     expr: number,
@@ -375,14 +381,17 @@ impl Making<'_> {
                 result: self.maybe(result),
             },
             ref other => {
-                return Err(format!("it does what kernels may not do here: {}", kind(other)));
+                return Err(format!(
+                    "it contains a statement that kernels must not contain here: {}",
+                    kind(other)
+                ));
             }
         };
         block.push(statement, Span::UNDEFINED);
         Ok(())
     }
 
-    /// What a round of a loop begins with.
+    /// Returns the statements that count an iteration, for the beginning of a loop's body.
     fn counted(&mut self, body: &Block, continuing: &Block) -> Block {
         let work = self.cx.work;
         let seen = work.rounds(self.old, &self.largest, body, continuing).is_some();
@@ -397,13 +406,13 @@ impl Making<'_> {
     }
 }
 
-/// The name of a variant.
+/// Returns the name of an enum variant, for messages.
 fn kind(of: &impl std::fmt::Debug) -> String {
     let text = format!("{of:?}");
     text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// Evaluates expressions, which need not follow on each other.
+/// Adds statements that evaluate these expressions, whose handles need not be consecutive.
 pub(super) fn emit(all: &[Handle<Expression>], block: &mut Block) {
     let mut rest = all;
     while let Some(&first) = rest.first() {

@@ -1,4 +1,4 @@
-//! What kernels become.
+//! Tests of rewritten kernels.
 
 use meganeura_core::{DType, Shape, TensorType};
 use naga::{ArraySize, Expression, Function, Handle, Literal, MathFunction, TypeInner};
@@ -7,8 +7,8 @@ use super::*;
 
 const X: usize = 12;
 const Y: usize = 20;
-/// One workgroup of 64 threads, which evaluate so many parts.
-const ALLOWED: Allowed = Allowed {
+/// Limits of one workgroup of 64 threads, each of which may evaluate `PARTS` parts.
+const ALLOWED: WorkLimits = WorkLimits {
     groups: 1,
     parts: 64 * PARTS,
     rounds: None,
@@ -36,7 +36,7 @@ fn translated(body: &str) -> Result<String, String> {
 
 const MAIN: &str = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>)";
 
-/// Elements of what an expression indexes, by the types of the module alone.
+/// Returns the number of elements that an expression indexes, using only the types of the module.
 fn length(module: &Module, info: &ModuleInfo, function: &Function, base: Handle<Expression>) -> u32 {
     let info = info.get_entry_point(0);
     let of = |inner: &TypeInner| match *inner {
@@ -62,7 +62,8 @@ fn length(module: &Module, info: &ModuleInfo, function: &Function, base: Handle<
     }
 }
 
-/// Every index of the entry point is the least of something and a last one, or a constant that fits.
+/// Checks that every index of the entry point is clamped or a constant within bounds. Returns their
+/// number.
 fn all_bounded(source: &str) -> usize {
     let module = naga::front::wgsl::parse_str(source).expect("it is read again");
     let info = validate(&module, source).expect("it is valid");
@@ -74,7 +75,7 @@ fn all_bounded(source: &str) -> usize {
     let mut seen = 0;
     for (_, expression) in function.expressions.iter() {
         match *expression {
-            // Words of reports are the executor's.
+            // The executor provides the fault words.
             Expression::Access { base, .. } | Expression::AccessIndex { base, .. } if is_fault(base) => {}
             Expression::Access { base, index } => {
                 let Expression::Math {
@@ -150,7 +151,7 @@ fn loops_that_are_seen_to_end_are_not_counted() {
     assert!(!seen.contains("fault") && !seen.contains("evaluated"), "{seen}");
     let counted = with("for (var k = 0u; k < id.x; k += 1u) { y[k] = 1.0; }");
     assert!(counted.contains("fault") && counted.contains("reporter"), "{counted}");
-    // More than a thread may do, if it were all done.
+    // The total of all iterations exceeds the limit of a thread.
     let many = "for (var k = 0u; k < 100000u; k += 1u) { if (k > id.x) { break; } y[k] = 1.0; }";
     assert!(with(many).contains("fault"));
 }
@@ -164,7 +165,7 @@ fn what_all_threads_do_is_bounded() {
             ty: TensorType::new(DType::F32, Shape::new(&[Y]).expect("a shape")),
         };
         let text = format!("var<storage, read_write> y: array<f32>;\n{MAIN} {{ {body} }}");
-        let allowed = Allowed {
+        let allowed = WorkLimits {
             groups,
             parts: parts(40, 40),
             rounds: None,
@@ -178,7 +179,7 @@ fn what_all_threads_do_is_bounded() {
         error.contains("statements and expressions") && error.contains("are allowed"),
         "{error}"
     );
-    // With more threads, each of them may do less.
+    // With more threads, the limit of each is lower.
     let rounds = |groups| {
         let source = text(groups, "loop { y[id.x] += 1.0; }").expect("it counts");
         let limit = source.split(">= ").nth(1).expect("a limit");
@@ -193,7 +194,7 @@ fn what_all_threads_do_is_bounded() {
     );
 }
 
-/// Where a device leaves loops by itself, they are left before, with a report.
+/// On a device that ends loops by itself, the kernel leaves its loops earlier, and reports a fault.
 #[test]
 fn rounds_are_counted_where_devices_leave_loops() {
     let with = |rounds: Option<u32>, body: &str| {
@@ -203,11 +204,12 @@ fn rounds_are_counted_where_devices_leave_loops() {
             ty: TensorType::new(DType::F32, Shape::new(&[Y]).expect("a shape")),
         };
         let text = format!("var<storage, read_write> y: array<f32>;\n{MAIN} {{ {body} }}");
-        let allowed = Allowed { rounds, ..ALLOWED };
+        let allowed = WorkLimits { rounds, ..ALLOWED };
         translate(&text, &[tensor], &allowed).expect("it can be bounded").source
     };
     let endless = "loop { y[id.x] += 1.0; }";
-    // A quarter for these, and an eighth of it if threads take turns: 31 rounds.
+    // A quarter of the iterations for these loops, and an eighth of that if threads take turns: 31
+    // iterations.
     assert!(with(Some(1000), endless).contains("+ 399u") && !with(None, endless).contains("+ 399u"));
     let long = "for (var k = 0u; k < 600u; k += 1u) { y[id.x] += 1.0; }";
     assert!(with(Some(1000), long).contains("fault") && !with(Some(2000), long).contains("fault"));
@@ -257,5 +259,5 @@ fn odd_sizes_have_no_kernel_of_vectors() {
     };
     let text = format!("var<storage> x: array<vec4<f32>>;\nvar<workgroup> s: f32;\n{MAIN} {{ s = x[id.x].x; }}");
     let error = translate(&text, &[tensor], &ALLOWED).err().expect("6 are not 4 each");
-    assert!(error.contains("not 4 each"), "{error}");
+    assert!(error.contains("not a multiple of 4"), "{error}");
 }

@@ -1,21 +1,21 @@
-//! The text of a kernel before naga sees it.
+//! Checks of a kernel's text before naga parses it.
 
 use crate::term::shortened;
 
-/// Most elements of an array of a constant length: as many words as a workgroup may share.
+/// Maximum number of elements of an array with constant length: the number of words of workgroup memory.
 const MAX_ARRAY: u32 = 4_096;
-/// Deepest nesting of brackets.
+/// Maximum nesting depth of brackets.
 const DEEPEST: usize = 24;
-/// Most operators and brackets of a statement.
+/// Maximum number of operators and brackets of a statement.
 const MAX_OPERATORS: usize = 150;
-/// Most alternatives of conditions.
+/// Maximum number of alternatives in a chain of conditions.
 const MAX_BRANCHES: usize = 64;
 
-/// The text without comments.
+/// Checks a kernel's text, and returns it without comments.
 ///
 /// # Errors
-/// A comment without an end; an array whose length is no plain number, or too large: evaluating constants takes the memory
-/// of what they make. Types that hide how large they are.
+/// A comment without an end; an array whose length is not a plain number, or too large, because
+/// evaluating constants takes as much memory as the result; types that hide their size.
 pub(super) fn prepare(text: &str) -> Result<String, String> {
     let text = without_comments(text)?;
     check_arrays(&text)?;
@@ -46,7 +46,7 @@ fn without_comments(text: &str) -> Result<String, String> {
                 return Err("it has characters that are not ASCII outside of comments".into());
             }
             _ if depth == 0 => out.push(c),
-            // Lines stay where they are, for messages.
+            // Keep line breaks, for line numbers in messages.
             ('\n', _) => out.push(c),
             _ => {}
         }
@@ -57,12 +57,12 @@ fn without_comments(text: &str) -> Result<String, String> {
     }
 }
 
-/// What ends a line in WGSL.
+/// Returns `true` for characters that end a line in WGSL.
 fn is_line_end(c: char) -> bool {
     matches!(c, '\n' | '\u{b}' | '\u{c}' | '\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Where a word stands in a text.
+/// Returns the positions of a word in a text.
 fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.match_indices(word)
@@ -70,12 +70,13 @@ fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
         .filter(move |&at| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
 }
 
-/// Every `array<T, N>` has a plain number as its length, and few elements with those of arrays in it.
+/// Checks that the length of every `array<T, N>` is a plain number within the limit, nested arrays included.
 fn check_arrays(text: &str) -> Result<(), String> {
     words(text, "array").try_for_each(|at| elements(&text[at..]).map(|_| ()))
 }
 
-/// Elements of the array type at the beginning of a text, with those of arrays in it; 1 where it says none.
+/// Returns the number of elements of the array type at the beginning of a text, including nested
+/// arrays; 1 if it gives no length.
 fn elements(text: &str) -> Result<u32, String> {
     let Some(inside) = text["array".len()..].trim_start().strip_prefix('<') else {
         return Ok(1);
@@ -116,13 +117,13 @@ fn elements(text: &str) -> Result<u32, String> {
     let all = number.and_then(|n| n.checked_mul(each));
     all.filter(|&n| n <= MAX_ARRAY).ok_or_else(|| {
         format!(
-            "the length of an array is '{}'; it is to be a plain number, and all elements at most {MAX_ARRAY}",
+            "the length of an array is '{}'; expected a plain number, and at most {MAX_ARRAY} elements in total",
             shortened(length)
         )
     })
 }
 
-/// Types are no larger than they look: there are no other names for them, and no structures of structures or arrays.
+/// Checks that no type hides its size: type aliases, and structures of structures or arrays, are refused.
 fn check_types(text: &str) -> Result<(), String> {
     if words(text, "alias").next().is_some() {
         return Err("it has an 'alias'; write the type".into());
@@ -149,7 +150,7 @@ fn check_types(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Statements of bounded size: what reads and writes them is recursive.
+/// Limits the size of statements, because the parser and writer of naga recurse.
 fn check_statements(text: &str) -> Result<(), String> {
     let (mut depth, mut operators) = (0usize, 0usize);
     for c in text.chars() {
@@ -173,9 +174,10 @@ fn check_statements(text: &str) -> Result<(), String> {
         }
     }
     let branches = text.matches("else").count();
-    match branches <= MAX_BRANCHES {
-        true => Ok(()),
-        false => Err(format!("it has {branches} times 'else'; {MAX_BRANCHES} are allowed")),
+    if branches <= MAX_BRANCHES {
+        Ok(())
+    } else {
+        Err(format!("it has {branches} times 'else'; {MAX_BRANCHES} are allowed"))
     }
 }
 

@@ -1,8 +1,9 @@
-//! Where all threads of a workgroup are at the same time: barriers may stand nowhere else.
+//! Uniformity analysis: barriers are allowed only where all threads of a workgroup arrive together.
 //!
-//! It goes by what can be seen. Numbers are the same in all threads if they come from constants, the workgroup's number,
-//! and variables that only ever get such numbers while all threads are together. Loops keep threads together if they have a
-//! barrier, which makes rewriting count their rounds apart, and are left by such numbers alone.
+//! The analysis is conservative. Numbers are uniform if they come from constants, the workgroup's
+//! index, and variables that only get uniform numbers while all threads are together. A loop keeps
+//! threads together if it contains a barrier, so that rewriting counts its iterations separately,
+//! and if only uniform conditions leave it.
 
 use std::collections::HashSet;
 
@@ -10,7 +11,7 @@ use naga::{Barrier, Binding, Block, BuiltIn, Expression, Function, Handle, Local
 
 use super::check::statements;
 
-/// Whether a block has a barrier, itself or in a block in it.
+/// Returns `true` if a block contains a barrier, directly or in a nested block.
 pub(super) fn has_barrier(block: &Block) -> bool {
     let mut found = false;
     statements(block, &mut |s| found |= matches!(s, Statement::ControlBarrier(_)));
@@ -20,7 +21,7 @@ pub(super) fn has_barrier(block: &Block) -> bool {
 /// Checks the barriers of an entry point.
 ///
 /// # Errors
-/// One to which not all threads need come.
+/// A barrier that some threads may not reach.
 pub(super) fn check(entry: &Function) -> Result<(), String> {
     if !has_barrier(&entry.body) {
         return Ok(());
@@ -46,18 +47,18 @@ pub(super) fn check(entry: &Function) -> Result<(), String> {
 
 struct Threads<'a> {
     entry: &'a Function,
-    /// Variables that are the same in all threads, as far as is known.
+    /// Variables that were not found to differ between threads so far.
     same: &'a HashSet<Handle<LocalVariable>>,
-    /// Those that turned out not to be.
+    /// Variables that the analysis found to be not uniform.
     differ: Vec<Handle<LocalVariable>>,
-    /// The first barrier that stands wrong.
+    /// Error of the first misplaced barrier.
     fault: Option<String>,
-    /// Whether some thread may have returned.
+    /// `true` if some thread may have returned.
     returned: bool,
 }
 
 impl Threads<'_> {
-    /// Whether an expression has the same value in all threads.
+    /// Returns `true` if an expression has the same value in all threads.
     fn is_same(&self, handle: Handle<Expression>) -> bool {
         match self.entry.expressions[handle] {
             Expression::Literal(_) | Expression::Constant(_) | Expression::ZeroValue(_) => true,
@@ -92,7 +93,7 @@ impl Threads<'_> {
         }
     }
 
-    /// The variable that a pointer leads to.
+    /// Returns the variable of a pointer.
     fn local(&self, pointer: Handle<Expression>) -> Option<Handle<LocalVariable>> {
         match self.entry.expressions[pointer] {
             Expression::LocalVariable(local) => Some(local),
@@ -101,7 +102,7 @@ impl Threads<'_> {
         }
     }
 
-    /// Whether a pointer leads to the same part of a variable in all threads.
+    /// Returns `true` if a pointer refers to the same part of a variable in all threads.
     fn is_same_part(&self, pointer: Handle<Expression>) -> bool {
         match self.entry.expressions[pointer] {
             Expression::Access { base, index } => self.is_same(index) && self.is_same_part(base),
@@ -110,7 +111,7 @@ impl Threads<'_> {
         }
     }
 
-    /// Walks through a block, in which all threads are `together` or not.
+    /// Visits a block; `together` is true if all threads arrive at its beginning together.
     fn block(&mut self, block: &Block, together: bool) {
         for statement in block.iter() {
             self.statement(statement, together && !self.returned);
@@ -123,8 +124,8 @@ impl Threads<'_> {
                 let known = Barrier::WORK_GROUP.union(Barrier::STORAGE).contains(*kind);
                 let fault = match (known, self.returned, together) {
                     (false, ..) => "it has a barrier of another kind than workgroupBarrier() and storageBarrier()",
-                    (_, true, _) => "threads may return before a barrier, for which others would wait",
-                    (.., false) => "a barrier stands in a branch or loop, to which not all threads need come",
+                    (_, true, _) => "threads may return before a barrier that other threads wait for",
+                    (.., false) => "a barrier is in a branch or loop that not all threads may reach",
                     (true, false, true) => return,
                 };
                 self.fault.get_or_insert_with(|| fault.to_owned());
@@ -157,9 +158,10 @@ impl Threads<'_> {
                 break_if,
             } => {
                 let leaves = break_if.is_none_or(|condition| self.is_same(condition));
-                // One without a barrier may end early for some threads, when they have made all of their rounds.
+                // A loop without a barrier may end early for some threads, when they reach their
+                // limit.
                 let stays = leaves && (has_barrier(body) || has_barrier(continuing)) && self.left_together(body);
-                // A thread that returns in a round is missed in the next one.
+                // A thread that returns in one iteration is missing in the next.
                 let mut returns = false;
                 statements(body, &mut |s| returns |= matches!(s, Statement::Return { .. }));
                 self.block(body, together && stays && !returns);
@@ -169,7 +171,7 @@ impl Threads<'_> {
         }
     }
 
-    /// Whether all threads leave a loop, or its rounds, at the same time.
+    /// Returns `true` if all threads leave a loop, or an iteration, at the same time.
     fn left_together(&self, block: &Block) -> bool {
         let leaves = |block: &Block| {
             let mut found = false;
@@ -185,12 +187,12 @@ impl Threads<'_> {
                 accept,
                 reject,
             } if self.is_same(*condition) => self.left_together(accept) && self.left_together(reject),
-            // Leaving an inner loop or a switch counts as well, which is more than need be.
+            // Leaving an inner loop or a switch also counts, which is stricter than necessary.
             Statement::If { accept, reject, .. } => !leaves(accept) && !leaves(reject),
             Statement::Switch { selector, cases } => {
                 self.is_same(*selector) || cases.iter().all(|case| !leaves(&case.body))
             }
-            // What leaves it stays in the loop around it.
+            // Leaving a nested loop stays within the outer one.
             _ => true,
         })
     }
@@ -236,7 +238,7 @@ mod tests {
             "for (var k = 0u; k < n; k += 1u) { if (i == k) { continue; } workgroupBarrier(); }",
             "for (var k = 0u; k < n; k += 1u) { workgroupBarrier(); if (i == k) { return; } }",
             "if (i == 3u) { return; } workgroupBarrier();",
-            // The end of the first loop may be another one in each thread.
+            // The end of the first loop may differ between threads.
             "var m = 0u; for (var k = 0u; k < n; k += 1u) { m += 1u; } for (var k = 0u; k < m; k += 1u) { workgroupBarrier(); }",
             "var m = 0u; if (i > 3u) { m = 5u; } for (var k = 0u; k < m; k += 1u) { workgroupBarrier(); }",
             "var m = array<u32, 2>(); m[0] = i; for (var k = 0u; k < m[0]; k += 1u) { workgroupBarrier(); }",

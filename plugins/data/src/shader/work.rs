@@ -1,7 +1,8 @@
-//! What a thread of a kernel evaluates at most, in statements and expressions.
+//! Analysis of a thread's maximum work in a kernel, counted in evaluated statements and expressions ("parts").
 //!
-//! Loops that are seen to end are counted with all of their rounds: those over a number that grows by steps up to one that
-//! has a bound, and those over one that is divided until nothing is left. Other loops have to be counted while they run.
+//! Loops that provably end count with all of their iterations: loops over a number that grows by
+//! steps up to a bounded one, and loops over a number that is divided until it is zero. Other loops
+//! must be counted at run time.
 
 use std::collections::HashMap;
 
@@ -12,33 +13,33 @@ use naga::{
 
 use super::check::statements;
 
-/// Nothing is known of a number of 32 bits.
+/// Upper bound of a 32-bit number about which nothing is proven.
 const ANY: u64 = u32::MAX as u64;
-/// Rounds in which halving a number leaves nothing.
+/// Maximum number of iterations of a loop that divides a 32-bit number by at least two until it is zero.
 const HALVINGS: u64 = 33;
-/// What counting a round takes.
+/// Number of parts that counting an iteration costs.
 const COUNTING: u64 = 4;
 
-/// What is known of a module's work.
+/// Result of the analysis of a module.
 pub(super) struct Work {
-    /// Constants that are integers.
+    /// Values of integer constants.
     constants: HashMap<Handle<Constant>, u64>,
-    /// The type `u32`.
+    /// Type `u32`, if the module uses it.
     word: Option<Handle<Type>>,
-    /// That of a call of each function, but for rounds that are counted while they run.
+    /// Cost of a call of each function, without iterations that are counted at run time.
     functions: Vec<Cost>,
-    /// The same of a thread.
+    /// Cost of a thread, without iterations that are counted at run time.
     thread: Cost,
-    /// Whether loops that are seen to end are known as such.
+    /// `true` if loops that provably end are not counted at run time.
     sees_ends: bool,
 }
 
-/// What is done at most.
+/// Upper bound of work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
-    /// Statements and expressions that are evaluated.
+    /// Number of evaluated statements and expressions.
     pub(super) parts: u64,
-    /// Rounds of loops.
+    /// Number of loop iterations.
     pub(super) rounds: u64,
 }
 
@@ -66,17 +67,18 @@ impl Cost {
     }
 }
 
-/// The largest value that each expression of a function may have, if it is a `u32`.
-pub(super) struct Largest(Vec<u64>);
+/// Upper bound of each expression of a function that has the type `u32`.
+pub(super) struct UpperBounds(Vec<u64>);
 
 impl Work {
-    /// The work of a valid module. Where that of loops which are seen to end is more than `most`, they are counted while they
-    /// run as well: so that a kernel which leaves them early may have them.
+    /// Computes the work of a valid module. If loops that provably end take more than `most`, they
+    /// are also counted at run time, so that a kernel that leaves them early is allowed.
     pub(super) fn of(module: &Module, most: &Cost) -> Self {
         let work = Work::counted(module, true);
-        match work.thread.is_within(most) {
-            true => work,
-            false => Work::counted(module, false),
+        if work.thread.is_within(most) {
+            work
+        } else {
+            Work::counted(module, false)
         }
     }
 
@@ -94,7 +96,7 @@ impl Work {
             thread: Cost::default(),
             sees_ends,
         };
-        // Functions come before those that call them.
+        // Functions come before their callers.
         for (_, function) in module.functions.iter() {
             let cost = work.block(function, &work.largest(function), &function.body);
             work.functions.push(cost);
@@ -106,13 +108,13 @@ impl Work {
         work
     }
 
-    /// Work of a thread, but for rounds that are counted while they run.
+    /// Returns the cost of a thread, without iterations that are counted at run time.
     pub(super) fn thread(&self) -> Cost {
         self.thread
     }
 
-    /// Work of a round of a loop, but for rounds that are counted while they run.
-    pub(super) fn round(&self, function: &Function, largest: &Largest, body: &Block, continuing: &Block) -> Cost {
+    /// Returns the cost of one iteration of a loop, without nested iterations that are counted at run time.
+    pub(super) fn round(&self, function: &Function, largest: &UpperBounds, body: &Block, continuing: &Block) -> Cost {
         let own = Cost {
             parts: COUNTING,
             rounds: 1,
@@ -121,7 +123,7 @@ impl Work {
         both.into_iter().fold(own, Cost::and)
     }
 
-    fn block(&self, function: &Function, largest: &Largest, block: &Block) -> Cost {
+    fn block(&self, function: &Function, largest: &UpperBounds, block: &Block) -> Cost {
         let of = |block: &Block| self.block(function, largest, block);
         let one = Cost::parts(1);
         let costs = block.iter().map(|statement| match statement {
@@ -130,7 +132,7 @@ impl Work {
             Statement::If { accept, reject, .. } => one.and(of(accept)).and(of(reject)),
             Statement::Switch { cases, .. } => cases.iter().map(|case| of(&case.body)).fold(one, Cost::and),
             Statement::Loop { body, continuing, .. } => match self.rounds(function, largest, body, continuing) {
-                // The last one ends at its beginning.
+                // The last iteration ends at its beginning.
                 Some(rounds) => self.round(function, largest, body, continuing).times(rounds + 1),
                 None => Cost::parts(COUNTING),
             },
@@ -143,12 +145,12 @@ impl Work {
         costs.fold(Cost::default(), Cost::and)
     }
 
-    /// Rounds of a loop that is seen to end: it is left at the beginning of a round by a comparison of a variable, which
-    /// nothing changes but its update.
+    /// Returns the maximum number of iterations of a loop, if it provably ends: a comparison at the beginning of each
+    /// iteration leaves it, and only the loop's update changes the compared variable.
     pub(super) fn rounds(
         &self,
         function: &Function,
-        largest: &Largest,
+        largest: &UpperBounds,
         body: &Block,
         continuing: &Block,
     ) -> Option<u64> {
@@ -184,7 +186,8 @@ impl Work {
         self.word == Some(function.local_variables[variable].ty)
     }
 
-    /// The only change of a variable at the end of a round.
+    /// Returns the change of a variable at the end of an iteration, if there is exactly one, and it makes the variable
+    /// grow or shrink.
     fn update(&self, function: &Function, variable: Handle<LocalVariable>, continuing: &Block) -> Option<Update> {
         let mut stores = Vec::new();
         statements(continuing, &mut |s| {
@@ -192,7 +195,7 @@ impl Work {
                 stores.push(s);
             }
         });
-        // One in a branch may be left out.
+        // An update in a branch may be skipped.
         let own = continuing.iter().find(|s| stores_to(function, s) == Some(variable));
         let (1, Some(Statement::Store { value, .. })) = (stores.len(), own) else {
             return None;
@@ -218,7 +221,7 @@ impl Work {
         }
     }
 
-    /// The value of a constant.
+    /// Returns the value of a constant.
     fn exact(&self, function: &Function, handle: Handle<Expression>) -> Option<u64> {
         match function.expressions[handle] {
             Expression::Literal(literal) => integer(literal),
@@ -227,10 +230,10 @@ impl Work {
         }
     }
 
-    /// The largest values of a function's expressions.
-    pub(super) fn largest(&self, function: &Function) -> Largest {
+    /// Returns upper bounds of a function's expressions.
+    pub(super) fn largest(&self, function: &Function) -> UpperBounds {
         let mut largest: Vec<u64> = Vec::with_capacity(function.expressions.len());
-        // Operands come before what is made of them.
+        // Operands come before their users.
         for (handle, expression) in function.expressions.iter() {
             let of = |h: Handle<Expression>| largest[h.index()];
             let value = match *expression {
@@ -241,7 +244,7 @@ impl Work {
                         BinaryOperator::Add => a + b,
                         BinaryOperator::Multiply => a.saturating_mul(b),
                         BinaryOperator::Divide => a / self.exact(function, right).unwrap_or(1).max(1),
-                        // By nothing, nothing is left.
+                        // A modulus of zero gives zero.
                         BinaryOperator::Modulo => a.min(b.saturating_sub(1)),
                         BinaryOperator::And => a.min(b),
                         BinaryOperator::ShiftRight => a,
@@ -263,20 +266,21 @@ impl Work {
                 Expression::Select { accept, reject, .. } => of(accept).max(of(reject)),
                 _ => ANY,
             };
-            // A larger one wraps around to any.
+            // A larger value wraps around to any value.
             largest.push(value.min(ANY));
         }
-        Largest(largest)
+        UpperBounds(largest)
     }
 }
 
-/// How a variable changes from round to round.
+/// Change of a loop variable from one iteration to the next.
 enum Update {
     Grows(u64),
     Shrinks,
 }
 
-/// Rounds of a variable that grows as long as it is below a limit; none if it could wrap around.
+/// Returns the number of iterations while a variable that grows by `step` is below a limit; `None` if it could wrap
+/// around.
 fn rounds_up_to(limit: u64, step: u64) -> Option<u64> {
     (limit + step <= ANY).then(|| limit.div_ceil(step))
 }
@@ -289,7 +293,7 @@ fn integer(literal: Literal) -> Option<u64> {
     }
 }
 
-/// The same comparison from the other side.
+/// Returns the equivalent comparison for swapped operands.
 fn turned(op: BinaryOperator) -> Option<BinaryOperator> {
     Some(match op {
         BinaryOperator::Less => BinaryOperator::Greater,
@@ -301,7 +305,7 @@ fn turned(op: BinaryOperator) -> Option<BinaryOperator> {
     })
 }
 
-/// The condition without which a loop is left before anything else is done in a round.
+/// Returns the condition for continuing a loop, if its iterations begin with a check.
 fn stays_while(body: &Block) -> Option<Handle<Expression>> {
     let first = body.iter().find(|s| !matches!(s, Statement::Emit(_)))?;
     match first {
@@ -314,7 +318,7 @@ fn stays_while(body: &Block) -> Option<Handle<Expression>> {
     }
 }
 
-/// The variable that an expression reads.
+/// Returns the variable that an expression reads.
 fn loaded(function: &Function, handle: Handle<Expression>) -> Option<Handle<LocalVariable>> {
     match function.expressions[handle] {
         Expression::Load { pointer } => local(function, pointer),
@@ -329,7 +333,7 @@ fn local(function: &Function, pointer: Handle<Expression>) -> Option<Handle<Loca
     }
 }
 
-/// The variable that a statement changes. (Functions take no pointers.)
+/// Returns the variable that a statement writes. (Functions take no pointers.)
 fn stores_to(function: &Function, statement: &Statement) -> Option<Handle<LocalVariable>> {
     match statement {
         Statement::Store { pointer, .. } => local(function, *pointer),
@@ -341,7 +345,7 @@ fn stores_to(function: &Function, statement: &Statement) -> Option<Handle<LocalV
 mod tests {
     use super::*;
 
-    /// Work of a thread, and whether the first loop is seen to end.
+    /// Returns the work of a thread, and the number of iterations of the first loop if it provably ends.
     fn work(body: &str) -> (u64, Option<u64>) {
         let text = format!(
             "const n = 100u;\nvar<storage, read_write> y: array<f32>;\n@compute @workgroup_size(64)\n\
@@ -402,7 +406,7 @@ mod tests {
             "for (var k = 0u; k < n; k += 1u) { y[k] = 1.0; k = 0u; }",
             "for (var k = 0u; k < n; k += 1u) { if (y[k] > 0.0) { k -= 1u; } }",
             "for (var k = 0u; k < n; k -= 1u) { y[k] = 1.0; }",
-            // It wraps around before it gets there.
+            // The variable wraps around before it reaches the limit.
             "for (var k = 0u; k < 4294967295u; k += 2u) { y[k] = 1.0; }",
             "for (var k = 0u; k <= 4294967295u; k += 1u) { y[k] = 1.0; }",
             "for (var k = 0u; k < min(i, 7u) - 9u; k += 1u) { y[k] = 1.0; }",
@@ -423,7 +427,7 @@ mod tests {
         let one = of("for (var k = 0u; k < 10u; k += 1u) { y[k] = 1.0; }");
         let two = of("for (var j = 0u; j < 10u; j += 1u) { for (var k = 0u; k < 10u; k += 1u) { y[k] = 1.0; } }");
         assert!(one >= 50 && two > 10 * one, "{one} {two}");
-        // What is counted while it runs is not counted here.
+        // Loops that are counted at run time are not counted here.
         assert!(of("for (var j = 0u; j < 10u; j += 1u) { loop { if (y[j] > 0.0) { break; } y[j] = 1.0; } }") < two);
         let text = "fn f(a: u32) -> u32 { var s = 0u; for (var k = 0u; k < 50u; k += 1u) { s += a; } return s; }\n\
                     var<storage, read_write> y: array<u32>;\n@compute @workgroup_size(1) fn main() {\n\
@@ -434,7 +438,7 @@ mod tests {
             all.parts > 20 * 50 && all.rounds > 20 * 50 && all.rounds < 22 * 53,
             "{all:?}"
         );
-        // Where that is too much, all of them are counted.
+        // If that is too much, all of them are counted at run time.
         let few = [
             Cost { parts: 500, ..ANY_COST },
             Cost {

@@ -1,5 +1,5 @@
-//! Memory that a workgroup shares begins with zeros, as the language says. Executors leave in it what others wrote there,
-//! which would make results depend on it, and would show a kernel what is not its own.
+//! Initialization of workgroup memory with zeros, which WGSL requires. Executors leave stale data of other kernels
+//! there. A kernel must not read them, and results must not depend on them.
 
 use naga::{
     AddressSpace, Arena, ArraySize, Barrier, BinaryOperator, Binding, Block, BuiltIn, Expression, Function,
@@ -10,7 +10,7 @@ use naga::{
 use super::limits::word;
 use super::rewrite::emit;
 
-/// Rounds that a thread makes for that, of so many in a workgroup.
+/// Returns the number of loop iterations that each of `threads` threads needs to fill the workgroup memory.
 pub(super) fn rounds(module: &Module, threads: u32) -> u64 {
     let shared = module.global_variables.iter();
     let shared = shared.filter(|(_, v)| v.space == AddressSpace::WorkGroup);
@@ -24,7 +24,7 @@ pub(super) fn rounds(module: &Module, threads: u32) -> u64 {
     rounds.sum()
 }
 
-/// Has the threads of a workgroup fill its memory with zeros before they do anything else.
+/// Adds code to the entry point: the threads of a workgroup first fill its memory with zeros.
 pub(super) fn begin_with_zeros(module: &mut Module) {
     let shared = module.global_variables.iter();
     let shared = shared.filter(|(_, v)| v.space == AddressSpace::WorkGroup);
@@ -35,7 +35,7 @@ pub(super) fn begin_with_zeros(module: &mut Module) {
     let word = word(module);
     for entry in &mut module.entry_points {
         let threads = entry.workgroup_size.iter().product();
-        let mut filling = Filling {
+        let mut filling = ZeroFiller {
             types: &module.types,
             word,
             threads,
@@ -55,7 +55,8 @@ fn push(block: &mut Block, statement: Statement) {
     block.push(statement, Span::UNDEFINED);
 }
 
-/// The argument of an entry point that is the number of the thread in its workgroup.
+/// Returns the argument of an entry point that contains the thread's index in its workgroup. Adds the argument if
+/// necessary.
 fn thread(function: &mut Function, word: Handle<Type>) -> Handle<Expression> {
     let binding = Some(Binding::BuiltIn(BuiltIn::LocalInvocationIndex));
     let known = function.arguments.iter().position(|a| a.binding == binding);
@@ -74,7 +75,7 @@ fn append(expressions: &mut Arena<Expression>, expression: Expression) -> Handle
     expressions.append(expression, Span::UNDEFINED)
 }
 
-struct Filling<'a> {
+struct ZeroFiller<'a> {
     types: &'a UniqueArena<Type>,
     word: Handle<Type>,
     threads: u32,
@@ -83,7 +84,7 @@ struct Filling<'a> {
     block: Block,
 }
 
-impl Filling<'_> {
+impl ZeroFiller<'_> {
     fn append(&mut self, expression: Expression) -> Handle<Expression> {
         append(&mut self.function.expressions, expression)
     }
@@ -112,7 +113,7 @@ impl Filling<'_> {
         }
     }
 
-    /// By the first thread.
+    /// Adds statements that fill a variable, in the first thread.
     fn fill_one(&mut self, variable: Handle<GlobalVariable>, ty: Handle<Type>) {
         let pointer = self.append(Expression::GlobalVariable(variable));
         let value = self.append(Expression::ZeroValue(ty));
@@ -127,7 +128,7 @@ impl Filling<'_> {
         push(&mut self.block, store);
     }
 
-    /// By all threads, each of which begins at its number.
+    /// Adds statements that fill an array in all threads, each beginning at its index.
     fn fill_array(&mut self, variable: Handle<GlobalVariable>, base: Handle<Type>, len: u32) {
         let local = LocalVariable {
             name: Some("cleared".into()),
@@ -160,7 +161,7 @@ impl Filling<'_> {
             reject: Block::new(),
         };
         push(&mut body, leave);
-        // Like all other indices.
+        // Clamped like all other indices.
         let within = self.append(Expression::Math {
             fun: MathFunction::Min,
             arg: at,

@@ -1,4 +1,5 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that may share a process, in one binary to save linking time. Other test
+//! binaries state why they are separate.
 
 mod mutations;
 mod operators;

@@ -1,4 +1,4 @@
-//! Whatever becomes of the texts of a plugin, the answer is a plugin or a fault, and comes soon.
+//! Tests of randomly changed plugins: each is accepted or refused with an error, within a short time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn texts() -> Vec<String> {
     NAMES.iter().map(read).collect()
 }
 
-/// The text with something taken out, put in, doubled or taken from elsewhere in it.
+/// Mutates a text: removes, inserts or repeats a part, or copies one from elsewhere in the text.
 fn mutated(text: &str, rng: &mut SplitMix64) -> String {
     let mut chars: Vec<char> = text.chars().collect();
     for _ in 0..1 + rng.below(3) {

@@ -1,4 +1,4 @@
-//! Operators of plugins as the core sees them: calls that tests make, shapes, attributes, indices.
+//! Tests of a plugin's operators in the core: sample calls, shapes, attributes, indices.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -32,7 +32,7 @@ fn f32_type(dims: &[usize]) -> TensorType {
     TensorType::new(DType::F32, Shape::new(dims).expect("a shape"))
 }
 
-/// What the operator makes of numbers.
+/// Returns the operator's result on numbers.
 fn computed(op: OpRef, attrs: Attrs, operands: &[(&[usize], Vec<f64>)]) -> Vec<f64> {
     let mut g = Graph::new();
     let mut feeds = HashMap::new();
@@ -117,7 +117,8 @@ text = "var<storage, read_write> y: array<f32>; @compute @workgroup_size(1) fn m
     );
 }
 
-/// What a device tries is evaluated in the program that uses it: only what is small comes that far.
+/// Devices evaluate samples in the program that uses the plugin, so operators without small samples
+/// are rejected.
 #[test]
 fn operators_that_are_too_large_to_be_tried_are_refused() {
     let with = |last: &str| {
@@ -130,7 +131,7 @@ fn operators_that_are_too_large_to_be_tried_are_refused() {
     let much = "long = '(core.expand \"[40, 256, 256]\" x)'\ny = '(core.sum \"[0]\" false long)'";
     refused(&with(much), "too large to be tried");
     refused(&with("y = '(core.matmul false false x x)'"), "too large to be tried");
-    // Nothing of the scores is made to find that out.
+    // The scores are not computed to find that out.
     let rows = "[[op]]\nname = \"f\"\nformula = \"much\"\ninputs = [{ name = \"x\", shape = [65536, 1] }]\n\
                 outputs = [{ name = \"y\", shape = [65536, 1] }]\n\
                 let = { y = '(core.attention 1 1 1 true 0 1.0 x x x)' }\n";
@@ -218,16 +219,16 @@ fn indices_keep_their_bound() {
         })
     };
     assert_eq!(call(op("rows", &look_up(", below = \"n\"", "ids"))), Some((0, 7)));
-    // Through another shape, and where the manifest does not say it.
+    // In another shape, and without a bound in the manifest.
     let reshaped = op(
         "reshaped",
         &look_up("", "(core.reshape \"[m]\" (core.reshape \"[m, 1]\" ids))"),
     );
     assert_eq!(call(reshaped), Some((0, 7)));
-    // What is computed is no operand.
+    // A computed value is not an operand.
     let computed = look_up(", below = 1", "(core.mul ids (u32 0))");
     assert_eq!(call(op("computed", &computed)), None);
-    refused(&look_up(", below = \"(+ n 1)\"", "ids"), "looks it up among");
+    refused(&look_up(", below = \"(+ n 1)\"", "ids"), "uses it as an index below");
 }
 
 #[test]

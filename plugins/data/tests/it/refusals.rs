@@ -1,4 +1,4 @@
-//! Plugins that do something wrong are refused, with the cause, and nothing of them is registered.
+//! Tests of faulty plugins: each is refused with the cause, and nothing of it is registered.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use meganeura_compiler::rewrite::rule_sets;
 use meganeura_core::registry;
 use meganeura_plugin_data::{Fault, Manifest, Plugin};
 
-/// An operator `twice`, with some text in place of parts.
+/// Manifest of the operator `twice`, in which tests replace parts.
 const TWICE: &str = r#"
 [[op]]
 name = "twice"
@@ -24,7 +24,7 @@ fn make(text: &str) -> Result<Plugin, Fault> {
     Plugin::new(&Manifest::parse(text)?, &BTreeMap::new())
 }
 
-/// The plugin is refused with these words, and brings nothing.
+/// Checks that the plugin is refused with a message that contains these words, and registers nothing.
 fn refused(name: &str, text: &str, words: &[&str]) {
     let fault = match make(text) {
         Err(fault) => fault.message,
@@ -52,7 +52,7 @@ fn what_they_are_made_from_is_fine() {
 
 fn refused_again(text: &str) {
     let fault = make(text).err().expect("its names are taken");
-    assert!(fault.message.contains("'fine.*' are there already"), "{fault}");
+    assert!(fault.message.contains("'fine.*' exist already"), "{fault}");
 }
 
 #[test]
@@ -66,22 +66,22 @@ fn manifests_that_say_something_else_are_refused() {
         (head("odd").replace("format = 1", "format = 2"), "has the format 2"),
         (head("odd").replace("odd", "../odd"), "is called '../odd'"),
         (head("odd") + "colour = 3\n", "cannot be read"),
-        (head("odd"), "no operator and no rule"),
-        (head("core") + TWICE, "'core.*' are there already"),
+        (head("odd"), "neither operators nor rules"),
+        (head("core") + TWICE, "'core.*' exist already"),
         (twice("name = \"twice\"", "name = \"if-then\""), "is called 'if-then'"),
         (
             twice("core.mul x 2", "core.mull x 2"),
             "'core.mull', which is no operator",
         ),
-        (twice("core.mul x 2", "core.mul x z"), "'z' is no value"),
+        (twice("core.mul x 2", "core.mul x z"), "'z' is neither a value"),
         (twice("core.mul x 2", "core.mul x 2 3"), "operands"),
         (twice("(core.mul x 2)", "(core.mul x 2"), "not closed"),
-        (twice("{ y =", "{ z ="), "does not say what the result 'y' is"),
+        (twice("{ y =", "{ z ="), "does not define the result 'y'"),
         (
             twice("(core.mul x 2)", "(core.mul x a)\", a = \"(core.neg y)"),
-            "in a circle: a, y",
+            "in a cycle: a, y",
         ),
-        // Element types and shapes that are not those declared.
+        // Element types and shapes that differ from the declared ones.
         (twice("core.mul x 2", "core.greater_than x 2"), "makes 'y' u32"),
         (
             twice("y\", shape", "y\", dtype = \"u32\", shape"),
@@ -90,7 +90,7 @@ fn manifests_that_say_something_else_are_refused() {
         (twice("(core.mul x 2)", "(core.sum \\\"[0]\\\" false x)"), "called with"),
         (
             twice("y\", shape = [\"...\"]", "y\", shape = [\"n\"]"),
-            "'n' is no size",
+            "'n' is neither a size",
         ),
         (
             twice(
@@ -111,9 +111,9 @@ fn manifests_that_say_something_else_are_refused() {
             head("odd")
                 + &TWICE.replace("core.mul x 2", "odd.thrice x")
                 + &TWICE.replace("twice", "thrice").replace("core.mul x 2", "odd.twice x"),
-            "made of each other in a circle: odd.twice, odd.thrice",
+            "depend on each other in a cycle: odd.twice, odd.thrice",
         ),
-        (twice("core.mul x 2", "odd.twice x"), "in a circle: odd.twice"),
+        (twice("core.mul x 2", "odd.twice x"), "in a cycle: odd.twice"),
         (twice("core.mul x 2", "core.assign x x"), "which writes an operand"),
     ];
     for (text, words) in cases {
@@ -133,7 +133,7 @@ fn bombs_are_refused_before_they_go_off() {
         .map(|i| format!("a{i} = \"(core.concat/2 0 a{0} a{0})\", ", i - 1))
         .collect();
     let attribute = "{ name = \"k\", kind = \"ints\", default = [NUMBERS] }".replace("NUMBERS", &"1, ".repeat(1000));
-    // Each operator is the one before, four times.
+    // Each operator calls the previous one four times.
     let level = |i: usize| {
         let calls = (0..4).fold("x".to_owned(), |x, _| format!("(bomb.f{} {x})", i - 1));
         TWICE
@@ -154,7 +154,7 @@ c = "(core.matmul false false b long)"
 y = '(core.sum "[0, 1]" false c)'
 "#;
     let levels: String = (1..20).map(level).collect();
-    // Each operator is the one before.
+    // Each operator calls the previous one.
     let chain: String = (1..60)
         .map(|i| {
             let call = format!("(bomb.f{} x)", i - 1);
@@ -166,11 +166,11 @@ y = '(core.sum "[0, 1]" false c)'
     let cases = [
         (
             head("bomb") + &TWICE.replace("twice", "f0") + &chain,
-            "9 deep; 8 are allowed",
+            "9 deep; expected at most 8",
         ),
         (
             head("bomb") + &TWICE.replace("twice", "f0") + &levels,
-            "it comes down to 1024 calls",
+            "it expands to 1024 calls",
         ),
         (head("bomb") + work, "far more than go with 2 elements"),
         (head("bomb") + &" ".repeat(300_000), "bytes; 262144 are allowed"),
@@ -232,7 +232,10 @@ fn rules_that_do_not_hold_are_refused() {
             "unsound",
         ),
         (with("(rewrite (core.neg x)"), "rule set 'unsound'"),
-        (with("(include \"/etc/passwd\")"), "only rewrite, birewrite, rule"),
+        (
+            with("(include \"/etc/passwd\")"),
+            "only define, rewrite, birewrite, rule",
+        ),
         (with("(rewrite (nowhere.op x) x :name \"a\")"), "nowhere.op"),
         (
             with("(rewrite (core.relu x) (unsound.twice x) :when ((= (rank (type x)) 99)) :name \"never\")"),
@@ -244,7 +247,7 @@ fn rules_that_do_not_hold_are_refused() {
     }
 }
 
-/// `twice` with a kernel.
+/// Returns a manifest of the operator `twice` with a kernel.
 fn kernel(body: &str) -> String {
     let text = format!(
         "@group(0) @binding(0) var<storage> x: array<f32>;\n\
@@ -256,7 +259,7 @@ fn kernel(body: &str) -> String {
     )
 }
 
-/// Lines are those of the author's text: constants in front of it and comments in it do not count.
+/// Line numbers match the author's file. The constants and comments before a line do not change them.
 #[test]
 fn errors_of_kernels_have_their_file_and_line() {
     let lines = "/* two\nlines */ @group(0) @binding(0) var<storage> x: array<f32>;\n\
@@ -305,7 +308,7 @@ fn kernels_that_cannot_be_checked_are_refused() {
             kernel(&format!(
                 "@group(0) @binding(2) var<storage> z: array<f32>;\n{MAIN} {{ y[0] = z[0]; }}"
             )),
-            "'z', which is no operand",
+            "'z', which is neither an operand",
         ),
         (
             main("x[0] = 1.0; y[0] = 1.0;").replace("var<storage> x", "var<storage, read_write> x"),
@@ -317,15 +320,15 @@ fn kernels_that_cannot_be_checked_are_refused() {
         ),
         (
             main("y[id.x] = 1.0; if (id.x < 3u) { workgroupBarrier(); }"),
-            "a barrier stands in a branch",
+            "a barrier is in a branch",
         ),
-        // What threads write to different parts of a variable differs, though they write one value.
+        // Threads that write the same value to different parts of a variable make it non-uniform.
         (
             main(
                 "var m = array<u32, 2>(); m[id.x & 1u] = 5u; let w = m; y[id.x] = 1.0; \
                  for (var k = 0u; k < w[0]; k += 1u) { workgroupBarrier(); }",
             ),
-            "a barrier stands in a branch",
+            "a barrier is in a branch",
         ),
         (
             kernel(&format!(
@@ -382,6 +385,6 @@ fn names_of_files_lead_nowhere_else() {
     refused(
         "paths",
         &(head("paths") + "rules = \"r.egg\"\n"),
-        &["'r.egg' is not there"],
+        &["'r.egg' does not exist"],
     );
 }

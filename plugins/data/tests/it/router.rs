@@ -1,4 +1,4 @@
-//! The plugin of `plugins/examples/router`, loaded as any.
+//! Test of the plugin `plugins/examples/router`, loaded like any plugin.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,5 +41,5 @@ fn it_passes_its_checks_and_is_registered_once() {
     assert!(sets.iter().any(|s| s.set.namespace == "router" && s.rules.len() == 2));
 
     let error = Plugin::new(&manifest, &files).err().expect("it is there already");
-    assert!(error.message.contains("'router.*' are there already"), "{error}");
+    assert!(error.message.contains("'router.*' exist already"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Plans in the flat form that plugins read.
+//! Encoding of plans in the flat form that plugins read.
 
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::backend::KernelDesc;
@@ -10,18 +10,19 @@ use meganeura_core::{DType, Error, Result};
 use meganeura_plugin_abi as abi;
 use meganeura_plugin_abi::plain::{self, Plain};
 
-/// Plans, their tables and constants begin at multiples of this.
+/// Alignment of plans, their tables and constants, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// A whole plan.
+/// Encodes a whole plan.
 ///
 /// # Errors
-/// One with more entries than 32-bit numbers count.
+/// A plan with more entries than fit into 32-bit numbers.
 pub(crate) fn plan(plan: &ExecutionPlan) -> Result<Block> {
     let mut writer = Writer::default();
-    let offsets = match plan.memory.offsets.is_empty() {
-        false => (plan.memory.offsets.clone(), plan.memory.bytes),
-        true => side_by_side(&plan.buffers)?,
+    let offsets = if !plan.memory.offsets.is_empty() {
+        (plan.memory.offsets.clone(), plan.memory.bytes)
+    } else {
+        side_by_side(&plan.buffers)?
     };
     writer.buffers(plan, &offsets.0)?;
     for dispatch in &plan.dispatches {
@@ -45,7 +46,7 @@ pub(crate) fn plan(plan: &ExecutionPlan) -> Result<Block> {
     writer.finish(abi::PLAN_WHOLE, plan.precision, offsets.1)
 }
 
-/// A call that a device may have a kernel for.
+/// Encodes a call, to ask a device whether it has a kernel for it.
 ///
 /// # Errors
 /// As [`plan`].
@@ -60,10 +61,10 @@ pub(crate) fn call(kernel: &KernelDesc) -> Result<Block> {
     writer.finish(abi::PLAN_CALL, Precision::F32, 0)
 }
 
-/// Number of an element type.
+/// Returns the number of an element type.
 ///
 /// # Errors
-/// A type that this version of the interface has no number for.
+/// A type without a number in this version of the interface.
 pub(crate) fn dtype(dtype: DType) -> Result<u32> {
     Ok(match dtype {
         DType::F32 => abi::DTYPE_F32,
@@ -71,7 +72,7 @@ pub(crate) fn dtype(dtype: DType) -> Result<u32> {
         DType::BF16 => abi::DTYPE_BF16,
         DType::U32 => abi::DTYPE_U32,
         DType::I32 => abi::DTYPE_I32,
-        other => return Err(Error::plan(format!("plugins know no element type {other}"))),
+        other => return Err(Error::plan(format!("the plugin interface has no element type {other}"))),
     })
 }
 
@@ -80,10 +81,10 @@ fn operands(list: &[meganeura_core::plan::Operand]) -> Vec<(u32, TensorType)> {
 }
 
 fn number(value: usize) -> Result<u32> {
-    u32::try_from(value).map_err(|_| Error::plan("it has more entries than plugins can be given"))
+    u32::try_from(value).map_err(|_| Error::plan("it has more entries than the plugin interface supports"))
 }
 
-/// Offsets of buffers that have no places, and where they end.
+/// Returns offsets for the buffers of a plan without a memory layout, one after the other, and their total size.
 fn side_by_side(sizes: &[usize]) -> Result<(Vec<usize>, usize)> {
     let too_large = || Error::plan("its buffers have more bytes than memory can address");
     let mut offsets = Vec::with_capacity(sizes.len());
@@ -108,11 +109,11 @@ struct Writer {
     slots: Vec<abi::Slot>,
     integers: Vec<i64>,
     bytes: Vec<u8>,
-    /// Contents of constants, with the buffer of each.
+    /// Contents of constants, each with the index of its buffer.
     constants: Vec<(usize, Vec<u8>)>,
 }
 
-/// Adds elements to a table and gives their range.
+/// Adds elements to a table and returns their range.
 fn append<T>(table: &mut Vec<T>, elements: impl IntoIterator<Item = T>) -> Result<abi::Range> {
     let first = table.len();
     table.extend(elements);
@@ -269,9 +270,9 @@ impl Writer {
 
     fn finish(mut self, kind: u32, precision: Precision, arena: usize) -> Result<Block> {
         let mut file = Block::default();
-        // The place of the header, which is written when all others are known.
+        // Reserve the header, which is written last, when all offsets are final.
         file.append(&[0; size_of::<abi::Plan>()]);
-        // Constants come first, as buffers name their places.
+        // Constants come first, as buffers contain their offsets.
         for (buffer, data) in std::mem::take(&mut self.constants) {
             let buffer = &mut self.buffers[buffer];
             buffer.data_offset = file.append(&data);
@@ -320,19 +321,19 @@ fn slot(slot: &Slot) -> abi::Slot {
     abi::Slot { step, index }
 }
 
-/// Memory that begins where structures may.
+/// 64 bytes of memory, with the alignment of plans.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; ALIGNMENT]);
 
-// SAFETY: it is bytes, as many as its alignment.
+// SAFETY: it is an array of bytes, and its size equals its alignment.
 unsafe impl Plain for Line {}
 
-/// A plan's bytes; plugins read structures in place, so they begin at a multiple of [`ALIGNMENT`].
+/// Bytes of a plan. They begin at a multiple of [`ALIGNMENT`], because plugins read structures without copying them.
 #[derive(Default)]
 pub(crate) struct Block {
     lines: Vec<Line>,
-    /// Bytes that count; what is behind them in the last line does not.
+    /// Number of used bytes; the rest of the last [`Line`] is padding.
     len: usize,
 }
 
@@ -345,7 +346,7 @@ impl std::ops::Deref for Block {
 }
 
 impl Block {
-    /// Adds data at the next multiple of the alignment, and gives their place.
+    /// Appends data at the next multiple of the alignment, and returns its offset.
     fn append(&mut self, data: &[u8]) -> u64 {
         let place = size_of_val(&self.lines[..]);
         self.lines.extend(data.chunks(ALIGNMENT).map(line));
@@ -353,7 +354,7 @@ impl Block {
         place as u64
     }
 
-    /// Writes over the first bytes.
+    /// Overwrites the first bytes with `data`.
     fn begin_with(&mut self, data: &[u8]) {
         for (to, from) in self.lines.iter_mut().zip(data.chunks(ALIGNMENT)) {
             to.0[..from.len()].copy_from_slice(from);
@@ -369,7 +370,7 @@ impl Block {
     }
 }
 
-/// Up to 64 bytes, and zeros behind them.
+/// Returns up to 64 bytes, padded with zeros.
 fn line(bytes: &[u8]) -> Line {
     let mut line = Line([0; ALIGNMENT]);
     line.0[..bytes.len()].copy_from_slice(bytes);

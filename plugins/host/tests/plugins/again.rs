@@ -1,4 +1,4 @@
-//! What was refused is tried again after it was mended.
+//! Tests that a rejected plugin is tried again after it was fixed.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn config(plugin: &Path, allow: Option<Vec<String>>) -> Config {
     }
 }
 
-/// Tries a plugin, and tells what became of it.
+/// Tries a plugin, and returns its report.
 fn tried(plugin: &Path) -> Report {
     load(&config(plugin, None));
     report(plugin)
@@ -41,13 +41,13 @@ fn accepted(plugin: &Path) {
     assert_eq!(problems(plugin), Vec::<String>::new(), "what was said is taken back");
 }
 
-/// What the registry says of it.
+/// Returns the problems of a plugin in the registry.
 fn problems(plugin: &Path) -> Vec<String> {
     let all = registry::problems().into_iter().map(|p| p.to_string());
     all.filter(|p| p.contains(&*plugin.to_string_lossy())).collect()
 }
 
-/// Puts another case in the place of a plugin, by renaming it.
+/// Replaces a plugin by another case, by renaming.
 fn replace(folder: &Folder, case: u32, name: &str, plugin: &Path) {
     let new = folder.path("new.so");
     compile_hostile(&[format!("-DCASE={case}"), format!("-DNAME={name}")], &new);
@@ -72,7 +72,7 @@ fn it_loads_when_its_file_or_its_rights_were_mended() {
     refused(&plugin, "can be written by others");
     set_mode(&plugin, 0o755);
     accepted(&plugin);
-    // From then on it stays what it is.
+    // From then on, it stays loaded.
     replace(&folder, 7, "mended", &plugin);
     accepted(&plugin);
 }
@@ -91,14 +91,15 @@ fn it_loads_when_the_list_of_sums_was_mended() {
     assert_eq!(with(&["00", &sum]).refused, None);
 }
 
-/// The loader would give out the old code for the new file.
+/// A plugin file that was overwritten in place is refused, because the loader would return the old code for the new
+/// file.
 #[test]
 fn a_file_that_was_written_over_asks_for_a_restart() {
     let folder = Folder::new();
     let plugin = folder.path("libover.so");
     compile_hostile(&["-DCASE=0".into(), "-DNAME=over".into()], &plugin);
     open_backend(&plugin, None).expect("it loads");
-    // Behind all that is loaded; the code that is in use stays what it is.
+    // Append after all loaded parts, so that the code in use does not change.
     let file = fs::OpenOptions::new().append(true).open(&plugin);
     std::io::Write::write_all(&mut file.expect("it is ours"), b"changed").expect("written");
     let error = open_backend(&plugin, None).err().expect("it has changed").to_string();

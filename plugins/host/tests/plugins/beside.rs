@@ -1,4 +1,4 @@
-//! Plugins that are linked with a library beside them.
+//! Tests of plugins that are linked with a library in their folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use meganeura_core::config::Config;
 use meganeura_core::files::sha256;
 use meganeura_plugin_host::open_backend;
 
-/// Builds a library that says this word.
+/// Builds a library with a function that returns this word.
 fn helper(to: &Path, word: &str) {
     compile_hostile(&[format!("-DMAKE_HELPER={word}")], to);
 }
 
-/// Builds a plugin that is linked with `libNAME.so` of a folder, which the system shall look for there.
+/// Builds a plugin that is linked with `libNAME.so`, which the system searches for in `look_in`.
 fn plugin(folder: &Folder, name: &str, library: &Path, look_in: &[&str]) -> PathBuf {
     let link = look_in.iter().map(|path| format!("-Wl,-rpath,{path}"));
     let place = library.parent().expect("a folder").display();
@@ -29,7 +29,7 @@ fn plugin(folder: &Folder, name: &str, library: &Path, look_in: &[&str]) -> Path
     folder.build(0, name, &options)
 }
 
-/// The name of the first device, which comes from the library.
+/// Returns the name of the first device, which comes from the library.
 fn device_name(plugin: &Path, allow: Option<&[String]>) -> Result<String> {
     let backend = open_backend(plugin, allow)?;
     Ok(backend.devices(&Config::default())?.remove(0).name)
@@ -54,7 +54,7 @@ fn they_are_found_relative_to_the_plugin() {
         let file = plugin(&folder, name, &library, look_in);
         let found = device_name(&file, None).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(found, format!("helper_of_{name}"));
-        // By a link from elsewhere, too: it is its own place that counts.
+        // Also through a link from another folder: the location of the file itself counts.
         let elsewhere = Folder::new();
         std::os::unix::fs::symlink(&file, elsewhere.path("link.so")).expect("linked");
         assert_eq!(device_name(&elsewhere.path("link.so"), None).expect("it loads"), found);
@@ -95,7 +95,7 @@ fn folders_that_depend_on_where_the_program_runs_are_refused() {
     helper(&library, "cwd");
     for (name, look_in) in [("dot", "."), ("inner", "$ORIGIN:lib"), ("token", "$ORIGIN/$LIB")] {
         let file = plugin(&folder, name, &library, &[look_in]);
-        let words = ["it looks for libraries in", "$ORIGIN"];
+        let words = ["it searches for libraries in", "$ORIGIN"];
         assert_names(&refusal(&file), name, &words);
     }
 }
@@ -110,9 +110,9 @@ fn one_that_is_missing_is_named() {
     assert_names(
         &refusal(&file),
         "lacking",
-        &["the system does not load it", "libabsent-helper.so"],
+        &["the system cannot load it", "libabsent-helper.so"],
     );
-    // The same file loads as soon as it is there.
+    // The same file loads as soon as the library exists.
     helper(&library, "present");
     assert_eq!(device_name(&file, None).expect("it is there"), "present");
 }

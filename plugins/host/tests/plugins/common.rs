@@ -1,4 +1,4 @@
-//! Plugins that tests build.
+//! Helpers that build the plugins for tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use meganeura_plugin_host::open_backend;
 
 pub(crate) use super::compile::{compile, set_mode};
 
-/// A folder below the repository's.
+/// Returns the path of a file or folder in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// The first device.
+/// Returns the first device.
 pub(crate) fn device(backend: &Arc<dyn Backend>) -> Result<Arc<dyn Device>> {
     let config = Config::default();
     assert_eq!(backend.devices(&config)?.len(), 1);
     backend.open(0, &config)
 }
 
-/// A folder with plugins of `hostile.c`.
+/// Temporary folder for plugins that are built from `hostile.c`.
 pub(crate) struct Folder(pub(crate) tempfile::TempDir);
 
 impl Folder {
@@ -34,7 +34,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// Builds a case under a name.
+    /// Builds a case of `hostile.c` under a plugin name.
     pub(crate) fn build(&self, case: u32, name: &str, options: &[String]) -> PathBuf {
         let file = self.path(&format!("lib{name}-{case}.so"));
         let mut all = vec![format!("-DCASE={case}"), format!("-DNAME={name}")];
@@ -50,7 +50,7 @@ pub(crate) fn compile_hostile(options: &[String], to: &Path) {
     compile(&source, &repository("plugins/abi/include"), options, to);
 }
 
-/// Why a plugin is refused.
+/// Returns the reason why a plugin is rejected.
 pub(crate) fn refusal(path: &Path) -> String {
     match open_backend(path, None) {
         Err(error @ Error::Plugin { .. }) => error.to_string(),
@@ -59,7 +59,7 @@ pub(crate) fn refusal(path: &Path) -> String {
     }
 }
 
-/// The error has the plugin's name and these words.
+/// Checks that the error contains the plugin's name and these words.
 pub(crate) fn assert_names(error: &str, plugin: &str, words: &[&str]) {
     for word in std::iter::once(&plugin).chain(words) {
         assert!(error.contains(word), "'{word}' in: {error}");

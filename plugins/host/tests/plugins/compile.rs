@@ -1,4 +1,4 @@
-//! Compiles plugins in C; the tests of the command share it.
+//! Compiler of plugins in C; the tests of the command use it, too.
 
 use std::path::Path;
 use std::process::Command;

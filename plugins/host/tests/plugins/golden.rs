@@ -1,4 +1,4 @@
-//! A plugin for the first version of the interface loads and computes.
+//! Test that a plugin built for the first version of the interface loads and computes.
 
 use super::common::{compile, device, repository};
 use meganeura_core::config::Config;

@@ -1,6 +1,6 @@
-/* Plugins that do one thing wrong, which -DCASE=n chooses; -DNAME is the name. Case 0 does nothing wrong, but computes
- * nothing either. With -DHELPER, devices have the name that a library gives which it is linked with; with -DMAKE_HELPER,
- * this is that library. */
+/* Plugins with one fault each, selected by -DCASE=n; -DNAME sets the name. Case 0 has no fault,
+ * but computes nothing. With -DHELPER, the names of devices come from a linked library; with
+ * -DMAKE_HELPER, this file compiles to that library. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ const char meganeura_plugin_manifest[] = "name = \"" TEXT(NAME) "\"\nversion = \
 #endif
 
 #ifdef MARK
-/* Whether any code ran can be seen by this file. */
+/* Creates a file, which shows that code of the plugin ran. */
 __attribute__((constructor)) static void initialise(void) {
     FILE *f = fopen(TEXT(MARK), "w");
     if (f)

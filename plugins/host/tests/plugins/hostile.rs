@@ -1,4 +1,4 @@
-//! Plugins that do something wrong are refused or contained, with a message that names plugin and cause.
+//! Tests of faulty plugins: each is rejected or contained, with a message that names the plugin and the cause.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ fn what_cannot_be_loaded_is_refused() {
         (1, &["not a plugin", "meganeura_plugin_manifest"]),
         (2, &["h2", "version '2.0' of the interface"]),
         (3, &["manifest cannot be read"]),
-        (4, &["does not end within 4096 bytes"]),
+        (4, &["no terminating zero within 4096 bytes"]),
         (5, &["'../evil' cannot be used in a selector"]),
-        (6, &["h6", "no function meganeura_plugin_entry"]),
+        (6, &["h6", "does not export the function meganeura_plugin_entry"]),
         (7, &["h7", "refuses this host"]),
         (8, &["h8", "says to have 0 bytes"]),
         (9, &["h9", "says to have 4294967295 bytes"]),
@@ -41,7 +41,7 @@ fn what_cannot_be_loaded_is_refused() {
         (11, &["h11", "plans of the versions 7 to 9"]),
         (12, &["h12", "no function executable_run"]),
         (13, &["h13", "chain of extensions"]),
-        (27, &["h27", "the system does not load it", "nowhere"]),
+        (27, &["h27", "the system cannot load it", "nowhere"]),
         (29, &["cannot be printed"]),
     ];
     for (case, words) in cases {
@@ -59,7 +59,7 @@ fn no_code_runs_before_the_manifest_was_read() {
         refusal(&folder.build(case, "early", &mark_option));
         assert!(!mark.exists(), "code of case {case} ran");
     }
-    // Neither if its sum is not on the list, or a backend of its name is there.
+    // Also if its sum is not on the list, or a backend with its name exists.
     let good = folder.build(0, "marked", &mark_option);
     let error = open_backend(&good, Some(&["00".repeat(32)]))
         .err()
@@ -91,7 +91,8 @@ fn files_that_are_no_plugins_of_this_machine_are_refused() {
     });
     std::fs::write(&other, bytes).expect("written");
     assert_names(&refusal(&other), "other.so", &["another architecture"]);
-    // Cut off, or with any byte changed, it is refused or it is not; nothing panics before code runs.
+    // Truncated, or with any byte changed, it may be rejected or not; nothing panics before code
+    // runs.
     for len in (0..good.len()).step_by(97) {
         std::fs::write(&other, &good[..len]).expect("written");
         let error = open_backend(&other, Some(&[])).err().expect("no sum is on the list");
@@ -120,7 +121,7 @@ fn files_that_others_can_write_are_refused() {
         );
     }
     set_mode(&file, 0o755);
-    // A link to it is as good as what it leads to.
+    // A link to it is treated like the file.
     let link = folder.path("link.so");
     std::os::unix::fs::symlink(&file, &link).expect("linked");
     set_mode(folder.0.path(), 0o777);
@@ -135,12 +136,12 @@ fn devices_that_cannot_be_are_refused() {
     let cases: &[(u32, &str)] = &[
         (14, "4000000000 devices"),
         (15, "a status that says to have 7 bytes"),
-        (16, "bytes_per_second is NaN"),
+        (16, "reports NaN as bytes_per_second"),
         (17, "unknown class 77"),
-        (18, "a name that does not end"),
+        (18, "a name without terminating zero"),
         (19, "null pointer"),
-        (26, "stores no f32"),
-        (28, "at an address that cannot be one"),
+        (26, "does not support f32"),
+        (28, "invalid address"),
     ];
     for (case, words) in cases {
         let name = format!("d{case}");
@@ -172,7 +173,7 @@ fn wrong_steps_are_errors_of_the_session() {
         let error = session(&device).and_then(|mut s| {
             let first = step(&mut s);
             if [22, 23].contains(case) {
-                // Nothing more is done with it, and another session is unharmed.
+                // It is not used any more, and other sessions are not affected.
                 let second = step(&mut s).expect_err("it cannot be used any more").to_string();
                 assert_names(&second, &name, &["cannot be used any more", words[0]]);
                 assert!(session(&device).is_ok());
@@ -193,7 +194,7 @@ fn steps_that_are_never_settled_are_waited_for() {
     let backend = open_backend(&folder.build(31, "s31", &[]), None).expect("it loads");
     let device = device(&backend).expect("it opens");
     let mut s = session(&device).expect("it compiles");
-    // More than are kept: nothing grows, and nothing is taken back that was not told.
+    // More steps than are kept: memory does not grow, and no step without a report is rolled back.
     for _ in 0..3000 {
         s.step();
     }
@@ -222,7 +223,7 @@ fn devices_that_are_not_there_are_not_opened() {
         .err()
         .expect("there is one")
         .to_string();
-    assert_names(&error, "'single' has no index 1: there is single:0", &["devices:"]);
+    assert_names(&error, "'single' has no index 1; available: single:0", &["devices:"]);
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn others_are_unharmed_by_what_is_refused() {
         .refused
         .clone()
         .expect("it has the name of the other");
-    assert_names(&refused, "twin", &["is there already", &first.to_string_lossy()]);
+    assert_names(&refused, "twin", &["is already registered", &first.to_string_lossy()]);
 
     let selected = select::select(Some("after"), &config).expect("it is there");
     assert_eq!(selected.selector, "after:0");

@@ -1,4 +1,4 @@
-//! The example in C, through the interface: what it has kernels for is right.
+//! Tests that the kernels of the C example are correct when called through the plugin interface.
 
 use std::sync::Arc;
 

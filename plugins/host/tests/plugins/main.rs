@@ -1,4 +1,4 @@
-//! Plugins that are built and loaded.
+//! Tests of plugins that are built and loaded.
 #![cfg(unix)]
 
 mod again;

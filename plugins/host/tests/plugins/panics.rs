@@ -1,4 +1,4 @@
-//! Panics of a plugin in Rust are errors of the call.
+//! Tests that a panic in a Rust plugin is an error of the call.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::{Graph, Result, Session};
 use meganeura_plugin_host::{load, loaded, open_backend};
 
-/// What a `Cargo.toml` may say.
+/// Description with all kinds of characters that a `Cargo.toml` allows.
 const DESCRIPTION: &str = "Räume for \"tests\",\n  in C:\\new\\u0041 # 🚀\n";
 
 /// Builds the plugin under a name.
@@ -43,7 +43,7 @@ fn build(folder: &tempfile::TempDir, name: &str) -> PathBuf {
     copy
 }
 
-/// A step with settings that say where to panic.
+/// Runs a step with settings that select where to panic.
 fn step(backend: &Arc<dyn Backend>, place: &str) -> Result<Vec<f32>> {
     let text = format!("[backend.panicking]\npanic = \"{place}\"\n");
     let folder = tempfile::tempdir().expect("a folder");

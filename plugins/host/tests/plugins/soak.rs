@@ -1,12 +1,12 @@
-//! Plugins that are loaded, used and refused again and again: memory, open files and threads stay as they are. Code is never
-//! unloaded, so that the same file again has to be the library that is there.
+//! Repeated loading, use and rejection of plugins: memory, open files and threads do not grow. Code
+//! is never unloaded, so loading the same file again must give the existing library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::common::{Folder, assert_names, compile, compile_hostile, device, repository, set_mode};
-use super::held::Held;
+use super::held::ProcessResources;
 use meganeura_core::config::{Config, PluginSettings};
 use meganeura_core::plan::compile_for;
 use meganeura_core::{Graph, Session, registry};
@@ -37,7 +37,7 @@ fn compute(file: &Path) {
     assert_eq!(session.read_output(4), [2.0, 2.0, 3.0, 5.0]);
 }
 
-/// How often a file is mapped and open.
+/// Returns how many memory mappings and how many open file descriptors a file has.
 fn places(file: &Path) -> (usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").expect("maps");
     let mapped = maps.lines().filter(|line| line.ends_with(file.to_str().expect("text")));
@@ -63,7 +63,7 @@ fn the_same_file_again_is_the_library_that_is_there() {
     assert_eq!(places(&file), (mapped, open));
 }
 
-/// A manifest with one operator and a file of rules.
+/// Returns a manifest with one operator and a file of rules.
 fn manifest(name: &str) -> String {
     format!(
         "format = 1\nname = \"{name}\"\nversion = \"0.3\"\nrules = \"a.egg\"\n\n[[op]]\nname = \"twice\"\nformula = \"2 x\"\n\
@@ -72,12 +72,12 @@ fn manifest(name: &str) -> String {
     )
 }
 
-/// All that is done again and again.
+/// Plugins that the soak test loads, uses and rejects again and again.
 struct Plugins {
     folder: Folder,
     loops: PathBuf,
     hostile: PathBuf,
-    /// Of data: one that is fine, and one that is not.
+    /// Plugins without native code: a valid one and an invalid one.
     fine: PathBuf,
     wrong: PathBuf,
     trial: PathBuf,
@@ -130,10 +130,10 @@ impl Plugins {
             .err()
             .expect("not on the list");
         assert_names(&error.to_string(), "loops", &["is not on the list"]);
-        // Its code is let in, and wants no more.
+        // Its code is loaded, and it then reports an error.
         let error = open_backend(&self.hostile, None).err().expect("it refuses");
         assert_names(&error.to_string(), "soak_refused", &["refuses this host"]);
-        // What is refused late has made operators before.
+        // A plugin that is rejected late has already created operators.
         let error = open_data(&self.wrong, None).expect_err("its rules are none");
         assert_names(&error.to_string(), "unsound", &["a parenthesis is not closed"]);
         let changing = &self.config.plugins.load[2];
@@ -147,7 +147,7 @@ impl Plugins {
         assert_eq!(refused, [false, false, true]);
         assert!(registry::op("soaked.twice").is_some());
         let error = open_data(&self.fine, None).expect_err("it is there already");
-        assert_names(&error.to_string(), "soaked", &["there already"]);
+        assert_names(&error.to_string(), "soaked", &["exist already"]);
         // Processes take longer than all else.
         if count.is_multiple_of(20) {
             let limits = TrialLimits::default();
@@ -156,7 +156,7 @@ impl Plugins {
     }
 }
 
-/// A minute; other seconds in `SOAK_SECONDS`:
+/// Runs for one minute, or for the seconds that `SOAK_SECONDS` sets:
 /// `cargo test --release -p meganeura-plugin-host --test plugins soak:: -- --ignored --nocapture --test-threads 1`.
 #[test]
 #[ignore = "takes a minute"]
@@ -168,11 +168,11 @@ fn plugins_leave_nothing_behind() {
     while begun.elapsed() < time || early.is_none() {
         plugins.round(count);
         count += 1;
-        // What is made once and kept, and the allocator's own reserve, are there by then.
+        // By then, everything that is created once, and the allocator's reserve, exist.
         if begun.elapsed() > time / 4 {
-            early.get_or_insert_with(Held::now);
+            early.get_or_insert_with(ProcessResources::now);
         }
     }
     let early = early.expect("a quarter of the time");
-    early.assert_kept(Held::now(), &format!("plugins, {count} rounds"), 0, 0);
+    early.assert_kept(ProcessResources::now(), &format!("plugins, {count} rounds"), 0, 0);
 }

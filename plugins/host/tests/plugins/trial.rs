@@ -1,4 +1,4 @@
-//! The process that tries a plugin first: what it may take, and what its end means.
+//! Tests of the process that tries a plugin first: its limits, and the meaning of its exit status.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::common::set_mode;
 use meganeura_core::{Error, Result};
 use meganeura_plugin_host::{TrialLimits, try_plugin};
 
-/// A program that does this.
+/// Writes a shell script as an executable program, and returns its path.
 fn program(folder: &Path, name: &str, script: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
@@ -49,7 +49,7 @@ fn its_refusal_is_a_refusal_with_its_reason() {
     );
     let error = tried("silent", "exit 1", 9).expect_err("refused").to_string();
     assert!(error.contains("does not say why"), "{error}");
-    // More than a pipe holds.
+    // More output than fits into a pipe.
     let error = tried("talks", "yes error: none | head -c 1000000 >&2; exit 1", 9).expect_err("refused");
     assert!(error.to_string().contains("refuses it"), "{error}");
 }

@@ -1,5 +1,6 @@
-//! Tries the communicator `mpi`: `mpirun -n 4 meganeura-mpi-check`. The tests have it fail on purpose, by a word:
-//! `mismatch`, `exit` (the last rank ends), `stall` (the last rank does not come), `loop` (until it is killed).
+//! Check of the communicator `mpi`: `mpirun -n 4 meganeura-mpi-check`. For tests, an argument makes
+//! it fail on purpose: `mismatch`, `exit` (the last rank ends), `stall` (the last rank does not
+//! participate), `loop` (until it is killed).
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -64,9 +65,12 @@ fn run(word: &str) -> Result<()> {
 
 fn collectives(c: &dyn Communicator) -> Result<()> {
     let (rank, size) = (c.rank(), c.size());
-    let expect = |what: &str, is_right: bool| match is_right {
-        true => Ok(()),
-        false => Err(Error::misuse(format!("rank {rank}: {what} gave a wrong result"), "")),
+    let expect = |what: &str, is_right: bool| {
+        if is_right {
+            Ok(())
+        } else {
+            Err(Error::misuse(format!("rank {rank}: {what} gave a wrong result"), ""))
+        }
     };
     for len in [1, 1000, 1 << 20] {
         let mut data = vec![rank as f32 + 1.0; len];

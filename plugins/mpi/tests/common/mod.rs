@@ -1,13 +1,14 @@
-//! Starting processes by `mpirun`. Without it tests are skipped, unless `MEGANEURA_REQUIRE_MPI=1`.
+//! Starts processes with `mpirun`. Without it, tests are skipped, unless `MEGANEURA_REQUIRE_MPI=1`.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Starts a program on so many processes, which have one thread each for the kernels.
+/// Returns a command that runs a program on `ranks` processes, with one kernel thread each.
 pub(crate) fn command(ranks: usize, program: &Path, words: &[&str]) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["-n", &ranks.to_string(), "--oversubscribe"]);
-    // The first two variables are what `--allow-run-as-root` is to Open MPI; other users and libraries do not look at them.
+    // The first two variables are Open MPI's equivalent of `--allow-run-as-root`; other users and
+    // libraries ignore them.
     command
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -16,7 +17,7 @@ pub(crate) fn command(ranks: usize, program: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Runs it; `None` without `mpirun`.
+/// Runs the command and returns its output; `None` without `mpirun`.
 pub(crate) fn output(mut command: Command) -> Option<Output> {
     match command.output() {
         Ok(output) => Some(output),

@@ -1,6 +1,6 @@
-//! Attention and its gradients on cooperative matrices: what both have in common. Operands are rounded to the matrices' input
-//! type when they go to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies
-//! between products goes through shared memory, in `f32`.
+//! Common parts of attention and its gradients on cooperative matrices. Operands are rounded to the input type of the matrices
+//! when they are copied to shared memory; sums are `f32`. A thread cannot change single elements of a matrix, so intermediate
+//! values between products are written to shared memory as `f32`.
 
 pub(super) mod backward;
 pub(super) mod forward;
@@ -12,10 +12,10 @@ use super::super::module::Module;
 use super::super::template::{KernelFile, Template};
 use super::heads::template;
 
-/// Most threads of a workgroup that every device has.
+/// Maximum number of threads of a workgroup that every device supports.
 const MAX_THREADS: usize = 256;
 
-/// The subgroups of a workgroup, and the tiles that they multiply.
+/// Number of subgroups of a workgroup, and the configuration of their matrices.
 #[derive(Clone, Copy)]
 struct Subgroups {
     config: CoopConfig,
@@ -27,21 +27,21 @@ impl Subgroups {
         self.count * self.config.subgroup()
     }
 
-    /// Whether tiles that take so many bytes of shared memory can be tried for a call.
+    /// Returns true if tiles that need this many bytes of shared memory are possible for a call.
     fn fits(&self, dims: &AttentionDims, bytes: Option<usize>) -> bool {
         let [_, most] = shared_limits(&self.config);
         bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MAX_THREADS && dims.rows_q >= self.config.tile()
     }
 
-    /// A kernel file with the fragments of matrices, for a module that has the extensions of the language.
+    /// Creates a template of a kernel file with the matrix fragments, and enables the required WGSL extensions in the module.
     fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
         self.config.fragments(template(file, dims), module)
     }
 }
 
-/// Bytes of shared memory that a workgroup should stay within, and most ones: with tiles of 8 what Metal's devices have. With
-/// tiles of 16 it is best that several workgroups share a multiprocessor, which was seen to have 64 KiB in all; with heads
-/// too wide for that, one has to do.
+/// Returns the preferred and the maximum bytes of shared memory of a workgroup. With tiles of 8, both are the limit of Metal
+/// devices. With tiles of 16, several workgroups should share a multiprocessor, which has 64 KiB on the measured devices; wide
+/// heads need more, and one workgroup per multiprocessor must suffice.
 fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     match config.tile_size {
         8 => [32 << 10; 2],
@@ -49,7 +49,7 @@ fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     }
 }
 
-/// The first of some tilings that fits within the limits, by the bytes that it takes, if it fits otherwise.
+/// Returns the first tiling within the preferred limit, or else the first within the maximum.
 fn fitting<T: Copy>(config: &CoopConfig, tilings: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
     let within = |limit| {
         tilings
@@ -59,12 +59,12 @@ fn fitting<T: Copy>(config: &CoopConfig, tilings: &[T], bytes: impl Fn(&T) -> Op
     shared_limits(config).into_iter().find_map(within).copied()
 }
 
-/// Vectors between rows of so many elements of sums in shared memory.
+/// Returns the stride of rows of `elements` sums in shared memory, in vectors.
 fn sums_stride(elements: usize) -> usize {
     elements / 4 + 1
 }
 
-/// Whether matrices are likely to be faster than single threads, if a call fits.
+/// Returns true if matrices are probably faster than single threads, provided that the call fits.
 fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
     dims.rows_q >= config.tile_size as usize
         && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)

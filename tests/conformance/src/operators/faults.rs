@@ -1,4 +1,5 @@
-//! Indices out of range, for every operator that declares a bound: an error of the step, never a number.
+//! Cases of indices out of range, for every operator that declares a bound: the step must fail instead of computing a
+//! number.
 
 use meganeura_core::error::Error;
 use meganeura_core::ops::sample::Sizes;
@@ -6,10 +7,10 @@ use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::{DType, TensorType};
 
 use super::{SampleGraph, build};
+use crate::case::{Case, CaseRun, Check, SharedDevice, fail};
 use crate::harness::{open, run_once};
-use crate::runner::{Case, CaseRun, Check, SharedDevice, fail};
 
-/// The first samples that have an index, with one index at the bound.
+/// Returns cases from the first samples that contain indices. One index equals the bound.
 pub(super) fn cases(op: OpRef) -> Vec<Case> {
     const SAMPLES: usize = 3;
     let samples = op.samples(&mut Sizes::new(0)).into_iter().enumerate();

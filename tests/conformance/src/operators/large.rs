@@ -1,19 +1,24 @@
-//! Matrices with the dimensions of large language models: kernels choose other ways for them than for those of samples.
+//! Cases of matmuls with the dimensions of large language models: kernels choose other algorithms for them than for the
+//! small samples.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::sample::{Fill, Sample, SampleInput};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, registry};
 
+use crate::case::{Case, SharedDevice};
 use crate::options::Options;
-use crate::runner::{Case, SharedDevice};
 
-/// Rows, terms and columns. 14,336 is the hidden size of a model of 8B parameters, and 128,256 its vocabulary.
-const SHAPES: [[usize; 3]; 5] = [
+/// Rows, summed dimension and columns of the matmuls. 14,336 is the hidden size of a model of 8B parameters, and
+/// 128,256 its vocabulary. Matmuls of at least 64 rows are large enough for a library.
+const SHAPES: [[usize; 3]; 8] = [
     [1, 14_336, 150],
     [3, 14_336, 150],
     [1, 4096, 1030],
     [8, 2048, 1100],
+    [16, 2048, 1030],
+    [64, 1024, 520],
+    [128, 2048, 512],
     [1, 32, 128_256],
 ];
 
@@ -44,7 +49,7 @@ pub(crate) fn cases(options: &Options) -> Vec<Case> {
     let case = |(name, sample): (&'static str, Sample)| {
         let op = registry::ops().into_iter().find(|op| op.name() == name)?;
         let built = super::build(op, &sample, 1, DType::F32);
-        // Few of these cases say as much as many small ones.
+        // A few of these cases cover more than many small ones.
         if super::work(&built.graph) > 5 * options.max_work {
             return None;
         }

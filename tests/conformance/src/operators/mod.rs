@@ -1,4 +1,4 @@
-//! Every registered operator on its own samples.
+//! Cases of every registered operator on its own samples.
 
 mod faults;
 mod large;
@@ -16,18 +16,19 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
 use meganeura_core::{DType, Session, registry};
 
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::compare::{compare_within, widening, work};
 use crate::harness::{Feeds, feed, open, output, run_once};
 use crate::options::Options;
 use crate::precision::Deviations;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::{decode, quantise, wide};
 
-/// Half-precision samples of an operator.
+/// Maximum number of half-precision samples of an operator.
 const HALF_SAMPLES: usize = 3;
-/// Largest half-precision sample: sums of many rounded numbers say little.
+/// Maximum number of elements of a half-precision sample, because sums of many rounded numbers are too inaccurate to
+/// compare.
 const HALF_ELEMENTS: usize = 1100;
-/// How much more a gradient may be off than a result.
+/// Factor between the tolerance of gradients and that of results.
 const GRADIENT_FACTOR: f64 = 5.0;
 
 /// A sample as a graph with values.
@@ -53,7 +54,7 @@ fn build(op: OpRef, sample: &Sample, seed: u64, float: DType) -> SampleGraph {
             other => other,
         };
         let values = input.values(&mut rng);
-        // A type that cannot be stored shows when the operand is set.
+        // The error of a type that cannot be stored occurs when the operand is set.
         feeds.insert(name.clone(), quantise(dtype, &values).unwrap_or(values));
         operands.push(input.leaf(&mut graph, &name, dtype));
     }
@@ -77,7 +78,7 @@ pub(crate) fn cases(options: &Options) -> Vec<Case> {
         for seed in options.seeds.clone() {
             for (i, sample) in op.samples(&mut Sizes::new(seed)).into_iter().enumerate() {
                 let shapes: Vec<_> = sample.inputs.iter().map(|s| s.shape.clone()).collect();
-                // Samples of fixed shapes come back with every seed.
+                // Samples of fixed shapes repeat with every seed.
                 if !seen.insert((sample.label.clone(), shapes)) {
                     continue;
                 }
@@ -104,11 +105,11 @@ pub(crate) fn cases(options: &Options) -> Vec<Case> {
     cases
 }
 
-/// Results and written states against the oracle.
+/// Compares results and written states with the oracle.
 fn forward(device: &SharedDevice, op: OpRef, case: &SampleGraph, tolerance: f64) -> CaseRun {
     let oracle = evaluate(&case.graph, &case.feeds)?;
     let mut session = open(device, &case.graph)?;
-    // The decomposition's results are right, which says nothing of the kernel that was to be checked.
+    // The results of the decomposition are correct, but do not test the kernel.
     if let Some(problem) = device.refused_kernel(op.name()) {
         return fail(format!("the kernel did not run: {problem}"));
     }
@@ -132,7 +133,7 @@ fn forward(device: &SharedDevice, op: OpRef, case: &SampleGraph, tolerance: f64)
     Ok(check)
 }
 
-/// What a state or a parameter holds, and its type.
+/// Returns the contents and the type of a state or a parameter.
 fn persistent(session: &mut Session, graph: &Graph, name: &str) -> Result<(DType, Vec<f64>), Error> {
     let named = graph.nodes().iter().find(|node| node.name.as_deref() == Some(name));
     Ok(match named.map(|node| (&node.kind, node.outputs.first())) {
@@ -149,7 +150,8 @@ fn wants_gradients(case: &SampleGraph, sample: &Sample) -> bool {
     case.graph.dtype(case.call).is_float() && sample.inputs.iter().any(operand)
 }
 
-/// A loss that weighs every element of some results differently, and the graph with its gradients.
+/// Returns a loss with different weights for the elements of some results, and the graph with its
+/// gradients.
 fn differentiated(mut case: SampleGraph, sample: &Sample, ports: &[u32]) -> Result<(Value, Graph), Error> {
     let g = &mut case.graph;
     let mut rng = SplitMix64::new(99);
@@ -176,7 +178,8 @@ fn differentiated(mut case: SampleGraph, sample: &Sample, ports: &[u32]) -> Resu
     Ok((loss, try_differentiate(g)?))
 }
 
-/// Gradients of a loss of all float results, or of the first where the operator differentiates no other.
+/// Compares gradients of a loss of all float results, or of the first result if the operator only
+/// differentiates that one.
 fn gradients(device: &SharedDevice, case: SampleGraph, sample: &Sample) -> CaseRun {
     let results = case.graph.nodes()[case.call.index()].outputs.iter();
     let ports: Vec<u32> = (0..)
@@ -188,7 +191,7 @@ fn gradients(device: &SharedDevice, case: SampleGraph, sample: &Sample) -> CaseR
         Err(Error::NotDifferentiable { .. }) => differentiated(case.clone(), sample, &[0])?,
         other => other?,
     };
-    // As outputs, because those can have any type.
+    // Read as outputs, because these can have any type.
     let gradients: Vec<Value> = full.gradients().iter().map(|&(_, v)| v).collect();
     full.set_outputs([vec![loss], gradients].concat());
     let oracle = evaluate(&full, &case.feeds)?;
@@ -198,12 +201,13 @@ fn gradients(device: &SharedDevice, case: SampleGraph, sample: &Sample) -> CaseR
     let optimized = check_gradients(device, &optimized, &full, &oracle, &case.feeds, limit);
     match optimized {
         Ok(check) => Ok(plain.worse(check)),
-        Err(crate::runner::Failure::Wrong(message)) => fail(format!("after optimization, {message}")),
+        Err(crate::case::Failure::Wrong(message)) => fail(format!("after optimization, {message}")),
         Err(other) => Err(other),
     }
 }
 
-/// Runs one form of a graph and compares with the oracle's evaluation of the `original`.
+/// Runs a graph with gradients, before or after optimization, and compares with the oracle's evaluation of the
+/// `original`.
 fn check_gradients(
     device: &SharedDevice,
     graph: &Graph,
@@ -225,7 +229,7 @@ fn check_gradients(
         let found = output(&mut session, i + 1)?;
         let what = format!("gradient of {name}");
         let (dtype, more) = (expected.ty.dtype, off.output(i + 1));
-        // The gradient of a narrow operand is as narrow.
+        // The gradient of a half-precision operand has its precision.
         let limit = limit.max(rounding(dtype));
         check = check.worse(compare_within(&what, dtype, &found, &expected.data, limit, more)?);
         if expected.ty.dtype == DType::F32 {
@@ -237,7 +241,7 @@ fn check_gradients(
     Ok(check)
 }
 
-/// What rounding to a type of 16 bits may do, relative to the largest magnitude.
+/// Returns the maximum effect of rounding to a type of 16 bits, relative to the largest magnitude.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2.0 / 1024.0,
@@ -246,7 +250,7 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// The first samples again with operands in 16 bits, if the operator takes them.
+/// Repeats the first samples with operands in 16 bits, if the operator supports them.
 fn half_cases(op: OpRef) -> Vec<Case> {
     let suitable = |s: &Sample| {
         let elements: usize = s.inputs.iter().map(|i| i.shape.iter().product::<usize>()).sum();

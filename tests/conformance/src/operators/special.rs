@@ -1,4 +1,4 @@
-//! Numbers at which kernels go wrong: NaN, infinities, overflow, ties of rounding, integer limits.
+//! Cases of numbers that kernels often compute wrongly: NaN, infinities, overflow, ties of rounding, integer limits.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::graph::{Graph, Value};
@@ -6,9 +6,9 @@ use meganeura_core::ops::OpRef;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, registry};
 
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::compare::compare_each;
 use crate::harness::{Feeds, open, run_once};
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 
 /// Accepted error relative to each element.
 const LIMIT: f64 = 1e-4;
@@ -16,11 +16,11 @@ const LIMIT: f64 = 1e-4;
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
 
-/// Operands of unary float operators; ±100 overflows `exp` and tests the stable forms of the others.
+/// Operands of unary float operators; ±100 overflows `exp` and tests whether other operators avoid that.
 const UNARY: &[f64] = &[NAN, INF, -INF, 0.0, 1.0, -1.0, 0.5, 100.0, -100.0];
 /// Operands of binary float operators, taken in all pairs.
 const BINARY: &[f64] = &[NAN, INF, -INF, 0.0, 1.0, -1.0, 2.5];
-/// Operands of remainders: quotients with more bits than a significand, and infinities.
+/// Operands of remainders: quotients that need more bits than a significand has, and infinities.
 const REMAINDERS: &[f64] = &[
     NAN,
     INF,
@@ -40,7 +40,7 @@ const REMAINDERS: &[f64] = &[
 const SIGNED: &[f64] = &[0.0, 1.0, -1.0, 7.0, -7.0, 3.0, 2147483647.0, -2147483648.0];
 const UNSIGNED: &[f64] = &[0.0, 1.0, 7.0, 3.0, 2147483648.0, 4294967295.0];
 
-/// Operators of one float operand and one result that are applied to [`UNARY`], with their attributes.
+/// Operators with one float operand and one result that are tested with [`UNARY`], and their attributes.
 const UNARY_OPS: &[(&str, &[(&str, f64)])] = &[
     ("core.log2", &[]),
     ("core.exp2", &[]),
@@ -67,7 +67,7 @@ const UNARY_OPS: &[(&str, &[(&str, f64)])] = &[
     ("core.ceil", &[]),
     ("core.round", &[]),
 ];
-/// Operators whose formulas multiply by a factor that vanishes at an infinity: the limit and NaN are both right
+/// Operators whose formula multiplies an infinity by a factor that approaches 0. Both the limit and NaN are accepted
 /// there.
 const UNARY_FINITE_OPS: &[&str] = &[
     "core.silu",
@@ -112,7 +112,7 @@ const INTEGER_OPS: &[&str] = &[
 
 /// Operators on the bits of both integer types.
 const BIT_OPS: &[&str] = &["core.bit_and", "core.bit_or", "core.bit_xor"];
-/// Operators on words alone.
+/// Operators on `u32` only.
 const WORD_OPS: &[&str] = &[
     "core.shift_left",
     "core.shift_right",
@@ -175,12 +175,38 @@ pub(super) fn cases() -> Vec<Case> {
     for name in ["core.expm1", "core.log1p"] {
         cases.push(table(name, "special near 0", Attrs::new(), f32s(near)));
     }
+    // Angles of many turns: the reduction by multiples of pi must keep their bits. Kernels of the cosine share the reduction; its
+    // decomposition, the sine of a sum, loses the bits of such angles.
+    let angles: Vec<f64> = [
+        255.0,
+        256.0,
+        -300.5,
+        710.0,
+        -1e4,
+        1e5,
+        1234567.0,
+        -1e7,
+        1e10,
+        -1e20,
+        7.7291793e28,
+        3e38_f32,
+    ]
+    .map(f64::from)
+    .into();
+    let operand = (DType::F32, vec![angles.len()], angles);
+    cases.push(table_within(
+        1e-6,
+        "core.sin",
+        "special large",
+        Attrs::new(),
+        vec![operand],
+    ));
     cases.extend(reductions());
     cases.extend(casts());
     cases
 }
 
-/// All pairs of some numbers as a column and a row, which broadcast against each other.
+/// Returns a column and a row with the same numbers. By broadcasting, an operator gets all pairs of them.
 fn pairs(dtype: DType, values: &[f64]) -> Vec<Operand> {
     vec![
         (dtype, vec![values.len(), 1], values.to_vec()),
@@ -199,7 +225,7 @@ fn reductions() -> Vec<Case> {
     ];
     let floats = || vec![(DType::F32, vec![6, 4], rows.as_flattened().to_vec())];
     let axes = || Attrs::new().with("axes", vec![1i64]).with("keep_dims", false);
-    // Rows of which a softmax has a value.
+    // Rows with a defined softmax.
     let masked = vec![(DType::F32, vec![2, 3], vec![0.0, -INF, 1.0, 100.0, -100.0, -INF])];
     let last = || Attrs::new().with("axis", -1i64);
     let wrapping = vec![(
@@ -233,7 +259,7 @@ fn reductions() -> Vec<Case> {
     ]
 }
 
-/// What is not chosen must not matter, even if it is NaN.
+/// Returns operands whose NaN elements are not selected, and must have no effect.
 fn chosen() -> Vec<Operand> {
     vec![
         (DType::U32, vec![4], vec![1.0, 0.0, 1.0, 0.0]),
@@ -261,7 +287,7 @@ fn casts() -> Vec<Case> {
         cast(DType::I32, DType::F32, SIGNED),
         cast(DType::U32, DType::F32, UNSIGNED),
     ];
-    // Ties go to the even neighbour; what is too large becomes infinite.
+    // Ties go to the even neighbour; too large numbers become infinite.
     let f16 = [
         (2049.0, 2048.0),
         (2051.0, 2052.0),
@@ -285,18 +311,23 @@ fn casts() -> Vec<Case> {
     cases
 }
 
-/// A case that compares each element of a call on given operands.
+/// Creates a case that compares each element of a call on the given operands with the oracle.
 fn table(op: &str, kind: &str, attrs: Attrs, operands: Vec<Operand>) -> Case {
+    table_within(LIMIT, op, kind, attrs, operands)
+}
+
+/// Creates a [`table`] with its own accepted error relative to each element.
+fn table_within(limit: f64, op: &str, kind: &str, attrs: Attrs, operands: Vec<Operand>) -> Case {
     let name = op.to_owned();
     let shapes: Vec<_> = operands.iter().map(|o| format!("{:?}", o.1)).collect();
     let id = format!("{op}/{kind}/{}", shapes.join(" "));
     Case::new(id, move |device| match registry::op(&name) {
-        Some(op) => run_table(device, op, attrs, &operands),
+        Some(op) => run_table(device, op, attrs, &operands, limit),
         None => fail(format!("there is no operator {name}")),
     })
 }
 
-fn run_table(device: &SharedDevice, op: OpRef, attrs: Attrs, operands: &[Operand]) -> CaseRun {
+fn run_table(device: &SharedDevice, op: OpRef, attrs: Attrs, operands: &[Operand], limit: f64) -> CaseRun {
     let mut graph = Graph::new();
     let mut feeds = Feeds::new();
     let mut values: Vec<Value> = Vec::new();
@@ -317,12 +348,12 @@ fn run_table(device: &SharedDevice, op: OpRef, attrs: Attrs, operands: &[Operand
             return fail("the oracle has no result");
         };
         let what = format!("result {}", result.port);
-        check = check.worse(compare_each(&what, expected.ty.dtype, found, &expected.data, LIMIT)?);
+        check = check.worse(compare_each(&what, expected.ty.dtype, found, &expected.data, limit)?);
     }
     Ok(check)
 }
 
-/// The oracle does not round, so that rounding has a table of its own.
+/// Compares rounding with a table, because the oracle does not round.
 fn rounding(device: &SharedDevice, to: DType, table: &[(f64, f64)]) -> CaseRun {
     let mut graph = Graph::new();
     let x = graph.input("x", &[table.len()]);

@@ -1,16 +1,16 @@
-//! Key-value caches: rows written in place, attention to the valid ones, sequences at positions of their own.
+//! Cases of key-value caches: rows written in place, attention to the valid rows, sequences at different positions.
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Session};
 
-use super::{case, same_f32};
+use super::exact::{case, same_f32};
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::compare::compare_within;
 use crate::harness::numbers;
 use crate::precision::{Deviations, on_units};
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::{narrow, wide};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -24,13 +24,14 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 pub(super) const HEADS: [u32; 3] = [4, 2, 6];
-/// Elements of a row of queries, and of a row of the cache.
+/// Number of elements of a row of queries, and of a row of the cache.
 pub(super) const WIDTHS: [usize; 2] = [24, 12];
 pub(super) const THETA: f32 = 100.0;
-/// What results may be off in `f32`, relative to the largest.
+/// Accepted error of results in `f32`, relative to the largest element.
 pub(super) const LIMIT: f64 = 2e-5;
 
-/// Rotary positions, two cache writes and attention, for so many rows of each sequence.
+/// Returns a graph with rotary positions, two cache writes and attention, for `rows` rows of each
+/// sequence.
 fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
     let mut g = Graph::new();
     let [heads, kv_heads, width] = HEADS;
@@ -47,7 +48,7 @@ fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
     let k = g.rope_dynamic_offset(k, THETA, position, width);
     g.cache_write(k, k_cache, position);
     g.cache_write(v, v_cache, position);
-    // The leaves themselves: what is read of them is what was written.
+    // Reads of the leaves themselves return the written rows.
     let y = g.cached_attention(q, k_cache, v_cache, position, heads, kv_heads, width);
     g.set_outputs(vec![y]);
     g
@@ -57,7 +58,7 @@ pub(super) fn open(device: &SharedDevice, graph: &Graph) -> Result<Session> {
     Ok(Builder::on(device.clone()).inference().build(graph)?.0)
 }
 
-/// Rows of queries, keys and values.
+/// Rows of queries, keys and values of a sequence.
 pub(super) struct Rows([Vec<f32>; 3]);
 
 impl Rows {
@@ -73,7 +74,8 @@ impl Rows {
         [0, 1, 2].map(|i| &self.0[i][rows.start * widths[i]..rows.end * widths[i]])
     }
 
-    /// What attention without a cache makes of them, by the oracle; and how much that may be off on cooperative matrices.
+    /// Returns the oracle's attention without a cache, and the accepted error on cooperative
+    /// matrices.
     pub(super) fn expected(&self, count: usize) -> Result<(Vec<f64>, f64)> {
         let mut g = Graph::new();
         let [heads, kv_heads, width] = HEADS;
@@ -91,7 +93,7 @@ impl Rows {
     }
 }
 
-/// Feeds and runs a step.
+/// Sets the inputs of a step and runs it. Returns the output.
 fn step(session: &mut Session, [q, k, v]: [&[f32]; 3], position: &[u32]) -> Result<Vec<f64>> {
     session.try_set_input("q", q)?;
     session.try_set_input("k", k)?;
@@ -132,7 +134,7 @@ fn writes_are_seen(device: &SharedDevice) -> CaseRun {
 }
 
 fn invalid_rows(device: &SharedDevice) -> CaseRun {
-    // Kernels for many queries are others than for one.
+    // Other kernels are used for many queries than for one.
     invalid_rows_behind(device, 1).and_then(|_| invalid_rows_behind(device, 9))
 }
 
@@ -189,7 +191,7 @@ fn decoding(device: &SharedDevice) -> CaseRun {
     let rows = Rows::new(COUNT, 21);
     let (expected, off) = rows.expected(COUNT)?;
     let mut check = Check::default();
-    // The same cache is filled by sessions of several sizes, as prefill and decoding do.
+    // Sessions of several sizes fill the same cache, as in prefill and decode.
     for pieces in [&[1; COUNT][..], &[5, 5, 3], &[13], &[4, 1, 1, 7]] {
         let mut position = 0;
         let mut found = Vec::new();
@@ -227,7 +229,8 @@ fn batched(device: &SharedDevice) -> CaseRun {
     let sequences: Vec<Rows> = (0..3).map(|i| Rows::new(10, 40 + 3 * i)).collect();
     let mut session = open(device, &step_of(&[3], 1, 12))?;
     let mut found: [Vec<f64>; 3] = Default::default();
-    // All end at the same step; those that are done meanwhile, or not begun, write to where they will be again.
+    // All end at the same step; sequences that have ended, or not begun, write to rows that they
+    // will write again.
     for time in 0..9 {
         let at = COUNTS.map(|count| (time + count).saturating_sub(9));
         let parts: Vec<[&[f32]; 3]> = sequences.iter().zip(at).map(|(s, at)| s.part(at..at + 1)).collect();

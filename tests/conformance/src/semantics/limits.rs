@@ -1,13 +1,13 @@
-//! Calls that are larger than one kernel of a device may be: operands, ranks, elements, steps.
+//! Cases of calls that exceed the limits of a single kernel: operands, ranks, elements, steps.
 
 use std::fmt::Display;
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-use super::{case, feeds, outputs};
+use super::exact::{case, feeds, outputs};
+use crate::case::{Case, CaseRun, SharedDevice};
 use crate::harness::Feeds;
-use crate::runner::{Case, CaseRun, SharedDevice};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -26,7 +26,8 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Inputs `x0`, `x1` ... of a shape, and the values to feed them with, which count up.
+/// Adds inputs `x0`, `x1` ... of a shape. Returns them, their values (0, 1, 2 ... over all inputs) by name, and all
+/// values.
 fn inputs(g: &mut Graph, count: usize, shape: &[usize]) -> (Vec<NodeId>, Feeds, Vec<f64>) {
     let elements: usize = shape.iter().product();
     let mut given = Feeds::new();
@@ -157,7 +158,7 @@ fn many_workgroups(device: &SharedDevice) -> CaseRun {
     outputs(device, &g, &feeds([("x", &[2.0])]), &[&vec![-2.0; ELEMENTS]])
 }
 
-/// A value is rounded by a cast to half precision although one kernel computes all of these calls.
+/// Checks that casts to half precision round, although a single kernel computes all of these calls.
 fn rounding_between_casts(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let x = g.input("x", &[5]);

@@ -1,11 +1,11 @@
-//! Order of reads and writes of persistent data.
+//! Cases of the order of reads and writes of persistent data.
 
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeId};
 
-use super::{case, feeds, same, same_f32};
+use super::exact::{case, feeds, same, same_f32};
+use crate::case::{Case, CaseRun, Check, SharedDevice};
 use crate::harness::{Feeds, open, run_once};
-use crate::runner::{Case, CaseRun, Check, SharedDevice};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// `s + 1` as a value.
+/// Adds the value `x + 1` to a graph.
 fn plus_one(g: &mut Graph, x: NodeId) -> NodeId {
     let one = g.scalar(1.0);
     g.add(x, one)
@@ -70,7 +70,7 @@ fn write_without_reader(device: &SharedDevice) -> CaseRun {
     same_f32("the state", &session.try_read_state("s")?, &[1.0, 2.0])
 }
 
-/// The reader of the old value depends on the write, so that no order of the two works in place.
+/// Checks a read of the old value that depends on the write, so that the write cannot be in place.
 fn deferred_write(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let x = g.input("x", &[2]);
@@ -143,7 +143,7 @@ fn written_twice(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// Readers of each old value depend on the write that replaces it.
+/// Checks two writes where the readers of each old value depend on the write that replaces it.
 fn written_twice_deferred(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let s = g.state("s", &[2]);
@@ -202,7 +202,8 @@ fn exported_alias(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// The derivative of `sum(x * s)` is the value of `s` before the write, which comes first in the forward pass.
+/// Checks that the derivative of `sum(x * s)` is the old value of `s`, although the write of `s` is executed before the
+/// backward pass.
 fn gradient_of_old_value(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let x = g.input("x", &[2]);
@@ -240,7 +241,7 @@ fn parameter_written(device: &SharedDevice) -> CaseRun {
     same_f32("the parameter", &session.try_read_parameter("p")?, &[12.0, 24.0])
 }
 
-/// An output is a value of the forward pass, also if it is a parameter that the update changes in place.
+/// Checks that an output has the value of the forward pass, even if it is a parameter that the update changes in place.
 fn output_before_update(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let p = g.parameter("p", &[2]);

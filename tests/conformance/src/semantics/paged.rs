@@ -1,4 +1,4 @@
-//! Paged key-value caches: sequences of any lengths in one step, blocks in any order, beginnings that are shared.
+//! Cases of paged key-value caches: sequences of any lengths in one step, blocks in any order, shared prefixes.
 
 use std::ops::Range;
 
@@ -8,15 +8,19 @@ use meganeura_core::ops::AttentionOptions;
 use meganeura_core::{DType, Session};
 
 use super::caches::{HEADS, LIMIT, Rows, THETA, WIDTHS, open};
-use super::{case, same_f32};
+use super::exact::{case, same_f32};
+use super::kernel_limits::{agrees, input};
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::compare::compare_within;
+use crate::harness::Feeds as NamedFeeds;
 use crate::precision::on_units;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::wide;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
         case("paged/sequences in pieces, in one step", sequences),
+        case("paged/whole tiles of one sequence", tiles),
+        case("paged/tiles of heads for cooperative matrices", wide_heads),
         case("paged/a slot that is not there writes nothing", bad_slot),
     ]
 }
@@ -24,12 +28,12 @@ pub(super) fn cases() -> Vec<Case> {
 const BLOCKS: usize = 20;
 const BLOCK_ROWS: usize = 4;
 const TABLE_LEN: usize = 8;
-/// Rows of a step.
+/// Number of rows of a step.
 const ROWS: usize = 48;
-/// The slot that writes nothing.
+/// Slot index beyond the cache, for rows that are not written.
 const NOWHERE: u32 = (BLOCKS * BLOCK_ROWS) as u32;
 
-/// Rotary positions, two writes and attention, for rows of any sequences.
+/// Returns a graph with rotary positions, two writes and attention, for rows of any sequences.
 fn graph() -> Graph {
     let mut g = Graph::new();
     let [heads, kv_heads, width] = HEADS;
@@ -49,13 +53,13 @@ fn graph() -> Graph {
     g.paged_cache_write(k, k_cache, slots);
     g.paged_cache_write(v, v_cache, slots);
     let options = AttentionOptions::new(heads, kv_heads, width);
-    // The leaves themselves: what is read of them is what was written.
+    // Reads of the leaves themselves return the written rows.
     let y = g.paged_attention(q, k_cache, v_cache, positions, table, options);
     g.set_outputs(vec![y]);
     g
 }
 
-/// What a step is fed with.
+/// Inputs of a step.
 #[derive(Default)]
 struct Feeds {
     rows: [Vec<f32>; 3],
@@ -65,7 +69,8 @@ struct Feeds {
 }
 
 impl Feeds {
-    /// Adds some rows of a sequence whose blocks these are; those that are cached already are not written.
+    /// Adds some rows of a sequence with these blocks; rows that are cached already are not
+    /// written.
     fn add(&mut self, sequence: &Rows, rows: Range<usize>, blocks: &[u32]) {
         let parts = sequence.part(rows.clone());
         for (all, part) in self.rows.iter_mut().zip(parts) {
@@ -81,7 +86,7 @@ impl Feeds {
         }
     }
 
-    /// Runs the step, after rows that stand for nothing are added.
+    /// Fills the rest of the step with unused rows, and runs it.
     fn step(mut self, session: &mut Session) -> Result<Vec<f64>> {
         let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
         for (all, width) in self.rows.iter_mut().zip(widths) {
@@ -107,7 +112,7 @@ impl Feeds {
 
 fn sequences(device: &SharedDevice) -> CaseRun {
     let mut session = open(device, &graph())?;
-    // Whatever is in blocks before they are written changes nothing; block 0 is what rows read that stand for nothing.
+    // The contents of blocks before they are written have no effect; unused rows read block 0.
     for name in ["cache.k", "cache.v"] {
         let mut cache = vec![f32::NAN; BLOCKS * BLOCK_ROWS * WIDTHS[1]];
         cache[..BLOCK_ROWS * WIDTHS[1]].fill(0.0);
@@ -116,7 +121,8 @@ fn sequences(device: &SharedDevice) -> CaseRun {
     let all: Vec<Rows> = (0..3).map(|i| Rows::new(30, 60 + 3 * i)).collect();
     let blocks: [&[u32]; 3] = [&[7, 3, 19, 4, 11, 2, 9, 1], &[5, 18, 6], &[12, 8]];
     let mut found: [Vec<f64>; 3] = Default::default();
-    // The last rows of the first sequence are computed twice, as one that shares a beginning does.
+    // The last rows of the first sequence are computed twice, as for a sequence with a shared
+    // prefix.
     for pieces in [[0..20, 0..11, 0..2], [20..30, 11..11, 2..5], [24..30, 11..12, 5..6]] {
         let mut feeds = Feeds::default();
         for ((sequence, rows), blocks) in all.iter().zip(pieces.clone()).zip(blocks) {
@@ -138,6 +144,73 @@ fn sequences(device: &SharedDevice) -> CaseRun {
         check = check.worse(compare_within(&what, DType::F32, found, &expected, LIMIT, more)?);
     }
     Ok(check)
+}
+
+/// Tests steps where the rows of one sequence fill whole tiles of queries, and other sequences fill the rest.
+fn tiles(device: &SharedDevice) -> CaseRun {
+    let mut session = open(device, &graph())?;
+    let long = Rows::new(TABLE_LEN * BLOCK_ROWS, 70);
+    let others = [Rows::new(6, 71), Rows::new(6, 72)];
+    let blocks: [&[u32]; 3] = [&[7, 3, 19, 4, 11, 2, 9, 1], &[5, 18], &[12, 8]];
+    let mut check = Check::default();
+    // The other sequences come before the long one, after it, or in its last tile.
+    for (before, rows) in [(0, 0..32), (16, 0..32), (0, 0..28)] {
+        let mut feeds = Feeds::default();
+        let mut parts: Vec<(&Rows, Range<usize>, &[u32])> = Vec::new();
+        if before > 0 {
+            parts.extend([
+                (&others[0], 0..6, blocks[1]),
+                (&others[1], 0..6, blocks[2]),
+                (&others[0], 2..6, blocks[1]),
+            ]);
+        }
+        parts.push((&long, rows, blocks[0]));
+        if before == 0 {
+            parts.extend([(&others[0], 0..6, blocks[1]), (&others[1], 0..6, blocks[2])]);
+        }
+        for (sequence, rows, blocks) in &parts {
+            feeds.add(sequence, rows.clone(), blocks);
+        }
+        let results = feeds.step(&mut session)?;
+        let mut results = results.chunks_exact(WIDTHS[0]);
+        for (sequence, rows, _) in parts {
+            let found: Vec<f64> = results.by_ref().take(rows.len()).flatten().copied().collect();
+            let (expected, off) = sequence.expected(rows.end)?;
+            let more = if on_units(session.plan()) > 0 { off } else { 0.0 };
+            let what = format!("rows {rows:?} after {before}");
+            let expected = &expected[rows.start * WIDTHS[0]..];
+            check = check.worse(compare_within(&what, DType::F32, &found, expected, LIMIT, more)?);
+        }
+    }
+    Ok(check)
+}
+
+/// Tests heads whose size is a multiple of the tiles of cooperative matrices. Rows of one sequence fill two tiles of 32
+/// queries; other rows follow.
+fn wide_heads(device: &SharedDevice) -> CaseRun {
+    const QUERIES: usize = 80;
+    const LEN: usize = 6;
+    let (mut g, mut feeds) = (Graph::new(), NamedFeeds::new());
+    let q = input(&mut g, &mut feeds, "q", &[QUERIES, 4 * 32]);
+    let k = input(&mut g, &mut feeds, "k", &[12, 16, 2 * 32]);
+    let v = input(&mut g, &mut feeds, "v", &[12, 16, 2 * 32]);
+    let at = g.input_u32("positions", &[QUERIES]);
+    let table = g.input_u32("table", &[QUERIES, LEN]);
+    let mut positions: Vec<usize> = (10..74).chain(0..6).collect();
+    let mut tables = vec![[7, 3, 11, 4, 9, 1]; 64];
+    tables.extend([[5, 0, 0, 0, 0, 0]; 6]);
+    for row in positions.len()..QUERIES {
+        positions.push(9 * (row - 69));
+        tables.push([2, 8, 6, 10, 0, 5].map(|block| (block + row) % 12));
+    }
+    feeds.insert("positions".into(), positions.iter().map(|&p| p as f64).collect());
+    feeds.insert(
+        "table".into(),
+        tables.as_flattened().iter().map(|&b| b as f64).collect(),
+    );
+    let y = g.paged_attention(q, k, v, at, table, AttentionOptions::new(4, 2, 32));
+    g.set_outputs(vec![y]);
+    agrees(device, &g, &feeds)
 }
 
 fn bad_slot(device: &SharedDevice) -> CaseRun {

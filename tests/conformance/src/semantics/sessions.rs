@@ -1,15 +1,15 @@
-//! Several sessions on one device.
+//! Cases with several sessions on one device.
 
 use std::thread;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
 use meganeura_core::{Session, Sgd};
 
-use super::{case, same_f32};
+use super::exact::{case, same_f32};
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::harness::numbers;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::narrow;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -69,7 +69,7 @@ fn two_threads(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// A graph whose steps take a device much longer than those of [`model`].
+/// Returns a session whose steps take a device much longer than those of [`model`].
 fn long_session(device: &SharedDevice) -> Result<Session> {
     const WIDTH: usize = 192;
     let mut g = Graph::new();
@@ -87,8 +87,8 @@ fn long_session(device: &SharedDevice) -> Result<Session> {
     Ok(session)
 }
 
-/// Two sessions step from two threads while a third one keeps the device busy with steps that nobody waits for: all three
-/// compute what they compute alone.
+/// Checks that sessions do not affect each other: two run from two threads while a third one keeps the device busy with
+/// steps that nothing waits for. The results of all three must equal the results of separate runs.
 fn busy_device(device: &SharedDevice) -> CaseRun {
     const LONG_STEPS: usize = 12;
     let long_losses = |session: &mut Session| -> Result<f32> {
@@ -158,7 +158,7 @@ fn copied_weights(device: &SharedDevice) -> CaseRun {
     same_f32("the loss", &[inference.try_read_loss()?], &[training.try_read_loss()?])
 }
 
-/// A plan is plain data: written and read again, it does the same.
+/// Checks that a plan gives the same results after it was serialized and read.
 fn stored_plan(device: &SharedDevice) -> CaseRun {
     let mut original = session(device, 6)?;
     let text = serde_json::to_string(original.plan()).map_err(|e| Error::plan(e.to_string()))?;

@@ -1,12 +1,12 @@
-//! Shapes and leaves at the edges: empty tensors, scalars, aliases, leaves that nothing uses.
+//! Cases of unusual shapes and leaves: empty tensors, scalars, aliases, unused leaves.
 
 use meganeura_compiler::optimize::try_optimize;
 use meganeura_core::DType;
 use meganeura_core::graph::Graph;
 
-use super::{case, feeds, outputs, same, same_f32};
+use super::exact::{case, feeds, outputs, same, same_f32};
+use crate::case::{Case, CaseRun, Check, SharedDevice};
 use crate::harness::{open, run_once};
-use crate::runner::{Case, CaseRun, Check, SharedDevice};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![

@@ -1,15 +1,15 @@
-//! Feeding, stepping, optimizers, random numbers, inference.
+//! Cases of inputs, steps, optimizers, random numbers and inference.
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::random_word;
 use meganeura_core::{Adam, DType, Session, Sgd};
 
-use super::{case, same, same_f32};
+use super::exact::{case, same, same_f32};
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure};
 use crate::compare::compare;
 use crate::harness::numbers;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
 use crate::storage::{narrow, wide};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// `loss = mean((x w - t)^2)` with `w` of shape [3, 2].
+/// Builds `loss = mean((x w - t)^2)` with `w` of shape [3, 2].
 fn linear() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 3]);
@@ -41,7 +41,7 @@ fn linear() -> Graph {
     g
 }
 
-/// A session of [`linear`] with data and weights.
+/// Creates a session of [`linear`] with inputs and weights.
 fn linear_session(device: &SharedDevice) -> Result<Session> {
     let (mut session, _) = Builder::on(device.clone()).build(&linear())?;
     session.try_set_input("x", &narrow(&numbers(12, 1)))?;
@@ -90,7 +90,7 @@ fn waiting_twice(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// Counts steps in a state: each must see the one before.
+/// Counts steps in a state. Each step must see the count of the previous one.
 fn steps_in_flight(device: &SharedDevice) -> CaseRun {
     let mut g = Graph::new();
     let s = g.state("s", &[100]);
@@ -252,7 +252,7 @@ fn frozen_and_unused(device: &SharedDevice) -> CaseRun {
     Ok(Check::default())
 }
 
-/// `y = dropout(x)` with `x` all ones, its sum as loss, and the gradient of `x`.
+/// Creates a session that computes `y = dropout(x)` with `x` all ones, the sum of `y` as loss, and the gradient of `x`.
 fn dropout_session(device: &SharedDevice) -> Result<Session> {
     let mut g = Graph::new();
     let x = g.input("x", &[2000]);
@@ -265,7 +265,7 @@ fn dropout_session(device: &SharedDevice) -> Result<Session> {
     Ok(session)
 }
 
-/// The mask of the next step.
+/// Runs a step and returns its output, which shows the dropout mask.
 fn next_mask(session: &mut Session) -> Result<Vec<f32>> {
     session.try_step()?;
     let mut mask = vec![0.0; 2000];

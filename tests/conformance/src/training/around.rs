@@ -1,9 +1,9 @@
-//! What happens around the rule of an update: clipping, accumulation and parameter groups, against plain loops
+//! Cases of the settings around an update rule (clipping, accumulation, parameter groups), compared with plain loops
 //! over the device's own gradients.
 
 use std::collections::HashMap;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
@@ -13,15 +13,15 @@ use meganeura_core::{Adam, DType, GradientClip, ParameterGroup, Session, Sgd, Up
 use super::models::{self, Model};
 use super::rules::Rule;
 use super::{UPDATE_LIMIT, persistent};
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure};
 use crate::compare::compare;
 use crate::harness::feed;
 use crate::precision::training;
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
 use crate::storage::wide;
 
 const STEPS: u64 = 7;
 
-/// An update and the rule that each parameter should follow.
+/// Settings of an update, and its rule.
 struct Setting {
     name: &'static str,
     rule: Rule,
@@ -48,12 +48,12 @@ fn settings() -> Vec<Setting> {
     ]
 }
 
-/// Biases, at half of the rate and without weight decay.
+/// Returns the parameter group of biases: half of the learning rate, and no weight decay.
 fn group() -> ParameterGroup {
     ParameterGroup::new(["*b*"]).learning_rate_scale(0.5).weight_decay(0.0)
 }
 
-/// The rule that a parameter of [`group`] follows.
+/// Returns the rule of the parameters in [`group`].
 fn grouped(rule: Rule) -> Rule {
     match rule {
         Rule::Sgd(r) => Rule::Sgd(Sgd {
@@ -95,7 +95,7 @@ fn trained(graph: &Graph) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// One parameter as the loops see it.
+/// Parameter in the plain loops.
 struct Parameter {
     value: Vec<f64>,
     moments: Vec<Vec<f64>>,
@@ -157,7 +157,7 @@ fn train(device: &SharedDevice, setting: &Setting, precision: Precision) -> Case
     Ok(check)
 }
 
-/// Makes update `t` of the loops and compares.
+/// Computes update `t` with the plain loops, and compares it with the device's.
 fn apply(
     session: &mut Session,
     rule: Rule,
@@ -184,14 +184,15 @@ fn apply(
         rule.apply(t, &mut p.value, &gradient, &mut p.moments);
         let found = wide(&session.try_read_parameter(name)?);
         let what = format!("{name} after update {t}");
-        // Rounding adds up, as the loops go on from their own values.
+        // Rounding errors accumulate, because the loops continue from their own values.
         let limit = UPDATE_LIMIT * t as f64 * 2.0;
         check = check.worse(compare(&what, DType::F32, &found, &p.value, limit)?);
     }
     Ok(check)
 }
 
-/// With a loss scale, a step whose gradients are not finite changes the scale alone, and does not count as an update.
+/// Checks that with a loss scale, a step with gradients that are not finite only changes the scale, and does not count
+/// as an update.
 fn left_out(device: &SharedDevice) -> CaseRun {
     let model = model();
     let rule = Rule::Adam(Adam::adamw(0.02, 0.1));
@@ -228,7 +229,7 @@ fn left_out(device: &SharedDevice) -> CaseRun {
     let scale = session.try_loss_scale()?;
     ensure!(scale == Some(256.0), "the first scale is {scale:?}");
     let before = contents(&mut session)?;
-    // Several in flight: nobody waits in between.
+    // Several steps in flight, without waiting in between.
     for number in 0..6 {
         step(&mut session, number, number % 2 == 1)?;
     }
@@ -265,7 +266,8 @@ fn left_out(device: &SharedDevice) -> CaseRun {
     Ok(check)
 }
 
-/// More gradients than a kernel binds buffers: their norm, and what of them is not finite.
+/// Tests the norm of gradients, and the detection of NaN and infinity in them, with more gradients than a kernel binds
+/// buffers.
 fn many_parameters(device: &SharedDevice) -> CaseRun {
     const COUNT: usize = 70;
     let mut g = Graph::new();
@@ -301,7 +303,8 @@ fn many_parameters(device: &SharedDevice) -> CaseRun {
     Ok(check)
 }
 
-/// Moments stay when what is around the rule changes, and end with the rule.
+/// Checks that moments are kept if the settings of a running session change around the rule, and dropped if the rule
+/// changes.
 fn changed_on_the_way(device: &SharedDevice) -> CaseRun {
     let model = model();
     let rule = Adam::new(0.02);

@@ -1,14 +1,15 @@
-//! Whole training steps: forward, backward, update, several times.
+//! Cases of whole training steps: forward, backward and update, several times.
 //!
-//! Each step starts, on the device and in the oracle, from the device's own parameters and states, so that
-//! rounding does not add up. What the graph computes is compared with the oracle's evaluation of the
-//! differentiated graph, and the update with an independent form of its rule applied to the device's gradients.
+//! Each step starts, on the device and in the oracle, from the device's own parameters and states,
+//! so that rounding errors do not accumulate. The results of the graph are compared with the
+//! oracle's evaluation of the differentiated graph, and the update with an independent form of its
+//! rule applied to the device's gradients.
 
 mod around;
 mod models;
 mod rules;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeKind};
@@ -17,17 +18,17 @@ use meganeura_core::precision::Precision;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Session};
 
+use crate::case::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::compare::{compare, compare_within, widening};
 use crate::harness::{Feeds, feed};
 use crate::precision::{Deviations, training};
-use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::wide;
 use models::Model;
 use rules::Rule;
 
 const STEPS: u64 = 3;
 const SEED: u64 = 77;
-/// Accepted error of what the graph computes.
+/// Accepted error of the graph's results.
 const GRAPH_LIMIT: f64 = 5e-5;
 /// Accepted error of an update with given gradients.
 const UPDATE_LIMIT: f64 = 3e-6;
@@ -46,7 +47,7 @@ pub(crate) fn cases(precision: Precision) -> Vec<Case> {
     cases
 }
 
-/// Parameters and graph states of a session, by name.
+/// Reads the parameters and graph states of a session, by name.
 fn persistent(session: &mut Session, graph: &Graph) -> Result<Feeds> {
     let mut values = Feeds::new();
     for node in graph.nodes() {
@@ -63,7 +64,7 @@ fn persistent(session: &mut Session, graph: &Graph) -> Result<Feeds> {
 
 fn train(device: &SharedDevice, model: &Model, rule: Rule, precision: Precision) -> CaseRun {
     let full = try_differentiate(&model.graph)?;
-    // As outputs, to see how far they may be off.
+    // Read as outputs, to measure their accepted error.
     let mut seen = full.clone();
     let gradients = full.gradients().iter().map(|&(_, v)| v);
     seen.set_outputs(std::iter::once(full.outputs()[0]).chain(gradients).collect());
@@ -125,7 +126,7 @@ fn train(device: &SharedDevice, model: &Model, rule: Rule, precision: Precision)
     Ok(check)
 }
 
-/// The optimizer's states of every trained parameter, by the parameter's name.
+/// Reads the optimizer's states of every trained parameter, by the parameter's name.
 fn moments(
     session: &mut Session,
     full: &Graph,
@@ -141,7 +142,7 @@ fn moments(
     Ok(all)
 }
 
-/// Compares a parameter and its moments after the step with the rule.
+/// Compares a parameter and its optimizer states after the step with the rule.
 fn update(
     session: &mut Session,
     rule: Rule,

@@ -1,4 +1,4 @@
-//! Small models that between them use what training needs: dense layers, both kinds of labels, convolution,
+//! Small models that together cover training: dense layers, both kinds of labels, convolution,
 //! normalisation with running statistics, pooling, dropout, embeddings, residual connections.
 
 use meganeura_core::DType;
@@ -20,26 +20,26 @@ pub(super) struct Model {
 
 /// A model by name.
 #[derive(Clone, Copy)]
-pub(super) struct Named {
+pub(super) struct NamedModel {
     pub(super) name: &'static str,
     pub(super) build: fn() -> Model,
 }
 
-pub(super) fn all() -> Vec<Named> {
+pub(super) fn all() -> Vec<NamedModel> {
     vec![
-        Named {
+        NamedModel {
             name: "mlp",
             build: mlp,
         },
-        Named {
+        NamedModel {
             name: "mlp with class ids",
             build: mlp_with_ids,
         },
-        Named {
+        NamedModel {
             name: "convolutions",
             build: convolutions,
         },
-        Named {
+        NamedModel {
             name: "residual block",
             build: residual_block,
         },
@@ -50,7 +50,7 @@ fn values(seed: u64, input: SampleInput) -> Vec<f64> {
     input.values(&mut SplitMix64::new(seed))
 }
 
-/// Fills every parameter that has no value yet, each differently: small numbers, weights of norms around one.
+/// Fills every parameter that has no value yet with different small numbers (norm weights: around one).
 fn initial(graph: &Graph) -> Feeds {
     let mut feeds = Feeds::new();
     for (seed, node) in graph.nodes().iter().enumerate() {

@@ -1,8 +1,8 @@
-//! The update rules as published, in plain loops: they share nothing with those that are compiled into plans.
+//! The published update rules as plain loops, independent of the rules that are compiled into plans.
 
 use meganeura_core::{Adam, Optimizer, Sgd};
 
-/// A rule with hyper-parameters.
+/// Update rule with its hyper-parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     /// Gradient descent in all its forms.
@@ -11,7 +11,7 @@ pub(crate) enum Rule {
     Adam(Adam),
 }
 
-/// One rule of each form.
+/// Returns one rule of each form.
 pub(crate) fn all() -> Vec<Rule> {
     let sgd = |momentum, nesterov| {
         Rule::Sgd(Sgd {
@@ -31,7 +31,7 @@ pub(crate) fn all() -> Vec<Rule> {
         sgd(0.8, true),
         Rule::Adam(adam),
         Rule::Adam(Adam::adamw(0.02, 0.1)),
-        // Neither average remembers anything: their corrections are 1 from the first update on.
+        // Neither average keeps earlier values: their corrections are 1 from the first update on.
         Rule::Adam(Adam {
             beta1: 0.0,
             beta2: 0.0,
@@ -42,7 +42,7 @@ pub(crate) fn all() -> Vec<Rule> {
 }
 
 impl Rule {
-    /// The same rule as the library has it.
+    /// Returns the library's optimizer for the rule.
     pub(crate) fn optimizer(self) -> Box<dyn Optimizer> {
         match self {
             Rule::Sgd(sgd) => Box::new(sgd),
@@ -50,7 +50,7 @@ impl Rule {
         }
     }
 
-    /// Name for case ids.
+    /// Returns the name of the rule for ids of cases.
     pub(crate) fn name(self) -> String {
         let kind = self.optimizer().kind();
         match self {
@@ -59,7 +59,7 @@ impl Rule {
         }
     }
 
-    /// Names of the states that belong to a parameter.
+    /// Returns the names of the optimizer states of a parameter.
     pub(crate) fn states(self, parameter: &str) -> Vec<String> {
         let words: &[&str] = match self {
             Rule::Sgd(sgd) if sgd.momentum == 0.0 => &[],
@@ -69,7 +69,7 @@ impl Rule {
         words.iter().map(|w| format!("optimizer.{w}.{parameter}")).collect()
     }
 
-    /// Makes update `t` (from 1) of one parameter and its states.
+    /// Applies update `t` (from 1) to one parameter and its states.
     pub(crate) fn apply(self, t: u64, parameter: &mut [f64], gradient: &[f64], states: &mut [Vec<f64>]) {
         match (self, states) {
             (Rule::Sgd(r), []) => sgd(r, parameter, gradient),

@@ -1,8 +1,9 @@
-//! What a device lacks even in parts runs on another one, if that was asked for, with the same results.
+//! Tests of fallback devices: they run operators that a device does not support, even by decomposition, with the same
+//! results.
 
 use std::sync::Arc;
 
-use meganeura_compiler::build::Builder;
+use meganeura_compiler::builder::Builder;
 use meganeura_conformance::{Options, ReferenceBackend, Section, run};
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::error::{Error, Result};
@@ -10,10 +11,10 @@ use meganeura_core::fallback::WithFallback;
 use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{DType, Graph};
 
-/// A device without some kernels, and without any in half precision.
-struct Lacking(Arc<dyn Device>, &'static [&'static str]);
+/// Device wrapper without some kernels, and without any kernel in half precision.
+struct DeviceWithoutKernels(Arc<dyn Device>, &'static [&'static str]);
 
-impl Device for Lacking {
+impl Device for DeviceWithoutKernels {
     fn capabilities(&self) -> &Capabilities {
         self.0.capabilities()
     }
@@ -21,13 +22,14 @@ impl Device for Lacking {
     fn supports(&self, kernel: &KernelDesc) -> Support {
         let mut types = kernel.inputs.iter().chain(kernel.outputs);
         let is_half = types.any(|ty| matches!(ty.dtype, DType::F16 | DType::BF16));
-        match is_half || self.1.contains(&kernel.name) {
-            true => Support::No("it was taken away".into()),
-            false => self.0.supports(kernel),
+        if is_half || self.1.contains(&kernel.name) {
+            Support::No("it was taken away".into())
+        } else {
+            self.0.supports(kernel)
         }
     }
 
-    /// The names of its kernels.
+    /// Returns the names of the plan's kernels as their sources.
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
         let dispatches = plan.dispatches.iter().enumerate();
         let sources = dispatches.map(|(dispatch, d)| KernelSource {
@@ -57,12 +59,15 @@ const LACKS: &[&str] = &[
     "core.sum",
     "core.assign",
     "core.take_along_axis",
-    // The only one that half precision cannot do without.
+    // The only kernel that half precision always needs.
     "core.cast",
 ];
 
 fn lacking() -> Arc<dyn Device> {
-    Arc::new(Lacking(ReferenceBackend::new().primitives_only().device(), LACKS))
+    Arc::new(DeviceWithoutKernels(
+        ReferenceBackend::new().primitives_only().device(),
+        LACKS,
+    ))
 }
 
 fn with_fallback() -> Arc<dyn Device> {
@@ -118,7 +123,7 @@ fn reports_say_what_runs_elsewhere() {
             .iter()
             .any(|(label, device)| label.contains("matmul") && *device == name)
     );
-    // The hyperbolic tangent has a decomposition, which comes first.
+    // The hyperbolic tangent has a decomposition, which is preferred.
     assert!(
         report
             .fallback_dispatches

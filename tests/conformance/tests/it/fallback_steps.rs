@@ -1,4 +1,4 @@
-//! Steps on two devices: their times, and their errors.
+//! Tests of steps that are split between two devices (halves): their times, and their errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,21 +13,21 @@ use meganeura_core::fallback::WithFallback;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, compile_for};
 use meganeura_core::{Graph, Session};
 
-/// A device that measures every dispatch, lacks a kernel, and fails when it is told.
-struct Wrapped {
+/// Device wrapper that measures every dispatch, lacks a kernel, and fails on demand.
+struct FailingDevice {
     inner: Arc<dyn Device>,
     lacks: &'static str,
     faults: Arc<Faults>,
 }
 
-/// What goes wrong from now on.
+/// Faults that the device injects.
 #[derive(Default)]
 struct Faults {
-    /// Waiting for a step.
+    /// Makes the wait for a step fail.
     wait: AtomicBool,
-    /// Everything else.
+    /// Makes everything else fail.
     everything: AtomicBool,
-    /// Whether waiting takes all the rest with it.
+    /// True if a failed wait also makes all later calls fail.
     dies: AtomicBool,
 }
 
@@ -40,15 +40,16 @@ struct WrappedRun {
     submitted: u64,
 }
 
-impl Device for Wrapped {
+impl Device for FailingDevice {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
     }
 
     fn supports(&self, kernel: &KernelDesc) -> Support {
-        match kernel.name == self.lacks {
-            true => Support::No("it was taken away".into()),
-            false => self.inner.supports(kernel),
+        if kernel.name == self.lacks {
+            Support::No("it was taken away".into())
+        } else {
+            self.inner.supports(kernel)
         }
     }
 
@@ -66,9 +67,10 @@ impl Device for Wrapped {
 
 impl WrappedRun {
     fn check(&self) -> Result<()> {
-        match self.faults.everything.load(Ordering::Relaxed) {
-            true => Err(Error::backend("wrapped", "it is gone")),
-            false => Ok(()),
+        if self.faults.everything.load(Ordering::Relaxed) {
+            Err(Error::backend("wrapped", "it is gone"))
+        } else {
+            Ok(())
         }
     }
 }
@@ -126,7 +128,7 @@ impl Executable for WrappedRun {
 fn pair() -> (Arc<dyn Device>, [Arc<Faults>; 2]) {
     let faults = [(); 2].map(|()| Arc::new(Faults::default()));
     let device = |lacks, faults: &Arc<Faults>| {
-        Arc::new(Wrapped {
+        Arc::new(FailingDevice {
             inner: ReferenceBackend::new().primitives_only().device(),
             lacks,
             faults: faults.clone(),
@@ -136,7 +138,8 @@ fn pair() -> (Arc<dyn Device>, [Arc<Faults>; 2]) {
     (Arc::new(both), faults)
 }
 
-/// Sums, of which the second is a product of the other device, in between; a state is written before an index is read.
+/// Returns a plan with sums, and a product between them that the other device computes. It writes a state before it
+/// reads an index.
 fn plan(device: &dyn Device) -> ExecutionPlan {
     let mut g = Graph::new();
     let (x, w) = (g.input("x", &[2, 2]), g.parameter("w", &[2, 2]));
@@ -224,7 +227,8 @@ fn the_error_of_either_half_is_that_of_the_step() {
     }
 }
 
-/// A weight is prepared in parts on both devices, once for many steps, and again after a step that failed.
+/// A value prepared from a weight, in parts on both devices, is kept for many steps, and computed again after a failed
+/// step.
 #[test]
 fn prepared_values_of_two_devices_last_from_step_to_step() {
     let (device, faults) = pair();
@@ -263,7 +267,7 @@ fn what_cannot_be_put_back_hides_no_error() {
         faults[half].wait.store(true, Ordering::Relaxed);
         let error = session.try_step().expect_err("a half fails").to_string();
         assert!(error.contains("the step went wrong"), "half {half}: {error}");
-        // From then on, both causes are told, also where only the other half would be needed.
+        // From then on, both causes are reported, even if only the other half is needed.
         for error in [
             session.try_step().expect_err("it is gone").to_string(),
             session
@@ -278,7 +282,7 @@ fn what_cannot_be_put_back_hides_no_error() {
     }
 }
 
-/// A write that one half refuses leaves no two contents of a buffer.
+/// A write that one half refuses does not leave different contents of a buffer on the two devices.
 #[test]
 fn halves_do_not_go_on_with_different_contents() {
     let (mut session, faults) = session();

@@ -1,7 +1,10 @@
-//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+//! Tests of this crate that can share a process, so that only one binary is linked. Other test files state why they are
+//! separate.
 
 mod fallback;
 mod fallback_steps;
+mod limits;
 mod mixed_precision;
+mod pairs;
 mod reference_backend;
 mod replay;

@@ -1,5 +1,5 @@
-//! The suite in mixed precision: it passes a backend that rounds operands of matmuls as cooperative matrices do, and catches one
-//! that rounds more, and one that rounds nothing.
+//! Tests of the suite in mixed precision: it accepts a backend that rounds operands of matmuls as cooperative matrices
+//! do, and detects one that rounds more, and one that does not round.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn rounding() -> ReferenceBackend {
     ReferenceBackend::new().rounding_products()
 }
 
-/// Runs a section, which passes, on a device that rounds operands.
+/// Runs a section on a device that rounds operands, and checks that it passes.
 fn rounded(section: Section, filter: Option<&str>) -> Report {
     let report = run_at(&rounding(), Precision::Mixed, section, filter);
     assert!(report.failures().next().is_none(), "{report}");
@@ -43,7 +43,7 @@ fn semantics_and_errors_with_rounded_operands_pass() {
     rounded(Section::Errors, None);
 }
 
-/// Operators whose names have a part, of which some calls round.
+/// Checks that the operators whose names contain `part` pass, and that some of their calls round.
 fn rounded_operators(part: &str) {
     let report = rounded(Section::Operators, Some(part));
     assert!(report.is_ok() && report.on_tensor_cores > 0, "{report}");

@@ -1,4 +1,4 @@
-//! The suite passes a right backend, whatever kernels it lacks, and catches wrong ones.
+//! Tests that the suite accepts a correct backend, even without some kernels, and detects incorrect ones.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ mod primitives_only {
 
 type Outcomes = Result<Vec<RefTensor>>;
 
-/// A backend whose dispatches of one kernel go through `fault`.
+/// Returns a backend that passes the results of one kernel through `fault`.
 fn broken(kernel: &'static str, fault: fn(Outcomes) -> Outcomes) -> ReferenceBackend {
     let hook: Hook = Arc::new(move |dispatch: &Dispatch, outcome| {
         if dispatch.kernel.name == kernel {
@@ -45,7 +45,7 @@ fn run_part(backend: &ReferenceBackend, section: Section, filter: &str) -> Repor
     run(backend.device(), &options)
 }
 
-/// Checks that exactly the cases fail whose id starts so.
+/// Checks that exactly the cases with these prefixes fail.
 fn assert_fails_on(report: &Report, prefixes: &[&str]) {
     assert!(!report.is_ok());
     for prefix in prefixes {
@@ -84,7 +84,7 @@ fn an_addition_off_by_one_is_caught() {
 
 #[test]
 fn a_slightly_wrong_gradient_is_caught() {
-    // One element of one gradient, by less than the eye would notice in a training curve.
+    // One element of one gradient, by an error that would be invisible in a training curve.
     let backend = broken("core.conv2d_weight_grad", |outcome| {
         let mut tensors = outcome?;
         if let Some(last) = tensors[0].data.last_mut() {
@@ -228,7 +228,7 @@ fn several_cases_at_a_time_give_the_same_report() {
             ..Options::default()
         };
         let mut seen = 0;
-        // With a kernel that fails, so that there are failures as well.
+        // With a failing kernel, so that there are failures as well.
         let device = broken("core.sin", |_| Err(Error::misuse("it is broken", "mend it"))).device();
         let report = run_with(device, &options, &[], &mut |_| seen += 1);
         assert_eq!(seen, report.cases.len(), "each is seen once");

@@ -1,4 +1,4 @@
-//! Two devices with one plan: the first dispatch that differs is named.
+//! Tests of replaying one plan on two devices: the first dispatch with different results is reported.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn the_first_difference_is_named() {
         found.to_string().contains("core.tanh") && found.to_string().contains("element 3"),
         "{found}"
     );
-    // What halves round is accepted of cooperative matrices in mixed precision only.
+    // Rounding to half precision is only accepted of cooperative matrices in mixed precision.
     let mut mixed = plan.clone();
     mixed.dispatches.iter_mut().for_each(|d| d.use_coop = true);
     let agree = |plan: &ExecutionPlan| {
@@ -69,7 +69,7 @@ fn the_first_difference_is_named() {
     assert!(!agree(&mixed));
     mixed.precision = Precision::Mixed;
     assert!(agree(&mixed));
-    // Within the tolerance, they agree, and what follows does not add up.
+    // Within the tolerance, they agree, and later errors do not accumulate.
     let replay = replay_on_two(&plan, [&right, &wrong(1.000_001)], &options).expect("it runs");
     let (ratio, dispatch) = replay.worst.expect("something was compared");
     assert!(replay.divergence.is_none() && ratio > 0.0 && ratio < 1.0);

@@ -1,4 +1,6 @@
-//! The inner loops: rows of few bits multiplied in registers, and expanded.
+//! Inner loops that multiply rows of weights in registers, or expand them to `f32`.
+//!
+//! A block is 32 neighbouring numbers of a row ([`BLOCK`]). It consists of several registers, its *parts*.
 
 use half::f16;
 use meganeura_core::quantization::BLOCK;
@@ -7,24 +9,24 @@ use super::rounded::RoundedKernels;
 use super::rows::Rows;
 use crate::simd::Vector;
 
-/// Most rows of the left operand that [`matmul`] takes at a time.
+/// Maximum rows of the left operand that [`matmul`] takes at a time.
 pub(in crate::gemm) const MAX_ROWS: usize = 4;
-/// Blocks whose scales are converted together, and the most scales.
-const TOGETHER: usize = 16;
-const MAX_SCALES: usize = 2 * TOGETHER;
-/// The widest register, and the widest panel.
+/// Number of blocks whose scales are converted together, and the resulting maximum number of scales.
+const UNROLL: usize = 16;
+const MAX_SCALES: usize = 2 * UNROLL;
+/// Maximum lanes of a register, and maximum columns of a panel.
 const MAX_LANES: usize = 16;
 const MAX_COLS: usize = 2 * MAX_LANES;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Some rows of `x` by rows of a matrix.
+/// Type of [`matmul`]: multiplies some rows of `x` by rows of weights.
 pub(super) type MatmulFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
 
-/// What one instruction set has for one storage.
+/// The kernels of one instruction set for one storage format.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct PackedKernels {
-    /// [`matmul`] of 1, 2 ... rows.
+    /// [`matmul`] of 1, 2 ... rows of `x`.
     pub(in crate::gemm) matmul: [MatmulFn; MAX_ROWS],
     /// [`expand`].
     pub(in crate::gemm) expand: unsafe fn(Rows, usize, usize, *mut f32),
@@ -32,38 +34,38 @@ pub(in crate::gemm) struct PackedKernels {
     pub(in crate::gemm) panels: unsafe fn(Rows, [usize; 2], [usize; 2], *mut f32),
 }
 
-/// Rows of a panel, where rows lie in panels.
+/// Number of weight rows in a panel, if weights are stored in panels.
 pub(super) const PANEL_ROWS: usize = 16;
-/// Bytes of a row that lie together in a panel.
+/// Bytes of a *unit*: consecutive bytes of one row that stay adjacent in a panel.
 pub(super) const UNIT: usize = 4;
 
-/// What there is for one storage in panels.
+/// The kernels for one storage format whose rows are in panels.
 pub(super) struct PanelKernels {
-    /// [`matmul`] of 1, 2 ... rows and whole panels.
+    /// [`matmul`] of 1, 2 ... rows of `x` and whole panels.
     pub(super) matmul: [MatmulFn; MAX_ROWS],
-    /// Matmuls of rounded rows with whole panels.
+    /// Matmuls of rows of `x` that are rounded to integers, with whole panels.
     pub(super) rounded: RoundedKernels,
 }
 
-/// A storage, for inner loops.
+/// A storage format of weights, as the inner loops read it.
 pub(in crate::gemm) trait Expand {
-    /// Bytes of 32 numbers.
+    /// Bytes of a block of 32 numbers, without scales.
     const BYTES: usize;
-    /// Scales of 32 numbers, minima among them.
+    /// Number of scales of a block, including minima.
     const SCALES: usize;
 
-    /// What 1 becomes in a register, a power of two.
+    /// Returns the factor, a power of two, by which [`Expand::part`] multiplies all numbers.
     fn unit<V: Vector>() -> f32;
 
-    /// The numbers of a block without their scale, times [`Expand::unit`], that are in its register `part`.
+    /// Returns register `part` of a block's numbers, without their scale but times [`Expand::unit`].
     ///
     /// # Safety
     ///
-    /// The CPU must have `V`'s instruction set, and the block be there.
+    /// The CPU must have `V`'s instruction set, and the block must be valid.
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V;
 
-    /// What becomes of numbers of register `part` where there are two scales, which all lanes of these have; one scale is
-    /// multiplied with the sum of a block.
+    /// Applies the two scales of a block to the numbers of register `part`; all lanes of each scale are equal. Formats
+    /// with one scale leave the numbers unchanged: their scale is multiplied with the sum of the block instead.
     ///
     /// # Safety
     ///
@@ -78,11 +80,11 @@ pub(in crate::gemm) trait Expand {
 pub(in crate::gemm) enum F16 {}
 pub(in crate::gemm) enum Bytes {}
 pub(in crate::gemm) enum Nibbles {}
-/// Integers of four bits, or with bits `ABOVE` of more, with one scale.
+/// Integers of `4 + ABOVE` bits, minus `OFFSET`, with one scale.
 pub(in crate::gemm) enum FewBits<const ABOVE: u32, const OFFSET: i8> {}
-/// The same with a minimum.
+/// Integers of `4 + ABOVE` bits with a scale and a minimum.
 pub(in crate::gemm) enum Affine<const ABOVE: u32> {}
-/// Integers of six bits with a scale for each half of them.
+/// Integers of six bits with one scale for each half of a block.
 pub(in crate::gemm) enum Halves {}
 
 impl Expand for F16 {
@@ -125,7 +127,7 @@ impl Expand for Nibbles {
 
     #[inline(always)]
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
-        // SAFETY: 16 bytes; a block has as many registers as this is called for.
+        // SAFETY: 16 bytes; `part` is below the number of registers of a block.
         unsafe { V::nibbles(block, part) }
     }
 }
@@ -140,7 +142,7 @@ impl<const ABOVE: u32, const OFFSET: i8> Expand for FewBits<ABOVE, OFFSET> {
 
     #[inline(always)]
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
-        // SAFETY: a block with its bits above; it has as many registers as this is called for.
+        // SAFETY: a block with its upper bits; `part` is below the number of registers of a block.
         unsafe { V::few_bits::<ABOVE, OFFSET>(block, part) }
     }
 }
@@ -188,13 +190,13 @@ impl Expand for Halves {
     }
 }
 
-/// `y[i, j] = x[i] · weights[j]` for `M` rows of `x`, which follow each other, and the first `cols` rows of the weights,
-/// `C` at a time, for they share what is read of `x`; rows of `y` are `y_row` apart.
+/// Computes `y[i, j] = x[i] · weights[j]` for `M` consecutive rows of `x` and the first `cols` rows of the weights. `C`
+/// rows of weights at a time share the reads of `x`; rows of `y` are `y_row` apart.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the pointers must be valid for these sizes (whole blocks where there are
-/// scales), and nobody else may access `y` meanwhile.
+/// The CPU must have `V`'s instruction set, the pointers must be valid for these sizes (whole
+/// blocks if there are scales), and no other code may access `y` meanwhile.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn matmul<V: Vector, F: Expand, const M: usize, const C: usize>(
     x: *const f32,
@@ -217,18 +219,18 @@ pub(in crate::gemm) unsafe fn matmul<V: Vector, F: Expand, const M: usize, const
     }
 }
 
-/// Bytes from one row to the next, without scales.
+/// Returns the distance between rows of numbers, in bytes.
 #[inline(always)]
 fn pitch<F: Expand>(k: usize) -> usize {
-    // Only numbers without scales go on behind whole blocks.
+    // Only numbers without scales may continue after whole blocks.
     k / BLOCK * F::BYTES + k % BLOCK * size_of::<u16>()
 }
 
-/// The rows from one on.
+/// Returns the rows of weights from `row` on.
 ///
 /// # Safety
 ///
-/// There are so many rows.
+/// The row must exist.
 #[inline(always)]
 unsafe fn row_of<F: Expand>(weights: Rows, row: usize) -> Rows {
     // SAFETY: passed on to the caller.
@@ -241,11 +243,11 @@ unsafe fn row_of<F: Expand>(weights: Rows, row: usize) -> Rows {
     }
 }
 
-/// [`matmul`] for `C` columns.
+/// Computes [`matmul`] for `C` columns of the result (`C` rows of weights).
 ///
 /// # Safety
 ///
-/// As there.
+/// As for [`matmul`].
 #[inline(always)]
 unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     x: *const f32,
@@ -254,13 +256,13 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     y_row: usize,
 ) {
     let (k, blocks, pitch) = (weights.k, weights.k / BLOCK, pitch::<F>(weights.k));
-    // SAFETY: blocks and what is left of a row lie within it.
+    // SAFETY: blocks and the remainder of a row are within it.
     unsafe {
         let mut sums = [[V::zero(); M]; C];
         let mut scales = [[0.0f32; MAX_SCALES + MAX_LANES]; C];
         let mut first = 0;
         while first < blocks {
-            let some = TOGETHER.min(blocks - first);
+            let some = UNROLL.min(blocks - first);
             if F::SCALES > 0 {
                 for (c, scales) in scales.iter_mut().enumerate() {
                     let from = weights.scales.add((c * blocks + first) * F::SCALES);
@@ -269,8 +271,8 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
             }
             for b in 0..some {
                 let block = weights.numbers.add((first + b) * F::BYTES);
-                // The next columns follow these in memory. A step's share of those after the next is asked for, as the
-                // hardware does not follow so many rows by itself.
+                // The next columns follow these in memory. Each step prefetches its share of the
+                // columns after the next, because the hardware does not prefetch this many rows.
                 let next = weights.numbers.wrapping_add(C * (2 * pitch + (first + b) * F::BYTES));
                 for line in (0..C * F::BYTES).step_by(LINE) {
                     V::prefetch(next.wrapping_add(line).cast());
@@ -292,16 +294,17 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     }
 }
 
-/// Scales of blocks for numbers as they are in registers.
+/// Converts `count` scales to `f32` and divides them by [`Expand::unit`].
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, and the scales, at most [`MAX_SCALES`], be there.
+/// The CPU must have `V`'s instruction set. The scales must be valid, and there must be at most [`MAX_SCALES`].
 #[inline(always)]
 unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; MAX_SCALES + MAX_LANES]) {
     let unit = 1.0 / F::unit::<V>();
     let to = to.as_mut_ptr();
-    // SAFETY: reads end at `count`; the last writes begin below it, and there is room for a register behind.
+    // SAFETY: reads end at `count`; the last writes begin below it, and there is room for a
+    // register after it.
     unsafe {
         let unit = V::splat(&unit);
         let mut i = 0;
@@ -316,18 +319,18 @@ unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut
     }
 }
 
-/// A number in binary16.
+/// Returns the binary16 number at an index.
 ///
 /// # Safety
 ///
-/// It is there.
+/// The number must exist.
 #[inline(always)]
 unsafe fn half_at(numbers: *const u8, index: usize) -> f32 {
     // SAFETY: passed on to the caller.
     f16::from_bits(unsafe { numbers.cast::<u16>().add(index).read_unaligned() }).to_f32()
 }
 
-/// Adds the products with a block of each column, whose scales have number `b`.
+/// Adds the products with one block of each column. The scales of these blocks have index `b`.
 ///
 /// # Safety
 ///
@@ -342,7 +345,7 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     b: usize,
     sums: &mut [[V; M]; C],
 ) {
-    // SAFETY: a block of each row and column; `b` is below TOGETHER.
+    // SAFETY: a block of each row and column; `b` is below UNROLL.
     unsafe {
         let mut of_block = [[V::zero(); M]; C];
         let mut pairs = [[V::zero(); 2]; C];
@@ -380,12 +383,12 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     }
 }
 
-/// A block with its scales.
+/// Expands a block to `f32` with its scales.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the block and its scales must be there, and `to` have room for 32 numbers, which
-/// nobody else accesses meanwhile.
+/// The CPU must have `V`'s instruction set, the block and its scales must be valid, and `to` must
+/// have room for 32 numbers that no other code accesses meanwhile.
 #[inline(always)]
 unsafe fn expand_block<V: Vector, F: Expand>(block: *const u8, scale: *const u16, to: *mut f32) {
     // SAFETY: passed on to the caller.
@@ -406,16 +409,16 @@ unsafe fn expand_block<V: Vector, F: Expand>(block: *const u8, scale: *const u16
     }
 }
 
-/// `len` numbers of the first row, from `first` on, which is the beginning of a block.
+/// Expands `len` numbers of the first row from `first` on, where a block must begin.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the numbers must be there (whole blocks where there are scales), and `to`
-/// have room for them, which nobody else accesses meanwhile.
+/// The CPU must have `V`'s instruction set, the numbers must be valid (whole blocks if there are
+/// scales), and `to` must have room for them without access by other code.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first: usize, len: usize, to: *mut f32) {
     let blocks = len / BLOCK;
-    // SAFETY: blocks and what is left of the row.
+    // SAFETY: blocks and the remainder of the row.
     unsafe {
         let numbers = weights.numbers.add(first / BLOCK * F::BYTES);
         for b in 0..blocks {
@@ -429,12 +432,13 @@ pub(in crate::gemm) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first:
     }
 }
 
-/// Numbers `[first, first + len]` of the first `cols` rows as panels of a right operand with `width` columns, in the order of
-/// [`crate::gemm::pack::panels`].
+/// Expands numbers `first..first + len` of the first `cols` rows to panels of a right operand with `width` columns, in
+/// the order of [`crate::gemm::pack::panels`].
 ///
 /// # Safety
 ///
-/// As for [`expand`] with every row; `width` is that of the instruction set's tiles, and `to` has room for whole panels.
+/// As for [`expand`] with every row. `width` must be that of the instruction set's tiles, and `to` must have room for
+/// whole panels.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn panels<V: Vector, F: Expand>(
     weights: Rows,
@@ -456,7 +460,7 @@ pub(in crate::gemm) unsafe fn panels<V: Vector, F: Expand>(
     }
 }
 
-/// One panel: blocks of all its rows side by side, transposed in squares of registers.
+/// Expands the rows of one panel block by block, and transposes the blocks in squares of registers.
 ///
 /// # Safety
 ///
@@ -468,7 +472,7 @@ unsafe fn panel<V: Vector, F: Expand>(
     [cols, width]: [usize; 2],
     to: *mut f32,
 ) {
-    // Rows that are not there are never written, and go where nobody reads.
+    // Missing rows are never written; their numbers would go to entries that are not read.
     let mut numbers = [0.0f32; MAX_COLS * BLOCK];
     let numbers = numbers.as_mut_ptr();
     let blocks = len / BLOCK;

@@ -1,9 +1,11 @@
-//! Matmuls with the rows of a matrix in few bits. Rows of the left operand are rounded to integers where there are kernels for
-//! it: to 16 bits by weights in panels, to 21 bits one row alone. Else weights are expanded where they are used: in registers
-//! for few rows of the left operand, or a piece at a time as other right operands are packed.
+//! Matmuls with weights of few bits.
+//!
+//! Rows of the left operand are rounded to integers if the storage format has integer kernels: to 16 bits for weights
+//! in panels, to 21 bits for a single row. Otherwise weights are expanded to `f32` when they are used: in
+//! registers for few rows of the left operand, or block by block when the right operand is packed.
 
 mod integers;
-mod kernels;
+pub(super) mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 mod rounded;
@@ -13,9 +15,7 @@ use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-pub(super) use kernels::{
-    Affine, Bytes, Expand, F16, FewBits, Halves, MAX_ROWS, Nibbles, PackedKernels, expand, matmul, panels,
-};
+pub(super) use kernels::{MAX_ROWS, PackedKernels};
 pub(crate) use rows::{Rows, Storage};
 
 use integers::{Group, Integers};
@@ -23,7 +23,7 @@ use kernels::{MatmulFn, PANEL_ROWS, PanelKernels, UNIT};
 use rounded::{Block, RoundedKernels};
 
 use super::kernels::KernelSet;
-use super::matrix::{MatrixPlan, Right};
+use super::matrix::{MatrixPlan, RightOperand};
 use super::spec::{Addend, GemmSpec, Kernel, Operands, Strides};
 use crate::memory::aligned;
 use crate::order::Panels;
@@ -44,43 +44,46 @@ impl Storage {
     }
 }
 
-/// Stored numbers that are worth a task, and the most tasks.
+/// Minimum stored numbers that are worth a separate task, and maximum number of tasks.
 const TASK_NUMBERS: usize = 64 * 1024;
 const MAX_TASKS: usize = 32;
-/// The same of matmuls in integers. Matrices of 576 by 192 are two tasks, which two threads can share.
+/// Minimum stored numbers and maximum number of tasks for integer matmuls. A matrix of 576 by 192 makes two tasks, so
+/// that two threads can share it.
 const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
-/// Operations of matmuls of rounded rows that are worth a task: some 50 microseconds.
+/// Minimum multiplications that are worth a separate task in matmuls of rounded rows: some 50 microseconds.
 const ROUNDED_TASK_PRODUCTS: usize = 3 << 20;
-/// Bytes of rounded rows that a task reads for each panel of weights, so that they stay in the second-level cache.
+/// Maximum bytes of rounded rows that a task multiplies by each panel of weights, so that they stay in the second-level
+/// cache.
 const ROUNDED_TASK_BYTES: usize = 384 << 10;
-/// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
+/// Maximum rows of the left operand for which weights are expanded in registers, once for every [`MAX_ROWS`] rows.
 const FEW_ROWS: usize = 2 * MAX_ROWS;
-/// Tasks have whole groups of so many columns, which is what inner loops like, or whole panels.
+/// Columns per group. Tasks have whole groups, as the inner loops process them together, or whole panels.
 const GROUP: usize = 4;
 
-/// Bits of the least and of the first too large magnitude that a block of a rounded row may have as its largest: 2^-60 and 2^60.
+/// Range of the bits of the largest magnitude that a block of a rounded row may have: 2^-60 to 2^60
+/// (exclusive).
 #[cfg(target_arch = "x86_64")]
 const MAGNITUDES: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
-/// How a matmul is computed.
+/// The algorithm of a matmul.
 #[derive(Clone)]
-enum Way {
-    /// Numbers are expanded in registers. So are those of sums of nothing, which have to be written, too.
+enum Algorithm {
+    /// Weights are expanded in registers. Also used for k = 0, because results have to be written then, too.
     Registers { tasks: usize },
-    /// The row is rounded to integers, which [`PackedGemm::prepare`] does, unless its numbers forbid it.
+    /// [`PackedGemm::prepare`] rounds the single row to integers, unless its numbers are out of range.
     Integers { tasks: usize, kernels: &'static Integers },
-    /// So are all rows, by weights in panels. A task has a part of the rows and a part of the columns.
+    /// All rows are rounded to integers, for weights in panels. A task computes a part of the rows and of the columns.
     Rounded {
         by_rows: usize,
         by_cols: usize,
         kernels: &'static RoundedKernels,
     },
-    /// Numbers are expanded as the right operand of a matmul is packed.
+    /// Weights are expanded when the right operand of an `f32` matmul is packed.
     Panels(GemmSpec, MatrixPlan),
 }
 
-/// A planned matmul `y[m, n] = x[m, k] · weights[n, k]` transposed.
+/// A planned matmul `y[m, n] = x[m, k] · weights[n, k]` transposed (each row of weights gives a column of `y`).
 #[derive(Clone)]
 pub(crate) struct PackedGemm {
     m: usize,
@@ -88,12 +91,12 @@ pub(crate) struct PackedGemm {
     k: usize,
     storage: Storage,
     set: &'static KernelSet,
-    /// The kernels for panels, if the weights lie in them.
+    /// Kernels for panels, if the weights are stored in panels.
     panels: Option<&'static PanelKernels>,
-    way: Way,
+    way: Algorithm,
 }
 
-/// The kernels for a rounded row and weights that follow each other, if a CPU is faster with them.
+/// Returns the integer kernels for weights stored row by row, if they are faster on the CPU.
 fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
     #[cfg(target_arch = "x86_64")]
     return Integers::fastest(kernel, storage);
@@ -104,7 +107,7 @@ fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integer
     }
 }
 
-/// The kernels for a storage in panels, if a CPU is faster with them.
+/// Returns the kernels for a storage format in panels, if they are faster on the CPU.
 fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static PanelKernels> {
     #[cfg(target_arch = "x86_64")]
     return panels::fastest(kernel, storage);
@@ -116,13 +119,13 @@ fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static PanelKerne
 }
 
 impl PackedGemm {
-    /// Plans a matmul with the fastest inner loops that this CPU can run, with weights that follow each other or lie in the
-    /// [`PackedGemm::panels`] that there are for them.
+    /// Plans a matmul with the fastest inner loops that this CPU can run. The weights are stored
+    /// row by row or in their [`PackedGemm::panels`].
     pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_panels: bool) -> Self {
         PackedGemm::with_kernel([m, n, k], storage, in_panels, Kernel::detect())
     }
 
-    /// The panels of numbers and of scales in which matmuls by a matrix `[n, k]` are faster, if they are.
+    /// Returns the panel layouts of numbers and of scales, if they make matmuls with a matrix `[n, k]` faster.
     pub(crate) fn panels([n, k]: [usize; 2], storage: Storage) -> Option<[Panels; 2]> {
         PackedGemm::panels_for([n, k], storage, Kernel::detect())
     }
@@ -132,7 +135,7 @@ impl PackedGemm {
         let scale = size_of::<u16>();
         let numbers = Panels::new(n, storage.bytes(k), PANEL_ROWS, UNIT)?;
         let scales = Panels::new(n, k / BLOCK * storage.scales() * scale, PANEL_ROWS, scale);
-        // A block's scale of each row lies as it does in panels of one unit.
+        // The scales of a block are stored as in panels of one unit.
         let one = Panels {
             rows: PANEL_ROWS,
             units: 1,
@@ -154,7 +157,7 @@ impl PackedGemm {
             let products = n.saturating_mul(k).saturating_mul(m);
             // A few rows are bound by the weights' bytes.
             let tasks = (products / ROUNDED_TASK_PRODUCTS).max(n.saturating_mul(k) / INTEGER_TASK_NUMBERS);
-            Way::Rounded {
+            Algorithm::Rounded {
                 by_rows,
                 by_cols: (tasks / by_rows).clamp(1, MAX_INTEGER_TASKS).min(groups),
                 kernels: &panels.rounded,
@@ -162,11 +165,11 @@ impl PackedGemm {
         } else if m <= FEW_ROWS || is_empty {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MAX_ROWS));
             match integers_by_rows(set.kernel, storage) {
-                Some(kernels) if m == 1 && work > 0 => Way::Integers {
+                Some(kernels) if m == 1 && work > 0 => Algorithm::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
                     kernels,
                 },
-                _ => Way::Registers {
+                _ => Algorithm::Registers {
                     tasks: match m {
                         0 => 0,
                         _ => (work / TASK_NUMBERS).clamp(1, MAX_TASKS).min(groups),
@@ -183,7 +186,7 @@ impl PackedGemm {
                 ldc: n,
                 accumulate: false,
             };
-            Way::Panels(spec, MatrixPlan::of_columns(&spec, set, BLOCK))
+            Algorithm::Panels(spec, MatrixPlan::of_columns(&spec, set, BLOCK))
         };
         PackedGemm {
             m,
@@ -196,79 +199,85 @@ impl PackedGemm {
         }
     }
 
-    /// Number of independent tasks; the division depends on sizes alone.
+    /// Returns the number of independent tasks. It depends only on sizes.
     pub(crate) fn tasks(&self) -> usize {
         match &self.way {
-            Way::Registers { tasks } | Way::Integers { tasks, .. } => *tasks,
-            Way::Rounded { by_rows, by_cols, .. } => by_rows * by_cols,
-            Way::Panels(_, plan) => plan.tasks(0),
+            Algorithm::Registers { tasks } | Algorithm::Integers { tasks, .. } => *tasks,
+            Algorithm::Rounded { by_rows, by_cols, .. } => by_rows * by_cols,
+            Algorithm::Panels(_, plan) => plan.tasks(0),
         }
     }
 
-    /// Floating-point operations.
+    /// Returns the number of floating-point operations.
     pub(crate) fn flops(&self) -> u64 {
         2 * self.m as u64 * self.n as u64 * self.k as u64
     }
 
-    /// `f32`s of scratch of a worker.
+    /// Returns the size of a worker's scratch in `f32`s.
     pub(crate) fn worker_len(&self) -> usize {
         match &self.way {
-            Way::Registers { .. } | Way::Integers { .. } | Way::Rounded { .. } => 0,
-            Way::Panels(_, plan) => plan.worker_len(),
+            Algorithm::Registers { .. } | Algorithm::Integers { .. } | Algorithm::Rounded { .. } => 0,
+            Algorithm::Panels(_, plan) => plan.worker_len(),
         }
     }
 
-    /// `f32`s of scratch that the tasks share, which [`PackedGemm::prepare`] fills.
+    /// Returns the size of the scratch that the tasks share, in `f32`s. [`PackedGemm::prepare`]
+    /// fills it.
     pub(crate) fn shared_len(&self) -> usize {
         match &self.way {
-            Way::Integers { .. } => self.header() + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
-            Way::Rounded { .. } => self.header() + self.preparations() * self.tile_len(),
-            Way::Registers { .. } | Way::Panels(..) => 0,
+            Algorithm::Integers { .. } => {
+                self.header() + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>())
+            }
+            Algorithm::Rounded { .. } => self.header() + self.preparations() * self.tile_len(),
+            Algorithm::Registers { .. } | Algorithm::Panels(..) => 0,
         }
     }
 
-    /// Independent tasks of [`PackedGemm::prepare`]. With none there is nothing to prepare.
+    /// Returns the number of independent tasks of [`PackedGemm::prepare`]; 0 if there is nothing to
+    /// prepare.
     pub(crate) fn preparations(&self) -> usize {
         match &self.way {
-            Way::Integers { .. } => 1,
-            Way::Rounded { .. } => self.m.div_ceil(rounded::ROWS),
-            Way::Registers { .. } | Way::Panels(..) => 0,
+            Algorithm::Integers { .. } => 1,
+            Algorithm::Rounded { .. } => self.m.div_ceil(rounded::ROWS),
+            Algorithm::Registers { .. } | Algorithm::Panels(..) => 0,
         }
     }
 
-    /// `f32`s before rounded rows, of which each has a number there that is not 0 if it can be used.
+    /// Returns the number of `f32`s before the rounded rows. They contain a flag for each row: not 0 if its rounded
+    /// numbers are usable.
     fn header(&self) -> usize {
         aligned(self.m)
     }
 
-    /// `f32`s of a tile of rounded rows.
+    /// Returns the size of a tile (up to [`rounded::ROWS`] rounded rows) in `f32`s.
     fn tile_len(&self) -> usize {
         rounded::tile_blocks(self.k) * (size_of::<Block>() / size_of::<f32>())
     }
 
-    /// Does a task of what has to be done before [`PackedGemm::run`].
+    /// Runs a task of the preparation, which rounds rows before [`PackedGemm::run`].
     ///
     /// # Safety
     ///
-    /// The task exists, the left operand has its size, the shared scratch is as long as asked for and begins with a cache line;
-    /// nobody writes the one or accesses the other meanwhile, but for other tasks of this.
+    /// The task must exist, the left operand must have its size, and the shared scratch must have
+    /// the requested length and begin at a cache line. Meanwhile, no code may write the left
+    /// operand, and only other tasks of this call may access the scratch.
     pub(crate) unsafe fn prepare(&self, task: usize, x: *const f32, shared: *mut f32) {
-        // SAFETY: the kernels are of a set that the CPU can run; each task has its own rows, blocks and flag; passed on to the
-        // caller.
+        // SAFETY: the kernels are of a set that the CPU can run; each task has its own rows, blocks
+        // and flag; passed on to the caller.
         unsafe {
             let (first, rows, usable) = match &self.way {
-                Way::Integers { kernels, .. } => {
+                Algorithm::Integers { kernels, .. } => {
                     let is_usable = (kernels.round)(x, self.k, shared.add(self.header()).cast());
                     (0, 1, u8::from(is_usable))
                 }
-                Way::Rounded { kernels, .. } => {
+                Algorithm::Rounded { kernels, .. } => {
                     let first = task * rounded::ROWS;
                     let rows = rounded::ROWS.min(self.m - first);
                     let tile = shared.add(self.header() + task * self.tile_len());
                     let usable = (kernels.round)(x.add(first * self.k), [rows, self.k], tile.cast());
                     (first, rows, usable)
                 }
-                Way::Registers { .. } | Way::Panels(..) => return,
+                Algorithm::Registers { .. } | Algorithm::Panels(..) => return,
             };
             for row in 0..rows {
                 *shared.add(first + row) = f32::from(usable >> row & 1);
@@ -276,14 +285,14 @@ impl PackedGemm {
         }
     }
 
-    /// Columns of a task, which are rows of the weights.
+    /// Returns the columns of a task, that is, rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
         let group = if self.panels.is_some() { PANEL_ROWS } else { GROUP };
         let groups = share(self.n.div_ceil(group), tasks, task);
         groups.start * group..(groups.end * group).min(self.n)
     }
 
-    /// How many of a range of columns, which begins with a panel's first one, lie in panels.
+    /// Returns how many columns of a range are in panels. The range must begin with a panel's first column.
     fn in_panels(&self, cols: &Range<usize>) -> usize {
         match self.panels {
             Some(_) => (self.n / PANEL_ROWS * PANEL_ROWS)
@@ -293,14 +302,14 @@ impl PackedGemm {
         }
     }
 
-    /// Adds the weights that a task reads, if memory bounds the matmul.
+    /// Adds the weights that a task reads to `prefetch`, if the matmul is memory-bound.
     pub(crate) fn reads(&self, task: usize, weights: Rows, prefetch: &mut Prefetch) {
         let tasks = match &self.way {
-            Way::Registers { tasks } | Way::Integers { tasks, .. } => tasks,
-            Way::Rounded {
+            Algorithm::Registers { tasks } | Algorithm::Integers { tasks, .. } => tasks,
+            Algorithm::Rounded {
                 by_rows: 1, by_cols, ..
             } if self.m <= FEW_ROWS => by_cols,
-            Way::Rounded { .. } | Way::Panels(..) => return,
+            Algorithm::Rounded { .. } | Algorithm::Panels(..) => return,
         };
         let cols = self.columns(*tasks, task);
         let row = self.storage.bytes(self.k);
@@ -316,9 +325,10 @@ impl PackedGemm {
     ///
     /// # Safety
     ///
-    /// The task exists, the operands have these sizes, scales included where the storage has them, scratch is as long as
-    /// asked for; the shared one is prepared for this `x` and is not written, the worker's is its own; nobody accesses this
-    /// task's part of `y`, or writes the others, meanwhile.
+    /// The task must exist. The operands must have these sizes, including scales if the storage has
+    /// them, and the scratch the requested length. The shared scratch must be prepared for this `x`
+    /// and is not written; the worker's scratch belongs to the task. No other code may access this
+    /// task's part of `y`, or write the other operands, meanwhile.
     pub(crate) unsafe fn run(
         &self,
         task: usize,
@@ -328,14 +338,14 @@ impl PackedGemm {
         [shared, worker]: [*mut f32; 2],
     ) {
         match &self.way {
-            Way::Registers { tasks } => {
+            Algorithm::Registers { tasks } => {
                 let cols = self.columns(*tasks, task);
                 // SAFETY: columns of a task are its own, and below `n`; passed on to the caller.
                 unsafe { self.in_registers(0..self.m, cols, x, weights, y) }
             }
-            Way::Integers { tasks, kernels } => {
+            Algorithm::Integers { tasks, kernels } => {
                 let cols = self.columns(*tasks, task);
-                // SAFETY: as above; the row is rounded if its header says so.
+                // SAFETY: as above; the row is rounded if its header is not 0.
                 unsafe {
                     if *shared == 0.0 {
                         return self.in_registers(0..1, cols, x, weights, y);
@@ -344,7 +354,7 @@ impl PackedGemm {
                     (kernels.matvec)(shared.add(self.header()).cast(), weights, cols.len(), y.add(cols.start));
                 }
             }
-            Way::Rounded {
+            Algorithm::Rounded {
                 by_rows,
                 by_cols,
                 kernels,
@@ -354,7 +364,7 @@ impl PackedGemm {
                 // SAFETY: columns and rows of a task are its own; passed on to the caller.
                 unsafe { self.by_tiles(kernels, tiles, cols, x, weights, y, shared) }
             }
-            Way::Panels(spec, plan) => {
+            Algorithm::Panels(spec, plan) => {
                 let right = Expanded { gemm: self, weights };
                 let operands = Operands {
                     a: x,
@@ -364,13 +374,14 @@ impl PackedGemm {
                     shared: std::ptr::null_mut(),
                     worker,
                 };
-                // SAFETY: the plan reads the right operand by `right` alone, and has one phase; passed on to the caller.
+                // SAFETY: the plan reads the right operand only through `right`, and has one phase;
+                // passed on to the caller.
                 unsafe { plan.multiply_by(spec, self.set, task, &right, operands) }
             }
         }
     }
 
-    /// Multiplies tiles of rounded rows: each panel of weights by all of them, as they are in a cache.
+    /// Multiplies tiles of rounded rows. Each panel of weights is multiplied by all tiles while it is in a cache.
     ///
     /// # Safety
     ///
@@ -388,7 +399,8 @@ impl PackedGemm {
     ) {
         let in_panels = self.in_panels(&cols);
         let rows_of = |tile: usize| tile * rounded::ROWS..self.m.min((tile + 1) * rounded::ROWS);
-        // SAFETY: tiles and columns of the task; a row is rounded if its number in the header says so.
+        // SAFETY: tiles and columns of the task; a row is rounded if its number in the header is
+        // not 0.
         unsafe {
             for at in (0..in_panels).step_by(PANEL_ROWS) {
                 let col = cols.start + at;
@@ -409,6 +421,8 @@ impl PackedGemm {
         }
     }
 
+    /// Multiplies rows by weights that are expanded in registers.
+    ///
     /// # Safety
     ///
     /// As for [`PackedGemm::run`].
@@ -432,11 +446,12 @@ impl PackedGemm {
         }
     }
 
-    /// Expands a row of weights that are not in panels.
+    /// Expands a row of weights, which must not be in panels, to `f32`.
     ///
     /// # Safety
     ///
-    /// The row exists; `to` has room for `k` `f32`s, which nobody else accesses meanwhile.
+    /// The row must exist; `to` must have room for `k` `f32`s that no other code accesses
+    /// meanwhile.
     pub(crate) unsafe fn expand(&self, weights: Rows, row: usize, to: *mut f32) {
         let kernels = self.storage.kernels(self.set);
         // SAFETY: passed on to the caller.
@@ -444,18 +459,18 @@ impl PackedGemm {
     }
 }
 
-/// Stored rows as the columns of a right operand.
+/// Stored rows of weights as the columns of a right operand, expanded when it is packed.
 struct Expanded<'a> {
     gemm: &'a PackedGemm,
     weights: Rows,
 }
 
-impl Right for Expanded<'_> {
+impl RightOperand for Expanded<'_> {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
         let (width, storage) = (set.tile_cols, self.gemm.storage);
         let cols = panels.start * width..(panels.end * width).min(spec.n);
-        // SAFETY: rows and their numbers are within the weights, which are not in panels; blocks along k are whole, but for the
-        // last.
+        // SAFETY: rows and their numbers are within the weights, which are not in panels; blocks
+        // along k are whole, except for the last.
         unsafe {
             let rows = self.weights.from(storage, cols.start);
             (storage.kernels(set).panels)(rows, [steps.start, steps.len()], [cols.len(), width], to);

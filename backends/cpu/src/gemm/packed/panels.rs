@@ -1,9 +1,10 @@
-//! Rows in [`Panels`](crate::order::Panels) of sixteen, for AVX-512 with VNNI: a register has four neighbouring numbers of each
-//! row, or their bytes. Sums and scales have a lane for each row, so that nothing is added across lanes, and scales are
-//! converted and multiplied sixteen at a time.
+//! Kernels for weights in [`Panels`](crate::order::Panels) of sixteen rows, for AVX-512 with VNNI.
 //!
-//! Matmuls round the left operand's rows ([`super::rounded`]). With numbers that cannot be rounded, weights are expanded in
-//! registers, as here.
+//! A register contains four neighbouring numbers of each row, or their bytes. Sums and scales have a lane for each row,
+//! so that nothing is added across lanes, and scales are converted and multiplied sixteen at a time.
+//!
+//! Matmuls round the left operand's rows to integers ([`super::rounded`]). If its numbers cannot be rounded, weights
+//! are expanded in registers, as in this module.
 
 use std::arch::x86_64::*;
 
@@ -16,13 +17,13 @@ use crate::gemm::spec::Kernel;
 use crate::simd::{LINE, prefetch_line};
 use meganeura_core::quantization::BlockFormat;
 
-/// Steps of a block, of four numbers each.
+/// Steps of a block. A step is four neighbouring numbers of each row.
 pub(super) const STEPS: usize = BLOCK / 4;
-/// Prefetch distance in bytes, into the second-level cache: a panel is read as one stream, and tasks of a thread follow each
-/// other.
+/// Prefetch distance in bytes, into the second-level cache. A panel is read as one stream, and consecutive tasks of a
+/// thread read consecutive panels.
 const AHEAD: usize = 16 << 10;
 
-/// The kernels for a storage, where rows are better in panels.
+/// Returns the kernels for a storage format, if it is faster in panels.
 pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static PanelKernels> {
     static NIBBLES: PanelKernels = kernels::<Nibbles>();
     static BYTES: PanelKernels = kernels::<Bytes>();
@@ -50,25 +51,26 @@ const fn kernels<F: PanelFormat>() -> PanelKernels {
     }
 }
 
-/// A storage in panels. Blocks are those of all rows of a panel: as many units as one row's, each of a register.
+/// A storage format in panels. A block of a panel contains the blocks of all its rows, unit by unit ([`UNIT`] bytes of
+/// each row). Such a unit of all rows fills a register.
 pub(super) trait PanelFormat {
-    /// Bytes of a row's block.
+    /// Bytes of one row's block.
     const BYTES: usize;
-    /// The offset of [`PanelFormat::bytes`].
+    /// Offset that [`PanelFormat::bytes`] adds to all numbers.
     const OFFSET: i32;
-    /// Scales of a block. With two, [`PanelFormat::MINIMUM`] says whether the second one is a minimum, or that of the second
-    /// half.
+    /// Number of scales of a block. With two, [`PanelFormat::MINIMUM`] is true if the second one is
+    /// a minimum, false if it is the scale of the second half.
     const SCALES: usize = 1;
     const MINIMUM: bool = false;
 
-    /// A step's integers, each with the offset that makes it positive.
+    /// Returns the integers of a step, each plus the offset that makes it positive.
     ///
     /// # Safety
     ///
-    /// The CPU has AVX-512, and the block is there.
+    /// The CPU must have AVX-512, and the block must be valid.
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i;
 
-    /// Number `e` of a step.
+    /// Returns number `e` of a step, for all rows of the panel.
     ///
     /// # Safety
     ///
@@ -76,12 +78,12 @@ pub(super) trait PanelFormat {
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512;
 }
 
-/// The integers 0 to 15 without their offset.
+/// Values of the nibbles 0 to 15, minus their offset of 8.
 static NUMBERS: [f32; 16] = [
     -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
 ];
 
-// Bytes have number i of a block and number i + 16.
+// Byte i of a block contains numbers i and i + 16.
 impl PanelFormat for Nibbles {
     const BYTES: usize = BLOCK / 2;
     const OFFSET: i32 = 8;
@@ -136,11 +138,12 @@ impl PanelFormat for Bytes {
     }
 }
 
-/// The integers of a step of few bits, each with `ABOVE` bits above four, which units behind the first four have.
+/// Returns the integers of a step, each with `ABOVE` bits above the lower four. The units after the first four contain
+/// these upper bits.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512, and the block is there.
+/// The CPU must have AVX-512, and the block must be valid.
 #[inline(always)]
 unsafe fn few_bits<const ABOVE: u32>(block: *const u8, step: usize) -> __m512i {
     // SAFETY: units of each row.
@@ -149,7 +152,8 @@ unsafe fn few_bits<const ABOVE: u32>(block: *const u8, step: usize) -> __m512i {
         if ABOVE == 0 {
             return low;
         }
-        // Bytes of a unit have the bits of four integers, those of the next step in the next bits or in the next unit.
+        // Each byte of a unit contains the upper bits of four integers; those of the next step are
+        // in the next bits or in the next unit.
         let units = ABOVE as usize;
         let above = _mm512_loadu_si512(block.add((4 + step % units) * UNIT * PANEL_ROWS).cast());
         let above = _mm512_srlv_epi32(above, _mm512_set1_epi32((step / units * units) as i32));
@@ -158,11 +162,11 @@ unsafe fn few_bits<const ABOVE: u32>(block: *const u8, step: usize) -> __m512i {
     }
 }
 
-/// Byte `e` of each lane, minus an offset.
+/// Returns byte `e` of each lane, minus the offset, as `f32`.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512.
+/// The CPU must have AVX-512.
 #[inline(always)]
 unsafe fn number_of<const OFFSET: i32>(bytes: __m512i, e: usize) -> __m512 {
     // SAFETY: passed on to the caller.
@@ -227,10 +231,10 @@ impl PanelFormat for Halves {
     }
 }
 
-// SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
-// as the functions demand of their callers.
+// SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers
+// are valid for all reads, as each function's contract demands.
 
-/// Asks for what lies before some bytes.
+/// Prefetches `bytes` bytes at a distance of [`AHEAD`] bytes after `at`.
 #[inline(always)]
 pub(super) fn ask_ahead(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
@@ -238,22 +242,22 @@ pub(super) fn ask_ahead(at: *const u8, bytes: usize) {
     }
 }
 
-/// Scales of a panel's rows of this number, among those of a row.
+/// Returns scale `block` of all rows of a panel as `f32`.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512, and they are there.
+/// The CPU must have AVX-512, and the scales must be valid.
 #[inline(always)]
 pub(super) unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
     // SAFETY: passed on to the caller.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * PANEL_ROWS).cast())) }
 }
 
-/// Numbers of a step of a block with their scales.
+/// Applies the scales of a block, and its minima if it has some, to a number of step `step` of all rows.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512, and the scales are there.
+/// The CPU must have AVX-512, and the scales must be valid.
 #[inline(always)]
 unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usize, step: usize) -> __m512 {
     // SAFETY: passed on to the caller.
@@ -267,6 +271,8 @@ unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usiz
     }
 }
 
+/// Multiplies `M` rows of `x` by whole panels of weights, and expands the weights in registers.
+///
 /// # Safety
 ///
 /// As for [`super::matmul`], with whole panels.
@@ -282,7 +288,7 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, c
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * PANEL_ROWS);
                 ask_ahead(at, F::BYTES * PANEL_ROWS);
-                // Two sums of each, as an addition has to wait for the one before.
+                // Two sums of each, because an addition has to wait for the previous one.
                 let mut of_block = [[_mm512_setzero_ps(); M]; 2];
                 for step in 0..STEPS {
                     for e in 0..4 {

@@ -1,18 +1,18 @@
-//! Rows of few bits as they are stored.
+//! Rows of weights of few bits, and their storage formats.
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-/// How the numbers of a matrix are stored.
+/// The storage format of a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// IEEE 754 binary16.
     F16,
-    /// Blocks of integers with a scale each.
+    /// Blocks of 32 integers with one or two scales each.
     Blocks(BlockFormat),
 }
 
 impl Storage {
-    /// Bytes of so many numbers without scales, whole blocks where there are blocks.
+    /// Returns the bytes of `count` numbers without scales. `count` must be a multiple of the block length.
     pub(crate) fn bytes(self, count: usize) -> usize {
         match self {
             Storage::F16 => 2 * count,
@@ -20,7 +20,7 @@ impl Storage {
         }
     }
 
-    /// Scales of a block, minima among them.
+    /// Returns the number of scales of a block, including minima.
     pub(crate) fn scales(self) -> usize {
         match self {
             Storage::F16 => 0,
@@ -29,23 +29,23 @@ impl Storage {
     }
 }
 
-/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::panels`].
+/// Consecutive rows of a stored matrix, row by row or in [`PackedGemm::panels`].
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
-    /// The first row's numbers.
+    /// Address of the first row's numbers.
     pub(crate) numbers: *const u8,
-    /// The first row's scales.
+    /// Address of the first row's scales.
     pub(crate) scales: *const u16,
-    /// Numbers of a row.
+    /// Number of columns.
     pub(crate) k: usize,
 }
 
 impl Rows {
-    /// The rows from one on, the first one of a panel where there are panels.
+    /// Returns the rows from `row` on. If there are panels, `row` must be the first row of a panel.
     ///
     /// # Safety
     ///
-    /// There are so many rows.
+    /// The row must exist.
     pub(super) unsafe fn from(self, storage: Storage, row: usize) -> Rows {
         // SAFETY: passed on to the caller.
         unsafe {

@@ -1,11 +1,11 @@
-//! Every way of computing a matmul with packed weights, against sums in f64.
+//! Tests of all algorithms for matmuls with packed weights, against sums in f64.
 
 use half::f16;
 
 use super::*;
 use crate::pool::ThreadPool;
 
-/// Cache lines with so many `f32`s, of which none may be read before it is written.
+/// Returns cache lines with `len` `f32`s, which must not be read before they are written.
 fn scratch(len: usize) -> Vec<Line> {
     vec![Line([f32::NAN; 16]); len.div_ceil(16)]
 }
@@ -15,7 +15,7 @@ fn scratch(len: usize) -> Vec<Line> {
 #[expect(dead_code, reason = "kernels read it through pointers")]
 struct Line([f32; 16]);
 
-/// Numbers and scales in the order of rows, and in panels if a kernel has some.
+/// Returns the weights' numbers and scales row by row, and also in panels if the kernel supports them.
 fn orders(
     [n, k]: [usize; 2],
     storage: Storage,
@@ -36,7 +36,8 @@ fn orders(
     orders
 }
 
-/// Every instruction set, storage, order and way against sums in f64 of numbers that are read one by one.
+/// Every instruction set, storage format, storage order and algorithm agrees with sums in f64 of numbers that are read
+/// one by one.
 #[test]
 fn products_of_every_storage() {
     let storages = [Storage::F16].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
@@ -114,7 +115,7 @@ fn products_of_every_storage() {
                 }
                 for j in 0..n {
                     if !in_panels {
-                        // SAFETY: a row that there is, and room for it.
+                        // SAFETY: a row that exists, and room for it.
                         unsafe { gemm.expand(weights, j, row.as_mut_ptr()) };
                     }
                     for (p, &found) in row.iter().enumerate().filter(|_| !in_panels) {
@@ -144,7 +145,8 @@ fn products_of_every_storage() {
     }
 }
 
-/// What a sum of products may be off by if a row is rounded to 16 bits: each number by half a unit.
+/// Returns the maximum error of a sum of products if its row is rounded to 16 bits: half a rounding step for each
+/// number.
 fn of_16_bits(x: &[f32], weight: impl Fn(usize) -> f64) -> f64 {
     let block = |at: usize| {
         let largest = x[at..at + BLOCK].iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -154,7 +156,7 @@ fn of_16_bits(x: &[f32], weight: impl Fn(usize) -> f64) -> f64 {
     (0..x.len()).step_by(BLOCK).map(block).sum()
 }
 
-/// Weights of a test.
+/// The weights of a test.
 struct Weights<'a> {
     format: BlockFormat,
     bytes: &'a [u8],
@@ -162,7 +164,7 @@ struct Weights<'a> {
     n: usize,
 }
 
-/// Instruction sets with the orders that rows can have for them.
+/// Returns all instruction sets. Each comes with false (row by row), and with true (in panels) if it supports panels.
 fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool)> {
     Kernel::available().flat_map(move |kernel| {
         let has_panels = panel_kernels(kernel, Storage::Blocks(format)).is_some();
@@ -173,7 +175,8 @@ fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool
     })
 }
 
-/// Some rows by weights, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
+/// Multiplies `m` rows by weights, `y = x weights`. Expands weights in registers, or uses the algorithm that the plan
+/// selects.
 fn rows(x: &[f32], m: usize, weights: &Weights, (kernel, in_panels): (Kernel, bool), in_registers: bool) -> Vec<f32> {
     let (n, k, storage) = (weights.n, x.len() / m, Storage::Blocks(weights.format));
     let gemm = PackedGemm::with_kernel([m, n, k], storage, in_panels, kernel);
@@ -208,7 +211,8 @@ fn bits(y: &[f32]) -> Vec<u32> {
     y.iter().map(|y| y.to_bits()).collect()
 }
 
-/// Rows that are rounded have the same results, to the bit, however many there are, also beside one that cannot be rounded.
+/// Rounded rows have bitwise equal results for any number of rows, also next to a row that cannot
+/// be rounded.
 #[test]
 fn rounded_rows_do_not_depend_on_others() {
     let (m, n, k) = (21, 83, 96);
@@ -254,11 +258,11 @@ fn rounded_rows_do_not_depend_on_others() {
     }
 }
 
-/// Numbers that a row of integers has no room for: the results are those of a row that is not rounded, to the bit.
+/// Rows with numbers that integers cannot represent have bitwise the same results as without rounding.
 #[test]
 fn rows_that_are_not_rounded() {
     let (n, k) = (35, 96);
-    // As many as any format has.
+    // The maximum number of scales of any format.
     let scales: Vec<u16> = (0..2 * n * k / BLOCK)
         .map(|i| f16::from_f32((i % 13) as f32 * 0.2 - 0.7).to_bits())
         .collect();
@@ -287,7 +291,7 @@ fn rows_that_are_not_rounded() {
                 assert_eq!(bits(&found), bits(&wanted), "{format:?} {kernel:?} {special} at {at}");
             }
         }
-        // A block of very small numbers, beside others.
+        // A block of very small numbers next to normal ones.
         let mut x = plain.clone();
         x[32..64].iter_mut().for_each(|x| *x *= 1e-30);
         for kernel in kernels_and_orders(format) {
@@ -303,7 +307,7 @@ fn rows_that_are_not_rounded() {
     }
 }
 
-/// What weights of 0 and rows of 0 give is exactly 0, and a digit's ends do not wrap.
+/// Weights of 0 and rows of 0 give exactly 0, and extreme digits do not wrap.
 #[test]
 fn ends_of_integers() {
     let (n, k) = (21, 64);
@@ -321,7 +325,7 @@ fn ends_of_integers() {
             let weight = |p: usize| numbers[p % BLOCK];
             for value in [0.0, 1.0, -1.0, 0.999_999_9, -127.0 / 128.0, 1.0 / 3.0] {
                 for kernel in kernels_and_orders(format) {
-                    // All of one magnitude, and one far above the others.
+                    // All of one magnitude, and one far above the rest.
                     for others in [1.0, 1.0 / 16_384.0] {
                         let x: Vec<f32> = (0..k).map(|p| if p == 9 { value } else { value * others }).collect();
                         let sum: f64 = (0..k).map(|p| f64::from(x[p]) * weight(p)).sum();
@@ -346,7 +350,7 @@ fn ends_of_integers() {
     }
 }
 
-/// Tasks name all weights and scales, each once, and neighbours follow each other.
+/// Tasks list all weights and scales, each once, and neighbouring tasks list adjacent memory.
 #[test]
 fn tasks_say_what_they_read() {
     let (n, k) = (96, 576);

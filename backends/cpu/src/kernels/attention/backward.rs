@@ -1,4 +1,4 @@
-//! Attention backwards.
+//! The backward pass of attention.
 
 use std::ops::Range;
 
@@ -11,22 +11,24 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// Tasks that are wanted: with fewer heads than that, the keys of a head are shared out among several.
+/// Desired number of tasks. If there are fewer heads, several tasks share the keys of a head.
 const WANTED_TASKS: usize = 16;
-/// Parts of the keys of a head, at most: each has its own sums of the queries' gradients.
+/// Maximum number of parts of a head's keys. Each part has separate sums of the queries'
+/// gradients.
 const MAX_PARTS: usize = 8;
 
-/// A call. The tasks of the first phase go over some keys of a key-value head each and write their gradients;
-/// what they add to the gradients of the queries goes to shared scratch, which the second phase sums up.
+/// A call of the backward pass. In the first phase, each task processes some keys of one key-value head and writes
+/// their gradients. It writes its contributions to the queries' gradients to shared scratch; the second phase adds them
+/// up.
 struct Backward {
     dims: AttentionDims,
     blocks: Blocks,
     level: Level,
-    /// q, k, v, lse, delta, dout.
+    /// Operands: q, k, v, lse, delta, dout.
     inputs: [View<f32>; 6],
-    /// dq, dk, dv.
+    /// Results: dq, dk, dv.
     outputs: [View<f32>; 3],
-    /// Tiles of keys of each part.
+    /// Parts of the keys, as ranges of key tiles.
     parts: Vec<Range<usize>>,
 }
 
@@ -61,16 +63,16 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Cuts the tiles of keys into parts of about the same number of queries that see them.
+/// Divides the key tiles into parts that about the same number of queries see.
 fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     let heads = dims.batch * dims.kv_heads;
     let tiles = dims.rows_k.div_ceil(KEYS);
     if heads == 0 {
-        // Nothing in memory bounds the number of rows then.
+        // In this case, memory does not limit the number of rows.
         return std::iter::once(0..tiles).collect();
     }
     let count = WANTED_TASKS.div_ceil(heads).min(MAX_PARTS).min(tiles);
-    // One more for the work that a tile is without any query.
+    // Plus one for the work of a tile without any query.
     let weight = |tile: usize| {
         let end = ((tile + 1) * KEYS).min(dims.rows_k);
         dims.queries_of(tile * KEYS..end).len() as u128 + 1
@@ -88,7 +90,7 @@ fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     parts
 }
 
-/// f32s of shared and of private scratch of a call.
+/// Returns the f32s of shared and of private scratch of a call.
 #[cfg(test)]
 pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     let call = Backward {
@@ -102,7 +104,7 @@ pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     [call.shared_len(), scratch_len(&call.private_lens())]
 }
 
-/// A tile of keys in private scratch.
+/// A tile of keys and its gradients in private scratch.
 struct KeyTile<'a> {
     keys: Range<usize>,
     packed: [&'a mut [f32]; 3],
@@ -111,14 +113,15 @@ struct KeyTile<'a> {
 }
 
 impl Backward {
-    /// Sums of the queries' gradients of all heads, part by part.
+    /// Returns the size of the shared scratch, in `f32`s: sums of the queries' gradients, for each head and part.
     fn shared_len(&self) -> usize {
         let d = &self.dims;
         d.batch * d.heads * self.parts.len() * d.rows_q * d.head_dim
     }
 
-    /// The transposed keys, transposed values and keys of a tile, packed; their gradients; queries and
-    /// gradients of the results of a tile; its scores and their gradients.
+    /// Returns the sizes of the sections of private scratch: packed transposed keys, packed transposed values and
+    /// packed keys of a tile; gradients of its keys and values; queries of a tile and the gradients of its results; its
+    /// scores and their gradients.
     fn private_lens(&self) -> [usize; 9] {
         let d = &self.dims;
         let (keys, queries, width) = (KEYS.min(d.rows_k), QUERIES.min(d.rows_q), d.head_dim);
@@ -128,17 +131,17 @@ impl Backward {
         [across, across, along, kv, kv, q, q, scores, scores]
     }
 
-    /// Sums of a head in one part, where a row has `head_dim` elements.
+    /// Returns the sums of the queries' gradients of a head in one part of the keys, in rows of `head_dim` elements.
     ///
     /// # Safety
-    /// Head and part exist, and the caller alone uses the sums meanwhile.
+    /// Head and part must exist, and only the caller may use the sums meanwhile.
     unsafe fn sums<'a>(&self, cx: &RunCx, head: usize, part: usize) -> &'a mut [f32] {
         let len = self.dims.rows_q * self.dims.head_dim;
         // SAFETY: within the shared scratch.
         unsafe { std::slice::from_raw_parts_mut(cx.shared.add((head * self.parts.len() + part) * len), len) }
     }
 
-    /// Gradients of some keys and values of a head, and what they add to those of the queries.
+    /// Computes the gradients of some keys and values of a head, and their contributions to the queries' gradients.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -152,13 +155,14 @@ impl Backward {
         let [_, dk_out, dv_out] = self.outputs.map(|view| Head::of(view, d.rows_k, at, width));
         let own_heads = kv_head * d.group()..(kv_head + 1) * d.group();
         for head in own_heads.clone() {
-            // SAFETY: this task alone uses the sums of its heads in its part.
+            // SAFETY: only this task uses the sums of its heads in its part.
             unsafe { self.sums(cx, entry * d.heads + head, part).fill(0.0) };
         }
         for tile in self.parts[part].clone() {
             let keys = tile * KEYS..((tile + 1) * KEYS).min(d.rows_k);
             let count = keys.len();
-            // SAFETY: private scratch is as long as asked for; operands are not written by this dispatch.
+            // SAFETY: private scratch has the requested size; operands are not written by this
+            // dispatch.
             unsafe {
                 let [k_across, v_across, k_along, dk, dv, q, dout, scores, dp] =
                     scratch(cx.private, self.private_lens());
@@ -189,7 +193,8 @@ impl Backward {
         }
     }
 
-    /// Adds what the queries of one head contribute to a tile of keys, and the other way round.
+    /// Processes one head's queries with a tile of keys: adds to the gradients of the keys and values, and to the sums
+    /// of the queries' gradients.
     ///
     /// # Safety
     /// As for `Kernel::run`, for a head and keys that exist.
@@ -241,7 +246,7 @@ impl Backward {
         }
     }
 
-    /// Gradients of some queries of all heads.
+    /// Computes the gradients of some queries of all heads from the sums of all parts.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -255,7 +260,8 @@ impl Backward {
                 let dq = Head::of(self.outputs[0], d.rows_q, [entry, head, d.heads], width);
                 let first = (entry * d.heads + head) * self.parts.len() * stride + row * width;
                 let len = (self.parts.len() - 1) * stride + width;
-                // SAFETY: the first phase is over; this task alone writes these rows of the result.
+                // SAFETY: the first phase has ended; only this task writes these rows of the
+                // result.
                 unsafe {
                     let sums = std::slice::from_raw_parts(cx.shared.add(first).cast_const(), len);
                     scaled_sum(self.level, sums, stride, d.scale as f32, dq.get_mut(row));

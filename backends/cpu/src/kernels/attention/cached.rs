@@ -1,10 +1,10 @@
-//! Attention to the valid rows of a cache: its time goes with them, not with the capacity.
+//! Attention to the valid rows of a cache. Its time depends on their number, not on the capacity.
 //!
-//! A task has the queries of one key-value head (or of neighbouring ones, if there is but one row), some rows of each of its
-//! query heads, and goes over the keys that they see in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and values are read
-//! where they lie instead of being packed; in a paged cache these are its blocks. Where heads and rows are fewer than threads may be, as with one token of one
-//! sequence, each task has a share of the keys only, and a second phase brings the shares together ("flash decoding": Dao,
-//! Haziza, Massa and Sizov, 2023).
+//! A task has the queries of one key-value head (or of neighbouring ones, if there is only one row). It iterates over
+//! the visible keys in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and
+//! values are read in place; in a paged cache these are its blocks. If there are fewer heads and rows than threads,
+//! each task has a share of the keys, and a second phase combines the shares ("flash decoding": Dao, Haziza, Massa and
+//! Sizov, 2023).
 
 use std::ops::Range;
 
@@ -23,30 +23,30 @@ use crate::share::share;
 use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
-/// Rows of queries of a task.
+/// Maximum query rows of a task.
 const ROWS: usize = 16;
-/// Valid rows that estimates of the duration go by.
+/// Number of valid rows that time estimates assume.
 const USUAL_KEYS: usize = 256;
-/// Neighbouring `f32`s of a cache that are worth being read together: 1 KiB.
+/// Neighbouring `f32`s of a cache that are read together: 1 KiB.
 const RUN: usize = 256;
-/// Places of keys, and as many of values, from which on they are read at the same time.
+/// Number of positions in the keys, and also in the values, whose reads are interleaved.
 const TOUCHES: usize = 4;
-/// Tasks that are enough for the keys not to be divided.
+/// Minimum number of tasks at which keys are not divided.
 const TASKS_THRESHOLD: usize = 16;
-/// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
+/// Minimum keys of a task. Each task has to copy the queries, and its result has to be combined.
 const TASK_KEYS: usize = 32;
 
-/// A call.
+/// A call of attention to a cache.
 #[derive(Clone, Copy)]
 struct Cached {
-    /// With the capacity as the number of keys.
+    /// Sizes with the capacity as the number of keys.
     dims: AttentionDims,
-    /// Rows of queries, and neighbouring key-value heads, of a task at most.
+    /// Maximum query rows, and maximum neighbouring key-value heads, of a task.
     row_block: usize,
     heads_together: usize,
-    /// Shares that the keys of each query are divided into, at most.
+    /// Maximum number of shares that the keys of each query are divided into.
     parts: usize,
-    /// What positions, or numbers of blocks, must be below.
+    /// Exclusive upper bound of positions, or of block numbers.
     bound: usize,
     dispatch: usize,
     level: Level,
@@ -56,29 +56,29 @@ struct Cached {
     caches: [Cache; 2],
     positions: View<u32>,
     out: View<f32>,
-    /// Where the rows of a sequence are; `None` if one after the other.
+    /// Block table of a paged cache; `None` if the rows of a sequence are contiguous.
     paged: Option<Paged>,
 }
 
-/// Cached keys or values.
+/// The cached keys or the cached values.
 #[derive(Clone, Copy)]
 enum Cache {
     Plain(View<f32>),
-    /// Tiles are converted before they are used.
+    /// A cache in `f16`, whose tiles are converted before use.
     Halves(View<f16>),
 }
 
-/// Where the keys or values of a tile are.
+/// The location of a tile's keys or values.
 #[derive(Clone, Copy)]
 struct TileRows {
-    /// Of the first key-value head of a unit; the others lie side by side.
+    /// Rows of the first key-value head of a [`Unit`]; its further heads are adjacent.
     head: Head,
-    /// The number that the first key has there.
+    /// Index of the first key in these rows.
     first: usize,
 }
 
 impl TileRows {
-    /// One of a unit's key-value heads.
+    /// Returns the rows of one of the unit's key-value heads.
     fn head(&self, index: usize) -> Head {
         Head {
             start: self.head.start + index * self.head.width,
@@ -87,29 +87,30 @@ impl TileRows {
     }
 }
 
-/// The queries of a task: some rows of the heads that share one key-value head, or one of a few.
+/// The queries that a task processes: some rows of all heads that share one key-value head, or a few such heads.
 #[derive(Clone, Copy)]
 struct Unit {
     entry: usize,
-    /// First key-value head and number of them.
+    /// First key-value head, and number of them.
     kv_head: usize,
     kv_heads: usize,
-    /// First row and number of rows, which are of one sequence when keys are looked at.
+    /// First query row, and number of rows. They belong to one sequence when keys are read.
     first: usize,
     rows: usize,
 }
 
-/// What is known of queries after some keys.
+/// The intermediate result of a unit's queries after some keys, as in an online softmax.
 struct State<'a> {
-    /// Sums of values, each times its numerator, `[queries, width]`.
+    /// Sums of values, each times its softmax numerator, `[queries, width]`.
     out: &'a mut [f32],
-    /// The greatest score, and the sum of numerators relative to it.
+    /// Maximum score of each query, and its sum of numerators relative to that score.
     greatest: &'a mut [f32],
     sums: &'a mut [f32],
 }
 
-/// Neighbouring key-value heads whose rows are worth being read together. They lie side by side, and memory is faster in
-/// longer runs; more than one row finds keys and values in the cache again.
+/// Returns the number of neighbouring key-value heads whose rows are read together. The rows are adjacent, and longer
+/// runs use memory better. With several query rows this is not needed: after the first row, keys and values are in the
+/// cache.
 fn heads_in_a_run(dims: &AttentionDims) -> usize {
     (RUN / dims.head_dim.max(1)).clamp(1, dims.kv_heads.max(1))
 }
@@ -120,14 +121,15 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     compile_call(cx, dims, [ROWS, heads_together], None)
 }
 
-/// Attention to the blocks of a paged cache: keys and values lie where a block table says. The rows of a call are tokens of any
-/// sequences; neighbours that follow each other in one sequence, as those of a prompt do, are found when the step runs, and go over
-/// their keys together.
+/// Compiles attention to the blocks of a paged cache, whose keys and values are found by a block
+/// table. The rows of a call are tokens of any sequences. Adjacent rows that follow each other in
+/// one sequence, as those of a prompt, are detected when the step runs, and share a pass over their
+/// keys.
 pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
     let paged_dims = PagedDims::of(&cx.call())?;
     let (dims, paged) = (paged_dims.dims, Paged::of(cx, &paged_dims));
-    // Rows are together in a task only where there are enough tasks without dividing keys: whatever shares the keys of a task
-    // has one row then.
+    // A task has several rows only if there are enough tasks without dividing keys: if keys are
+    // divided, each task has one row.
     let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
     let together = heads_in_a_run(&dims);
     let [rows, heads] = match row_block(together) {
@@ -137,7 +139,7 @@ pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
     compile_call(cx, dims, [rows, heads], Some(paged))
 }
 
-/// A call whose tasks have at most so many rows and key-value heads.
+/// Compiles a call whose tasks have at most `row_block` rows and `heads_together` key-value heads.
 fn compile_call(
     cx: &CompileCx,
     dims: AttentionDims,
@@ -154,9 +156,12 @@ fn compile_call(
         level: cx.level,
         blocks: Blocks::detect(),
         q: cx.input(0),
-        caches: [1, 2].map(|i| match has_halves(cx.input_type(i)) {
-            true => Cache::Halves(cx.input(i)),
-            false => Cache::Plain(cx.input(i)),
+        caches: [1, 2].map(|i| {
+            if has_halves(cx.input_type(i)) {
+                Cache::Halves(cx.input(i))
+            } else {
+                Cache::Plain(cx.input(i))
+            }
         }),
         positions: cx.input(3),
         out: cx.output(0),
@@ -167,7 +172,7 @@ fn compile_call(
         call.parts = TASKS_THRESHOLD.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
     }
     let usual = AttentionDims {
-        // Queries in front of the first key would see nothing.
+        // Queries before the first key would see nothing.
         rows_k: dims.rows_k.min(USUAL_KEYS).max(dims.rows_q),
         ..dims
     };
@@ -197,17 +202,17 @@ fn compile_call(
 }
 
 impl Cached {
-    /// Blocks of rows of a head.
+    /// Returns the number of row blocks of each head.
     fn row_blocks(&self) -> usize {
         self.dims.rows_q.div_ceil(self.row_block)
     }
 
-    /// Units of a row block, which have the key-value heads of a batch entry.
+    /// Returns the number of units for each row block of a batch entry.
     fn head_blocks(&self) -> usize {
         self.dims.kv_heads.div_ceil(self.heads_together)
     }
 
-    /// Groups of queries that have tasks of their own.
+    /// Returns the number of units (groups of queries that are tasks).
     fn units(&self) -> usize {
         self.dims.batch * self.head_blocks() * self.row_blocks()
     }
@@ -225,12 +230,12 @@ impl Cached {
         }
     }
 
-    /// Most queries of a unit.
+    /// Returns the maximum number of queries of a unit.
     fn queries(&self) -> usize {
         self.heads_together * self.dims.group() * self.row_block.min(self.dims.rows_q)
     }
 
-    /// Queries and scores of a task, and a tile of converted keys and values.
+    /// Returns the sizes of a task's queries and scores, and of tiles of converted keys and values.
     fn private_lens(&self) -> [usize; 4] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         let [keys, values] = self.caches.map(|cache| match cache {
@@ -240,29 +245,31 @@ impl Cached {
         [queries * width, queries * KEYS, keys, values]
     }
 
-    /// The parts of a [`State`].
+    /// Returns the sizes of the three slices of a [`State`].
     fn state_lens(&self) -> [usize; 3] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         [queries * width, queries, queries]
     }
 
-    /// The state at an address.
+    /// Returns the state that is stored at an address.
     ///
     /// # Safety
-    /// There are as many `f32`s as [`Cached::state_lens`] says, the caller's own for as long as the state is used.
+    /// The memory must have the size of [`Cached::state_lens`] and belong to the caller while the
+    /// state is used.
     unsafe fn state<'a>(&self, at: *mut f32) -> State<'a> {
         // SAFETY: forwarded.
         let [out, greatest, sums] = unsafe { scratch(at, self.state_lens()) };
         State { out, greatest, sums }
     }
 
-    /// The rows of one of a unit's heads in queries or results.
+    /// Returns the rows of head `h` of a unit in the queries or the results.
     fn head(&self, view: View<f32>, unit: Unit, h: usize) -> Head {
         let at = [unit.entry, unit.kv_head * self.dims.group() + h, self.dims.heads];
         Head::of(view, self.dims.rows_q, at, self.dims.head_dim)
     }
 
-    /// The rows of a unit as a call, the first of them at a position, as if the cache ended behind the last one.
+    /// Returns the sizes of a unit's rows as a separate call: its first row is at `position`, and the cache ends after
+    /// its last row.
     fn dims_at(&self, unit: Unit, position: usize) -> AttentionDims {
         AttentionDims {
             rows_q: unit.rows,
@@ -271,11 +278,11 @@ impl Cached {
         }
     }
 
-    /// Calls `attend` for the parts of a unit that are rows of one sequence behind each other, with the position of the first
-    /// row; not at all if there is no such position or block.
+    /// Calls `attend` for each part of a unit whose rows are consecutive in one sequence, with the position of the
+    /// first row. Skips parts with an invalid position or block.
     ///
     /// # Safety
-    /// Positions and block tables are not written meanwhile.
+    /// Positions and block tables must not be written meanwhile.
     unsafe fn sequences(&self, unit: Unit, cx: &RunCx, mut attend: impl FnMut(Unit, usize)) {
         // SAFETY: forwarded.
         let positions = unsafe { self.positions.all() };
@@ -296,22 +303,26 @@ impl Cached {
             return;
         }
         let position = positions[unit.entry];
-        match (position as usize) < self.bound {
-            true => attend(unit, position as usize + unit.first),
-            false => cx.index_out_of_range(self.dispatch, position, self.bound),
+        if (position as usize) < self.bound {
+            attend(unit, position as usize + unit.first)
+        } else {
+            cx.index_out_of_range(self.dispatch, position, self.bound)
         }
     }
 
-    /// Shares that so many keys are divided into: an even number beyond two, or one of two threads would have a share more.
+    /// Returns the number of shares into which this number of keys is divided. Above two it is even, because otherwise
+    /// one of two threads would have an additional share.
     fn parts_of(&self, keys: usize) -> usize {
         let parts = keys.div_ceil(TASK_KEYS).clamp(1, self.parts);
         if parts > 2 { parts / 2 * 2 } else { parts }
     }
 
+    /// Runs a task of the first phase.
+    ///
     /// # Safety
     /// As for `Kernel::run`.
     unsafe fn attend(&self, task: usize, cx: &RunCx) {
-        // Units side by side read the same rows of the cache, so they come one after the other.
+        // Adjacent units read the same rows of the cache, so they follow each other.
         let (part, index) = (task / self.units(), task % self.units());
         let unit = self.unit(index);
         // SAFETY: operands are not written by this dispatch; forwarded.
@@ -322,7 +333,7 @@ impl Cached {
         };
     }
 
-    /// A part of the keys of rows of one sequence, the first of them at a position.
+    /// Processes share `part` of the keys for rows of one sequence. The first row is at `position`.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -335,7 +346,7 @@ impl Cached {
         if part >= parts {
             return;
         }
-        // SAFETY: private scratch is as long as asked for, and so is the shared one for each task.
+        // SAFETY: private scratch has the requested size, and so has the shared one of each task.
         let ([queries, scores, keys_of_tile, values_of_tile], state) = unsafe {
             let own = cx.private.add(scratch_len(&self.private_lens()));
             let at = match self.parts {
@@ -389,23 +400,23 @@ impl Cached {
             self.add_values(scores, values_at, unit, state.out, tile);
         }
         if self.parts == 1 {
-            // SAFETY: this task alone writes these rows of these heads.
+            // SAFETY: only this task writes these rows of these heads.
             unsafe { self.write(unit, &state) };
         }
     }
 
-    /// Rows that lie one after the other from a key on.
+    /// Returns the number of contiguous cache rows from a key on.
     fn rows_from(&self, key: usize) -> usize {
         self.paged
             .as_ref()
             .map_or(usize::MAX, |paged| paged.block_rows - key % paged.block_rows)
     }
 
-    /// Where the keys (0) or values (1) of a tile are; those of `f16` are converted to `expanded` first, the heads of a unit side by
-    /// side as in a cache.
+    /// Returns the location of a tile's keys (`which` is 0) or values (1). `f16` rows are first converted to
+    /// `expanded`, with the heads of a unit adjacent as in a cache.
     ///
     /// # Safety
-    /// The rows of the tile exist, and nobody writes them.
+    /// The rows of the tile must exist, and no code may write them.
     unsafe fn rows_of_tile(&self, which: usize, unit: Unit, tile: Tile, expanded: &mut [f32]) -> TileRows {
         let (rows, entry, first) = match &self.paged {
             None => (self.dims.rows_k, unit.entry, tile.key),
@@ -439,11 +450,11 @@ impl Cached {
         }
     }
 
-    /// Reads one number of every line of a tile's keys and values, from several places on.
+    /// Reads one number of every cache line of a tile's keys and values, interleaved from several positions.
     ///
-    /// The matmuls go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
-    /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines before their use does not
-    /// help where their pages have to be looked up, too.
+    /// The matmuls process one head after the other: they read parts of rows in an order that the hardware cannot
+    /// predict, and would wait for each part, because caches of keys are too large for the processor's caches. Prefetch
+    /// instructions do not help if address translations are missing, too.
     fn touch(&self, unit: Unit, tile: Tile, caches: [TileRows; 2]) {
         let run = unit.kv_heads * self.dims.head_dim;
         let share = tile.cols.div_ceil(TOUCHES);
@@ -451,14 +462,15 @@ impl Cached {
             for TileRows { head, first: key } in caches {
                 for first in (0..tile.cols).step_by(share) {
                     let row = key + (first + row).min(tile.cols - 1);
-                    // SAFETY: heads of a unit lie side by side in each row, and rows of a tile are valid, so they exist.
+                    // SAFETY: heads of a unit are adjacent in each row, and rows of a tile are
+                    // valid, so they exist.
                     unsafe { head.pointer(row).add(at).read_volatile() };
                 }
             }
         }
     }
 
-    /// Products of the queries of all heads and the keys that they see in a tile.
+    /// Computes the scores of a tile: multiplies the queries of all heads by the keys that they see.
     fn multiply_keys(&self, queries: &[f32], at: TileRows, unit: Unit, scores: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
@@ -485,7 +497,7 @@ impl Cached {
         }
     }
 
-    /// Adds up the values of a tile, each times its numerator, for the queries of all heads.
+    /// Adds the values of a tile, each times its softmax numerator, to the sums of the queries of all heads.
     fn add_values(&self, numerators: &[f32], at: TileRows, unit: Unit, out: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
@@ -510,18 +522,18 @@ impl Cached {
         }
     }
 
-    /// The second phase: what the parts of a unit's keys gave.
+    /// Runs a task of the second phase: combines the results of all shares of a unit's keys.
     ///
     /// # Safety
     /// As for `Kernel::run`.
     unsafe fn bring_together(&self, task: usize, cx: &RunCx) {
         let len = scratch_len(&self.state_lens());
         let unit = self.unit(task);
-        // What is not there the first phase has told.
+        // The first phase has reported missing rows.
         let bring = |unit: Unit, position| {
             let parts = self.parts_of(seen(&self.dims_at(unit, position)).len());
-            // SAFETY: the first phase has written the states of the parts in use, which lie one after the other; this task
-            // alone looks at those of its unit, and writes its rows of the result.
+            // SAFETY: the first phase has written the states of the parts in use, which are
+            // contiguous. Only this task reads those of its unit and writes its rows of the result.
             unsafe {
                 let at = cx.shared.add(task * self.parts * len);
                 let mut state = self.state(at);
@@ -535,10 +547,10 @@ impl Cached {
         unsafe { self.sequences(unit, cx, bring) };
     }
 
-    /// Writes the results of a unit.
+    /// Writes the results of a unit, divided by the sums of its numerators.
     ///
     /// # Safety
-    /// Nobody else accesses them meanwhile.
+    /// No other code may access them meanwhile.
     unsafe fn write(&self, unit: Unit, state: &State) {
         let queries = unit.kv_heads * self.dims.group() * unit.rows;
         let rows = state
@@ -558,13 +570,13 @@ impl Cached {
     }
 }
 
-/// Keys that some query sees.
+/// Returns the range of keys from the first to the last one that any query sees.
 fn seen(dims: &AttentionDims) -> Range<usize> {
     dims.keys_of(0).start..dims.keys_of(dims.rows_q - 1).end
 }
 
 multiversion! {
-    /// Brings a state to where it would be after the keys of another one, too.
+    /// Merges another state into `state`, as if `state` had also processed the keys of `other`.
     fn join(state: &mut State, other: &State) = join_body;
 }
 

@@ -1,4 +1,4 @@
-//! Attention forwards.
+//! The forward pass of attention.
 
 use meganeura_core::ops::AttentionDims;
 
@@ -9,7 +9,8 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 use crate::vmath::Level;
 
-/// A call: keys and values are packed for the matmuls once, then tiles of queries are independent.
+/// A call of the forward pass. The first phase packs keys and values for the matmuls; then tiles of queries are
+/// independent.
 #[derive(Clone, Copy)]
 struct Forward {
     dims: AttentionDims,
@@ -54,7 +55,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// f32s of shared and of private scratch of a call.
+/// Returns the f32s of shared and of private scratch of a call.
 #[cfg(test)]
 pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     let call = Forward {
@@ -71,12 +72,12 @@ pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
 }
 
 impl Forward {
-    /// Tiles of keys of a head.
+    /// Returns the number of key tiles of a head.
     fn key_tiles(&self) -> usize {
         self.dims.rows_k.div_ceil(KEYS)
     }
 
-    /// Tiles of queries of a head.
+    /// Returns the number of query tiles of a head.
     fn query_tiles(&self) -> usize {
         self.dims.rows_q.div_ceil(QUERIES)
     }
@@ -92,7 +93,7 @@ impl Forward {
         self.dims.batch * self.dims.kv_heads * self.key_tiles()
     }
 
-    /// f32s of the packed keys and of the packed values of a tile.
+    /// Returns the sizes of the packed keys and of the packed values of a tile, in `f32`s.
     fn packed_lens(&self) -> [usize; 2] {
         let (keys, width) = (KEYS.min(self.dims.rows_k), self.dims.head_dim);
         [
@@ -105,16 +106,16 @@ impl Forward {
         self.pack_tasks() * self.packed_lens().iter().sum::<usize>()
     }
 
-    /// Queries, scores and results of a tile; greatest score and sum of each row.
+    /// Returns the sizes of a tile's queries, scores and results, and of the maximum score and the sum of each row.
     fn private_lens(&self) -> [usize; 5] {
         let (rows, width) = (QUERIES.min(self.dims.rows_q), self.dims.head_dim);
         [rows * width, rows * KEYS, rows * width, rows, rows]
     }
 
-    /// Where a tile of keys, and of the values behind it, is packed.
+    /// Returns the addresses of the packed keys and the packed values of a tile. They are adjacent in shared scratch.
     ///
     /// # Safety
-    /// The head and the tile exist.
+    /// The head and the tile must exist.
     unsafe fn packed(&self, cx: &RunCx, head: usize, tile: usize) -> [*mut f32; 2] {
         let [keys, values] = self.packed_lens();
         let start = (head * self.key_tiles() + tile) * (keys + values);
@@ -133,7 +134,7 @@ impl Forward {
         let [k, v] = [self.k, self.v].map(|view| Head::of(view, dims.rows_k, at, dims.head_dim));
         let first = tile * KEYS;
         let keys = KEYS.min(dims.rows_k - first);
-        // SAFETY: rows of the operands; this task alone writes this part of the scratch.
+        // SAFETY: rows of the operands; only this task writes this part of the scratch.
         unsafe {
             let [packed_k, packed_v] = self.packed(cx, index, tile);
             let width = dims.head_dim;
@@ -143,7 +144,7 @@ impl Forward {
         }
     }
 
-    /// Computes a tile of queries of a head.
+    /// Computes the results of a tile of queries of a head.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -162,7 +163,8 @@ impl Forward {
             Head::of(self.q, dims.rows_q, at, width),
             Head::of(self.out, dims.rows_q, at, width),
         );
-        // SAFETY: private scratch is as long as asked for; operands are not written by this dispatch.
+        // SAFETY: private scratch has the requested size; operands are not written by this
+        // dispatch.
         let [queries, scores, out, greatest, sums] = unsafe { scratch(cx.private, self.private_lens()) };
         // SAFETY: as above.
         unsafe { q.copy(first..first + count, dims.scale as f32, queries) };
@@ -197,7 +199,7 @@ impl Forward {
             }
         }
         let at = index * dims.rows_q + first;
-        // SAFETY: this task alone writes these rows of the results.
+        // SAFETY: only this task writes these rows of the results.
         logarithms(self.level, greatest, &mut sums[..count], unsafe {
             self.lse.slice_mut(at..at + count)
         });

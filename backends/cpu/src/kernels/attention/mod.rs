@@ -1,8 +1,9 @@
 //! Attention in tiles: scratch grows with the number of rows, never with queries times keys.
 //!
-//! Forwards, a tile of queries goes over the tiles of keys that it sees and keeps the greatest score and the
-//! sum of exponentials of each row (Milakov and Gimelshein, 2018; Dao et al., 2022). Backwards, a tile of keys
-//! goes over the queries that see it and recomputes the probabilities from the saved logarithms of those sums.
+//! In the forward pass, a tile of queries iterates over the tiles of keys that it sees and keeps
+//! the maximum score and the sum of exponentials of each row (Milakov and Gimelshein, 2018; Dao et
+//! al., 2022). In the backward pass, a tile of keys iterates over the queries that see it and
+//! recomputes the probabilities from the saved logarithms of those sums.
 
 mod backward;
 mod cached;
@@ -13,7 +14,7 @@ mod tile;
 use meganeura_core::ops::AttentionDims;
 
 use super::cached_rows::supports_attention;
-use crate::gemm::{Left, Strides, Target};
+use crate::gemm::{LeftBlock, Strides, Target};
 use crate::kernel::{KernelDef, f32_only};
 use crate::memory::{View, aligned};
 
@@ -40,34 +41,35 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Queries in a tile: whole tiles of 6 rows, those of AVX2. More would leave more of the tiles along a causal
-/// mask's diagonal unused.
+/// Queries in a tile: eight tiles of 6 rows, the height of an AVX2 matmul tile. With more, the tiles along a causal
+/// mask's diagonal would waste more work.
 const QUERIES: usize = 48;
-/// Keys in a tile: whole vectors, and enough that loading and storing results does not matter. The scores of a
-/// tile are as large as half of the first-level cache.
+/// Keys in a tile. It is a multiple of the length of a SIMD vector, and so large that loads and stores of results are
+/// negligible. The scores of a tile fill half of the first-level cache.
 const KEYS: usize = 96;
-/// Floating-point operations a nanosecond that one thread is expected to do, exponentials counted apart.
+/// Floating-point operations per nanosecond that one thread is expected to do, without
+/// exponentials.
 const FLOPS_PER_NANO: u64 = 30;
 
-/// Nanoseconds of so many matmuls over all pairs.
+/// Returns the estimated nanoseconds of `products` matmuls over all pairs of queries and keys.
 fn nanos(dims: &AttentionDims, products: u64) -> u64 {
     let pairs = dims.pairs().saturating_mul((dims.batch * dims.heads) as u64);
     pairs.saturating_mul(2 * products * dims.head_dim as u64 + 100) / FLOPS_PER_NANO
 }
 
-/// The part of one head in an operand with rows of several.
+/// The rows of one head in an operand whose rows contain several heads.
 #[derive(Clone, Copy)]
 struct Head {
     view: View<f32>,
-    /// First element.
+    /// Index of the first element.
     start: usize,
-    /// Distance between rows.
+    /// Distance between rows, in elements.
     row: usize,
     width: usize,
 }
 
 impl Head {
-    /// Head `head` of `heads` of one batch entry with so many rows.
+    /// Returns head `head` of `heads` in one batch entry with `rows` rows.
     fn of(view: View<f32>, rows: usize, [entry, head, heads]: [usize; 3], width: usize) -> Self {
         Head {
             view,
@@ -77,7 +79,7 @@ impl Head {
         }
     }
 
-    /// One row, to read.
+    /// Returns one row for reading.
     ///
     /// # Safety
     /// As for [`View::slice`].
@@ -87,7 +89,7 @@ impl Head {
         unsafe { self.view.slice(start..start + self.width) }
     }
 
-    /// One row, to write.
+    /// Returns one row for writing.
     ///
     /// # Safety
     /// As for [`View::slice_mut`].
@@ -97,10 +99,10 @@ impl Head {
         unsafe { self.view.slice_mut(start..start + self.width) }
     }
 
-    /// From the first to the last element of some rows, to read.
+    /// Returns all elements from the first to the last one of some rows, for reading.
     ///
     /// # Safety
-    /// As for [`View::slice`]; there is at least one row.
+    /// As for [`View::slice`]; there must be at least one row.
     unsafe fn rows<'a>(self, rows: std::ops::Range<usize>) -> &'a [f32] {
         let (start, last) = (
             self.start + rows.start * self.row,
@@ -110,7 +112,7 @@ impl Head {
         unsafe { self.view.slice(start..last + self.width) }
     }
 
-    /// First element of a row that exists.
+    /// Returns the address of the first element of a row, which must exist.
     fn pointer(self, row: usize) -> *const f32 {
         self.view.as_ptr().wrapping_add(self.start + row * self.row)
     }
@@ -119,12 +121,12 @@ impl Head {
         Strides { row: self.row, col: 1 }
     }
 
-    /// Of the matrix with rows and columns swapped.
+    /// Returns the strides of the matrix with rows and columns swapped.
     fn transposed(self) -> Strides {
         Strides { row: 1, col: self.row }
     }
 
-    /// Copies rows to memory without gaps, times a factor.
+    /// Copies rows times a factor to contiguous memory.
     ///
     /// # Safety
     /// As for [`View::slice`].
@@ -139,42 +141,42 @@ impl Head {
     }
 }
 
-/// f32s of scratch for parts of these lengths, each on cache lines of its own.
+/// Returns the size of a scratch with slices of these lengths, each of which begins at a cache line, in `f32`s.
 fn scratch_len(lens: &[usize]) -> usize {
     lens.iter().map(|&len| aligned(len)).sum()
 }
 
-/// The parts of a scratch.
+/// Divides a scratch into slices of these lengths.
 ///
 /// # Safety
-/// It has [`scratch_len`] f32s, which are the caller's own for as long as the slices are used.
+/// The scratch must have [`scratch_len`] f32s, which belong to the caller while the slices are used.
 unsafe fn scratch<'a, const N: usize>(start: *mut f32, lens: [usize; N]) -> [&'a mut [f32]; N] {
     let mut at = 0;
     lens.map(|len| {
-        // SAFETY: the parts lie one after the other.
+        // SAFETY: the parts are consecutive.
         let part = unsafe { std::slice::from_raw_parts_mut(start.add(at), len) };
         at += aligned(len);
         part
     })
 }
 
-/// A block with contiguous rows as the left operand of a matmul.
-fn rows(block: &[f32], row: usize) -> Left {
-    Left {
+/// Returns a block with contiguous rows, `row` apart, as the left operand of a matmul.
+fn rows(block: &[f32], row: usize) -> LeftBlock {
+    LeftBlock {
         start: block.as_ptr(),
         strides: Strides { row, col: 1 },
     }
 }
 
-/// The same block transposed.
-fn columns(block: &[f32], row: usize) -> Left {
-    Left {
+/// Returns a block like [`rows`], but transposed.
+fn columns(block: &[f32], row: usize) -> LeftBlock {
+    LeftBlock {
         start: block.as_ptr(),
         strides: Strides { row: 1, col: row },
     }
 }
 
-/// A block as the result of a matmul.
+/// Returns a block as the target of a matmul.
 fn target(block: &mut [f32], row: usize, add: bool) -> Target {
     Target {
         start: block.as_mut_ptr(),
@@ -201,10 +203,11 @@ mod tests {
         }
     }
 
-    /// Packed keys and values, or as many sums of the queries' gradients as there are parts.
+    /// Maximum scratch, as a multiple of the size of an operand: packed keys and values, or sums of the queries'
+    /// gradients for each part.
     const OPERANDS: usize = 3;
 
-    /// Scratch of 4096 rows is at most twice that of 2048, and a small multiple of the operands.
+    /// The scratch for 4096 rows is at most twice that for 2048 rows, and a small multiple of the operands.
     #[test]
     fn scratch_grows_with_the_rows_only() {
         let view = View::new(std::ptr::NonNull::<f32>::dangling().as_ptr().cast(), 0);

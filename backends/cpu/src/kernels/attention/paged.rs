@@ -1,4 +1,4 @@
-//! Where the rows of each sequence are in a paged cache.
+//! Lookup of the rows of each sequence in a paged cache.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use meganeura_core::ops::PagedDims;
 use crate::kernel::CompileCx;
 use crate::memory::View;
 
-/// Where the rows of sequences are.
+/// The block tables of the sequences in a paged cache.
 #[derive(Clone, Copy)]
 pub(super) struct Paged {
-    /// Blocks of the sequence of each row of queries, `[rows, table_len]`.
+    /// Block numbers of the sequence of each query row, `[rows, table_len]`.
     table: View<u32>,
     table_len: usize,
     pub(super) block_rows: usize,
 }
 
 impl Paged {
-    /// Those of a call of these sizes.
+    /// Creates the lookup from a call's table operand.
     pub(super) fn of(cx: &CompileCx, dims: &PagedDims) -> Self {
         Paged {
             table: cx.input(4),
@@ -26,16 +26,16 @@ impl Paged {
         }
     }
 
-    /// The blocks of a row's sequence.
+    /// Returns the block numbers of a row's sequence.
     ///
     /// # Safety
-    /// The table is not written meanwhile.
+    /// The table must not be written meanwhile.
     unsafe fn blocks<'a>(&self, row: usize) -> &'a [u32] {
         // SAFETY: forwarded.
         unsafe { self.table.slice(row * self.table_len..(row + 1) * self.table_len) }
     }
 
-    /// A block of a row's sequence, by its place there.
+    /// Returns the number of the block with this index in a row's sequence.
     ///
     /// # Safety
     /// As for [`Paged::blocks`].
@@ -45,8 +45,8 @@ impl Paged {
         blocks[place] as usize
     }
 
-    /// Calls `attend` for ranges of rows that follow each other in one sequence, with the position of the first. All numbers of
-    /// blocks have to be below a bound; else it is not called at all, and one that is not is the error.
+    /// Calls `attend` for ranges of rows that are consecutive in one sequence, with the position of the first row. All
+    /// block numbers must be below `bound`. Otherwise returns the first invalid number and does not call `attend`.
     ///
     /// # Safety
     /// As for [`Paged::blocks`].

@@ -1,4 +1,4 @@
-//! What happens to a tile between its matmuls, row by row.
+//! The row-by-row computations on a tile of scores between its two matmuls.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use meganeura_core::ops::AttentionDims;
 use super::KEYS;
 use crate::vmath::{self, Isa, Level, multiversion};
 
-/// Place of a tile of scores, whose rows are [`KEYS`] apart.
+/// The position of a tile of scores in the score matrix. Its rows are [`KEYS`] apart.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     pub(super) dims: &'a AttentionDims,
-    /// First query and number of queries.
+    /// First query, and number of queries.
     pub(super) query: usize,
     pub(super) rows: usize,
-    /// First key and number of keys.
+    /// First key, and number of keys.
     pub(super) key: usize,
     pub(super) cols: usize,
 }
 
 impl Tile<'_> {
-    /// The columns that a row sees.
+    /// Returns the columns of the tile that a row's query sees.
     #[inline(always)]
     pub(super) fn seen(&self, row: usize) -> Range<usize> {
         let keys = self.dims.keys_of(self.query + row);
@@ -30,21 +30,21 @@ impl Tile<'_> {
 }
 
 multiversion! {
-    /// One step of the softmax: makes the scores of a tile numerators relative to the greatest score so far,
-    /// and brings greatest scores, sums and the accumulated results up to date. Results of the first tile of a
-    /// row are not accumulated yet, and may hold anything.
+    /// Performs one step of the softmax: turns the scores of a tile into numerators relative to the
+    /// maximum score so far, and updates maximum scores, sums and accumulated results. Before the
+    /// first tile of a row, its results may have arbitrary values.
     pub(super) fn softmax_step(scores: &mut [f32], state: [&mut [f32]; 2], out: Option<&mut [f32]>, tile: Tile) = softmax_body;
 }
 
 multiversion! {
-    /// Logarithms of the rows' sums of exponentials, whose numerators are relative to the greatest scores; and in `sums`
-    /// their inverses.
+    /// Writes the logarithm of each row's sum of exponentials to `lse`, and replaces `sums` by their inverses. The sums
+    /// are relative to the maximum scores.
     pub(super) fn logarithms(greatest: &[f32], sums: &mut [f32], lse: &mut [f32]) = logarithms_body;
 }
 
 multiversion! {
-    /// Makes the scores of a tile probabilities, by the logarithms of the rows' sums; and the gradients of
-    /// these, `dp`, gradients of the scores: `p (dp - delta)`.
+    /// Turns the scores of a tile into probabilities, given the logarithms of the rows' sums. Turns `dp`, the gradients
+    /// of the probabilities, into gradients of the scores: `p (dp - delta)`.
     pub(super) fn gradient_step(scores: &mut [f32], dp: &mut [f32], rows: [&[f32]; 2], tile: Tile) = gradient_body;
 }
 
@@ -53,12 +53,12 @@ multiversion! {
     pub(super) fn scaled_sum(from: &[f32], stride: usize, factor: f32, to: &mut [f32]) = scaled_sum_body;
 }
 
-/// Partial results of a reduction.
+/// Number of partial results of a reduction.
 const LANES: usize = 16;
-/// Rows of scores are whole blocks of lanes, so that none needs a loop for what is left.
+/// Rows of scores are whole blocks of lanes, so that no loop for a remainder is needed.
 const _: () = assert!(KEYS.is_multiple_of(LANES));
 
-/// Greatest element; NaN is passed over, since its exponential shows in the sum.
+/// Returns the maximum element; NaN is skipped, because its exponential shows in the sum.
 #[inline(always)]
 fn greatest(blocks: &[[f32; LANES]], start: f32) -> f32 {
     let mut lanes = [start; LANES];
@@ -70,7 +70,7 @@ fn greatest(blocks: &[[f32; LANES]], start: f32) -> f32 {
     vmath::greatest_lane(lanes)
 }
 
-/// Replaces every element by `e^(x - shift)` and sums up; none is above the shift.
+/// Replaces every element by `e^(x - shift)` and returns the sum; no element is above the shift.
 #[inline(always)]
 fn exponentials<const FMA: bool>(blocks: &mut [[f32; LANES]], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -83,7 +83,7 @@ fn exponentials<const FMA: bool>(blocks: &mut [[f32; LANES]], shift: f32) -> f32
     vmath::total(lanes)
 }
 
-/// The blocks of a row that have the columns of a range.
+/// Returns the blocks of [`LANES`] elements of a row that contain a range of columns.
 #[inline(always)]
 fn blocks_of<'a>(row: &'a mut [f32], columns: &Range<usize>) -> &'a mut [[f32; LANES]] {
     let (blocks, _) = row.as_chunks_mut::<LANES>();
@@ -126,7 +126,7 @@ fn softmax_body<const FMA: bool>(
         let sum = exponentials::<FMA>(blocks, shift);
         greatest_so_far[row] = now;
         if before == f32::NEG_INFINITY {
-            // What there is is zero, or NaN, which stays.
+            // The numerators are zero, or NaN, which stays.
             sums[row] += sum;
             continue;
         }
@@ -162,7 +162,7 @@ fn gradient_body<const FMA: bool>(scores: &mut [f32], dp: &mut [f32], [lse, delt
                 *ds = *p * (*ds - delta);
             }
         }
-        // Neighbours in a block were computed with those that are seen.
+        // Hidden columns were computed together with visible ones of their block.
         for hidden in [0..seen.start, seen.end..tile.cols] {
             if !hidden.is_empty() {
                 p[hidden.clone()].fill(0.0);

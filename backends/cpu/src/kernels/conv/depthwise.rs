@@ -1,4 +1,4 @@
-//! Convolutions with one input channel per group: no matmul, but windows over planes.
+//! Convolutions with one input channel per group, computed by sliding windows over planes instead of matmuls.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -8,10 +8,10 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
 use crate::memory::aligned;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Products and sums a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 10;
 
-/// Whether these kernels are the better ones.
+/// Returns true for convolutions that these kernels compute faster than matmuls.
 pub(super) fn applies(dims: &Conv2dDims) -> bool {
     dims.groups > 1 && dims.c == dims.groups
 }
@@ -20,7 +20,7 @@ fn nanos(dims: &Conv2dDims) -> u64 {
     dims.flops() / FLOPS_PER_NANO
 }
 
-/// Rows and columns of the windows.
+/// Returns the windows along rows and along columns.
 fn axes(dims: &Conv2dDims) -> [Axis; 2] {
     [0, 1].map(|a| Axis {
         elements: dims.input[a],
@@ -33,10 +33,10 @@ fn axes(dims: &Conv2dDims) -> [Axis; 2] {
     })
 }
 
-/// The scratch of a task, of which it asked for so many `f32`s.
+/// Returns the private scratch of a task. `len` is the size that it requested, in `f32`s.
 ///
 /// # Safety
-/// The task asked for them, and borrows them once at a time.
+/// The task must have requested this size, and must not borrow the scratch twice at a time.
 unsafe fn private<'a>(cx: &RunCx, len: usize) -> &'a mut [f32] {
     // SAFETY: the executor gives each thread initialised scratch of its own.
     unsafe { std::slice::from_raw_parts_mut(cx.private, len) }
@@ -56,7 +56,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
         tasks: items.div_ceil(per_task),
         nanos: nanos(&dims) + operands.after.nanos(),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: asked for below, borrowed here alone.
+            // SAFETY: requested below, borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
@@ -64,7 +64,8 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
                 let kernel = channel % dims.o * taps;
                 let out = channel * plane.windows();
                 let width = dims.output[1];
-                // SAFETY: this task alone touches the strip's results; no operand is written by this dispatch.
+                // SAFETY: only this task accesses the strip's results; no operand is written by
+                // this dispatch.
                 let (x, w, y) = unsafe {
                     (
                         x.slice(source..source + plane.elements()),
@@ -75,7 +76,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
                 y.fill(0.0);
                 plane.load(x, &strip, 0.0, scratch);
                 plane.correlate(level, scratch, &strip, w, y);
-                // SAFETY: computed above; the scratch is behind that of the convolution.
+                // SAFETY: computed above; this scratch follows that of the convolution.
                 unsafe {
                     let elements = out + strip.start * width..out + strip.end * width;
                     operands.after.run(elements, cx.private.add(scratch_len));
@@ -103,13 +104,13 @@ pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
         tasks: items.div_ceil(per_task),
         nanos: nanos(&dims) * (dims.stride[0] * dims.stride[1]) as u64,
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: asked for below, borrowed here alone.
+            // SAFETY: requested below, borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
                 let out = channel * plane.windows();
                 let width = dims.input[1];
-                // SAFETY: this task alone touches the strip's results.
+                // SAFETY: only this task accesses the strip's results.
                 let dx = unsafe { dx.slice_mut(out + strip.start * width..out + strip.end * width) };
                 dx.fill(0.0);
                 for output in channel * multiplier..(channel + 1) * multiplier {
@@ -147,10 +148,10 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
         tasks: dims.o.div_ceil(per_task),
         nanos: nanos(&dims),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: asked for below, borrowed here alone.
+            // SAFETY: requested below, borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for output in task * per_task..((task + 1) * per_task).min(dims.o) {
-                // SAFETY: this task alone touches its kernels of the result.
+                // SAFETY: only this task accesses its kernels of the result.
                 let dw = unsafe { dw.slice_mut(output * taps..(output + 1) * taps) };
                 dw.fill(0.0);
                 for image in 0..dims.n {
@@ -167,9 +168,9 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                         plane.load(x, &strip, 0.0, scratch);
                         let width = plane.columns.windows;
                         let dy = &dy[strip.start * width..strip.end * width];
-                        let taps = plane.taps.chunks(TOGETHER).zip(dw.chunks_mut(TOGETHER));
+                        let taps = plane.taps.chunks(UNROLL).zip(dw.chunks_mut(UNROLL));
                         for (taps, dw) in taps {
-                            // What a short last group repeats is dropped.
+                            // The repetitions in a short last group are discarded.
                             let at = std::array::from_fn(|i| taps[i.min(taps.len() - 1)]);
                             let sums = dots(level, scratch, plane.row_step(), at, dy, width);
                             for (dw, sum) in dw.iter_mut().zip(sums) {
@@ -188,13 +189,14 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     }
 }
 
-/// Taps whose sums run side by side: they hide the latency of an addition and stay in registers.
-const TOGETHER: usize = 3;
+/// Number of taps whose sums are computed in parallel. This hides the latency of an addition, and the sums stay in
+/// registers.
+const UNROLL: usize = 3;
 
 multiversion! {
-    /// Sums over the windows of a strip, rows of `width`, of what each tap sees times the window's gradient,
-    /// by partial sums of a fixed number of lanes.
-    fn dots(x: &[f32], row_step: usize, taps: [usize; TOGETHER], dy: &[f32], width: usize) -> [f32; TOGETHER]
+    /// Returns, for each tap, the sum over the windows of a strip of the tap's input times the window's gradient. Rows
+    /// have `width` windows. Each sum consists of a fixed number of partial sums.
+    fn dots(x: &[f32], row_step: usize, taps: [usize; UNROLL], dy: &[f32], width: usize) -> [f32; UNROLL]
         = dots_body;
 }
 
@@ -202,19 +204,19 @@ multiversion! {
 fn dots_body<const FMA: bool>(
     x: &[f32],
     row_step: usize,
-    taps: [usize; TOGETHER],
+    taps: [usize; UNROLL],
     dy: &[f32],
     width: usize,
-) -> [f32; TOGETHER] {
-    let mut sums = [[0.0; LANES]; TOGETHER];
-    // Beyond the row there may be anything, which a zero would not cancel.
+) -> [f32; UNROLL] {
+    let mut sums = [[0.0; LANES]; UNROLL];
+    // Memory beyond the row may hold NaN, which a factor of zero would not cancel.
     let mut within = [0; LANES];
     within[..width % LANES].fill(u32::MAX);
     for (row, dy) in dy.chunks_exact(width.max(1)).enumerate() {
         let x = &x[row * row_step..];
         let (blocks, rest) = dy.as_chunks::<LANES>();
         for (block, dy) in blocks.iter().enumerate() {
-            for t in 0..TOGETHER {
+            for t in 0..UNROLL {
                 let x = lanes(x, taps[t] + block * LANES);
                 for i in 0..LANES {
                     sums[t][i] = mul_add::<FMA>(x[i], dy[i], sums[t][i]);
@@ -226,7 +228,7 @@ fn dots_body<const FMA: bool>(
         }
         let mut last = [0.0; LANES];
         last[..rest.len()].copy_from_slice(rest);
-        for t in 0..TOGETHER {
+        for t in 0..UNROLL {
             let x = lanes(x, taps[t] + blocks.len() * LANES);
             for i in 0..LANES {
                 let x = f32::from_bits(x[i].to_bits() & within[i]);
@@ -234,8 +236,8 @@ fn dots_body<const FMA: bool>(
             }
         }
     }
-    let mut totals = [0.0; TOGETHER];
-    for t in 0..TOGETHER {
+    let mut totals = [0.0; UNROLL];
+    for t in 0..UNROLL {
         totals[t] = sums[t].iter().sum();
     }
     totals

@@ -1,4 +1,4 @@
-//! `y = w * patches(x)` for each image and group.
+//! Forward convolution as `y = w * patches(x)` for each image and group.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::gemm::{Gemm, GemmSpec, Strides};
 use crate::kernel::{CHUNK, CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 
-/// Operations of a convolution that is worth cutting within a strip.
+/// Minimum operations of a convolution with few strips that all threads unfold together.
 const LARGE_FLOPS: u64 = 4_000_000;
-/// The largest patch matrix, in `f32`s, that all threads build together.
+/// Maximum size of a patch matrix that all threads build together, in `f32`s.
 const MAX_SHARED: usize = 8 * 1024 * 1024;
 
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
@@ -23,41 +23,41 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(convolution(cx, &dims, [cx.input(0), cx.input(1)], cx.output(0), None))
 }
 
-/// What is done with parts of a result while they are in the cache.
+/// Elementwise steps on parts of a result while these are in the cache.
 pub(in crate::kernels) trait Epilogue: Send + Sync {
-    /// `f32`s of scratch.
+    /// Returns the size of the scratch, in `f32`s.
     fn scratch(&self) -> usize;
 
-    /// Estimated duration for the whole result.
+    /// Returns the estimated time for the whole result, in nanoseconds.
     fn nanos(&self) -> u64;
 
-    /// Goes over neighbouring elements of the result.
+    /// Processes neighbouring elements of the result.
     ///
     /// # Safety
-    /// The elements are computed, nobody else touches them meanwhile, and the scratch is as long as asked for and the
-    /// caller's own.
+    /// The elements must be computed, and no other code may access them meanwhile. The scratch must
+    /// have the requested size and belong to the caller.
     unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32);
 }
 
-/// What follows a convolution, if anything does.
-pub(super) struct After(pub(super) Option<Arc<dyn Epilogue>>);
+/// The epilogue of a convolution, or `None`.
+pub(super) struct OptionalEpilogue(pub(super) Option<Arc<dyn Epilogue>>);
 
-impl After {
+impl OptionalEpilogue {
     pub(super) fn is_nothing(&self) -> bool {
         self.0.is_none()
     }
 
-    /// `f32`s of scratch, in whole cache lines.
+    /// Returns the size of the scratch in `f32`s, rounded up to whole cache lines.
     pub(super) fn scratch(&self) -> usize {
         self.0.as_ref().map_or(0, |e| aligned(e.scratch()))
     }
 
-    /// Estimated duration for the whole result.
+    /// Returns the estimated time for the whole result, in nanoseconds.
     pub(super) fn nanos(&self) -> u64 {
         self.0.as_ref().map_or(0, |e| e.nanos())
     }
 
-    /// Goes over neighbouring elements of the result.
+    /// Processes neighbouring elements of the result, if there is an epilogue.
     ///
     /// # Safety
     /// As [`Epilogue::run`].
@@ -68,7 +68,8 @@ impl After {
         }
     }
 
-    /// Goes over some channels of neighbouring places, of a result that has `all` channels, and those last.
+    /// Processes a range of channels at neighbouring positions of a channels-last result. The result has `all`
+    /// channels.
     ///
     /// # Safety
     /// As [`Epilogue::run`].
@@ -94,7 +95,7 @@ impl After {
     }
 }
 
-/// A convolution `y` of `[x, w]`, and what follows it.
+/// Compiles a convolution `y` of `[x, w]` with its epilogue.
 pub(in crate::kernels) fn convolution(
     cx: &CompileCx,
     dims: &Conv2dDims,
@@ -108,7 +109,7 @@ pub(in crate::kernels) fn convolution(
         x,
         w,
         y,
-        after: After(epilogue),
+        after: OptionalEpilogue(epilogue),
     };
     if depthwise::applies(dims) {
         return depthwise::forward(cx.level, *dims, operands);
@@ -128,16 +129,16 @@ pub(super) struct Operands {
     pub(super) x: View<f32>,
     pub(super) w: View<f32>,
     pub(super) y: View<f32>,
-    pub(super) after: After,
+    pub(super) after: OptionalEpilogue,
 }
 
 impl Operands {
-    /// Estimated duration with what follows.
+    /// Returns the estimated time, including that of the epilogue, in nanoseconds.
     fn nanos(&self) -> u64 {
         self.sizes.nanos() + self.after.nanos()
     }
 
-    /// Goes on with windows of some output channels of an image and group.
+    /// Runs the epilogue on some output channels and windows of an image and group.
     ///
     /// # Safety
     /// As [`Epilogue::run`].
@@ -160,7 +161,7 @@ impl Operands {
 }
 
 impl Sizes {
-    /// The matmul for some windows, whose patches have rows of some length.
+    /// Returns the matmul for this number of windows. Rows of the patch matrix are `row_len` apart.
     fn forward_spec(&self, windows: usize, row_len: usize) -> GemmSpec {
         GemmSpec {
             m: self.outputs,
@@ -177,10 +178,10 @@ impl Sizes {
     }
 }
 
-/// A task for each strip of each image and group, which unfolds and multiplies in its own scratch.
+/// Compiles a task for each strip of each image and group. It unfolds the strip into its scratch and multiplies it.
 fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
-    // Rows of pointwise patches can be read where they are, unless they would share too few cache sets.
+    // Rows of pointwise patches can be read in place, unless they would share too few cache sets.
     let direct = sizes.pointwise && !sizes.windows.is_multiple_of(CROWDING);
     let row_len = if direct { sizes.windows } else { strips.row_len() };
     let matmul = StripMatmul::new(strips, |len| sizes.forward_spec(len, row_len));
@@ -190,9 +191,9 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     let body = move |task: usize, cx: &RunCx| {
         let (image, strip) = (task / strips.count(), task % strips.count());
         let range = strips.range(strip);
-        // SAFETY: no operand is written by this dispatch, and this task alone writes its windows of the
-        // result; private scratch is as long as asked for below, and the task's own. Offsets follow from the
-        // shapes.
+        // SAFETY: no operand is written by this dispatch, and only this task writes its windows of
+        // the result. Private scratch has the size requested below and belongs to the task. Offsets
+        // follow from the shapes.
         unsafe {
             let patches = if direct {
                 x.as_ptr().add(sizes.input_at(image) + range.start).cast_const()
@@ -223,7 +224,8 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     }
 }
 
-/// For few small images with many channels: all threads unfold, then they share the matmuls.
+/// Compiles a convolution of few small images with many channels. All threads unfold the images, then they share the
+/// matmuls.
 fn together(operands: Operands, window: Window) -> Compiled {
     let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
     let row_len = if sizes.pointwise {
@@ -250,8 +252,8 @@ fn together(operands: Operands, window: Window) -> Compiled {
                 let image = task / blocks;
                 for channel in block(sizes.inputs, per_task, task % blocks) {
                     let from = sizes.input_at(image) + channel * sizes.plane;
-                    // SAFETY: the operand is not written by this dispatch; this task alone writes its channels
-                    // in the shared scratch, which has room for all.
+                    // SAFETY: the operand is not written by this dispatch; only this task writes
+                    // its channels in the shared scratch, which has room for all.
                     let (plane, patches) = unsafe {
                         let to = cx.shared.add(image * matmul_len + channel * channel_len);
                         (

@@ -1,4 +1,5 @@
-//! `dx = fold(w^T * dy)` for each image and block of input channels.
+//! Gradient of a convolution with respect to its input: `dx = fold(w^T * dy)` for each image and block of input
+//! channels.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -10,7 +11,7 @@ use crate::gemm::{GemmSpec, Strides};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task};
 use crate::memory::aligned;
 
-/// Rows of a block's matmul, at least and at most, where channels allow.
+/// Minimum and maximum rows of a block's matmul, if there are enough channels.
 const MIN_ROWS: usize = 48;
 const MAX_ROWS: usize = 512;
 
@@ -21,7 +22,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }
     let (sizes, window) = (Sizes::new(&dims), Window::new(&dims));
     let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
-    // Patches of one channel overlap, those of two do not: tasks share an image by channels.
+    // Patches of one channel overlap, but those of two channels do not: tasks share an image by
+    // channels.
     let channels = channels_per_task(&sizes, sizes.matmuls());
     let blocks = sizes.inputs.div_ceil(channels);
     let rows = channels * sizes.taps;
@@ -58,9 +60,9 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         let matmul = &matmuls[usize::from(index + 1 == blocks)];
         let start = sizes.input_at(image) + own.start * sizes.plane;
         let planes = start..start + own.len() * sizes.plane;
-        // SAFETY: no operand is written by this dispatch, and this task alone touches its channels of the
-        // result; private scratch is as long as asked for below, and the task's own. Offsets follow from the
-        // shapes.
+        // SAFETY: no operand is written by this dispatch, and only this task accesses its channels
+        // of the result. Private scratch has the size requested below and belongs to the task.
+        // Offsets follow from the shapes.
         unsafe {
             let weights = w.as_ptr().add(sizes.weight_at(image) + own.start * sizes.taps);
             if !sizes.pointwise {
@@ -95,7 +97,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Channels of one task if there are so many tasks without a division of channels.
+/// Returns the number of channels per task. `tasks` is the number of tasks without a division of channels.
 pub(super) fn channels_per_task(sizes: &Sizes, tasks: usize) -> usize {
     let fewest = MIN_ROWS.div_ceil(sizes.taps);
     let most = (MAX_ROWS / sizes.taps).max(fewest);

@@ -1,10 +1,10 @@
-//! Convolution as matmuls over columns of input patches.
+//! Convolutions as matmuls over columns of input patches.
 //!
-//! The windows of an image are cut into strips whose patches fit into the second-level cache. A task
-//! unfolds a strip to a matrix with a row for each channel and tap and a column for each window, and
-//! multiplies at once, so that patches never travel to memory. Convolutions with one input channel per
-//! group have no matmul worth the name and go their own way ([`depthwise`]). Images with channels last are multiplied where
-//! they lie ([`nhwc`]), those of 3x3 by tiles ([`winograd`]).
+//! The windows of an image are cut into strips whose patches fit into the second-level cache. A task unfolds a strip
+//! into a matrix with a row for each channel and tap and a column for each window, and multiplies it at once, so that
+//! patches are never written to memory. Convolutions with one input channel per group have too small matmuls and use
+//! separate kernels ([`depthwise`]). Images with channels last are multiplied in place ([`nhwc`]), for 3x3 kernels by
+//! tiles ([`winograd`]).
 
 mod depthwise;
 pub(super) mod forward;
@@ -45,13 +45,14 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// The share of the rate of a matmul that convolutions with channels first reach beside those with channels last: measured on
-/// ResNet-50 and MobileNetV2. Patches are unfolded, and rows of planes are short.
+/// Efficiency of convolutions with channels first, relative to channels last (as fast as a matmul). Measured on
+/// ResNet-50 and MobileNetV2. The loss is due to unfolding of patches and to short rows of planes.
 const UNFOLDED: f64 = 0.85;
-/// The same with a group for each channel.
+/// Efficiency of convolutions with channels first and a group for each channel.
 const PLANES: f64 = 0.4;
 
-/// The share of the device's rates that the kernel for a call reaches beside others.
+/// Returns the fraction of the device's rates that the kernel of a call reaches, relative to other
+/// kernels.
 pub(super) fn efficiency(kernel: &KernelDesc) -> f64 {
     let is_forward = kernel.name == "core.conv2d";
     match Conv2dDims::of_conv2d(&kernel.call()).ok().filter(|_| is_forward) {

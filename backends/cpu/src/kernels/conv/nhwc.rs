@@ -1,9 +1,10 @@
-//! Convolutions of images with channels last: `y[place, o] = sum over taps and c of x[place of tap, c] w[tap, c, o]`.
+//! Convolutions of images with channels last:
+//! `y[position, o] = sum over taps and c of x[position of tap, c] w[tap, c, o]`.
 //!
-//! A row of the product is a place, and its left operand consists of the channels of the places that the kernel covers: they
-//! are multiplied where they lie, so that nothing is unfolded. Beyond the image a tap reads zeros. Weights go to panels of a few
-//! output channels, each of which stays in the second-level cache for a block of places. With a group for each channel there is
-//! no product, and vectors of channels are summed up over the taps.
+//! A row of the product is an output position. Its left operand consists of the channels of the input positions that
+//! the kernel covers; they are multiplied in place, so that nothing is unfolded. In the padding a tap reads zeros.
+//! Weights are packed to panels of a few output channels, each of which stays in the second-level cache for a block of
+//! positions. With a group for each channel there is no product, and vectors of channels are summed up over the taps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
-use super::forward::{After, Epilogue};
+use super::forward::{Epilogue, OptionalEpilogue};
 use super::sizes::{FLOPS_PER_NANO, places};
 use super::winograd;
 use crate::gemm::{Blocks, Pieces, Strides, Target};
@@ -20,34 +21,36 @@ use crate::memory::{View, aligned};
 use crate::share::share;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Places of a block: enough that packing weights is a small part of the work.
+/// Number of output positions in a block: enough to make packing of weights a small part of the work.
 const BLOCK: usize = 256;
-/// Tasks that a convolution is cut into if its places do not yield as many.
+/// Desired number of tasks of a convolution with few blocks of positions.
 const WANTED_TASKS: usize = 16;
-/// Rows of weights that are in a panel at a time: of 32 columns, they are a quarter of a second-level cache of 1 MiB.
+/// Maximum rows of weights that are in a panel at a time. With 32 columns, they are a quarter of a 1 MiB second-level
+/// cache.
 const PANEL_ROWS: usize = 2048;
-/// Channels that are summed up together.
+/// Number of channels that are summed up together.
 const LANES: usize = 16;
-/// Neighbouring places that share what they read of the weights.
-const TOGETHER: usize = 4;
-/// Products and sums a nanosecond that one thread is expected to do where there is a group for each channel.
+/// Number of neighbouring positions that share the reads of the weights.
+const UNROLL: usize = 4;
+/// Floating-point operations per nanosecond that one thread is expected to do with a group for each channel.
 const DEPTHWISE_FLOPS_PER_NANO: u64 = 20;
 
 fn is_depthwise(dims: &Conv2dDims) -> bool {
     dims.groups > 1 && dims.groups == dims.c && dims.c == dims.o
 }
 
-/// Accepts convolutions of `f32` with one group, or one for each channel.
+/// Accepts convolutions of `f32` with one group, or with one group for each channel.
 pub(super) fn supports(k: &KernelDesc) -> Result<(), String> {
     f32_only(k)?;
     supports_dims(&ImageLayout::Nhwc.conv2d(&k.call())?)
 }
 
-/// As [`supports`], of sizes.
+/// Accepts the same convolutions as [`supports`], by their sizes.
 pub(in crate::kernels) fn supports_dims(dims: &Conv2dDims) -> Result<(), String> {
-    match dims.groups == 1 || is_depthwise(dims) {
-        true => Ok(()),
-        false => Err("the CPU kernel for images with channels last has one group, or one for each channel".into()),
+    if dims.groups == 1 || is_depthwise(dims) {
+        Ok(())
+    } else {
+        Err("the CPU kernel for images with channels last has one group, or one for each channel".into())
     }
 }
 
@@ -56,7 +59,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(convolution(cx, &dims, [cx.input(0), cx.input(1)], cx.output(0), None))
 }
 
-/// A convolution `y` of `[x, w]`, and what follows it.
+/// Compiles a convolution `y` of `[x, w]` with its epilogue.
 pub(in crate::kernels) fn convolution(
     cx: &CompileCx,
     dims: &Conv2dDims,
@@ -72,11 +75,12 @@ pub(in crate::kernels) fn convolution(
         x,
         w,
         y,
-        after: After(epilogue),
+        after: OptionalEpilogue(epilogue),
     };
-    match is_depthwise(dims) {
-        true => convolution.depthwise(cx.level),
-        false => convolution.dense(),
+    if is_depthwise(dims) {
+        convolution.depthwise(cx.level)
+    } else {
+        convolution.dense()
     }
 }
 
@@ -85,7 +89,7 @@ struct Nhwc {
     x: View<f32>,
     w: View<f32>,
     y: View<f32>,
-    after: After,
+    after: OptionalEpilogue,
 }
 
 impl Nhwc {
@@ -93,7 +97,8 @@ impl Nhwc {
         self.dims.flops() / flops_per_nano + self.after.nanos()
     }
 
-    /// The element of the input at which a tap reads the channels for a place, if that is not in the padding.
+    /// Returns the index of the first channel of the input position that a tap reads for an output position, or `None`
+    /// in the padding.
     fn input_of(&self, place: usize, tap: [usize; 2]) -> Option<usize> {
         let d = &self.dims;
         let [oh, ow] = d.output;
@@ -117,7 +122,7 @@ impl Nhwc {
         let blocks = places.div_ceil(BLOCK);
         let groups = WANTED_TASKS.div_ceil(blocks.max(1)).clamp(1, panels.max(1));
         let taps_of_panel = (PANEL_ROWS / d.c.max(1)).clamp(1, taps);
-        // Scratch: zeros, a panel, the places that taps read, what the epilogue needs.
+        // Scratch: zeros, a panel, pointers for the taps of each position, the epilogue's scratch.
         let panel_at = aligned(d.c);
         let pointers_at = panel_at + aligned(multiply.packed_len(taps_of_panel * d.c, width));
         let pointer_floats = size_of::<*const f32>() / size_of::<f32>();
@@ -126,9 +131,10 @@ impl Nhwc {
         let body = move |task: usize, cx: &RunCx| {
             let block = share(places, blocks, task / groups);
             let panels = share(panels, groups, task % groups);
-            // SAFETY: private scratch is as long as asked for below, and the task's own. No operand is written by this dispatch,
-            // and this task alone writes its places and channels of the result. Pointers are to the channels of a place of the
-            // input, or to as many zeros; offsets follow from the shapes.
+            // SAFETY: private scratch has the size requested below and belongs to the task. No
+            // operand is written by this dispatch, and only this task writes its positions and
+            // channels of the result. Pointers refer to the channels of an input position, or to
+            // the same number of zeros; offsets follow from the shapes.
             unsafe {
                 let zeros = cx.private;
                 std::ptr::write_bytes(zeros, 0, d.c);
@@ -190,8 +196,8 @@ impl Nhwc {
         let nanos = self.nanos(DEPTHWISE_FLOPS_PER_NANO);
         let body = move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
-            // SAFETY: no operand is written by this dispatch, and this task alone touches its rows of the result; the
-            // scratch is asked for below.
+            // SAFETY: no operand is written by this dispatch, and only this task accesses its rows
+            // of the result; the scratch is requested below.
             unsafe {
                 let (x, w) = (self.x.all(), self.w.all());
                 for index in own.clone() {
@@ -212,7 +218,7 @@ impl Nhwc {
     }
 }
 
-/// Taps of one axis that are inside for a window, and where the first of them reads.
+/// Returns the taps along one axis that are inside the image for a window, and the input index of the first such tap.
 fn taps_inside(d: &Conv2dDims, axis: usize, window: usize) -> (Range<usize>, usize) {
     let (dilation, padding, size) = (d.dilation[axis], d.padding[axis], d.input[axis]);
     let begin = window * d.stride[axis];
@@ -226,7 +232,7 @@ fn taps_inside(d: &Conv2dDims, axis: usize, window: usize) -> (Range<usize>, usi
 }
 
 multiversion! {
-    /// Row `index` of all rows of all images of the result, with a group for each channel.
+    /// Computes one row of the result, with a group for each channel. `index` counts the rows of all images.
     fn depthwise_row(d: &Conv2dDims, x: &[f32], w: &[f32], index: usize, out: &mut [f32]) = depthwise_row_body;
 }
 
@@ -239,28 +245,30 @@ fn depthwise_row_body<const FMA: bool>(d: &Conv2dDims, x: &[f32], w: &[f32], ind
     let (rows, first_row) = taps_inside(d, 0, window);
     let mut first = 0;
     while first < c {
-        // The last channels are computed together with some before them again, if there are so many.
+        // The last vector of channels overlaps the previous one, if there are enough channels.
         let at = if c >= LANES { first.min(c - LANES) } else { 0 };
         let lanes = LANES.min(c);
         let mut column = 0;
         while column < d.output[1] {
             let (columns, first_column) = taps_inside(d, 1, column);
-            // Of neighbours that all see the whole kernel.
-            let last = column + TOGETHER - 1;
-            let together = match last < d.output[1] && columns.len() == kw && taps_inside(d, 1, last).0.len() == kw {
-                true => TOGETHER,
-                false => 1,
+            // A group of neighbours that all see the whole kernel.
+            let last = column + UNROLL - 1;
+            let together = if last < d.output[1] && columns.len() == kw && taps_inside(d, 1, last).0.len() == kw {
+                UNROLL
+            } else {
+                1
             };
             let step = d.stride[1] * c;
-            let mut sums = [[0.0f32; LANES]; TOGETHER];
+            let mut sums = [[0.0f32; LANES]; UNROLL];
             for (i, row) in rows.clone().enumerate() {
                 let line = ((image * h + first_row + i * d.dilation[0]) * width + first_column) * c + at;
                 for (j, tap) in columns.clone().enumerate() {
                     let from = line + j * d.dilation[1] * c;
                     let weights = (row * kw + tap) * c + at;
-                    if lanes == LANES && together == TOGETHER {
-                        // SAFETY: a place inside of the image for each of the taps, by `taps_inside`, and channels from `at` on, of
-                        // which there are LANES, of slices whose lengths were checked.
+                    if lanes == LANES && together == UNROLL {
+                        // SAFETY: a position inside of the image for each of the taps, by
+                        // `taps_inside`; LANES channels from `at` on; the lengths of the slices
+                        // were checked.
                         let w = unsafe { &*w.as_ptr().add(weights).cast::<[f32; LANES]>() };
                         for (q, sums) in sums.iter_mut().enumerate() {
                             // SAFETY: as above.

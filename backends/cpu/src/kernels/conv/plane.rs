@@ -1,21 +1,22 @@
-//! Windows that slide over padded planes, for depthwise convolution and pooling.
+//! Sliding windows over padded planes, for depthwise convolution and pooling.
 //!
-//! Rows of a plane are copied to scratch with their padding, and columns that a stride takes apart are put
-//! side by side. What a tap contributes to neighbouring windows is then contiguous, whatever stride and
-//! padding are, and a vector of results stays in registers while all taps pass.
+//! Rows of a plane are copied to scratch with their padding. Columns with the same offset modulo the stride become
+//! adjacent. The inputs of a tap for neighbouring windows are then contiguous for any stride and padding, and a vector
+//! of results stays in registers during all taps.
 
 use std::ops::Range;
 
 use crate::memory::aligned;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Results that are computed together.
+/// Number of results that are computed together.
 pub(in crate::kernels) const LANES: usize = 16;
-/// `f32`s of padded rows that are copied at a time, where windows are not larger: they stay in cache.
+/// Maximum `f32`s of padded rows that are copied at a time, so that they stay in cache. A single row of windows may
+/// need more.
 const STRIP_LEN: usize = 32 * 1024;
 
-/// Windows along one axis of a plane. Element `i` is at position `i * spread + offset` of the padded axis;
-/// window `o` sees the positions `o * stride + k * dilation`.
+/// The windows along one axis of a plane. Element `i` is at position `i * spread + offset` of the padded axis; window
+/// `o` reads the positions `o * stride + k * dilation` for all taps `k`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct Axis {
     pub(in crate::kernels) elements: usize,
@@ -28,7 +29,8 @@ pub(in crate::kernels) struct Axis {
 }
 
 impl Axis {
-    /// The same products seen from the other side: windows become elements. Taps are in reverse.
+    /// Returns the axis of the transposed operation, in which windows and elements are swapped. Taps are in reverse
+    /// order.
     pub(in crate::kernels) fn transposed(self) -> Self {
         Axis {
             elements: self.windows,
@@ -40,12 +42,12 @@ impl Axis {
         }
     }
 
-    /// Positions that so many windows see.
+    /// Returns the number of positions that `windows` consecutive windows cover.
     fn extent(&self, windows: usize) -> usize {
         windows.saturating_sub(1) * self.stride + (self.taps - 1) * self.dilation + 1
     }
 
-    /// Elements at positions in a range.
+    /// Returns the elements that are at a range of positions.
     fn elements_at(&self, positions: Range<usize>) -> Range<usize> {
         let first_from = |position: usize| {
             let distance = (position as isize - self.offset).max(0) as usize;
@@ -54,23 +56,24 @@ impl Axis {
         first_from(positions.start)..first_from(positions.end)
     }
 
-    /// Position of an element that has one.
+    /// Returns the position of an element. It must not be negative.
     fn position(&self, element: usize) -> usize {
         ((element * self.spread) as isize + self.offset) as usize
     }
 }
 
-/// Windows over a plane. Of the columns' stride and spread one is 1.
+/// Sliding windows over a plane. Either the stride or the spread of the columns is 1.
 #[derive(Clone, Debug)]
 pub(in crate::kernels) struct Plane {
     pub(in crate::kernels) rows: Axis,
     pub(in crate::kernels) columns: Axis,
-    /// Length of a padded row, and of the columns of it that a stride leaves together.
+    /// Length of a padded row, and number of its columns with the same offset modulo the stride.
     row_len: usize,
     part_len: usize,
-    /// Rows of windows in a strip, at most.
+    /// Maximum rows of windows in a strip. A strip is processed at a time.
     strip: usize,
-    /// Where each tap finds what the first window of a row sees, in the kernel's order.
+    /// Offset in scratch of each tap's input for the first window of a row. Taps are in the order of the kernel's
+    /// elements.
     pub(in crate::kernels) taps: Vec<usize>,
 }
 
@@ -92,29 +95,31 @@ impl Plane {
         }
     }
 
-    /// The plane in which the windows are the elements, for gradients; taps stay in the kernel's order.
+    /// Returns the transposed plane, for gradients: windows and elements are swapped. Taps are in the order of the
+    /// kernel's elements.
     pub(in crate::kernels) fn transposed(rows: Axis, columns: Axis) -> Self {
         let mut plane = Plane::new(rows.transposed(), columns.transposed());
         plane.taps.reverse();
         plane
     }
 
-    /// `f32`s of scratch for a strip: its rows, and what the last vector reads beyond them.
+    /// Returns the size of the scratch for a strip, in `f32`s: its padded rows, and the rest of the last vector after
+    /// them.
     pub(in crate::kernels) fn scratch_len(&self) -> usize {
         aligned(self.rows.extent(self.strip) * self.row_len + LANES)
     }
 
-    /// Number of strips.
+    /// Returns the number of strips.
     pub(in crate::kernels) fn strips(&self) -> usize {
         self.rows.windows.div_ceil(self.strip)
     }
 
-    /// Rows of windows of a strip.
+    /// Returns the rows of windows of a strip.
     pub(in crate::kernels) fn strip(&self, index: usize) -> Range<usize> {
         index * self.strip..((index + 1) * self.strip).min(self.rows.windows)
     }
 
-    /// Elements of the plane, and results.
+    /// Returns the number of elements of the plane.
     pub(in crate::kernels) fn elements(&self) -> usize {
         self.rows.elements * self.columns.elements
     }
@@ -123,7 +128,7 @@ impl Plane {
         self.rows.windows * self.columns.windows
     }
 
-    /// Copies the elements that the rows of a strip see.
+    /// Copies the elements that a strip's windows read, with their padding, to `scratch`.
     pub(in crate::kernels) fn load(&self, x: &[f32], strip: &Range<usize>, padding: f32, scratch: &mut [f32]) {
         scratch.fill(padding);
         let first = strip.start * self.rows.stride;
@@ -171,17 +176,17 @@ impl Plane {
         }
     }
 
-    /// What the taps of a row of windows see: add [`Plane::taps`] and the column.
+    /// Returns the inputs of a row of windows. Tap `t` of window `o` is at index `taps[t] + o`.
     pub(in crate::kernels) fn row<'a>(&self, scratch: &'a [f32], strip: &Range<usize>, row: usize) -> &'a [f32] {
         &scratch[(row - strip.start) * self.row_step()..]
     }
 
-    /// Distance in scratch between rows of windows.
+    /// Returns the distance between rows of windows in scratch.
     pub(in crate::kernels) fn row_step(&self) -> usize {
         self.rows.stride * self.row_len
     }
 
-    /// Adds the weighted taps of a strip that was loaded to its results.
+    /// Adds the weighted taps of a loaded strip to its results.
     pub(in crate::kernels) fn correlate(
         &self,
         level: Level,
@@ -192,11 +197,11 @@ impl Plane {
     ) {
         let width = self.columns.windows.max(1);
         let mut row = strip.start;
-        let (together, rest) = out.split_at_mut(strip.len() / TOGETHER * TOGETHER * width);
-        for out in together.chunks_exact_mut(TOGETHER * width) {
+        let (together, rest) = out.split_at_mut(strip.len() / UNROLL * UNROLL * width);
+        for out in together.chunks_exact_mut(UNROLL * width) {
             let x = self.row(scratch, strip, row);
             correlate_together(level, x, self.row_step(), &self.taps, weights, out);
-            row += TOGETHER;
+            row += UNROLL;
         }
         for out in rest.chunks_exact_mut(width) {
             correlate_row(level, self.row(scratch, strip, row), 0, &self.taps, weights, out);
@@ -205,9 +210,9 @@ impl Plane {
     }
 }
 
-/// Rows of windows that are computed together: their sums do not depend on each other, which hides the latency of an
-/// addition, and they share the weights.
-const TOGETHER: usize = 4;
+/// Number of rows of windows that are computed together. Their independent sums hide the latency of an addition, and
+/// they share the weights.
+const UNROLL: usize = 4;
 
 multiversion! {
     fn correlate_together(x: &[f32], row_step: usize, taps: &[usize], weights: &[f32], out: &mut [f32])
@@ -226,7 +231,7 @@ fn correlate_together_body<const FMA: bool>(
     weights: &[f32],
     out: &mut [f32],
 ) {
-    correlate_rows::<FMA, TOGETHER>(x, row_step, taps, weights, out);
+    correlate_rows::<FMA, UNROLL>(x, row_step, taps, weights, out);
 }
 
 #[inline(always)]
@@ -234,7 +239,7 @@ fn correlate_row_body<const FMA: bool>(x: &[f32], row_step: usize, taps: &[usize
     correlate_rows::<FMA, 1>(x, row_step, taps, weights, out);
 }
 
-/// Adds weighted taps to some rows of results, which lie one after the other.
+/// Adds the weighted taps of `ROWS` consecutive rows of windows to their results.
 #[inline(always)]
 fn correlate_rows<const FMA: bool, const ROWS: usize>(
     x: &[f32],
@@ -245,7 +250,7 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
 ) {
     let width = out.len() / ROWS;
     let reach = taps.iter().max().map_or(0, |tap| tap + (ROWS - 1) * row_step);
-    // One check for all vectors, whose bounds the loops below do not look at.
+    // A single check for all vectors; the loops below do not check bounds.
     assert!(
         x.len() >= reach + width.next_multiple_of(LANES),
         "a window left its plane"
@@ -254,8 +259,8 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
         let mut sums = [[0.0; LANES]; ROWS];
         for (&tap, &w) in taps.iter().zip(weights) {
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `tap + row * row_step` is at most `reach`, and `start + LANES` at most the width in whole vectors,
-                // which were checked together above.
+                // SAFETY: `tap + row * row_step` is at most `reach`, and `start + LANES` at most
+                // the width in whole vectors; both were checked above.
                 let x = unsafe { &*x.as_ptr().add(tap + row * row_step + start).cast::<[f32; LANES]>() };
                 for (sum, &x) in sums.iter_mut().zip(x) {
                     *sum = mul_add::<FMA>(w, x, *sum);
@@ -266,7 +271,8 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
         for (row, sums) in sums.iter().enumerate() {
             let out = &mut out[row * width + start..];
             match out.first_chunk_mut::<LANES>() {
-                // Elements of the next row stay as they are: a whole vector is faster than what is left of it one by one.
+                // Elements of the next row stay unchanged: a whole vector is faster than single
+                // elements for the remainder.
                 Some(out) => {
                     for i in 0..LANES {
                         out[i] = if i < len { out[i] + sums[i] } else { out[i] };
@@ -278,12 +284,12 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
     }
 }
 
-/// A vector of elements.
+/// Returns [`LANES`] elements from index `at` on.
 #[inline(always)]
 pub(in crate::kernels) fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
     match x[at..].first_chunk() {
         Some(lanes) => lanes,
-        // The scratch is longer than anything that windows see by a vector.
+        // The scratch exceeds all inputs of windows by a vector.
         None => unreachable!("a window left its plane"),
     }
 }

@@ -1,14 +1,14 @@
-//! Matmuls within a task.
+//! Matmuls whose tasks all run within one task of a kernel.
 
 use crate::gemm::{Gemm, GemmSpec};
 use crate::memory::aligned;
 
 use super::sizes::Strips;
 
-/// A matmul whose tasks all run one after the other on the calling thread.
+/// A matmul whose tasks run one after the other on the calling thread.
 struct Serial {
     gemm: Gemm,
-    /// Where the worker's scratch begins, behind what the phases share.
+    /// Offset of the worker's scratch. It follows the scratch that the phases share.
     worker_at: usize,
 }
 
@@ -26,7 +26,7 @@ impl Serial {
     }
 }
 
-/// Matmuls over strips: those of the last strip may be smaller.
+/// The matmuls of all strips. The matmul of a shorter last strip is planned separately.
 pub(super) struct StripMatmul {
     strips: usize,
     full: Serial,
@@ -34,7 +34,7 @@ pub(super) struct StripMatmul {
 }
 
 impl StripMatmul {
-    /// Plans a matmul for each length of a strip.
+    /// Plans the matmuls. `spec` gives the matmul for the length of a strip.
     pub(super) fn new(strips: Strips, spec: impl Fn(usize) -> GemmSpec) -> Self {
         StripMatmul {
             strips: strips.count(),
@@ -43,16 +43,16 @@ impl StripMatmul {
         }
     }
 
-    /// `f32`s of scratch of a run.
+    /// Returns the size of the scratch of a run, in `f32`s.
     pub(super) fn scratch_len(&self) -> usize {
         self.full.scratch_len().max(self.last.scratch_len())
     }
 
-    /// Multiplies for a strip.
+    /// Runs the matmul of a strip.
     ///
     /// # Safety
-    /// The operands are valid for the spec of the strip's length, and the scratch for
-    /// [`StripMatmul::scratch_len`]; nobody else touches `c` or the scratch meanwhile.
+    /// The operands must be valid for the spec of the strip's length, and the scratch for
+    /// [`StripMatmul::scratch_len`]; no other code may access `c` or the scratch meanwhile.
     pub(super) unsafe fn run(&self, strip: usize, a: *const f32, b: *const f32, c: *mut f32, scratch: *mut f32) {
         let Serial { gemm, worker_at } = if strip + 1 == self.strips {
             &self.last

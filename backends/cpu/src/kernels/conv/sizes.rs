@@ -1,4 +1,4 @@
-//! Sizes of convolutions, and how windows are cut into strips.
+//! Sizes of convolutions, and the division of windows into strips.
 
 use std::ops::Range;
 
@@ -6,39 +6,39 @@ use meganeura_core::ops::Conv2dDims;
 
 use crate::memory::aligned;
 
-/// `f32`s of a strip's patches: half of a 1 MiB second-level cache.
+/// Maximum `f32`s of a strip's patches: half of a 1 MiB second-level cache.
 pub(super) const STRIP_LEN: usize = 128 * 1024;
-/// Windows of a strip, at least: a narrow matmul reads its left operand too often.
+/// Minimum windows of a strip. Narrower matmuls read their left operand too often.
 pub(super) const MIN_WINDOWS: usize = 64;
-/// Strips are multiples of this, the width of a tile of the multiplication.
+/// Width of a matmul tile. Lengths of strips are multiples of it.
 pub(super) const TILE: usize = 16;
-/// Tasks that a large convolution is cut into if its batch does not yield as many.
+/// Desired number of tasks of a large convolution with a small batch.
 pub(super) const WANTED_TASKS: usize = 16;
-/// Operations that are worth a task of their own.
+/// Minimum operations that are worth a separate task.
 pub(super) const TASK_FLOPS: u64 = 400_000;
-/// Floating-point operations a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 pub(super) const FLOPS_PER_NANO: u64 = 40;
-/// Matrix rows at a distance of a multiple of this, in `f32`s, share few cache sets.
+/// Row distance, in `f32`s, at whose multiples the rows of a matrix compete for few cache sets.
 pub(super) const CROWDING: usize = 256;
 
-/// Places of a result, those of all images.
+/// Returns the number of output positions in all images.
 pub(super) fn places(dims: &Conv2dDims) -> usize {
     dims.n * dims.output[0] * dims.output[1]
 }
 
-/// Sizes of a convolution as matmuls, one for each image and group.
+/// Sizes of a convolution that is computed by one matmul for each image and group.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) images: usize,
     pub(super) groups: usize,
-    /// Input and output channels of a group.
+    /// Input channels, and output channels, of a group.
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// Elements of an input channel, of a kernel, of an output channel.
+    /// Elements of an input channel (`plane`), of a kernel (`taps`), and of an output channel (`windows`).
     pub(super) plane: usize,
     pub(super) taps: usize,
     pub(super) windows: usize,
-    /// A patch is one element, so that the input is its own patch matrix.
+    /// True if a patch is a single element. The input is then its own patch matrix.
     pub(super) pointwise: bool,
     pub(super) flops: u64,
 }
@@ -59,43 +59,43 @@ impl Sizes {
         }
     }
 
-    /// Elements of a patch.
+    /// Returns the number of elements of a patch.
     pub(super) fn patch(&self) -> usize {
         self.inputs * self.taps
     }
 
-    /// Matmuls, one for each image and group.
+    /// Returns the number of matmuls, one for each image and group.
     pub(super) fn matmuls(&self) -> usize {
         self.images * self.groups
     }
 
-    /// Offset of the input of a matmul.
+    /// Returns the offset of a matmul's input.
     pub(super) fn input_at(&self, matmul: usize) -> usize {
         matmul * self.inputs * self.plane
     }
 
-    /// Offset of the output of a matmul.
+    /// Returns the offset of a matmul's output.
     pub(super) fn output_at(&self, matmul: usize) -> usize {
         matmul * self.outputs * self.windows
     }
 
-    /// Offset of the weights of a matmul.
+    /// Returns the offset of a matmul's weights.
     pub(super) fn weight_at(&self, matmul: usize) -> usize {
         matmul % self.groups * self.outputs * self.patch()
     }
 
-    /// Tasks that the work is worth.
+    /// Returns the number of tasks that is worthwhile.
     pub(super) fn wanted_tasks(&self) -> usize {
         (self.flops / TASK_FLOPS).clamp(1, WANTED_TASKS as u64) as usize
     }
 
-    /// Estimated duration.
+    /// Returns the estimated time in nanoseconds.
     pub(super) fn nanos(&self) -> u64 {
         self.flops / FLOPS_PER_NANO
     }
 }
 
-/// A division of the windows of an image into strips of one length, of which the last may be shorter.
+/// A division of an image's windows into strips of equal length; only the last strip may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strips {
     pub(super) windows: usize,
@@ -103,7 +103,7 @@ pub(super) struct Strips {
 }
 
 impl Strips {
-    /// At least so many strips if they do not become too short, with a limited length.
+    /// Creates at least `at_least` strips of at most about `limit` windows, unless they would become too short.
     pub(super) fn new(windows: usize, at_least: usize, limit: usize) -> Self {
         let shortest = MIN_WINDOWS.min(windows);
         let count = windows
@@ -125,19 +125,19 @@ impl Strips {
         start..(start + self.len).min(self.windows)
     }
 
-    /// Length of the last strip.
+    /// Returns the length of the last strip.
     pub(super) fn last_len(&self) -> usize {
         self.range(self.count().saturating_sub(1)).len()
     }
 
-    /// Row length of the matrix of a strip's patches in scratch.
+    /// Returns the distance between rows of a strip's patch matrix in scratch.
     pub(super) fn row_len(&self) -> usize {
         let len = aligned(self.len);
         if len.is_multiple_of(CROWDING) { len + TILE } else { len }
     }
 }
 
-/// The `index`-th of the channel blocks of some length.
+/// Returns the channels of block `index`, if blocks have `len` channels.
 pub(super) fn block(channels: usize, len: usize, index: usize) -> Range<usize> {
     index * len..(index * len + len).min(channels)
 }

@@ -1,8 +1,7 @@
-//! `dw = sum over images of dy * patches(x)^T`.
+//! Gradient of a convolution with respect to its weights: `dw = sum over images of dy * patches(x)^T`.
 //!
-//! Computed transposed, `patches * dy^T`, so that it is the small `dy` that the multiplication has to turn
-//! around. Images are divided among a number of partial sums that depends on the shapes alone; a last phase
-//! adds them up in order.
+//! It is computed transposed, `patches * dy^T`, so that only the small `dy` has to be transposed. Images are divided
+//! among a number of partial sums that depends only on the shapes; a last phase adds them up in order.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -15,7 +14,7 @@ use crate::gemm::{GemmSpec, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 
-/// Partial sums, at most, and their size in `f32`s.
+/// Maximum number of partial sums, and their maximum total size in `f32`s.
 const MAX_PARTS: usize = 8;
 const MAX_PARTS_LEN: usize = 8 * 1024 * 1024;
 
@@ -40,16 +39,16 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The division of work. Units are the strips of all images, in order.
+/// The division of work. A unit of work is one strip of one image, in order.
 struct Plan {
     sizes: Sizes,
     strips: Strips,
     units: usize,
     parts: usize,
-    /// Channels of a task.
+    /// Number of channels of a task.
     channels: usize,
     row_len: usize,
-    /// Matmuls for a block of channels, and for the last one.
+    /// Matmuls for a block of channels, and for the last block.
     matmuls: [StripMatmul; 2],
 }
 
@@ -106,7 +105,7 @@ impl Plan {
     }
 }
 
-/// A task for each partial sum, group and block of channels.
+/// Compiles a task for each partial sum, group and block of channels.
 fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl Kernel {
     let sizes = plan.sizes;
     let blocks = plan.blocks();
@@ -119,9 +118,9 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
         let first_row = (part * sizes.groups + group) * sizes.patch() + own.start * sizes.taps;
         let sum_len = own.len() * sizes.taps * sizes.outputs;
         let units = part * plan.units / plan.parts..(part + 1) * plan.units / plan.parts;
-        // SAFETY: no operand is written by this dispatch; this task alone touches its rows of its partial sum
-        // in the shared scratch; private scratch is as long as was asked for, and the task's own. Offsets
-        // follow from the shapes.
+        // SAFETY: no operand is written by this dispatch; only this task accesses its rows of its
+        // partial sum in the shared scratch. Private scratch has the requested size and belongs to
+        // the task. Offsets follow from the shapes.
         unsafe {
             let sum = cx.shared.add(first_row * sizes.outputs);
             std::slice::from_raw_parts_mut(sum, sum_len).fill(0.0);
@@ -154,7 +153,7 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
     }
 }
 
-/// Adds up the partial sums, `[parts, groups, patch, outputs]`, and turns them around.
+/// Compiles the phase that adds up the partial sums, `[parts, groups, patch, outputs]`, and transposes the result.
 fn sum_parts(sizes: Sizes, parts: usize, dw: View<f32>) -> Box<dyn Kernel> {
     let (patch, outputs) = (sizes.patch(), sizes.outputs);
     // A task has a block of columns of one group's weights, a cache line in each row.
@@ -167,7 +166,8 @@ fn sum_parts(sizes: Sizes, parts: usize, dw: View<f32>) -> Box<dyn Kernel> {
             let columns = block(patch, TILE, task % blocks);
             for output in 0..outputs {
                 let at = (group * outputs + output) * patch + columns.start;
-                // SAFETY: this task alone writes these columns; the phase before has filled the scratch.
+                // SAFETY: only this task writes these columns; the previous phase has filled the
+                // scratch.
                 let (out, sums) = unsafe {
                     let sums = std::slice::from_raw_parts(cx.shared, parts * dw.len());
                     (dw.slice_mut(at..at + columns.len()), sums)

@@ -1,19 +1,19 @@
-//! Windows over a plane: unfolding them to columns, and adding columns back.
+//! Windows of a convolution over a plane: unfolding them to columns, and adding columns back to the plane.
 
 use std::ops::Range;
 
 use meganeura_core::ops::Conv2dDims;
 
-/// The windows along one axis that see input through a tap.
+/// The windows along one axis whose input for a tap is not in the padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tap {
-    /// Their range.
+pub(super) struct TapWindows {
+    /// Range of these windows.
     pub(super) windows: Range<usize>,
-    /// Input that the first of them sees.
+    /// Index of the input element that the tap reads for the first of these windows.
     pub(super) first: usize,
 }
 
-impl Tap {
+impl TapWindows {
     fn new(dims: &Conv2dDims, axis: usize, k: usize) -> Self {
         let (stride, padding, reach) = (dims.stride[axis], dims.padding[axis], k * dims.dilation[axis]);
         let end = (dims.input[axis] + padding)
@@ -21,26 +21,26 @@ impl Tap {
             .div_ceil(stride)
             .min(dims.output[axis]);
         let start = padding.saturating_sub(reach).div_ceil(stride).min(end);
-        Tap {
+        TapWindows {
             windows: start..end,
             first: (start * stride + reach).saturating_sub(padding),
         }
     }
 }
 
-/// The windows of a convolution with all index arithmetic resolved to ranges.
+/// The windows of a convolution. For each tap, it contains the range of windows that read input.
 pub(super) struct Window {
     /// Distance between rows of the input, and of the output.
     pub(super) input_width: usize,
     pub(super) output_width: usize,
     pub(super) stride: [usize; 2],
-    pub(super) rows: Vec<Tap>,
-    pub(super) columns: Vec<Tap>,
+    pub(super) rows: Vec<TapWindows>,
+    pub(super) columns: Vec<TapWindows>,
 }
 
 impl Window {
     pub(super) fn new(dims: &Conv2dDims) -> Self {
-        let taps = |axis: usize| (0..dims.kernel[axis]).map(|k| Tap::new(dims, axis, k)).collect();
+        let taps = |axis: usize| (0..dims.kernel[axis]).map(|k| TapWindows::new(dims, axis, k)).collect();
         Window {
             input_width: dims.input[1],
             output_width: dims.output[1],
@@ -50,18 +50,19 @@ impl Window {
         }
     }
 
-    /// Pairs of taps in the order of the kernel's elements.
-    pub(super) fn taps(&self) -> impl Iterator<Item = (&Tap, &Tap)> {
+    /// Returns the row and column windows of each tap, in the order of the kernel's elements.
+    pub(super) fn taps(&self) -> impl Iterator<Item = (&TapWindows, &TapWindows)> {
         self.rows
             .iter()
             .flat_map(|row| self.columns.iter().map(move |column| (row, column)))
     }
 
-    /// Calls `visit(columns, input)` for each row of windows in `strip`: the positions in the strip whose
-    /// windows see input through the taps, and the offset in the plane of what the first of them sees.
+    /// Calls `visit(columns, input)` for each row of windows in `strip`. `columns` are the positions in the strip of
+    /// the windows that read input through the taps; `input` is the offset in the plane of the first such window's
+    /// input.
     pub(super) fn for_runs(
         &self,
-        (row_tap, column_tap): (&Tap, &Tap),
+        (row_tap, column_tap): (&TapWindows, &TapWindows),
         strip: &Range<usize>,
         mut visit: impl FnMut(Range<usize>, usize),
     ) {
@@ -80,12 +81,12 @@ impl Window {
         }
     }
 
-    /// Writes the patches of a strip of windows over one channel: a row of `columns` for each tap, of which
-    /// the first `strip.len()` elements matter.
+    /// Writes the patches of a strip of windows over one channel to `columns`, one row for each tap. Only the first
+    /// `strip.len()` elements of a row are used.
     pub(super) fn unfold(&self, plane: &[f32], strip: &Range<usize>, columns: &mut [f32], row_len: usize) {
         let stride = self.stride[1];
         for (taps, out) in self.taps().zip(columns.chunks_mut(row_len)) {
-            // Only what lies between the runs is padding.
+            // Only the gaps between the runs are padding.
             let mut filled = 0;
             self.for_runs(taps, strip, |own, from| {
                 out[filled..own.start].fill(0.0);
@@ -103,7 +104,7 @@ impl Window {
         }
     }
 
-    /// Adds the patches of a strip of windows to the channel that they were taken from.
+    /// Adds the patches of a strip of windows to the channel's elements at which their taps are.
     pub(super) fn fold(&self, columns: &[f32], row_len: usize, strip: &Range<usize>, plane: &mut [f32]) {
         let stride = self.stride[1];
         for (taps, patches) in self.taps().zip(columns.chunks(row_len)) {

@@ -1,14 +1,14 @@
-//! Rows in the order of their experts.
+//! Sorting of rows by their experts.
 
 use std::ops::Range;
 
 use crate::kernel::{Kernel, RunCx, Task};
 use crate::memory::{View, aligned};
 
-/// Rows of a segment, at most: a matmul of no more has one phase, in which tasks share nothing.
+/// Maximum rows of a segment. A matmul with at most this number has one phase, in which tasks share nothing.
 pub(super) const SEGMENT_ROWS: usize = 128;
 
-/// Rows that follow each other in the order of experts and have the same one.
+/// Consecutive rows of one expert, in the order of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) expert: usize,
@@ -22,8 +22,8 @@ impl Segment {
     }
 }
 
-/// Rows in the order of their experts, which a first phase finds out and leaves in shared scratch: where the rows of each
-/// expert begin, which rows they are, and the segments. Rows without an expert are behind all others.
+/// The rows of a call, sorted by expert. A first phase sorts them and writes to shared scratch: the first row of each
+/// expert, the order of rows, and the [`Segment`]s. Rows without an expert come last.
 #[derive(Clone, Copy)]
 pub(super) struct Groups {
     indices: View<u32>,
@@ -43,23 +43,24 @@ impl Groups {
         self.experts
     }
 
-    /// So many segments there are at most.
+    /// Returns the maximum number of segments.
     pub(super) fn most_segments(&self) -> usize {
         self.rows().min(self.experts) + self.rows() / SEGMENT_ROWS
     }
 
-    /// Where the parts of the scratch begin: starts of experts, rows, the number of segments and what they are.
+    /// Returns the offsets of the sections of shared scratch: first rows of the experts, order of rows, and the number
+    /// of segments followed by the segments.
     fn parts(&self) -> [usize; 3] {
         let rows = aligned(self.experts + 2);
         [0, rows, rows + aligned(self.rows())]
     }
 
-    /// `f32`s of shared scratch.
+    /// Returns the size of the shared scratch, in `f32`s.
     pub(super) fn shared_len(&self) -> usize {
         self.parts()[2] + aligned(1 + 3 * self.most_segments())
     }
 
-    /// The first phase, of one task: a counting sort, which keeps rows of one expert in their order.
+    /// Creates the first phase. Its only task is a counting sort, which keeps the order of the rows of one expert.
     pub(super) fn phase(self, dispatch: usize) -> Box<dyn Kernel> {
         let experts = self.experts;
         Box::new(Task {
@@ -77,8 +78,8 @@ impl Groups {
                     )
                 };
                 let of = |id: u32| (id as usize).min(experts);
-                // Counted one place further, so that the start of each expert has moved to its end in the end, which is the
-                // start of the next one.
+                // Counted at the next index: after the sums, each entry is the end of its expert,
+                // and writing the order backwards decrements it to the start.
                 starts.fill(0);
                 for &id in ids {
                     if id as usize >= experts {
@@ -96,7 +97,7 @@ impl Groups {
                     *place -= 1;
                     order[*place as usize] = row as u32;
                 }
-                // What was the end of each is its start now.
+                // Entry `i + 1` is now the start of expert `i`.
                 starts.copy_within(1.., 0);
                 starts[experts + 1] = ids.len() as u32;
                 let (count, segments) = segments.split_at_mut(1);
@@ -116,10 +117,10 @@ impl Groups {
         })
     }
 
-    /// A segment, if there are so many.
+    /// Returns the segment with index `number`, if it exists.
     ///
     /// # Safety
-    /// The scratch is that of the first phase, which is over.
+    /// The scratch must be that of the first phase, which must have ended.
     pub(super) unsafe fn segment(&self, shared: *mut f32, number: usize) -> Option<Segment> {
         // SAFETY: passed on to the caller.
         let segments = unsafe { words(shared, self.parts()[2], 1 + 3 * self.most_segments()) };
@@ -131,7 +132,8 @@ impl Groups {
         })
     }
 
-    /// Places of an expert's rows in the order of experts; those of rows without one for the number behind the last.
+    /// Returns the range of an expert's rows in the order of experts. The index after the last expert selects the rows
+    /// without an expert.
     ///
     /// # Safety
     /// As [`Groups::segment`].
@@ -141,10 +143,10 @@ impl Groups {
         starts[expert] as usize..starts[expert + 1] as usize
     }
 
-    /// The rows at some places.
+    /// Returns the numbers of the rows in a range of the order of experts.
     ///
     /// # Safety
-    /// As [`Groups::segment`]; nobody writes the scratch during the borrow.
+    /// As [`Groups::segment`]; no code may write the scratch during the borrow.
     pub(super) unsafe fn order<'a>(&self, shared: *mut f32, places: Range<usize>) -> &'a [u32] {
         // SAFETY: passed on to the caller.
         let order = unsafe { words(shared, self.parts()[1], self.rows()) };
@@ -152,24 +154,29 @@ impl Groups {
     }
 }
 
+/// Returns a range of the shared scratch as words, for reading.
+///
 /// # Safety
-/// The scratch has so many words from there on, which nobody writes during the borrow.
+/// The scratch must have `len` words from `start` on, which no code writes during the borrow.
 unsafe fn words<'a>(shared: *mut f32, start: usize, len: usize) -> &'a [u32] {
     // SAFETY: passed on to the caller; every word is a number.
     unsafe { std::slice::from_raw_parts(shared.add(start).cast(), len) }
 }
 
+/// Returns a range of the shared scratch as words, for writing.
+///
 /// # Safety
-/// The scratch has so many words from there on, which nobody else accesses during the borrow.
+/// The scratch must have `len` words from `start` on, which no other code accesses during the borrow.
 unsafe fn words_mut<'a>(shared: *mut f32, start: usize, len: usize) -> &'a mut [u32] {
     // SAFETY: passed on to the caller; every word is a number.
     unsafe { std::slice::from_raw_parts_mut(shared.add(start).cast(), len) }
 }
 
-/// Copies rows of `width` numbers to their places in `to`, which begins with the first of the places.
+/// Copies the rows with the numbers `order`, of `width` elements each, to `to`.
 ///
 /// # Safety
-/// `to` has room for the rows, and nobody else accesses it; nobody writes the rows.
+/// `to` must have room for the rows, and no other code may access it; the rows must not be written
+/// meanwhile.
 pub(super) unsafe fn gather(rows: View<f32>, order: &[u32], width: usize, to: *mut f32) {
     for (place, &row) in order.iter().enumerate() {
         let row = row as usize;

@@ -1,4 +1,4 @@
-//! Matmuls of any number of rows with the matrix of one expert.
+//! Matmuls with the matrix of one expert, planned for every number of rows.
 
 use meganeura_core::ops::ExpertDims;
 use meganeura_core::quantization::BLOCK;
@@ -14,7 +14,7 @@ pub(super) enum Matmuls {
     Packed { gemms: Vec<PackedGemm>, weights: Packed },
 }
 
-/// The matrices of all experts in fewer bits.
+/// The matrices of all experts, stored in few bits.
 pub(super) struct Packed {
     storage: Storage,
     numbers: View<u8>,
@@ -22,7 +22,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// The matrix of an expert.
+    /// Returns the matrix of an expert.
     pub(super) fn matrix(&self, dims: &ExpertDims, expert: usize) -> Rows {
         let (&ExpertDims { n, k, .. }, storage) = (dims, self.storage);
         let row = expert * n;
@@ -34,7 +34,7 @@ impl Packed {
     }
 }
 
-/// The product of so many rows that follow each other with a plain matrix.
+/// Returns the matmul of `rows` consecutive rows with an `f32` matrix.
 fn spec(dims: &ExpertDims, rows: usize) -> GemmSpec {
     let &ExpertDims { n, k, transpose_b, .. } = dims;
     GemmSpec {
@@ -42,9 +42,10 @@ fn spec(dims: &ExpertDims, rows: usize) -> GemmSpec {
         n,
         k,
         a: Strides { row: k, col: 1 },
-        b: match transpose_b {
-            true => Strides { row: 1, col: k },
-            false => Strides { row: n, col: 1 },
+        b: if transpose_b {
+            Strides { row: 1, col: k }
+        } else {
+            Strides { row: n, col: 1 }
         },
         ldc: n,
         accumulate: false,
@@ -62,7 +63,7 @@ impl Matmuls {
             };
         }
         let storage = dims.format.map_or(Storage::F16, Storage::Blocks);
-        // Scales are in panels where the numbers are.
+        // Scales are in panels if the numbers are.
         let in_panels = cx.panels(2).is_some();
         let gemm = |rows| PackedGemm::new([rows, dims.n, dims.k], storage, in_panels);
         Matmuls::Packed {
@@ -76,7 +77,7 @@ impl Matmuls {
         }
     }
 
-    /// Bytes of all matrices, without scales.
+    /// Returns the bytes of all matrices, without scales.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Matmuls::Plain { weights, .. } => size_of::<f32>() * weights.len(),
@@ -88,7 +89,8 @@ impl Matmuls {
         }
     }
 
-    /// `f32`s of the worker. Where a plain matmul has two phases, one task does both, so that what they share is the worker's.
+    /// Returns the size of the private scratch in `f32`s. If a plain matmul has two phases, one task runs both, so that
+    /// their shared scratch belongs to the worker.
     pub(super) fn private_len(&self) -> usize {
         let all = |len: &mut dyn Iterator<Item = usize>| len.max().unwrap_or(0);
         match self {
@@ -99,8 +101,8 @@ impl Matmuls {
         }
     }
 
-    /// `f32`s that are prepared of a segment and of each of its rows, which are no less than what any number of rows takes:
-    /// places follow from the rows in front then, whatever segments there are.
+    /// Returns the `f32`s to reserve for the prepared data of a segment: per segment, and for each of its rows. They
+    /// suffice for any number of rows, so that the offset of a segment follows from its number and its first row.
     pub(super) fn prepared_len(&self) -> [usize; 2] {
         let Matmuls::Packed { gemms, .. } = self else {
             return [0, 0];

@@ -1,4 +1,5 @@
-//! Products with a matrix for each expert: rows are brought into the order of their experts, and each expert's are one matmul.
+//! Matmuls with a separate matrix for each expert. Rows are sorted by expert, and the rows of each expert are one
+//! matmul.
 
 mod groups;
 mod matmuls;
@@ -31,18 +32,18 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Whether rows are `f32`, and an operand, plain weights or scales, has this type.
+/// Checks that rows are `f32`, and that `operand` (plain weights, or scales) has the type `dtype`.
 fn floats(kernel: &KernelDesc, operand: usize, dtype: DType) -> Result<(), String> {
     for (ty, wanted) in [(&kernel.inputs[0], DType::F32), (&kernel.inputs[operand], dtype)] {
         if ty.dtype != wanted {
-            return Err(format!("the CPU kernel takes {wanted} here, not {}", ty.dtype));
+            return Err(format!("the CPU kernel expects {wanted} here, found {}", ty.dtype));
         }
     }
     Ok(())
 }
 
-/// Numbers and scales lie in panels as those of one matrix would, with the rows of all experts, if each expert's begin with a
-/// panel.
+/// Storage order of numbers and scales: panels as for one matrix with the rows of all experts, if the rows of each
+/// expert begin at a panel.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_expert_matmul", |call, i| {
     let panels = ExpertDims::of(call).ok().and_then(|d| panels_of(&d, i));
     panels.map_or(Order::Plain, Order::Panels)

@@ -1,4 +1,4 @@
-//! Rows by the matrix of their expert.
+//! Kernels that multiply rows by the matrix of their expert.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 use crate::share::share;
 
-/// Operations a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
-/// Tasks that a product of few rows is cut into, so that threads share the matrices.
+/// Number of tasks of a product of few rows, so that threads share the matrices.
 const TASKS: usize = 32;
-/// The most tasks that share the columns of a segment.
-const MOST_PARTS: usize = 16;
+/// Maximum number of tasks that share the columns of a segment.
+const MAX_PARTS: usize = 16;
 
 struct Product {
     dims: ExpertDims,
     groups: Groups,
     matmuls: Matmuls,
     x: View<f32>,
-    /// Tasks that share the columns of a segment.
+    /// Number of tasks that share the columns of a segment.
     parts: usize,
-    /// Where rows in the order of experts, their results and what is prepared of rows begin in shared scratch.
+    /// Offsets of the sections of shared scratch: rows in the order of experts, their results, and prepared data.
     begins: [usize; 3],
-    /// `f32`s that are prepared of a segment beside those of its rows, and of each row.
+    /// Size of the prepared data in `f32`s: per segment, and for each of its rows.
     prepared: [usize; 2],
 }
 
@@ -47,7 +47,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         dims,
         groups,
         x,
-        parts: (TASKS / groups.most_segments().max(1)).clamp(1, MOST_PARTS),
+        parts: (TASKS / groups.most_segments().max(1)).clamp(1, MAX_PARTS),
         begins: [sorted, results, rounded],
         prepared,
         matmuls,
@@ -70,10 +70,11 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             run: Product::multiply,
         }),
         Box::new(Task {
-            // Segments have results of their own; those of rows without an expert are one task more.
+            // Segments have results of their own; rows without an expert are one additional task.
             tasks: groups.most_segments() + 1,
             nanos: stream_nanos(2 * y.len() * size_of::<f32>()),
-            // SAFETY: the phases before have filled the scratch; every row is in one segment, or in none.
+            // SAFETY: the previous phases have filled the scratch; every row is in one segment, or
+            // in none.
             body: move |task: usize, run: &RunCx| unsafe { product.scatter(task, run, y) },
         }),
     ];
@@ -89,18 +90,18 @@ impl Product {
         2 * (self.dims.rows as u64) * (self.dims.n as u64) * self.dims.k as u64
     }
 
-    /// Bytes of the matrices that are read at most.
+    /// Returns the maximum bytes of matrices that the call reads.
     fn bytes(&self) -> usize {
         let experts = self.dims.experts.max(1);
         self.matmuls.bytes() / experts * experts.min(self.dims.rows)
     }
 
-    /// Brings the rows of a segment together, and prepares them.
+    /// Copies the rows of a segment to shared scratch, and prepares them for the matmul.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn gather(&self, task: usize, run: &RunCx) {
-        // SAFETY: the scratch is as long as asked for, and sorted; segments have places of their own in it.
+        // SAFETY: the scratch has the requested size, and is sorted; segments do not overlap in it.
         unsafe {
             let Some(segment) = self.groups.segment(run.shared, task) else {
                 return;
@@ -117,10 +118,10 @@ impl Product {
         }
     }
 
-    /// What is prepared of the segment of a number.
+    /// Returns the address of a segment's prepared data.
     ///
     /// # Safety
-    /// The scratch is as long as asked for.
+    /// The scratch must have the requested size.
     unsafe fn prepared_at(&self, number: usize, segment: Segment, run: &RunCx) -> *mut f32 {
         let [of_segment, of_row] = self.prepared;
         // SAFETY: passed on to the caller.
@@ -130,13 +131,13 @@ impl Product {
         }
     }
 
-    /// Computes some columns of a segment's results.
+    /// Computes some columns of the results of a segment.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn multiply(&self, task: usize, run: &RunCx) {
         let (number, part) = (task / self.parts, task % self.parts);
-        // SAFETY: as for `gather`; the rows of the segment are in their places.
+        // SAFETY: as for `gather`; the rows of the segment have been gathered.
         unsafe {
             let Some(segment) = self.groups.segment(run.shared, number) else {
                 return;
@@ -173,7 +174,7 @@ impl Product {
         }
     }
 
-    /// The tasks of a part, or all if they are in two phases.
+    /// Runs the tasks of one part of a matmul. If the matmul has two phases, part 0 runs all tasks.
     ///
     /// # Safety
     /// As [`Gemm::run_task_on`].
@@ -185,19 +186,19 @@ impl Product {
         };
         for phase in 0..gemm.phases() {
             for task in share(gemm.tasks(phase), parts, part) {
-                // SAFETY: passed on to the caller; with two phases this task alone does all of both.
+                // SAFETY: passed on to the caller; with two phases, only this task runs both.
                 unsafe { gemm.run_task_on(phase, task, operands) };
             }
         }
     }
 
-    /// Brings the results of a segment to their rows; NaN to those of rows without an expert.
+    /// Copies the results of a segment to the result's rows. The last task writes NaN to the rows without an expert.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn scatter(&self, task: usize, run: &RunCx, y: View<f32>) {
         let n = self.dims.n;
-        // SAFETY: the scratch is as long as asked for; rows are in one segment, or in none.
+        // SAFETY: the scratch has the requested size; rows are in one segment, or in none.
         unsafe {
             if task == self.groups.most_segments() {
                 let places = self.groups.of_expert(run.shared, self.groups.experts());

@@ -1,4 +1,4 @@
-//! The derivative by the matrices of experts.
+//! Gradient of expert matmuls with respect to the matrices.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 
-/// Operations a nanosecond that one thread is expected to do.
+/// Floating-point operations per nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
-/// Rows of a matrix that a task computes: matmuls of no more have one phase.
+/// Number of matrix rows that a task computes. Matmuls with at most this number have one phase.
 const MATRIX_ROWS: usize = 128;
 
-/// Matmuls of `rows` rows of a matrix, which sum up 1, 2, ... products.
+/// Matmuls that compute `rows` rows of a matrix's gradient as sums over 1, 2, ... rows of the operands.
 struct Sums {
     rows: usize,
-    /// The first ones of an expert, and those that are added.
+    /// Matmuls for the first segment of an expert, and matmuls that add the following segments.
     gemms: [Vec<Gemm>; 2],
 }
 
@@ -68,7 +68,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         Box::new(Task {
             tasks: groups.most_segments(),
             nanos: stream_nanos(2 * (a.len() + b.len()) * size_of::<f32>()),
-            // SAFETY: the phase before has sorted the rows; segments have places of their own in the scratch.
+            // SAFETY: the previous phase has sorted the rows; segments do not overlap in the
+            // scratch.
             body: move |task: usize, run: &RunCx| unsafe {
                 if let Some(segment) = groups.segment(run.shared, task) {
                     let order = groups.order(run.shared, segment.rows());
@@ -86,7 +87,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                 let sums = &sums[usize::from(part + 1 == parts)];
                 let first = part * MATRIX_ROWS;
                 let c = (expert * n + first) * k;
-                // SAFETY: the phases before have filled the scratch; a task writes rows of a matrix of its own.
+                // SAFETY: the previous phases have filled the scratch; a task writes rows of a
+                // matrix of its own.
                 unsafe {
                     let c = y.slice_mut(c..c + sums.rows * k);
                     let places = groups.of_expert(run.shared, expert);

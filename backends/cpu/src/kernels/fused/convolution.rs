@@ -1,4 +1,4 @@
-//! A convolution, and elementwise steps on its result while that is in the cache.
+//! Fused programs that begin with a convolution; elementwise steps process its result while it is in the cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 use super::engine::Engine;
-use super::lower::Typed;
+use super::lower::TypedProgram;
 use super::matmul;
 use crate::kernel::{CompileCx, Compiled};
 use crate::kernels::conv::forward::{Epilogue, convolution};
 use crate::kernels::conv::nhwc;
 use crate::memory::View;
 
-/// The layout of the images of a convolution that may have an epilogue; `None` for other operators.
+/// Returns the image layout of a convolution that may have an epilogue, or `None` for other operators.
 fn layout(name: &str) -> Option<ImageLayout> {
     match name {
         "core.conv2d" => Some(ImageLayout::Nchw),
@@ -22,17 +22,17 @@ fn layout(name: &str) -> Option<ImageLayout> {
     }
 }
 
-/// Whether a step is a convolution.
-pub(super) fn is_one(typed: &Typed, step: usize) -> bool {
+/// Returns true if a step is a convolution.
+pub(super) fn is_one(typed: &TypedProgram, step: usize) -> bool {
     layout(typed.program.steps()[step].op.name()).is_some()
 }
 
-/// The layout and sizes of a step that is a convolution.
+/// Returns the layout and sizes of a step that is a convolution.
 ///
 /// # Errors
-/// It is none, or one that has no kernel.
-pub(super) fn sizes(typed: &Typed, step: usize) -> Result<Conv2dDims, String> {
-    let layout = layout(typed.program.steps()[step].op.name()).ok_or("the step is no convolution")?;
+/// The step is not a convolution, or no kernel supports it.
+pub(super) fn sizes(typed: &TypedProgram, step: usize) -> Result<Conv2dDims, String> {
+    let layout = layout(typed.program.steps()[step].op.name()).ok_or("the step is not a convolution")?;
     let dims = layout.conv2d(&typed.call(step, &typed.inputs_of(step)))?;
     if layout == ImageLayout::Nhwc {
         nhwc::supports_dims(&dims)?;
@@ -40,7 +40,7 @@ pub(super) fn sizes(typed: &Typed, step: usize) -> Result<Conv2dDims, String> {
     Ok(dims)
 }
 
-pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Compiled, String> {
     let plan = matmul::plan(typed, step)?;
     let dims = sizes(typed, step)?;
     let result: View<u32> = cx.output(plan.output);

@@ -1,32 +1,33 @@
-//! Runs instructions over parts of a domain, through buffers that stay in the first-level cache.
+//! Execution of the instructions of a fused program over parts of its domain, in buffers that stay in the first-level
+//! cache.
 
 use std::ops::Range;
 
 use super::layout::Map;
-use super::lower::{Instruction, Lowered, MAX_LOADS, Origin, Src};
+use super::lower::{Instruction, LoweredProgram, MAX_LOADS, Origin, Src};
 use super::scalar::{MAX_OPERANDS, Source};
 use crate::kernel::CompileCx;
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// Elements of a buffer: four times a kilobyte, of which a first-level cache holds several.
+/// Elements of a buffer, and maximum length of a part: 4 KiB, so that a first-level cache holds several buffers.
 pub(super) const RUN: usize = 1024;
 
-/// Where the result of an instruction goes.
+/// The memory to which an instruction writes its result.
 #[derive(Clone, Copy, Debug)]
-enum Place {
-    /// A buffer of the scratch.
+enum Destination {
+    /// A buffer of the scratch, by its index.
     Scratch(usize),
-    /// The result itself, whose elements are in the order of the domain.
+    /// The result with this index, whose elements are in the order of the domain.
     Result(usize),
 }
 
-struct Read {
+struct ReadOperand {
     view: View<u32>,
     map: Map,
-    /// Buffer of the scratch for elements that have to be gathered.
+    /// Index of the scratch buffer into which elements are gathered, if necessary.
     buffer: usize,
-    /// Gather elements even if they lie in order: they are overwritten meanwhile.
+    /// True to copy elements even if they are in order, because they are overwritten meanwhile.
     copied: bool,
 }
 
@@ -34,19 +35,19 @@ struct Write {
     view: View<u32>,
     map: Map,
     from: Src,
-    /// Whether an instruction writes it.
+    /// True if an instruction writes the result directly.
     direct: bool,
 }
 
-/// Instructions with their operands' addresses.
+/// A lowered program with the addresses of its operands and results.
 pub(super) struct Engine {
     level: Level,
     pub(super) len: usize,
-    reads: Vec<Read>,
-    instructions: Vec<(Instruction, Place)>,
+    reads: Vec<ReadOperand>,
+    instructions: Vec<(Instruction, Destination)>,
     writes: Vec<Write>,
     folded: Option<Src>,
-    /// Where equal values that something else goes on with are spread out.
+    /// Scratch buffer for repeating a single folded value for all elements, if needed.
     spread: Option<usize>,
     buffers: usize,
     /// Bytes of operands and results, and cost of the instructions in nanoseconds.
@@ -55,8 +56,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// `head` is the result of the matmul or norm that the program begins with.
-    pub(super) fn new(cx: &CompileCx, lowered: Lowered, head: Option<View<u32>>) -> Result<Self, String> {
+    /// Creates an engine. `head` contains the result of the matmul or norm that the program begins with.
+    pub(super) fn new(cx: &CompileCx, lowered: LoweredProgram, head: Option<View<u32>>) -> Result<Self, String> {
         let mut buffers = 0;
         let mut next = || {
             buffers += 1;
@@ -69,7 +70,7 @@ impl Engine {
                 Origin::Head => (head.ok_or("it has no matmul")?, true),
             };
             let gathered = copied || !(load.map.is_dense() || load.map.is_one());
-            reads.push(Read {
+            reads.push(ReadOperand {
                 view,
                 map: load.map.clone(),
                 buffer: if gathered { next() } else { 0 },
@@ -77,11 +78,11 @@ impl Engine {
             });
         }
         let mut writes: Vec<Write> = Vec::new();
-        let mut places: Vec<Option<Place>> = vec![None; lowered.instructions.len()];
+        let mut places: Vec<Option<Destination>> = vec![None; lowered.instructions.len()];
         for store in &lowered.stores {
             let direct = match store.from {
                 Src::Of(i) if store.map.is_dense() && places[i].is_none() && !lowered.instructions[i].one => {
-                    places[i] = Some(Place::Result(writes.len()));
+                    places[i] = Some(Destination::Result(writes.len()));
                     true
                 }
                 _ => false,
@@ -99,10 +100,10 @@ impl Engine {
         let mut nanos = 0;
         for (i, instruction) in lowered.instructions.iter().enumerate() {
             if places[i].is_none() {
-                places[i] = Some(Place::Scratch(free.pop().unwrap_or_else(&mut next)));
+                places[i] = Some(Destination::Scratch(free.pop().unwrap_or_else(&mut next)));
             }
             for (j, place) in places[..i].iter().enumerate() {
-                if let (Some(Place::Scratch(buffer)), true) = (place, last[j] == i) {
+                if let (Some(Destination::Scratch(buffer)), true) = (place, last[j] == i) {
                     free.push(*buffer);
                 }
             }
@@ -124,12 +125,12 @@ impl Engine {
         })
     }
 
-    /// `f32`s of scratch of a thread.
+    /// Returns the size of a thread's scratch, in `f32`s.
     pub(super) fn scratch(&self) -> usize {
         self.buffers * RUN
     }
 
-    /// Computes a part of the domain of any length, of a program that folds nothing.
+    /// Computes a part of the domain of any length. The program must not fold anything.
     ///
     /// # Safety
     /// As [`Engine::run`].
@@ -140,19 +141,19 @@ impl Engine {
         }
     }
 
-    /// Computes a part of the domain of at most [`RUN`] elements. Returns the values that are folded, if any are.
+    /// Computes a part of the domain of at most [`RUN`] elements. Returns the values to fold, if the program folds.
     ///
     /// # Safety
-    /// The executable is alive, nobody writes the operands or touches these elements of the results, and the
-    /// scratch is as long as asked for and the caller's own.
+    /// The executable must be alive. No other code may write the operands or access these elements
+    /// of the results meanwhile. The scratch must have the requested size and belong to the caller.
     pub(super) unsafe fn run<'a>(&self, part: Range<usize>, scratch: *mut f32) -> Option<&'a [f32]> {
         debug_assert!(part.len() <= RUN && part.end <= self.len);
         let scratch: *mut u32 = scratch.cast();
         let buffer = |i: usize| scratch.wrapping_add(i * RUN);
         let mut loaded = [Source::One(0); MAX_LOADS];
         for (source, read) in loaded.iter_mut().zip(&self.reads) {
-            // SAFETY: the operand is not written meanwhile, but for a head, which is copied; the buffer is
-            // this read's own.
+            // SAFETY: the operand is not written meanwhile, except for a head, which is copied;
+            // only this read uses the buffer.
             *source = unsafe { load(read, &part, buffer(read.buffer)) };
         }
         let source = |src: Src| match src {
@@ -160,8 +161,8 @@ impl Engine {
             Src::Of(i) => {
                 let (instruction, place) = &self.instructions[i];
                 let words = match *place {
-                    Place::Scratch(b) => buffer(b),
-                    Place::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
+                    Destination::Scratch(b) => buffer(b),
+                    Destination::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
                 };
                 if instruction.one {
                     // SAFETY: computed before, as instructions come after their operands.
@@ -178,33 +179,34 @@ impl Engine {
             }
             let len = if instruction.one { 1 } else { part.len() };
             let out = match *place {
-                Place::Scratch(b) => buffer(b),
-                Place::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
+                Destination::Scratch(b) => buffer(b),
+                Destination::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
             };
-            // SAFETY: buffers have RUN elements, results the domain's; a buffer is given out again only when
-            // nothing reads it any more; the types are those that the program was checked with.
+            // SAFETY: buffers have RUN elements, results those of the domain; a buffer is only
+            // reused after its last read; the types are those that the program was checked with.
             unsafe { instruction.scalar.run(self.level, inputs, out, len, part.start) };
         }
         for write in self.writes.iter().filter(|w| !w.direct) {
-            // SAFETY: maps of results lie within them, and elements of other parts are others.
+            // SAFETY: maps of results are within them, and other parts write other elements.
             unsafe { store(write, &part, source(write.from)) };
         }
         let words = match (source(self.folded?), self.spread) {
             (Source::Words(words), _) => words,
             (Source::One(value), spread) => {
                 let words = buffer(spread?);
-                // SAFETY: the buffer is for this alone.
+                // SAFETY: the buffer is only used for this.
                 unsafe { std::slice::from_raw_parts_mut(words, part.len()) }.fill(value);
                 words
             }
         };
-        // SAFETY: as long as the part; nobody writes it before the next run.
+        // SAFETY: as long as the part; no code writes it before the next run.
         Some(unsafe { std::slice::from_raw_parts(words.cast(), part.len()) })
     }
 }
 
-/// The last instruction that reads each instruction's result; none where something else does later.
-fn last_uses(lowered: &Lowered) -> Vec<usize> {
+/// Returns, for each instruction, the last instruction that reads its result, or `usize::MAX` if a store or a later
+/// consumer reads it.
+fn last_uses(lowered: &LoweredProgram) -> Vec<usize> {
     let mut last = vec![0; lowered.instructions.len()];
     for (i, instruction) in lowered.instructions.iter().enumerate() {
         for src in &instruction.inputs[..instruction.count] {
@@ -222,10 +224,12 @@ fn last_uses(lowered: &Lowered) -> Vec<usize> {
     last
 }
 
+/// Returns the elements of an operand in a part of the domain. Copies them to `buffer` if they are not contiguous.
+///
 /// # Safety
 /// As [`Engine::run`].
-unsafe fn load(read: &Read, part: &Range<usize>, buffer: *mut u32) -> Source {
-    // SAFETY: maps lie within their operands, by the rules of broadcasting.
+unsafe fn load(read: &ReadOperand, part: &Range<usize>, buffer: *mut u32) -> Source {
+    // SAFETY: maps are within their operands, by the rules of broadcasting.
     unsafe {
         if !read.copied {
             if read.map.is_one() {
@@ -256,6 +260,8 @@ unsafe fn load(read: &Read, part: &Range<usize>, buffer: *mut u32) -> Source {
     }
 }
 
+/// Writes a part of a result, in the order of its map.
+///
 /// # Safety
 /// As [`Engine::run`].
 unsafe fn store(write: &Write, part: &Range<usize>, from: Source) {

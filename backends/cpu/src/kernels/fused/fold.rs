@@ -1,42 +1,42 @@
-//! Elementwise steps whose result is folded as it comes about, and need not be stored.
+//! Fused programs that end with a reduction, which folds the elementwise result without storing it.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
 
 use super::FOLD_TASK;
 use super::engine::{Engine, RUN};
-use super::lower::{Lowered, Part, Typed, lower};
+use super::lower::{LoweredProgram, Part, TypedProgram, lower};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::kernels::reduce::{Fold, join_adjacent, join_rows};
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// Which axes are folded: the last ones, or the first ones.
+/// The reduced axes: the last ones or the first ones.
 #[derive(Clone, Copy, Debug)]
 enum Axes {
-    /// `kept` results of `folded` adjacent elements each.
+    /// The last axes: `kept` results of `folded` adjacent elements each.
     Last,
-    /// `folded` rows of `kept` elements each.
+    /// The first axes: `folded` rows of `kept` elements each.
     First,
 }
 
-/// How a program with a reduction at its end is run.
+/// The execution plan of a program that ends with a reduction.
 pub(super) struct Plan {
-    lowered: Lowered,
+    lowered: LoweredProgram,
     fold: Fold,
     axes: Axes,
     kept: usize,
     folded: usize,
-    /// Number of the result that is folded.
+    /// Index of the folded result.
     result: usize,
 }
 
-/// The plan of a program in which step `step` folds.
-pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
+/// Plans a program in which step `step` is the reduction.
+pub(super) fn plan(typed: &TypedProgram, step: usize) -> Result<Plan, String> {
     let steps = typed.program.steps();
     let (call, slot) = (&steps[step], Slot::Step(step as u32));
     if steps.iter().any(|s| s.inputs.contains(&slot)) {
-        return Err("what follows a reduction is a call of its own".into());
+        return Err("calls after a reduction need a separate kernel".into());
     }
     let result = typed.program.results().iter().position(|&r| r == slot);
     let from = typed.ty(call.inputs[0]);
@@ -56,7 +56,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
         "core.min_reduce" => Fold::Min,
         name => return Err(format!("the CPU backend has no fused {name}")),
     };
-    // Axes of size 1 stand anywhere.
+    // Axes of size 1 may be at any position.
     let flags: Vec<bool> = (0..from.shape.rank())
         .filter(|&a| from.shape[a] != 1)
         .map(|a| axes.contains(&a))
@@ -87,7 +87,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     }
 }
 
-pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
     let work = Work {
         out: cx.output::<f32>(plan.result),
@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-/// Most parts of one result.
+/// Maximum number of parts of a result's elements. Each part is folded separately first.
 const MAX_PARTS: usize = 16;
 
 /// Folds adjacent elements. Long rows are cut into parts, whose results are folded afterwards.
@@ -135,7 +135,7 @@ fn last(work: Work) -> Compiled {
         body: move |task: usize, cx: &RunCx| {
             let (group, part) = (task / parts, task % parts);
             let range = group * rows..(group * rows + rows).min(kept);
-            // SAFETY: this task alone computes these results, or their parts.
+            // SAFETY: only this task computes these results, or their parts.
             let slots = unsafe {
                 match parts {
                     1 => out.slice_mut(range.clone()),
@@ -181,12 +181,12 @@ fn last(work: Work) -> Compiled {
     }
 }
 
-/// Folds rows onto each other. Parts of the rows are folded on their own at first.
+/// Folds rows onto each other. Parts of the rows are folded separately first.
 fn first(work: Work) -> Compiled {
     let (kept, folded) = (work.kept, work.folded);
     let parts = (kept * folded).div_ceil(FOLD_TASK).min(MAX_PARTS);
     let part_len = folded.div_ceil(parts);
-    // Empty parts would be folds of nothing.
+    // Empty parts would fold no elements.
     let parts = folded.div_ceil(part_len);
     let private = work.engine.scratch();
     let (fold, level, out, nanos) = (work.fold, work.level, work.out, work.nanos());
@@ -194,7 +194,7 @@ fn first(work: Work) -> Compiled {
         tasks: parts,
         nanos,
         body: move |part: usize, cx: &RunCx| {
-            // SAFETY: this task alone writes its part of the scratch.
+            // SAFETY: only this task writes its part of the scratch.
             let acc = unsafe { std::slice::from_raw_parts_mut(cx.shared.add(part * kept), kept) };
             acc.fill(fold.start());
             let rows = part * part_len..((part + 1) * part_len).min(folded);

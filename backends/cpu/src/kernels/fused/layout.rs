@@ -1,21 +1,21 @@
-//! Where the elements of a program's values are found while the kernel goes over the elements of its results.
+//! Index computation for the values of a fused program while a kernel iterates over the elements of its results.
 //!
-//! The kernel goes over a *domain*, a list of factors whose product is the number of elements. A value is read
-//! through an [`Access`]: for each of its axes the factors that make up the index, outermost first, none where it
-//! is broadcast. Permutations and expansions rearrange accesses; a reshape regroups the factors, and where an
-//! axis ends within a factor, the factor is split and the analysis begins anew.
+//! The kernel iterates over a *domain*: a list of factors whose product is the number of elements. A value is read
+//! through an [`Access`]: for each of its axes, the factors that make up the index, outermost first. A broadcast axis
+//! has none. Permutations and expansions rearrange accesses; a reshape regroups the factors. If an axis ends within a
+//! factor, the factor is split and the analysis restarts.
 
 use meganeura_core::Shape;
 
-/// For each axis of a value the factors of the domain that make up its index.
+/// Factors of the domain that make up the index of each axis of a value.
 pub(super) type Access = Vec<Vec<usize>>;
 
-/// Why an access could not be found.
+/// The reason why an access was not found.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A factor must be split, the outer part being of this size.
+    /// The factor with the first number must be split, with an outer part of the second number.
     Split(usize, usize),
-    /// It is beyond this kernel.
+    /// This kernel does not support the access; the text gives the reason.
     No(String),
 }
 
@@ -25,7 +25,7 @@ impl Stop {
     }
 }
 
-/// Groups factors to the axes of a shape.
+/// Assigns consecutive factors to the axes of a shape.
 pub(super) fn regroup(
     factors: &[usize],
     atoms: impl IntoIterator<Item = usize>,
@@ -58,7 +58,7 @@ pub(super) fn regroup(
     Ok(access)
 }
 
-/// The access of an operand that is broadcast to a shape which is read through `access`.
+/// Returns the access of an operand that is broadcast to a shape. `access` is the access to that shape.
 pub(super) fn broadcast(access: &Access, operand: &Shape) -> Access {
     if operand.numel() == 1 {
         return vec![Vec::new(); operand.rank()];
@@ -71,7 +71,7 @@ pub(super) fn broadcast(access: &Access, operand: &Shape) -> Access {
         .collect()
 }
 
-/// The access of the operand of a permutation.
+/// Returns the access of the operand of a permutation whose result is read through `access`.
 pub(super) fn permute(access: &Access, axes: &[i64], operand: &Shape) -> Result<Access, Stop> {
     let mut inner = vec![Vec::new(); operand.rank()];
     for (group, &axis) in access.iter().zip(axes) {
@@ -81,20 +81,21 @@ pub(super) fn permute(access: &Access, axes: &[i64], operand: &Shape) -> Result<
     Ok(inner)
 }
 
-/// Whether every factor occurs.
+/// Returns true if every factor occurs in the access: the value has an element for each of the domain.
 pub(super) fn is_whole(access: &Access, factors: &[usize]) -> bool {
     let mut seen = vec![false; factors.len()];
     access.iter().flatten().for_each(|&f| seen[f] = true);
     seen.iter().all(|&s| s)
 }
 
-/// Most dimensions of a map.
+/// Maximum number of dimensions of a map.
 const MAX_DIMS: usize = 12;
 
-/// Where the elements of a row-major array are found, in the order of the domain.
+/// A map from positions in the domain to elements of a row-major array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Map {
-    /// Sizes and strides, outermost first, neighbours merged where they step as one.
+    /// Sizes and strides of the dimensions, outermost first. Adjacent dimensions are merged where a single stride
+    /// suffices.
     dims: Vec<(usize, isize)>,
 }
 
@@ -124,18 +125,18 @@ impl Map {
         Ok(Map { dims })
     }
 
-    /// Whether one element stands for all.
+    /// Returns true if a single element is broadcast to the whole domain.
     pub(super) fn is_one(&self) -> bool {
         matches!(self.dims[..], [(_, 0)])
     }
 
-    /// Whether elements lie in the order of the domain.
+    /// Returns true if the elements are contiguous in the order of the domain.
     pub(super) fn is_dense(&self) -> bool {
         matches!(self.dims[..], [(_, 1)])
     }
 
-    /// Calls `visit(at, offset, stride, len)` for the runs of a range of the domain: `len` elements from `at`,
-    /// counted from the start of the range, are found from `offset` on in steps of `stride`.
+    /// Calls `visit(at, offset, stride, len)` for each run of a range of the domain. The `len` elements from `at` on
+    /// (relative to the start of the range) are stored from `offset` on, `stride` apart.
     pub(super) fn for_runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, usize, isize, usize)) {
         let last = self.dims.len() - 1;
         let (inner, stride) = self.dims[last];
@@ -167,7 +168,7 @@ impl Map {
         }
     }
 
-    /// Offset and stride of a range of the domain that is one run.
+    /// Returns the offset and stride of a range of the domain, if it is a single run.
     pub(super) fn run_of(&self, range: &std::ops::Range<usize>) -> Option<(usize, isize)> {
         let (inner, _) = self.dims[self.dims.len() - 1];
         if range.start % inner + range.len() > inner {

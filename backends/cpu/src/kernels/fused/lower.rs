@@ -1,4 +1,4 @@
-//! From a program to instructions on short buffers.
+//! Lowering of fused programs to elementwise instructions on short buffers.
 
 use std::collections::HashMap;
 
@@ -9,28 +9,28 @@ use meganeura_core::{DType, TensorType};
 use super::layout::{Access, Map, Stop, broadcast, is_whole, permute, regroup};
 use super::scalar::{MAX_OPERANDS, Scalar};
 
-/// Most operands that are read, each through one access.
+/// Maximum number of loads: operands, each read through one access.
 pub(super) const MAX_LOADS: usize = 24;
-/// Most instructions.
+/// Maximum number of instructions.
 const MAX_INSTRUCTIONS: usize = 64;
-/// Most times that the analysis begins anew.
+/// Maximum number of times that the analysis restarts with a split factor.
 const MAX_SPLITS: usize = 32;
 
 /// A value that instructions read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Src {
-    /// An entry of [`Lowered::loads`].
+    /// Index in [`LoweredProgram::loads`].
     Load(usize),
-    /// The result of an instruction.
+    /// Result of the instruction with this index.
     Of(usize),
 }
 
-/// What is loaded.
+/// The source of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Origin {
-    /// An operand of the call.
+    /// Operand of the call with this index.
     Operand(usize),
-    /// The result of the matmul or norm that the program begins with.
+    /// Result of the matmul or norm that the program begins with.
     Head,
 }
 
@@ -41,40 +41,40 @@ pub(super) struct Load {
     pub(super) map: Map,
 }
 
-/// One elementwise function.
+/// An elementwise function and its operands.
 #[derive(Clone, Debug)]
 pub(super) struct Instruction {
     pub(super) scalar: Scalar,
-    /// The first `count` are meant.
+    /// Operands, of which the first `count` are used.
     pub(super) inputs: [Src; MAX_OPERANDS],
     pub(super) count: usize,
-    /// Whether one element stands for all.
+    /// True if the result is a single element that is broadcast to the whole domain.
     pub(super) one: bool,
 }
 
-/// A result.
+/// A result and the value that is written to it.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
-    /// Number of the result.
+    /// Index of the result.
     pub(super) result: usize,
     pub(super) from: Src,
     pub(super) map: Map,
 }
 
-/// A program as instructions over a domain.
+/// A program as elementwise instructions over a domain.
 #[derive(Clone, Debug)]
-pub(super) struct Lowered {
-    /// Elements of the domain.
+pub(super) struct LoweredProgram {
+    /// Number of elements of the domain.
     pub(super) len: usize,
     pub(super) loads: Vec<Load>,
     pub(super) instructions: Vec<Instruction>,
     pub(super) stores: Vec<Store>,
-    /// What something else goes on with, if anything does.
+    /// Value that a consumer after the instructions (such as a reduction) reads, if there is one.
     pub(super) folded: Option<Src>,
 }
 
-impl Lowered {
-    /// Whether what something else goes on with has different elements.
+impl LoweredProgram {
+    /// Returns true if the consumer's value is not a single broadcast element.
     pub(super) fn folds_many(&self) -> bool {
         match self.folded {
             Some(Src::Of(i)) => !self.instructions[i].one,
@@ -83,31 +83,32 @@ impl Lowered {
         }
     }
 
-    /// The result that holds what step `step` computes, for good or until these instructions overwrite it.
-    pub(super) fn output_of(&self, typed: &Typed, step: usize) -> Result<usize, String> {
+    /// Returns the index of the result that stores the output of step `step`, either finally or until these
+    /// instructions overwrite it.
+    pub(super) fn output_of(&self, typed: &TypedProgram, step: usize) -> Result<usize, String> {
         let slots = typed.program.results();
         if let Some(result) = slots.iter().position(|&r| r == Slot::Step(step as u32)) {
             return Ok(result);
         }
-        // Both are written at the same places, the step's first.
+        // The output of the step and the final result use the same elements, the output first.
         let in_order = |s: &Store| s.map.is_dense() || self.len == 1;
         let fits = |s: &&Store| in_order(s) && typed.ty(slots[s.result]).dtype == DType::F32;
         let store = self.stores.iter().find(fits);
-        Ok(store.ok_or("no result has room for what they follow")?.result)
+        Ok(store.ok_or("no dense f32 result can hold the output of a step")?.result)
     }
 }
 
-/// A program whose types are known.
-pub(super) struct Typed<'a> {
+/// A program with the types of all its values.
+pub(super) struct TypedProgram<'a> {
     pub(super) program: &'a Program,
     pub(super) operands: &'a [TensorType],
     /// Types of the results of each step.
     pub(super) steps: Vec<Vec<TensorType>>,
 }
 
-impl<'a> Typed<'a> {
+impl<'a> TypedProgram<'a> {
     pub(super) fn new(program: &'a Program, operands: &'a [TensorType]) -> Result<Self, String> {
-        Ok(Typed {
+        Ok(TypedProgram {
             steps: program.infer(operands)?,
             program,
             operands,
@@ -118,13 +119,13 @@ impl<'a> Typed<'a> {
         self.program.type_of(slot, self.operands, &self.steps)
     }
 
-    /// Numbers of the results whose slots are such.
+    /// Returns the indices of the results whose slots satisfy `wanted`.
     pub(super) fn results(&self, wanted: impl Fn(Slot) -> bool) -> Vec<usize> {
         let slots = self.program.results();
         (0..slots.len()).filter(|&i| wanted(slots[i])).collect()
     }
 
-    /// Whether each step depends on step `on`, which does.
+    /// Returns, for each step, true if it depends on step `on`; this includes `on` itself.
     pub(super) fn dependent(&self, on: usize) -> Vec<bool> {
         let mut depends = vec![false; self.steps.len()];
         depends[on] = true;
@@ -134,7 +135,7 @@ impl<'a> Typed<'a> {
         depends
     }
 
-    /// The call of a step.
+    /// Returns the call of a step.
     pub(super) fn call<'b>(&'b self, step: usize, inputs: &'b [TensorType]) -> Call<'b> {
         Call {
             attrs: &self.program.steps()[step].attrs,
@@ -143,14 +144,14 @@ impl<'a> Typed<'a> {
         }
     }
 
-    /// Operand types of a step.
+    /// Returns the operand types of a step.
     pub(super) fn inputs_of(&self, step: usize) -> Vec<TensorType> {
         let step = &self.program.steps()[step];
         self.program.inputs_of(step, self.operands, &self.steps)
     }
 }
 
-/// The step that a slot is a result of.
+/// Returns the step that produces a slot, or `None` for an operand.
 pub(super) fn step_of(slot: Slot) -> Option<usize> {
     match slot {
         Slot::Operand(_) => None,
@@ -158,19 +159,19 @@ pub(super) fn step_of(slot: Slot) -> Option<usize> {
     }
 }
 
-/// What of a program is lowered.
+/// The part of a program that is lowered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Part {
-    /// Numbers of the results.
+    /// Indices of the results to compute.
     pub(super) results: Vec<usize>,
-    /// A step that something else has computed, and whose result is read.
+    /// Step that is computed separately and whose result these instructions read.
     pub(super) head: Option<usize>,
-    /// A value that something else goes on with; the domain is that of its elements.
+    /// Value for a consumer after the instructions. Its elements form the domain.
     pub(super) folded: Option<Slot>,
 }
 
-/// Lowers a part of a program.
-pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
+/// Lowers a part of a program to instructions.
+pub(super) fn lower(typed: &TypedProgram, part: &Part) -> Result<LoweredProgram, String> {
     let Part { head, folded, .. } = *part;
     let slots = typed.program.results();
     let results: Vec<(usize, Slot)> = part.results.iter().map(|&i| (i, slots[i])).collect();
@@ -193,7 +194,7 @@ pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
         };
         match lowering.all(&results, folded) {
             Ok((stores, folded)) => {
-                return Ok(Lowered {
+                return Ok(LoweredProgram {
                     len: domain.numel(),
                     loads: lowering.loads,
                     instructions: lowering.instructions,
@@ -212,14 +213,14 @@ pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
 }
 
 struct Lowering<'a> {
-    typed: &'a Typed<'a>,
+    typed: &'a TypedProgram<'a>,
     factors: &'a [usize],
     head: Option<usize>,
     loads: Vec<Load>,
     loaded: HashMap<(Origin, Access), usize>,
     instructions: Vec<Instruction>,
     computed: HashMap<(u32, Access), usize>,
-    /// An access of each step that goes over the whole domain.
+    /// First access of each slot that covers the whole domain.
     accesses: HashMap<Slot, Access>,
 }
 
@@ -235,8 +236,8 @@ impl Lowering<'_> {
         Ok((stores, folded))
     }
 
-    /// A value with an element for each of the domain, in the order that it has been computed in already, or in
-    /// the domain's own.
+    /// Returns a value with an element for each of the domain. If it was already computed in some order, it keeps that
+    /// order; otherwise it has the order of the domain.
     fn whole(&mut self, slot: Slot) -> Result<(Src, Access), Stop> {
         let access = match self.accesses.get(&slot) {
             Some(access) => access.clone(),
@@ -290,7 +291,8 @@ impl Lowering<'_> {
         Ok(Src::Load(at))
     }
 
-    /// Operand and access of a step that only rearranges.
+    /// Returns the operand of a step that only rearranges elements, and the operand's access. Returns `None` for other
+    /// steps.
     fn through_view(&self, step: &Step, access: &Access) -> Result<Option<(Slot, Access)>, Stop> {
         let Some(&operand) = step.inputs.first() else {
             return Ok(None);

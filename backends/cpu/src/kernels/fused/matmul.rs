@@ -1,28 +1,28 @@
-//! A matmul, and elementwise steps on its result while that is in the cache.
+//! Fused programs that begin with a matmul; elementwise steps process its result while it is in the cache.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
 
 use super::convolution;
 use super::engine::Engine;
-use super::lower::{Lowered, Part, Typed, lower};
+use super::lower::{LoweredProgram, Part, TypedProgram, lower};
 use super::pointwise;
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx};
 use crate::kernels::matmul::{self, Batch, Phase, addend_of};
 use crate::memory::{View, aligned};
 use crate::order::Order;
 
-/// How a program that begins with a matmul or convolution is run.
+/// The execution plan of a program that begins with a matmul or convolution.
 pub(super) struct Plan {
-    pub(super) lowered: Lowered,
-    /// Numbers of the operands that are multiplied, and of what is added if there is such a one.
+    pub(super) lowered: LoweredProgram,
+    /// Indices of the multiplied operands, and of the addend if there is one.
     pub(super) operands: Vec<usize>,
-    /// The result of the matmul, for good or until what follows overwrites it.
+    /// Index of the result that stores the matmul, finally or until the following steps overwrite it.
     pub(super) output: usize,
 }
 
-/// The plan of a program in which step `step` is a matmul or convolution.
-pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
+/// Plans a program in which step `step` is a matmul or convolution.
+pub(super) fn plan(typed: &TypedProgram, step: usize) -> Result<Plan, String> {
     let call = &typed.program.steps()[step];
     match call.op.name() {
         "core.matmul" | "core.matmul_add" => {
@@ -51,8 +51,8 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     })
 }
 
-/// In which orders a program that begins with a matmul reads operand `i`.
-pub(super) fn order(typed: &Typed, step: usize, i: usize) -> Order {
+/// Returns the storage orders in which a program that begins with a matmul can read operand `i`.
+pub(super) fn order(typed: &TypedProgram, step: usize, i: usize) -> Order {
     let own = Slot::Operand(i as u32);
     let steps = typed.program.steps();
     let readers = steps.iter().flat_map(|call| &call.inputs).filter(|&&slot| slot == own);
@@ -67,10 +67,10 @@ pub(super) fn order(typed: &Typed, step: usize, i: usize) -> Order {
     matmul::order(&typed.call(step, &typed.inputs_of(step)), 1)
 }
 
-/// Columns of a task from which on its part of the result is gone over at once.
+/// Minimum columns of a task for which its part of the result is processed at once.
 const WIDE: usize = 128;
 
-pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
     let batch = Batch::new(
         &typed.call(step, &typed.inputs_of(step)),
@@ -113,11 +113,11 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
     })
 }
 
-/// The last phase of a matmul, each task of which goes on with its part of the result.
+/// The last phase of a matmul. Its tasks also run the elementwise steps on their part of the result.
 struct WithRest {
     phase: Phase,
     engine: Engine,
-    /// `f32`s of private scratch that the matmul needs.
+    /// Size of the private scratch that the matmul needs, in `f32`s.
     worker: usize,
 }
 
@@ -141,8 +141,8 @@ impl Kernel for WithRest {
         let base = matmul * batch.c_len;
         let scratch = cx.private.wrapping_add(self.worker);
         let go_over = |from: usize, to: usize| {
-            // SAFETY: this task alone computes these elements, and has computed the matmul's; the scratch is behind the
-            // matmul's own.
+            // SAFETY: only this task computes these elements, and has computed the matmul's; the
+            // scratch is after the matmul's own.
             unsafe { self.engine.run_all(from..to, scratch) };
         };
         if columns.len() == n {

@@ -1,8 +1,8 @@
-//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a matmul or convolution, and what
-//! stands around a norm or softmax.
+//! Kernels of fused programs: elementwise steps in one pass, either without other steps, before a reduction, after a
+//! matmul or convolution, or around a norm or softmax.
 //!
-//! A pass goes over its elements in runs that fit the first-level cache ([`engine`]): each step of the program is a
-//! vector function from short buffers to a short buffer, and only operands and results touch memory.
+//! A pass processes its elements in runs that fit in the first-level cache ([`engine`]): each step of the program is a
+//! vector function from short buffers to a short buffer, and only operands and results access memory.
 
 mod convolution;
 mod engine;
@@ -15,14 +15,14 @@ mod scalar;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::Fusing;
+use meganeura_core::ops::FusionRole;
 
 use crate::kernel::{
     CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, chunk, chunks, f32_or_integers, stream_nanos,
 };
 use crate::order::Order;
 use engine::Engine;
-use lower::{Part, Typed, lower};
+use lower::{Part, TypedProgram, lower};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.fused",
@@ -30,31 +30,31 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile,
 }];
 
-/// Matmuls read their right operands as they do alone.
+/// Storage orders of operands. A fused matmul reads its right operand like a separate matmul.
 pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
     let typed = call
         .attrs
         .program("program")
-        .and_then(|program| Typed::new(program, call.inputs));
+        .and_then(|program| TypedProgram::new(program, call.inputs));
     match typed.as_ref().map(|typed| (typed, form(typed))) {
-        Ok((typed, Ok(Form::Product(step)))) => matmul::order(typed, step, i),
+        Ok((typed, Ok(ProgramForm::Product(step)))) => matmul::order(typed, step, i),
         _ => Order::Plain,
     }
 });
 
-/// How a program is run.
-enum Form {
+/// The form of a program, with the index of its main step.
+enum ProgramForm {
     Pointwise,
-    /// The step that folds, which is the last.
+    /// Elementwise steps before the given reduction, which is the last step.
     Fold(usize),
-    /// The step that multiplies or convolves, which is the first.
+    /// Elementwise steps after the given matmul or convolution, which is the first step.
     Product(usize),
-    /// The step that goes over rows.
+    /// Elementwise steps around the given norm or softmax.
     Rows(usize),
 }
 
-/// The form of a program, by what its operators say of themselves.
-fn form(typed: &Typed) -> Result<Form, String> {
+/// Returns the form of a program, which follows from the properties of its operators.
+fn form(typed: &TypedProgram) -> Result<ProgramForm, String> {
     for ty in typed.operands.iter().chain(typed.steps.iter().flatten()) {
         if !matches!(ty.dtype, DType::F32 | DType::U32 | DType::I32) {
             return Err(format!("the CPU kernel does not compute in {}", ty.dtype));
@@ -64,51 +64,52 @@ fn form(typed: &Typed) -> Result<Form, String> {
         }
     }
     let steps = typed.program.steps();
-    let mut special = (0..steps.len()).filter(|&i| !matches!(steps[i].op.fusing(), Fusing::Pointwise | Fusing::View));
+    let mut special =
+        (0..steps.len()).filter(|&i| !matches!(steps[i].op.fusing(), FusionRole::Pointwise | FusionRole::View));
     match (special.next(), special.next()) {
-        (None, _) => Ok(Form::Pointwise),
-        (Some(i), None) if steps[i].op.fusing() == Fusing::Reduction => Ok(Form::Fold(i)),
-        (Some(i), None) if steps[i].op.fusing() == Fusing::Contraction => Ok(Form::Product(i)),
-        (Some(i), None) if steps[i].op.fusing() == Fusing::Rows => Ok(Form::Rows(i)),
+        (None, _) => Ok(ProgramForm::Pointwise),
+        (Some(i), None) if steps[i].op.fusing() == FusionRole::Reduction => Ok(ProgramForm::Fold(i)),
+        (Some(i), None) if steps[i].op.fusing() == FusionRole::Contraction => Ok(ProgramForm::Product(i)),
+        (Some(i), None) if steps[i].op.fusing() == FusionRole::Rows => Ok(ProgramForm::Rows(i)),
         _ => Err("the CPU kernel has one reduction, matmul or norm in a program".into()),
     }
 }
 
 fn supports(k: &KernelDesc) -> Result<(), String> {
     f32_or_integers(k)?;
-    let typed = Typed::new(k.attrs.program("program")?, k.inputs)?;
+    let typed = TypedProgram::new(k.attrs.program("program")?, k.inputs)?;
     match form(&typed)? {
-        Form::Pointwise => lower(&typed, &whole(&typed)).map(|_| ()),
-        Form::Fold(step) => fold::plan(&typed, step).map(|_| ()),
-        Form::Product(step) => matmul::plan(&typed, step).map(|_| ()),
-        Form::Rows(step) => rows::plan(&typed, step).map(|_| ()),
+        ProgramForm::Pointwise => lower(&typed, &whole(&typed)).map(|_| ()),
+        ProgramForm::Fold(step) => fold::plan(&typed, step).map(|_| ()),
+        ProgramForm::Product(step) => matmul::plan(&typed, step).map(|_| ()),
+        ProgramForm::Rows(step) => rows::plan(&typed, step).map(|_| ()),
     }
 }
 
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let call = cx.call();
-    let typed = Typed::new(call.attrs.program("program")?, call.inputs)?;
+    let typed = TypedProgram::new(call.attrs.program("program")?, call.inputs)?;
     match form(&typed)? {
-        Form::Pointwise => {
+        ProgramForm::Pointwise => {
             let engine = Engine::new(cx, lower(&typed, &whole(&typed))?, None)?;
             Ok(pointwise(engine))
         }
-        Form::Fold(step) => fold::compile(cx, &typed, step),
-        Form::Product(step) if convolution::is_one(&typed, step) => convolution::compile(cx, &typed, step),
-        Form::Product(step) => matmul::compile(cx, &typed, step),
-        Form::Rows(step) => rows::compile(cx, &typed, step),
+        ProgramForm::Fold(step) => fold::compile(cx, &typed, step),
+        ProgramForm::Product(step) if convolution::is_one(&typed, step) => convolution::compile(cx, &typed, step),
+        ProgramForm::Product(step) => matmul::compile(cx, &typed, step),
+        ProgramForm::Rows(step) => rows::compile(cx, &typed, step),
     }
 }
 
-/// All results of a program.
-fn whole(typed: &Typed) -> Part {
+/// Returns the part that contains all results of a program.
+fn whole(typed: &TypedProgram) -> Part {
     Part {
         results: typed.results(|_| true),
         ..Part::default()
     }
 }
 
-/// Elementwise steps alone.
+/// Compiles a program of elementwise steps only.
 fn pointwise(engine: Engine) -> Compiled {
     let private = engine.scratch();
     Compiled {
@@ -118,12 +119,12 @@ fn pointwise(engine: Engine) -> Compiled {
             tasks: chunks(engine.len),
             nanos: stream_nanos(engine.bytes).max(engine.nanos),
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: this task alone computes these elements; the operands are other buffers.
+                // SAFETY: only this task computes these elements; the operands are other buffers.
                 unsafe { engine.run_all(chunk(engine.len, task), cx.private) };
             },
         })],
     }
 }
 
-/// Elements of a task that folds: as of any streaming one.
+/// Number of elements that a folding task processes, as in other streaming tasks.
 const FOLD_TASK: usize = CHUNK;

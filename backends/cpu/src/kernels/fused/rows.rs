@@ -1,31 +1,32 @@
-//! A norm or softmax, with elementwise steps on what it reads and on what it makes, row by row in the cache.
+//! Fused programs around a norm or softmax. The steps before and after it process the same row while it is in the
+//! cache.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
 
 use super::engine::{Engine, RUN};
-use super::lower::{Lowered, Part, Typed, lower, step_of};
+use super::lower::{LoweredProgram, Part, TypedProgram, lower, step_of};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task, stream_nanos};
 use crate::kernels::norm::{layer_norm_row, rms_norm_row};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 
-/// Longest row that is computed before it is gone over: it is kept in scratch.
+/// Maximum length of a row that is computed before the norm or softmax, because it is kept in scratch.
 const MAX_LENGTH: usize = 1 << 16;
 
-/// How a program with a norm or softmax in it is run.
+/// The execution plan of a program with a norm or softmax.
 pub(super) struct Plan {
-    /// What computes operand 0, unless that is an operand of the program.
-    before: Option<Lowered>,
-    /// What follows, if anything does.
-    after: Option<Lowered>,
-    /// The result that holds the rows, for good or until what follows overwrites it.
+    /// Steps that compute operand 0; `None` if it is an operand of the program.
+    before: Option<LoweredProgram>,
+    /// Steps after the norm or softmax, if there are any.
+    after: Option<LoweredProgram>,
+    /// Index of the result that stores the rows, finally or until the following steps overwrite it.
     output: usize,
     width: usize,
 }
 
-/// The plan of a program in which step `step` goes over rows.
-pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
+/// Plans a program in which step `step` is a norm or softmax.
+pub(super) fn plan(typed: &TypedProgram, step: usize) -> Result<Plan, String> {
     let call = &typed.program.steps()[step];
     let width = width(typed, step)?;
     let operands = &call.inputs[1..];
@@ -41,7 +42,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
         .map(|wanted| typed.results(|r| step_of(r).is_some_and(|at| at != step && dependent[at] == wanted)));
     let before = match call.inputs[0] {
         Slot::Operand(_) if precedes.is_empty() => None,
-        Slot::Operand(_) => return Err("it yields values that nothing here reads".into()),
+        Slot::Operand(_) => return Err("it has results that do not depend on the norm".into()),
         input => {
             let part = Part {
                 results: precedes,
@@ -68,8 +69,8 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     })
 }
 
-/// Elements of a row, which are adjacent.
-fn width(typed: &Typed, step: usize) -> Result<usize, String> {
+/// Returns the number of elements of a row. They are adjacent.
+fn width(typed: &TypedProgram, step: usize) -> Result<usize, String> {
     let call = &typed.program.steps()[step];
     let shape = &typed.ty(call.inputs[0]).shape;
     let axis = match call.op.name() {
@@ -83,13 +84,13 @@ fn width(typed: &Typed, step: usize) -> Result<usize, String> {
     }
 }
 
-/// What is done with a row.
+/// The function that is applied to a row.
 enum Function {
     Softmax,
     LogSoftmax,
     LayerNorm {
         parameters: [View<f32>; 2],
-        /// Means and reciprocal deviations, where somebody needs them.
+        /// Means and reciprocal standard deviations, if they are results.
         statistics: [Option<View<f32>>; 2],
         eps: f32,
     },
@@ -101,7 +102,7 @@ enum Function {
 }
 
 impl Function {
-    fn new(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Self, String> {
+    fn new(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Self, String> {
         let call = &typed.program.steps()[step];
         let operand = |at: usize| match call.inputs[at] {
             Slot::Operand(i) => Ok(cx.input::<f32>(i as usize)),
@@ -129,8 +130,11 @@ impl Function {
         })
     }
 
+    /// Applies the function to a row, and writes the row's statistics.
+    ///
     /// # Safety
-    /// Nobody writes the parameters, and the entries of row `row` of the statistics are the caller's own.
+    /// The parameters must not be written meanwhile, and the entries of row `row` of the statistics must belong to the
+    /// caller.
     unsafe fn run(&self, level: Level, row: usize, x: &[f32], out: &mut [f32]) {
         // SAFETY: by contract.
         let keep = |view: Option<View<f32>>, value: f32| unsafe {
@@ -163,20 +167,20 @@ impl Function {
     }
 }
 
-/// Where the rows come from.
+/// The source of the rows.
 enum Input {
     Operand(View<f32>),
-    /// Computed, a run at a time.
+    /// Rows that instructions compute, at most [`RUN`] elements at a time.
     Computed(Engine),
 }
 
-pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
     let out = cx.output::<f32>(plan.output);
     let input = match (plan.before, typed.program.steps()[step].inputs[0]) {
         (Some(before), _) => Input::Computed(Engine::new(cx, before, None)?),
         (None, Slot::Operand(i)) => Input::Operand(cx.input(i as usize)),
-        (None, _) => return Err("there is nothing to normalise".into()),
+        (None, _) => return Err("the normalised rows are empty".into()),
     };
     let head: View<u32> = cx.output(plan.output);
     let after = plan.after.map(|lowered| Engine::new(cx, lowered, Some(head)));
@@ -199,7 +203,7 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
             body: move |task: usize, cx: &RunCx| {
                 let end = ((task + 1) * per_task).min(count);
                 for start in (task * per_task..end).step_by(rows.together()) {
-                    // SAFETY: this task alone has these rows.
+                    // SAFETY: only this task has these rows.
                     unsafe { rows.run(start..(start + rows.together()).min(end), cx.private) };
                 }
             },
@@ -217,12 +221,12 @@ struct Rows {
 }
 
 impl Rows {
-    /// Rows that are gone over at once.
+    /// Returns the number of rows that are processed at once.
     fn together(&self) -> usize {
         (RUN / self.width).max(1)
     }
 
-    /// `f32`s of the scratch in which a long row is put together.
+    /// Returns the size of the scratch for assembling a long row, in `f32`s.
     fn long_row(&self) -> usize {
         match self.input {
             Input::Computed(_) if self.width > RUN => self.width,
@@ -238,7 +242,8 @@ impl Rows {
         before.into_iter().chain(&self.after)
     }
 
-    /// `f32`s of private scratch: a long row, and what either engine needs, as they run in turn.
+    /// Returns the size of the private scratch in `f32`s: a long row, and the larger scratch of the two engines, which
+    /// run one after the other.
     fn private(&self) -> usize {
         self.long_row() + self.engines().map(Engine::scratch).max().unwrap_or(0)
     }
@@ -248,10 +253,11 @@ impl Rows {
         self.out.len() as u64 + engines.sum::<u64>()
     }
 
-    /// Computes some rows that fit a run, or one that is longer.
+    /// Computes either some rows that together have at most [`RUN`] elements, or a single longer row.
     ///
     /// # Safety
-    /// The rows of all results are the caller's own, and so is the scratch; nobody writes the operands.
+    /// The rows of all results and the scratch must belong to the caller; the operands must not be
+    /// written meanwhile.
     unsafe fn run(&self, rows: std::ops::Range<usize>, scratch: *mut f32) {
         let elements = rows.start * self.width..rows.end * self.width;
         let pieces = elements.clone().step_by(RUN);

@@ -1,4 +1,4 @@
-//! What a step of a program does to a run of elements.
+//! Elementwise functions of the steps of a fused program.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::drop_threshold;
@@ -8,11 +8,11 @@ use crate::kernels::pointwise::{binary_of, bits_of, compare_of, unary_of};
 use crate::kernels::random::{Chances, drop_some};
 use crate::vmath::{self, Binary, Bits, Compare, Element, IntBinary, Level, Operand, Unary};
 
-/// An elementwise function.
+/// An elementwise function, with its constants.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
     Unary(Unary),
-    /// Of a signed integer.
+    /// Function of an `i32`.
     Signed(fn(i32) -> i32),
     Binary(Binary),
     Unsigned2(IntBinary),
@@ -21,21 +21,21 @@ pub(super) enum Scalar {
     CompareUnsigned(Compare),
     CompareSigned(Compare),
     Bits(Bits),
-    /// With a constant as the second operand.
+    /// Bit function with a constant second operand.
     BitsWith(Bits, u32),
-    /// 1 where the word is 0.
+    /// Logical not: 1 if the word is 0, else 0.
     Not,
-    /// The second operand where the first is not 0, else the third, whatever their type.
+    /// The second operand if the first is not 0, else the third. All types are allowed.
     Select,
-    /// The word where the second operand is not 0, else the first.
+    /// The given word if the second operand is not 0, else the first operand.
     Fill(u32),
-    /// The same words.
+    /// The unchanged word.
     Copy,
     UnsignedToFloat,
     SignedToFloat,
     FloatToUnsigned,
     FloatToSigned,
-    /// The first operand, or 0 by chance.
+    /// The first operand times `scale`, or 0 at random.
     Dropout {
         uid: u32,
         threshold: u32,
@@ -43,14 +43,14 @@ pub(super) enum Scalar {
     },
 }
 
-/// An operand of a step: words of some type, as many as the step has elements, or one for all of them.
+/// An operand of a step, as 32-bit words: one for each element, or one for all elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Words(*const u32),
     One(u32),
 }
 
-/// The longest list of operands.
+/// Maximum number of operands of a function.
 pub(super) const MAX_OPERANDS: usize = 3;
 
 fn word(dtype: DType, value: f64) -> u32 {
@@ -62,7 +62,7 @@ fn word(dtype: DType, value: f64) -> u32 {
 }
 
 impl Scalar {
-    /// The function of an operator, if this backend has it for these types.
+    /// Returns the function of an operator, or `None` if this backend does not support it for these types.
     pub(super) fn of(name: &str, attrs: &Attrs, inputs: &[TensorType], output: &TensorType) -> Result<Self, String> {
         let from = inputs.first().map_or(output.dtype, |t| t.dtype);
         if let Some(unary) = unary_of(name, attrs).filter(|_| from == DType::F32) {
@@ -113,12 +113,12 @@ impl Scalar {
         }
     }
 
-    /// Whether an element depends on its number, too.
+    /// Returns true if a result also depends on the element's index.
     pub(super) fn counts(self) -> bool {
         matches!(self, Scalar::Dropout { .. })
     }
 
-    /// Rough cost of eight elements, in nanoseconds.
+    /// Returns the approximate time for eight elements, in nanoseconds.
     pub(super) fn cost(self) -> u64 {
         match self {
             Scalar::Unary(Unary::Neg | Unary::Abs | Unary::Square | Unary::Relu | Unary::Clamp(..)) => 1,
@@ -129,11 +129,11 @@ impl Scalar {
         }
     }
 
-    /// Computes a run of `len` elements, the first of which has the number `first`.
+    /// Computes `len` elements. The first one has the index `first` in the domain.
     ///
     /// # Safety
-    /// Operands that are words are valid for `len` of them, `out` for writing as many, which overlap no operand;
-    /// words have the types that the function was made for.
+    /// Operands of the form [`Source::Words`] must be valid for `len` words, and `out` for writing `len` words. `out`
+    /// must not overlap any operand. Words must have the types that the function was made for.
     pub(super) unsafe fn run(self, level: Level, x: [Source; MAX_OPERANDS], out: *mut u32, len: usize, first: usize) {
         // SAFETY: forwarded; every bit pattern is a word of each of the types.
         unsafe {
@@ -211,7 +211,7 @@ impl Scalar {
     }
 }
 
-/// A 32-bit type and its words.
+/// A 32-bit element type that can be read from words.
 trait Word: Element {
     fn from_word(word: u32) -> Self;
 }
@@ -235,6 +235,8 @@ impl Word for i32 {
 }
 
 impl Source {
+    /// Returns the operand as elements of a type.
+    ///
     /// # Safety
     /// As [`Scalar::run`].
     unsafe fn of<'a, T: Word>(self, len: usize) -> Operand<'a, T> {
@@ -246,6 +248,8 @@ impl Source {
     }
 }
 
+/// Returns `len` words as elements of a type, for reading.
+///
 /// # Safety
 /// As [`Scalar::run`].
 unsafe fn slice<'a, T: Element>(start: *const u32, len: usize) -> &'a [T] {
@@ -253,6 +257,8 @@ unsafe fn slice<'a, T: Element>(start: *const u32, len: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(start.cast(), len) }
 }
 
+/// Returns `len` words as elements of a type, for writing.
+///
 /// # Safety
 /// As [`Scalar::run`].
 unsafe fn slice_mut<'a, T: Element>(start: *mut u32, len: usize) -> &'a mut [T] {
@@ -260,6 +266,8 @@ unsafe fn slice_mut<'a, T: Element>(start: *mut u32, len: usize) -> &'a mut [T] 
     unsafe { std::slice::from_raw_parts_mut(start.cast(), len) }
 }
 
+/// Writes `f` of each element to `out`.
+///
 /// # Safety
 /// As [`Scalar::run`].
 unsafe fn map<A: Word, B: Element>(x: Source, out: *mut u32, len: usize, f: fn(A) -> B) {

@@ -1,4 +1,4 @@
-//! Gated recurrent units, forwards and backwards.
+//! Kernels of gated recurrent units (GRU), forward and backward.
 
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
             let own = gates.as_ptr().wrapping_add(sizes.row(t, rows.start, 3).start);
             let all = activations.as_ptr().wrapping_add(sizes.row(t, rows.start, 4).start);
             let (n_block, q_block) = (all.wrapping_add(2 * width), all.wrapping_add(3 * width));
-            // SAFETY: this task alone writes these rows of the results, of which it reads what it has written before;
-            // operands are not written.
+            // SAFETY: only this task writes these rows of the results, of which it reads its own
+            // earlier values; operands are not written.
             unsafe {
                 let addend = |start: *const f32, row: usize| Addend { start, row };
                 of_gates.run(rows.len(), state, all, addend(own, 3 * width), scratch);
@@ -79,7 +79,7 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(products.compile(0, body))
 }
 
-/// The multiplications of the backward pass: by the rows for r and z, and by those for n.
+/// The matmuls of the backward pass: with the weight's rows for the gates r and z, and with its rows for n.
 struct Backward {
     of_gates: Product,
     of_candidate: Product,
@@ -124,8 +124,8 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
     let by = Backward::new(&mut products, cx.attrs().bool("linear_before_reset")?);
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         let count = rows.len();
-        // SAFETY: this task alone writes these rows of the results and its scratch, which is for two states; operands are
-        // not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which holds two
+        // states; operands are not written.
         unsafe {
             // The gradient of the state, from step to step.
             let dh = dh.slice_mut(rows.start * width..rows.end * width);

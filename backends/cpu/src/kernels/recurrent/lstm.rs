@@ -1,4 +1,4 @@
-//! Long short-term memory, forwards and backwards.
+//! Kernels of long short-term memory (LSTM), forward and backward.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         for (t, before) in sizes.order() {
             let first = sizes.row(t, rows.start, 4).start;
-            // SAFETY: this task alone writes these rows of the results, of which it reads what it has written in the step
-            // before; operands are not written.
+            // SAFETY: only this task writes these rows of the results, of which it reads its values
+            // of the previous step; operands are not written.
             unsafe {
                 let addend = Addend {
                     start: gates.as_ptr().add(first),
@@ -60,7 +60,7 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(products.compile(0, body))
 }
 
-/// The forward pass with a phase for each step, whose tasks compute these units.
+/// Compiles the forward pass with a phase for each step. Each task of a phase computes one range of the hidden units.
 fn by_units(cx: &CompileCx, mut products: Products, parts: Vec<Range<usize>>) -> Compiled {
     let [gates, _, h, c]: [View<f32>; 4] = [0, 1, 2, 3].map(|i| cx.input(i));
     let [hidden, cell, activations]: [View<f32>; 3] = [0, 1, 2].map(|i| cx.output(i));
@@ -83,8 +83,8 @@ fn by_units(cx: &CompileCx, mut products: Products, parts: Vec<Range<usize>>) ->
     let (count, parts) = (parts.len(), Arc::new((parts, by_block)));
     let body = move |t: usize, before: Option<usize>, part: usize, scratch: &Scratch| {
         let (units, products) = (&parts.0[part], &parts.1[part]);
-        // SAFETY: this task alone writes these units of the step; of the states it reads those of the step before, whose
-        // phase is over; operands are not written.
+        // SAFETY: only this task writes these units of the step. It reads the states of the
+        // previous step, whose phase has ended; operands are not written.
         unsafe {
             for (block, product) in products.iter().enumerate() {
                 let first = sizes.row(t, 0, 4).start + block * width + units.start;
@@ -135,8 +135,8 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
     });
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         let state = rows.start * width..rows.end * width;
-        // SAFETY: this task alone writes these rows of the results and its scratch, which is for one state; operands are
-        // not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which holds one
+        // state; operands are not written.
         unsafe {
             // The gradients of the state, from step to step.
             let (dh, dc) = (dh.slice_mut(state.clone()), dc.slice_mut(state.clone()));
@@ -166,12 +166,13 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
                     let saved = [activations.slice(gates), cell.slice(now), cell_before];
                     vmath::lstm_cell_grad(level, saved, dh, dc, dgates);
                 }
-                let addend = match lengths.are_given() {
-                    true => Addend {
+                let addend = if lengths.are_given() {
+                    Addend {
                         start: kept.as_ptr(),
                         row: width,
-                    },
-                    false => Addend::NONE,
+                    }
+                } else {
+                    Addend::NONE
                 };
                 let from = dgates.as_ptr().add(sizes.row(t, rows.start, 4).start);
                 product.run(rows.len(), from, dh.as_mut_ptr(), addend, scratch);

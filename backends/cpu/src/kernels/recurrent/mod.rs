@@ -1,8 +1,8 @@
-//! Recurrent layers: all steps of some rows of the batch are one task.
+//! Kernels of recurrent layers. Usually, one task computes all steps of some rows of the batch.
 //!
-//! The steps depend on each other, so tasks divide the batch, or each step is a phase whose tasks divide the hidden units.
-//! Every step multiplies by the recurrent weight, so a phase before them packs it into the panels that tiles read, once for
-//! all steps.
+//! Steps depend on each other, so either tasks divide the batch, or each step is a phase whose tasks divide the hidden
+//! units. Every step multiplies by the recurrent weight, so a phase before them packs it into the panels that matmul
+//! tiles read, once for all steps.
 
 mod gru;
 mod lstm;
@@ -49,34 +49,34 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Rows of a task at least, and tasks at most: each reads the whole weight in every step.
+/// Minimum batch rows of a task, and maximum number of tasks. Each task reads the whole weight in every step.
 const LEAST_ROWS: usize = 4;
 const MAX_TASKS: usize = 8;
-/// Multiplications of a step from which on the hidden units of a batch that is one task are divided among tasks, and of each
-/// of these at least.
+/// Minimum multiplications of a step for which tasks divide the hidden units, if the batch is a single task; and
+/// minimum multiplications of each of these tasks.
 const STEP_PRODUCTS: usize = 1 << 16;
 const PART_PRODUCTS: usize = 1 << 15;
-/// Units of such a task are a multiple of this, so that they are whole panels.
+/// Multiple of the number of hidden units of such a task, so that it has whole panels.
 const UNITS: usize = 64;
-/// Steps times rows of a task from which on the weight is brought to panels.
+/// Minimum product of steps and rows of a task that makes packing the weight worthwhile.
 const REUSE: usize = 4;
-/// Floating-point operations a nanosecond that one thread is expected to do, and nanoseconds for an element of a state.
+/// Floating-point operations per nanosecond that one thread is expected to do, and nanoseconds per element of a state.
 const FLOPS_PER_NANO: u64 = 20;
 const ELEMENT_NANOS: u64 = 3;
 
-/// Sizes of a call, and how its batch is divided.
+/// Sizes of a call, and the division of its batch.
 #[derive(Clone, Copy)]
 struct Sizes {
     steps: usize,
     batch: usize,
     hidden: usize,
-    /// Rows of a task.
+    /// Batch rows of a task.
     rows: usize,
     reverse: bool,
 }
 
 impl Sizes {
-    /// From the shape of a sequence of states.
+    /// Reads the sizes from `states`, the shape of a sequence of states: `[steps, batch, hidden]`.
     fn new(cx: &CompileCx, states: &[usize]) -> Result<Self, String> {
         let &[steps, batch, hidden] = states else {
             return Err("the states have three axes".into());
@@ -94,8 +94,8 @@ impl Sizes {
         self.batch.div_ceil(self.rows)
     }
 
-    /// Hidden units of each task, if a step is divided by units: where the batch is one task and the weight large. There are
-    /// as many phases as steps then.
+    /// Returns the hidden units of each task, if tasks divide the hidden units: if the batch is a single task and the
+    /// weight is large. Each step is then a phase.
     fn units(&self, weight: usize) -> Option<Vec<Range<usize>>> {
         let products = weight * self.batch;
         if self.tasks() != 1 || products < STEP_PRODUCTS {
@@ -107,28 +107,32 @@ impl Sizes {
         Some((0..self.hidden).step_by(units).map(part).collect())
     }
 
-    /// Rows of the batch that a task computes.
+    /// Returns the rows of the batch that a task computes.
     fn of_task(&self, task: usize) -> Range<usize> {
         task * self.rows..((task + 1) * self.rows).min(self.batch)
     }
 
-    /// The steps in the order in which the states follow each other, each with the one before.
+    /// Returns the steps in the order of the recurrence, each with its previous step.
     fn order(&self) -> impl DoubleEndedIterator<Item = (usize, Option<usize>)> + use<> {
         let Sizes { steps, reverse, .. } = *self;
-        (0..steps).map(move |n| match reverse {
-            true => (steps - 1 - n, (n > 0).then(|| steps - n)),
-            false => (n, n.checked_sub(1)),
+        (0..steps).map(move |n| {
+            if reverse {
+                (steps - 1 - n, (n > 0).then(|| steps - n))
+            } else {
+                (n, n.checked_sub(1))
+            }
         })
     }
 
-    /// A row of a sequence that is `blocks` states wide.
+    /// Returns the elements of a batch row in a step of a sequence. A row of the sequence is as long as `blocks`
+    /// states.
     fn row(&self, step: usize, row: usize, blocks: usize) -> Range<usize> {
         let width = blocks * self.hidden;
         let start = (step * self.batch + row) * width;
         start..start + width
     }
 
-    /// The state after a step, or the initial one.
+    /// Returns the address of a row's state after a step, or of its initial state if `step` is `None`.
     fn state(&self, after: View<f32>, initial: View<f32>, step: Option<usize>, row: usize) -> *const f32 {
         match step {
             Some(step) => after.as_ptr().wrapping_add(self.row(step, row, 1).start),
@@ -136,28 +140,28 @@ impl Sizes {
         }
     }
 
-    /// Rough duration.
+    /// Returns the approximate time in nanoseconds.
     fn nanos(&self, weight: usize) -> u64 {
         let rows = (self.steps * self.batch) as u64;
         rows * (2 * weight as u64 / FLOPS_PER_NANO + self.hidden as u64 * ELEMENT_NANOS)
     }
 }
 
-/// A row of a state that is somewhere in memory.
+/// Returns `len` elements of a state from an address on.
 ///
 /// # Safety
-/// It is there, and nobody writes it during the borrow.
+/// The row must be valid, and must not be written during the borrow.
 unsafe fn row<'a>(start: *const f32, len: usize) -> &'a [f32] {
     // SAFETY: by contract.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// How many steps each sequence has.
+/// The number of steps of each sequence, and true if it is an `i32`; `None` if all sequences have all steps.
 #[derive(Clone, Copy)]
 struct Lengths(Option<(View<u32>, bool)>);
 
 impl Lengths {
-    /// The last operand, if it has integers.
+    /// Reads the lengths from the last operand, if it contains integers.
     fn of(cx: &CompileCx) -> Self {
         let last = cx.call().inputs.len() - 1;
         Lengths(match cx.input_type(last).dtype {
@@ -171,10 +175,10 @@ impl Lengths {
         self.0.is_some()
     }
 
-    /// Whether a sequence has a step.
+    /// Returns true if the sequence of a batch row is long enough to contain this step.
     ///
     /// # Safety
-    /// The executable is alive, and nobody writes the lengths.
+    /// The executable must be alive, and the lengths must not be written meanwhile.
     unsafe fn reach(&self, row: usize, step: usize) -> bool {
         let Some((lengths, signed)) = self.0 else {
             return true;
@@ -186,45 +190,47 @@ impl Lengths {
     }
 }
 
-/// A multiplication by rows of the weight, for as many rows of the batch as a task has.
+/// A matmul by some rows of the weight, planned for the number of batch rows of a task.
 #[derive(Clone)]
 struct Product {
     whole: Gemm,
-    /// Of the last task, if that has fewer rows.
+    /// Matmul of the last task, if it has fewer rows.
     rest: Option<Gemm>,
-    /// Elements of the weight before the first one, where it is not in panels.
+    /// Index of the first element in the weight, if the weight is not in panels.
     start: usize,
-    /// Where its panels are in the shared scratch.
+    /// Offset of the panels in the shared scratch, if the weight is in panels.
     panels: Option<usize>,
 }
 
-/// Rows of the weight that are multiplied by, and where the other operands are.
+/// The rows of the weight that a matmul uses, and the layout of its other operands.
 struct Spec {
     rows: Range<usize>,
     transposed: bool,
-    /// Distances between rows of the left operand and of the result.
+    /// Distance between rows of the left operand (`from`), and of the result (`to`).
     from: usize,
     to: usize,
     accumulate: bool,
 }
 
-/// A matrix that is brought to panels: `k` columns of these for each result.
+/// A `[k, n]` matrix in the weight that is packed into panels.
 #[derive(Clone, Copy)]
 struct Packed {
-    /// First element in the weight.
+    /// Index of the first element in the weight.
     start: usize,
     k: usize,
     n: usize,
     transposed: bool,
-    /// Results of a panel.
+    /// Number of columns of a panel.
     width: usize,
-    /// First element in the scratch.
+    /// Index of the first element in the scratch.
     at: usize,
 }
 
 impl Packed {
+    /// Packs one panel.
+    ///
     /// # Safety
-    /// The panel exists; the weight is not written, the panel accessed by nobody else.
+    /// The panel must exist; the weight must not be written, nor the panel accessed by other code, meanwhile.
     unsafe fn pack(&self, weight: View<f32>, shared: *mut f32, panel: usize) {
         let &Packed { start, k, n, width, .. } = self;
         // SAFETY: by contract; panels of a matrix and matrices follow each other in the scratch.
@@ -250,13 +256,13 @@ impl Packed {
     }
 }
 
-/// Multiplications of a dispatch, and its scratch.
+/// The matmuls of a dispatch, and the scratch that they need.
 struct Products {
     sizes: Sizes,
     weight: View<f32>,
     packed: Vec<Packed>,
     shared: usize,
-    /// Scratch of one multiplication.
+    /// Size of the scratch of one matmul, in `f32`s.
     private: usize,
 }
 
@@ -271,13 +277,14 @@ impl Products {
         }
     }
 
-    /// A multiplication `[rows, k] x [k, n]` by rows of the weight (`n = hidden`) or by their transpose (`k = hidden`).
+    /// Adds a matmul `[rows, k] x [k, n]` by rows of the weight (`n = hidden`), or by their transpose (`k = hidden`).
     fn add(&mut self, spec: Spec) -> Product {
         let sizes = self.sizes;
         let (hidden, rows) = (sizes.hidden, spec.rows.len());
-        let (k, n) = match spec.transposed {
-            true => (hidden, rows),
-            false => (rows, hidden),
+        let (k, n) = if spec.transposed {
+            (hidden, rows)
+        } else {
+            (rows, hidden)
         };
         let start = spec.rows.start * hidden;
         let reused = sizes.steps * sizes.rows >= REUSE;
@@ -307,9 +314,10 @@ impl Products {
                 n,
                 k,
                 a: Strides { row: spec.from, col: 1 },
-                b: match spec.transposed {
-                    true => Strides { row: 1, col: hidden },
-                    false => Strides { row: hidden, col: 1 },
+                b: if spec.transposed {
+                    Strides { row: 1, col: hidden }
+                } else {
+                    Strides { row: hidden, col: 1 }
                 },
                 ldc: spec.to,
                 accumulate: spec.accumulate,
@@ -326,7 +334,7 @@ impl Products {
         }
     }
 
-    /// Where the steps' phases begin: the one that brings the weight to panels.
+    /// Returns the first phase, which packs the weight into panels.
     fn pack(&self) -> Vec<Box<dyn Kernel>> {
         let (weight, packed) = (self.weight, &self.packed);
         let panels: Vec<(Packed, usize)> = packed
@@ -341,7 +349,7 @@ impl Products {
                 nanos: elements as u64 / 2,
                 body: move |task: usize, cx: &RunCx| {
                     let (packed, panel) = panels[task];
-                    // SAFETY: this task alone writes its panel; the weight is an operand.
+                    // SAFETY: only this task writes its panel; the weight is an operand.
                     unsafe { packed.pack(weight, cx.shared, panel) };
                 },
             }));
@@ -349,8 +357,8 @@ impl Products {
         phases
     }
 
-    /// The dispatch: panels first, then a phase for each step, whose tasks are parts of the hidden units. The body gets the
-    /// step, the one before and the part.
+    /// Compiles the dispatch to a phase that packs panels and a phase for each step, whose tasks are the ranges of
+    /// hidden units in `parts`. The body receives the step, its previous step and the range's index.
     fn compile_steps(
         self,
         parts: usize,
@@ -381,8 +389,9 @@ impl Products {
         }
     }
 
-    /// The dispatch: panels first, then all steps of each task's rows. `scratch` is what a task needs for one row of the
-    /// batch beside the multiplications; the body gets it, and the multiplications' scratch behind it.
+    /// Compiles the dispatch to a phase that packs panels and a phase whose tasks compute all steps of some batch rows.
+    /// `scratch` is the size that a task needs for each of its rows, in addition to the matmuls. The body receives this
+    /// scratch, followed by that of the matmuls.
     fn compile(
         self,
         scratch: usize,
@@ -418,20 +427,20 @@ impl Products {
     }
 }
 
-/// What a task works with beside its operands.
+/// The addresses of the weight and of the scratch of a running task.
 struct Scratch {
     weight: *const f32,
     panels: *const f32,
-    /// For the task's rows.
+    /// Scratch for the task's batch rows.
     own: *mut f32,
     gemm: *mut f32,
 }
 
 impl Scratch {
-    /// The `part`-th part of the task's own scratch, of so many elements each.
+    /// Returns the `part`-th slice of the task's own scratch. All slices have `len` elements.
     ///
     /// # Safety
-    /// The parts were asked for; nobody else uses this one during the borrow.
+    /// The parts must have been requested; no other code may use this one during the borrow.
     unsafe fn part<'a>(&self, part: usize, len: usize) -> &'a mut [f32] {
         // SAFETY: by contract.
         unsafe { std::slice::from_raw_parts_mut(self.own.add(part * len), len) }
@@ -439,10 +448,11 @@ impl Scratch {
 }
 
 impl Product {
-    /// Multiplies so many rows from `a` to `c`.
+    /// Multiplies `rows` rows at `a`, and writes the result to `c`.
     ///
     /// # Safety
-    /// As [`Gemm::run_task_on`], for all tasks; the panels are filled, the scratch is the caller's.
+    /// As [`Gemm::run_task_on`], for all tasks; the panels must be filled, and the scratch must
+    /// belong to the caller.
     unsafe fn run(&self, rows: usize, a: *const f32, c: *mut f32, addend: Addend, scratch: &Scratch) {
         let gemm = match &self.rest {
             Some(rest) if rest.spec().m == rows => rest,

@@ -1,4 +1,4 @@
-//! Plain recurrent layers, forwards and backwards.
+//! Kernels of plain recurrent layers, forward and backward.
 
 use std::ops::Range;
 
@@ -12,9 +12,10 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let [gates, weight, h]: [View<f32>; 3] = [0, 1, 2].map(|i| cx.input(i));
     let hidden: View<f32> = cx.output(0);
     let (lengths, level) = (Lengths::of(cx), cx.level);
-    let activation = match cx.attrs().bool("relu")? {
-        true => Unary::Relu,
-        false => Unary::Tanh,
+    let activation = if cx.attrs().bool("relu")? {
+        Unary::Relu
+    } else {
+        Unary::Tanh
     };
     let sizes = Sizes::new(cx, &cx.output_type(0).shape)?;
     let width = sizes.hidden;
@@ -29,8 +30,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         for (t, before) in sizes.order() {
             let first = sizes.row(t, rows.start, 1).start;
-            // SAFETY: this task alone writes these rows of the result, of which it reads what it has written in the step
-            // before; operands are not written.
+            // SAFETY: only this task writes these rows of the result, of which it reads its values
+            // of the previous step; operands are not written.
             unsafe {
                 let addend = Addend {
                     start: gates.as_ptr().add(first),
@@ -56,9 +57,10 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
     let [weight, hidden, dhidden]: [View<f32>; 3] = [0, 1, 2].map(|i| cx.input(i));
     let [dgates, dh]: [View<f32>; 2] = [0, 1].map(|i| cx.output(i));
     let (lengths, level) = (Lengths::of(cx), cx.level);
-    let through = match cx.attrs().bool("relu")? {
-        true => vmath::relu_grad,
-        false => vmath::tanh_grad,
+    let through = if cx.attrs().bool("relu")? {
+        vmath::relu_grad
+    } else {
+        vmath::tanh_grad
     };
     let sizes = Sizes::new(cx, &cx.input_type(1).shape)?;
     let width = sizes.hidden;
@@ -71,10 +73,10 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
         accumulate: false,
     });
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
-        // SAFETY: this task alone writes these rows of the results and its scratch, which is for one state; operands are
-        // not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which holds one
+        // state; operands are not written.
         unsafe {
-            // The gradient of the state, from step to step, and the part of it that sequences keep that have ended.
+            // The state's gradient, from step to step, and a copy of it for the sequences that have ended.
             let dh = dh.slice_mut(rows.start * width..rows.end * width);
             let kept = scratch.part(0, rows.len() * width);
             dh.fill(0.0);
@@ -93,12 +95,13 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
                         kept.copy_from_slice(dh);
                     }
                 }
-                let addend = match lengths.are_given() {
-                    true => Addend {
+                let addend = if lengths.are_given() {
+                    Addend {
                         start: kept.as_ptr(),
                         row: width,
-                    },
-                    false => Addend::NONE,
+                    }
+                } else {
+                    Addend::NONE
                 };
                 let from = dgates.as_ptr().add(sizes.row(t, rows.start, 1).start);
                 product.run(rows.len(), from, dh.as_mut_ptr(), addend, scratch);

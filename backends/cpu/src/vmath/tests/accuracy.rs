@@ -1,17 +1,17 @@
-//! Accuracy against f64 references.
+//! Tests of the accuracy against f64 references.
 
 use super::super::*;
 use super::run;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::f64::consts::FRAC_1_SQRT_2;
 
-/// The true function.
+/// Type of the reference functions.
 type Truth = fn(f64) -> f64;
-/// Which arguments count.
-type Keep = fn(f32) -> bool;
+/// Type of the conditions on arguments.
+type ArgumentFilter = fn(f32) -> bool;
 
-/// Complementary error function in f64 for `x >= 0`: the Maclaurin series of
-/// erf, then the continued fraction of erfc (DLMF 7.6.2 and 7.9.1).
+/// Returns the complementary error function in f64 for `x >= 0`, by the Maclaurin series of erf or the continued
+/// fraction of erfc (DLMF 7.6.2 and 7.9.1).
 fn erfc_positive(x: f64) -> f64 {
     let scale = 2.0 / std::f64::consts::PI.sqrt();
     if x < 2.0 {
@@ -63,8 +63,8 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Distance in units of the last place of the true value (of the smallest
-/// subnormal at least). Beyond the largest float only infinity will do.
+/// Returns the error in ulps of the true value (an ulp is at least the smallest subnormal). Above the largest float,
+/// only infinity is correct.
 fn ulps(got: f32, want: f64) -> f64 {
     let nearest = want as f32;
     if nearest.is_infinite() || nearest.is_nan() {
@@ -78,7 +78,7 @@ fn ulps(got: f32, want: f64) -> f64 {
     (f64::from(got) - want).abs() / 2f64.powi(exponent - 23)
 }
 
-/// Every `step`-th float from `lo` to `hi`, which have one sign.
+/// Returns every `step`-th float from `lo` to `hi`, which must have the same sign.
 fn floats(lo: f32, hi: f32, step: usize) -> impl Iterator<Item = f32> {
     let (a, b) = (lo.abs().to_bits(), hi.abs().to_bits());
     let sign = lo.to_bits() & 0x8000_0000;
@@ -87,8 +87,8 @@ fn floats(lo: f32, hi: f32, step: usize) -> impl Iterator<Item = f32> {
         .map(move |bits| f32::from_bits(bits | sign))
 }
 
-/// About 4.2 million floats of both signs over the whole finite range, with all of
-/// the neighbourhood of 1 and a dense sample of the small integers' range.
+/// Returns about 4.2 million floats of both signs over the whole finite range. They include all floats near 1 and a
+/// dense sample in the range of small integers.
 fn dense() -> Vec<f32> {
     let mut x = Vec::new();
     for sign in [1.0, -1.0] {
@@ -99,7 +99,7 @@ fn dense() -> Vec<f32> {
     x
 }
 
-/// Greatest error in ulp of `op`, whose true values at `x` are given.
+/// Returns the maximum error of `op` in ulps, given its true values at `x`.
 fn worst(op: Unary, level: Level, x: &[f32], truths: &[f64]) -> f64 {
     let out = run(op, level, x);
     let mut worst = (0.0, 0.0);
@@ -113,8 +113,9 @@ fn worst(op: Unary, level: Level, x: &[f32], truths: &[f64]) -> f64 {
     worst.0
 }
 
-/// The accuracy of some functions, each with its true values, where these count and the most ulps.
-fn check_ulps<const N: usize>(cases: [(Unary, Truth, Keep, f64); N]) {
+/// Checks the accuracy of some functions, each with its reference, the condition on arguments, and
+/// the maximum error in ulps.
+fn check_ulps<const N: usize>(cases: [(Unary, Truth, ArgumentFilter, f64); N]) {
     let dense = dense();
     for (op, truth, keep, bound) in cases {
         let x: Vec<f32> = dense.iter().copied().filter(|&x| keep(x)).collect();
@@ -128,8 +129,8 @@ fn check_ulps<const N: usize>(cases: [(Unary, Truth, Keep, f64); N]) {
 
 #[test]
 fn accuracy_in_ulps() {
-    let all: Keep = |_| true;
-    let positive: Keep = |x| x > 0.0;
+    let all: ArgumentFilter = |_| true;
+    let positive: ArgumentFilter = |x| x > 0.0;
     check_ulps([
         (Unary::Exp, f64::exp, all, 1.5),
         (Unary::Exp2, f64::exp2, all, 1.5),
@@ -145,7 +146,7 @@ fn accuracy_in_ulps() {
 
 #[test]
 fn accuracy_of_activations_in_ulps() {
-    let all: Keep = |_| true;
+    let all: ArgumentFilter = |_| true;
     check_ulps([
         (Unary::Tanh, f64::tanh, all, 4.0),
         (Unary::Erf, erf, all, 2.0),
@@ -158,7 +159,7 @@ fn accuracy_of_activations_in_ulps() {
     ]);
 }
 
-/// Where a tail is too small for a relative bound, an absolute one holds.
+/// Tails that are too small for a relative error bound have an absolute one.
 #[test]
 fn accuracy_of_left_tails() {
     let cases: [(Unary, Truth, f64, f64); 3] = [
@@ -179,7 +180,7 @@ fn accuracy_of_left_tails() {
     }
 }
 
-/// Both terms of a derivative meet at its zeros, so that its error is bounded absolutely.
+/// Derivatives have an absolute error bound, because their two terms cancel at their zeros.
 #[test]
 fn accuracy_of_derivatives() {
     let x: Vec<f32> = (-40_000..=40_000).map(|i| i as f32 * 5e-4).collect();

@@ -1,4 +1,4 @@
-//! Accuracy, special values and invariants, at every level this CPU has.
+//! Tests of special values and invariants at every level that this CPU supports, and of accuracy.
 
 mod accuracy;
 
@@ -63,7 +63,7 @@ fn run(op: Unary, level: Level, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Equal including the sign of zero; any NaN equals any NaN.
+/// Returns true if two numbers are equal, including the sign of zero. Any NaN equals any NaN.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -201,7 +201,7 @@ fn special_values_near_zero_and_of_pieces() {
     );
 }
 
-/// All rounding functions on all magnitudes, with exact halves.
+/// All rounding functions are exact for numbers of all magnitudes, including exact halves.
 #[test]
 fn rounding_is_exact() {
     let mut x: Vec<f32> = (0..400_000u32)
@@ -224,7 +224,7 @@ fn rounding_is_exact() {
     }
 }
 
-/// Operands for which two-input functions have special cases.
+/// Returns operands for which binary functions have special cases.
 fn edge_values() -> Vec<f32> {
     let positive = [
         0.0,
@@ -249,7 +249,7 @@ fn edge_values() -> Vec<f32> {
     positive.iter().flat_map(|&x| [x, -x]).collect()
 }
 
-/// Calls `f` with all pairs of edge values, in every shape of operands.
+/// Compares `op` with `want` for all pairs of edge values, in every form of the operands.
 fn check_pairs(op: Binary, want: impl Fn(f32, f32) -> f32, agree: impl Fn(f32, f32) -> bool) {
     let edges = edge_values();
     let mut out = vec![0.0; edges.len()];
@@ -444,7 +444,7 @@ fn bits_of_words() {
     }
 }
 
-/// Numbers of all sizes, with some zeros, infinities and large arguments.
+/// Returns numbers of all magnitudes, with some zeros, infinities and large arguments.
 fn mixed(len: usize, seed: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(seed);
     let special = [0.0, -0.0, INF, -INF, 3e7, -1e-40];
@@ -462,7 +462,7 @@ fn assert_same(got: &[f32], want: &[f32], what: &dyn std::fmt::Debug) {
     }
 }
 
-/// Element by element, in pieces at any offset, in place: all the same bits.
+/// Results have the same bits for single elements, for pieces at any offset, and in place.
 #[test]
 fn results_do_not_depend_on_the_cut() {
     for (level, len) in Level::available().into_iter().flat_map(|l| LENGTHS.map(|n| (l, n))) {

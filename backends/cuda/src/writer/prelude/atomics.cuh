@@ -1,4 +1,5 @@
-// Atomic operations, which order nothing else: that is what barriers are for. All give the value from before.
+// Atomic operations. They do not order other memory accesses; barriers do. All return the previous
+// value.
 namespace wgsl {
 
 template <typename T> WGSL T atomic_load(const T* at) { return *(const volatile T*)at; }

@@ -1,4 +1,5 @@
-// Types of WGSL, and how values are made of others. Needs no header: all of it is in the compiler.
+// WGSL's types, and functions that construct values. Needs no header: the compiler has everything
+// built in.
 #define WGSL static __device__ __forceinline__
 #define WGSL_UNROLL _Pragma("unroll")
 
@@ -9,23 +10,24 @@ typedef int i32;
 typedef float f32;
 typedef unsigned long long u64;
 
-// The number of a block along each axis, or how many there are.
+// Index of a block along each axis, or the number of blocks.
 struct blocks {
     u32 x, y, z;
 };
 
-// A number of half precision: its bits. `half.cuh` computes with it.
+// Bits of a number in half precision. Its arithmetic is in `half.cuh`.
 struct f16 {
     unsigned short bits;
 };
 
-// Vectors of two and four lie so that one instruction loads them; three lie like three numbers.
+// Vectors of two and four elements are aligned so that one instruction loads them; vectors of three
+// elements are aligned like one element.
 template <typename T, int N> struct vec;
 template <typename T> struct alignas(2 * sizeof(T)) vec<T, 2> { T at[2]; };
 template <typename T> struct vec<T, 3> { T at[3]; };
 template <typename T> struct alignas(4 * sizeof(T)) vec<T, 4> { T at[4]; };
 
-// Halves lie in words, so that the compiler moves and chooses words and not each half.
+// Halves in pairs, one pair in a 32-bit word, so that the compiler moves and selects whole words.
 template <int WORDS> struct halves {
     u32 pair[WORDS];
     halves() = default;
@@ -38,24 +40,25 @@ template <int WORDS> struct halves {
 template <> struct alignas(4) vec<f16, 2> { halves<1> at; };
 template <> struct alignas(8) vec<f16, 4> { halves<2> at; };
 
-// An array as a value.
+// Array that is a value.
 template <typename T, int N> struct array { T at[N]; };
-// An element of an array whose elements are further apart than their size.
+// Element of an array whose stride is larger than the size of its elements.
 template <typename T, int STRIDE> struct padded {
     T value;
     char rest[STRIDE - sizeof(T)];
 };
 
-// The elements at the end of a structure, which are as many as there is memory.
+// Returns the runtime-sized array at the end of a structure.
 template <typename T, typename S> WGSL T* tail(S* start, u32 offset) {
     return (T*)((const char*)start + offset);
 }
-// How many elements a buffer of so many bytes has from `offset` on, as far as a number of 32 bits counts.
+// Returns the number of elements from `offset` to the end of a buffer of `bytes` bytes, at most
+// 2^32 - 1.
 WGSL u32 elements(u64 bytes, u32 offset, u32 stride) {
     const u64 count = bytes < offset ? 0u : (bytes - offset) / stride;
     return count < 0xffffffffu ? (u32)count : 0xffffffffu;
 }
-// The index, or the last one of so many. A negative index is a large one.
+// Clamps an index to the last one of `count`. A negative index counts as a large one.
 WGSL u32 within(u32 index, u32 count) { return index < count ? index : count - 1u; }
 WGSL u32 within(i32 index, u32 count) { return within((u32)index, count); }
 
@@ -73,7 +76,7 @@ template <int N, typename T> WGSL vec<T, N> splat(T x) {
 }
 template <int... I, typename T, int N> WGSL vec<T, sizeof...(I)> swizzle(vec<T, N> v) { return {{v.at[I]...}}; }
 
-// A vector of scalars and shorter vectors.
+// Concatenates scalars and shorter vectors to a vector.
 template <typename T> WGSL vec<T, 3> join(vec<T, 2> a, T b) { return {{a.at[0], a.at[1], b}}; }
 template <typename T> WGSL vec<T, 3> join(T a, vec<T, 2> b) { return {{a, b.at[0], b.at[1]}}; }
 template <typename T> WGSL vec<T, 4> join(vec<T, 2> a, vec<T, 2> b) { return {{a.at[0], a.at[1], b.at[0], b.at[1]}}; }
@@ -83,7 +86,8 @@ template <typename T> WGSL vec<T, 4> join(T a, T b, vec<T, 2> c) { return {{a, b
 template <typename T> WGSL vec<T, 4> join(vec<T, 3> a, T b) { return {{a.at[0], a.at[1], a.at[2], b}}; }
 template <typename T> WGSL vec<T, 4> join(T a, vec<T, 3> b) { return {{a, b.at[0], b.at[1], b.at[2]}}; }
 
-// The number of a thread in its warp. Not the register of that name, which has to be read anew in each place.
+// Returns the index of a thread in its warp. The register `%laneid` is not used, because each use
+// would read it again.
 WGSL u32 lane_here() {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31u;
 }

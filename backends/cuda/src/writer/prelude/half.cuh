@@ -1,5 +1,6 @@
-// Half precision. Sums, differences, products and `fma` are those of the processor; the rest is computed in single precision and
-// rounded, which for one operation gives the same as rounding once.
+// Half precision. Addition, subtraction, multiplication and `fma` are instructions of the GPU;
+// other operations are computed in single precision and rounded, which for a single operation gives
+// the same result as rounding once.
 namespace wgsl {
 
 WGSL f32 to_f32(f16 a) {
@@ -64,7 +65,7 @@ WGSL_HALF_BY_F32_3(clamp) WGSL_HALF_BY_F32_3(mix) WGSL_HALF_BY_F32_3(smooth_step
 WGSL f16 ldexp(f16 x, i32 n) { return to_f16(ldexp(to_f32(x), n)); }
 WGSL_EACH_1(to_f16) WGSL_EACH_1(bits_f16)
 
-// Two halves in a word.
+// Rounds two numbers to halves and packs them into a word.
 WGSL u32 round_pair(f32 low, f32 high) {
 #if __CUDA_ARCH__ >= 800
     u32 r;

@@ -1,8 +1,9 @@
 // Programmatic dependent launch.
 namespace wgsl {
 
-// Waits for the launches that this one depends on, if it was launched before they ended, and lets those that depend on it be
-// launched: what they do before they wait in turn, this block need not be ahead of.
+// Waits for the end of the launches that this one depends on, in case it was launched earlier. Then
+// allows the launch of the dependent ones: the work that they do before their own wait does not
+// depend on this block.
 WGSL void wait_for_earlier_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

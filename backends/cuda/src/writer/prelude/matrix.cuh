@@ -1,7 +1,8 @@
-// Cooperative matrices of 16 by 16, which the threads of a warp hold together and multiply on tensor cores: halves times halves,
-// added in single precision. Which thread has which element is that of PTX's `mma.m16n8k16`: thread 4 r + c has of each 8 by 8
-// part the elements 2 c and 2 c + 1 of row r, of B those of column r. So matrices are the same whichever way they lay in memory,
-// and WGSL's types, which do not say that, are enough.
+// Cooperative matrices of 16 by 16, distributed over the threads of a warp and multiplied on tensor
+// cores: products of halves, accumulated in single precision. The distribution is that of PTX's
+// `mma.m16n8k16`: of each 8 by 8 tile of A and C, thread 4 r + c has the elements 2 c and 2 c + 1
+// of row r; of B, it has those of column r. The distribution does not depend on the layout in
+// memory, so WGSL's types, which do not contain the layout, are sufficient.
 //
 // As in Vulkan, rows (or columns) in memory begin at multiples of 16 bytes.
 namespace wgsl {
@@ -10,7 +11,8 @@ struct matrix_a { u32 pair[4]; }; // rows 0 and 8, of columns 0; rows 0 and 8, o
 struct matrix_b { u32 pair[4]; }; // rows 0 and 8, of columns 0; rows 0 and 8, of columns 8
 struct matrix_c { f32 at[8]; };   // rows 0 and 8, of columns 0; rows 0 and 8, of columns 8
 
-// Four parts of 8 by 8 of shared memory. Thread i says where row i % 8 of part i / 8 is.
+// Loads four 8 by 8 tiles from shared memory. Thread i passes the address of row i % 8 of tile i /
+// 8.
 template <bool TRANSPOSED> WGSL void load_parts(u32 (&to)[4], const f16* row) {
     const u32 at = (u32)__cvta_generic_to_shared(row);
     if (TRANSPOSED) {
@@ -44,7 +46,7 @@ template <bool ROWS> WGSL matrix_b load_b_shared(const void* from, u32 stride) {
     return r;
 }
 
-// Two halves, `apart` from each other.
+// Loads two halves, `apart` elements from each other.
 template <bool NEIGHBOURS> WGSL u32 load_pair(const f16* p, u32 apart) {
     return NEIGHBOURS ? *(const u32*)p : (u32)p[0].bits | (u32)p[apart].bits << 16;
 }
@@ -63,7 +65,7 @@ template <bool ROWS> WGSL matrix_b load_b_global(const void* from, u32 stride) {
              load_pair<!ROWS>(p + 8u * down + 8u * across, down)}};
 }
 
-// Where element `i` of those that this thread has of C begins.
+// Returns the offset of this thread's element `i` of C.
 WGSL u32 place_c(u32 i, u32 down, u32 across) {
     const u32 row = (lane_here() >> 2) + (i >> 1 & 1u) * 8u;
     const u32 column = (lane_here() & 3u) * 2u + (i & 1u) + (i >> 2) * 8u;
@@ -86,7 +88,7 @@ template <bool ROWS> WGSL void store_c(matrix_c m, void* to, u32 stride) {
     }
 }
 
-// The product of 16 rows and 8 columns, added to four elements of each thread.
+// Adds a product of 16 by 8 elements to C, of which each thread has four elements here.
 WGSL void multiply_add_half(f32* c, const u32* a, const u32* b) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -106,7 +108,7 @@ WGSL matrix_c multiply_add(matrix_a a, matrix_b b, matrix_c c) {
     return c;
 }
 
-// Element by element.
+// Elementwise operations.
 WGSL matrix_c add(matrix_c a, matrix_c b) {
     WGSL_UNROLL for (int i = 0; i < 8; ++i) a.at[i] += b.at[i];
     return a;

@@ -1,4 +1,4 @@
-// Functions of the shaders' library for which the processor has instructions; see `natives.rs`.
+// Functions of the shader library for which the GPU has instructions; see `natives.rs`.
 namespace wgsl {
 
 WGSL f32 native_f16_to_f32(u32 half) { return to_f32(f16{(unsigned short)half}); }

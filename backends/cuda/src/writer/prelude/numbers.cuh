@@ -1,5 +1,5 @@
-// What WGSL's operators and functions do to numbers, and to vectors element by element. C++ leaves open what happens where
-// signed numbers overflow, where something is divided by zero or shifted too far; WGSL does not.
+// WGSL's operators and functions on numbers, and elementwise on vectors. Signed overflow, division
+// by zero and shifts by too many bits are undefined behaviour in C++, but defined in WGSL.
 namespace wgsl {
 
 // Arithmetic.
@@ -14,7 +14,8 @@ WGSL f32 mul(f32 a, f32 b) { return a * b; }
 WGSL i32 mul(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
 WGSL f32 neg(f32 a) { return -a; }
 WGSL i32 neg(i32 a) { return (i32)(0u - (u32)a); }
-// By zero: the number itself, and nothing remains. The smallest number by -1 is itself.
+// Integer division by zero gives the dividend, with the remainder 0. The smallest number divided by
+// -1 is itself.
 WGSL u32 div(u32 a, u32 b) { return b == 0u ? a : a / b; }
 WGSL f32 div(f32 a, f32 b) { return a / b; }
 WGSL i32 div(i32 a, i32 b) { return b == 0 ? a : b == -1 ? neg(a) : a / b; }
@@ -22,7 +23,7 @@ WGSL u32 rem(u32 a, u32 b) { return b == 0u ? 0u : a % b; }
 WGSL f32 rem(f32 a, f32 b) { return ::fmodf(a, b); }
 WGSL i32 rem(i32 a, i32 b) { return b == 0 || b == -1 ? 0 : a % b; }
 
-// Bits. Shifts are by the lowest five bits of the number.
+// Bits. Only the lowest five bits of a shift count are used.
 WGSL u32 bit_and(u32 a, u32 b) { return a & b; }
 WGSL i32 bit_and(i32 a, i32 b) { return a & b; }
 WGSL bool bit_and(bool a, bool b) { return a && b; }
@@ -83,7 +84,7 @@ WGSL f32 sign(f32 a) { return (f32)((a > 0.0f) - (a < 0.0f)); }
 WGSL bool is_nan(f32 a) { return (__float_as_uint(a) & 0x7fffffffu) > 0x7f800000u; }
 WGSL bool is_inf(f32 a) { return (__float_as_uint(a) & 0x7fffffffu) == 0x7f800000u; }
 
-// Functions of numbers: the accurate ones, not those that are faster.
+// Mathematical functions: the accurate ones, not the fast intrinsics.
 #define WGSL_FUNCTION(name, of)                                                                                        \
     WGSL f32 name(f32 x) { return of(x); }
 WGSL_FUNCTION(ceil, ::ceilf)
@@ -140,7 +141,7 @@ WGSL bool to_bool(bool a) { return a; }
 WGSL bool to_bool(u32 a) { return a != 0u; }
 WGSL bool to_bool(i32 a) { return a != 0; }
 WGSL bool to_bool(f32 a) { return a != 0.0f; }
-// The same bits as another type.
+// Reinterpretation of the bits as another type.
 WGSL u32 bits_u32(u32 a) { return a; }
 WGSL u32 bits_u32(i32 a) { return (u32)a; }
 WGSL u32 bits_u32(f32 a) { return ::__float_as_uint(a); }
@@ -151,7 +152,7 @@ WGSL f32 bits_f32(f32 a) { return a; }
 WGSL f32 bits_f32(u32 a) { return ::__uint_as_float(a); }
 WGSL f32 bits_f32(i32 a) { return ::__int_as_float(a); }
 
-// Fields of bits, which end where the number does.
+// Bit fields, cut off at the end of the number.
 WGSL u32 extract_bits(u32 a, u32 offset, u32 count) {
     const u32 from = min(offset, 32u), bits = min(count, 32u - from);
     return bits == 0u ? 0u : (a << (32u - bits - from)) >> (32u - bits);
@@ -169,7 +170,7 @@ WGSL i32 insert_bits(i32 a, i32 field, u32 offset, u32 count) {
     return (i32)insert_bits((u32)a, (u32)field, offset, count);
 }
 
-// The same for each element of vectors.
+// Elementwise forms for vectors.
 #define WGSL_EACH_1(name)                                                                                              \
     template <typename T, int N> WGSL auto name(vec<T, N> a) {                                                         \
         vec<decltype(name(a.at[0])), N> r;                                                                             \
@@ -206,7 +207,7 @@ WGSL_EACH_2(greater) WGSL_EACH_2(greater_equal)
 WGSL_EACH_2(min) WGSL_EACH_2(max) WGSL_EACH_2(atan2) WGSL_EACH_2(pow) WGSL_EACH_2(step) WGSL_EACH_2(ldexp)
 WGSL_EACH_3(clamp) WGSL_EACH_3(fma) WGSL_EACH_3(mix) WGSL_EACH_3(smooth_step)
 
-// Vectors with scalars.
+// Operations on vectors and scalars.
 template <typename T, int N> WGSL vec<T, N> mul(vec<T, N> a, T b) { return mul(a, splat<N>(b)); }
 template <typename T, int N> WGSL vec<T, N> mul(T a, vec<T, N> b) { return mul(splat<N>(a), b); }
 template <typename T, int N> WGSL vec<T, N> mix(vec<T, N> a, vec<T, N> b, T t) { return mix(a, b, splat<N>(t)); }
@@ -221,7 +222,7 @@ template <typename T, int N> WGSL vec<T, N> insert_bits(vec<T, N> a, vec<T, N> f
     return r;
 }
 
-// Vectors as one.
+// Reductions and products of vectors.
 template <int N> WGSL bool all(vec<bool, N> v) {
     bool r = true;
     WGSL_UNROLL for (int i = 0; i < N; ++i) r = r && v.at[i];
@@ -248,7 +249,7 @@ template <typename T, int N> WGSL T length(vec<T, N> v) { return sqrt(dot(v, v))
 template <typename T, int N> WGSL T distance(vec<T, N> a, vec<T, N> b) { return length(sub(a, b)); }
 template <typename T, int N> WGSL vec<T, N> normalize(vec<T, N> v) { return div(v, splat<N>(length(v))); }
 
-// Four bytes in a word.
+// Operations on four bytes in a word.
 WGSL i32 dot4_i8(u32 a, u32 b) { return ::__dp4a((i32)a, (i32)b, 0); }
 WGSL u32 dot4_u8(u32 a, u32 b) { return ::__dp4a(a, b, 0u); }
 WGSL vec<u32, 4> unpack4_u8(u32 a) { return {{a & 255u, (a >> 8) & 255u, (a >> 16) & 255u, a >> 24}}; }

@@ -1,4 +1,4 @@
-// Operations among the 32 threads of a warp, which are a subgroup. Those that do not take part are left out.
+// Operations among the 32 threads of a warp, which form a subgroup. Inactive threads are ignored.
 namespace wgsl {
 
 template <typename T> WGSL T exchange(u32 mask, T v, u32 lane) { return ::__shfl_sync(mask, v, (int)(lane & 31u)); }
@@ -8,7 +8,7 @@ template <typename T, int N> WGSL vec<T, N> exchange(u32 mask, vec<T, N> v, u32 
     WGSL_UNROLL for (int i = 0; i < N; ++i) r.at[i] = exchange(mask, v.at[i], lane);
     return r;
 }
-// What another thread has.
+// Returns the value of another thread.
 template <typename T> WGSL T subgroup_from(T v, u32 lane) { return exchange(::__activemask(), v, lane); }
 WGSL u32 subgroup_first() { return (u32)(::__ffs((i32)::__activemask()) - 1); }
 
@@ -16,7 +16,7 @@ WGSL bool subgroup_all(bool v) { return ::__all_sync(::__activemask(), v) != 0; 
 WGSL bool subgroup_any(bool v) { return ::__any_sync(::__activemask(), v) != 0; }
 WGSL vec<u32, 4> subgroup_ballot(bool v) { return {{::__ballot_sync(::__activemask(), v), 0u, 0u, 0u}}; }
 
-// Operations that put two values together.
+// Operations that combine two values.
 #define WGSL_JOIN(op, function)                                                                                        \
     struct op {                                                                                                        \
         template <typename T> static __device__ __forceinline__ T of(T a, T b) { return function(a, b); }              \
@@ -29,7 +29,8 @@ WGSL_JOIN(join_and, bit_and)
 WGSL_JOIN(join_or, bit_or)
 WGSL_JOIN(join_xor, bit_xor)
 
-// Of all threads: in pairs of pairs where all are there, else one after the other.
+// Reduces the values of all active threads: as a butterfly if all 32 are active, otherwise one
+// after the other.
 template <typename Op, typename T> WGSL T subgroup_reduce(T v) {
     const u32 mask = ::__activemask();
     if (mask == 0xffffffffu) {
@@ -44,7 +45,8 @@ template <typename Op, typename T> WGSL T subgroup_reduce(T v) {
     }
     return r;
 }
-// Of the threads before, and of this one where `own`; `none` where there is none.
+// Reduces the values of the preceding active threads, and of this one if `own`; returns `none` if
+// there is none.
 template <typename Op, typename T> WGSL T subgroup_scan(T v, bool own, T none) {
     const u32 mask = ::__activemask();
     const u32 here = lane_here();

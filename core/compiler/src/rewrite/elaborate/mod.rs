@@ -1,4 +1,5 @@
-//! From egglog's syntax tree to a [`Pattern`]: resolves names, infers and checks sorts, flattens.
+//! Conversion of egglog's syntax tree to a [`Pattern`]: it resolves names, infers and checks sorts, and flattens nested
+//! calls.
 
 mod sorts;
 
@@ -12,7 +13,7 @@ use super::pattern::{Atom, Build, Condition, Fault, LeafKind, Pattern, ScalarExp
 use super::scalar::{PRIMITIVES, Scalar, Sort};
 use meganeura_core::ops::OpRef;
 
-/// Resolves and checks a rule; `own` are the operators that its set brings.
+/// Resolves and checks a rule; `own` are the operators of its set.
 pub(super) fn elaborate(own: &[OpRef], body: &[Fact], head: &[Action], span: &Span) -> Result<Pattern, Fault> {
     let mut cx = Elaborator {
         own,
@@ -54,11 +55,11 @@ struct Elaborator<'a> {
     variables: Vec<Variable>,
     atoms: Vec<Atom>,
     conditions: Vec<(Condition, Span)>,
-    /// Variables that `let` has bound.
+    /// Variables that a `let` has bound.
     lets: Vec<VarId>,
 }
 
-/// What a name in front of arguments means.
+/// Meaning of a name that has arguments.
 enum Meaning {
     Shape(Shape),
     Fact(FactName, &'static [Sort], Sort),
@@ -104,7 +105,7 @@ impl Elaborator<'_> {
 
     // ---- flattening ---------------------------------------------------------------------------
 
-    /// Declares the variables of the pattern. Values that facts call equal become one variable.
+    /// Declares the variables of the pattern. Values that facts equate become one variable.
     fn declare(&mut self, body: &[Fact], head: &[Action]) -> Result<(), Fault> {
         let mut names: Vec<(String, VarId)> = self.names.iter().map(|(n, v)| (n.clone(), *v)).collect();
         names.sort_by_key(|(_, v)| *v);
@@ -114,7 +115,7 @@ impl Elaborator<'_> {
                     .iter()
                     .find_map(|f| span_of_variable(f, name))
                     .or_else(|| head.first().map(action_span));
-                let message = format!("nothing says what '{name}' is");
+                let message = format!("the sort of '{name}' is unknown");
                 return Err(Fault::new(&span.unwrap_or(Span::Panic), message));
             };
             self.variables.push(Variable {
@@ -151,7 +152,7 @@ impl Elaborator<'_> {
                     return Ok(());
                 }
                 match (a, b) {
-                    // One variable since `declare`.
+                    // Already merged into one variable by `declare`.
                     (Expr::Var(..), Expr::Var(..)) => {}
                     (Expr::Var(_, name), call) | (call, Expr::Var(_, name)) => {
                         let root = self.names[name];
@@ -173,22 +174,25 @@ impl Elaborator<'_> {
                         let condition = Condition::Holds(self.scalar(expr, true)?);
                         self.conditions.push((condition, span));
                     }
-                    _ => return Err(Fault::new(&span, "this is a value and not a condition")),
+                    _ => return Err(Fault::new(&span, "expected a condition, found a value")),
                 }
             }
         }
         Ok(())
     }
 
-    /// Adds the atoms of a pattern and returns its variable.
+    /// Adds the atoms (calls) of an expression to the pattern, and returns the variable of its value.
     fn matched(&mut self, expr: &Expr, root: Option<VarId>) -> Result<VarId, Fault> {
         let (span, name, arguments) = match expr {
             Expr::Var(_, name) => return Ok(self.names[name]),
             Expr::Call(span, name, arguments) => (span, name, arguments),
-            Expr::Lit(span, _) => return Err(Fault::new(span, "a literal is no value of the graph")),
+            Expr::Lit(span, _) => return Err(Fault::new(span, "expected a value of the graph, found a literal")),
         };
         let Meaning::Shape(shape) = self.meaning(name, span)? else {
-            return Err(Fault::new(span, format!("'{name}' makes no value of the graph")));
+            return Err(Fault::new(
+                span,
+                format!("expected a value of the graph, found '{name}'"),
+            ));
         };
         let sort = self.shape_sort(shape, span, arguments)?;
         let root = root.unwrap_or_else(|| self.fresh(sort));
@@ -215,32 +219,32 @@ impl Elaborator<'_> {
         Ok(root)
     }
 
-    /// A computed attribute becomes a variable with a condition.
+    /// Introduces a variable for a computed attribute, with the condition that it equals the expression.
     fn named_scalar(&mut self, expr: ScalarExpr, source: &Expr) -> Result<ScalarExpr, Fault> {
         if matches!(expr, ScalarExpr::Literal(_) | ScalarExpr::Var(_)) {
             return Ok(expr);
         }
         let span = expr_span(source);
         let Some(sort) = self.sort_of(source, None)? else {
-            return Err(Fault::new(&span, "nothing says what this number is"));
+            return Err(Fault::new(&span, "the sort of this number is unknown"));
         };
         let v = self.fresh(sort);
         self.conditions.push((Condition::Equal(ScalarExpr::Var(v), expr), span));
-        // It is bound by the condition, not by the atom: the atom compares.
+        // The condition binds it, not the atom: the atom compares.
         Ok(ScalarExpr::Var(v))
     }
 
-    /// An expression on numbers. Facts and patterns within it belong to the body alone.
+    /// Converts an expression on numbers. Facts and patterns may occur only in the body.
     fn scalar(&mut self, expr: &Expr, in_body: bool) -> Result<ScalarExpr, Fault> {
         match expr {
             Expr::Lit(_, literal) => Ok(ScalarExpr::Literal(Scalar::of_literal(literal))),
             Expr::Var(_, name) => Ok(ScalarExpr::Var(self.names[name])),
             Expr::Call(span, name, arguments) => match self.meaning(name, span)? {
                 Meaning::Shape(_) if in_body => Ok(ScalarExpr::Var(self.matched(expr, None)?)),
-                Meaning::Shape(_) => Err(Fault::new(span, "a value cannot stand here")),
+                Meaning::Shape(_) => Err(Fault::new(span, "expected a number, found a value")),
                 Meaning::Fact(..) if !in_body => Err(Fault::new(
                     span,
-                    format!("actions cannot ask for facts; bind it before, as in (= v ({name} ..))"),
+                    format!("actions cannot use facts; bind the fact in the pattern, as in (= v ({name} ..))"),
                 )),
                 Meaning::Fact(fact, ..) => Ok(ScalarExpr::Fact(fact, self.scalars(arguments, in_body)?)),
                 Meaning::NotEqual => {
@@ -248,14 +252,14 @@ impl Elaborator<'_> {
                         return Err(Fault::new(span, "'!=' compares two values"));
                     };
                     if !in_body {
-                        return Err(Fault::new(span, "a condition cannot stand in an action"));
+                        return Err(Fault::new(span, "actions cannot contain conditions"));
                     }
                     let sides = [self.scalar(a, in_body)?, self.scalar(b, in_body)?];
                     Ok(ScalarExpr::NotEqual(Box::new(sides)))
                 }
                 Meaning::Primitive => {
                     let Some(primitive) = self.primitive(name, span, arguments, None)? else {
-                        return Err(Fault::new(span, format!("nothing says which numbers '{name}' is for")));
+                        return Err(Fault::new(span, format!("the argument sorts of '{name}' are unknown")));
                     };
                     Ok(ScalarExpr::Primitive(primitive, self.scalars(arguments, in_body)?))
                 }
@@ -267,7 +271,7 @@ impl Elaborator<'_> {
         arguments.iter().map(|a| self.scalar(a, in_body)).collect()
     }
 
-    /// Leaves of one kind with one number are the same value, wherever the rule names them.
+    /// Merges leaves of the same kind and number, because they are one value in the rule.
     fn merge_leaves(&mut self) {
         let mut i = 0;
         while i < self.atoms.len() {
@@ -329,7 +333,7 @@ impl Elaborator<'_> {
             }
             Action::Union(_, a, b) => Ok(Step::Union(self.build(a)?, self.build(b)?)),
             Action::Expr(span, expr) => match self.build(expr)? {
-                Build::Var(_) => Err(Fault::new(span, "this action does nothing")),
+                Build::Var(_) => Err(Fault::new(span, "this action has no effect")),
                 made @ Build::Node { .. } => Ok(Step::Make(made)),
             },
             Action::Set(span, ..) | Action::Change(span, ..) | Action::Panic(span, _) => {
@@ -354,10 +358,13 @@ impl Elaborator<'_> {
         let (span, name, arguments) = match expr {
             Expr::Var(_, name) => return Ok(Build::Var(self.names[name])),
             Expr::Call(span, name, arguments) => (span, name, arguments),
-            Expr::Lit(span, _) => return Err(Fault::new(span, "a literal is no value of the graph")),
+            Expr::Lit(span, _) => return Err(Fault::new(span, "expected a value of the graph, found a literal")),
         };
         let Meaning::Shape(shape) = self.meaning(name, span)? else {
-            return Err(Fault::new(span, format!("'{name}' makes no value of the graph")));
+            return Err(Fault::new(
+                span,
+                format!("expected a value of the graph, found '{name}'"),
+            ));
         };
         let split = scalar_arguments(shape, arguments.len());
         let scalars = self.scalars(&arguments[..split], false)?;

@@ -1,4 +1,4 @@
-//! Sorts of expressions and variables, and what operators demand of their arguments.
+//! Sorts of expressions and variables, and the sorts of operators' arguments.
 
 use egglog::ast::{Action, Expr, Fact, Literal, Span};
 
@@ -9,13 +9,13 @@ use crate::rewrite::rule::shortened;
 use crate::rewrite::scalar::{PRIMITIVES, Primitive, Scalar, Sort};
 use meganeura_core::attrs::AttrKind;
 
-/// Most results that a call can have, for `Get`.
+/// Maximum number of results of a call, for `Get`.
 const MAX_PORT: i64 = 255;
-/// Longest name of a variable.
+/// Maximum length of a variable's name.
 const MAX_NAME: usize = 100;
 
 impl Elaborator<'_> {
-    /// Infers the sort of every variable: passes over the rule until nothing new is learnt.
+    /// Infers the sort of every variable: processes the rule repeatedly until no sort changes.
     pub(super) fn infer_sorts(&mut self, body: &[Fact], head: &[Action]) -> Result<(), Fault> {
         loop {
             let known = |sorts: &[Option<Sort>]| sorts.iter().flatten().count();
@@ -88,7 +88,7 @@ impl Elaborator<'_> {
             _ => Ok(Some(found)),
         };
         match expr {
-            Expr::Lit(span, Literal::Unit) => Err(Fault::new(span, "'()' is no value")),
+            Expr::Lit(span, Literal::Unit) => Err(Fault::new(span, "'()' is not a value")),
             Expr::Lit(span, literal) => check(span, Scalar::of_literal(literal).sort()),
             Expr::Var(span, name) => {
                 let v = self.variable(name, span)?;
@@ -220,7 +220,7 @@ impl Elaborator<'_> {
         Ok(())
     }
 
-    /// The function of that name for the sorts known so far; `None` while several fit.
+    /// Returns the function with this name that fits the sorts inferred so far; `None` if several fit.
     pub(super) fn primitive(
         &mut self,
         name: &str,
@@ -248,7 +248,8 @@ impl Elaborator<'_> {
         if candidates.next().is_some() {
             return Ok(None);
         }
-        // Those known have been checked: asking again would take exponential time in the depth.
+        // Arguments with inferred sorts have been checked: checking again would take time
+        // exponential in the depth.
         for ((argument, &sort), known) in arguments.iter().zip(first.arguments).zip(&known) {
             if known.is_none() {
                 self.sort_of(argument, Some(sort))?;
@@ -268,7 +269,7 @@ impl Elaborator<'_> {
             .is_some_and(|c| c.is_ascii_alphabetic() || c == '_' || c == '@');
         let rest = chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '\''));
         if !first || !rest || name.len() > MAX_NAME {
-            let message = format!("'{}' is no name for a variable", shortened(name));
+            let message = format!("'{}' is not a valid variable name", shortened(name));
             return Err(Fault::new(span, message));
         }
         let v = self.sorts.len();
@@ -281,7 +282,7 @@ impl Elaborator<'_> {
 fn described(sort: Sort) -> String {
     match sort {
         Sort::Tensor => "a value (T)".into(),
-        Sort::Tuple => "the results of an operator with several (Tup), of which Get takes one,".into(),
+        Sort::Tuple => "the results of an operator with several results (Tup), which needs Get,".into(),
         Sort::Unit => "a condition".into(),
         other => format!("of sort {other}"),
     }

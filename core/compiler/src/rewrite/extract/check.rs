@@ -1,29 +1,31 @@
-//! What a selection costs, and whether it is one.
+//! Cost and validity of a selection.
 
-use super::flat::{Flat, NONE};
+use super::flat::{FlatClasses, NONE};
 use super::walk::walk;
 use crate::rewrite::problem::{Problem, Selection};
 
-/// Why a selection computes nothing.
+/// Reason why a selection is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// Classes that need each other.
+    /// The classes depend on each other.
     #[error("the classes {0:?} need each other")]
     Cycle(Vec<u32>),
-    /// A class is needed for which no choice, or none that exists, is selected.
-    #[error("class {0} is needed, and nothing is selected to compute it")]
+    /// A class is needed, but no existing choice is selected for it.
+    #[error("class {0} is needed, but no choice for it is selected")]
     Missing(u32),
-    /// Classes of one exclusive set.
+    /// Several classes of one exclusive set are used.
     #[error("the classes {0:?} exclude each other")]
     Exclusive(Vec<u32>),
 }
 
-/// Cost of a selection: the sum over the classes that its roots need, each counted once.
+/// Returns the cost of a selection: the sum over the classes that its roots need, each counted
+/// once.
 ///
 /// # Errors
-/// [`SelectionError`] where a class that is needed has no choice, classes need each other, or exclude each other.
+/// [`SelectionError`] if a needed class has no choice, classes need each other, or exclude each
+/// other.
 pub fn selection_cost(problem: &Problem, selection: &Selection) -> Result<u64, SelectionError> {
-    let mut flat = Flat::new();
+    let mut flat = FlatClasses::new();
     let mut missing = vec![true; problem.classes.len()];
     for (c, choices) in problem.classes.iter().enumerate() {
         let selected = selection.get(c).copied().flatten();

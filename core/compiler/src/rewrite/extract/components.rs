@@ -1,19 +1,20 @@
-//! What a reduced problem falls apart into: sets of open classes that share nothing but what is paid.
+//! Splitting of a reduced problem into components. A component is a set of open (undecided) classes; different
+//! components share only paid classes, whose use adds no cost.
 
-use super::flat::{Flat, NONE};
+use super::flat::{FlatClasses, NONE};
 use super::reduce::Reduction;
 
-/// A part to be solved on its own, numbered in a way that equal parts share.
+/// A part of a problem that is solved separately. Its classes are numbered so that equal parts are identical.
 pub(super) struct Component {
-    /// The part. Its classes and choices are called by their numbers in the whole.
-    pub flat: Flat,
-    /// Class in the whole, for each class here.
+    /// The part as a problem. The origin of each choice is its index in the whole problem.
+    pub flat: FlatClasses,
+    /// For each class of the part, its index in the whole problem.
     pub classes: Vec<u32>,
-    /// No solution of it costs less.
+    /// Lower bound of the cost of its solutions.
     pub lower: u64,
 }
 
-/// Sets of classes, as a forest.
+/// Disjoint sets of classes, as a forest (union-find).
 struct UnionFind(Vec<u32>);
 
 impl UnionFind {
@@ -31,28 +32,29 @@ impl UnionFind {
     }
 }
 
-/// Takes a reduced problem apart.
+/// The state of splitting a reduced problem.
 pub(super) struct Splitter<'a> {
-    flat: &'a Flat,
+    flat: &'a FlatClasses,
     r: &'a Reduction,
     /// Component of each class; [`NONE`] for classes that are not open.
     component: Vec<u32>,
     /// Number of each class within its component.
     local: Vec<u32>,
-    /// A number for each open class that equal structures below it share.
+    /// Hash of each open class ("colour"): equal for classes whose open operands form equal structures.
     colour: Vec<u64>,
-    /// Components of which cycles through paid classes are to be seen.
+    /// For each component, `true` if cycles through paid classes must be detected in it.
     conduits: Vec<bool>,
 }
 
-/// Mixes two numbers into one.
+/// Hashes two numbers to one.
 fn mix(a: u64, b: u64) -> u64 {
     meganeura_core::random::mix(a.rotate_left(5) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Splits a reduced problem into components. `joined` names sets of open classes that belong together because
-/// their components made a cycle; there, paths through paid classes become kids, so that the cycle is seen.
-pub(super) fn split(flat: &Flat, r: &Reduction, joined: &[Vec<u32>]) -> Vec<Component> {
+/// Splits a reduced problem into components. `joined` lists sets of open classes that must be in one component, because
+/// their components formed a cycle. In such a component, a class that is reached through paid classes counts as a child
+/// (operand class), so that the cycle is detected.
+pub(super) fn split(flat: &FlatClasses, r: &Reduction, joined: &[Vec<u32>]) -> Vec<Component> {
     let n = flat.len();
     let mut s = Splitter {
         flat,
@@ -68,7 +70,7 @@ pub(super) fn split(flat: &Flat, r: &Reduction, joined: &[Vec<u32>]) -> Vec<Comp
 }
 
 impl Splitter<'_> {
-    /// Whether a class is to be decided: a forced one with several choices, or one that nobody paid for.
+    /// Returns `true` if a class is open: it is unpaid, or forced with several choices.
     fn open(&self, class: u32) -> bool {
         let c = class as usize;
         !self.r.paid[c] || (self.r.forced[c] && self.r.count[c] > 1)
@@ -78,13 +80,13 @@ impl Splitter<'_> {
         self.flat.choices(class).filter(|&k| self.r.alive[k])
     }
 
-    /// Finds the components, in the order of the walk.
+    /// Finds the components. Classes and components are in the order of the walk.
     fn members(&mut self, joined: &[Vec<u32>]) -> Vec<Vec<u32>> {
         let (flat, r) = (self.flat, self.r);
         let mut sets = UnionFind((0..flat.len() as u32).collect());
         let open: Vec<u32> = r.walk.order.iter().copied().filter(|&c| self.open(c)).collect();
         for &c in &open {
-            for &x in self.alive(c).flat_map(|k| flat.kids(k)) {
+            for &x in self.alive(c).flat_map(|k| flat.children(k)) {
                 if !r.paid[x as usize] {
                     sets.union(c, x);
                 }
@@ -120,7 +122,7 @@ impl Splitter<'_> {
         members
     }
 
-    /// Colours the open classes, kids first.
+    /// Computes the colours of the open classes, children first.
     fn paint(&mut self) {
         for &c in &self.r.walk.order {
             if self.component[c as usize] == NONE {
@@ -132,15 +134,18 @@ impl Splitter<'_> {
         }
     }
 
-    /// A number for a choice that equal structures below it share. Does not look past paid classes: what is
-    /// below them differs from layer to layer and belongs to other components.
+    /// Computes a hash of a choice that equal structures share. It excludes paid classes: the structures below them
+    /// differ from layer to layer and belong to other components.
     fn shade(&self, choice: usize) -> u64 {
-        let kids = self.flat.kids(choice).iter().filter(|x| !self.r.paid[**x as usize]);
-        let kids = kids.fold(0u64, |sum, &x| sum.wrapping_add(self.colour[x as usize]));
-        mix(mix(self.flat.cost[choice], u64::from(self.flat.label[choice])), kids)
+        let children = self.flat.children(choice).iter().filter(|x| !self.r.paid[**x as usize]);
+        let children = children.fold(0u64, |sum, &x| sum.wrapping_add(self.colour[x as usize]));
+        mix(
+            mix(self.flat.cost[choice], u64::from(self.flat.label[choice])),
+            children,
+        )
     }
 
-    /// Builds a component: roots first, then as they are met.
+    /// Builds a component, with the roots first and the other classes in the order of discovery.
     fn build(&mut self, members: &[u32]) -> Component {
         let key = |s: &Self, c: u32| (s.colour[c as usize], s.r.walk.position[c as usize]);
         let component = self.component[members[0] as usize];
@@ -159,20 +164,20 @@ impl Splitter<'_> {
             let mut alive: Vec<usize> = self.alive(c).collect();
             alive.sort_by_cached_key(|&k| (self.flat.cost[k], self.flat.label[k], self.shade(k)));
             for &k in alive.iter().rev() {
-                let kids = self.flat.kids(k).iter().copied();
-                let mut kids: Vec<u32> = kids.filter(|&x| self.component[x as usize] == component).collect();
-                kids.retain(|&x| self.local[x as usize] == NONE);
-                kids.sort_by_key(|&x| std::cmp::Reverse(key(self, x)));
-                stack.extend(kids);
+                let children = self.flat.children(k).iter().copied();
+                let mut children: Vec<u32> = children.filter(|&x| self.component[x as usize] == component).collect();
+                children.retain(|&x| self.local[x as usize] == NONE);
+                children.sort_by_key(|&x| std::cmp::Reverse(key(self, x)));
+                stack.extend(children);
             }
             choices.push(alive);
         }
-        let mut flat = Flat::new();
+        let mut flat = FlatClasses::new();
         let mut seen = Vec::new();
         for alive in &choices {
             for &k in alive {
-                let kids = self.local_kids(k, component, &mut seen);
-                flat.push_choice(self.flat.cost[k], self.flat.label[k], k as u32, &kids);
+                let children = self.local_kids(k, component, &mut seen);
+                flat.push_choice(self.flat.cost[k], self.flat.label[k], k as u32, &children);
             }
             flat.close_class();
         }
@@ -182,32 +187,32 @@ impl Splitter<'_> {
         Component { flat, classes, lower }
     }
 
-    /// Kids of a choice within its component; where conduits matter, also those behind paid classes that are left
-    /// with one choice. `seen` is scratch.
+    /// Returns the children of a choice within its component. If the component must detect cycles, it also follows paid
+    /// classes with only one remaining choice. `seen` is a reusable buffer.
     fn local_kids(&self, choice: usize, component: u32, seen: &mut Vec<u32>) -> Vec<u32> {
-        let mut kids = Vec::new();
+        let mut children = Vec::new();
         seen.clear();
-        seen.extend_from_slice(self.flat.kids(choice));
+        seen.extend_from_slice(self.flat.children(choice));
         let conduits = self.conduits[component as usize];
         let group = self.r.walk.group[self.flat.class_of[choice] as usize];
         let mut met = std::collections::HashSet::new();
         while let Some(x) = seen.pop() {
             if self.component[x as usize] == component {
-                kids.push(self.local[x as usize]);
+                children.push(self.local[x as usize]);
             } else if conduits
                 && self.r.walk.group[x as usize] == group
                 && self.r.count[x as usize] == 1
                 && met.insert(x)
             {
-                seen.extend(self.alive(x).flat_map(|k| self.flat.kids(k)));
+                seen.extend(self.alive(x).flat_map(|k| self.flat.children(k)));
             }
         }
-        kids.sort_unstable();
-        kids.dedup();
-        kids
+        children.sort_unstable();
+        children.dedup();
+        children
     }
 
-    /// The exclusive sets among the classes of a component.
+    /// Returns the exclusive sets among the classes of a component.
     fn local_sets(&self, component: u32) -> Vec<Vec<u32>> {
         let mut sets: Vec<Vec<u32>> = Vec::new();
         for set in &self.flat.exclusive {
@@ -224,10 +229,11 @@ impl Splitter<'_> {
     }
 }
 
-/// A lower bound on the cost of a problem. A class counts its cheapest choice with, for each kid that is not
-/// wanted anyway, that kid's bound in as many equal parts as the kid has possible users. Summed over what a
-/// solution uses, the parts of a kid never exceed its bound, so the bounds of the roots never exceed the cost.
-pub(super) fn lower(flat: &Flat) -> u64 {
+/// Returns a lower bound of the cost of a problem. The bound of a choice is its cost plus, for each child that is not a
+/// root, the child's bound divided by the child's number of possible users; the bound of a class is the minimum over its
+/// choices. In a solution, the shares of a child over all its users never exceed its bound. So the sum of the roots'
+/// bounds never exceeds the cost.
+pub(super) fn lower(flat: &FlatClasses) -> u64 {
     let n = flat.len();
     let mut share = vec![0u64; n];
     let mut users = vec![0u64; n];
@@ -237,7 +243,7 @@ pub(super) fn lower(flat: &Flat) -> u64 {
         root[c as usize] = true;
     }
     for c in 0..n as u32 {
-        for &x in flat.choices(c).flat_map(|k| flat.kids(k)) {
+        for &x in flat.choices(c).flat_map(|k| flat.children(k)) {
             if last[x as usize] != c {
                 last[x as usize] = c;
                 users[x as usize] += 1;
@@ -247,8 +253,8 @@ pub(super) fn lower(flat: &Flat) -> u64 {
     let mut total = 0u64;
     for c in (0..n as u32).rev() {
         let cost = |k: usize| {
-            let kids = flat.kids(k).iter();
-            kids.fold(flat.cost[k], |sum, &x| sum.saturating_add(share[x as usize]))
+            let children = flat.children(k).iter();
+            children.fold(flat.cost[k], |sum, &x| sum.saturating_add(share[x as usize]))
         };
         let bound = flat.choices(c).map(cost).min().unwrap_or(0);
         if root[c as usize] {
@@ -260,16 +266,16 @@ pub(super) fn lower(flat: &Flat) -> u64 {
     total
 }
 
-/// What makes two components the same problem.
-pub(super) fn signature(flat: &Flat) -> Vec<u64> {
+/// Returns the key by which equal component problems are recognized.
+pub(super) fn signature(flat: &FlatClasses) -> Vec<u64> {
     let mut key = vec![flat.len() as u64, flat.roots.len() as u64];
     key.extend(flat.roots.iter().map(|&c| u64::from(c)));
     for c in 0..flat.len() as u32 {
         key.push(flat.choices(c).len() as u64);
         for k in flat.choices(c) {
             key.push(flat.cost[k]);
-            key.push(flat.kids(k).len() as u64);
-            key.extend(flat.kids(k).iter().map(|&x| u64::from(x)));
+            key.push(flat.children(k).len() as u64);
+            key.extend(flat.children(k).iter().map(|&x| u64::from(x)));
         }
     }
     for set in &flat.exclusive {

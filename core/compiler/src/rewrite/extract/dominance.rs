@@ -1,37 +1,39 @@
-//! Dominance: a choice that another one of its class can replace in every solution, without a cycle and at no
-//! more cost, is dropped.
+//! Dominance: drops a choice that another choice of its class can replace in every solution,
+//! without a cycle and without additional cost.
 //!
-//! Let a solution use choice `a` of class `c`, and let `b` be another choice. Replacing `a` by `b` adds at most
-//! the cost of `b` and of computing, each on its own, those kids of `b` that are neither paid nor kids of `a`. It
-//! saves at least the cost of `a` and of those kids that only `c` can use. No cycle comes of it when the kids of
-//! `b` that are not kids of `a` cannot reach `c` at all: they lie in another group of the walk. And it uses no
-//! class that excludes another, unless the solution uses it already. By induction over the groups from the roots
-//! down this holds for all choices dropped in one pass together, although the bounds were taken before it: what a
-//! replacement adds lies in groups below, and there further replacements follow; classes once forced stay in the
-//! solution, for only unpaid ones are counted as saved.
+//! Let a solution use choice `a` of class `c`, and let `b` be another choice. Replacing `a` by `b`
+//! adds at most the cost of `b` and of computing, separately, the children of `b` that are neither paid
+//! nor children of `a`. It saves at least the cost of `a` and of the children that only `c` can use. It
+//! creates no cycle if the children of `b` that are not children of `a` cannot reach `c` at all: they are
+//! in another group of the walk. And it uses no class that excludes another, unless the solution
+//! already uses it. By induction over the groups from the roots down, this holds for all choices
+//! dropped in one pass, although the bounds were computed before the pass: a replacement adds only
+//! classes in groups below, where further replacements follow; classes once forced stay in the
+//! solution, because only unpaid ones are counted as saved.
 //!
-//! The pass goes from the roots down, and what a forced class is left with becomes forced at once, so that one pass
-//! can settle a whole chain of classes each of which waits for the one above.
+//! The pass goes from the roots down. The last remaining choice of a forced class becomes forced
+//! immediately, so that one pass can settle a whole chain of classes that depend on each other.
 
 use super::flat::NONE;
 use super::forced::MustSets;
 use super::reduce::Reducer;
 
-/// Choices of a class that others are compared with, the cheapest: so that a class with very many does no harm.
+/// Maximum number of choices of a class, the cheapest ones, that each choice is compared with. It limits the time for
+/// classes with many choices.
 const COMPARED: usize = 64;
 
-/// Bounds on what a class adds to a solution.
+/// Bounds of the cost that a class adds to a solution.
 struct Bounds {
-    /// Cost of computing a class with nothing shared; `u64::MAX` where no such way was found.
+    /// For each class, an upper bound: the cost of computing it without sharing; `u64::MAX` if no way was found.
     most: Vec<u64>,
-    /// Cost that goes when a class is no longer needed.
+    /// For each class, a lower bound: the cost that is saved if the class is not needed.
     least: Vec<u64>,
-    /// Whether a class has one possible user only.
+    /// `true` for each class with only one possible user.
     own: Vec<bool>,
 }
 
 impl Reducer<'_> {
-    /// Drops dominated choices, and forces what then has to be; whether there were any.
+    /// Drops dominated choices, and forces the classes that are then needed. Returns whether anything changed.
     pub(super) fn dominate(&mut self, must: &MustSets) -> bool {
         let bounds = self.bounds();
         let mut changed = false;
@@ -63,9 +65,9 @@ impl Reducer<'_> {
         changed
     }
 
-    /// Whether choice `b` can replace choice `a` of class `c`.
+    /// Returns `true` if choice `b` can replace choice `a` of class `c`.
     fn dominates(&self, bounds: &Bounds, c: u32, b: usize, a: usize) -> bool {
-        let (kids_a, kids_b) = (self.flat.kids(a), self.flat.kids(b));
+        let (kids_a, kids_b) = (self.flat.children(a), self.flat.children(b));
         let group = self.r.walk.group[c as usize];
         let mut extra = self.flat.cost[b];
         for &x in kids_b.iter().filter(|x| kids_a.binary_search(x).is_err()) {
@@ -85,14 +87,14 @@ impl Reducer<'_> {
         extra < u64::MAX && extra <= saved
     }
 
-    /// Takes the bounds, kids first. Edges that go back count as impossible for the upper bound, which makes what
-    /// it stands for free of cycles, and as nothing for the lower one.
+    /// Computes the bounds, children first. For the upper bound, back edges count as impossible, so that the computation
+    /// that it describes is acyclic; for the lower bound, they count as free.
     fn bounds(&mut self) -> Bounds {
         let n = self.flat.len();
         let mut user = vec![NONE; n];
         let mut own = vec![true; n];
         for &c in &self.r.walk.order {
-            for &x in self.alive(c).flat_map(|k| self.flat.kids(k)) {
+            for &x in self.alive(c).flat_map(|k| self.flat.children(k)) {
                 let seen = &mut user[x as usize];
                 own[x as usize] &= *seen == NONE || *seen == c;
                 *seen = c;
@@ -106,7 +108,7 @@ impl Reducer<'_> {
             let (mut upper, mut lower) = (u64::MAX, u64::MAX);
             for k in self.alive(c) {
                 let (mut with, mut without) = (self.flat.cost[k], self.flat.cost[k]);
-                for &x in self.flat.kids(k).iter().filter(|x| !self.r.paid[**x as usize]) {
+                for &x in self.flat.children(k).iter().filter(|x| !self.r.paid[**x as usize]) {
                     with = with.saturating_add(most[x as usize]);
                     if own[x as usize] {
                         without = without.saturating_add(least[x as usize]);

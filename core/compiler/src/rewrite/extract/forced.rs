@@ -1,29 +1,29 @@
-//! Forced classes: what every solution uses.
+//! Forced classes: classes that every solution uses.
 //!
-//! A class must use itself and, over its choices, the intersection of what the kids of each must use. The sets are
-//! kept short: of each, the [`NEAREST`] classes, for a part of a must set is as true as the whole of it, and what
-//! forces the next class is near. As soon as a class is forced, those above it no longer look past it, so rounds
-//! find the rest.
+//! The must set of a class contains the class itself and the intersection, over its choices, of the
+//! union of the children' must sets. Only the [`NEAREST`] classes of each set are kept: a subset of a
+//! must set is still valid, and classes that force the next class are near. When a class is forced,
+//! classes above it no longer need to look past it, so further rounds find the rest.
 
-use super::flat::{Flat, NONE};
+use super::flat::{FlatClasses, NONE};
 use super::reduce::Reducer;
 
-/// Classes kept of each must set.
+/// Maximum number of classes that are kept of each must set.
 const NEAREST: usize = 64;
 
-/// For each class some of the classes that a solution with it must use.
+/// For each class a subset of the classes that a solution containing it must use.
 pub(super) struct MustSets {
     /// Positions in the walk, descending within each set.
     members: Vec<u32>,
-    /// Where the set of a class lies in `members`.
+    /// Range of each class's set in `members`.
     span: Vec<(u32, u32)>,
-    /// Whether choices were dropped that need their own class.
+    /// `true` if choices were dropped because they need their own class.
     pub dropped: bool,
 }
 
 impl MustSets {
-    /// Computes the sets, kids first. Across an edge that goes back only the kid itself counts, and of a paid kid
-    /// too: what it needs is forced anyway. Drops the choices whose kids must use the class itself.
+    /// Computes the sets, children first. Of a child that is paid or reached by a back edge, only the child itself is included:
+    /// everything that a paid child needs is forced anyway. Drops choices whose children must use the class itself.
     pub(super) fn of(reducer: &mut Reducer<'_>) -> Self {
         let n = reducer.flat.len();
         let mut sets = MustSets {
@@ -65,10 +65,11 @@ impl MustSets {
         sets
     }
 
-    /// What the kids of a choice of the class at `position` must use, descending.
+    /// Computes the union of the must sets of a choice's children, for the class at `position`, in
+    /// descending order.
     fn union(&self, reducer: &Reducer<'_>, choice: usize, position: u32, union: &mut Vec<u32>) {
         union.clear();
-        for &x in reducer.flat.kids(choice) {
+        for &x in reducer.flat.children(choice) {
             if reducer.r.free[x as usize] {
                 continue;
             }
@@ -87,14 +88,14 @@ impl MustSets {
 }
 
 impl Reducer<'_> {
-    /// Forces what forced classes need. Whether a class became forced.
+    /// Forces all classes that forced classes need. Returns whether a class became forced.
     pub(super) fn propagate(&mut self, must: Option<&MustSets>) -> bool {
         let forced = (0..self.flat.len() as u32).filter(|&c| self.r.forced[c as usize]);
         self.spread(forced.collect(), must)
     }
 
-    /// Forces what some forced classes need: the kids of an only choice, and their must set. Whether a class became
-    /// forced.
+    /// Forces all classes that some forced classes need: their must sets, and the children of classes with only one choice.
+    /// Returns whether a class became forced.
     pub(super) fn spread(&mut self, mut queue: Vec<u32>, must: Option<&MustSets>) -> bool {
         let known = queue.len();
         let mut next = 0;
@@ -103,8 +104,8 @@ impl Reducer<'_> {
             next += 1;
             if self.r.count[c as usize] == 1 {
                 let only = self.flat.choices(c).find(|&k| self.r.alive[k]);
-                let flat: &Flat = self.flat;
-                for &x in only.map_or(&[][..], |k| flat.kids(k)) {
+                let flat: &FlatClasses = self.flat;
+                for &x in only.map_or(&[][..], |k| flat.children(k)) {
                     self.enqueue(x, &mut queue);
                 }
             }

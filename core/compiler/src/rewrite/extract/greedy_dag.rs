@@ -1,25 +1,26 @@
-//! Greedy choices: what is taken when the budget is spent, and what a search has to beat.
+//! Greedy selection. It gives the result if the budget is exhausted, and the initial bound of a search.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::flat::{Flat, NONE};
+use super::flat::{FlatClasses, NONE};
 use super::walk::walk;
 
-/// Classes above which the sets of the greedy DAG choice would take too much memory.
+/// Number of classes above which the sets of the greedy DAG extraction would take too much memory.
 const MAX_CLASSES: usize = 8192;
-/// Words of sets that it may touch.
+/// Maximum words of sets that the greedy DAG extraction may process.
 const WORDS: usize = 1 << 23;
-/// Repairs after which all exclusive sets are done without.
+/// Number of repairs after which all exclusive sets are avoided.
 const ATTEMPTS: u32 = 32;
 
-/// A choice for each class needed, and what they cost.
-pub(super) type Chosen = (u64, Vec<u32>);
+/// A choice for each needed class, and the total cost.
+pub(super) type Selection = (u64, Vec<u32>);
 
-/// The best of the greedy choices that uses at most one class of each exclusive set; `None` where none was found.
+/// Returns the best greedy selection that uses at most one class of each exclusive set; `None` if none was found.
 ///
-/// Where a greedy choice uses several of a set, one stays, the rest are banned, and it is made again.
-pub(super) fn greedy(flat: &Flat) -> Option<Chosen> {
+/// If a greedy selection uses several classes of a set, one is kept, the rest are banned, and the
+/// selection is repeated.
+pub(super) fn greedy(flat: &FlatClasses) -> Option<Selection> {
     let mut banned = vec![false; flat.len()];
     for attempt in 0.. {
         let chosen = unrestricted(flat, &banned)?;
@@ -39,27 +40,28 @@ pub(super) fn greedy(flat: &Flat) -> Option<Chosen> {
     None
 }
 
-/// Members of a set that a choice uses.
+/// Returns the members of a set that a selection uses.
 fn used<'a>(set: &'a [u32], chosen: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
     set.iter().copied().filter(|&c| chosen[c as usize] != NONE)
 }
 
-/// All classes of exclusive sets banned but the roots, where that leaves a solution.
-fn without_sets(flat: &Flat) -> Option<Vec<bool>> {
+/// Returns the set of banned classes that contains all classes of exclusive sets except roots; `None` if that leaves no
+/// solution.
+fn without_sets(flat: &FlatClasses) -> Option<Vec<bool>> {
     let mut banned = flat.is_exclusive.clone();
     flat.roots.iter().for_each(|&c| banned[c as usize] = false);
     let roots = |set: &Vec<u32>| set.iter().filter(|c| !banned[**c as usize]).count();
     (flat.exclusive.iter().all(|s| roots(s) < 2) && groundable(flat, &banned)).then_some(banned)
 }
 
-/// Whether all roots can be computed without the banned classes.
-fn groundable(flat: &Flat, banned: &[bool]) -> bool {
+/// Returns `true` if all roots can be computed without the banned classes.
+fn groundable(flat: &FlatClasses, banned: &[bool]) -> bool {
     let grounded = flat.ground(&mut vec![true; flat.cost.len()], banned);
     flat.roots.iter().all(|&c| grounded[c as usize])
 }
 
-/// The better of both ways, without regard to the exclusive sets.
-fn unrestricted(flat: &Flat, banned: &[bool]) -> Option<Chosen> {
+/// Returns the better result of both greedy methods, which ignore exclusive sets.
+fn unrestricted(flat: &FlatClasses, banned: &[bool]) -> Option<Selection> {
     let mut alive = vec![true; flat.cost.len()];
     let grounded = flat.ground(&mut alive, banned);
     if !flat.roots.iter().all(|&c| grounded[c as usize]) {
@@ -73,8 +75,8 @@ fn unrestricted(flat: &Flat, banned: &[bool]) -> Option<Chosen> {
     }
 }
 
-/// Keeps what the roots need and sums it; `None` where something is missing or on a cycle.
-pub(super) fn needed(flat: &Flat, chosen: &[u32]) -> Option<Chosen> {
+/// Returns the choices that the roots need, and their total cost; `None` if a choice is missing or on a cycle.
+pub(super) fn needed(flat: &FlatClasses, chosen: &[u32]) -> Option<Selection> {
     let mut alive = vec![false; flat.cost.len()];
     for &k in chosen.iter().filter(|k| **k != NONE) {
         alive[k as usize] = true;
@@ -93,10 +95,11 @@ pub(super) fn needed(flat: &Flat, chosen: &[u32]) -> Option<Chosen> {
     Some((cost, kept))
 }
 
-/// For each class the choice of the cheapest tree, nothing shared, cheapest classes first (Knuth). Never a cycle.
-fn tree(flat: &Flat, alive: &[bool]) -> Vec<u32> {
+/// Returns for each class the choice of the cheapest tree, without sharing, computed from the
+/// cheapest classes up (Knuth). It has no cycles.
+fn tree(flat: &FlatClasses, alive: &[bool]) -> Vec<u32> {
     let (first, users) = flat.users();
-    let mut missing: Vec<u32> = (0..flat.cost.len()).map(|k| flat.kids(k).len() as u32).collect();
+    let mut missing: Vec<u32> = (0..flat.cost.len()).map(|k| flat.children(k).len() as u32).collect();
     let mut cost: Vec<u64> = flat.cost.clone();
     let mut chosen = vec![NONE; flat.len()];
     let mut heap: BinaryHeap<Reverse<(u64, u32)>> = BinaryHeap::new();
@@ -120,9 +123,10 @@ fn tree(flat: &Flat, alive: &[bool]) -> Vec<u32> {
     chosen
 }
 
-/// For each class the choice whose set of needed classes is the cheapest, each counted once, given the sets of
-/// its kids: the greedy DAG extraction known from e-graph literature. Gives up where the sets grow too large.
-fn dag(flat: &Flat, alive: &[bool]) -> Vec<u32> {
+/// Returns for each class the choice with the cheapest set of needed classes, each counted once,
+/// given the sets of its children: the greedy DAG extraction of the e-graph literature. Gives up if the
+/// sets grow too large.
+fn dag(flat: &FlatClasses, alive: &[bool]) -> Vec<u32> {
     let n = flat.len();
     let mut chosen = vec![NONE; n];
     if n > MAX_CLASSES {
@@ -134,21 +138,21 @@ fn dag(flat: &Flat, alive: &[bool]) -> Vec<u32> {
     let mut total = vec![u64::MAX; n];
     let mut sets = vec![0u64; n * width];
     let mut set = vec![0u64; width];
-    let mut queued: Vec<bool> = (0..flat.cost.len()).map(|k| flat.kids(k).is_empty()).collect();
+    let mut queued: Vec<bool> = (0..flat.cost.len()).map(|k| flat.children(k).is_empty()).collect();
     let mut queue: VecDeque<u32> = (0..flat.cost.len() as u32).filter(|&k| queued[k as usize]).collect();
     let mut words = 0;
     while let Some(k) = queue.pop_front() {
         queued[k as usize] = false;
-        let kids = flat.kids(k as usize);
-        if !alive[k as usize] || kids.iter().any(|&x| chosen[x as usize] == NONE) {
+        let children = flat.children(k as usize);
+        if !alive[k as usize] || children.iter().any(|&x| chosen[x as usize] == NONE) {
             continue;
         }
-        words += (kids.len() + 1) * width;
+        words += (children.len() + 1) * width;
         if words > WORDS {
             break;
         }
         set.fill(0);
-        for &x in kids {
+        for &x in children {
             let other = &sets[x as usize * width..(x as usize + 1) * width];
             set.iter_mut().zip(other).for_each(|(a, b)| *a |= b);
         }

@@ -1,20 +1,20 @@
-//! How much work a search may do, and how much it has done.
+//! Work budget of a search, and the work done so far.
 
 use std::time::Instant;
 
-use super::Budget;
+use super::extraction::Budget;
 
-/// Steps between two looks at the clock.
+/// Number of steps between two checks of the clock.
 const CLOCK: u64 = 2048;
 
-/// Counts steps against a budget.
+/// Counter of steps, with a budget.
 pub(super) struct Meter {
     /// Steps of search done.
     pub steps: u64,
-    /// Whether steps are counted now: those inside components. What is done once for the whole problem is
-    /// near-linear and only the clock watches it.
+    /// `true` while steps are counted: within components. Work on the whole problem is nearly
+    /// linear and limited only by the clock.
     pub counting: bool,
-    /// The budget is spent: whoever sees this stops where the state is sound.
+    /// `true` if the budget is exhausted: every loop then stops at the next consistent state.
     pub spent: bool,
     limit: u64,
     deadline: Option<Instant>,
@@ -33,7 +33,7 @@ impl Meter {
         }
     }
 
-    /// Counts steps, and looks at the clock now and then; false when the budget is spent.
+    /// Counts steps, and checks the clock now and then; returns `false` if the budget is exhausted.
     pub(super) fn tick(&mut self, steps: usize) -> bool {
         let steps = steps as u64;
         if self.counting {

@@ -1,28 +1,38 @@
-//! Extraction: from an e-graph, the computation that costs least, each class counted once however often it is used.
+//! Extraction: selects the cheapest computation from an e-graph. A *class* is a set of equal values, a *choice*
+//! (e-node) one way to compute a class, and the *children* of a choice are the classes of its operands. Each class counts
+//! only once, regardless of its number of users.
 //!
-//! Exact where the budget allows, which on graphs of real models it does, for they are mostly decided without a
-//! search:
+//! It is exact if the budget allows. On graphs of real models it does, because they are mostly
+//! decided without a search:
 //!
 //! 1. Choices that can never be computed from the leaves up are dropped (`flat`), and classes that cost nothing are
 //!    settled (`reduce`).
-//! 2. In rounds: what every solution must use is **forced** (`forced`), so it is paid whatever else is chosen; a
-//!    choice that another one can replace in every solution is **dominated** and dropped (`dominance`).
-//! 3. What is left falls apart into independent **components** (`components`): they share only classes that are
-//!    paid. Layers repeat, so components repeat: each pattern is solved once and remembered by its signature.
-//! 4. A component is **searched** (`search`): to use the class that most could share, or not. Each side is a problem
-//!    like the first, so it is reduced and split again. Bounds cut off what cannot win.
-//! 5. Components can make a cycle together that none makes alone. Those are joined and solved again.
+//! 2. In rounds: classes that every solution must use are **forced** (`forced`), so they are paid
+//!    in any case; a choice that another one can replace in every solution is **dominated** and
+//!    dropped (`dominance`).
+//! 3. The rest is split into independent **components** (`components`): they share only classes that
+//!    are paid. Layers repeat, so components repeat: each pattern is solved once and cached by its
+//!    signature.
+//! 4. A component is **searched** (`search`) by branching on the class with the most possible
+//!    users: use it, or not. Each branch is a problem like the first, so it is reduced and split
+//!    again. Bounds prune branches that cannot win.
+//! 5. Several components can form a cycle that none forms by itself. They are joined and solved
+//!    again.
 //!
-//! When the budget is spent, what is not solved is chosen greedily (`greedy_dag`), and the result says so.
+//! If the budget is exhausted, unsolved parts are selected greedily (`greedy_dag`), and the result
+//! records that.
 //!
-//! Classes that exclude each other (two packings of one weight) are never free, never part of what a dominance
-//! argument adds, lie in one component, and a forced one bans the others.
+//! Classes that exclude each other (two packings of one weight) are never free and never part of
+//! the classes that a dominance argument adds; they are in one component, and a forced one bans all
+//! others in its set.
 //!
-//! Nothing recurses along the graph, and the same problem gives the same result (as long as no time limit strikes).
+//! Nothing recurses along the graph, and the same problem gives the same result (unless the time
+//! limit is reached).
 
 mod check;
 mod components;
 mod dominance;
+mod extraction;
 mod flat;
 mod forced;
 mod greedy_dag;
@@ -32,102 +42,21 @@ mod search;
 pub mod synthetic;
 mod walk;
 
-use std::time::Duration;
-
 pub use check::{SelectionError, selection_cost};
+pub use extraction::{Budget, ExtractError, Extraction, Stats};
 
-use self::flat::{Flat, NONE};
+use self::flat::{FlatClasses, NONE};
 use self::meter::Meter;
 use self::search::{Solver, whole};
-use super::problem::{Problem, Selection};
-
-/// How much search is allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// Steps: choices looked at while components are searched. A step takes some nanoseconds. What is done once for the
-    /// whole problem does not count.
-    pub steps: u64,
-    /// Time, from the call on. A time limit that strikes makes the result depend on the machine.
-    pub time: Option<Duration>,
-}
-
-impl Default for Budget {
-    /// Ten million steps: well below a second.
-    fn default() -> Self {
-        Budget {
-            steps: 10_000_000,
-            time: None,
-        }
-    }
-}
-
-/// What an extraction did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Classes in reach of the roots, those that cost nothing left out.
-    pub classes: usize,
-    /// Of those, classes that every solution uses.
-    pub forced: usize,
-    /// Classes that the reductions left to be decided.
-    pub open: usize,
-    /// Components that those fall apart into.
-    pub components: usize,
-    /// Classes of the largest one.
-    pub largest: usize,
-    /// Components searched, those within searches included.
-    pub solved: u32,
-    /// Components remembered instead.
-    pub reused: u32,
-    /// Rounds of reduction of the whole problem.
-    pub rounds: u32,
-    /// Cycles across components for which components were joined.
-    pub joins: u32,
-    /// Steps of search, see [`Budget::steps`].
-    pub steps: u64,
-    /// The budget was spent.
-    pub budget_spent: bool,
-}
-
-/// The computation chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extraction {
-    /// For each class the choice; `None` where the class is not needed.
-    pub selection: Selection,
-    /// Cost, in picoseconds.
-    pub cost: u64,
-    /// Whether nothing cheaper exists.
-    pub exact: bool,
-    /// How it was found.
-    pub stats: Stats,
-}
-
-/// Why nothing was extracted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ExtractError {
-    /// The problem contradicts itself.
-    #[error("malformed extraction problem: {0}")]
-    Malformed(String),
-    /// A root that no choices lead to without a cycle.
-    #[error("class {root} is wanted, and no choice of it can be computed from the leaves up")]
-    Ungrounded {
-        /// The root.
-        root: u32,
-    },
-    /// Every solution uses classes that exclude each other.
-    #[error("every way to compute the roots uses classes that exclude each other")]
-    Infeasible,
-    /// No solution was found that keeps to the exclusive sets; there may be one.
-    #[error("no way to compute the roots was found that keeps to the exclusive sets; a larger budget may find one")]
-    NotFound,
-}
+use super::problem::Problem;
 
 /// Chooses the cheapest computation of the roots.
 ///
 /// # Errors
-/// [`ExtractError`] where the problem is malformed, a root cannot be computed, or every solution uses classes that
-/// exclude each other. A budget that is spent is no error as long as a solution is known.
+/// [`ExtractError`] if the problem is malformed, a root cannot be computed, or every solution uses
+/// classes that exclude each other. An exhausted budget is not an error if a solution was found.
 pub fn extract(problem: &Problem, budget: &Budget) -> Result<Extraction, ExtractError> {
-    let flat = Flat::from_problem(problem)?;
+    let flat = FlatClasses::from_problem(problem)?;
     let grounded = flat.ground(&mut vec![true; flat.cost.len()], &vec![false; flat.len()]);
     if let Some(&root) = flat.roots.iter().find(|c| !grounded[**c as usize]) {
         return Err(ExtractError::Ungrounded { root });
@@ -154,7 +83,7 @@ pub fn extract(problem: &Problem, budget: &Budget) -> Result<Extraction, Extract
     })
 }
 
-/// Chooses greedily what is left after the reductions: no search, whatever the problem.
+/// Selects greedily after the reductions, without any search.
 ///
 /// # Errors
 /// As [`extract`].

@@ -1,24 +1,25 @@
-//! What can be decided without a search: rounds of forcing and dominance until nothing changes.
+//! Reductions without a search: rounds of forcing and dominance until nothing changes.
 
-use super::flat::Flat;
+use super::flat::FlatClasses;
 use super::forced::MustSets;
 use super::meter::Meter;
 use super::walk::{Walk, walk};
 
-/// What is left of a problem: there is an optimal solution that uses the choices still alive only, and every
-/// solution uses the forced classes.
+/// Result of the reductions: there is an optimal solution that uses only the choices still alive,
+/// and every solution uses the forced classes.
 pub(super) struct Reduction {
-    /// Whether a choice may still be taken.
+    /// `true` for each choice that may still be used (that is alive).
     pub alive: Vec<bool>,
-    /// Choices alive, for each class.
+    /// Number of alive choices of each class.
     pub count: Vec<u32>,
-    /// Whether every solution uses a class.
+    /// `true` for each class that every solution uses.
     pub forced: Vec<bool>,
-    /// Whether using a class costs nothing more: it is forced, free, or one choice of no cost on such classes.
+    /// `true` for each class whose use adds no cost: it is forced, free, or has one choice of no
+    /// cost on such classes.
     pub paid: Vec<bool>,
-    /// Whether a class is computed at no cost from classes of no cost. Free classes lead to free ones only.
+    /// `true` for each class that costs nothing, because a choice of no cost needs only classes that cost nothing.
     pub free: Vec<bool>,
-    /// Classes in reach, free ones left out.
+    /// Reachable classes, except for free ones.
     pub walk: Walk,
     /// Rounds done.
     pub rounds: u32,
@@ -26,18 +27,19 @@ pub(super) struct Reduction {
 
 /// The state of the rounds.
 pub(super) struct Reducer<'a> {
-    pub flat: &'a Flat,
+    pub flat: &'a FlatClasses,
     pub meter: &'a mut Meter,
     pub r: Reduction,
-    /// Classes that another one excludes.
+    /// Classes that must not be used, because a forced class excludes them.
     pub banned: Vec<bool>,
-    /// A choice was dropped in a way that can leave others without ground.
+    /// `true` if a class was banned or lost its last choice, so that other classes may have become impossible to
+    /// compute.
     pub unsettled: bool,
 }
 
-/// Reduces a problem, in at most so many rounds; `None` where no solution exists. A budget that is spent only means
-/// fewer reductions.
-pub(super) fn reduce(flat: &Flat, rounds: u32, meter: &mut Meter) -> Option<Reduction> {
+/// Reduces a problem, in at most `rounds` rounds; `None` if no solution exists. An exhausted budget
+/// only means fewer reductions.
+pub(super) fn reduce(flat: &FlatClasses, rounds: u32, meter: &mut Meter) -> Option<Reduction> {
     let n = flat.len();
     let mut reducer = Reducer {
         flat,
@@ -81,7 +83,7 @@ pub(super) fn reduce(flat: &Flat, rounds: u32, meter: &mut Meter) -> Option<Redu
 }
 
 impl Reducer<'_> {
-    /// One round; whether it changed anything.
+    /// Runs one round. Returns whether it changed anything.
     fn round(&mut self) -> bool {
         let must = MustSets::of(self);
         let mut changed = must.dropped;
@@ -107,12 +109,13 @@ impl Reducer<'_> {
         self.unsettled |= self.r.count[c] == 0;
     }
 
-    /// Choices of a class that are alive.
+    /// Iterates over the choices of a class that are alive.
     pub(super) fn alive(&self, class: u32) -> impl Iterator<Item = usize> + '_ {
         self.flat.choices(class).filter(|&k| self.r.alive[k])
     }
 
-    /// Drops what has no ground; false where something needed is among it.
+    /// Drops choices that cannot be computed from the leaves up. Returns `false` if a needed class cannot be computed
+    /// any more.
     fn settle(&mut self) -> bool {
         self.unsettled = false;
         let grounded = self.flat.ground(&mut self.r.alive, &self.banned);
@@ -124,12 +127,12 @@ impl Reducer<'_> {
         forced.filter(|(_, f)| **f).all(|(c, _)| grounded[c])
     }
 
-    /// Finds the free classes and takes their choice of no cost. Whatever a solution does with them, they can be
-    /// computed like this without a cycle and without cost. Classes that exclude each other are never free.
+    /// Finds the free classes and selects their choice of no cost. In any solution, they can be computed like this
+    /// without a cycle and without cost. Classes that exclude each other are never free.
     fn free(&mut self) {
         let flat = self.flat;
         let (first, users) = flat.users();
-        let mut missing: Vec<u32> = (0..flat.cost.len()).map(|k| flat.kids(k).len() as u32).collect();
+        let mut missing: Vec<u32> = (0..flat.cost.len()).map(|k| flat.children(k).len() as u32).collect();
         let mut queue: Vec<usize> = (0..flat.cost.len()).filter(|&k| missing[k] == 0).collect();
         let mut next = 0;
         while next < queue.len() {
@@ -155,7 +158,8 @@ impl Reducer<'_> {
         }
     }
 
-    /// Bans what the forced classes exclude; whether anything was banned, `None` where they exclude each other.
+    /// Bans the classes that forced classes exclude. Returns whether any were banned; `None` if
+    /// forced classes exclude each other.
     fn exclude(&mut self) -> Option<bool> {
         let mut changed = false;
         for set in &self.flat.exclusive {
@@ -173,7 +177,8 @@ impl Reducer<'_> {
         Some(changed)
     }
 
-    /// Finds classes that are left with one choice of no cost on paid classes: using them costs nothing more.
+    /// Finds classes whose only remaining choice costs nothing and needs only paid classes: using them adds no cost, so
+    /// they are paid.
     fn gratis(&mut self) -> bool {
         let mut changed = false;
         for i in 0..self.r.walk.order.len() {
@@ -187,7 +192,7 @@ impl Reducer<'_> {
             }
             let gratis = self.alive(c).all(|k| {
                 let paid = |x: &u32| self.r.paid[*x as usize];
-                self.flat.cost[k] == 0 && self.flat.kids(k).iter().all(paid)
+                self.flat.cost[k] == 0 && self.flat.children(k).iter().all(paid)
             });
             self.r.paid[c as usize] |= gratis;
             changed |= gratis;

@@ -1,29 +1,32 @@
-//! The search: reduce, split, and for each component branch, each branch being a smaller problem of the same kind.
+//! The search: reduces, splits, and branches for each component; each branch is a smaller problem
+//! of the same kind.
 
 use std::collections::HashMap;
 
-use super::Stats;
 use super::components::{Component, signature, split};
-use super::flat::{Flat, NONE};
-use super::greedy_dag::{Chosen, greedy, needed};
+use super::extraction::Stats;
+use super::flat::{FlatClasses, NONE};
+use super::greedy_dag::{Selection, greedy, needed};
 use super::meter::Meter;
 use super::reduce::{Reduction, reduce};
 use super::walk::walk;
 
-/// Rounds of reduction of the whole problem; what they leave, the components' own rounds find, each pattern once.
+/// Maximum rounds of reduction of the whole problem. Later reductions happen in the components, once for each distinct
+/// one.
 const ROUNDS: u32 = 16;
-/// Branches within branches, so that the stack stays small.
+/// Maximum nesting of branches, so that the stack stays small.
 const DEPTH: u32 = 128;
 
-/// Times that components which made a cycle are joined, before a greedy choice is taken.
+/// Maximum number of times that components in a cycle are joined, before a greedy selection is
+/// used.
 const JOINS: u32 = 64;
 
-/// What is known of the solutions below a bound.
+/// Result of a search for solutions that cost less than a bound.
 #[derive(Clone)]
 pub(super) struct Answer {
-    /// The best one found.
-    pub best: Option<Chosen>,
-    /// No other one is better.
+    /// The best solution that was found.
+    pub best: Option<Selection>,
+    /// `true` if no better solution exists.
     pub proven: bool,
 }
 
@@ -38,17 +41,17 @@ impl Answer {
     };
 }
 
-/// A component solved before.
-struct Known {
+/// A solved component.
+struct SolvedComponent {
     answer: Answer,
     bound: u64,
 }
 
-/// Solves problems; remembers components.
+/// Solver of problems, with a cache of solved components.
 pub(super) struct Solver {
     pub meter: Meter,
     pub stats: Stats,
-    known: HashMap<Vec<u64>, Known>,
+    known: HashMap<Vec<u64>, SolvedComponent>,
 }
 
 impl Solver {
@@ -60,9 +63,9 @@ impl Solver {
         }
     }
 
-    /// Finds the best solution that costs less than `bound`. At depth 0 it is one by greedy choice at least, if
-    /// the budget is spent; further down the search just ends.
-    pub(super) fn solve(&mut self, flat: &Flat, bound: u64, depth: u32) -> Answer {
+    /// Finds the best solution that costs less than `bound`. If the budget is exhausted, depth 0 returns at least a
+    /// greedy selection, and greater depths return without a solution.
+    pub(super) fn solve(&mut self, flat: &FlatClasses, bound: u64, depth: u32) -> Answer {
         let rounds = if depth == 0 { ROUNDS } else { u32::MAX };
         let Some(r) = reduce(flat, rounds, &mut self.meter) else {
             return Answer::NONE;
@@ -117,8 +120,8 @@ impl Solver {
         self.stats.largest = components.iter().map(|c| c.classes.len()).max().unwrap_or(0);
     }
 
-    /// Solves the components, small ones first, and writes what they choose to `chosen`. Returns the cost of all
-    /// and whether it is proven, or why there is none below the bound.
+    /// Solves the components, small ones first, and writes their choices to `chosen`. Returns the total cost and
+    /// whether it is proven to be the minimum; or the reason why no solution is below the bound.
     fn combine(
         &mut self,
         components: &[Component],
@@ -156,7 +159,7 @@ impl Solver {
         Ok((cost, proven))
     }
 
-    /// Solves a component, or remembers how.
+    /// Solves a component, or reuses its cached solution.
     fn component(&mut self, component: &Component, bound: u64, depth: u32) -> Answer {
         let key = signature(&component.flat);
         if let Some(known) = self.known.get(&key) {
@@ -172,7 +175,7 @@ impl Solver {
         let counting = std::mem::replace(&mut self.meter.counting, true);
         let answer = self.search(component, bound, depth);
         self.meter.counting = counting;
-        let known = Known {
+        let known = SolvedComponent {
             answer: answer.clone(),
             bound,
         };
@@ -180,7 +183,7 @@ impl Solver {
         answer
     }
 
-    /// Solves a component: greedily for a start, then by both branches of a decision.
+    /// Solves a component: first greedily, then by searching both branches of a decision.
     fn search(&mut self, component: &Component, bound: u64, depth: u32) -> Answer {
         let flat = &component.flat;
         let mut limit = bound;
@@ -205,7 +208,7 @@ impl Solver {
             if let Some((_, chosen)) = answer.best {
                 let back = |&k: &u32| if k == NONE { NONE } else { branch.origin[k as usize] };
                 let chosen: Vec<u32> = chosen.iter().map(back).collect();
-                // What a branch wants without need is not charged.
+                // Classes that a branch requires without using them are not charged.
                 if let Some(found) = needed(flat, &chosen)
                     && found.0 < limit
                 {
@@ -218,7 +221,7 @@ impl Solver {
     }
 }
 
-/// Number of classes in all sets together, each counted once.
+/// Returns the number of classes in all sets together, each counted once.
 fn distinct(sets: &[Vec<u32>]) -> usize {
     let mut all: Vec<u32> = sets.iter().flatten().copied().collect();
     all.sort_unstable();
@@ -226,8 +229,8 @@ fn distinct(sets: &[Vec<u32>]) -> usize {
     all.len()
 }
 
-/// The open classes of each set of classes that need each other.
-fn cycles(flat: &Flat, r: &Reduction, chosen: &[u32]) -> Vec<Vec<u32>> {
+/// Returns for each cycle of the selection the open classes on it.
+fn cycles(flat: &FlatClasses, r: &Reduction, chosen: &[u32]) -> Vec<Vec<u32>> {
     let mut alive = vec![false; flat.cost.len()];
     for &k in chosen.iter().filter(|k| **k != NONE) {
         alive[k as usize] = true;
@@ -244,12 +247,13 @@ fn cycles(flat: &Flat, r: &Reduction, chosen: &[u32]) -> Vec<Vec<u32>> {
     sets
 }
 
-/// The two sides of a decision, the likelier first. The best decision is whether to use a class that several could
-/// share, for then either all of them take it or none: the one with the most possible users. Where nothing can be
-/// shared, it is whether a root takes its first choice.
-fn branches(flat: &Flat) -> Option<[Flat; 2]> {
+/// Returns the two branches of a decision, the more promising first. The best decision is whether
+/// to use a class that several can share, because then either all of them use it or none: the class
+/// with the most possible users. If nothing can be shared, it is whether a root uses its first
+/// choice.
+fn branches(flat: &FlatClasses) -> Option<[FlatClasses; 2]> {
     if let Some(shared) = most_shared(flat) {
-        let avoids = |k: usize| flat.class_of[k] != shared && flat.kids(k).binary_search(&shared).is_err();
+        let avoids = |k: usize| flat.class_of[k] != shared && flat.children(k).binary_search(&shared).is_err();
         return Some([flat.restricted(|_| true, Some(shared)), flat.restricted(avoids, None)]);
     }
     let root = flat.roots.iter().copied().find(|&c| flat.choices(c).len() > 1)?;
@@ -259,12 +263,12 @@ fn branches(flat: &Flat) -> Option<[Flat; 2]> {
     Some([flat.restricted(takes, None), flat.restricted(|k| k != first, None)])
 }
 
-/// The class with the most possible users, two at least, that is not wanted anyway.
-fn most_shared(flat: &Flat) -> Option<u32> {
+/// Returns the class with the most possible users, at least two, that is not a root.
+fn most_shared(flat: &FlatClasses) -> Option<u32> {
     let mut users = vec![0u32; flat.len()];
     let mut last = vec![NONE; flat.len()];
     for c in 0..flat.len() as u32 {
-        for &x in flat.choices(c).flat_map(|k| flat.kids(k)) {
+        for &x in flat.choices(c).flat_map(|k| flat.children(k)) {
             if last[x as usize] != c {
                 last[x as usize] = c;
                 users[x as usize] += 1;
@@ -277,15 +281,15 @@ fn most_shared(flat: &Flat) -> Option<u32> {
     shared.max_by_key(|&c| (users[c as usize], cheapest(c), std::cmp::Reverse(c)))
 }
 
-/// A solver's answer for a whole problem.
-pub(super) fn whole(solver: &mut Solver, flat: &Flat) -> Answer {
+/// Returns the solver's answer for a whole problem.
+pub(super) fn whole(solver: &mut Solver, flat: &FlatClasses) -> Answer {
     let answer = solver.solve(flat, u64::MAX, 0);
     match answer.best {
         Some((_, chosen)) => Answer {
             best: needed(flat, &chosen),
             proven: answer.proven,
         },
-        // Spent before a component had a solution, or costs beyond u64.
+        // The budget was exhausted before a component had a solution, or costs exceed u64.
         None => greedy(flat).map_or(answer, |best| Answer {
             best: Some(best),
             proven: false,

@@ -1,11 +1,11 @@
-//! Problems made up for tests and benchmarks.
+//! Synthetic problems for tests and benchmarks.
 
 use super::super::problem::{Choice, Problem};
 
-/// A problem in the shape of a transformer's training graph after rewriting: projections that can be packed (in two
-/// ways that exclude each other), fused attention, norms and additions, transpositions that undo each other, a
-/// backward pass that shares the packings, and an optimizer's update in primitive operators. About 225 classes a
-/// layer.
+/// Returns a problem in the shape of a transformer's training graph after rewriting: projections
+/// that can be packed (in two ways that exclude each other), fused attention, norms and additions,
+/// transpositions that undo each other, a backward pass that shares the packings, and an
+/// optimizer's update in primitive operators. About 225 classes a layer.
 pub fn layered(layers: usize) -> Problem {
     let mut b = Builder::default();
     let mut x = b.leaf();
@@ -23,13 +23,13 @@ pub fn layered(layers: usize) -> Problem {
     b.problem
 }
 
-/// Adds classes and choices.
+/// Builder of a problem from classes and choices.
 #[derive(Default)]
 struct Builder {
     problem: Problem,
 }
 
-/// What the backward pass needs of a layer.
+/// Values of a layer that the backward pass needs.
 struct Layer {
     input: u32,
     normed: u32,
@@ -63,12 +63,12 @@ impl Builder {
         self.problem.classes[class as usize].push(Choice { label, cost, children });
     }
 
-    /// A packing of parameters; costs nothing by itself.
+    /// Adds a packing of parameters; costs nothing by itself.
     fn pack(&mut self, weights: &[u32]) -> u32 {
         self.op(1, 0, weights)
     }
 
-    /// A norm from its primitives, or as one.
+    /// Adds a norm with two choices: from its primitives, or as one call.
     fn norm(&mut self, x: u32) -> u32 {
         let square = self.op(2, 210, &[x]);
         let mean = self.op(3, 150, &[square]);
@@ -78,14 +78,14 @@ impl Builder {
         normed
     }
 
-    /// A transposition of a class, which also is what it is the transposition of.
+    /// Adds a transposition of a class; transposing it again gives the class.
     fn transposed(&mut self, x: u32) -> u32 {
         let t = self.op(7, 140, &[x]);
         self.or(x, 7, 140, &[t]);
         t
     }
 
-    /// `x + a·b`, in two kernels or in one.
+    /// Adds `x + a·b` with two choices: in two kernels, or in one.
     fn matmul_add(&mut self, cost: u64, x: u32, operands: &[u32]) -> u32 {
         let product = self.op(10, cost, operands);
         let sum = self.op(11, 230, &[x, product]);
@@ -179,7 +179,7 @@ impl Builder {
         d_input
     }
 
-    /// `xᵀ·d` for each, apart or at once.
+    /// Adds `xᵀ·d` for each of `d`, with two choices: separately, or all in one product.
     fn weight_gradients(&mut self, x: u32, d: &[u32], together: u32, weights: &[u32]) {
         let at_once = self.op(13, 500 * d.len() as u64, &[x, together]);
         let t = self.transposed(x);
@@ -191,7 +191,7 @@ impl Builder {
         }
     }
 
-    /// `Σ d·wᵀ`, as a chain of sums or at once with a packing.
+    /// Adds `Σ d·wᵀ` with two choices: as a chain of sums, or as one product with a packing.
     fn input_gradient(&mut self, d: &[u32], weights: &[u32], together: u32, packed: u32) -> u32 {
         let mut sum = self.op(13, 600, &[d[0], weights[0]]);
         for (&d, &w) in d.iter().zip(weights).skip(1) {
@@ -201,7 +201,7 @@ impl Builder {
         sum
     }
 
-    /// An optimizer's update in primitive operators, nothing to choose but its fusion.
+    /// Adds an optimizer's update in primitive operators; the only choice is its fusion.
     fn update(&mut self, gradient: u32, weight: u32) {
         let (moment, rate) = (self.leaf(), self.leaf());
         let mut value = gradient;

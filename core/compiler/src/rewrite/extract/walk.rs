@@ -1,23 +1,24 @@
-//! One walk from the roots: which classes are in reach, in which order, and which can lie on a cycle together.
+//! A walk from the roots. It finds the reachable classes, their order, and the groups of classes that can be on a
+//! common cycle.
 
-use super::flat::{Flat, NONE};
+use super::flat::{FlatClasses, NONE};
 
-/// Classes in reach of the roots.
+/// Classes reachable from the roots.
 #[derive(Default)]
 pub(super) struct Walk {
-    /// In the order of leaving them: kids first, except across edges that go back.
+    /// Classes in post-order: children first, except across back edges.
     pub order: Vec<u32>,
-    /// Place of each class in that order; [`NONE`] out of reach.
+    /// Position of each class in that order; [`NONE`] if unreachable.
     pub position: Vec<u32>,
-    /// Group of each class: classes of one group reach each other. [`NONE`] out of reach.
+    /// Group of each class: classes of one group reach each other. [`NONE`] if unreachable.
     pub group: Vec<u32>,
     /// Number of classes of each group.
     pub group_size: Vec<u32>,
 }
 
-/// Tarjan's walk and its own stack, so that deep graphs do no harm.
+/// Tarjan's algorithm with an explicit stack, for deep graphs.
 struct Tarjan<'a> {
-    flat: &'a Flat,
+    flat: &'a FlatClasses,
     walk: Walk,
     index: Vec<u32>,
     low: Vec<u32>,
@@ -26,15 +27,15 @@ struct Tarjan<'a> {
     frames: Vec<Frame>,
 }
 
-/// A class being walked: the choice and the kid that come next.
+/// A class on the stack of the walk, with the indices of its next choice and next child.
 struct Frame {
     class: u32,
     choice: usize,
-    kid: usize,
+    child: usize,
 }
 
-/// Walks the choices of `alive`; classes of `skip` are not entered.
-pub(super) fn walk(flat: &Flat, alive: &[bool], skip: &[bool]) -> Walk {
+/// Walks from the roots through the choices of `alive`, without entering the classes of `skip`.
+pub(super) fn walk(flat: &FlatClasses, alive: &[bool], skip: &[bool]) -> Walk {
     let n = flat.len();
     let mut tarjan = Tarjan {
         flat,
@@ -66,7 +67,11 @@ impl Tarjan<'_> {
         self.visited += 1;
         self.open.push(class);
         let choice = self.flat.choices(class).start;
-        self.frames.push(Frame { class, choice, kid: 0 });
+        self.frames.push(Frame {
+            class,
+            choice,
+            child: 0,
+        });
     }
 
     fn run(&mut self, alive: &[bool], skip: &[bool]) {
@@ -78,14 +83,14 @@ impl Tarjan<'_> {
                 self.leave(class);
                 continue;
             }
-            let kids = self.flat.kids(frame.choice);
-            if !alive[frame.choice] || frame.kid == kids.len() {
+            let children = self.flat.children(frame.choice);
+            if !alive[frame.choice] || frame.child == children.len() {
                 frame.choice += 1;
-                frame.kid = 0;
+                frame.child = 0;
                 continue;
             }
-            let x = kids[frame.kid];
-            frame.kid += 1;
+            let x = children[frame.child];
+            frame.child += 1;
             if skip[x as usize] {
                 continue;
             }
@@ -122,7 +127,7 @@ impl Tarjan<'_> {
 }
 
 impl Walk {
-    /// Whether a class can lie on a cycle.
+    /// Returns `true` if a class can be on a cycle.
     pub(super) fn cyclic(&self, class: u32) -> bool {
         let group = self.group[class as usize];
         group != NONE && self.group_size[group as usize] > 1

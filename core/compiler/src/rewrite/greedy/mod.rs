@@ -1,7 +1,7 @@
-//! The fixpoint pattern matcher: rules applied one by one where each makes the whole graph cheaper.
+//! The greedy matcher: applies rules one by one while each makes the whole graph cheaper.
 //!
-//! It uses the rules and costs of equality saturation without an e-graph. It is what remains when a budget is
-//! exceeded, and the baseline that reports compare with: a move that pays only together with another is not found.
+//! It uses the rules and costs of equality saturation without an e-graph. It is the fallback when a budget is
+//! exhausted, and the baseline of reports. It does not find rewrites that reduce the cost only in combination.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,44 +18,45 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 /// Limits of the matcher.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// Most steps of matching.
+    /// Maximum steps of matching.
     pub(super) steps: u64,
-    /// Longest time.
+    /// Maximum time.
     pub(super) time: Option<Duration>,
 }
 
-/// A rewrite that was done.
+/// A rewrite that was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Applied {
-    /// Index of the rule.
+pub(super) struct AppliedRewrite {
+    /// Index of the rule that was applied.
     pub(super) rule: usize,
-    /// The node that gave its name to what was made.
+    /// The node whose name and location the new nodes have.
     pub(super) node: NodeId,
-    /// How much cheaper the whole graph became, in picoseconds.
+    /// Cost reduction of the whole graph, in picoseconds.
     pub(super) saving: u128,
 }
 
-/// What the matcher made of a graph.
+/// Result of the matcher.
 pub(super) struct Greedy<'a> {
     /// The terms after rewriting.
     pub(super) terms: Terms<'a>,
-    /// Rewrites in order.
-    pub(super) applied: Vec<Applied>,
-    /// Cost of the graph as it came, after merging equal computations.
+    /// Rewrites, in the order of their application.
+    pub(super) applied: Vec<AppliedRewrite>,
+    /// Cost of the input graph, after merging equal computations.
     pub(super) cost_before: u128,
     /// Cost after rewriting.
     pub(super) cost_after: u128,
-    /// Whether nothing improves any more; otherwise the budget ended first.
+    /// `true` if a fixpoint was reached; `false` if the budget was exhausted first.
     pub(super) finished: bool,
 }
 
-/// Most matches of a rule at one place that are tried.
+/// Maximum matches of a rule that are tried at one term.
 const MAX_MATCHES: usize = 64;
 
-/// Rewrites a graph with rules while the cost falls.
+/// Rewrites a graph with rules as long as its cost falls.
 ///
 /// # Errors
-/// A cycle in the graph; [`Error::RuleSet`] naming a rule whose result has another type than what it replaces.
+/// A cycle in the graph; [`Error::RuleSet`] naming a rule whose result has another type than the
+/// replaced value.
 pub(super) fn greedy<'a>(
     graph: &Graph,
     rules: &[&Rule],
@@ -95,10 +96,10 @@ struct Driver<'r, 'a> {
     world: &'r World<'r>,
     terms: Terms<'a>,
     plans: Vec<Option<Plan>>,
-    /// Rules by the operator at which matching begins.
+    /// Rules, by the operator at which matching begins (the anchor).
     by_operator: HashMap<&'static str, Vec<usize>>,
     radius: usize,
-    applied: Vec<Applied>,
+    applied: Vec<AppliedRewrite>,
     steps: u64,
     budget: Budget,
     deadline: Option<Instant>,
@@ -118,7 +119,8 @@ impl Driver<'_, '_> {
         }
     }
 
-    /// Passes over what may have changed, until nothing improves. Whether that was reached.
+    /// Applies rules at all terms that may have changed, until none reduces the cost. Returns whether that fixpoint was
+    /// reached.
     fn run(&mut self) -> Result<bool> {
         self.terms.take_touched();
         let mut places = self.terms.needed();
@@ -133,7 +135,7 @@ impl Driver<'_, '_> {
         Ok(true)
     }
 
-    /// Applies rules at a term while they pay. `false` when the budget has ended.
+    /// Applies rules at a term as long as they reduce the cost. Returns `false` if the budget is exhausted.
     fn at(&mut self, place: TermId) -> Result<bool> {
         'again: loop {
             if !self.terms.is_needed(place) || self.terms.find(place) != place {
@@ -179,7 +181,7 @@ impl Driver<'_, '_> {
         found
     }
 
-    /// Does what a rule says and keeps it if the whole became cheaper.
+    /// Applies a rule, and keeps the result if it reduces the cost of the whole graph.
     fn attempt(&mut self, rule: usize, bindings: Bindings) -> Result<bool> {
         let mark = self.terms.mark();
         let before = self.terms.total();
@@ -205,7 +207,7 @@ impl Driver<'_, '_> {
             return false;
         }
         self.terms.commit();
-        self.applied.push(Applied {
+        self.applied.push(AppliedRewrite {
             rule,
             node,
             saving: before - after,
@@ -213,7 +215,8 @@ impl Driver<'_, '_> {
         true
     }
 
-    /// The node whose name and place the results of a rule get: the first matched one with a name.
+    /// Returns the node whose name and location the results of a rule get: the first node with a name that the rule
+    /// matched.
     fn place_of(&self, rule: usize, bindings: &Bindings) -> NodeId {
         let atoms = &self.rules[rule].pattern.atoms;
         let mut origins = atoms
@@ -247,7 +250,7 @@ impl Driver<'_, '_> {
                 }
                 Step::Union(a, b) => {
                     let (a, b) = (self.build(a, &bindings, node)?, self.build(b, &bindings, node)?);
-                    // The side that is there is what is rewritten.
+                    // Rewrite the side that exists in the graph.
                     let (old, new) = if self.terms.is_needed(a) || !self.terms.is_needed(b) {
                         (a, b)
                     } else {
@@ -302,11 +305,11 @@ impl Driver<'_, '_> {
             set: rule.set.clone(),
             rule: Some(rule.name.clone()),
             span: Some(rule.place()),
-            message: format!("its result is not well typed at {}: {message}", self.graph.label(node)),
+            message: format!("its result has a type error at {}: {message}", self.graph.label(node)),
         }
     }
 
-    /// Needed terms within the reach of a match from what has changed, operands first.
+    /// Returns the needed terms near changed terms, operands first. They are near if a match could contain both.
     fn surroundings(&mut self) -> Vec<TermId> {
         let mut seen = std::collections::HashSet::new();
         let mut layer = Vec::new();
@@ -341,12 +344,12 @@ fn scalar(expr: &ScalarExpr, bindings: &Bindings) -> Option<Scalar> {
 }
 
 impl Greedy<'_> {
-    /// The rewritten graph. Nodes that stem from `source`, the graph that was rewritten, keep name and place; new
-    /// ones take them from what they replace. Leaves stay even when unused.
+    /// Returns the rewritten graph. Nodes of `source`, the original graph, keep name and location;
+    /// new ones inherit them from the nodes that they replace. Unused leaves are kept.
     ///
     /// # Errors
-    /// What [`Graph::verify`] finds.
-    pub(super) fn rebuild(&self, source: &Graph) -> Result<Rebuilt> {
+    /// All errors of [`Graph::verify`].
+    pub(super) fn rebuild(&self, source: &Graph) -> Result<RebuiltGraph> {
         let mut out = Graph::new();
         let mut places: HashMap<NodeId, NodeId> = HashMap::new();
         let mut map: HashMap<TermId, Value> = HashMap::new();
@@ -387,15 +390,15 @@ impl Greedy<'_> {
         };
         out.adopt_roots(source, new);
         out.verify()?;
-        Ok(Rebuilt { graph: out, places })
+        Ok(RebuiltGraph { graph: out, places })
     }
 }
 
-/// The graph that the terms stand for.
+/// A graph built from terms.
 #[derive(Debug)]
-pub(super) struct Rebuilt {
+pub(super) struct RebuiltGraph {
     pub(super) graph: Graph,
-    /// For nodes of the graph that came in, what has their name now: themselves, or what was made in their place.
+    /// For each node of the input graph, the node that now has its name and location: itself, or its replacement.
     pub(super) places: HashMap<NodeId, NodeId>,
 }
 

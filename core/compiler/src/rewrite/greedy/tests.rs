@@ -1,4 +1,4 @@
-//! The matcher on small graphs, against the oracle.
+//! Tests of the greedy matcher on small graphs, against the oracle.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +19,8 @@ const TRANSPOSES: &str = r#"
 (rewrite (core.relu (core.relu x)) (core.relu x) :name "relu-relu")
 "#;
 
-/// Launch, bytes and operations of a call; nothing for calls that share their operand's bytes.
+/// Returns the cost of a call: for its launch, its bytes and its operations; 0 for calls that share their operand's
+/// bytes.
 fn cost(terms: &Terms, id: TermId) -> u64 {
     let Label::Call { op, attrs, .. } = terms.label(id) else {
         return 0;
@@ -59,7 +60,7 @@ fn rules(text: &'static str) -> Vec<Rule> {
     parse(&RuleSet::new("test", 1, text)).unwrap()
 }
 
-/// Random data for all leaves.
+/// Draws random data for all leaves.
 fn feeds(graph: &Graph, seed: u64) -> HashMap<String, Vec<f64>> {
     let mut rng = SplitMix64::new(seed);
     let leaves = graph.nodes().iter().filter(|n| !n.is_op());
@@ -69,7 +70,8 @@ fn feeds(graph: &Graph, seed: u64) -> HashMap<String, Vec<f64>> {
         .collect()
 }
 
-/// Rewrites, checks that cost fell and values did not change, and gives names of the rules and the operators left.
+/// Rewrites a graph, checks that the cost fell and values did not change, and returns the names of
+/// the rules and of the remaining operators.
 fn rewrite(graph: &Graph, text: &'static str, caps: &[&str]) -> (Vec<String>, Vec<&'static str>) {
     let rules = rules(text);
     let borrowed: Vec<&Rule> = rules.iter().collect();
@@ -157,8 +159,7 @@ fn pairs_vanish_and_an_intermediate_in_use_stays() {
     assert_eq!(ops.len(), 3, "{ops:?}: one neg, one relu, one permute");
 }
 
-/// Fused product and sum, as a rule over operators that are there: the sum of two products is one product of
-/// concatenations.
+/// A rule on existing operators: it replaces the sum of two products by one product of concatenated operands.
 const CONCAT: &str = r#"
 (rewrite (core.add (core.matmul false false a b) (core.matmul false false c d))
          (core.matmul false false (core.concat/2 1 a c) (core.concat/2 0 b d))
@@ -168,8 +169,8 @@ const CONCAT: &str = r#"
     :name "k-concat")
 "#;
 
-/// Products whose results are large against their operands. Their sum costs more than concatenating, and less than
-/// one product more.
+/// Returns a graph with the sum of two products whose results are large compared with their operands. So the sum costs
+/// more than the concatenations, but less than another product.
 fn sum_of_products(products_in_use: bool) -> Graph {
     let mut g = Graph::new();
     let (a, c) = (g.input("a", &[300, 50]), g.input("c", &[300, 53]));
@@ -197,7 +198,7 @@ fn capabilities_are_asked_for() {
     assert!(applied.is_empty());
 }
 
-/// Products that share the left operand become parts of one.
+/// A rule that replaces two products with the same left operand by parts of one product, but by parts of a wrong type.
 const SHARED: &str = r#"
 (rule ((= p (core.matmul false false x (Parameter i)))
        (= q (core.matmul false false x (Parameter j)))
@@ -224,13 +225,13 @@ fn ill_typed_results_are_errors_that_name_the_rule() {
     };
     let text = error.to_string();
     assert!(
-        text.contains("wrong parts") && text.contains("not well typed"),
+        text.contains("wrong parts") && text.contains("has a type error"),
         "{text}"
     );
     assert!(text.contains("test.egg:2:1"), "{text}");
 }
 
-/// Largest and its complement from one call with several results.
+/// Rules without effect: the results of one would need themselves, the results of the second exist already.
 const SEVERAL: &str = r#"
 (rule ((= m (core.mean "[0]" true x)) (= v (core.variance "[0]" true 0 x)))
       ((let both (core.add v m))
@@ -255,7 +256,7 @@ fn what_would_need_itself_or_changes_nothing_is_not_done() {
     assert_eq!(ops.len(), 5);
 }
 
-/// Two products with one left operand, as parts of one: several unions are one move.
+/// A rule that only equates values that the graph does not contain.
 const PACKED: &str = r#"
 (rule ((= p (core.matmul false false x v)) (= q (core.matmul false false x w))
        (= v (Parameter i)) (= w (Parameter j)) (< i j)
@@ -345,7 +346,7 @@ fn the_budget_ends_the_search_with_a_right_graph() {
     assert_eq!(result.terms.needed().len(), 25);
 }
 
-/// Random graphs of negations, transpositions, sums and products.
+/// Rewriting random graphs of negations, activations, transpositions, sums and products does not change their values.
 #[test]
 fn random_graphs_keep_their_values() {
     let mut rng = SplitMix64::new(11);
@@ -374,7 +375,7 @@ fn random_graphs_keep_their_values() {
     assert_eq!(fired.len(), 5, "{fired:?}");
 }
 
-/// Layers of a transformer, with the backward pass.
+/// Returns a graph of transformer layers, with the backward pass.
 fn layers(count: usize) -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[32, 48]);
@@ -430,7 +431,7 @@ fn a_training_graph_of_three_thousand_nodes_is_rewritten_quickly() {
     let graph = layers(52);
     assert!(graph.nodes().len() >= 3000);
     let mut text = FUSIONS.to_owned();
-    // Variants that match as often and pay as much, to have as many rules as there are in practice.
+    // Variants that match equally often and save equally much, for a realistic number of rules.
     for i in 0..11 {
         text += &TRANSPOSES.replace(":name \"", &format!(":name \"{i} "));
     }
@@ -452,6 +453,6 @@ fn a_training_graph_of_three_thousand_nodes_is_rewritten_quickly() {
     // The activation of every layer; the rest costs as much as before, or more.
     assert!(result.finished && result.applied.len() >= 52);
     result.rebuild(&graph).unwrap();
-    // Far above what is needed, for machines that do other things.
+    // A generous limit, for machines under load.
     assert!(time < Duration::from_secs(3), "{time:?}");
 }

@@ -1,15 +1,15 @@
-//! A graph as a hash-consed list of terms that can be rewritten in place and taken back.
+//! A graph as a list of terms without duplicates (hash-consing), with rewriting in place and undo.
 //!
-//! Equal computations are one term. Replacing a term moves its users over, merges those that have become equal,
-//! and keeps count of what is needed, so that the cost of everything that is needed is always known. Every change
-//! is journalled until it is accepted.
+//! Equal computations are one term. Replacing a term moves its users to the new term, merges users that have become
+//! equal, and updates the counts of needed terms, so that the total cost of all needed terms is always available. Every
+//! change is recorded in a journal, until all changes are accepted or undone.
 
 mod replace;
 
 use std::collections::HashMap;
 
 pub(super) use replace::Mark;
-use replace::Undo;
+use replace::UndoRecord;
 
 use super::attr::{self, Constructor};
 use super::facts::{FactName, OF_CONSTANT, of_constant};
@@ -31,7 +31,7 @@ impl TermId {
     }
 }
 
-/// What a term is, apart from its operands.
+/// Label of a term: everything except its operands.
 #[derive(Clone, Debug)]
 pub(super) enum Label {
     /// A call.
@@ -40,14 +40,15 @@ pub(super) enum Label {
         op: OpRef,
         /// Attributes.
         attrs: Attrs,
-        /// The attributes as rules spell them, in declared order; `None` where rules cannot.
+        /// The attributes as the text of rules contains them, in the order of their declaration; `None` if rules cannot
+        /// express them.
         spelled: Option<Vec<Scalar>>,
     },
-    /// One result of several.
+    /// The selection of one result of a call with several results, by its index.
     Get(u32),
     /// A leaf of the graph.
     Leaf(LeafKind, NodeId),
-    /// A call that writes persistent data: it stands for itself alone.
+    /// A call that writes persistent data. It equals no other call.
     Write(NodeId),
 }
 
@@ -62,35 +63,36 @@ struct Term {
     label: u32,
     children: Vec<TermId>,
     types: Vec<u32>,
-    /// Node of the graph whose name and place it has.
+    /// Node of the graph whose name and location the term has.
     origin: NodeId,
-    /// Whether it is that node itself.
+    /// `true` if the term represents that node.
     is_node: bool,
-    /// Greater than those of all operands.
+    /// A number that is greater than the levels of all operands.
     level: u32,
-    /// Uses by needed terms and as a root.
+    /// Number of uses: by needed terms, and as a root.
     refs: u32,
-    /// Uses as a root.
+    /// Number of uses as a root.
     roots: u32,
     parents: Vec<TermId>,
     cost: u64,
-    /// Whether steps leave it alone, and what it is made of may be kept for them.
+    /// `true` if the value is invariant and may be kept between steps.
     kept: bool,
-    /// What replaced it.
+    /// The term that replaced this one.
     forward: Option<TermId>,
 }
 
 type Key = (u32, Vec<TermId>);
 
-/// Cost of a term alone, in picoseconds; it may depend on the call, on the types and on whether operands are leaves.
+/// Function that returns the cost of a term without its operands, in picoseconds. The cost may depend on the call, on
+/// the types and on whether operands are leaves.
 pub(super) type TermCost<'a> = &'a dyn Fn(&Terms, TermId) -> u64;
 
-/// Why a rewrite cannot be done.
+/// Reason why a rewrite is impossible.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The operator rejects its operands, or the results have other types than what they replace.
+    /// The operator rejects its operands, or the results have other types than the replaced ones.
     IllTyped(String),
-    /// The new value would need itself, or names a leaf that is not there.
+    /// The new value would depend on itself, or refers to a leaf that does not exist.
     Impossible,
 }
 
@@ -104,16 +106,16 @@ pub(super) struct Terms<'a> {
     types: Vec<TensorType>,
     type_index: HashMap<TensorType, u32>,
     constants: HashMap<(TermId, FactName), f64>,
-    /// For each node of the graph whether steps leave it alone.
+    /// `true` for each invariant node of the graph.
     invariant: Vec<bool>,
     values: HashMap<Value, TermId>,
     total: u128,
-    journal: Vec<Undo>,
+    journal: Vec<UndoRecord>,
     touched: Vec<TermId>,
 }
 
 impl<'a> Terms<'a> {
-    /// The terms of a graph. `invariant` says of its nodes whether steps leave them alone.
+    /// Creates the terms of a graph. `invariant` is `true` for each invariant node.
     ///
     /// # Errors
     /// A cycle in the graph.
@@ -184,7 +186,7 @@ impl<'a> Terms<'a> {
     fn get(&mut self, tuple: TermId, port: u32, ty: u32, origin: NodeId) -> TermId {
         let label = self.intern_label(LabelKey::Get(port), Label::Get(port));
         match self.index.get(&(label, vec![tuple])) {
-            // What it was once replaced by is still equal to it.
+            // A former replacement is still equal to it.
             Some(&same) => self.find(same),
             None => self.push(label, vec![tuple], vec![ty], origin, false),
         }
@@ -234,7 +236,7 @@ impl<'a> Terms<'a> {
         });
         self.terms[id.index()].kept = self.keeps(id);
         self.terms[id.index()].cost = self.cost_of(id);
-        self.journal.push(Undo::Created);
+        self.journal.push(UndoRecord::Created);
         self.touched.push(id);
         id
     }
@@ -261,32 +263,32 @@ impl<'a> Terms<'a> {
 
     // ---- reading ------------------------------------------------------------------------------
 
-    /// What a term is.
+    /// Returns the label of a term.
     pub(super) fn label(&self, id: TermId) -> &Label {
         &self.labels[self.terms[id.index()].label as usize]
     }
 
-    /// Its operands.
+    /// Returns the operands of a term.
     pub(super) fn children(&self, id: TermId) -> &[TermId] {
         &self.terms[id.index()].children
     }
 
-    /// Terms that use it, needed or not.
+    /// Returns the terms that use a term, even if they are not needed.
     pub(super) fn parents(&self, id: TermId) -> &[TermId] {
         &self.terms[id.index()].parents
     }
 
-    /// Whether it is computed once for many steps.
+    /// Returns `true` if a term is computed once for many steps.
     pub(super) fn is_kept(&self, id: TermId) -> bool {
         self.terms[id.index()].kept
     }
 
-    /// Types of its results.
+    /// Returns the types of a term's results.
     pub(super) fn types(&self, id: TermId) -> impl Iterator<Item = &TensorType> {
         self.terms[id.index()].types.iter().map(|&t| &self.types[t as usize])
     }
 
-    /// Number of the type of a value; `None` for results of several.
+    /// Returns the number of the type of a term; `None` if the term has several results.
     pub(super) fn type_id(&self, id: TermId) -> Option<i64> {
         match self.terms[id.index()].types.as_slice() {
             [ty] => Some(i64::from(*ty)),
@@ -294,43 +296,43 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// The type with that number.
+    /// Returns the type with that number.
     pub(super) fn type_numbered(&self, id: i64) -> Option<&TensorType> {
         self.types.get(usize::try_from(id).ok()?)
     }
 
-    /// A fact of the elements of a constant.
+    /// Returns a fact about the elements of a constant.
     pub(super) fn of_constant(&self, fact: FactName, id: TermId) -> Option<f64> {
         self.constants.get(&(id, fact)).copied()
     }
 
-    /// Node whose name and place a term has.
+    /// Returns the node whose name and location a term has.
     pub(super) fn origin(&self, id: TermId) -> NodeId {
         self.terms[id.index()].origin
     }
 
-    /// The node that a term is, if it stems from the graph.
+    /// Returns the node that a term represents, if it comes from the graph.
     pub(super) fn node(&self, id: TermId) -> Option<NodeId> {
         let term = &self.terms[id.index()];
         term.is_node.then_some(term.origin)
     }
 
-    /// Whether something that is computed needs it.
+    /// Returns `true` if a root depends on the term.
     pub(super) fn is_needed(&self, id: TermId) -> bool {
         self.terms[id.index()].refs > 0
     }
 
-    /// A number that grows from operands to users.
+    /// Returns the level of a term, a number that is greater than the levels of its operands.
     pub(super) fn level(&self, id: TermId) -> u32 {
         self.terms[id.index()].level
     }
 
-    /// Cost of everything that is needed, in picoseconds.
+    /// Returns the cost of all needed terms, in picoseconds.
     pub(super) fn total(&self) -> u128 {
         self.total
     }
 
-    /// All terms that are needed, operands first.
+    /// Returns all terms that are needed, operands first.
     pub(super) fn needed(&self) -> Vec<TermId> {
         let mut ids: Vec<TermId> = (0..self.terms.len() as u32).map(TermId).collect();
         ids.retain(|&id| self.is_needed(id));
@@ -338,7 +340,7 @@ impl<'a> Terms<'a> {
         ids
     }
 
-    /// What stands for a term now.
+    /// Returns the current replacement of a term.
     pub(super) fn find(&self, mut id: TermId) -> TermId {
         while let Some(next) = self.terms[id.index()].forward {
             id = next;
@@ -346,18 +348,18 @@ impl<'a> Terms<'a> {
         id
     }
 
-    /// The term that stands for a value of the graph now.
+    /// Returns the term that represents a value of the graph.
     pub(super) fn value(&self, value: Value) -> Option<TermId> {
         self.values.get(&value).map(|&id| self.find(id))
     }
 
     // ---- building -----------------------------------------------------------------------------
 
-    /// The call with these attributes and operands, made if it is not there. `origin` is the node whose name and
-    /// place a new one gets.
+    /// Returns the term for a call with these attributes and operands, and creates it if necessary. A new term gets the
+    /// name and location of the node `origin`.
     ///
     /// # Errors
-    /// [`Refusal::IllTyped`] in the operator's words.
+    /// [`Refusal::IllTyped`] with the operator's message.
     pub(super) fn call(
         &mut self,
         constructor: Constructor,
@@ -404,7 +406,7 @@ impl<'a> Terms<'a> {
         Ok(self.push(label, children, types, origin, false))
     }
 
-    /// A result of a call with several.
+    /// Returns the term for one result of a call with several results.
     ///
     /// # Errors
     /// [`Refusal::IllTyped`] when there is no such result.
@@ -417,7 +419,7 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// The leaf with that number.
+    /// Returns the leaf with this kind and number.
     ///
     /// # Errors
     /// [`Refusal::Impossible`] when there is none.
@@ -435,7 +437,7 @@ fn leaf(kind: LeafKind, id: NodeId) -> (LabelKey, Label) {
     (LabelKey::Node(id), Label::Leaf(kind, id))
 }
 
-/// The label of a call; `results` tells calls with more results than declared, which rules cannot spell.
+/// Returns the label of a call. Rules cannot express a call whose number of `results` differs from the declared one.
 fn call_label(op: OpRef, attrs: Attrs, results: usize) -> Label {
     let literals = attr::literals(op, &attrs).filter(|_| results == op.ports().len());
     let spelled = literals.map(|list| list.iter().map(Scalar::of_literal).collect());

@@ -1,9 +1,9 @@
-//! Replacing terms, with a journal by which it is taken back.
+//! Replacement of terms, with a journal for undo.
 
 use super::{Key, Refusal, TermId, Terms};
 
-/// What takes one change back.
-pub(super) enum Undo {
+/// Information for undoing one change.
+pub(super) enum UndoRecord {
     Created,
     Refs(TermId, u32),
     Roots(TermId, u32),
@@ -17,7 +17,7 @@ pub(super) enum Undo {
     Cost(TermId, u64),
 }
 
-/// Where a transaction began.
+/// State at the start of a transaction.
 pub(in crate::rewrite) struct Mark {
     journal: usize,
     touched: usize,
@@ -25,7 +25,7 @@ pub(in crate::rewrite) struct Mark {
 }
 
 impl Terms<'_> {
-    /// Begins changes that may be taken back.
+    /// Starts a transaction that can be undone.
     pub(in crate::rewrite) fn mark(&self) -> Mark {
         Mark {
             journal: self.journal.len(),
@@ -34,22 +34,22 @@ impl Terms<'_> {
         }
     }
 
-    /// Accepts all changes.
+    /// Accepts all changes since the start of the transaction.
     pub(in crate::rewrite) fn commit(&mut self) {
         self.journal.clear();
     }
 
-    /// Terms that were made, changed or used otherwise since this was last asked.
+    /// Returns the terms that were created, changed or got other users since the last call.
     pub(in crate::rewrite) fn take_touched(&mut self) -> Vec<TermId> {
         std::mem::take(&mut self.touched)
     }
 
-    /// Takes back what was changed since `mark`.
+    /// Undoes all changes since `mark`.
     pub(in crate::rewrite) fn undo(&mut self, mark: &Mark) {
         while self.journal.len() > mark.journal {
             let Some(undo) = self.journal.pop() else { break };
             match undo {
-                Undo::Created => {
+                UndoRecord::Created => {
                     if let Some(term) = self.terms.pop() {
                         for (i, child) in term.children.iter().enumerate() {
                             if !term.children[..i].contains(child) {
@@ -59,34 +59,34 @@ impl Terms<'_> {
                         self.index.remove(&(term.label, term.children));
                     }
                 }
-                Undo::Refs(id, refs) => self.terms[id.index()].refs = refs,
-                Undo::Roots(id, roots) => self.terms[id.index()].roots = roots,
-                Undo::Children(id, children) => self.terms[id.index()].children = children,
-                Undo::IndexRemoved(key, id) => {
+                UndoRecord::Refs(id, refs) => self.terms[id.index()].refs = refs,
+                UndoRecord::Roots(id, roots) => self.terms[id.index()].roots = roots,
+                UndoRecord::Children(id, children) => self.terms[id.index()].children = children,
+                UndoRecord::IndexRemoved(key, id) => {
                     self.index.insert(key, id);
                 }
-                Undo::IndexInserted(key) => {
+                UndoRecord::IndexInserted(key) => {
                     self.index.remove(&key);
                 }
-                Undo::ParentsTaken(id, parents) => self.terms[id.index()].parents = parents,
-                Undo::ParentPushed(id) => {
+                UndoRecord::ParentsTaken(id, parents) => self.terms[id.index()].parents = parents,
+                UndoRecord::ParentPushed(id) => {
                     self.terms[id.index()].parents.pop();
                 }
-                Undo::Forwarded(id) => self.terms[id.index()].forward = None,
-                Undo::Level(id, level) => self.terms[id.index()].level = level,
-                Undo::Cost(id, cost) => self.terms[id.index()].cost = cost,
+                UndoRecord::Forwarded(id) => self.terms[id.index()].forward = None,
+                UndoRecord::Level(id, level) => self.terms[id.index()].level = level,
+                UndoRecord::Cost(id, cost) => self.terms[id.index()].cost = cost,
             }
         }
         self.touched.truncate(mark.touched);
         self.total = mark.total;
     }
 
-    /// Adds uses of a term, and of what it needs when it had none.
+    /// Adds uses to a term. If it had none, its operands get a use, too.
     pub(super) fn acquire(&mut self, id: TermId, uses: u32) {
         let mut stack = vec![(id, uses)];
         while let Some((id, uses)) = stack.pop() {
             let refs = self.terms[id.index()].refs;
-            self.journal.push(Undo::Refs(id, refs));
+            self.journal.push(UndoRecord::Refs(id, refs));
             self.touched.push(id);
             let term = &mut self.terms[id.index()];
             term.refs += uses;
@@ -97,12 +97,12 @@ impl Terms<'_> {
         }
     }
 
-    /// Takes uses away, and those of its operands when none is left.
+    /// Removes uses from a term. If none remains, its operands lose a use, too.
     fn release(&mut self, id: TermId, uses: u32) {
         let mut stack = vec![(id, uses)];
         while let Some((id, uses)) = stack.pop() {
             let refs = self.terms[id.index()].refs;
-            self.journal.push(Undo::Refs(id, refs));
+            self.journal.push(UndoRecord::Refs(id, refs));
             self.touched.push(id);
             let term = &mut self.terms[id.index()];
             term.refs = refs.saturating_sub(uses);
@@ -113,11 +113,11 @@ impl Terms<'_> {
         }
     }
 
-    /// Puts `new` in the place of `old` everywhere, and merges users that have become equal.
+    /// Replaces `old` by `new` in all users, and merges users that have become equal.
     ///
     /// # Errors
-    /// [`Refusal::IllTyped`] when the types differ, [`Refusal::Impossible`] when `new` needs `old`. The caller then
-    /// has to [`Terms::undo`].
+    /// [`Refusal::IllTyped`] if the types differ, [`Refusal::Impossible`] if `new` needs `old`. The
+    /// caller must then call [`Terms::undo`].
     pub(in crate::rewrite) fn replace(&mut self, old: TermId, new: TermId) -> Result<(), Refusal> {
         let mut pending = vec![(old, new)];
         while let Some((old, new)) = pending.pop() {
@@ -134,9 +134,9 @@ impl Terms<'_> {
                 return Err(Refusal::Impossible);
             }
             self.terms[old.index()].forward = Some(new);
-            self.journal.push(Undo::Forwarded(old));
+            self.journal.push(UndoRecord::Forwarded(old));
             let parents = std::mem::take(&mut self.terms[old.index()].parents);
-            self.journal.push(Undo::ParentsTaken(old, parents.clone()));
+            self.journal.push(UndoRecord::ParentsTaken(old, parents.clone()));
             for user in parents {
                 if self.terms[user.index()].forward.is_none() {
                     self.repoint(user, old, new, &mut pending);
@@ -145,8 +145,8 @@ impl Terms<'_> {
             let roots = self.terms[old.index()].roots;
             if roots > 0 {
                 let others = self.terms[new.index()].roots;
-                self.journal.push(Undo::Roots(old, roots));
-                self.journal.push(Undo::Roots(new, others));
+                self.journal.push(UndoRecord::Roots(old, roots));
+                self.journal.push(UndoRecord::Roots(new, others));
                 self.terms[old.index()].roots = 0;
                 self.terms[new.index()].roots = others + roots;
                 self.acquire(new, roots);
@@ -167,13 +167,13 @@ impl Terms<'_> {
         let old_key = (label, before.clone());
         if self.index.get(&old_key) == Some(&user) {
             self.index.remove(&old_key);
-            self.journal.push(Undo::IndexRemoved(old_key, user));
+            self.journal.push(UndoRecord::IndexRemoved(old_key, user));
         }
         self.touched.push(user);
         self.terms[user.index()].children.clone_from(&after);
-        self.journal.push(Undo::Children(user, before));
+        self.journal.push(UndoRecord::Children(user, before));
         self.terms[new.index()].parents.push(user);
-        self.journal.push(Undo::ParentPushed(new));
+        self.journal.push(UndoRecord::ParentPushed(new));
         if self.is_needed(user) {
             self.acquire(new, uses);
             self.release(old, uses);
@@ -185,7 +185,7 @@ impl Terms<'_> {
             Some(&equal) => pending.push((user, equal)),
             None => {
                 self.index.insert(new_key.clone(), user);
-                self.journal.push(Undo::IndexInserted(new_key));
+                self.journal.push(UndoRecord::IndexInserted(new_key));
             }
         }
     }
@@ -193,7 +193,7 @@ impl Terms<'_> {
     fn renew_cost(&mut self, id: TermId) {
         let (before, after) = (self.terms[id.index()].cost, self.cost_of(id));
         if before != after {
-            self.journal.push(Undo::Cost(id, before));
+            self.journal.push(UndoRecord::Cost(id, before));
             self.terms[id.index()].cost = after;
             if self.is_needed(id) {
                 self.total = self.total.saturating_sub(u128::from(before)) + u128::from(after);
@@ -201,7 +201,7 @@ impl Terms<'_> {
         }
     }
 
-    /// Restores that users have a greater level than their operands.
+    /// Restores the invariant that users have a greater level than their operands.
     fn raise(&mut self, id: TermId) {
         let mut stack = vec![id];
         while let Some(id) = stack.pop() {
@@ -209,14 +209,14 @@ impl Terms<'_> {
             let least = term.children.iter().map(|c| self.terms[c.index()].level + 1).max();
             let least = least.unwrap_or(0);
             if term.level < least {
-                self.journal.push(Undo::Level(id, term.level));
+                self.journal.push(UndoRecord::Level(id, term.level));
                 stack.extend(&term.parents);
                 self.terms[id.index()].level = least;
             }
         }
     }
 
-    /// Whether `from` needs `to`.
+    /// Returns `true` if `from` depends on `to`.
     fn reaches(&self, from: TermId, to: TermId) -> bool {
         let floor = self.level(to);
         let mut seen = std::collections::HashSet::new();

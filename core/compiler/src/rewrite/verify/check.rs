@@ -1,4 +1,5 @@
-//! Builds both sides of a rule on a witness and compares them by the oracle.
+//! Check of a rule on a witness (values for its variables, so that it matches): builds both sides and compares their
+//! values, as the oracle computes them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,55 +20,55 @@ use meganeura_core::ops::Call;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Extent, RefTensor, evaluate, extent};
 
-/// Most elements of a value that the right-hand side makes.
+/// Maximum elements of a value on the right-hand side.
 const MAX_ELEMENTS: usize = 1 << 16;
-/// Most that evaluating both sides may take.
+/// Maximum cost of evaluating both sides.
 const MAX_EXTENT: Extent = Extent {
     elements: 1 << 23,
     work: 1 << 29,
 };
-/// Most elements of a leaf that a failing case shows.
+/// Maximum number of elements of a leaf that the message of a failing case contains.
 const SHOWN: usize = 24;
 
-/// What a witness shows of a rule.
+/// Result of checking a rule on a witness.
 pub(super) enum Finding {
     /// Both sides agree.
-    Same(Sides),
-    /// Nothing: the sides are nowhere finite, or the right-hand side has no value here.
+    Same(RuleSides),
+    /// The check has no result: both sides are finite nowhere, or the right-hand side has no value here.
     Nothing,
-    /// They differ.
-    Wrong(Sides, String),
-    /// The right-hand side is not well typed, or has another type.
-    IllTyped(Sides, String),
+    /// The values of the two sides differ; with the difference.
+    Wrong(RuleSides, String),
+    /// The right-hand side is not well typed, or has another type; with the error.
+    IllTyped(RuleSides, String),
 }
 
-/// Both sides of a rule as graphs in text.
+/// Both sides of a rule, as the text of graphs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sides {
+pub struct RuleSides {
     /// The left-hand side.
     pub before: String,
     /// The right-hand side.
     pub after: String,
 }
 
-enum Refused {
+enum SkippedCheck {
     IllTyped(String),
     NoValue,
 }
 
-/// A witness as a graph.
+/// A witness as a graph that the left-hand side matches.
 struct Case<'p> {
     pattern: &'p Pattern,
     graph: Graph,
-    /// Node of each variable that is a value, and which result it is.
+    /// For each variable, its value in the graph; `None` for numbers and flags.
     values: Vec<Option<Value>>,
-    /// Numbers and flags, with those that the head defines.
+    /// The witness, with all numbers and flags, including the ones that the head defines.
     witness: Witness,
-    /// What the rule makes equal.
+    /// Pairs of values that the rule states to be equal.
     pairs: Vec<(Value, Value)>,
 }
 
-/// Compares both sides on one witness. `gradients`: whether their derivatives must agree too.
+/// Compares both sides on one witness, and also their derivatives if `gradients`.
 pub(super) fn check(
     pattern: &Pattern,
     order: &[usize],
@@ -83,13 +84,13 @@ pub(super) fn check(
         return Ok(Finding::Nothing);
     }
     if let Err(refused) = case.act() {
-        let sides = Sides {
+        let sides = RuleSides {
             before: case.text(&left, &case.left_values())?,
             after: String::new(),
         };
         return Ok(match refused {
-            Refused::IllTyped(message) => Finding::IllTyped(sides, message),
-            Refused::NoValue => Finding::Nothing,
+            SkippedCheck::IllTyped(message) => Finding::IllTyped(sides, message),
+            SkippedCheck::NoValue => Finding::Nothing,
         });
     }
     let sides = case.sides()?;
@@ -104,12 +105,13 @@ pub(super) fn check(
         return Ok(Finding::Nothing);
     }
     let mut evidence = false;
-    // Any numbers, then positive ones for roots and logarithms; small and large ones, where something else may hold.
+    // Any numbers; positive ones for roots and logarithms; small and large ones, where other cases
+    // may apply.
     for (seed, low, high) in [(1, -2.0, 2.0), (2, 0.2, 1.8), (3, -1e-3, 1e-3), (4, -80.0, 80.0)] {
         let feeds = case.feeds(seed, low, high);
         match case.compare(&feeds, tolerance)? {
-            Compared::Same(finite) => evidence |= finite,
-            Compared::Differs(message) => return Ok(Finding::Wrong(sides, case.with_feeds(&message, &feeds))),
+            ComparisonResult::Same(finite) => evidence |= finite,
+            ComparisonResult::Differs(message) => return Ok(Finding::Wrong(sides, case.with_feeds(&message, &feeds))),
         }
         if gradients && let Some(message) = case.compare_gradients(&feeds, tolerance)? {
             return Ok(Finding::Wrong(sides, case.with_feeds(&message, &feeds)));
@@ -122,8 +124,8 @@ pub(super) fn check(
     })
 }
 
-enum Compared {
-    /// Whether there were finite numbers to compare.
+enum ComparisonResult {
+    /// No difference was found; `true` if there were finite numbers to compare.
     Same(bool),
     Differs(String),
 }
@@ -183,14 +185,15 @@ impl<'p> Case<'p> {
         self.values[leaf.var] = Some(id.into());
     }
 
-    /// A call, a result of one, or a leaf by its number.
-    fn node(&mut self, shape: Shape, scalars: &[Scalar], operands: Vec<Value>) -> Result<Value, Refused> {
+    /// Returns the value of a call, of the selection of a result, or of a leaf with a number; adds the node if
+    /// necessary.
+    fn node(&mut self, shape: Shape, scalars: &[Scalar], operands: Vec<Value>) -> Result<Value, SkippedCheck> {
         match (shape, scalars, operands.as_slice()) {
             (Shape::Call(constructor), _, _) => {
                 let op = constructor.op;
                 let literals: Vec<_> = scalars.iter().map(Scalar::to_literal).collect();
                 let attrs = attr::attrs(op, &literals)
-                    .ok_or_else(|| Refused::IllTyped(format!("{shape}: an attribute has no valid value")))?;
+                    .ok_or_else(|| SkippedCheck::IllTyped(format!("{shape}: an attribute has no valid value")))?;
                 let types: Vec<_> = operands.iter().filter_map(|&v| self.graph.ty(v).cloned()).collect();
                 let call = Call {
                     attrs: &attrs,
@@ -201,9 +204,9 @@ impl<'p> Case<'p> {
                     .arity()
                     .check(types.len())
                     .and_then(|()| op.infer(&call))
-                    .map_err(|message| Refused::IllTyped(format!("{}: {message}", op.name())))?;
+                    .map_err(|message| SkippedCheck::IllTyped(format!("{}: {message}", op.name())))?;
                 if results.iter().any(|t| t.numel() > MAX_ELEMENTS) {
-                    return Err(Refused::NoValue);
+                    return Err(SkippedCheck::NoValue);
                 }
                 Ok(self.graph.call(op, attrs, operands).into())
             }
@@ -211,18 +214,18 @@ impl<'p> Case<'p> {
                 let results = &self.graph.nodes()[tuple.node.index()].outputs;
                 match u32::try_from(*port) {
                     Ok(port) if (port as usize) < results.len() => Ok(self.graph.port(tuple.node, port)),
-                    _ => Err(Refused::IllTyped(format!("there is no result {port}"))),
+                    _ => Err(SkippedCheck::IllTyped(format!("there is no result {port}"))),
                 }
             }
             (Shape::Leaf(_), [Scalar::Int(number)], []) => match u32::try_from(*number) {
                 Ok(n) if self.graph.nodes().get(n as usize).is_some_and(|n| !n.is_op()) => Ok(NodeId::new(n).into()),
-                _ => Err(Refused::NoValue),
+                _ => Err(SkippedCheck::NoValue),
             },
-            _ => Err(Refused::NoValue),
+            _ => Err(SkippedCheck::NoValue),
         }
     }
 
-    /// Whether the matcher finds the rule on the graph.
+    /// Returns `true` if the matcher finds a match of the rule in the graph.
     fn matches(&self) -> Result<bool> {
         let Some(plan) = Plan::new(self.pattern) else {
             return Ok(false);
@@ -250,19 +253,20 @@ impl<'p> Case<'p> {
         Ok(places.any(|place| !search.matches(&plan, place, 1).is_empty()))
     }
 
-    /// Results of all calls of the pattern.
+    /// Returns the results of all calls of the left-hand side.
     fn left_values(&self) -> Vec<Value> {
         let roots = self.pattern.atoms.iter().map(|a| self.values[a.root]);
         roots.flatten().collect()
     }
 
-    /// Does what the rule says.
-    fn act(&mut self) -> Result<(), Refused> {
+    /// Applies the rule's actions.
+    fn act(&mut self) -> Result<(), SkippedCheck> {
         let pattern = self.pattern;
         for step in &pattern.head {
             match step {
                 Step::LetScalar(v, expr) => {
-                    self.witness.bindings[*v] = Some(eval_plain(expr, &self.witness.bindings).ok_or(Refused::NoValue)?);
+                    self.witness.bindings[*v] =
+                        Some(eval_plain(expr, &self.witness.bindings).ok_or(SkippedCheck::NoValue)?);
                 }
                 Step::Let(v, build) => self.values[*v] = Some(self.build(build)?),
                 Step::Make(build) => {
@@ -284,7 +288,7 @@ impl<'p> Case<'p> {
         Ok(())
     }
 
-    /// Whether a union is one of all results of two calls.
+    /// Returns `true` if a union equates all results of two calls with several results.
     fn is_tuple(&self, step: &Step) -> bool {
         let Step::Union(a, _) = step else { return false };
         match a {
@@ -293,9 +297,9 @@ impl<'p> Case<'p> {
         }
     }
 
-    fn build(&mut self, build: &Build) -> Result<Value, Refused> {
+    fn build(&mut self, build: &Build) -> Result<Value, SkippedCheck> {
         match build {
-            Build::Var(v) => self.values[*v].ok_or(Refused::NoValue),
+            Build::Var(v) => self.values[*v].ok_or(SkippedCheck::NoValue),
             Build::Node {
                 shape,
                 scalars,
@@ -306,7 +310,7 @@ impl<'p> Case<'p> {
                     operands.push(self.build(child)?);
                 }
                 let scalars: Option<Vec<Scalar>> = scalars.iter().map(|s| scalar(s, &self.witness.bindings)).collect();
-                self.node(*shape, &scalars.ok_or(Refused::NoValue)?, operands)
+                self.node(*shape, &scalars.ok_or(SkippedCheck::NoValue)?, operands)
             }
         }
     }
@@ -317,15 +321,15 @@ impl<'p> Case<'p> {
         Ok(clean(&graph)?.0.to_string())
     }
 
-    fn sides(&self) -> Result<Sides> {
+    fn sides(&self) -> Result<RuleSides> {
         let (a, b): (Vec<Value>, Vec<Value>) = self.pairs.iter().copied().unzip();
-        Ok(Sides {
+        Ok(RuleSides {
             before: self.text(&self.graph, &a)?,
             after: self.text(&self.graph, &b)?,
         })
     }
 
-    /// Values for all leaves that are not constants.
+    /// Draws random values for all leaves that are not constants.
     fn feeds(&self, seed: u64, low: f64, high: f64) -> HashMap<String, Vec<f64>> {
         let mut rng = SplitMix64::new(seed);
         let mut feeds = HashMap::new();
@@ -340,7 +344,7 @@ impl<'p> Case<'p> {
                 DType::I32 => rng.below(9) as f64 - 4.0,
                 _ => {
                     let v = low + (high - low) * rng.unit();
-                    // Away from zero and the integers, where functions have kinks and steps.
+                    // Avoid zero and the integers, where functions have kinks and steps.
                     let away = f64::min(0.02, (high - low) / 200.0);
                     f64::from(if (v - v.round()).abs() < away {
                         v + 2.0 * away
@@ -354,7 +358,7 @@ impl<'p> Case<'p> {
         feeds
     }
 
-    /// The number that the elements of a leaf of indices must be below.
+    /// Returns the exclusive upper bound of the elements of a leaf with indices.
     fn index_bound(&self, leaf: NodeId) -> Option<usize> {
         let nodes = self.graph.nodes().iter();
         let bounds = nodes.filter_map(|node| {
@@ -371,7 +375,7 @@ impl<'p> Case<'p> {
         bounds.min()
     }
 
-    fn compare(&self, feeds: &HashMap<String, Vec<f64>>, tolerance: f64) -> Result<Compared> {
+    fn compare(&self, feeds: &HashMap<String, Vec<f64>>, tolerance: f64) -> Result<ComparisonResult> {
         let mut graph = self.graph.clone();
         graph.set_outputs(self.pairs.iter().flat_map(|&(a, b)| [a, b]).collect());
         let values = evaluate(&graph, feeds)?;
@@ -380,15 +384,15 @@ impl<'p> Case<'p> {
             if let (Some(before), Some(after)) = (values.get(a), values.get(b)) {
                 finite |= before.data.iter().any(|v| v.is_finite());
                 if let Some(difference) = difference(before, after, tolerance) {
-                    return Ok(Compared::Differs(format!("output {i} differs {difference}")));
+                    return Ok(ComparisonResult::Differs(format!("output {i} differs {difference}")));
                 }
             }
         }
-        Ok(Compared::Same(finite))
+        Ok(ComparisonResult::Same(finite))
     }
 
-    /// The first difference between the gradients of a weighted sum of the left-hand sides and of the right-hand
-    /// sides.
+    /// Finds the first difference between the gradients of a weighted sum of the left-hand sides
+    /// and of the right-hand sides.
     fn compare_gradients(&self, feeds: &HashMap<String, Vec<f64>>, tolerance: f64) -> Result<Option<String>> {
         let (a, b): (Vec<Value>, Vec<Value>) = self.pairs.iter().copied().unzip();
         let (Some(before), Some(after)) = (self.weighted(&a), self.weighted(&b)) else {
@@ -418,7 +422,7 @@ impl<'p> Case<'p> {
         Ok(None)
     }
 
-    /// The graph with a loss that weighs every element of some values differently.
+    /// Adds to the graph a loss that weights every element of some values differently.
     fn weighted(&self, values: &[Value]) -> Option<Graph> {
         let mut graph = self.graph.clone();
         let mut rng = SplitMix64::new(99);
@@ -439,7 +443,7 @@ impl<'p> Case<'p> {
         Some(graph)
     }
 
-    /// A message with the values of the leaves.
+    /// Adds to a message the values of the leaves.
     fn with_feeds(&self, message: &str, feeds: &HashMap<String, Vec<f64>>) -> String {
         let mut text = message.to_owned();
         let mut names: Vec<&String> = feeds.keys().collect();
@@ -454,8 +458,8 @@ impl<'p> Case<'p> {
     }
 }
 
-/// The first element in which two tensors differ. Where the first is not finite, the second may be anything: a rule
-/// may extend the domain.
+/// Returns the first element in which two tensors differ. If an element of the first tensor is not finite, the second
+/// may have any value there, because a rule may extend the domain.
 fn difference(before: &RefTensor, after: &RefTensor, tolerance: f64) -> Option<String> {
     let finite = before.data.iter().copied().filter(|v| v.is_finite());
     let scale = finite.fold(1e-3f64, |m, v| m.max(v.abs()));

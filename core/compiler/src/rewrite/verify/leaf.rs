@@ -1,29 +1,30 @@
-//! Leaves of the graphs on which rules are tried.
+//! Leaves of the graphs on which rules are tested.
 
 use crate::rewrite::facts::{FactName, behind_diagonal, of_constant};
 use crate::rewrite::pattern::{LeafKind, VarId};
 use meganeura_core::graph::ConstantData;
 use meganeura_core::shape::TensorType;
 
-/// A leaf of a witness.
+/// A leaf of a graph for testing a rule.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
-    /// The variable that it stands for.
+    /// The variable that it binds.
     pub(super) var: VarId,
-    /// What it is.
+    /// Its kind.
     pub(super) kind: LeafKind,
     /// Its type.
     pub(super) ty: TensorType,
-    /// What the rule asks of a constant: which elements have the value, the others being 0.
+    /// For a constant, the fact that the rule requires; it determines the elements that have the value. All other
+    /// elements are 0.
     pub(super) asked: FactName,
-    /// Value of a constant.
+    /// For a constant, the value of these elements.
     pub(super) value: f64,
-    /// Its place among the leaves.
+    /// Index of the leaf among all leaves.
     pub(super) slot: usize,
 }
 
 impl Leaf {
-    /// The elements of a constant.
+    /// Returns the elements of the leaf, a constant.
     pub(super) fn data(&self) -> ConstantData {
         let (dtype, len) = (self.ty.dtype, self.ty.numel());
         let upper = self.asked == FactName::UpperTriangle;
@@ -41,10 +42,10 @@ impl Leaf {
         ConstantData::from_bytes(dtype, bytes).unwrap_or(whole)
     }
 
-    /// A fact of a constant.
+    /// Returns a fact about the leaf, a constant.
     pub(super) fn fact(&self, fact: FactName) -> Option<f64> {
         let data = match self.asked {
-            // Elements that are all equal need not all be made.
+            // If all elements are equal, one is enough.
             FactName::Uniform if fact == FactName::Uniform => ConstantData::splat(self.ty.dtype, self.value),
             _ => self.data(),
         };

@@ -1,9 +1,9 @@
-//! Checks rules by trying them.
+//! Verification of rules by testing them.
 //!
-//! For each rule graphs are searched on which its left-hand side matches. Both sides are built and compared
-//! by the [oracle](meganeura_core::reference): every value that the rule equates, and for rules that take part before
-//! differentiation also the gradients of a random weighted sum of them. A rule that passes is not proven; one that
-//! fails comes with the case.
+//! For each rule, a search finds graphs on which its left-hand side matches. Both sides are built
+//! and compared with the [oracle](meganeura_core::reference): every value that the rule equates,
+//! and, for rules that take part before differentiation, also the gradients of a random weighted
+//! sum of these values. A rule that passes is not proven; one that fails is reported with the case.
 
 mod check;
 mod leaf;
@@ -16,25 +16,25 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-pub use check::Sides;
+pub use check::RuleSides;
 
-use super::RuleSet;
 use super::rule::{Phase, Rule, parse};
 use check::{Finding, check};
 use meganeura_core::error::Result;
+use meganeura_core::rule_set::RuleSet;
 use search::Search;
 
-/// How thoroughly to check. The result depends on nothing else.
+/// Options of the verification. The result depends only on these and the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyOptions {
-    /// Different graphs for each rule.
+    /// Number of different graphs to test for each rule.
     pub cases: usize,
-    /// Most steps of the search for them, for each rule; a step takes some microseconds.
+    /// Maximum steps of the search for graphs, per rule; a step takes some microseconds.
     pub steps: u64,
-    /// Where random numbers begin.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// Largest accepted difference, relative to the largest element. Constants are 32-bit floats, so it should not be
-    /// below 1e-6.
+    /// Maximum accepted difference, relative to the largest element. Constants are 32-bit floats,
+    /// so it should not be below 1e-6.
     pub tolerance: f64,
 }
 
@@ -49,50 +49,50 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What was found of a rule.
+/// Result of the verification of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Both sides agreed on all graphs.
     Sound {
-        /// Number of graphs.
+        /// Number of these graphs.
         cases: usize,
-        /// The first of them.
-        example: Sides,
+        /// The first of these graphs.
+        example: RuleSides,
     },
-    /// They differ.
+    /// The sides differ.
     Wrong {
         /// The failing case.
-        case: Sides,
+        case: RuleSides,
         /// The first element that differs, and the values of the leaves.
         difference: String,
     },
-    /// The right-hand side is no valid call, or has another type.
+    /// The right-hand side is not a valid call, or has another type.
     IllTyped {
         /// The failing case.
-        case: Sides,
-        /// What is wrong.
+        case: RuleSides,
+        /// Description of the error.
         message: String,
     },
-    /// No graph was found on which the left-hand side matches.
+    /// No graph was found that the left-hand side matches.
     NoWitness,
     /// An operator failed or panicked.
     Failed {
-        /// What it said.
+        /// Its message.
         message: String,
     },
 }
 
-/// A rule and what was found of it.
+/// A rule with the result of its verification.
 #[derive(Clone, Debug)]
 pub struct RuleVerdict {
     /// The rule.
     pub rule: Arc<Rule>,
-    /// What was found.
+    /// The result.
     pub outcome: Outcome,
 }
 
 impl Outcome {
-    /// One word for listings.
+    /// Returns the name of the result, one word for listings.
     pub fn name(&self) -> &'static str {
         match self {
             Outcome::Sound { .. } => "sound",
@@ -105,14 +105,14 @@ impl Outcome {
 }
 
 impl RuleVerdict {
-    /// Whether the rule agreed on at least one graph and differed on none.
+    /// Returns `true` if the rule agreed on at least one graph and differed on none.
     pub fn is_sound(&self) -> bool {
         matches!(self.outcome, Outcome::Sound { .. })
     }
 }
 
 impl fmt::Display for RuleVerdict {
-    /// One line for a sound rule; the case in full for another.
+    /// Writes one line for a sound rule, and the whole case for any other.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.rule.full_name();
         if let Outcome::Sound { cases, .. } = &self.outcome {
@@ -139,7 +139,7 @@ impl fmt::Display for RuleVerdict {
     }
 }
 
-/// Checks the rules of a set that need not be registered.
+/// Verifies the rules of a set, which need not be registered.
 ///
 /// # Errors
 /// See [`parse`].
@@ -148,7 +148,7 @@ pub fn verify_rule_set(set: &RuleSet, options: &VerifyOptions) -> Result<Vec<Rul
     Ok(rules.iter().map(|rule| verify_rule(rule, options)).collect())
 }
 
-/// Checks one rule. Takes bounded time and memory, and catches panics of operators.
+/// Verifies one rule. Takes bounded time and memory, and catches panics of operators.
 pub fn verify_rule(rule: &Arc<Rule>, options: &VerifyOptions) -> RuleVerdict {
     let outcome = catch_unwind(AssertUnwindSafe(|| try_rule(rule, options)));
     let outcome = match outcome {
@@ -185,7 +185,7 @@ fn try_rule(rule: &Rule, options: &VerifyOptions) -> Result<Outcome> {
         if !seen.insert(witness.signature()) {
             continue;
         }
-        // Evaluating is slower than searching.
+        // Evaluation is slower than searching.
         search.steps = search.steps.saturating_sub(options.steps / 200);
         match check(&rule.pattern, &search.order, &witness, gradients, options.tolerance)? {
             Finding::Nothing => {}

@@ -1,12 +1,12 @@
-//! In which order the calls of a pattern are built, and what its leaves are.
+//! Order for building the calls of a pattern, and the kinds of its leaves.
 
 use std::collections::HashMap;
 
 use crate::rewrite::facts::FactName;
 use crate::rewrite::pattern::{Condition, LeafKind, Pattern, ScalarExpr, Shape, VarId};
 
-/// Calls of a pattern, operands first; those with the fewest new leaves before others, and those with constants, which
-/// depend on the types of other values, last.
+/// Returns the calls of a pattern, operands first; calls with the fewest new leaves come earlier,
+/// and calls with constants, which depend on the types of other values, come last.
 pub(super) fn order(pattern: &Pattern, kinds: &HashMap<VarId, LeafKind>) -> Option<Vec<usize>> {
     let mut made = vec![false; pattern.variables.len()];
     let mut open: Vec<usize> = (0..pattern.atoms.len()).collect();
@@ -32,7 +32,7 @@ pub(super) fn order(pattern: &Pattern, kinds: &HashMap<VarId, LeafKind>) -> Opti
     Some(order)
 }
 
-/// Kinds of leaves that conditions or the pattern ask for.
+/// Returns the kinds of leaves that conditions or the pattern require.
 pub(super) fn leaf_kinds(pattern: &Pattern) -> HashMap<VarId, LeafKind> {
     fn visit(expr: &ScalarExpr, kinds: &mut HashMap<VarId, LeafKind>) {
         match expr {

@@ -1,4 +1,4 @@
-//! Candidates for what a pattern leaves open: types, attributes and values of constants.
+//! Candidates for the open parts of a pattern: types, attributes and values of constants.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use meganeura_core::dtype::DType;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::shape::{Shape, TensorType};
 
-/// Most elements of a leaf.
+/// Maximum elements of a leaf.
 const LEAF_ELEMENTS: usize = 1200;
-/// Most candidates for one choice.
+/// Maximum number of candidate types for one leaf.
 const MAX_TYPES: usize = 56;
 
-/// Numbers and words that a rule's text names.
+/// Numbers and strings in a rule's text.
 #[derive(Default)]
 struct Literals {
     ints: Vec<i64>,
@@ -75,16 +75,16 @@ impl Literals {
 /// See the [module documentation](self).
 pub(super) struct Pool {
     literals: Literals,
-    /// Sizes of this attempt.
+    /// Sizes of axes for the current attempt.
     dims: Vec<usize>,
-    /// Element types of this attempt.
+    /// Element types for the current attempt.
     dtypes: Vec<DType>,
-    /// Source of all choices.
+    /// Random generator for all choices.
     pub(super) rng: SplitMix64,
 }
 
 impl Pool {
-    /// A pool for the witnesses of a pattern.
+    /// Creates a pool for testing a rule with this pattern.
     pub(super) fn new(pattern: &Pattern, seed: u64) -> Self {
         Pool {
             literals: Literals::of(pattern),
@@ -94,7 +94,7 @@ impl Pool {
         }
     }
 
-    /// Chooses the sizes and element types of an attempt.
+    /// Draws sizes and element types for an attempt.
     pub(super) fn begin(&mut self, attempt: u64) {
         let small = [2, 3, 5];
         let a = small[self.rng.below(small.len())];
@@ -122,12 +122,12 @@ impl Pool {
         }
     }
 
-    /// A size.
+    /// Draws one of the sizes.
     pub(super) fn dim(&mut self) -> usize {
         self.dims[self.rng.below(self.dims.len())]
     }
 
-    /// True half of the time.
+    /// Returns `true` with a probability of one half.
     pub(super) fn coin(&mut self) -> bool {
         self.rng.below(2) == 0
     }
@@ -138,7 +138,7 @@ impl Pool {
         }
     }
 
-    /// Types for a leaf, `known` being those of the values that are there.
+    /// Returns candidate types for a leaf, based on the types of existing values.
     pub(super) fn types(&mut self, known: &[TensorType]) -> Vec<TensorType> {
         let mut shapes: Vec<Vec<usize>> = vec![vec![]];
         for &a in &self.dims {
@@ -175,7 +175,7 @@ impl Pool {
         kept
     }
 
-    /// Types for a constant: a scalar mostly, else like [`Pool::types`].
+    /// Returns candidate types for a constant: mostly a scalar, else as in [`Pool::types`].
     pub(super) fn constant_types(&mut self, known: &[TensorType]) -> Vec<TensorType> {
         let mut types: Vec<TensorType> = Vec::new();
         for &dtype in &self.dtypes {
@@ -190,7 +190,7 @@ impl Pool {
         types
     }
 
-    /// Values for a constant: what the rule names, and numbers of elements and their quotients.
+    /// Returns candidate values for a constant: numbers in the rule, numbers of elements and their quotients.
     pub(super) fn values(&mut self, known: &[TensorType]) -> Vec<f64> {
         let mut sizes: Vec<f64> = Vec::new();
         for ty in known {
@@ -211,7 +211,8 @@ impl Pool {
         named
     }
 
-    /// Values for an attribute; `operands` are those of the call, `sampled` values that the operator's samples have.
+    /// Returns candidate values for an attribute; `operands` are the types of the call's operands, `sampled` the values
+    /// in the operator's samples.
     pub(super) fn scalars(
         &mut self,
         kind: AttrKind,
@@ -250,7 +251,7 @@ impl Pool {
     }
 }
 
-/// Shapes that occur beside a shape: an axis of length 1, an axis less.
+/// Returns shapes that often occur together with a shape: the same shape with one size set to 1, or without one axis.
 fn neighbours(dims: &[usize]) -> Vec<Vec<usize>> {
     let mut found = Vec::new();
     for axis in 0..dims.len() {
@@ -264,7 +265,7 @@ fn neighbours(dims: &[usize]) -> Vec<Vec<usize>> {
     found
 }
 
-/// Lists of integers that fit operands: shapes to reshape or expand to, axes, permutations.
+/// Returns lists of integers that may be valid for these operands: shapes to reshape or expand to, axes, permutations.
 fn int_lists(operands: &[TensorType], known: &[TensorType]) -> Vec<Vec<i64>> {
     let mut lists: Vec<Vec<i64>> = Vec::new();
     let signed = |dims: &[usize]| -> Vec<i64> { dims.iter().map(|&d| d as i64).collect() };
@@ -277,7 +278,7 @@ fn int_lists(operands: &[TensorType], known: &[TensorType]) -> Vec<Vec<i64>> {
     for axis in 0..=rank {
         let mut more = signed(dims);
         more.insert(axis, 1);
-        // Broadcasting the new axis, or one that is there.
+        // Broadcast the new axis, or an existing one.
         for size in [2, 3, 5] {
             let mut wider = more.clone();
             wider[axis] = size;

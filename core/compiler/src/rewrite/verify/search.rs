@@ -1,8 +1,8 @@
-//! Finds graphs on which the left-hand side of a rule matches.
+//! Search for graphs that the left-hand side of a rule matches.
 //!
-//! Calls are built from their operands upwards. Leaves, attributes and constants are tried from a [pool](Pool),
-//! operators say whether a call is well typed, conditions are checked as soon as their variables are known. Each of many
-//! attempts is a search in depth with few steps.
+//! Calls are built from their operands upwards. Leaves, attributes and constants are candidates of a [pool](Pool).
+//! Operators check whether a call is well typed, and conditions are checked as soon as their variables are bound. There
+//! are many attempts; each is a depth-first search with few steps.
 
 use std::collections::HashMap;
 
@@ -20,31 +20,33 @@ use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::{Shape as Dims, TensorType};
 
-/// Most elements of a value within a witness.
+/// Maximum elements of a value within a witness.
 const MAX_ELEMENTS: usize = 4096;
-/// Steps of one attempt that lead further.
+/// Maximum successful steps of one attempt.
 const ATTEMPT_STEPS: u64 = 1500;
-/// Attempts in vain after which sizes of samples are kept: they may depend on each other as only an operator knows.
+/// Number of failed attempts until the sizes of samples are kept unchanged, because they may depend on each other in a
+/// way that only the operator can check.
 const FRUITLESS: u64 = 40;
-/// Most values of a constant that are tried with one type, of those that its own conditions accept.
+/// Maximum number of values of a constant that are tried with one type, of the values that satisfy the constant's own
+/// conditions.
 const MAX_VALUES: usize = 4;
 
-/// Values for the variables of a pattern under which it matches.
+/// Values for the variables of a pattern, so that it matches: a test case of a rule.
 #[derive(Clone)]
 pub(super) struct Witness {
     /// Numbers and flags; values are bound to their own variable.
     pub(super) bindings: Bindings,
-    /// Leaves, in the order in which they were made.
+    /// Leaves, in the order of their creation.
     pub(super) leaves: Vec<Leaf>,
     types: Vec<Option<Vec<TensorType>>>,
     open: Vec<bool>,
-    /// Types for leaves and attributes of a call, taken from a sample.
+    /// By variable, the types of open leaves and attributes of a call that a sample suggests.
     hints: HashMap<VarId, TensorType>,
     attr_hint: Option<(usize, Vec<Scalar>)>,
 }
 
 impl Witness {
-    /// What tells witnesses apart: the leaves' types and the attributes.
+    /// Returns a text that distinguishes witnesses: the leaves' types and the attributes.
     pub(super) fn signature(&self) -> String {
         let mut leaves: Vec<(VarId, String)> = self.leaves.iter().map(|l| (l.var, l.ty.to_string())).collect();
         leaves.sort();
@@ -62,12 +64,12 @@ enum Decision {
     Leaf(VarId),
     /// An attribute of a call.
     Attr(usize, usize),
-    /// The call itself.
+    /// The result of a call, whose types are inferred.
     Call(usize),
 }
 
-/// Whether a call has several lists among its open attributes, as windows have: lists that fit each other hardly come
-/// out of a pool.
+/// Returns `true` if several open attributes of a call are lists, as for windows: random lists from a pool rarely match
+/// each other.
 fn has_windows(atom: &Atom, op: OpRef) -> bool {
     let kinds = op.attributes();
     let open = atom
@@ -78,14 +80,14 @@ fn has_windows(atom: &Atom, op: OpRef) -> bool {
     open.filter(|(_, (_, kind))| *kind == AttrKind::Ints).count() > 1
 }
 
-/// Types for the open operands of a call, and its attributes.
+/// A candidate for a call: types for its open operands, and its attributes.
 type Template = (Vec<(VarId, TensorType)>, Vec<Scalar>);
 
 /// See the [module documentation](self).
 pub(super) struct Search<'p> {
     pattern: &'p Pattern,
     decisions: Vec<Decision>,
-    /// Calls, operands first.
+    /// Indices of the calls, operands first.
     pub(super) order: Vec<usize>,
     leaf_kinds: HashMap<VarId, LeafKind>,
     samples: HashMap<usize, Vec<Sample>>,
@@ -95,12 +97,13 @@ pub(super) struct Search<'p> {
     attempt: u64,
     attempt_steps: u64,
     early: bool,
-    /// Steps that are left.
+    /// Number of remaining steps.
     pub(super) steps: u64,
 }
 
 impl<'p> Search<'p> {
-    /// A search; `None` for patterns in which a value is the result of two calls, or of itself.
+    /// Creates a search; `None` for patterns in which a value is the result of two calls, or of
+    /// itself.
     pub(super) fn new(pattern: &'p Pattern, seed: u64, steps: u64) -> Option<Self> {
         let leaf_kinds = leaf_kinds(pattern);
         let order = order(pattern, &leaf_kinds)?;
@@ -156,7 +159,7 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// The next witness; `None` when the steps are used up.
+    /// Returns the next witness; `None` if no steps are left.
     pub(super) fn next(&mut self) -> Option<Witness> {
         while self.steps > 0 {
             self.pool.begin(self.attempt);
@@ -212,7 +215,8 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// Counts a step, checks what can be checked and goes on. What fails at once does not count for the attempt.
+    /// Counts a step, checks the conditions that can be checked, and continues. A step that fails immediately does not
+    /// count for the attempt.
     fn step(&mut self, at: usize, mut next: Witness) -> Option<Witness> {
         if self.attempt_steps == 0 || self.steps == 0 {
             return None;
@@ -258,7 +262,7 @@ impl<'p> Search<'p> {
                 let next = self.with_leaf(state, var, kind, &ty, value);
                 if kind == LeafKind::Constant {
                     self.steps = self.steps.saturating_sub(1);
-                    // What is wrong with the type is wrong for all values.
+                    // An error of the type applies to all values.
                     if !self.settle(&mut next.clone(), Some((self.asked(var), var))) {
                         break;
                     }
@@ -286,7 +290,7 @@ impl<'p> Search<'p> {
         next.bindings[var] = Some(Bound::Term(TermId(var as u32)));
         next.types[var] = Some(vec![ty.clone()]);
         let slot = self.slots.get(state.leaves.len()).copied().unwrap_or_default();
-        // A pattern that names a leaf by its number gets the one that it will have.
+        // If a pattern names a leaf by its number, bind the number that the leaf will have.
         for atom in self.pattern.atoms.iter().filter(|a| a.root == var) {
             if let [ScalarExpr::Var(number)] = atom.scalars[..] {
                 next.bindings[number] = Some(Bound::Scalar(Scalar::Int(slot as i64)));
@@ -303,7 +307,7 @@ impl<'p> Search<'p> {
         next
     }
 
-    /// Which elements of a constant have its value.
+    /// Returns the fact that determines the elements of a constant that have its value.
     fn asked(&self, var: VarId) -> FactName {
         let conditions = &self.pattern.conditions;
         let triangles = [FactName::LowerTriangle, FactName::UpperTriangle].into_iter();
@@ -362,7 +366,7 @@ impl<'p> Search<'p> {
             .collect()
     }
 
-    /// Operand types and attributes of samples, with their sizes replaced by those that are there.
+    /// Returns candidates for a call from samples of its operator, with the samples' sizes replaced by existing ones.
     fn sampled(&mut self, a: usize, state: &Witness) -> Vec<Template> {
         let atom = &self.pattern.atoms[a];
         let Shape::Call(constructor) = atom.shape else {
@@ -430,7 +434,7 @@ impl<'p> Search<'p> {
         found
     }
 
-    /// Types the call and binds its result; `None` when the operator rejects it.
+    /// Infers the types of a call and binds its result; `None` if the operator rejects the call.
     fn call(&mut self, a: usize, state: &mut Witness) -> Option<()> {
         let atom = &self.pattern.atoms[a];
         let operands = operand_types(state, &atom.children);
@@ -463,8 +467,8 @@ impl<'p> Search<'p> {
         Some(())
     }
 
-    /// Checks the conditions whose variables are known, and binds what they define. `false` when one fails. Those
-    /// that ask `without` of a value are left out.
+    /// Checks the conditions whose variables are bound, and binds variables that they define.
+    /// Returns `false` if one fails. Conditions on the fact and value in `without` are skipped.
     fn settle(&self, state: &mut Witness, without: Option<(FactName, VarId)>) -> bool {
         loop {
             let mut progress = false;
@@ -508,7 +512,7 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// Gives a type a number.
+    /// Assigns a number to a type, if it has none.
     fn intern(&mut self, ty: &TensorType) {
         if !self.type_ids.contains(ty) {
             self.type_ids.push(ty.clone());
@@ -558,7 +562,7 @@ fn fact_of(
     }
 }
 
-/// Whether a condition asks a fact of a value.
+/// Returns `true` if a condition uses a given fact of a value.
 fn asks(condition: &Condition, fact: FactName, of: VarId) -> bool {
     fn inside(expr: &ScalarExpr, fact: FactName, of: VarId) -> bool {
         match expr {
@@ -577,7 +581,7 @@ fn asks(condition: &Condition, fact: FactName, of: VarId) -> bool {
     }
 }
 
-/// A literal or a bound variable.
+/// Returns a literal or a bound variable.
 pub(super) fn scalar(expr: &ScalarExpr, bindings: &Bindings) -> Option<Scalar> {
     match eval_with(expr, bindings, &|_, _, _| None)? {
         Bound::Scalar(value) => Some(value),

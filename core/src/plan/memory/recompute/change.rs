@@ -1,32 +1,34 @@
-//! One value less to keep: what must run again for it, what that saves, and how it is done.
+//! A change that drops one value between two uses and recomputes it later: the steps that must be repeated for it, its
+//! gain, and its application.
 
 use super::steps::{Slot, Step, Steps};
 
-/// Copies that one change may make.
+/// Maximum copies that one change may make.
 const MAX_COPIES: usize = 48;
 
-/// A copy that is there anyway moves up so many levels rather than that another one is made.
+/// Maximum number of levels by which an existing copy runs earlier, to make another copy unnecessary.
 const HOIST: usize = 6;
 
-/// Values are kept longer rather than computed again if they are smaller than this share of what is saved.
+/// Thresholds that are tried: a value is kept longer, instead of being recomputed, if it has at most the saved bytes
+/// divided by this.
 const KEPT_LONGER: [usize; 3] = [usize::MAX, 16, 1];
 
-/// A value that is not kept between two levels that read it.
+/// A change: a value is dropped after one use and recomputed for a later one.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
-    /// The instance.
+    /// Index of the dropped instance (the value as one step computed it).
     instance: usize,
-    /// The level at which it is computed again; what reads it later reads the copy.
+    /// Level of the recomputation; all later readers use the copy.
     level: usize,
-    /// Dispatches that run again, and when.
+    /// Dispatches that are repeated, each with the level of its copy.
     copies: Vec<(usize, usize)>,
-    /// Copies that run earlier than before.
+    /// Existing copies that run earlier than before, each with its new level.
     hoists: Vec<(usize, usize)>,
-    /// Instances that are kept longer.
+    /// Instances that are kept longer than before, each with the last level that needs it.
     kept: Vec<(usize, usize)>,
-    /// Estimated picoseconds that it takes.
+    /// Estimated additional time in picoseconds.
     cost: u64,
-    /// Bytes times levels by which it comes closer to the limit.
+    /// Reduction of the excess over the limit, in bytes times levels.
     gain: u64,
 }
 
@@ -36,7 +38,7 @@ impl Change {
     }
 }
 
-/// A gap between two uses of an instance, and the most that not keeping it can be worth.
+/// A gap between two uses of an instance, and an upper bound of the benefit of dropping it.
 struct Gap {
     instance: usize,
     level: usize,
@@ -44,7 +46,7 @@ struct Gap {
 }
 
 impl Steps {
-    /// Levels with more bytes than the limit, summed up to each level.
+    /// Returns for each level the number of levels before it that need more bytes than the limit.
     fn excess_levels(&self, limit: usize) -> Vec<usize> {
         let mut sum = 0;
         let count = self.live.iter().map(|&bytes| {
@@ -54,7 +56,7 @@ impl Steps {
         std::iter::once(0).chain(count).collect()
     }
 
-    /// Gaps in which something over the limit could be saved, the most promising first.
+    /// Returns the gaps that overlap levels above the limit, the most promising first.
     fn gaps(&self, limit: usize) -> Vec<Gap> {
         let excess = self.excess_levels(limit);
         let mut gaps = Vec::new();
@@ -72,7 +74,7 @@ impl Steps {
             let bytes: usize = step.outputs.iter().map(|slot| self.size(*slot)).sum();
             let mut before = first;
             for &(level, _) in &self.readers[id] {
-                // Levels between the two uses, the one of the copy left out.
+                // Levels between the two uses, without that of the copy.
                 let over = if level > before + 2 {
                     excess[level - 1] - excess[before + 1]
                 } else {
@@ -106,7 +108,8 @@ impl Steps {
         }
     }
 
-    /// The change that brings most bytes below the limit for its time; `None` if none brings any.
+    /// Returns the change with the largest reduction per time; `None` if no change reduces the
+    /// excess.
     pub(super) fn best_change(&self, limit: usize) -> Option<Change> {
         let mut best: Option<Change> = None;
         for gap in self.gaps(limit) {
@@ -118,7 +121,7 @@ impl Steps {
                 let Some(change) = self.change(&gap, bytes / share, limit) else {
                     continue;
                 };
-                // Without anything else to do there is nothing to choose.
+                // A change with a single action has no alternatives.
                 let alone = change.copies.len() + change.hoists.len() + change.kept.len() == 1;
                 if change.gain > 0 && best.as_ref().is_none_or(|b| change.score() > b.score()) {
                     best = Some(change);
@@ -131,7 +134,8 @@ impl Steps {
         best
     }
 
-    /// The change for a gap, in which values of up to `small` bytes are kept rather than computed again.
+    /// Returns the change for a gap; `None` if there is none. Values of up to `small` bytes are kept longer instead of
+    /// recomputed.
     fn change(&self, gap: &Gap, small: usize, limit: usize) -> Option<Change> {
         let step = &self.steps[self.instances[gap.instance].step];
         let mut change = Change {
@@ -154,7 +158,8 @@ impl Steps {
         Some(change)
     }
 
-    /// Whether the step that makes the instance now has nothing to do after the change.
+    /// Returns `true` if no reader of the instance remains after the change, so that the step that computes it is
+    /// dropped.
     fn falls_away(&self, change: &Change) -> bool {
         let step = &self.steps[self.instances[change.instance].step];
         let idle = |slot: &Slot| match *slot {
@@ -164,13 +169,15 @@ impl Steps {
         step.outputs.iter().all(idle)
     }
 
-    /// Lets a dispatch run again at a level or before, with all that it needs for that.
+    /// Makes the results of a dispatch available at a level: plans a copy of the dispatch at this level or before, and
+    /// everything that the copy needs.
     fn supply(&self, origin: usize, level: usize, small: usize, change: &mut Change) -> bool {
         let facts = &self.origins[origin];
         if !facts.repeatable || level <= facts.level || change.copies.len() >= MAX_COPIES {
             return false;
         }
-        // Copies are listed by their origin, which is the step of that number.
+        // Before it is applied, a change lists copies by their origin, which is the index of the
+        // original step.
         let mut planned = change.copies.iter_mut().chain(&mut change.hoists);
         if let Some(entry) = planned.find(|entry| self.steps[entry.0].origin == origin) {
             if entry.1 <= level {
@@ -210,7 +217,7 @@ impl Steps {
         true
     }
 
-    /// A copy that runs a little later than a level.
+    /// Returns an existing copy that runs at most [`HOIST`] levels after a level.
     fn copy_soon(&self, origin: usize, level: usize) -> Option<usize> {
         let copies = self.steps.iter().enumerate().skip(self.origins.len());
         let soon = |s: &Step| !s.dropped && s.origin == origin && s.level > level && s.level <= level + HOIST;
@@ -220,7 +227,7 @@ impl Steps {
             .map(|(i, _)| i)
     }
 
-    /// By how many bytes, times levels, a change comes closer to the limit.
+    /// Returns the reduction of the excess over the limit, in bytes times levels.
     fn gain(&self, change: &Change, limit: usize) -> u64 {
         let mut delta = vec![0i64; self.live.len() + 1];
         let mut add = |from: usize, to: usize, bytes: i64| {
@@ -273,7 +280,7 @@ impl Steps {
         gain.max(0) as u64
     }
 
-    /// The last level at which the change itself reads what a copy makes.
+    /// Returns the last level at which the change itself reads the results of a copy.
     fn last_need(&self, origin: usize, level: usize, change: &Change) -> usize {
         let steps = change.copies.iter().chain(&change.hoists);
         let reads = |i: usize| {
@@ -284,7 +291,7 @@ impl Steps {
         last.unwrap_or(level).max(level)
     }
 
-    /// Does it.
+    /// Applies the change to the list of steps.
     pub(super) fn apply(&mut self, change: &Change) {
         let old = self.steps[self.instances[change.instance].step].outputs.clone();
         let mut again = None;
@@ -301,7 +308,7 @@ impl Steps {
             self.steps[step].level = level;
         }
         self.refresh();
-        // Earlier ones first, so that later ones find what they make.
+        // Earlier levels first, so that later ones find their results.
         for &(step, level) in &moves {
             self.find_operands(step, level);
             self.refresh();
@@ -332,7 +339,7 @@ impl Steps {
         inputs.filter(|slot| **slot == from).for_each(|slot| *slot = to);
     }
 
-    /// Takes copies back for which there is room below the limit, the dearest first.
+    /// Removes copies that are unnecessary because there is enough memory without them, the most expensive ones first.
     pub(super) fn take_back(&mut self, limit: usize) {
         loop {
             let mut copies = self.repeated();

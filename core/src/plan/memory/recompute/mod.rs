@@ -1,23 +1,25 @@
-//! Recomputation (gradient checkpointing): values of a step that are computed again just before a late use, instead of being
-//! kept.
+//! Recomputation (gradient checkpointing): some values of a step are not kept, but recomputed just
+//! before a late use.
 //!
-//! It works on a plan, not on a graph, because only there everything that decides is known: which values share a buffer
-//! as views, what is written in place, into which dispatches calls were decomposed for the device, and at which levels
-//! they run. Clusters are dispatches like others, and run again as a whole. A copy of a dispatch gets a level of its own
-//! directly before the first one that reads it; levels of a plan say when something runs, so nothing else is needed to
-//! keep it late. There are as many levels as before, with more dispatches in some.
+//! It works on a plan instead of a graph, because only the plan contains everything that matters:
+//! which values share a buffer as views, which are written in place, how calls were decomposed for
+//! the device, and at which levels dispatches run. Clusters are ordinary dispatches, and are
+//! repeated as a whole. A copy of a dispatch runs at a level directly before its first reader; the
+//! levels of a plan determine the order of execution, so nothing else is needed to keep it late.
+//! The number of levels does not change; some have more dispatches.
 //!
-//! What is over the budget is brought down greedily: of all values that wait through levels with too many bytes, the
-//! one is given up that saves most bytes, over the levels where they are too many, for each picosecond that it takes to
-//! have it again by the cost model of the device. That includes whatever else must run again, or be kept longer, for it.
-//! A value whose first use is late is just computed later, for nothing. In the end, copies for which there is room after
-//! all are taken back. The idea goes back to Chen et al. (2016); choosing by size, time and cost to Kirisame et al.
-//! (2021), there at run time.
+//! A greedy search reduces the memory to the budget. Among all values that are live but unused in levels with too many
+//! bytes, it drops the one that saves most bytes over these levels, per picosecond of recomputation by the device's
+//! cost model. The cost includes everything else that must be repeated, or kept longer, for it. A value whose first use
+//! is late is only computed later, which costs no time. At the end, copies for which there is enough memory after all
+//! are removed. The idea is from Chen et al. (2016); the choice by size, time and cost is from Kirisame et al. (2021),
+//! who make it at run time.
 //!
-//! Results are the same, bit for bit where kernels are deterministic: a copy has the operands of the first run. Random
-//! operators take seed and step as operands, and these do not change within a step. What writes data that lasts never
-//! writes it twice: it is not repeated, or, where the written values have no influence on its other results (running
-//! statistics of a batch norm), its copy writes them to memory that nobody reads.
+//! Results are the same, bit for bit if kernels are deterministic: a copy has the operands of the
+//! first run. Random operators take seed and step as operands, and these do not change within a
+//! step. Persistent data is never written twice: a dispatch that writes it is not repeated, or, if
+//! the written values have no influence on its other results (running statistics of a batch norm),
+//! its copy writes them to unused memory.
 
 mod change;
 mod steps;
@@ -32,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::plan::{ExecutionPlan, FORWARD_BACKWARD};
 use steps::Steps;
 
-/// The recomputation in a plan with a memory budget.
+/// The recomputation in a plan that was compiled with a memory budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recomputation {
     /// The budget in bytes, for the plan with its update.
@@ -43,21 +45,22 @@ pub struct Recomputation {
     pub peak: usize,
     /// Indices of the dispatches that recompute values.
     pub repeated: Vec<u32>,
-    /// Estimated time of these, in picoseconds.
+    /// Estimated time of the repeated dispatches, in picoseconds.
     pub extra_ps: u64,
-    /// Estimated time of a step without them, updates left out, in picoseconds.
+    /// Estimated time of a step without them and without updates, in picoseconds.
     pub step_ps: u64,
 }
 
 impl Recomputation {
-    /// Estimated time of a step in relation to one without recomputation, at least 1.
+    /// Returns the estimated time of a step relative to one without recomputation, at least 1.
     pub fn slow_down(&self) -> f64 {
         1.0 + self.extra_ps as f64 / self.step_ps.max(1) as f64
     }
 }
 
 impl fmt::Display for Recomputation {
-    /// `85 dispatches are recomputed, an estimated 12.3 ms or 5.2 % more; 574.2 MB instead of 1148.4 MB`.
+    /// Writes `85 dispatches are recomputed, an estimated 12.3 ms or 5.2 % more; 574.2 MB instead
+    /// of 1148.4 MB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: usize| bytes as f64 / 1e6;
         write!(
@@ -72,14 +75,15 @@ impl fmt::Display for Recomputation {
     }
 }
 
-/// Makes a plan fit into a budget. The plan has no update yet; `finish` adds it, if there is one, and places the
-/// buffers. `target` is asked for times only, `device_memory` is that of the device in bytes, if known.
+/// Makes a plan fit into a budget. The plan has no update yet; `finish` adds it, if there is one,
+/// and places the buffers. `target` is used only for times; `device_memory` is the memory of the
+/// device in bytes, if available.
 ///
-/// Where the plan fits already, nothing is recomputed.
+/// A plan that already fits is not changed.
 ///
 /// # Errors
-/// [`Error::MemoryBudget`] for a budget that cannot be reached; [`Error::InvalidUse`] for one that makes no sense, or a
-/// plan with more segments than one; what `finish` finds.
+/// [`Error::MemoryBudget`] for a budget that cannot be reached; [`Error::InvalidUse`] for an
+/// invalid budget, or a plan with more than one segment; errors of `finish`.
 pub fn fit_to_budget(
     plan: &ExecutionPlan,
     budget: &MemoryBudget,
@@ -89,15 +93,15 @@ pub fn fit_to_budget(
 ) -> Result<ExecutionPlan> {
     if plan.segments.len() != 1 || plan.segments[0].name != FORWARD_BACKWARD {
         return Err(Error::misuse(
-            "recomputation is for plans without an update",
-            "give the budget to the build, which adds the update afterwards",
+            "recomputation needs a plan without an update",
+            "pass the budget to the build, which adds the update afterwards",
         ));
     }
     let mut whole = plan.clone();
     finish(&mut whole)?;
     let without = whole.memory_forecast();
     let bytes = budget.bytes(&without, device_memory)?;
-    let fitting = Fitting {
+    let fitting = BudgetSearch {
         plan,
         start: Steps::new(plan, target)?,
         persistent: persistent(&whole),
@@ -105,8 +109,8 @@ pub fn fit_to_budget(
         finish,
     };
     match fitting.fit(bytes)? {
-        Reached::Fits(plan) => Ok(*plan),
-        Reached::Least(least) => Err(Error::MemoryBudget {
+        SearchResult::Fits(plan) => Ok(*plan),
+        SearchResult::Least(least) => Err(Error::MemoryBudget {
             budget: bytes,
             least: fitting.least(bytes, least)?,
             without: without.planned,
@@ -114,14 +118,14 @@ pub fn fit_to_budget(
     }
 }
 
-/// Bytes that are not shared.
+/// Returns the bytes of buffers that share no memory.
 fn persistent(plan: &ExecutionPlan) -> usize {
     let lives = plan.lifetimes();
     let persistent = (0..plan.buffers.len()).filter(|i| lives[*i].is_none());
     persistent.map(|i| aligned(plan.buffers[i])).sum()
 }
 
-struct Fitting<'a> {
+struct BudgetSearch<'a> {
     plan: &'a ExecutionPlan,
     start: Steps,
     persistent: usize,
@@ -129,34 +133,35 @@ struct Fitting<'a> {
     finish: &'a dyn Fn(&mut ExecutionPlan) -> Result<()>,
 }
 
-/// Where a search ended.
-enum Reached {
+/// Result of a search with one budget.
+enum SearchResult {
     Fits(Box<ExecutionPlan>),
-    /// Bytes that it takes at least.
+    /// The plan does not fit: it needs at least this number of bytes.
     Least(usize),
 }
 
-/// Searches for the least budget end where what is not known is a smaller part of it than one of so many.
+/// The search for the smallest budget ends when the remaining interval is smaller than the budget
+/// divided by this.
 const MIN_PARTS: usize = 50;
 
-impl Fitting<'_> {
-    /// The least budget that is reached when asked for, between one that is not and one that may be. A search takes
-    /// another way for every budget, so that nothing else is promised.
+impl BudgetSearch<'_> {
+    /// Returns the smallest budget that the search can reach, between `not` (out of reach) and `least` (perhaps in
+    /// reach). The result is not exact, because every budget leads to a different search.
     fn least(&self, mut not: usize, mut least: usize) -> Result<usize> {
-        while let Reached::Least(more) = self.fit(least)? {
+        while let SearchResult::Least(more) = self.fit(least)? {
             least = more.max(least + ALIGNMENT);
         }
         while least - not > least / MIN_PARTS {
             let between = not + (least - not) / 2;
             match self.fit(between)? {
-                Reached::Fits(_) => least = between,
-                Reached::Least(_) => not = between,
+                SearchResult::Fits(_) => least = between,
+                SearchResult::Least(_) => not = between,
             }
         }
         Ok(least)
     }
 
-    fn fit(&self, budget: usize) -> Result<Reached> {
+    fn fit(&self, budget: usize) -> Result<SearchResult> {
         let mut steps = self.start.clone();
         let mut limit = budget.saturating_sub(self.persistent);
         let mut least = usize::MAX;
@@ -173,11 +178,11 @@ impl Fitting<'_> {
             let plan = self.finished(&relaxed, budget)?;
             let planned = plan.memory_forecast().planned;
             if planned <= budget {
-                return Ok(Reached::Fits(Box::new(plan)));
+                return Ok(SearchResult::Fits(Box::new(plan)));
             }
             least = least.min(planned);
             if stuck {
-                return Ok(Reached::Least(least));
+                return Ok(SearchResult::Least(least));
             }
             // Gaps between buffers, or an update that takes more than the rest.
             limit = limit.saturating_sub(planned - budget);

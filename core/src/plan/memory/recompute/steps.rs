@@ -1,4 +1,4 @@
-//! A segment of a plan as a list that can grow: what is computed when, and who reads it.
+//! A segment of a plan as a list of steps that can grow, with the levels and readers of all values.
 
 use std::collections::HashMap;
 
@@ -11,27 +11,27 @@ use crate::plan::memory::aligned;
 use crate::plan::{BufferRef, Dispatch, ExecutionPlan, MemoryLayout, Operand};
 use crate::reference::{expand_call, operand_name};
 
-/// Where an operand comes from, or where a result goes.
+/// Source of an operand, or destination of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// Memory that lasts.
+    /// A buffer of persistent data.
     Fixed(BufferRef),
     /// A value of the step: the index of an instance.
     Made(usize),
 }
 
-/// A value as one dispatch made it. Values that are computed twice have two of them.
+/// A value as one step computed it. A value that is computed twice has two instances.
 #[derive(Clone, Debug)]
 pub(super) struct Instance {
-    /// The buffer of the plan that the value had at first.
+    /// The buffer that the value has in the original plan.
     pub(super) value: BufferRef,
     pub(super) bytes: usize,
-    /// Who makes it.
+    /// Index of the step that computes it.
     pub(super) step: usize,
     pub(super) port: usize,
 }
 
-/// What is known of a dispatch of the plan; copies of it refer to it.
+/// Properties of a dispatch of the original plan; its copies refer to it.
 #[derive(Clone, Debug)]
 pub(super) struct Origin {
     pub(super) dispatch: Dispatch,
@@ -39,9 +39,9 @@ pub(super) struct Origin {
     pub(super) cost: u64,
     /// Its level in the plan.
     pub(super) level: usize,
-    /// Whether a second run gives the same results and changes nothing else.
+    /// `true` if repeating it gives the same results and changes nothing else.
     pub(super) repeatable: bool,
-    /// Whether it writes something that lasts.
+    /// `true` if it writes persistent data in place.
     pub(super) writes: bool,
     /// Values that it reads.
     pub(super) reads: Vec<BufferRef>,
@@ -54,11 +54,11 @@ pub(super) struct Step {
     pub(super) level: usize,
     pub(super) inputs: Vec<Slot>,
     pub(super) outputs: Vec<Slot>,
-    /// Whether it is not run any more, as nobody reads it.
+    /// `true` if the step is no longer run, as its results have no readers.
     pub(super) dropped: bool,
 }
 
-/// The segment. The first steps are the dispatches of the plan, each its own origin.
+/// All steps of the segment. The first steps are the dispatches of the original plan; each of them is its own origin.
 #[derive(Clone)]
 pub(super) struct Steps {
     pub(super) origins: Vec<Origin>,
@@ -68,14 +68,14 @@ pub(super) struct Steps {
     pub(super) instances_of: HashMap<BufferRef, Vec<usize>>,
     /// Steps that read each instance, by level.
     pub(super) readers: Vec<Vec<(usize, usize)>>,
-    /// Bytes in use at each level that recomputation knows no way around.
+    /// For each level, the bytes in use that recomputation cannot avoid.
     base: Vec<usize>,
-    /// Bytes in use at each level.
+    /// For each level, the bytes in use.
     pub(super) live: Vec<usize>,
 }
 
 impl Steps {
-    /// The only segment of a plan.
+    /// Converts the only segment of a plan.
     pub(super) fn new(plan: &ExecutionPlan, target: &dyn Target) -> Result<Self> {
         let levels = plan.dispatches.last().map_or(0, |d| d.level as usize + 1);
         let lives = plan.lifetimes();
@@ -105,11 +105,10 @@ impl Steps {
             let mut port = 0;
             let outputs = d.outputs.iter().map(|o| {
                 port += 1;
-                match made(o.buffer) {
-                    true => {
-                        Slot::Made(out.add_instance(o.buffer, aligned(plan.buffers[o.buffer.index()]), i, port - 1))
-                    }
-                    false => Slot::Fixed(o.buffer),
+                if made(o.buffer) {
+                    Slot::Made(out.add_instance(o.buffer, aligned(plan.buffers[o.buffer.index()]), i, port - 1))
+                } else {
+                    Slot::Fixed(o.buffer)
                 }
             });
             let outputs = outputs.collect();
@@ -143,7 +142,7 @@ impl Steps {
         id
     }
 
-    /// Finds readers and bytes in use anew.
+    /// Recomputes readers and bytes in use.
     pub(super) fn refresh(&mut self) {
         self.readers.clear();
         self.readers.resize(self.instances.len(), Vec::new());
@@ -171,19 +170,19 @@ impl Steps {
         self.live = self.base.iter().zip(changes).map(sum).collect();
     }
 
-    /// The level that makes an instance; `None` if nothing makes it any more.
+    /// Returns the level that computes an instance; `None` if no step computes it.
     pub(super) fn first(&self, instance: usize) -> Option<usize> {
         let step = &self.steps[self.instances[instance].step];
         (!step.dropped).then_some(step.level)
     }
 
-    /// First and last level of an instance.
+    /// Returns the first and last level of an instance.
     pub(super) fn life(&self, instance: usize) -> Option<(usize, usize)> {
         let first = self.first(instance)?;
         Some((first, self.readers[instance].last().map_or(first, |r| r.0)))
     }
 
-    /// The step of the plan that makes a value.
+    /// Returns the step of the plan that computes a value.
     pub(super) fn maker(&self, value: BufferRef) -> usize {
         self.steps[self.instances[self.instances_of[&value][0]].step].origin
     }
@@ -192,8 +191,8 @@ impl Steps {
         self.instances[self.instances_of[&value][0]].bytes
     }
 
-    /// The instance of a value that a step of that level should read: one that is there anyway, else the one that is
-    /// there longest.
+    /// Returns the instance of a value that a step of a level should read: preferably one that is live at that level
+    /// anyway, else the instance that is live longest.
     pub(super) fn nearest(&self, value: BufferRef, level: usize) -> Option<usize> {
         let before = |&id: &usize| Some((self.life(id).filter(|l| l.0 < level)?.1.min(level), id));
         self.instances_of[&value]
@@ -203,13 +202,13 @@ impl Steps {
             .map(|(_, id)| id)
     }
 
-    /// Whether a value is there at a level anyway, for a step of that level to read.
+    /// Returns `true` if a value is live at a level, so that a step of that level can read it.
     pub(super) fn is_alive(&self, value: BufferRef, level: usize) -> bool {
         let nearest = self.nearest(value, level).and_then(|id| self.life(id));
         nearest.is_some_and(|life| life.1 >= level)
     }
 
-    /// Adds a copy of a step whose operands are still to be found.
+    /// Adds a copy of a step at a level; its operands are resolved later.
     pub(super) fn add_copy(&mut self, origin: usize, level: usize) -> usize {
         let step = self.steps.len();
         let outputs = self.origins[origin].dispatch.outputs.clone();
@@ -232,7 +231,7 @@ impl Steps {
         step
     }
 
-    /// Drops steps whose results nobody reads any more, as others compute them.
+    /// Drops steps whose results have no readers, because other steps compute them.
     pub(super) fn drop_unread(&mut self) {
         loop {
             self.refresh();
@@ -255,7 +254,7 @@ impl Steps {
         }
     }
 
-    /// Steps that run what another step runs too.
+    /// Returns the steps that repeat a dispatch that another step also runs.
     pub(super) fn repeated(&self) -> Vec<usize> {
         let mut seen = vec![false; self.origins.len()];
         let mut order: Vec<usize> = (0..self.steps.len()).filter(|&i| !self.steps[i].dropped).collect();
@@ -264,7 +263,7 @@ impl Steps {
         order
     }
 
-    /// The plan, the buffers of which are not placed yet, and the dispatches in it that are repeated.
+    /// Returns the plan with these steps and without offsets, and the indices of the repeated dispatches in it.
     pub(super) fn plan(&self, from: &ExecutionPlan) -> (ExecutionPlan, Vec<u32>) {
         let mut plan = from.clone();
         plan.dispatches.clear();
@@ -277,7 +276,7 @@ impl Steps {
             .enumerate()
             .filter(|(id, _)| self.first(*id).is_some())
         {
-            // The state that a copy would write has a buffer of its own, which is not the copy's.
+            // A copy does not write to the persistent buffer of its origin; it gets its own buffer.
             let fixed = matches!(
                 self.steps[self.steps[instance.step].origin].outputs[instance.port],
                 Slot::Fixed(_)
@@ -296,7 +295,7 @@ impl Steps {
         let (mut again, mut level, mut before) = (Vec::new(), 0, None);
         for i in order {
             let step = &self.steps[i];
-            // Levels that have become empty are left out.
+            // Empty levels are removed.
             level += u32::from(before.is_some_and(|b| b != step.level));
             before = Some(step.level);
             let mut dispatch = self.origins[step.origin].dispatch.clone();
@@ -318,8 +317,8 @@ impl Steps {
     }
 }
 
-/// What there is to know of a dispatch. `transient` says whether a buffer is needed within the step only, `made`
-/// whether it is also written once.
+/// Determines the properties of a dispatch. `transient` returns whether a buffer is needed only
+/// within the step, `made` whether it is also written only once.
 fn origin(
     plan: &ExecutionPlan,
     index: usize,
@@ -334,7 +333,7 @@ fn origin(
     let kernel = d.kernel_desc(&types);
     let call = kernel.call();
     let cost = op.map_or(0, |op| call_cost(target, op, &call));
-    // What somebody writes at this level or later is not the same any more when a copy runs.
+    // Data that another dispatch writes at this level or later may have changed when a copy runs.
     let changes = |b: BufferRef| {
         let mut others = writers[b.index()].iter().filter(|w| **w != index);
         others.any(|&w| plan.dispatches[w].level >= d.level)
@@ -344,10 +343,13 @@ fn origin(
         .inputs
         .iter()
         .all(|o| made(o.buffer) || !transient(o.buffer) && !changes(o.buffer));
-    let writable = (0..d.outputs.len()).all(|port| match in_place(port) {
-        // A copy writes elsewhere.
-        true => op.is_some_and(|op| stands_apart(op, &call, d, port)),
-        false => made(d.outputs[port].buffer),
+    let writable = (0..d.outputs.len()).all(|port| {
+        if in_place(port) {
+            // A copy writes to another buffer.
+            op.is_some_and(|op| stands_apart(op, &call, d, port))
+        } else {
+            made(d.outputs[port].buffer)
+        }
     });
     let reads = d.inputs.iter().map(|o| o.buffer).filter(|b| made(*b));
     Ok(Origin {
@@ -360,8 +362,9 @@ fn origin(
     })
 }
 
-/// Whether what is written at a port in place has no influence on the other results, by the operator's definition, and
-/// nothing else reads it under this name: then a copy that reads the new contents still computes the other results.
+/// Returns `true` if, by the operator's definition, the write of a port in place does not influence the other results,
+/// and if the call does not read the old contents in another way. Then a copy that reads the new contents computes the
+/// same for its other results.
 fn stands_apart(op: OpRef, call: &Call, d: &Dispatch, port: usize) -> bool {
     let Some(&(operand, _)) = op.writes().iter().find(|(_, p)| *p == port) else {
         return false;

@@ -1,8 +1,8 @@
-//! Recurrent layers: `core.lstm`, `core.gru` and `core.rnn` where these compute the same, else the rounds one after the
-//! other.
+//! Recurrent layers. They become calls of `core.lstm`, `core.gru` or `core.rnn` if these compute the same, and are
+//! unrolled otherwise: each round is separate nodes.
 //!
-//! Peepholes, `clip` and `input_forget` of an LSTM stay unrolled: the LSTMs of PyTorch and Keras have none of them, so
-//! operands of `core.lstm` for them would make its kernels and its gradient larger for no model.
+//! Layers with peepholes, `clip` or `input_forget` of an LSTM are unrolled: the LSTMs of PyTorch and Keras do not have these, so
+//! operands of `core.lstm` for them would make its kernels and its gradient larger without a model that needs them.
 
 mod unrolled;
 
@@ -14,10 +14,10 @@ use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Longer sequences are refused where every round is nodes of its own.
+/// Maximum length of an unrolled sequence, whose rounds are separate nodes.
 const MAX_ROUNDS: usize = 512;
 
-/// What an unrolled layer cannot be; GPUs unroll all of them.
+/// Unsupported cases of layers; GPUs unroll all layers.
 const GRU_LIMITS: &str = "more than 512 rounds on a GPU; with other activations than the default ones or `clip`, more than \
                           512 rounds and lengths that depend on the data of an input";
 const LSTM_LIMITS: &str = "more than 512 rounds on a GPU; with peepholes, `input_forget`, other activations than the default \
@@ -43,7 +43,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Blocks of the weights: gates and candidates.
+    /// Returns the number of blocks of the weights: gates and candidates.
     fn gates(self) -> usize {
         match self {
             Kind::Plain => 1,
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Activations of a direction.
+    /// Returns the default activations of a direction.
     fn defaults(self) -> &'static [&'static str] {
         match self {
             Kind::Plain => &["Tanh"],
@@ -110,7 +110,7 @@ impl Activation {
     }
 }
 
-/// What a node says about all of its directions.
+/// Properties of a node that apply to all of its directions.
 struct Layer {
     kind: Kind,
     hidden: usize,
@@ -123,25 +123,25 @@ struct Layer {
     element: ElementType,
 }
 
-/// Rounds of each sequence of the batch, if they differ.
+/// Number of rounds of each sequence of the batch, if the numbers differ.
 enum Lengths {
     Known(Vec<usize>),
-    /// They depend on the data of an input.
+    /// Lengths that depend on the data of an input.
     Given(Value),
 }
 
 /// Weights and states of one direction.
 struct Direction {
-    /// `[gates * hidden, input]`.
+    /// Weights of the inputs, `[gates * hidden, input]`.
     w: Value,
-    /// `[gates * hidden, hidden]`.
+    /// Weights of the states, `[gates * hidden, hidden]`.
     r: Value,
-    /// `[gates * hidden]` each.
+    /// Biases of inputs and states, `[gates * hidden]` each.
     bias: Option<(Value, Value)>,
-    /// `[batch, hidden]`.
+    /// Initial state, `[batch, hidden]`.
     h: Value,
     c: Value,
-    /// `[hidden]` for the gates i, o, f.
+    /// Peephole weights of the gates i, o and f, `[hidden]` each.
     peepholes: Option<[Value; 3]>,
     activations: Vec<Activation>,
     reverse: bool,
@@ -165,7 +165,7 @@ fn activations(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Vec<Act
             names.len()
         ));
     }
-    // Parameters are listed for those activations alone that have any.
+    // The list contains parameters only for activations that have any.
     let mut alphas = call
         .attributes()
         .floats("activation_alpha")?
@@ -194,16 +194,17 @@ fn activations(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Vec<Act
     Ok(all.chunks(each).map(<[Activation]>::to_vec).collect())
 }
 
-/// The weights of inputs and states, `[directions, gates * hidden, inputs]` and `[directions, gates * hidden, hidden]`.
+/// Function that returns the weights of inputs and states, `[directions, gates * hidden, inputs]` and `[directions, gates *
+/// hidden, hidden]`.
 type Weights = fn(&mut Call) -> Result<[Value; 2], String>;
 
-/// Operands 1 and 2 as they are.
+/// Returns operands 1 and 2 unchanged.
 fn given(call: &mut Call) -> Result<[Value; 2], String> {
     Ok([call.value(1)?, call.value(2)?])
 }
 
-/// Integers `[directions, inputs, gates * hidden]` with scales and zero points, one a direction or one a column, in the
-/// operands 8 to 11.
+/// Dequantises integers `[directions, inputs, gates * hidden]` with scales and zero points, one for each direction or for each
+/// column, in the operands 8 to 11.
 fn dequantized(call: &mut Call) -> Result<[Value; 2], String> {
     let mut weights = [given(call)?[0]; 2];
     for (n, weight) in weights.iter_mut().enumerate() {
@@ -317,7 +318,7 @@ fn layer(call: &mut Call, kind: Kind, weights: Weights) -> Built {
     Ok(results)
 }
 
-/// What no operator computes, so that the layer is unrolled.
+/// Returns the feature of a layer that no recurrent operator supports, if there is one. Such a layer must be unrolled.
 fn unrolled_for(call: &Call, kind: Kind, activations: &[Vec<Activation>]) -> Result<Option<&'static str>, String> {
     let usual = |own: &Vec<Activation>| {
         let names = own.iter().map(|a| a.name.as_str());
@@ -341,7 +342,7 @@ fn unrolled_for(call: &Call, kind: Kind, activations: &[Vec<Activation>]) -> Res
     })
 }
 
-/// The lengths of the sequences; `or_given` if they need not be known.
+/// Returns the lengths of the sequences; with `or_given`, they need not be known at import.
 fn lengths(call: &mut Call, [rounds, batch]: [usize; 2], or_given: bool) -> Result<Option<Lengths>, String> {
     if or_given && call.has_input(4) && call.tensor(4).is_none() {
         if call.dims(4)? != [batch] {
@@ -391,19 +392,17 @@ fn direction(
             return Ok(call.graph().expand(zero, &[layer.batch, hidden]).into());
         };
         let graph = call.graph();
-        let one = match by_batch {
-            true => graph.slice_axis(value, 1, d, d + 1),
-            false => graph.slice_axis(value, 0, d, d + 1),
+        let one = if by_batch {
+            graph.slice_axis(value, 1, d, d + 1)
+        } else {
+            graph.slice_axis(value, 0, d, d + 1)
         };
         Ok(graph.reshape(one, &[layer.batch, hidden]).into())
     };
     let h = state(call, 5)?;
     let is_lstm = layer.kind == Kind::Lstm;
     let c = if is_lstm { state(call, 6)? } else { h };
-    let peepholes = match is_lstm {
-        true => part(call, 7)?,
-        false => None,
-    };
+    let peepholes = if is_lstm { part(call, 7)? } else { None };
     let peepholes = peepholes.map(|p| {
         let graph = call.graph();
         [0, 1, 2].map(|i| graph.slice(p, &[i * hidden], &[(i + 1) * hidden]).into())
@@ -420,7 +419,7 @@ fn direction(
     })
 }
 
-/// Blocks of the first axis in another order.
+/// Reorders blocks of the first axis.
 fn reordered(g: &mut Graph, x: Value, hidden: usize, order: &[usize]) -> Value {
     let parts: Vec<Value> = order
         .iter()
@@ -429,7 +428,7 @@ fn reordered(g: &mut Graph, x: Value, hidden: usize, order: &[usize]) -> Value {
     g.concat(&parts, 0).into()
 }
 
-/// The same as [`unrolled::run`] by the operator of the layer, which has its gates in another order.
+/// Computes the results of [`unrolled::run`] by one recurrent operator of the graph, whose gates are in another order.
 fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Value, Value) {
     let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
     // ONNX has i, o, f, c and z, r, h; the operators have i, f, c, o and r, z, h.
@@ -439,7 +438,7 @@ fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Valu
         Kind::Plain => &[0],
     };
     let [w, r] = [d.w, d.r].map(|weight| reordered(g, weight, hidden, order));
-    // The inputs' part of all rounds in one product.
+    // Projects the inputs of all rounds in one product.
     let width = g.shape(x).get(2).copied().unwrap_or(0);
     let rows = g.reshape(x, &[rounds * batch, width]);
     let mut projected: Value = g.matmul_bt(rows, w).into();

@@ -1,13 +1,13 @@
-//! Layers that no operator computes, as the nodes of one round after the other.
+//! Recurrent layers that no operator of graphs supports, as the nodes of one round after the other.
 
 use meganeura_core::graph::{Graph, Value};
 
 use super::{Direction, Kind, Layer, Lengths};
 
-/// Results `[rounds, 1, batch, hidden]`, last output and last cell `[1, batch, hidden]`.
+/// Builds the layer. Returns the results `[rounds, 1, batch, hidden]`, the last output and the last cell `[1, batch, hidden]`.
 pub(super) fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Result<(Value, Value, Value), String> {
     let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
-    // The inputs' part of all rounds in one product.
+    // Projects the inputs of all rounds in one product.
     let width = g.shape(x).get(2).copied().unwrap_or(0);
     let rows = g.reshape(x, &[rounds * batch, width]);
     let mut projected: Value = g.matmul_bt(rows, d.w).into();
@@ -23,9 +23,10 @@ pub(super) fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Resu
     let projected = g.reshape(projected, &[rounds, batch, gates * hidden]);
     let (mut h, mut c) = (d.h, d.c);
     let mut outputs: Vec<Option<Value>> = vec![None; rounds];
-    let order: Vec<usize> = match d.reverse {
-        true => (0..rounds).rev().collect(),
-        false => (0..rounds).collect(),
+    let order: Vec<usize> = if d.reverse {
+        (0..rounds).rev().collect()
+    } else {
+        (0..rounds).collect()
     };
     for t in order {
         let round = g.slice_axis(projected, 0, t, t + 1);
@@ -40,7 +41,7 @@ pub(super) fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Resu
             None => (new_h, new_c),
             Some(Lengths::Given(_)) => return Err("the lengths of an unrolled layer must be known".into()),
             Some(Lengths::Known(lengths)) => {
-                // Sequences that have ended keep their state and give zeros.
+                // Sequences that have ended keep their state and return zeros.
                 let going: Vec<u32> = lengths.iter().map(|&n| u32::from(t < n)).collect();
                 let going = g.constant_u32(going, &[batch, 1]);
                 let zero = g.scalar_of(g.dtype(new_h), 0.0);
@@ -61,12 +62,12 @@ pub(super) fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Resu
     Ok((y, h, c))
 }
 
-/// Column block `i` of a value `[batch, gates * hidden]`.
+/// Returns column block `i` of a value `[batch, gates * hidden]`.
 fn gate(g: &mut Graph, x: Value, i: usize, hidden: usize) -> Value {
     g.slice_axis(x, 1, i * hidden, (i + 1) * hidden).into()
 }
 
-/// `f(x W + h R + b)`.
+/// Returns `f(x W + h R + b)`.
 fn plain(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value) -> Result<Value, String> {
     let product = g.matmul_bt(h, d.r);
     let sum = g.add(x, product);
@@ -74,7 +75,7 @@ fn plain(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value) -> Res
     d.activations[0].apply(g, sum)
 }
 
-/// Gates z and r, and the candidate: `(1 - z) candidate + z h`.
+/// Computes the gates z and r, and the candidate: `(1 - z) candidate + z h`.
 fn gru(
     g: &mut Graph,
     layer: &Layer,
@@ -118,7 +119,7 @@ fn gru(
     Ok(g.add(candidate, part).into())
 }
 
-/// Gates i, o, f and the candidate c: new cell `f c + i candidate`, new output `o h(cell)`.
+/// Computes the gates i, o, f and the candidate c: new cell `f c + i candidate`, new output `o h(cell)`.
 fn lstm(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value, c: Value) -> Result<(Value, Value), String> {
     let hidden = layer.hidden;
     let product = g.matmul_bt(h, d.r);
@@ -135,12 +136,11 @@ fn lstm(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value, c: Valu
     let (i, f) = (clipped(g, layer, i), clipped(g, layer, f));
     let candidate = clipped(g, layer, candidate);
     let i = d.activations[0].apply(g, i)?;
-    let f = match layer.input_forget {
-        true => {
-            let one = g.scalar_of(g.dtype(i), 1.0);
-            g.sub(one, i).into()
-        }
-        false => d.activations[0].apply(g, f)?,
+    let f = if layer.input_forget {
+        let one = g.scalar_of(g.dtype(i), 1.0);
+        g.sub(one, i).into()
+    } else {
+        d.activations[0].apply(g, f)?
     };
     let candidate = d.activations[1].apply(g, candidate)?;
     let kept = g.mul(f, c);

@@ -1,4 +1,4 @@
-//! Kernels that read or write places that data names, sort, or hash. Indices were checked before.
+//! Kernels that read or write at indices, sort, or hash. The engine validates indices before it calls them.
 
 use ndarray::{ArrayD, Axis, IxDyn};
 
@@ -23,7 +23,7 @@ pub fn run(cx: &Cx) -> Result<Vec<Data>, String> {
     if cx.dispatch.kernel == "core.random_bits" {
         return random_bits(cx);
     }
-    // The operand with the elements; the other has indices.
+    // The operand with the elements; the other one contains indices.
     let values = match cx.dispatch.kernel.as_str() {
         "core.gather" | "core.scatter_add" | "core.put_along_axis" => 1,
         _ => 0,
@@ -70,7 +70,7 @@ fn scatter_add<T: Element>(cx: &Cx, add: fn(T, T) -> T) -> Result<Vec<T>, String
     let (indices, updates) = (places(cx.array::<u32>(0)?), cx.array::<T>(1)?);
     let mut out = ArrayD::from_elem(cx.dims(), T::default());
     let axis = cx.axis(out.ndim())?;
-    // The axes of the indices as one.
+    // The axes of the indices are joined.
     let mut dims = out.shape().to_vec();
     dims[axis] = indices.len();
     let updates = updates.to_shape(IxDyn(&dims)).map_err(|e| e.to_string())?;
@@ -146,7 +146,7 @@ fn top_k<T: Element>(cx: &Cx, before: fn(T, T) -> bool) -> Result<(Vec<T>, Vec<u
         .zip(indices.lanes_mut(axis));
     for ((lane, mut values), mut indices) in lanes {
         let mut order: Vec<usize> = (0..lane.len()).collect();
-        // A stable sort: of equal ones the first comes first.
+        // A stable sort: equal elements keep their order.
         order.sort_by(|&a, &b| match (before(lane[a], lane[b]), before(lane[b], lane[a])) {
             (true, _) => Ordering::Less,
             (_, true) => Ordering::Greater,
@@ -160,7 +160,7 @@ fn top_k<T: Element>(cx: &Cx, before: fn(T, T) -> bool) -> Result<(Vec<T>, Vec<u
     Ok((elements(values), elements(indices)))
 }
 
-/// The hash that `docs/operators.md` names: each of seed, call, step and element mixed in.
+/// Computes random bits with the hash that `docs/operators.md` specifies, from seed, call, step and element.
 fn random_bits(cx: &Cx) -> Result<Vec<Data>, String> {
     fn mix(mut x: u32) -> u32 {
         x ^= x >> 16;

@@ -1,4 +1,4 @@
-//! What runs a dispatch: arithmetic, reductions and products here, the rest in the modules beside.
+//! Execution of a dispatch: arithmetic, reductions and products are here, other kernels in their own modules.
 
 use meganeura_plugin_abi::view::{DType, DispatchView, Value};
 use ndarray::linalg::general_mat_mul;
@@ -7,7 +7,7 @@ use ndarray::{Array2, ArrayD, ArrayViewD, Axis, IxDyn, Zip};
 use crate::tensor::{Data, Element, elements, view};
 use crate::{indexed, moves, windows};
 
-/// Operators with a kernel here, and whether it takes integers, too.
+/// Operators with a kernel in this module; `true` if the kernel supports integers.
 const KERNELS: &[(&str, bool)] = &[
     ("core.log2", false),
     ("core.exp2", false),
@@ -53,12 +53,12 @@ const KERNELS: &[(&str, bool)] = &[
     ("core.avg_pool2d_grad", false),
 ];
 
-/// Whether there is a kernel for a call, or why not.
+/// Returns an error with the reason if there is no kernel for a call.
 pub fn supports(call: &DispatchView) -> Result<(), String> {
     if !KERNELS.iter().any(|(name, _)| *name == call.kernel) || call.version != 1 {
         return Err(format!("ndarray has no {} of version {}", call.kernel, call.version));
     }
-    // Results of a conversion and all that only moves elements may have two bytes.
+    // Conversions and operators that only move elements also support two-byte types.
     let moves_only = moves::is_move(&call.kernel) || call.kernel == "core.cast";
     let mut operands = call.inputs.iter().chain(&call.outputs);
     if !moves_only && operands.any(|o| matches!(o.dtype, DType::F16 | DType::BF16)) {
@@ -67,7 +67,7 @@ pub fn supports(call: &DispatchView) -> Result<(), String> {
     Ok(())
 }
 
-/// What a dispatch has for its kernel: operands by number, and attributes.
+/// Context of a kernel: operands by index, and attributes.
 pub struct Cx<'a> {
     pub dispatch: &'a DispatchView,
     buffers: &'a [Data],
@@ -78,7 +78,7 @@ impl<'a> Cx<'a> {
         &self.buffers[self.dispatch.inputs[i].buffer as usize]
     }
 
-    /// An operand as an array.
+    /// Returns operand `i` as an array.
     pub fn array<T: Element>(&self, i: usize) -> Result<ArrayViewD<'a, T>, String> {
         view(T::of(self.data(i))?, &self.dispatch.inputs[i])
     }
@@ -96,7 +96,7 @@ impl<'a> Cx<'a> {
             .ok_or_else(|| format!("there is no attribute {name}"))
     }
 
-    /// An axis of a tensor of so many axes.
+    /// Returns the attribute `axis` as an index, for a tensor with `rank` axes.
     pub fn axis(&self, rank: usize) -> Result<usize, String> {
         let axis = self.int("axis")?;
         Ok(if axis < 0 { axis + rank as i64 } else { axis } as usize)
@@ -107,7 +107,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Runs a dispatch and gives the elements of its results.
+/// Runs a dispatch and returns the elements of its results.
 pub fn run(dispatch: &DispatchView, buffers: &[Data]) -> Result<Vec<Data>, String> {
     let cx = Cx { dispatch, buffers };
     let one = |data: Data| vec![data];
@@ -136,7 +136,7 @@ fn unary(cx: &Cx) -> Result<Data, String> {
     Ok(Data::F32(elements(cx.array::<f32>(0)?.mapv(f))))
 }
 
-/// Two arrays of shapes that broadcast, element by element.
+/// Combines two arrays of broadcastable shapes, element by element.
 fn zip<T: Copy, R: Copy + Default>(
     a: &ArrayViewD<T>,
     b: &ArrayViewD<T>,
@@ -213,7 +213,7 @@ fn binary(cx: &Cx) -> Result<Data, String> {
     }
 }
 
-/// What takes a remainder of Euclid's to the sign of the divisor.
+/// Returns the number to add to a Euclidean remainder to give it the sign of the divisor.
 fn fix(a: i32, b: i32) -> i64 {
     if b < 0 && i64::from(a).rem_euclid(b.into()) != 0 {
         b.into()
@@ -303,7 +303,7 @@ fn cast(cx: &Cx) -> Result<Data, String> {
     })
 }
 
-/// Reduces the axes that the call names, the last first.
+/// Reduces the axes of the call, starting with the last one.
 fn reduce<T: Copy>(cx: &Cx, mut x: ArrayD<T>, first: T, f: impl Fn(&T, &T) -> T) -> Result<Vec<T>, String> {
     let rank = x.ndim();
     let mut axes: Vec<usize> = cx
@@ -324,7 +324,7 @@ fn reduce<T: Copy>(cx: &Cx, mut x: ArrayD<T>, first: T, f: impl Fn(&T, &T) -> T)
 fn sum(cx: &Cx) -> Result<Data, String> {
     let x = &cx.dispatch.inputs[0];
     Ok(match cx.data(0) {
-        // Sums of many terms keep their digits in double precision.
+        // Long sums are accumulated in double precision.
         Data::F32(v) => {
             let sums = reduce(cx, view(v, x)?.mapv(f64::from), 0.0, |a, b| a + b)?;
             Data::F32(sums.into_iter().map(|v| v as f32).collect())

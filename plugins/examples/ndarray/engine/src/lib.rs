@@ -1,7 +1,7 @@
-//! Replays plans on [`ndarray`]: kernels for what every operator comes down to.
+//! Engine that runs plans on [`ndarray`], with kernels for all primitive operators.
 //!
-//! Nothing here knows whether plans come from the program that it is linked into or through the C interface: both are
-//! given as [`PlanView`]s.
+//! The engine does not depend on the source of plans, the program that it is linked into or the C interface: both provide
+//! [`PlanView`]s.
 
 mod indexed;
 mod kernels;
@@ -11,8 +11,8 @@ mod windows;
 
 use std::collections::HashMap;
 
-use meganeura_plugin_abi::author::Failure;
 use meganeura_plugin_abi::BUFFER_STATE;
+use meganeura_plugin_abi::author::Failure;
 use meganeura_plugin_abi::view::{DType, DispatchView, PlanView};
 use tensor::Data;
 
@@ -22,12 +22,12 @@ pub use kernels::supports;
 pub struct Engine {
     plan: PlanView,
     buffers: Vec<Data>,
-    /// Buffers that a faulty step has to put back.
+    /// Buffers whose contents must be restored after a failed step.
     exposed: Vec<usize>,
 }
 
 impl Engine {
-    /// Allocates what a plan needs.
+    /// Allocates the memory of a plan.
     pub fn new(mut plan: PlanView) -> Result<Self, Failure> {
         for (i, dispatch) in plan.dispatches.iter().enumerate() {
             supports(dispatch).map_err(|reason| Failure::unsupported(i, reason))?;
@@ -78,7 +78,7 @@ impl Engine {
         let before: HashMap<usize, Data> = self.exposed.iter().map(|&i| (i, self.buffers[i].clone())).collect();
         let outcome = segments.iter().try_for_each(|&s| self.segment(s as usize));
         if outcome.is_err() {
-            // A step that fails is as if it had not been made.
+            // A failed step must have no effect.
             for (i, data) in before {
                 self.buffers[i] = data;
             }
@@ -101,7 +101,7 @@ impl Engine {
             check_indices(dispatch, &self.buffers).map_err(|(index, rows)| Failure::index(i, index, rows))?;
             let results = kernels::run(dispatch, &self.buffers).map_err(Failure::failed)?;
             for (operand, data) in dispatch.outputs.iter().zip(results) {
-                // Aliases may be longer than what is written.
+                // Aliases may be longer than the written data.
                 let buffer = &mut self.buffers[operand.buffer as usize];
                 buffer.overwrite(data).map_err(Failure::failed)?;
             }

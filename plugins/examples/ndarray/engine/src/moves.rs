@@ -1,4 +1,4 @@
-//! Kernels that move elements without looking at them.
+//! Kernels that move elements without changing them.
 
 use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, Slice, concatenate};
 
@@ -20,7 +20,7 @@ pub fn is_move(kernel: &str) -> bool {
 }
 
 pub fn run(cx: &Cx) -> Result<Data, String> {
-    // A write keeps the other operand.
+    // The value of a write is the other operand.
     let source = usize::from(cx.dispatch.kernel == "core.assign");
     let value = cx
         .dispatch

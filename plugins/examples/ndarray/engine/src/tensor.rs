@@ -1,9 +1,9 @@
-//! Contents of buffers, by element type.
+//! Memory of buffers, by element type.
 
 use meganeura_plugin_abi::view::{DType, OperandView};
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
 
-/// The elements of a buffer. Half precision is kept as bits, since it is only converted.
+/// Elements of a buffer. Half-precision numbers are stored as bits, because kernels only convert them.
 #[derive(Clone, Debug)]
 pub enum Data {
     F32(Vec<f32>),
@@ -12,9 +12,9 @@ pub enum Data {
     Half(Vec<u16>),
 }
 
-/// A type that elements have.
+/// An element type.
 pub trait Element: Copy + Default {
-    /// The elements, if they have this type.
+    /// Returns the elements, if they have this type.
     fn of(data: &Data) -> Result<&[Self], String>;
 }
 
@@ -33,7 +33,7 @@ macro_rules! element {
 
 element!(f32 => F32, u32 => U32, i32 => I32, u16 => Half);
 
-/// Does something for whatever type the elements have.
+/// Evaluates an expression for every element type.
 macro_rules! each {
     ($data:expr, $v:ident => $body:expr) => {
         match $data {
@@ -82,8 +82,8 @@ fn replace<T: Copy>(old: &mut Vec<T>, new: Vec<T>) {
     }
 }
 
-/// Elements as they are stored.
-trait Stored: Copy {
+/// Storage of elements as bytes.
+trait StoredElement: Copy {
     const SIZE: usize;
     fn bytes(self) -> [u8; 4];
     fn from_bytes(bytes: [u8; 4]) -> Self;
@@ -91,7 +91,7 @@ trait Stored: Copy {
 
 macro_rules! stored {
     ($($ty:ty, $size:literal, |$v:ident| $to:expr, |$b:ident| $from:expr;)*) => {
-        $(impl Stored for $ty {
+        $(impl StoredElement for $ty {
             const SIZE: usize = $size;
             fn bytes(self) -> [u8; 4] { let $v = self; $to }
             fn from_bytes($b: [u8; 4]) -> Self { $from }
@@ -106,8 +106,8 @@ stored! {
     u16, 2, |v| [v.to_le_bytes()[0], v.to_le_bytes()[1], 0, 0], |b| u16::from_le_bytes([b[0], b[1]]);
 }
 
-/// Bytes need not begin or end with elements.
-fn write<T: Stored>(values: &mut [T], start: usize, bytes: &[u8]) {
+/// Writes bytes from byte `start` on, which need not begin or end at element boundaries.
+fn write<T: StoredElement>(values: &mut [T], start: usize, bytes: &[u8]) {
     if start % T::SIZE == 0 && bytes.len() % T::SIZE == 0 {
         let values = values[start / T::SIZE..].iter_mut();
         for (value, chunk) in values.zip(bytes.chunks_exact(T::SIZE)) {
@@ -124,7 +124,7 @@ fn write<T: Stored>(values: &mut [T], start: usize, bytes: &[u8]) {
     }
 }
 
-fn read<T: Stored>(values: &[T], start: usize, bytes: &mut [u8]) {
+fn read<T: StoredElement>(values: &[T], start: usize, bytes: &mut [u8]) {
     if start % T::SIZE == 0 && bytes.len() % T::SIZE == 0 {
         for (value, chunk) in values[start / T::SIZE..].iter().zip(bytes.chunks_exact_mut(T::SIZE)) {
             chunk.copy_from_slice(&value.bytes()[..T::SIZE]);
@@ -136,7 +136,7 @@ fn read<T: Stored>(values: &[T], start: usize, bytes: &mut [u8]) {
     }
 }
 
-/// The elements of an operand as an array.
+/// Returns the elements of an operand as an array.
 pub fn view<'a, T>(values: &'a [T], operand: &OperandView) -> Result<ArrayViewD<'a, T>, String> {
     let values = values
         .get(..operand.elements())
@@ -144,7 +144,7 @@ pub fn view<'a, T>(values: &'a [T], operand: &OperandView) -> Result<ArrayViewD<
     ArrayViewD::from_shape(IxDyn(&operand.dims), values).map_err(|e| e.to_string())
 }
 
-/// The elements of an array in row-major order.
+/// Returns the elements of an array in row-major order.
 pub fn elements<T: Clone>(array: ArrayD<T>) -> Vec<T> {
     match array.is_standard_layout() {
         true => {

@@ -1,4 +1,4 @@
-//! Convolutions and pooling: loops over the places of windows.
+//! Convolutions and pooling, as loops over window positions.
 
 use ndarray::{Array4, ArrayView4, Ix4};
 
@@ -29,7 +29,7 @@ fn array<'a>(cx: &Cx<'a>, i: usize) -> Result<ArrayView4<'a, f32>, String> {
     cx.array(i)?.into_dimensionality::<Ix4>().map_err(|e| e.to_string())
 }
 
-/// An image's size, how windows go over it, and how many there are.
+/// Size of an image, and the size, parameters and number of its windows.
 struct Windows {
     image: [usize; 2],
     count: [usize; 2],
@@ -40,7 +40,8 @@ struct Windows {
 }
 
 impl Windows {
-    /// Calls with place of the window, tap, and place in the image, where it is inside.
+    /// Calls `visit` for each pair of a window and a tap (an element of the window) that is inside the image: with the
+    /// indices of the window, of the tap, and of the element of the image.
     fn each(&self, mut visit: impl FnMut([usize; 2], [usize; 2], [usize; 2])) {
         for window in ndarray::indices(self.count) {
             for tap in ndarray::indices(self.taps) {
@@ -66,7 +67,8 @@ fn sizes(dims: &[usize]) -> Result<[usize; 2], String> {
     }
 }
 
-/// Convolutions and their derivatives multiply the same elements; which of the three is written differs.
+/// Computes convolutions and their derivatives. All multiply the same pairs of elements, and differ in the tensor that
+/// they write.
 fn conv(cx: &Cx) -> Result<Vec<Data>, String> {
     let (a, b, out) = (array(cx, 0)?, array(cx, 1)?, &cx.dispatch.outputs[0].dims);
     let kind = cx.dispatch.kernel.as_str();

@@ -1,24 +1,25 @@
-//! What the C interface costs: the time of a training step on the linked backend, and on the same in a shared object.
+//! Measures the cost of the C interface: the time of a training step on the linked backend, and on the same backend in a shared
+//! object.
 //!
 //! ```text
 //! cargo build --release -p meganeura-ndarray-plugin
 //! MEGANEURA_PLUGINS=$PWD/target/release/libmeganeura_ndarray_plugin.so cargo run --release --example overhead
 //! ```
 //!
-//! Both run the same plan with the same engine on one thread. Blocks of steps take turns, each backend goes first in
-//! every other pair, and what is told is the median of the ratios within pairs, with their quartiles: what else the
-//! machine does in the meantime concerns both blocks of a pair. Nothing else should run.
+//! Both run the same plan with the same engine on one thread. Blocks of steps take turns, and each backend goes first in every
+//! other pair. The result is the median of the ratios within pairs, with their quartiles: other load on the machine affects both
+//! blocks of a pair. Nothing else should run.
 
 use std::time::Instant;
 
 use meganeura::{Graph, Session, SessionConfig, build};
 
-/// Time of a block, and pairs of blocks.
+/// Time of a block in seconds, and number of pairs of blocks.
 const BLOCK_SECONDS: f64 = 0.05;
 const PAIRS: usize = 60;
-/// Sizes of steps, as rows and width. The cost of the interface is the same for each, so it is least of the largest.
+/// Sizes of steps, as rows and width. The cost of the interface is constant, so its share is smallest for the largest step.
 const SIZES: [(usize, usize); 4] = [(8, 16), (16, 32), (32, 64), (64, 128)];
-/// Steps that are longer than this are what the interface is meant for.
+/// Minimum duration of a step, in microseconds: the interface is intended for steps of this length and more.
 const STEP_MICROS: f64 = 50.0;
 
 fn session(device: &str, rows: usize, width: usize) -> Session {
@@ -45,7 +46,7 @@ fn session(device: &str, rows: usize, width: usize) -> Session {
     s
 }
 
-/// Microseconds a step.
+/// Returns the mean time of a step in a block, in microseconds.
 fn block(session: &mut Session, steps: usize) -> f64 {
     let start = Instant::now();
     for _ in 0..steps {
@@ -55,13 +56,13 @@ fn block(session: &mut Session, steps: usize) -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / steps as f64
 }
 
-/// Quartiles.
+/// Returns the quartiles.
 fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     all.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
 }
 
-/// Both do the same, or there is nothing to compare.
+/// Checks that both sessions compute the same results.
 fn assert_same(sessions: &mut [Session; 2]) {
     let plan = |s: &Session| -> Vec<String> { s.plan().dispatches.iter().map(|d| d.title()).collect() };
     assert_eq!(plan(&sessions[0]), plan(&sessions[1]));
@@ -74,7 +75,7 @@ fn main() {
     meganeura::link_plugins!(meganeura_ndarray).expect("it is linked");
     for (rows, width) in SIZES {
         let mut sessions = ["ndarray", "ndarray-loaded"].map(|device| session(device, rows, width));
-        // Caches, and the clock of the processor, as they will be.
+        // Warms up the caches and the clock of the CPU.
         let micros = sessions.each_mut().map(|s| block(s, 200))[0];
         let steps = (BLOCK_SECONDS * 1e6 / micros).ceil() as usize;
         let mut pairs = Vec::with_capacity(PAIRS);
@@ -90,7 +91,11 @@ fn main() {
         let [_, linked, _] = quartiles(pairs.iter().map(|p| p[0]).collect());
         let [_, more_micros, _] = quartiles(pairs.iter().map(|p| p[1] - p[0]).collect());
         let [low, median, high] = quartiles(pairs.iter().map(|p| 100.0 * (p[1] / p[0] - 1.0)).collect());
-        let note = if linked < STEP_MICROS { " (a shorter step than is meant)" } else { "" };
+        let note = if linked < STEP_MICROS {
+            " (a shorter step than is meant)"
+        } else {
+            ""
+        };
         println!(
             "{rows} rows of {width}: {linked:.1} us a step linked, {more_micros:+.2} us through the interface: \
              {median:+.2} %, quartiles {low:+.2} % and {high:+.2} %{note}"

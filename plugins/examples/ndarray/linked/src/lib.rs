@@ -1,4 +1,4 @@
-//! The backend on ndarray, linked into the program: the same engine behind the traits of the core.
+//! The ndarray backend, linked into the program: it implements the traits of the core with the same engine.
 //!
 //! ```no_run
 //! meganeura::link_plugins!(meganeura_ndarray).expect("it is linked");
@@ -161,7 +161,7 @@ impl Executable for Run {
     }
 
     fn wait(&mut self, _: Ticket) -> Result<StepStats> {
-        // Steps are over when `run` returns.
+        // Steps are complete when `run` returns.
         Ok(StepStats::default())
     }
 }
@@ -200,7 +200,7 @@ fn attributes(attrs: &Attrs) -> std::result::Result<Vec<(String, Value)>, String
     attrs.iter().map(value).collect()
 }
 
-/// The plan as the engine reads it.
+/// Converts a plan of the core to the form that the engine runs.
 fn view_of(plan: &ExecutionPlan) -> std::result::Result<PlanView, String> {
     let mut buffers: Vec<BufferView> = (plan.buffers.iter().zip(&plan.buffer_types))
         .map(|(&bytes, ty)| BufferView {

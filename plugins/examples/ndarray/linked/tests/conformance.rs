@@ -1,3 +1,3 @@
-//! Everything that every backend has to get right.
+//! The conformance tests that every backend must pass.
 
 meganeura_conformance::conformance!(meganeura_ndarray::NdArray);

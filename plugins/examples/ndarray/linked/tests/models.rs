@@ -1,9 +1,9 @@
-//! Models run on it as they do on any backend, with nothing left to another one.
+//! Tests of models on this backend, without a fallback to another one.
 
 use meganeura::nn::models::LlamaConfig;
 use meganeura::{Graph, Session, SessionConfig, build, link_plugins};
 
-/// A session that trains. What the device lacks even in parts is an error; there is no other device behind it.
+/// Creates a training session. A missing kernel is an error, because there is no fallback device.
 fn session(graph: &Graph, device: &str) -> Session {
     link_plugins!(meganeura_ndarray).expect("it is linked");
     let config = SessionConfig {

@@ -1,4 +1,4 @@
-//! The backend on ndarray in a shared object, for programs that were built without it.
+//! The ndarray backend as a plugin in a shared object, for programs that were built without it.
 
 use meganeura_plugin_abi::author::{Backend, Device, DeviceDescription, Executable, Failure};
 use meganeura_plugin_abi::view::{DType, DispatchView, PlanView};

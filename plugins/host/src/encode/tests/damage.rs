@@ -1,4 +1,4 @@
-//! Damaged plans are refused, each with the code that says so, and what is accepted names nothing that is not there.
+//! Tests of damaged plans: each is rejected with the right code, or, if accepted, contains only valid references.
 
 use std::mem::offset_of;
 
@@ -10,10 +10,10 @@ use meganeura_plugin_abi::view::{self, PlanView};
 
 use super::{encoded, encoded_call, plan, sample};
 
-/// Of places that are damaged one after the other: Miri interprets, and takes a sample.
+/// Distance between the damaged positions. Only a sample of them is tested under Miri, because it is slow.
 const STEP: usize = if cfg!(miri) { 307 } else { 1 };
 
-/// Place of a field of the header.
+/// Returns the offset of a field of the header.
 macro_rules! header {
     ($field:ident) => {
         offset_of!(abi::Plan, $field)
@@ -23,7 +23,7 @@ macro_rules! header {
     };
 }
 
-/// Place of a field of an element: `element!(bytes, operands[3]: Operand.buffer)`.
+/// Returns the offset of a field of a table's element: `element!(bytes, operands[3]: Operand.buffer)`.
 macro_rules! element {
     ($bytes:expr, $table:ident[$i:expr]: $ty:ident.$field:ident) => {{
         let header: abi::Plan = plain::read($bytes, 0).expect("it is there");
@@ -41,14 +41,14 @@ fn set64(bytes: &mut [u8], place: usize, value: u64) {
     bytes[place..place + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// The failure of a damaged plan.
+/// Reads a damaged plan, and returns the failure.
 fn refused(bytes: &[u8]) -> Failure {
     let failure = PlanView::read(bytes).expect_err("it is damaged");
     assert_eq!(failure.code, abi::STATUS_INVALID_PLAN, "{failure}");
     failure
 }
 
-/// What was accepted names nothing that does not exist.
+/// Checks that an accepted plan contains only valid references.
 fn assert_sound(plan: &PlanView) {
     for buffer in &plan.buffers {
         let elements: usize = buffer.dims.iter().product();
@@ -79,7 +79,7 @@ fn a_plan_that_is_cut_off_is_refused() {
         for len in (0..whole.len()).step_by(STEP) {
             let mut cut = whole[..len].to_vec();
             refused(&cut);
-            // Also where it says so itself.
+            // Also if the plan's own size field is the truncated size.
             if len >= header!(arena_bytes) {
                 set64(&mut cut, header!(total_bytes), len as u64);
                 refused(&cut);
@@ -94,17 +94,17 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
     let far = u64::MAX - 7;
     type Damage<'a> = (&'a str, &'a dyn Fn(&mut Vec<u8>));
     let cases: &[Damage] = &[
-        ("begin as a plan", &|b| b[0] = 0),
+        ("start with the magic number of a plan", &|b| b[0] = 0),
         ("version 2", &|b| set32(b, header!(version), 2)),
         ("header says to have 215", &|b| set32(b, header!(header_size), 215)),
         ("header says to have 4294967295", &|b| {
             set32(b, header!(header_size), u32::MAX)
         }),
-        ("not the one that it names", &|b| {
+        ("differs from its declared length", &|b| {
             set64(b, header!(total_bytes), u64::MAX)
         }),
-        ("kind 2", &|b| set32(b, header!(kind), 2)),
-        ("precision 7", &|b| set32(b, header!(precision), 7)),
+        ("2 is not a kind of plan", &|b| set32(b, header!(kind), 2)),
+        ("7 is not a precision", &|b| set32(b, header!(precision), 7)),
         ("buffers has the offset 20", &|b| set64(b, header!(buffers.offset), 20)),
         ("steps has the offset 0", &|b| set64(b, header!(steps.offset), 0)),
         ("offset of operands", &|b| set64(b, header!(operands.offset), far)),
@@ -172,7 +172,7 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
             let place = element!(b, dispatches[1]: Dispatch.index_operand);
             set32(b, place, 2);
         }),
-        ("not of u32", &|b| {
+        ("not u32", &|b| {
             let place = element!(b, dispatches[1]: Dispatch.index_operand);
             set32(b, place, 1);
         }),
@@ -192,7 +192,7 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
             let place = element!(b, segments[1]: Segment.skip_if);
             set32(b, place, 10);
         }),
-        ("24 bytes, which is not one number", &|b| {
+        ("24 bytes, expected one number", &|b| {
             let place = element!(b, segments[1]: Segment.skip_if);
             set32(b, place, 0);
         }),
@@ -231,12 +231,12 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
     }
 }
 
-/// Attributes have their value at places that depend on their kind.
+/// An invalid attribute value is refused, for each kind of attribute.
 #[test]
 fn values_of_attributes_are_checked() {
     let whole = encoded();
     let kinds = [
-        (abi::ATTR_BOOL, 2, "a flag is 2"),
+        (abi::ATTR_BOOL, 2, "as flag, found 2"),
         (abi::ATTR_DTYPE, 1 << 32, "no element type 4294967296"),
         (abi::ATTR_PROGRAM, 1, "programs"),
         (abi::ATTR_PROGRAM, u64::MAX, "no program"),
@@ -250,7 +250,8 @@ fn values_of_attributes_are_checked() {
         let failure = refused(&bytes);
         assert!(failure.message.contains(words), "'{words}' in: {failure}");
     }
-    // The attributes of steps come before those of the call that has the program, and must have none themselves.
+    // The attributes of steps come before those of the call that contains the program, and steps
+    // must not contain programs themselves.
     let mut bytes = whole.clone();
     let header: abi::Plan = plain::read(&bytes, 0).expect("it is there");
     let steps = (0..header.attributes.count).find(|i| {
@@ -279,7 +280,7 @@ fn a_call_is_no_plan_and_a_plan_no_call() {
     assert_eq!(failure.code, abi::STATUS_INVALID_PLAN);
 }
 
-/// Ranges may name the same elements, but not so often that little becomes much.
+/// Ranges that overlap are accepted, but not if they expand a small plan to a large one.
 #[test]
 #[cfg_attr(miri, ignore = "a thousand dispatches take minutes to be interpreted")]
 fn ranges_within_ranges_end() {
@@ -293,7 +294,7 @@ fn ranges_within_ranges_end() {
         set32(&mut bytes, place, 0);
         set32(&mut bytes, place + 4, 3000);
     }
-    assert!(refused(&bytes).message.contains("again and again"));
+    assert!(refused(&bytes).message.contains("the same elements repeatedly"));
 }
 
 #[test]
@@ -330,7 +331,7 @@ fn changes_at_random_are_contained() {
     );
 }
 
-/// Whether a plan is read; if not, the failure says so by its code.
+/// Returns `true` if a plan can be read; otherwise checks the code of the failure.
 fn read_damaged(bytes: &[u8]) -> bool {
     let _ = PlanView::read_call(bytes);
     match PlanView::read(bytes) {

@@ -1,4 +1,4 @@
-//! Plans as this crate writes them are what the interface's reader makes of them.
+//! Tests that the reader of the interface decodes the plans that this crate encodes.
 
 mod damage;
 mod sample;
@@ -19,7 +19,7 @@ fn encoded() -> Vec<u8> {
     plan(&sample()).expect("small").to_vec()
 }
 
-/// Reads a call like the last dispatch.
+/// Returns an encoded call that equals the last dispatch of the sample plan.
 fn encoded_call() -> Vec<u8> {
     let attrs = attributes();
     let (inputs, outputs) = ([ty(DType::F16, &[6])], [ty(DType::F32, &[2, 3]), ty(DType::I32, &[])]);
@@ -37,7 +37,7 @@ fn encoded_call() -> Vec<u8> {
 fn every_field_is_read_as_it_was_meant() {
     let read = PlanView::read(&encoded()).expect("a plan");
     let wanted = read_whole();
-    // One by one, so that a difference is easily seen.
+    // Compare one by one, so that a difference is easy to see.
     for (i, (read, wanted)) in read.buffers.iter().zip(&wanted.buffers).enumerate() {
         assert_eq!(read, wanted, "buffer {i}");
     }
@@ -51,7 +51,7 @@ fn every_field_is_read_as_it_was_meant() {
     plain.memory = MemoryLayout::default();
     let read = PlanView::read(&plan(&plain).expect("small")).expect("a plan");
     assert!(!read.mixed_precision);
-    // Each has a place of its own: ten buffers of at most 64 bytes.
+    // Without sharing: ten buffers of at most 64 bytes.
     assert_eq!(read.arena_bytes, 640);
     assert_eq!(
         read.buffers.iter().map(|b| b.offset).collect::<Vec<_>>(),

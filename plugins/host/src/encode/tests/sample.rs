@@ -1,4 +1,4 @@
-//! A plan that computes nothing, in which every field has a value of its own, and what is to be read of it.
+//! A plan for tests in which every field has a unique value, and the expected result of decoding it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn op(name: &str) -> OpRef {
     registry::op(name).expect("it exists")
 }
 
-/// Four calls; the third has two results, of which the second one is used.
+/// Returns a program of four calls; the third has two results, of which the second is used.
 fn program() -> Program {
     let step = |name: &str, attrs: Attrs, inputs: &[Slot]| Step {
         op: op(name),
@@ -81,7 +81,7 @@ fn dispatch(
     }
 }
 
-/// An attribute of each kind.
+/// Returns an attribute of each kind.
 pub(super) fn attributes() -> Attrs {
     Attrs::new()
         .with("int", -7i64)

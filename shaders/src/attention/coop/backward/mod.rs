@@ -1,5 +1,6 @@
-//! Gradients of attention on cooperative matrices, from the saved logarithms: `kernels/attention_backward_queries_coop.wgsl`,
-//! then `kernels/attention_backward_keys_coop.wgsl`, which reads the largest numbers that the first launch leaves.
+//! Gradients of attention on cooperative matrices, from the saved log-sum-exp values:
+//! `kernels/attention_backward_queries_coop.wgsl`, then `kernels/attention_backward_keys_coop.wgsl`, which reads the maxima that
+//! the first launch writes.
 
 use meganeura_core::ops::AttentionDims;
 
@@ -7,41 +8,43 @@ use super::super::super::files;
 use super::super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::super::module::Module;
 use super::super::backward::{Parts, join, loading};
-use super::super::heads::{Side, Target, store_body};
+use super::super::heads::{Target, TiledOperand, store_body};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
-/// Rows of tiles of a workgroup.
-const DOWN: usize = 2;
-/// Subgroups along the columns of a product, and rows of tiles of columns: the first for which there is room.
+/// Number of matrix tiles along the rows of a workgroup.
+const ROW_TILES: usize = 2;
+/// Possible pairs: number of subgroups side by side along the columns of a product, and number of matrix tiles along
+/// the columns of a step. The first pair that fits is used.
 const SHAPES: [[usize; 2]; 4] = [[2, 4], [2, 2], [1, 4], [1, 2]];
-/// Scratch with the largest number of each tile of queries, as bits; behind it come the parts of grouped heads.
+/// Index of the scratch buffer with the maximum of each tile of queries, as bits. The partial gradients of grouped heads follow
+/// it.
 const ROW_MAX: usize = 0;
 
-/// A call cut into tiles of rows.
+/// A call whose rows (queries or keys) are cut into tiles.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Tiling {
     dims: AttentionDims,
     subgroups: Subgroups,
-    /// What the rows are.
-    side: Side,
-    /// Subgroups along the columns of a product.
+    /// Operand whose rows are tiled: queries or keys.
+    side: TiledOperand,
+    /// Number of subgroups side by side along the columns of a product.
     beside: usize,
-    /// Rows of tiles of columns.
+    /// Number of matrix tiles along the columns of a step.
     column_tiles: usize,
 }
 
-/// The tiles of queries and of keys of a call; `None` where single threads are likely to be faster.
+/// Returns the default tiles of queries and of keys of a call; `None` if single threads are probably faster.
 pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Option<[Tiling; 2]> {
     if !is_worth(config, &dims) {
         return None;
     }
     let tiling = |side| fitting(config, &tilings(config, dims, side), Tiling::shared);
-    Some([tiling(Side::Queries)?, tiling(Side::Keys)?])
+    Some([tiling(TiledOperand::Queries)?, tiling(TiledOperand::Keys)?])
 }
 
-/// All pairs of such tiles for which there is room.
+/// Returns all pairs of tiles that fit into shared memory.
 pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<[Tiling; 2]> {
-    let [queries, keys] = [Side::Queries, Side::Keys].map(|side| {
+    let [queries, keys] = [TiledOperand::Queries, TiledOperand::Keys].map(|side| {
         let mut all = tilings(config, dims, side).to_vec();
         all.retain(|tiling| tiling.subgroups.fits(&dims, tiling.shared()));
         all
@@ -50,12 +53,12 @@ pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<[Ti
     pairs.collect()
 }
 
-fn tilings(config: &CoopConfig, dims: AttentionDims, side: Side) -> [Tiling; SHAPES.len()] {
+fn tilings(config: &CoopConfig, dims: AttentionDims, side: TiledOperand) -> [Tiling; SHAPES.len()] {
     SHAPES.map(|[beside, column_tiles]| Tiling {
         dims,
         subgroups: Subgroups {
             config: *config,
-            count: DOWN * 2 * beside,
+            count: ROW_TILES * 2 * beside,
         },
         side,
         beside,
@@ -63,7 +66,7 @@ fn tilings(config: &CoopConfig, dims: AttentionDims, side: Side) -> [Tiling; SHA
     })
 }
 
-/// The launches for a call.
+/// Compiles the launches of a call.
 pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -> Result<Compiled, String> {
     let dims = &queries.dims;
     let parts = Parts::of(dims, ROW_MAX + 1);
@@ -81,14 +84,14 @@ pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -
 }
 
 impl Tiling {
-    /// The setting of a schedule: subgroups beside each other, and columns of a step.
+    /// Returns the setting for a schedule: the number of subgroups side by side, and the columns of a step.
     pub(in super::super) fn setting(&self) -> [usize; 2] {
         [self.beside, self.columns()]
     }
 }
 
 impl Tiling {
-    /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
+    /// Returns the required bytes of shared memory, or `None` if the work cannot be divided evenly among the threads.
     fn shared(&self) -> Option<usize> {
         let threads = self.subgroups.threads();
         let bytes =
@@ -101,93 +104,96 @@ impl Tiling {
         is_even.then_some(bytes)
     }
 
-    /// Rows of a workgroup, as many with either side.
+    /// Returns the number of rows of a workgroup: the same number for queries and for keys.
     fn rows(&self) -> usize {
-        DOWN * self.subgroups.config.tile()
+        ROW_TILES * self.subgroups.config.tile()
     }
 
-    /// One for each tile of rows and each head of the queries.
+    /// Returns the number of workgroups: one for each tile of rows and each query head.
     fn groups(&self) -> usize {
         self.dims.batch * self.dims.heads * self.side.rows(&self.dims).div_ceil(self.rows())
     }
 
-    /// Columns of a step.
+    /// Returns the number of columns of a step.
     fn columns(&self) -> usize {
         self.column_tiles * self.subgroups.config.tile()
     }
 
-    /// Threads of a row.
+    /// Returns the number of threads of a row.
     fn across(&self) -> usize {
         self.subgroups.threads() / self.rows()
     }
 
-    /// Elements of a head with those that make its tiles a multiple of the subgroups of a sum.
+    /// Returns the number of elements of a head, padded so that the subgroups along the columns have equal numbers of
+    /// tiles.
     fn width(&self) -> usize {
         self.dims
             .head_dim
             .next_multiple_of(self.beside * self.subgroups.config.tile())
     }
 
-    /// Vectors of one operand's columns in shared memory, where that of the rows is before there are any.
+    /// Returns the size in shared memory of one operand's columns of a step, in vectors. The rows use the same memory
+    /// before the first columns.
     fn piece(&self) -> usize {
         let columns = self.columns().max(self.rows()) * self.subgroups.config.stride(self.width());
         columns.max(self.weights())
     }
 
-    /// Vectors of one kind of weights.
+    /// Returns the size of one weight matrix of a step (`p` or `ds` of the kernel files), in vectors.
     fn weights(&self) -> usize {
         self.rows() * self.subgroups.config.stride(self.columns())
     }
 
-    /// Vectors of shared memory for operands and weights.
+    /// Returns the size in shared memory of operands and weights, in vectors.
     fn pool(&self) -> usize {
         match self.side {
-            Side::Queries => 2 * self.piece(),
-            Side::Keys => 2 * self.piece() + 2 * self.weights(),
+            TiledOperand::Queries => 2 * self.piece(),
+            TiledOperand::Keys => 2 * self.piece() + 2 * self.weights(),
         }
     }
 
-    /// Vectors of one product, or of some columns of one sum.
+    /// Returns the size of one product, or of some columns of one sum, in vectors.
     fn product(&self) -> usize {
         self.rows() * sums_stride(self.columns().max(self.beside * self.subgroups.config.tile()))
     }
 
-    /// Vectors of both.
+    /// Returns the size of two products, in vectors.
     fn sums(&self) -> usize {
         2 * self.product()
     }
 
-    /// Vectors of logarithms and deltas of the columns, if these are queries.
+    /// Returns the size of the log-sum-exp values and deltas of the columns, in vectors; 0 if the columns are keys.
     fn marks(&self) -> usize {
         match self.side {
-            Side::Queries => 0,
-            Side::Keys => 2 * self.columns() / 4,
+            TiledOperand::Queries => 0,
+            TiledOperand::Keys => 2 * self.columns() / 4,
         }
     }
 
-    /// Largest numbers: of each query and of all, or of all queries that see a key.
+    /// Returns the number of maxima in shared memory: one for each query and one for all of them, or only one for all
+    /// queries that attend to the keys.
     fn largest(&self) -> usize {
         match self.side {
-            Side::Queries => self.rows() + 1,
-            Side::Keys => 1,
+            TiledOperand::Queries => self.rows() + 1,
+            TiledOperand::Keys => 1,
         }
     }
 
     fn launch(&self, cx: &CompileCx, parts: &Parts) -> Result<Launch, String> {
         let (dims, mut module) = (&self.dims, Module::new(cx));
         let file = match self.side {
-            Side::Queries => files::ATTENTION_BACKWARD_QUERIES_COOP,
-            Side::Keys => files::ATTENTION_BACKWARD_KEYS_COOP,
+            TiledOperand::Queries => files::ATTENTION_BACKWARD_QUERIES_COOP,
+            TiledOperand::Keys => files::ATTENTION_BACKWARD_KEYS_COOP,
         };
         let template = self
             .subgroups
             .template(file, &mut module, dims)
-            .sizes([("BESIDE", self.beside), ("COLUMN_TILES", self.column_tiles)]);
+            .sizes([("COLUMN_SUBGROUPS", self.beside), ("COLUMN_TILES", self.column_tiles)]);
         let template = loading(template, &mut module, dims);
         module.bind("left", cx.scratch(ROW_MAX));
         let template = match self.side {
-            Side::Queries => template.body("store", store_body(&mut module, dims, Target::Output(0))),
-            Side::Keys => template
+            TiledOperand::Queries => template.body("store", store_body(&mut module, dims, Target::Output(0))),
+            TiledOperand::Keys => template
                 .body("store_dk", store_body(&mut module, dims, parts.target(0)))
                 .body("store_dv", store_body(&mut module, dims, parts.target(1))),
         };

@@ -1,4 +1,5 @@
-//! By `vpmaddubsw`, which adds two products of bytes to 16 bits, and `vpmaddwd`.
+//! Integer products with AVX2: `vpmaddubsw` adds two products of bytes to a sum of 16 bits, and `vpmaddwd` adds up the
+//! sums.
 
 use std::arch::x86_64::*;
 
@@ -6,16 +7,18 @@ use super::super::MAGNITUDES;
 use super::*;
 use crate::simd::prefetch;
 
-/// The largest integer: its third digit is the largest that a byte has room for.
+/// The largest integer: its third digit is the largest that fits a byte.
 const MAX_INTEGER: f32 = (127 << 14) as f32;
-/// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
+/// Shuffle controls that permute eight scales into the order of [`Group::scales`].
 static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
-/// Controls that spread element `p` of both halves of a register over its half.
+/// Permutation indices that broadcast element `p` of both halves of a register to its half.
 static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 
-// SAFETY of the loads and intrinsics below: the CPU has AVX2, FMA and F16C, and the pointers are valid for what is read,
-// as the functions demand of their callers.
+// SAFETY of the loads and intrinsics below: the CPU has AVX2, FMA and F16C, and the pointers are
+// valid for all reads, as each function's contract demands.
 
+/// Rounds a row to integers.
+///
 /// # Safety
 ///
 /// As for [`Integers::round`].
@@ -38,7 +41,7 @@ pub(super) unsafe fn round(x: *const f32, k: usize, to: *mut Group) -> bool {
     usable
 }
 
-/// Rounds a block of a group; gives its scale, and whether its numbers allow one.
+/// Rounds a block of a group. Returns its scale, and whether its numbers can be rounded.
 ///
 /// # Safety
 ///
@@ -65,9 +68,10 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
         for digit in 0..DIGITS {
             let last = digit + 1 == DIGITS;
             // The lowest seven bits as a signed number.
-            let digits = match last {
-                true => v,
-                false => v.map(|v| _mm256_srai_epi32::<25>(_mm256_slli_epi32::<25>(v))),
+            let digits = if last {
+                v
+            } else {
+                v.map(|v| _mm256_srai_epi32::<25>(_mm256_slli_epi32::<25>(v)))
             };
             if !last {
                 v = std::array::from_fn(|i| _mm256_srai_epi32::<7>(_mm256_sub_epi32(v[i], digits[i])));
@@ -84,8 +88,8 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
     }
 }
 
-/// Bits of the largest magnitude. Something that is not finite is larger than all numbers, as bits of magnitudes are in
-/// order.
+/// Returns the bits of the largest magnitude. Non-finite values are larger than all numbers,
+/// because magnitudes are ordered like their bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn largest_magnitude(x: [__m256; 4]) -> i32 {
@@ -97,6 +101,8 @@ fn largest_magnitude(x: [__m256; 4]) -> i32 {
     _mm_cvtsi128_si32(one)
 }
 
+/// Multiplies a rounded row by rows of weights.
+///
 /// # Safety
 ///
 /// As for [`Integers::matvec`].
@@ -114,18 +120,18 @@ pub(super) unsafe fn matvec(x: *const Group, weights: Rows, cols: usize, y: *mut
     }
 }
 
-/// The products with the first `N` rows.
+/// Computes the products with the first `N` rows.
 ///
 /// # Safety
 ///
-/// As for [`Integers::matvec`], with so many columns, [`ROWS`] at most.
+/// As for [`Integers::matvec`], with `N` columns, at most [`ROWS`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
     let blocks = weights.k / BLOCK;
     let whole = blocks / GROUP_BLOCKS;
     let mut sums = [_mm256_setzero_ps(); ROWS];
-    // SAFETY: groups of the row, and what is left behind them.
+    // SAFETY: whole groups of the row, and the remaining blocks after them.
     unsafe {
         for (row, sum) in sums.iter_mut().enumerate().take(N) {
             *sum = whole_groups(x, weights.from(Q4_0, row), whole);
@@ -144,7 +150,7 @@ unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32)
     }
 }
 
-/// The sum of all lanes of each register.
+/// Returns the sum of all lanes of each register.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_up(sums: [__m256; ROWS]) -> __m128 {
@@ -152,7 +158,8 @@ fn add_up(sums: [__m256; ROWS]) -> __m128 {
     _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs))
 }
 
-/// The product of so many groups with as many of one row, whose lanes are to be added up.
+/// Returns the product of `count` groups of `x` and of one row of weights. The caller adds up the
+/// lanes.
 ///
 /// # Safety
 ///
@@ -182,8 +189,9 @@ unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
     _mm256_add_ps(sums[0], sums[1])
 }
 
-/// Adds the products with blocks `first` and, if there is one, `first + 1` of some rows, which lie behind the last whole
-/// group of the row `x`. The rows' scales are brought to the order that those of a group's pairs have.
+/// Adds the products with blocks `first` and, if there is one, `first + 1` of some rows, after the
+/// last whole group of the row `x`. The rows' scales are permuted into the order of the scales of a
+/// group's pairs.
 ///
 /// # Safety
 ///
@@ -195,13 +203,14 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
     let is_pair = first + 1 < blocks;
     let index = first % GROUP_BLOCKS / 2;
     let mut scales = [0u32; ROWS];
-    // SAFETY: the blocks of each row and their scales; there are as many controls as pairs.
+    // SAFETY: the blocks of each row and their scales; there is a control for each pair.
     unsafe {
         for (row, scale) in scales.iter_mut().enumerate().take(sums.len()) {
             let at = weights.scales.add(row * blocks + first);
-            *scale = match is_pair {
-                true => at.cast::<u32>().read_unaligned(),
-                false => u32::from(*at),
+            *scale = if is_pair {
+                at.cast::<u32>().read_unaligned()
+            } else {
+                u32::from(*at)
             };
         }
         let control = _mm256_loadu_si256(SPREAD[index].as_ptr().cast());
@@ -210,16 +219,17 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
         for (row, sum) in sums.iter_mut().enumerate() {
             let at = weights.numbers.add((row * blocks + first) * (BLOCK / 2));
             prefetch(at.cast::<f32>().wrapping_add(AHEAD), BLOCK / size_of::<f32>());
-            let packed = match is_pair {
-                true => _mm256_loadu_si256(at.cast()),
-                false => _mm256_zextsi128_si256(_mm_loadu_si128(at.cast())),
+            let packed = if is_pair {
+                _mm256_loadu_si256(at.cast())
+            } else {
+                _mm256_zextsi128_si256(_mm_loadu_si128(at.cast()))
             };
             *sum = add_pair(x, index, packed, [scales, *sum], row);
         }
     }
 }
 
-/// Scales of products: those of the weights, in [`ORDER`], times the row's own.
+/// Returns the scales of products: `f16` scales of the weights, in the order [`ORDER`], times the row's `own` scales.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scales_of(f16: __m128i, own: __m256) -> __m256 {
@@ -228,7 +238,8 @@ fn scales_of(f16: __m128i, own: __m256) -> __m256 {
     _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(f16, order)), own)
 }
 
-/// Adds the products of a pair of blocks to a sum. Their scales are at `index` of both halves.
+/// Adds the products of a pair of blocks to a sum. The blocks' scales are element `index` of the lower and of the upper
+/// half of `scales`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_pair(x: &Group, pair: usize, packed: __m256i, [scales, sum]: [__m256; 2], index: usize) -> __m256 {
@@ -244,7 +255,7 @@ fn add_pair(x: &Group, pair: usize, packed: __m256i, [scales, sum]: [__m256; 2],
         *sums = _mm256_add_epi16(_mm256_maddubs_epi16(low, first), _mm256_maddubs_epi16(high, second));
     }
     let [d0, d1, d2] = digits;
-    // SAFETY: as above; there are as many controls as pairs.
+    // SAFETY: as above; there is a control for each pair.
     let (offsets, control) = unsafe {
         (
             _mm256_load_si256(x.offsets.as_ptr().add(8 * pair).cast()),

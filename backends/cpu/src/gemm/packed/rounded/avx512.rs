@@ -1,4 +1,4 @@
-//! By `vpdpbusd`, which multiplies bytes without a sign by bytes with one.
+//! Integer products with AVX-512 VNNI: `vpdpbusd` multiplies unsigned bytes by signed ones and adds up four products.
 
 use std::arch::x86_64::*;
 
@@ -28,14 +28,16 @@ impl RoundedKernels {
     }
 }
 
-/// Parts of a block that have scales of their own.
+/// Returns the number of parts of a block with separate scales: 1 or 2.
 const fn parts<F: PanelFormat>() -> usize {
     if F::SCALES == 2 && !F::MINIMUM { 2 } else { 1 }
 }
 
-// SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
-// as the functions demand of their callers.
+// SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers
+// are valid for all reads, as each function's contract demands.
 
+/// Rounds rows to integers.
+///
 /// # Safety
 ///
 /// As for [`RoundedKernels::round`].
@@ -53,7 +55,7 @@ unsafe fn round<F: PanelFormat>(x: *const f32, [rows, k]: [usize; 2], to: *mut B
     usable
 }
 
-/// Rounds a block; gives whether its numbers allow it.
+/// Rounds a block. Returns false if its numbers are not finite, too large or too small.
 ///
 /// # Safety
 ///
@@ -64,7 +66,8 @@ unsafe fn round_block<F: PanelFormat>(x: *const f32, to: &mut Block) -> bool {
     // SAFETY: the 32 numbers of the block, and both halves of its digits.
     unsafe {
         let x = [_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(BLOCK / 2))];
-        // Something that is not finite is larger than all numbers, as bits of magnitudes are in order.
+        // Non-finite values are larger than all numbers, because magnitudes are ordered like their
+        // bits.
         let magnitudes = x.map(|x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
         let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes[0], magnitudes[1]));
         if largest != 0 && !MAGNITUDES.contains(&largest) {
@@ -96,17 +99,19 @@ unsafe fn round_block<F: PanelFormat>(x: *const f32, to: &mut Block) -> bool {
     }
 }
 
-/// Four neighbouring digits, in every lane.
+/// Broadcasts four neighbouring digits to every lane.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512; there are so many steps.
+/// The CPU must have AVX-512; the step must exist.
 #[inline(always)]
 unsafe fn four(digits: &[i8; BLOCK], step: usize) -> __m512i {
     // SAFETY: four bytes of a step.
     unsafe { _mm512_set1_epi32(digits.as_ptr().add(UNIT * step).cast::<i32>().read_unaligned()) }
 }
 
+/// Multiplies `M` rounded rows by whole panels of weights.
+///
 /// # Safety
 ///
 /// As for [`RoundedKernels::matmul`].
@@ -138,7 +143,7 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(
     }
 }
 
-/// Adds the products of a block of each row with one of a panel.
+/// Adds the products of one block of each rounded row with one block of a panel.
 ///
 /// # Safety
 ///
@@ -157,7 +162,8 @@ unsafe fn add_block<F: PanelFormat, const M: usize>(
         for part in 0..parts {
             let steps = part * STEPS / parts..(part + 1) * STEPS / parts;
             let mut products = [_mm512_setzero_si512(); M];
-            // Both digits in one sum: the higher ones come first, and move up by their place.
+            // Both digits go into one sum: the higher ones come first and are then shifted by their
+            // power.
             for digit in 0..2 {
                 for step in steps.clone() {
                     let bytes = F::bytes(weights, step);

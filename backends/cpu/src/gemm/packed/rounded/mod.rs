@@ -1,15 +1,18 @@
-//! Rows rounded to integers of 16 bits, by weights in [`Panels`](crate::order::Panels), for AVX-512 with VNNI.
+//! Matmuls of rows rounded to integers of 16 bits with weights in [`Panels`](crate::order::Panels),
+//! for AVX-512 with VNNI.
 //!
-//! To make an `f32` of a weight costs about as much as to multiply it, and one multiplication of `f32`s has 16 lanes, where one
-//! of bytes, `vpdpbusd`, adds 64 products. The rows of the left operand are rounded once, each block of 32 numbers to integers
-//! of 16 bits with a scale of its own: a number is off by about 2^-16 of the largest magnitude of its block at most. That is far
-//! below what the weights' few bits cost (2^-8 of the largest with Q8_0, the finest format).
+//! Converting a weight to `f32` costs about as much as multiplying it. A multiplication of `f32`s
+//! has 16 lanes, while `vpdpbusd` adds 64 products of bytes. The rows of the left operand are
+//! therefore rounded once, each block of 32 numbers to integers of 16 bits with a scale of its own.
+//! The error of a number is at most about 2^-16 of the largest magnitude of its block. That is far
+//! below the error of the weights' few bits (2^-8 of the largest with Q8_0, the finest format).
 //!
-//! An integer is two signed digits, `low + 256 high`. Sums of a block are exact, and blocks are added up in `f32` in the order
-//! of the row, whatever other rows there are: the results of a row do not depend on the number of rows.
+//! An integer has two signed digits, `low + 256 high`. Sums of a block are exact, and blocks are
+//! added up in `f32` in the order of the row: the results of a row depend neither on other rows nor
+//! on their number.
 //!
-//! Weights keep the offset that makes them positive, which is taken out by the sum of the row's integers; minima are multiplied
-//! with that sum.
+//! Weights keep the offset that makes them positive; the sum of the row's integers corrects for it.
+//! Minima are multiplied with that sum.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -18,21 +21,22 @@ use meganeura_core::quantization::BLOCK;
 
 use super::rows::Rows;
 
-/// Most rows that are multiplied together: so many sums of 32 bits and of `f32`s, and a block's weights, are in registers.
+/// Maximum rounded rows that are multiplied together. Registers hold their integer and `f32` sums, and the weights of a
+/// block.
 pub(super) const ROWS: usize = 8;
 
-/// A rounded block.
+/// A block of a rounded row: 32 integers.
 #[repr(C, align(16))]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels look into it"))]
 pub(super) struct Block {
-    /// The higher digits, then the lower ones.
+    /// Higher digits of the integers, then the lower ones.
     digits: [[i8; BLOCK]; 2],
-    /// What products have too much, as weights have an offset: it times the sum of the integers, those of each part of a
-    /// block that has a scale of its own.
+    /// Excess of the products that is due to the weights' offset: the offset times the sum of the integers, for each
+    /// part of a block with a separate scale.
     offsets: [i32; 2],
-    /// What the integer 1 stands for.
+    /// Scale of the block: the value of the integer 1.
     scale: f32,
-    /// The sum of the rounded numbers.
+    /// Sum of the rounded numbers, as `f32`.
     total: f32,
 }
 
@@ -46,29 +50,32 @@ impl Block {
     };
 }
 
-/// What there is for one storage.
+/// The kernels for one storage format.
 pub(super) struct RoundedKernels {
-    /// Rounds up to [`ROWS`] rows of whole blocks: `(x, [rows, k], to)`, where `to` is a [`tile`](tile_blocks) of blocks.
-    /// Gives a bit for each row, the first in the lowest one. It is 0 if a number of the row is not finite, or so large or small that
-    /// scales could be: then the row's products are of no use.
+    /// Rounds up to [`ROWS`] rows of whole blocks: `(x, [rows, k], to)`, where `to` is a
+    /// [`tile`](tile_blocks) of blocks. Returns a bit for each row, the first in the lowest one.
+    /// The bit is 0 if a number of the row is not finite, or so large or small that scales could
+    /// be; the row's products are then unusable.
     ///
     /// # Safety
     ///
-    /// The CPU must have the instruction set, the rows be there, and the blocks be the caller's own.
+    /// The CPU must have the instruction set, the rows must be valid, and only the caller may
+    /// access the blocks.
     pub(super) round: unsafe fn(*const f32, [usize; 2], *mut Block) -> u8,
-    /// `y = x · weights` transposed for 1, 2 ... rows of `x` and whole panels: `(x, weights, cols, y, y_row)`.
+    /// Computes `y = x · weights` transposed for 1, 2 ... rows of `x` and whole panels:
+    /// `(x, weights, cols, y, y_row)`.
     ///
     /// # Safety
     ///
-    /// The CPU must have the instruction set, a tile of so many rounded rows and the panels be there, and nobody else access
-    /// these columns of these rows of `y` meanwhile.
+    /// The CPU must have the instruction set. The tile must contain the rounded rows, and the
+    /// panels must be valid. No other code may access these columns of these rows of `y` meanwhile.
     pub(super) matmul: [MatmulFn; ROWS],
 }
 
 type MatmulFn = unsafe fn(*const Block, Rows, usize, *mut f32, usize);
 
-/// Blocks of a tile of [`ROWS`] rows of `k` numbers. The first blocks of all rows lie together, then the second ones, each as if
-/// there were that many rows.
+/// Returns the number of blocks in a tile of [`ROWS`] rows of `k` numbers. The first blocks of all rows are adjacent,
+/// then the second ones. The layout is the same for fewer rows.
 pub(super) fn tile_blocks(k: usize) -> usize {
     k / BLOCK * ROWS
 }

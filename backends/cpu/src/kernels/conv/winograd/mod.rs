@@ -1,10 +1,11 @@
-//! Convolutions of 3x3 with stride 1 by minimal filtering: F(4x4, 3x3) of Lavin and Gray, "Fast Algorithms for Convolutional
-//! Neural Networks", 2015.
+//! Winograd convolutions: 3x3 kernels with stride 1 by minimal filtering, F(4x4, 3x3) of Lavin and Gray, "Fast
+//! Algorithms for Convolutional Neural Networks", 2015.
 //!
-//! A tile of 4x4 places of the result follows from 6x6 places of an image by 36 products for each pair of channels, where the
-//! sum over taps takes 144. With `d` a tile of the image and `g` a kernel, it is `A^T ((G g G^T) * (B^T d B)) A`, summed over the
-//! input channels; for each of the 36 elements that sum is a matmul of tiles by channels. Kernels are transformed panel by panel
-//! while they are packed, so that they are read once, in their own order, and a kernel that a step has just written costs no more.
+//! A tile of 4x4 positions of the result follows from 6x6 positions of an image by 36 products for each pair of
+//! channels, instead of 144 for the sum over taps. With `d` a tile of the image and `g` a kernel, it is
+//! `A^T ((G g G^T) * (B^T d B)) A`, summed over the input channels; for each of the 36 elements that sum is a matmul of
+//! tiles by channels. Kernels are transformed panel by panel while they are packed. They are thus read once, in their
+//! own order, and updated kernels (training) cost no more.
 
 mod transforms;
 
@@ -13,32 +14,33 @@ use std::sync::Arc;
 
 use meganeura_core::ops::Conv2dDims;
 
-use super::forward::{After, Epilogue};
+use super::forward::{Epilogue, OptionalEpilogue};
 use super::sizes::{FLOPS_PER_NANO, places};
-use crate::gemm::{Blocks, Left, Strides, Target};
+use crate::gemm::{Blocks, LeftBlock, Strides, Target};
 use crate::kernel::{Compiled, Kernel, RunCx, Task};
 use crate::memory::{View, aligned};
 use crate::share::share;
 use crate::vmath::Level;
 use transforms::{IN, LANES, OUT, Planes, transform_products, transform_tile, transform_weights};
 
-/// Elements of a tile of the image, each of which has a matmul of its own.
+/// Elements of an image tile. Each of them has a separate matmul.
 const ELEMENTS: usize = IN * IN;
-/// Tiles of a block, at most: their products with a panel of weights are a quarter of a second-level cache of 1 MiB.
+/// Maximum tiles in a block. Their products with a panel of weights are a quarter of a 1 MiB second-level cache.
 const BLOCK: usize = 56;
-/// Weights of a panel that are there at a time, for each element: another quarter.
+/// Maximum weights of a panel that are in scratch at a time, for each of the [`ELEMENTS`]: another quarter of the
+/// cache.
 const PANEL_LEN: usize = 2048;
-/// Tasks that a convolution is cut into if its tiles do not yield as many.
+/// Desired number of tasks of a convolution with few tiles.
 const WANTED_TASKS: usize = 8;
-/// With at least so many blocks, each task transforms the tiles of its own.
+/// Minimum number of blocks for which each task transforms its own tiles.
 const MANY_BLOCKS: usize = 4;
-/// Multiplications and additions, in vectors, that transforms take for a channel of a tile of the image and of the result, and
-/// for a pair of channels.
+/// Cost of the transforms, in vector multiplications and additions: of a channel of an image tile, of a channel of a
+/// result tile, and of a pair of channels (a kernel).
 const INPUT_COST: usize = 170;
 const OUTPUT_COST: usize = 120;
 const WEIGHT_COST: usize = 120;
 
-/// Whether tiles are the faster way for a convolution of images with channels last.
+/// Returns true if Winograd tiles are faster for a channels-last convolution.
 pub(super) fn applies(d: &Conv2dDims) -> bool {
     let shape = d.kernel == [3, 3] && d.stride == [1, 1] && d.dilation == [1, 1] && d.groups == 1;
     if !shape || !d.c.is_multiple_of(LANES) || !d.o.is_multiple_of(LANES) || d.n == 0 {
@@ -52,11 +54,11 @@ pub(super) fn applies(d: &Conv2dDims) -> bool {
     by_tiles + by_tiles / 4 < by_taps
 }
 
-/// The tiles of a result, row by row and image by image.
+/// The tiles of a result, ordered by image, then row by row.
 #[derive(Clone, Copy)]
 struct Tiles {
     dims: Conv2dDims,
-    /// Rows and columns of tiles of an image.
+    /// Rows and columns of tiles in an image.
     grid: [usize; 2],
 }
 
@@ -72,7 +74,7 @@ impl Tiles {
         self.dims.n * self.grid[0] * self.grid[1]
     }
 
-    /// The image of a tile, and the first place of it in the result.
+    /// Returns the image of a tile, and the row and column of its first position in that image's result.
     fn place(&self, tile: usize) -> (usize, [usize; 2]) {
         let row = tile / self.grid[1];
         (
@@ -81,7 +83,8 @@ impl Tiles {
         )
     }
 
-    /// The number of a tile's first place among all of the result, and how many rows and columns of the tile are inside.
+    /// Returns the index of a tile's first position in the whole result, and how many of the tile's rows and columns
+    /// are inside the image.
     fn inside(&self, tile: usize) -> (usize, [usize; 2]) {
         let (image, [top, left]) = self.place(tile);
         let [rows, columns] = self.dims.output;
@@ -92,7 +95,7 @@ impl Tiles {
     }
 }
 
-/// A convolution `y` of `[x, w]`, and what follows it. [`applies`] says of which sizes.
+/// Compiles a convolution `y` of `[x, w]` with its epilogue, for sizes that [`applies`] accepts.
 pub(super) fn convolution(
     level: Level,
     dims: &Conv2dDims,
@@ -117,29 +120,30 @@ pub(super) fn convolution(
         x,
         w,
         y,
-        after: After(epilogue),
+        after: OptionalEpilogue(epilogue),
     });
     let nanos = tiles.count() as u64 * (2 * ELEMENTS * dims.c * dims.o) as u64 / FLOPS_PER_NANO;
     let nanos = nanos + convolution.after.nanos();
     let tiles_len = |count: usize| ELEMENTS * convolution.plane(count);
-    let (shared, private_tiles) = match blocks < MANY_BLOCKS {
-        true => (tiles_len(tiles.count()), 0),
-        false => (0, tiles_len(BLOCK)),
+    let (shared, private_tiles) = if blocks < MANY_BLOCKS {
+        (tiles_len(tiles.count()), 0)
+    } else {
+        (0, tiles_len(BLOCK))
     };
     let private = private_tiles + convolution.scratch();
     let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
     if shared > 0 {
         let own = convolution.clone();
-        // A task for some tiles, which are as much work as some rows of a matmul.
+        // A task for some tiles, with about the work of some rows of a matmul.
         let tasks = tiles.count().min(WANTED_TASKS);
         phases.push(Box::new(Task {
             tasks,
-            // A part of the whole that is about the same for all sizes.
+            // A fraction of the total that is about the same for all sizes.
             nanos: nanos / 8,
             body: move |task: usize, cx: &RunCx| {
                 let count = own.tiles.count();
-                // SAFETY: no operand is written by this dispatch; the shared scratch has room for all tiles, and this task alone
-                // writes those of its share.
+                // SAFETY: no operand is written by this dispatch; the shared scratch has room for
+                // all tiles, and only this task writes those of its share.
                 unsafe {
                     let all = Planes {
                         start: cx.shared,
@@ -157,25 +161,23 @@ pub(super) fn convolution(
         body: move |task: usize, cx: &RunCx| {
             let count = own.tiles.count();
             let block = share(count, own.blocks, task / own.groups);
-            // SAFETY: as above; private scratch is as long as asked for below, and the task's own. This task alone writes the
-            // places of its tiles and the channels of its panels of the result.
+            // SAFETY: as above; private scratch has the size requested below and belongs to the
+            // task. Only this task writes the positions of its tiles and the channels of its panels
+            // of the result.
             unsafe {
-                let transformed = match shared > 0 {
-                    true => {
-                        let all = Planes {
-                            start: cx.shared,
-                            step: own.plane(count),
-                        };
-                        all.behind(block.start * own.tiles.dims.c)
-                    }
-                    false => {
-                        let own_tiles = Planes {
-                            start: cx.private,
-                            step: own.plane(BLOCK),
-                        };
-                        own.transform(block.clone(), block.start, own_tiles);
-                        own_tiles
-                    }
+                let transformed = if shared > 0 {
+                    let all = Planes {
+                        start: cx.shared,
+                        step: own.plane(count),
+                    };
+                    all.behind(block.start * own.tiles.dims.c)
+                } else {
+                    let own_tiles = Planes {
+                        start: cx.private,
+                        step: own.plane(BLOCK),
+                    };
+                    own.transform(block.clone(), block.start, own_tiles);
+                    own_tiles
                 };
                 own.multiply(block, task % own.groups, transformed, cx.private.add(private_tiles));
             }
@@ -194,7 +196,7 @@ struct Winograd {
     multiply: Blocks,
     /// Output channels of a panel.
     width: usize,
-    /// Blocks of tiles, and groups of panels: a task has one of each.
+    /// Number of blocks of tiles, and of groups of panels. A task processes one block with one group.
     blocks: usize,
     groups: usize,
     /// Input channels that are multiplied at a time.
@@ -202,16 +204,18 @@ struct Winograd {
     x: View<f32>,
     w: View<f32>,
     y: View<f32>,
-    after: After,
+    after: OptionalEpilogue,
 }
 
 impl Winograd {
-    /// Distance between elements of so many transformed tiles: an odd number of cache lines, so that they do not share sets.
+    /// Returns the distance between the matrices of two elements of `tiles` transformed tiles. It is an odd number of
+    /// cache lines, so that the matrices do not share cache sets.
     fn plane(&self, tiles: usize) -> usize {
         odd_lines(tiles * self.tiles.dims.c)
     }
 
-    /// The same of a panel of weights, and of its products with a block of tiles.
+    /// Returns the distance between the matrices of a panel of transformed weights. [`Self::products_plane`] is the
+    /// distance for the products with a block of tiles.
     fn weights_plane(&self) -> usize {
         odd_lines(self.chunk * self.width)
     }
@@ -220,15 +224,16 @@ impl Winograd {
         odd_lines(BLOCK * self.width)
     }
 
-    /// `f32`s of scratch of a task: weights, products, and what the epilogue needs.
+    /// Returns the size of a task's scratch in `f32`s: weights, products, and the epilogue's scratch.
     fn scratch(&self) -> usize {
         ELEMENTS * (self.weights_plane() + self.products_plane()) + self.after.scratch()
     }
 
-    /// Transforms tiles to rows, of which the first one is that of tile `first`.
+    /// Transforms tiles to rows of the matrices `to`. The first row is that of tile `first`.
     ///
     /// # Safety
-    /// Matrices `to` have room for the rows, and nobody else touches these. Nobody writes the image.
+    /// Matrices `to` must have room for the rows, and no other code may access these. The image
+    /// must not be written meanwhile.
     unsafe fn transform(&self, tiles: Range<usize>, first: usize, to: Planes) {
         let d = &self.tiles.dims;
         // SAFETY: forwarded.
@@ -245,20 +250,22 @@ impl Winograd {
                     inside.then(|| ((image * d.input[0] + at[0]) * d.input[1] + at[1]) * d.c)
                 })
             });
-            // SAFETY: rows of the caller's, as it says.
+            // SAFETY: rows that belong to the caller, by this function's contract.
             unsafe { transform_tile(self.level, x, &places, d.c, to.behind((tile - first) * d.c)) };
         }
     }
 
-    /// Multiplies a block of tiles with a group of panels and writes the places of the result.
+    /// Multiplies a block of tiles by a group of panels, and writes the result's positions.
     ///
     /// # Safety
-    /// `tiles` are those of the block, transformed; nobody else touches their places of the result in the group's channels, and
-    /// the scratch is as long as [`Self::scratch`] and the caller's own.
+    /// `tiles` must be those of the block, transformed. No other code may access their positions of
+    /// the result in the group's channels. The scratch must have the size [`Self::scratch`] and
+    /// belong to the caller.
     unsafe fn multiply(&self, block: Range<usize>, group: usize, tiles: Planes, scratch: *mut f32) {
         let d = &self.tiles.dims;
         let panels = share(d.o.div_ceil(self.width), self.groups, group);
-        // SAFETY: parts of the scratch, of lengths that it was asked for with; channels and tiles are those of the operands.
+        // SAFETY: parts of the scratch with the requested lengths; channels and tiles are those of
+        // the operands.
         unsafe {
             let weights = Planes {
                 start: scratch,
@@ -276,7 +283,7 @@ impl Winograd {
                     let (k, w, sizes) = (channels.len(), self.w.all(), [d.c, d.o]);
                     transform_weights(self.level, w, sizes, channels, columns.clone(), self.width, weights);
                     for element in 0..ELEMENTS {
-                        let a = Left {
+                        let a = LeftBlock {
                             start: tiles.of(element).add(first),
                             strides: Strides { row: d.c, col: 1 },
                         };
@@ -312,7 +319,7 @@ impl Winograd {
     }
 }
 
-/// At least so many `f32`s, in an odd number of cache lines.
+/// Rounds a number of `f32`s up to an odd number of cache lines.
 fn odd_lines(len: usize) -> usize {
     let lines = len.div_ceil(aligned(1));
     (lines + 1 - lines % 2) * aligned(1)

@@ -1,34 +1,34 @@
-//! The transforms of tiles, kernels and products, a vector of channels at a time.
+//! The Winograd transforms of tiles, kernels and products, for a vector of channels at a time.
 
 use std::ops::Range;
 
 use crate::simd::prefetch;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Places of a tile along an axis, in the result and in the image.
+/// Positions of a tile along an axis: in the result (`OUT`) and in the image (`IN`).
 pub(super) const OUT: usize = 4;
 pub(super) const IN: usize = 6;
-/// Channels that are transformed together.
+/// Number of channels that are transformed together.
 pub(super) const LANES: usize = 16;
-/// Channels after which weights are used that are prefetched.
+/// Prefetch distance of weights, in input channels.
 const AHEAD: usize = 6;
 
-/// Neighbouring channels.
+/// Values of neighbouring channels.
 type Lanes = [f32; LANES];
 
-/// Matrices, one for each of the 6x6 elements of a tile, in one piece of memory.
+/// Matrices, one for each of the 6x6 elements of a tile, in one contiguous range of memory.
 #[derive(Clone, Copy)]
 pub(super) struct Planes {
     pub(super) start: *mut f32,
-    /// Distance between two of them.
+    /// Distance between the starts of two matrices, in `f32`s.
     pub(super) step: usize,
 }
 
 impl Planes {
-    /// Those of the tiles or channels that lie so many `f32`s behind.
+    /// Returns the same matrices from an offset on, in `f32`s, that is, from a later tile or channel.
     ///
     /// # Safety
-    /// These are within each matrix.
+    /// The offset must be within each matrix.
     pub(super) unsafe fn behind(self, offset: usize) -> Self {
         Planes {
             // SAFETY: forwarded.
@@ -37,25 +37,29 @@ impl Planes {
         }
     }
 
-    /// Where the matrix of an element begins.
+    /// Returns the address of an element's matrix.
     ///
     /// # Safety
-    /// The memory has all matrices.
+    /// The memory must contain all matrices.
     pub(super) unsafe fn of(self, element: usize) -> *mut f32 {
         // SAFETY: forwarded.
         unsafe { self.start.add(element * self.step) }
     }
 
+    /// Reads a vector of channels from the matrix of element `(i, j)`.
+    ///
     /// # Safety
-    /// The matrix has so many `f32`s and a vector more, which nobody writes.
+    /// The matrix must have a vector at this offset, and no code may write it meanwhile.
     #[inline(always)]
     unsafe fn read(self, [i, j]: [usize; 2], at: usize) -> Lanes {
         // SAFETY: forwarded.
         unsafe { self.of(i * IN + j).add(at).cast::<Lanes>().read_unaligned() }
     }
 
+    /// Writes a vector of channels to the matrix of element `(i, j)`.
+    ///
     /// # Safety
-    /// The matrix has so many `f32`s and a vector more, which nobody else touches.
+    /// The matrix must have a vector at this offset, which no other code accesses meanwhile.
     #[inline(always)]
     unsafe fn write(self, [i, j]: [usize; 2], at: usize, lanes: &Lanes) {
         // SAFETY: forwarded.
@@ -63,8 +67,10 @@ impl Planes {
     }
 }
 
-/// Element `i` of each column. Here and below arrays are filled by loops: closures of `from_fn` are not always inlined, and then
-/// compiled without the instructions that the caller has.
+/// Returns element `i` of each column.
+///
+/// Here and below, arrays are filled by loops: closures of `from_fn` are not always inlined, and would then be compiled
+/// without the caller's instruction set.
 #[inline(always)]
 fn across<const M: usize, const N: usize>(columns: &[[Lanes; M]; N], i: usize) -> [Lanes; N] {
     let mut row = [[0.0; LANES]; N];
@@ -74,14 +80,15 @@ fn across<const M: usize, const N: usize>(columns: &[[Lanes; M]; N], i: usize) -
     row
 }
 
-/// The matrices follow from the points 0, A, -A, B, -B and infinity, in which polynomials are multiplied. With 1 and 2, as in the
-/// paper, the largest error is four times that of a sum over taps; with these it is the same. Their powers are exact in `f32`.
+/// The transform matrices follow from the points 0, A, -A, B, -B and infinity, at which polynomials are multiplied.
+/// With 1 and 2, as in the paper, the largest error is four times that of a sum over taps; with these points it is the
+/// same. Their powers are exact in `f32`.
 const A: f32 = 0.625;
 const B: f32 = 1.5;
 const A2: f32 = A * A;
 const B2: f32 = B * B;
 
-/// `B^T` times six lanes.
+/// Multiplies `B^T` by six vectors.
 #[inline(always)]
 fn input_lanes<const FMA: bool>(d: [Lanes; IN]) -> [Lanes; IN] {
     let mut out = [[0.0; LANES]; IN];
@@ -99,7 +106,7 @@ fn input_lanes<const FMA: bool>(d: [Lanes; IN]) -> [Lanes; IN] {
     out
 }
 
-/// `G` times three lanes.
+/// Multiplies `G` by three vectors.
 #[inline(always)]
 fn weight_lanes<const FMA: bool>(g: [Lanes; 3]) -> [Lanes; IN] {
     const NEAR: f32 = 1.0 / (2.0 * A2 * (A2 - B2));
@@ -119,7 +126,7 @@ fn weight_lanes<const FMA: bool>(g: [Lanes; 3]) -> [Lanes; IN] {
     out
 }
 
-/// `A^T` times six lanes.
+/// Multiplies `A^T` by six vectors.
 #[inline(always)]
 fn output_lanes<const FMA: bool>(m: [Lanes; IN]) -> [Lanes; OUT] {
     let mut out = [[0.0; LANES]; OUT];
@@ -136,8 +143,9 @@ fn output_lanes<const FMA: bool>(m: [Lanes; IN]) -> [Lanes; OUT] {
 }
 
 multiversion! {
-    /// `B^T d B` of a tile for all channels, a row of each matrix. The caller answers for these, and for the places, each of which is
-    /// where `channels` elements of `x` begin.
+    /// Computes `B^T d B` of a tile for all channels, and writes one row of each matrix. For each element of the tile,
+    /// the second argument is the index of `channels` elements of `x`, or `None` in the padding. The caller guarantees
+    /// that indices and matrices are valid.
     pub(super) fn transform_tile(x: &[f32], places: &[[Option<usize>; IN]; IN], channels: usize, to: Planes)
         = transform_tile_body;
 }
@@ -149,7 +157,7 @@ fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]
         for (j, column) in columns.iter_mut().enumerate() {
             for (lanes, places) in column.iter_mut().zip(places) {
                 if let Some(at) = places[j] {
-                    // SAFETY: a place of the image has `channels` elements, a multiple of LANES.
+                    // SAFETY: a position of the image has `channels` elements, a multiple of LANES.
                     *lanes = unsafe { x.as_ptr().add(at + first).cast::<Lanes>().read_unaligned() };
                 }
             }
@@ -157,7 +165,7 @@ fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]
         }
         for i in 0..IN {
             for (j, lanes) in input_lanes::<FMA>(across(&columns, i)).iter().enumerate() {
-                // SAFETY: the caller says that a row has room for all channels.
+                // SAFETY: a row has room for all channels, by the caller's guarantee.
                 unsafe { to.write([i, j], first, lanes) };
             }
         }
@@ -165,8 +173,9 @@ fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]
 }
 
 multiversion! {
-    /// `G g G^T` of the kernels of some channels `[inputs, outputs]` of weights `[3, 3, inputs, outputs]`, for each input channel a
-    /// row of `width` in each matrix, with zeros behind the last output channel. The caller answers for the matrices.
+    /// Computes `G g G^T` of the kernels of some channels `[inputs, outputs]` of weights `[3, 3, inputs, outputs]`.
+    /// Writes a row of `width` elements to each matrix for each input channel, with zeros after the last output
+    /// channel. The caller guarantees that the matrices are valid.
     pub(super) fn transform_weights(
         w: &[f32],
         sizes: [usize; 2],
@@ -188,7 +197,7 @@ fn transform_weights_body<const FMA: bool>(
 ) {
     assert!(w.len() == 9 * inputs * outputs && channels.end <= inputs && columns.end <= outputs);
     for (row, channel) in channels.enumerate() {
-        // Nine rows far apart from each other are more than the processor foresees.
+        // The hardware cannot predict nine rows that are far apart from each other.
         let ahead = (channel + AHEAD).min(inputs - 1);
         for tap in 0..9 {
             let at = (tap * inputs + ahead) * outputs + columns.start;
@@ -207,7 +216,8 @@ fn transform_weights_body<const FMA: bool>(
             }
             for i in 0..IN {
                 for (j, lanes) in weight_lanes::<FMA>(across(&taps, i)).iter().enumerate() {
-                    // SAFETY: the caller says that there is room for a row of `width` for each of the channels.
+                    // SAFETY: there is room for a row of `width` for each of the channels, by the
+                    // caller's guarantee.
                     unsafe { to.write([i, j], row * width + first, lanes) };
                 }
             }
@@ -216,8 +226,9 @@ fn transform_weights_body<const FMA: bool>(
 }
 
 multiversion! {
-    /// `A^T m A` of the products of a tile with so many output channels, of which `size` places are inside the result: they are
-    /// `steps` apart from each other. The caller answers for products and places.
+    /// Computes `A^T m A` of the products of a tile with `channels` output channels. Only `size` rows and columns of
+    /// the tile are inside the result; they are `steps` apart. The caller guarantees that products and positions are
+    /// valid.
     pub(super) fn transform_products(
         from: Planes,
         channels: usize,
@@ -240,7 +251,8 @@ fn transform_products_body<const FMA: bool>(
         for (j, column) in columns.iter_mut().enumerate() {
             let mut elements = [[0.0; LANES]; IN];
             for (i, lanes) in elements.iter_mut().enumerate() {
-                // SAFETY: the caller says that a row has the products of all channels, a multiple of LANES.
+                // SAFETY: a row has the products of all channels, a multiple of LANES, by the
+                // caller's guarantee.
                 *lanes = unsafe { from.read([i, j], first) };
             }
             *column = output_lanes::<FMA>(elements);
@@ -248,7 +260,7 @@ fn transform_products_body<const FMA: bool>(
         for i in 0..size[0] {
             let row = output_lanes::<FMA>(across(&columns, i));
             for (j, lanes) in row.iter().enumerate().take(size[1]) {
-                // SAFETY: the caller says that places of this size are its own.
+                // SAFETY: positions of this size belong to the caller, by its guarantee.
                 unsafe {
                     to.add(i * steps[0] + j * steps[1] + first)
                         .cast::<Lanes>()

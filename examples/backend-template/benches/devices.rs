@@ -1,0 +1,1 @@
+meganeura_bench::compare!(my_backend, "cpu", "mine");

@@ -1,0 +1,1 @@
+meganeura_conformance::conformance!(my_backend::Mine, fallback: meganeura::cpu::CpuBackend);

@@ -1,0 +1,258 @@
+//! Size limits of schemas after the compiler has merged `allOf` and the targets of references into them.
+
+use std::collections::HashMap;
+
+use meganeura_core::{Error, Result};
+use serde_json::{Map, Value};
+
+use super::check::too_large;
+
+/// Maximum number of property names of an object, including merged ones.
+const MAX_NAMES: u64 = 1_400;
+/// Maximum sum, over all objects of a schema, of the squared number of names: the compiler takes about 0.6 us for each
+/// unit.
+const MAX_SQUARES: u64 = 2_000_000;
+
+/// Totals of a schema and the schemas that are merged into it.
+#[derive(Clone, Copy)]
+struct Totals {
+    /// Number of names in `properties` and `required`.
+    names: u64,
+    /// Tightest bounds of a number.
+    low: f64,
+    high: f64,
+    /// True if an exclusive bound is an integer.
+    has_exclusive_integer: bool,
+    /// True if the type is `integer`.
+    is_integer: bool,
+}
+
+impl Totals {
+    const NONE: Totals = Totals {
+        names: 0,
+        low: f64::NEG_INFINITY,
+        high: f64::INFINITY,
+        has_exclusive_integer: false,
+        is_integer: false,
+    };
+
+    /// Returns the totals of a schema without the schemas merged into it.
+    fn of(fields: &Map<String, Value>) -> Self {
+        let count = |name: &str| match fields.get(name) {
+            Some(Value::Object(names)) => names.len() as u64,
+            Some(Value::Array(names)) => names.len() as u64,
+            _ => 0,
+        };
+        let number = |name: &str| fields.get(name).and_then(Value::as_f64);
+        let tightest = |names: [&str; 2], start: f64, choose: fn(f64, f64) -> f64| {
+            names.into_iter().filter_map(number).fold(start, choose)
+        };
+        let is_exclusive_integer = |name: &str| number(name).is_some_and(|bound| bound.fract() == 0.0);
+        Totals {
+            names: count("properties") + count("required"),
+            low: tightest(["minimum", "exclusiveMinimum"], f64::NEG_INFINITY, f64::max),
+            high: tightest(["maximum", "exclusiveMaximum"], f64::INFINITY, f64::min),
+            has_exclusive_integer: is_exclusive_integer("exclusiveMinimum") || is_exclusive_integer("exclusiveMaximum"),
+            is_integer: fields.get("type").is_some_and(|kind| kind == "integer"),
+        }
+    }
+
+    fn merge(self, other: Totals) -> Self {
+        Totals {
+            names: self.names.saturating_add(other.names),
+            low: self.low.max(other.low),
+            high: self.high.min(other.high),
+            has_exclusive_integer: self.has_exclusive_integer || other.has_exclusive_integer,
+            is_integer: self.is_integer || other.is_integer,
+        }
+    }
+}
+
+/// Merges schemas of one document.
+pub(super) struct Merger<'s> {
+    root: &'s Value,
+    /// Totals of the targets of references, by reference.
+    targets: HashMap<&'s str, Totals>,
+    /// Sum of the squared numbers of names so far.
+    squares: u64,
+}
+
+impl<'s> Merger<'s> {
+    /// Returns the sum of the squares of the numbers of names of the checked objects.
+    pub(super) fn squares(&self) -> u64 {
+        self.squares
+    }
+
+    pub(super) fn new(root: &'s Value) -> Self {
+        Merger {
+            root,
+            targets: HashMap::new(),
+            squares: 0,
+        }
+    }
+
+    /// Checks a schema of the document.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`]: more names than [`MAX_NAMES`] and [`MAX_SQUARES`] allow; an exclusive bound that is an integer if the other bound is at most 1
+    /// away, because the compiler would allow the bound itself.
+    pub(super) fn check(&mut self, schema: &'s Value) -> Result<()> {
+        let Totals {
+            names,
+            low,
+            high,
+            has_exclusive_integer,
+            is_integer,
+        } = self.totals(schema);
+        if names > MAX_NAMES {
+            return Err(too_large(format!(
+                "expected at most {MAX_NAMES} names of an object with everything that allOf and references add, found {names}"
+            )));
+        }
+        // A reference by itself is compiled once, with its target, and alternatives count by themselves.
+        let merges = schema.as_object().is_some_and(|fields| {
+            let has = |name: &str| fields.contains_key(name);
+            has("properties") || has("required") || has("allOf") || (has("$ref") && fields.len() > 1)
+        });
+        if merges {
+            self.squares = self.squares.saturating_add(names * names);
+        }
+        if self.squares > MAX_SQUARES {
+            let limit = MAX_SQUARES.isqrt();
+            return Err(too_large(format!(
+                "expected fewer names: the squares of the numbers of names of all objects, with everything that allOf and \
+                 references add, exceed the square of {limit}"
+            )));
+        }
+        if has_exclusive_integer && !is_integer && high - low <= 1.0 {
+            return Err(Error::misuse(
+                format!("an exclusive bound of numbers between {low} and {high} is not supported"),
+                "use minimum and maximum, or bounds that are further apart",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the totals of a schema. Alternatives count as if all of them applied. A recursive reference adds
+    /// nothing.
+    fn totals(&mut self, schema: &'s Value) -> Totals {
+        let Value::Object(fields) = schema else {
+            return Totals::NONE;
+        };
+        let mut totals = Totals::of(fields);
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            let branches = fields.get(keyword).and_then(Value::as_array);
+            let mut most = 0;
+            for branch in branches.into_iter().flatten() {
+                let branch = self.totals(branch);
+                most = most.max(branch.names);
+                // Only one alternative adds its names.
+                let names = if keyword == "allOf" { branch.names } else { 0 };
+                totals = totals.merge(Totals { names, ..branch });
+            }
+            if keyword != "allOf" {
+                totals.names = totals.names.saturating_add(most);
+            }
+        }
+        if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
+            totals = totals.merge(self.target(reference));
+        }
+        totals
+    }
+
+    fn target(&mut self, reference: &'s str) -> Totals {
+        if let Some(&totals) = self.targets.get(reference) {
+            return totals;
+        }
+        let Some(target) = reference.strip_prefix('#').and_then(|at| self.root.pointer(at)) else {
+            return Totals::NONE;
+        };
+        self.targets.insert(reference, Totals::NONE);
+        let totals = self.totals(target);
+        self.targets.insert(reference, totals);
+        totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::check::schema;
+    use super::*;
+
+    #[test]
+    fn exclusive_integers_next_to_the_other_bound_are_refused() {
+        for wrong in [
+            json!({"exclusiveMinimum": 0, "maximum": 0.001}),
+            json!({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}),
+            json!({"items": {"exclusiveMinimum": 1, "exclusiveMaximum": 2}}),
+            json!({"exclusiveMinimum": 1, "allOf": [{"maximum": 1.5}]}),
+            json!({"properties": {"a": {"maximum": 1.5, "$ref": "#/$defs/b"}}, "$defs": {"b": {"exclusiveMinimum": 1}}}),
+            json!({"exclusiveMaximum": 0, "oneOf": [{"minimum": -0.5}]}),
+        ] {
+            let error = schema(&wrong).expect_err("not supported").to_string();
+            assert!(error.contains("exclusive bound"), "{error}");
+        }
+        for right in [
+            json!({"exclusiveMinimum": 0, "maximum": 2}),
+            json!({"exclusiveMinimum": 0}),
+            json!({"exclusiveMinimum": 2.5, "maximum": 2.75}),
+            json!({"type": "integer", "exclusiveMinimum": 0, "maximum": 1}),
+            json!({"allOf": [{"type": "integer"}, {"exclusiveMinimum": 0}], "maximum": 1}),
+            json!({"properties": {"a": {"exclusiveMinimum": 0}, "b": {"maximum": 1}}}),
+        ] {
+            assert!(schema(&right).is_ok(), "{right}");
+        }
+    }
+
+    #[test]
+    fn names_are_counted_with_those_that_are_merged() {
+        let names = |start: usize| -> Vec<String> { (start..start + 900).map(|i| format!("n{i}")).collect() };
+        let object = |start: usize| {
+            let properties: Map<String, Value> = names(start).into_iter().map(|name| (name, json!({}))).collect();
+            json!({"properties": properties})
+        };
+        let required: Vec<Value> = (0..6).map(|i| json!({"required": names(i * 900)})).collect();
+        let objects: Vec<Value> = (0..6).map(|i| object(i * 900)).collect();
+        let definitions: Map<String, Value> = (0..6).map(|i| (format!("d{i}"), object(i * 900))).collect();
+        let references: Vec<Value> = (0..6).map(|i| json!({"$ref": format!("#/$defs/d{i}")})).collect();
+        for wrong in [
+            json!({"allOf": required}),
+            json!({"items": {"allOf": objects}}),
+            json!({"$defs": definitions, "allOf": references}),
+        ] {
+            let error = schema(&wrong).expect_err("too large").to_string();
+            assert!(error.contains("1400 names"), "{error}");
+        }
+        let few = |objects: &[Value]| objects[..2].to_vec();
+        let two: Map<String, Value> = definitions.into_iter().take(2).collect();
+        for right in [
+            json!({"anyOf": few(&objects)}),
+            json!({"$defs": two, "anyOf": few(&references)}),
+            json!({"anyOf": (0..40).map(|_| json!({"properties": {"a": {}, "b": {}}, "required": ["a"]})).collect::<Vec<_>>()}),
+        ] {
+            if let Err(error) = schema(&right) {
+                panic!("{error}");
+            }
+        }
+        // Many objects that refer to many names each.
+        let short: Map<String, Value> = (0..150).map(|i| (format!("n{i}"), json!({}))).collect();
+        let branches: Vec<Value> = (0..100)
+            .map(|i| json!({"$ref": "#/$defs/a", "required": [format!("z{i}")]}))
+            .collect();
+        for wrong in [
+            json!({"anyOf": objects}),
+            json!({"$defs": {"a": {"properties": short}}, "anyOf": branches}),
+        ] {
+            let error = schema(&wrong).expect_err("too large").to_string();
+            assert!(error.contains("fewer names"), "{error}");
+        }
+    }
+
+    #[test]
+    fn references_in_a_circle_end() {
+        let circle = json!({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}});
+        assert!(schema(&circle).is_ok());
+    }
+}

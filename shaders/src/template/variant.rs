@@ -1,0 +1,42 @@
+//! Description of a kernel by what it replaces in its file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
+use std::sync::Arc;
+
+use super::{Kind, Template, items};
+
+/// The replacements by which the kernel of a launch differs from its file in `kernels/`.
+#[derive(Clone, Debug)]
+pub struct Replacements(Arc<Template>);
+
+impl Replacements {
+    pub(crate) fn new(template: Template) -> Self {
+        Replacements(Arc::new(template))
+    }
+
+    /// Returns the replacements of a kernel with this source: text by kind and name, such as `constant UNROLL` or `function load_a`.
+    /// Added declarations that the source does not use are left out.
+    pub fn parts(&self, source: &str) -> BTreeMap<String, String> {
+        let template = &*self.0;
+        let constants = template.constants.iter();
+        let constants = constants.map(|(name, value)| (format!("{} {name}", Kind::Constant), value.clone()));
+        let of = |kind: &dyn Display, map: &HashMap<String, String>| -> Vec<(String, String)> {
+            let part = |(name, text): (&String, &String)| (format!("{kind} {name}"), text.trim().to_owned());
+            map.iter().map(part).collect()
+        };
+        let used = items::names(source);
+        // The kernel was expanded, so that its declarations are valid.
+        let added = items::parse(&template.more).unwrap_or_default();
+        let added = added
+            .into_iter()
+            .filter(|item| used.contains(&&*item.name))
+            .map(|item| (format!("{} {}", item.kind, item.name), item.text.trim().to_owned()));
+        constants
+            .chain(of(&Kind::Alias, &template.aliases))
+            .chain(of(&Kind::Function, &template.bodies))
+            .chain(of(&"insertion", &template.inserts))
+            .chain(added)
+            .collect()
+    }
+}
