@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::onnx::{self, DimOptions};
 use super::planned::TimedPlan;
 use super::scaling::ScalingOptions;
+use super::workload::{LanguageModel, LanguageOptions};
 use super::{Outcome, kernels, page};
 use crate::commands::outputs::keep_inputs;
 use crate::output::{line, lines};
@@ -24,7 +25,7 @@ use crate::output::{line, lines};
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Name of a model, or an ONNX file [default: print the list of models]
+    /// Name of a model, a checkpoint folder, a GGUF file or an ONNX file [default: print the list of models]
     model: Option<String>,
 
     /// Explain a training step instead of inference.
@@ -79,6 +80,9 @@ pub(crate) struct Args {
     /// parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "simulated_gpu")]
     profile: Option<usize>,
+
+    #[command(flatten)]
+    language: LanguageOptions,
 
     #[command(flatten)]
     scaling: ScalingOptions,
@@ -176,6 +180,9 @@ fn subject(name: &str, args: &Args) -> Result<(Graph, usize), Box<dyn Error>> {
         if args.train || args.seq.is_some() {
             return Err("--train and --seq do not work with ONNX files; see --dim".into());
         }
+        if let Some(option) = args.language.given() {
+            return Err(format!("{option} does not work with ONNX files such as '{name}'").into());
+        }
         let graph = onnx::graph(name, &args.dims)?;
         // The first dimension of the first input.
         let input = graph
@@ -184,16 +191,22 @@ fn subject(name: &str, args: &Args) -> Result<(Graph, usize), Box<dyn Error>> {
         let rows = input.and_then(|id| graph.shape(id).first().copied()).unwrap_or(1);
         return Ok((graph, rows));
     }
+    if args.dims.any() {
+        return Err(format!("--dim and --set work only with ONNX files, and '{name}' is not one").into());
+    }
+    if let Some(model) = LanguageModel::named(name)? {
+        return Ok(args.language.graph(&model, args.seq, args.train)?);
+    }
     let Some(model) = preset(name) else {
         let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
         return Err(format!(
-            "there is no model '{name}', and it is not an ONNX file; there are: {}",
+            "there is no model '{name}', and it is not an ONNX file, a checkpoint folder or a GGUF file; there are: {}",
             known.join(", ")
         )
         .into());
     };
-    if args.dims.any() {
-        return Err(format!("--dim and --set work only with ONNX files, and '{name}' is not one").into());
+    if let Some(option) = args.language.given() {
+        return Err(format!("{option} works only with language models, and '{name}' is not one").into());
     }
     let rows = args.seq.unwrap_or(model.rows);
     Ok((model.graph(rows), rows))

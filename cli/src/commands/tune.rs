@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use meganeura::ExecutionPlan;
 use meganeura::backend::{Device, Tune, TuneOptions, TunedClass};
 use meganeura::builder::Builder;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::select::{self, SelectedDevice};
-use meganeura::{ExecutionPlan, Mode, Sgd};
 use meganeura_bench::{Sizes, Task, metric, workloads};
 use serde_json::{Value, json};
 
@@ -23,8 +23,8 @@ use crate::output::{self, line, notice};
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads to tune (their matmuls, reductions and attention): models of `meganeura explain`, ONNX files, and
-    /// matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads to tune (their matmuls, reductions and attention): models of `meganeura explain`, checkpoint
+    /// folders, GGUF files, ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
     #[arg(value_name = "WORKLOAD")]
     workload: Vec<String>,
 
@@ -71,6 +71,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
              --forget deletes earlier results"
                 .into(),
         );
+    }
+    if let (false, Some(option)) = (args.suite.is_empty(), args.models.given()) {
+        return Err(format!("{option} works only with named workloads, not with --suite").into());
     }
     // Without a fallback: calls that run on the fallback device are not tuned.
     let config = Config {
@@ -139,12 +142,11 @@ fn plans(
     let mut rewrite = config.rewrite.clone();
     for name in &args.workload {
         let workload = args.models.workload(name)?;
-        let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
         rewrite.precision = wanted;
         plans.push(
             Builder::on(device.clone())
                 .mode(workload.mode)
-                .maybe_optimizer(optimizer.clone())
+                .maybe_optimizer(workload.optimizer.clone())
                 .rewrite(rewrite.clone())
                 .plan(&workload.graph)?
                 .0,

@@ -2,7 +2,6 @@
 
 use meganeura_core::{Graph, NodeId};
 
-use super::llama::language_model_of;
 use super::{
     EfficientNetConfig, LlamaConfig, MobileNetConfig, ResNetConfig, UnetConfig, classifier, cnn_classifier,
     mlp_classifier, segmentation,
@@ -36,10 +35,7 @@ impl Preset {
         match self.kind {
             Kind::Of(build) => build(rows),
             Kind::ImageNet(logits) => classifier(rows, IMAGE, logits),
-            Kind::Language(config) => {
-                // One sequence, without an axis for the batch.
-                language_model_of(&[rows], |g, tokens| config().build(g, "").forward(g, tokens))
-            }
+            Kind::Language(config) => config().training_graph(&[], rows),
         }
     }
 

@@ -15,8 +15,8 @@ use meganeura::calibration::warm_up;
 use meganeura::config::Config;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW};
 use meganeura::precision::Precision;
-use meganeura::{Mode, Session, Sgd, select};
-use meganeura_bench::{Sizes, feed};
+use meganeura::{Mode, Session, select};
+use meganeura_bench::{Sizes, feed, metric};
 use serde_json::json;
 
 use super::Outcome;
@@ -30,7 +30,8 @@ const CLASSES: u32 = 2;
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads: models of `meganeura explain`, ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads: models of `meganeura explain`, checkpoint folders and GGUF files (their shapes with random weights),
+    /// ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
     #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORKLOAD")]
     workload: Vec<String>,
 
@@ -94,6 +95,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let (false, Some(option)) = (args.suite.is_empty(), args.models.given()) {
+        return Err(format!("{option} works only with named workloads, not with --suite").into());
+    }
     if let Some(steps) = args.curve {
         return curves::measure(args, steps);
     }
@@ -132,7 +136,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     rewrite.precision = args.precision.map(Precision::from).or(rewrite.precision);
     for name in &args.workload {
         let workload = args.models.workload(name)?;
-        let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
+        let optimizer = workload.optimizer.clone();
         let (plan, _) = Builder::on(device.clone())
             .mode(workload.mode)
             .maybe_optimizer(optimizer.clone())
@@ -140,6 +144,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
             .plan(&workload.graph)?;
         let (precision, dispatches) = (plan.precision, plan.step_dispatches().count());
         let units = plan.step_dispatches().filter(|d| d.use_coop).count();
+        let memory = plan.memory_forecast().planned as u64 + device.workspace_bytes(&plan)?;
         let mut session = Session::on(device.clone(), plan)?;
         if let Some(optimizer) = optimizer {
             session.try_set_optimizer(optimizer)?;
@@ -150,7 +155,8 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
         }
         let (step, synchronized) = measure(&mut session, args.steps, selected.info.kind)?;
         let seconds = step.as_secs_f64();
-        let rate = workload.flops.map(|flops| flops / seconds * 1e-12);
+        let tflops = workload.flops / seconds * 1e-12;
+        let tokens = workload.tokens.map(|tokens| tokens as f64 / seconds);
         if args.json {
             line(json!({
                 "workload": name,
@@ -161,16 +167,20 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
                 "on_tensor_cores": units,
                 "step_ms": seconds * 1e3,
                 "synchronized_step_ms": synchronized.as_secs_f64() * 1e3,
-                "tflops": rate,
+                "tflops": tflops,
+                "tokens_per_second": tokens,
+                "memory_bytes": memory,
             }))?;
             continue;
         }
-        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.2} TFLOP/s"));
+        let tokens = tokens.map_or(String::new(), |rate| format!("{}tokens/s, ", metric(rate)));
         line(format_args!(
-            "{name}: {:.3} ms a step{rate}, {:.3} ms synchronized; {precision}, {units} of {dispatches} dispatches on tensor \
-             cores, {}",
+            "{name}: {:.3} ms a step, {tokens}{}FLOP/s, {:.3} ms synchronized; {}B, {precision}, {units} of {dispatches} \
+             dispatches on tensor cores, {}",
             seconds * 1e3,
+            metric(tflops * 1e12),
             synchronized.as_secs_f64() * 1e3,
+            metric(memory as f64),
             selected.selector
         ))?;
         if args.passes {
@@ -185,10 +195,10 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
 
 /// Sets the cache position of each sequence, and the row whose logits are computed.
 fn place(session: &mut Session, args: &ModelOptions) -> meganeura::Result<()> {
-    session.try_set_input_u32(KV_POS, &vec![args.cached; args.sequences])?;
+    session.try_set_input_u32(KV_POS, &vec![args.cached; args.language.sequences()])?;
     match args.seq.unwrap_or(1) {
         1 => Ok(()),
-        rows => session.try_set_input_u32(LOGITS_ROW, &vec![rows as u32 - 1; args.sequences]),
+        rows => session.try_set_input_u32(LOGITS_ROW, &vec![rows as u32 - 1; args.language.sequences()]),
     }
 }
 

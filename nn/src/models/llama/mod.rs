@@ -206,7 +206,7 @@ pub fn language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph,
 
 /// Builds a [`language_model`] for tokens of any shape whose last axis are the rows.
 #[track_caller]
-pub(super) fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let mut g = Graph::new();
     let tokens = g.input_u32(TOKENS, shape);
     let targets = g.input_u32(TARGETS, shape);
@@ -215,4 +215,14 @@ pub(super) fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph,
     g.named(loss, "loss");
     g.set_outputs(vec![loss, logits]);
     g
+}
+
+impl LlamaConfig {
+    /// Returns the [`language_model`] graph of this model, with tokens of the shape `[batch.., rows]`. An empty `batch`
+    /// is a single sequence without a batch axis.
+    #[track_caller]
+    pub fn training_graph(&self, batch: &[usize], rows: usize) -> Graph {
+        let shape = [batch, &[rows]].concat();
+        language_model_of(&shape, |g, tokens| self.build(g, "").forward(g, tokens))
+    }
 }
