@@ -52,10 +52,11 @@ fn load_b(batch: u32, line: u32, k: u32) -> f32 {
 
 // Element of a row, from shared memory if rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
-    if (STAGED) {
-        return staged[row * LENGTH + k - part * LENGTH];
-    }
+    // @if STAGED
+    //# return staged[row * LENGTH + k - part * LENGTH];
+    // @else
     return load_a(batch, row, k);
+    // @end
 }
 
 // lib/tile.wgsl

@@ -16,14 +16,12 @@ const N: u32 = 960u;
 const K: u32 = 576u;
 // The schedule.
 const LANES: u32 = 32u;
-const STAGED: bool = false;
 const HALF: u32 = 0u;
 const THREADS: u32 = 256u;
 const TILE: u32 = 8u;
 const COLUMN_BLOCKS: u32 = 120u;
 const LENGTH: u32 = 576u;
 const UNROLL: u32 = 9u;
-var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     let v1 = b1[k];
@@ -35,9 +33,6 @@ fn load_b(batch: u32, line: u32, k: u32) -> f32 {
 }
 // Element of a row, from shared memory if rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
-    if (STAGED) {
-        return staged[row * LENGTH + k - part * LENGTH];
-    }
     return load_a(batch, row, k);
 }
 // Index of an element of the result.

@@ -41,6 +41,11 @@ fn samples() -> Vec<(&'static str, Sample)> {
         let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", true);
         let sample = Sample::new(label("f32"), vec![x, SampleInput::f32(&[n, k])], attrs);
         samples.push(("core.matmul", sample));
+        // The gradients of weights: both operands have the summed dimension first.
+        let attrs = Attrs::new().with("transpose_a", true).with("transpose_b", false);
+        let operands = vec![SampleInput::f32(&[k, m]), SampleInput::f32(&[k, n])];
+        let sample = Sample::new(format!("[{k}, {m}] transposed by [{k}, {n}] of f32"), operands, attrs);
+        samples.push(("core.matmul", sample));
     }
     samples
 }
