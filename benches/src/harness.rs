@@ -20,7 +20,7 @@ const SIZES: &str = "MEGANEURA_BENCH_SIZES";
 /// Defines the `main` of a benchmark program that compares the backend of a crate with other devices, such as the CPU backend.
 ///
 /// ```no_run
-/// # mod my_backend { pub static PLUGIN: meganeura::registry::PluginManifest = meganeura::cpu::PLUGIN; }
+/// # mod my_backend { pub use meganeura::cpu::PLUGIN; }
 /// meganeura_bench::compare!(my_backend, "cpu", "mine");
 /// ```
 ///
