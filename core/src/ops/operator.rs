@@ -233,7 +233,8 @@ pub enum FusionRole {
     /// Reduces operand 0 over axes; it may have a prologue.
     Reduction,
     /// Computes each element from a few elements of the operands, also at other indices: it may be the prologue of a
-    /// contraction that reads few rows, together with the elementwise calls after it.
+    /// contraction that reads few rows, together with the elementwise calls after it. If it reads fewer bytes than it
+    /// writes, it may be the prologue of any operand.
     Prologue,
     /// A contraction (sums of products, as in matmuls and convolutions) with sums that are long compared with the
     /// result. It may have an epilogue, and, if that is faster on a device, a prologue for operand 0.

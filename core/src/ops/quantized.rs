@@ -199,6 +199,10 @@ impl Operator for Dequantize {
         Ok(vec![expanded(words, scales)?.1])
     }
 
+    fn fusing(&self) -> FusionRole {
+        FusionRole::Prologue
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::Decomposed
     }

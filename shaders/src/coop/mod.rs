@@ -294,9 +294,9 @@ impl<'a> Blocks<'a> {
             .contraction
             .stored(operand)
             .filter(|_| contiguous.is_multiple_of(4));
+        let (line_step, k_step) = if along_k { (1, 4) } else { (4, 1) };
         let vector = match stored {
             Some(stored) => {
-                let (line_step, k_step) = if along_k { (1, 4) } else { (4, 1) };
                 let (code, found) = e.block(|e| {
                     let line = e.bind(&below("line", whole_lines, count, line_step))?;
                     let k = e.bind(&below("k", whole_k, k, k_step))?;
@@ -310,11 +310,12 @@ impl<'a> Blocks<'a> {
                 });
                 vector.map(|vector| (code, vector, found))
             }
-            None => match self.contraction.packed(operand).filter(|_| along_k) {
+            // Rows of packed matrices are whole blocks.
+            None => match self.contraction.packed(operand) {
                 Some(packed) => {
                     let (code, (vector, found)) = e.block(|e| {
-                        let line = e.bind(&below("line", whole_lines, count, 1))?;
-                        let k = e.bind(&below("k", whole_k, k, 4))?;
+                        let line = e.bind(&below("line", whole_lines, count, line_step))?;
+                        let k = e.bind(&below("k", whole_k, k, k_step))?;
                         let found = self.contraction.number_of(e, operand, &line, &k)?;
                         Ok((packed.load_vector(e, &found.number)?, found))
                     })?;

@@ -20,7 +20,7 @@ use super::pointwise::is_half;
 use super::roles::Role;
 use super::template::Template;
 use super::variants::Candidate as _;
-use super::{library_matmul, neighbours, variants, vectors};
+use super::{expanded, library_matmul, neighbours, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
 /// Threads along each side of a tile.
@@ -145,20 +145,28 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
         total,
         reduces: reductions,
     };
-    if let Some(compiled) = library_matmul::compile(&product, &results)? {
+    compile_call(&product, &results)
+}
+
+/// Compiles the launches of a product whose operands and results are checked.
+pub(super) fn compile_call(product: &MatMulCall, results: &Results) -> Result<Compiled, String> {
+    if let Some(compiled) = library_matmul::compile(product, results)? {
+        return Ok(compiled);
+    }
+    if let Some(compiled) = expanded::compile(product, results)? {
         return Ok(compiled);
     }
     let chosen = variants::chosen(
-        cx,
+        product.cx,
         |precision| product.class(precision),
-        || Tiles::all(&product),
-        |tiles| tiles.compile(&product, &results),
+        || Tiles::all(product),
+        |tiles| tiles.compile(product, results),
     );
     if let Some(compiled) = chosen {
         return Ok(compiled);
     }
-    let tiles = Tiles::usual(&product).ok_or("it has a contraction of many rows")?;
-    let compiled = tiles.compile(&product, &results)?;
+    let tiles = Tiles::usual(product).ok_or("it has a contraction of many rows")?;
+    let compiled = tiles.compile(product, results)?;
     Ok(variants::scheduled(compiled, &tiles.schedule()))
 }
 
@@ -345,8 +353,8 @@ impl<'a> Tiling<'a> {
             .contraction
             .stored(operand)
             .filter(|_| width == 4 && contiguous.is_multiple_of(4));
+        let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
         if let Some(stored) = stored {
-            let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
             let (code, found) = e.block(|e| {
                 let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
                 let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
@@ -356,10 +364,11 @@ impl<'a> Tiling<'a> {
                 return Ok((code, found.guarded("vec4<f32>", loaded, Some(format!("k < {k}u")))));
             }
         }
-        if let Some(packed) = self.contraction.packed(operand).filter(|_| width == 4 && along_k) {
+        // Rows of packed matrices are whole blocks.
+        if let Some(packed) = self.contraction.packed(operand).filter(|_| width == 4) {
             return e.block(|e| {
-                let line = e.bind(&format!("min(line, {}u)", last(count, 1)))?;
-                let first = e.bind(&format!("min(k, {}u)", last(k, 4)))?;
+                let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
+                let first = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
                 let found = self.contraction.number_of(e, operand, &line, &first)?;
                 let loaded = packed.load_vector(e, &found.number)?;
                 Ok(found.guarded("vec4<f32>", loaded, Some(format!("k < {k}u"))))

@@ -4,13 +4,15 @@ use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph, Session};
 
-/// A matmul `x [rows, length] * weight [columns, length]` transposed.
+/// A matmul `x [rows, length] * weight [columns, length]` transposed, or `x [rows, columns] * weight`, which computes
+/// the gradient of the former's `x`.
 pub(crate) struct PackedProduct {
     pub(crate) graph: Graph,
     /// Name of the format, and number of rows.
     pub(crate) label: String,
     columns: usize,
     length: usize,
+    is_transposed: bool,
     x: Vec<f32>,
     weight: Vec<u8>,
     scales: Vec<u8>,
@@ -20,7 +22,16 @@ pub(crate) struct PackedProduct {
 
 impl PackedProduct {
     /// Packs a weight in blocks, or in `f16` if there is no format. `length` must be a multiple of the block length.
-    pub(crate) fn new(format: Option<BlockFormat>, [rows, columns, length]: [usize; 3]) -> Self {
+    pub(crate) fn new(format: Option<BlockFormat>, sizes: [usize; 3]) -> Self {
+        PackedProduct::of(format, sizes, true)
+    }
+
+    /// Packs a weight for a product with the weight itself, not transposed.
+    pub(crate) fn gradient(format: BlockFormat, sizes: [usize; 3]) -> Self {
+        PackedProduct::of(Some(format), sizes, false)
+    }
+
+    fn of(format: Option<BlockFormat>, [rows, columns, length]: [usize; 3], is_transposed: bool) -> Self {
         let values: Vec<f32> = (0..columns * length)
             .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01)
             .collect();
@@ -36,7 +47,8 @@ impl PackedProduct {
             }
         };
         let mut g = Graph::new();
-        let x = g.input("x", &[rows, length]);
+        let terms = if is_transposed { length } else { columns };
+        let x = g.input("x", &[rows, terms]);
         let y = match format {
             None => {
                 let weight = g.parameter_typed("weight", &[columns, length], DType::F16);
@@ -46,7 +58,12 @@ impl PackedProduct {
                 let blocks = length / BLOCK;
                 let words = g.parameter_typed("weight", &[columns, blocks * format.words()], DType::U32);
                 let scales = g.parameter_typed("scales", &[columns, blocks * format.scales()], DType::F16);
-                g.quantized_matmul(x, words, Some(scales.into()))
+                if is_transposed {
+                    g.quantized_matmul(x, words, Some(scales.into()))
+                } else {
+                    let weight = g.dequantize(words, scales);
+                    g.matmul(x, weight)
+                }
             }
         };
         g.set_outputs(vec![y]);
@@ -55,7 +72,8 @@ impl PackedProduct {
             label: format!("{format:?} by {rows}"),
             columns,
             length,
-            x: (0..rows * length).map(|i| (i as f32 * 0.29).sin()).collect(),
+            is_transposed,
+            x: (0..rows * terms).map(|i| (i as f32 * 0.29).sin()).collect(),
             weight,
             scales: scales.iter().flat_map(|s| s.to_le_bytes()).collect(),
             numbers,
@@ -73,12 +91,19 @@ impl PackedProduct {
         }
         session.set_input("x", &self.x);
         session.step();
-        let found = session.read_output(self.x.len() / self.length * self.columns);
-        for (i, x) in self.x.chunks(self.length).enumerate() {
-            for (j, row) in self.numbers.chunks(self.length).enumerate() {
-                let terms = x.iter().zip(row).map(|(&x, &w)| f64::from(x) * f64::from(w));
+        let row = |row: usize| &self.numbers[row * self.length..][..self.length];
+        let (terms, results) = if self.is_transposed {
+            (self.length, self.columns)
+        } else {
+            (self.columns, self.length)
+        };
+        let found = session.read_output(self.x.len() / terms * results);
+        for (i, x) in self.x.chunks(terms).enumerate() {
+            for j in 0..results {
+                let weight = |k: usize| if self.is_transposed { row(j)[k] } else { row(k)[j] };
+                let terms = x.iter().enumerate().map(|(k, &x)| f64::from(x) * f64::from(weight(k)));
                 let (sum, size) = terms.fold((0.0, 0.0), |(s, z), t: f64| (s + t, z + t.abs()));
-                let error = (f64::from(found[i * self.columns + j]) - sum).abs();
+                let error = (f64::from(found[i * results + j]) - sum).abs();
                 assert!(
                     error <= tolerance * size,
                     "{}: [{i}, {j}] is off by {error} of {size}",

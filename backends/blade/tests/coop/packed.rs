@@ -1,5 +1,6 @@
 //! Tests of packed weights, experts and recurrent layers on devices with cooperative matrices.
 
+use meganeura_compiler::builder::Builder;
 use meganeura_core::ops::sample::SampleInput;
 use meganeura_core::plan::compile_at;
 use meganeura_core::precision::Precision;
@@ -30,6 +31,25 @@ fn products_of_packed_weights() {
             assert_eq!(used, [true], "{}", product.label);
             let mut session = Session::on(device.clone(), plan).expect("a session");
             // Both operands are rounded to 11 bits.
+            product.check(&mut session, 2e-3);
+        }
+    }
+}
+
+/// Products of many rows expand the matrix once, in a launch before the product.
+#[test]
+fn products_of_many_rows() {
+    let [rows, columns, length] = [130, 70, 3 * BLOCK];
+    for device in devices_from(Some(0)) {
+        for product in [
+            PackedProduct::new(Some(BlockFormat::Q4_0), [rows, columns, length]),
+            PackedProduct::gradient(BlockFormat::Q4_0, [rows, columns, length]),
+            PackedProduct::gradient(BlockFormat::Q6, [40, columns, length]),
+        ] {
+            let builder = Builder::on(device.clone()).inference().precision(Precision::Mixed);
+            let (mut session, _) = builder.build(&product.graph).expect("a session");
+            let used: Vec<bool> = session.plan().dispatches.iter().map(|d| d.use_coop).collect();
+            assert_eq!(used, [true], "{}", product.label);
             product.check(&mut session, 2e-3);
         }
     }

@@ -21,3 +21,20 @@ fn products_expand_weights_themselves() {
         }
     }
 }
+
+/// The gradient of a product multiplies with the weight itself, whose rows are blocks along the other dimension.
+#[test]
+fn gradients_expand_weights_themselves() {
+    let Some(device) = common::device() else { return };
+    for format in BlockFormat::ALL {
+        for rows in [1, 40, 130] {
+            let product = PackedProduct::gradient(format, [rows, 90, 3 * BLOCK]);
+            let built = Builder::on(device.clone()).inference().build(&product.graph);
+            let (mut session, _) = built.expect("a session");
+            let dispatches = &session.plan().dispatches;
+            assert_eq!(dispatches.len(), 1, "{}: {dispatches:?}", product.label);
+            let is_rounded = dispatches[0].use_coop;
+            product.check(&mut session, if is_rounded { 4e-3 } else { 1e-5 });
+        }
+    }
+}

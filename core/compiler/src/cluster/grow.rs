@@ -10,6 +10,7 @@ use meganeura_core::dtype::DType;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, Uses, Value};
 use meganeura_core::ops::FusionRole;
+use meganeura_core::shape::TensorType;
 
 /// Maximum calls of a cluster: programs stay readable, and trying a merge takes bounded time.
 const MAX_MEMBERS: usize = 32;
@@ -137,7 +138,8 @@ impl Growth<'_> {
         let product = unit.anchor == Some(FusionRole::Contraction);
         let inputs = self.graph.nodes()[id.index()].inputs.iter().enumerate();
         let producers = inputs.map(|(at, &v)| (at, behind_views(self.graph, v).0.node));
-        let taken = producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer));
+        let taken =
+            producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer) || self.unpacks(producer));
         let mut producers: Vec<NodeId> = taken.map(|(_, producer)| producer).collect();
         producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
         for producer in producers {
@@ -157,6 +159,14 @@ impl Growth<'_> {
         let is_half = |value: &Value| self.graph.ty(*value).is_some_and(|ty| ty.dtype.is_half());
         let is_wide = matches!(&node.outputs[..], [ty] if ty.dtype == DType::F32);
         is_wide && matches!(&node.inputs[..], [x] if is_half(x))
+    }
+
+    /// Returns `true` if a node computes its result from fewer bytes, as the numbers of packed weights.
+    fn unpacks(&self, id: NodeId) -> bool {
+        let node = &self.graph.nodes()[id.index()];
+        let read = node.inputs.iter().filter_map(|&v| self.graph.ty(v));
+        let read: usize = read.map(TensorType::bytes).sum();
+        fusing(self.graph, id) == FusionRole::Prologue && read < node.outputs[0].bytes()
     }
 
     /// Tries to merge elementwise units that read the same value.
