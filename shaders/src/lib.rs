@@ -28,6 +28,7 @@ mod decompose;
 mod efficiency;
 mod emit;
 mod epilogue;
+mod expanded;
 mod experts;
 mod families;
 mod files;

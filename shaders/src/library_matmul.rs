@@ -54,7 +54,7 @@ impl Operand {
             });
         }
         let packed = contraction.packed(operand)?;
-        (operand == 1 && contraction.is_along_k(1) && contraction.sizes().batch == 1).then_some(Operand::Packed(packed))
+        (operand == 1 && contraction.sizes().batch == 1).then_some(Operand::Packed(packed))
     }
 
     /// Returns the type in memory; `None` for packed weights.

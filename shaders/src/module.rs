@@ -250,6 +250,12 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), words(4), true)
     }
 
+    /// Binds a scratch buffer as vectors of four `f16`.
+    pub(crate) fn scratch_halves(&mut self, memory: Memory) -> String {
+        self.enable(F16);
+        self.slot(Binding::Memory(memory), "vec4<f16>", true)
+    }
+
     /// Binds the buffers that the module needs to report faults.
     pub(crate) fn uses_faults(&mut self) {
         self.slot(Binding::Fault, "atomic", true);

@@ -276,7 +276,7 @@ impl Packed {
         elements: usize,
         to: Memory,
     ) -> Result<Launch, String> {
-        /// Elements of a thread, which stores 16 bytes. The size of a block is a multiple of it.
+        /// Elements of a thread: two vectors, 16 bytes. The size of a block is a multiple of it.
         const THREAD_ELEMENTS: usize = 8;
         let mut e = Emitter::new(body, cx);
         let (code, vectors) = e.writing_block(&Base::new("i", elements / THREAD_ELEMENTS), |e| {
@@ -286,12 +286,21 @@ impl Packed {
             });
             vectors.into_iter().collect::<Result<Vec<_>, _>>()
         })?;
-        let words = vectors
-            .iter()
-            .flat_map(|vector| [".xy", ".zw"].map(|pair| format!("pack2x16float({vector}{pair})")));
-        let words: Vec<String> = words.collect();
-        let name = e.module.scratch_words(to);
-        let store = format!("{name}[i] = vec4<u32>({});\n", words.join(", "));
+        // Kernels for libraries use no extensions; others need `f16` for the product anyway.
+        let store = if cx.library.is_some() {
+            let words = vectors
+                .iter()
+                .flat_map(|vector| [".xy", ".zw"].map(|pair| format!("pack2x16float({vector}{pair})")));
+            let words: Vec<String> = words.collect();
+            let name = e.module.scratch_words(to);
+            format!("{name}[i] = vec4<u32>({});\n", words.join(", "))
+        } else {
+            let name = e.module.scratch_halves(to);
+            let [first, second] = &vectors[..] else {
+                return Err("a thread expands two vectors".into());
+            };
+            format!("{name}[i * 2u] = vec4<f16>({first});\n{name}[i * 2u + 1u] = vec4<f16>({second});\n")
+        };
         e.module.finish_elements(code + &store, elements / THREAD_ELEMENTS)
     }
 

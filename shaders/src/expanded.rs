@@ -1,0 +1,97 @@
+//! Products of many rows with a packed matrix: a launch expands the matrix to `f16` once, and the product reads it from scratch.
+//! Otherwise each workgroup along the rows would expand it again.
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::{DType, TensorType};
+
+use super::body::{Def, Node};
+use super::contraction::Sizes;
+use super::epilogue::Results;
+use super::kernel::{Compiled, Source};
+use super::roles::Role;
+use super::tiled::schedules::MatMulCall;
+use super::{matmul, tiled};
+
+/// Minimum number of rows for which the matrix is expanded before the product.
+const MIN_ROWS: usize = 128;
+/// Maximum bytes of the expanded matrix: a common limit of storage buffers.
+const MAX_BYTES: usize = 1 << 30;
+
+/// Compiles the launches of a product whose second operand is packed, if the product has many rows and may round its operands to
+/// `f16`.
+pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<Compiled>, String> {
+    let &MatMulCall {
+        body, cx, contraction, ..
+    } = product;
+    let Sizes { batch, m, n, k } = contraction.sizes();
+    let Some(packed) = contraction.packed(1).filter(|_| batch == 1 && m >= MIN_ROWS) else {
+        return Ok(None);
+    };
+    let may_round = cx.coop.is_some_and(|config| config.use_f16_input);
+    if !may_round || product.reduces || 2 * n * k > MAX_BYTES {
+        return Ok(None);
+    }
+    let is_packed = |node: &Node| match &node.def {
+        Def::Call { inputs, role, .. } => *role == Role::Packed && inputs[..] == [packed.words, packed.scales],
+        _ => false,
+    };
+    // Operands are the first nodes of a body, in their order.
+    let Some(matrix) = body.nodes.iter().position(is_packed) else {
+        return Ok(None);
+    };
+    let readers = body.nodes.iter().filter(|node| match &node.def {
+        Def::Call { inputs, .. } => inputs.contains(&packed.words) || inputs.contains(&matrix),
+        _ => false,
+    });
+    if readers.count() != 2 {
+        return Ok(None);
+    }
+    let ty = body.ty(matrix).clone();
+    let expanded = cx.scratch(0);
+    let mut launches = vec![packed.expand_to_f16(body, cx, n * k, expanded)?];
+
+    // The expanded matrix takes the place of the words.
+    let stored = TensorType::new(DType::F16, ty.shape.clone());
+    let mut body = body.clone();
+    body.nodes[packed.words].ty = stored.clone();
+    body.nodes[matrix] = Node {
+        def: Def::Call {
+            op: "core.cast",
+            attrs: Attrs::new().with("to", DType::F32),
+            inputs: vec![packed.words],
+            role: Role::Pointwise,
+        },
+        ty,
+    };
+    let mut inputs = cx.kernel.inputs.to_vec();
+    inputs[packed.words] = stored;
+    let kernel = KernelDesc {
+        inputs: &inputs,
+        ..cx.kernel
+    };
+    let mut sources = cx.inputs.clone();
+    sources[packed.words] = Source::Memory(expanded);
+    let part = cx.part(kernel, sources, cx.outputs.clone(), cx.first_scratch + 1);
+    let contraction = matmul::product(&body, product.id, &part)?;
+    let stored = MatMulCall {
+        body: &body,
+        cx: &part,
+        contraction: &contraction,
+        ..*product
+    };
+    let compiled = tiled::compile_call(&stored, results)?;
+    launches.extend(compiled.launches);
+    let mut scratch = vec![2 * n * k];
+    scratch.extend(compiled.scratch);
+    Ok(Some(Compiled {
+        launches,
+        scratch,
+        // The words stay as they are in memory.
+        rounded: compiled
+            .rounded
+            .into_iter()
+            .filter(|&operand| operand != packed.words)
+            .collect(),
+    }))
+}
