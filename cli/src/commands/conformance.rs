@@ -48,7 +48,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Print one JSON object per line: the cases, then a summary. Without it, --verbose prints all groups and failures.
+    /// Print one JSON object per line: the cases, then a summary. Without --json, use --verbose to list all groups and
+    /// failures.
     #[arg(long)]
     json: bool,
 }

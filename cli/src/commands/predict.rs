@@ -48,7 +48,8 @@ struct ModelAndExamples {
     #[command(flatten)]
     source: Source,
 
-    /// Encode words that the training data did not have as zeros, instead of reporting an error.
+    /// If a word in a column of categories does not occur in the training data, encode it as zeros instead of reporting
+    /// an error.
     #[arg(long, conflicts_with = "npz")]
     unknown_words: bool,
 

@@ -30,7 +30,8 @@ const CLASSES: u32 = 2;
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads: models of `meganeura explain`, ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads: names of models (`meganeura explain` lists them), ONNX files, and matmuls such as 4096x4096x4096 (m,
+    /// n, k).
     #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORKLOAD")]
     workload: Vec<String>,
 
