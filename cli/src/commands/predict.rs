@@ -120,8 +120,8 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing: line or file of the input, then label and probability for each class of
-    /// --top, or the predicted numbers.
+    /// Write a CSV file instead of printing. Each row identifies an example by its line or file, followed by label and
+    /// probability of the --top most probable classes, or by the predicted numbers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 

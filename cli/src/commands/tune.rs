@@ -40,7 +40,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// Precision of the plans [default: that of each workload on the device]
+    /// Precision of the plans [default: from the configuration file, else from the device; suites measure some workloads
+    /// in both]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
