@@ -83,8 +83,8 @@ enum Command {
     Devices(devices::Args),
     /// List drivers and devices, test and measure each device, and show the one that is used by default.
     Doctor(doctor::Args),
-    /// List backends, operators and rule sets with their origin. `plugins verify` tests rules, `plugins check` a
-    /// plugin.
+    /// List backends, operators and rule sets with their origin. `plugins verify` tests rules;
+    /// `plugins check` tests a plugin.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),
