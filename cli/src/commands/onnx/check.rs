@@ -19,7 +19,7 @@ Examples:
   meganeura check detector.onnx --against reference --device cpu
   meganeura check --operators > onnx.md
 
-Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if
+Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if \
 results differ from those of --against.";
 
 /// Options of `check`.

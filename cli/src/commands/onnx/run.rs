@@ -17,10 +17,10 @@ Examples:
   meganeura run classifier.onnx --input x=image.npy
   meganeura run detector.onnx --inputs-dir inputs --output-dir results --device cpu
 
-A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of
+A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of \
 `meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on. Other `.npy` files are an error.
 
-An input with an initializer needs no file: the initializer is its default. In files of IR version 3, each weight is such
+An input with an initializer needs no file: the initializer is its default. In files of IR version 3, each weight is such \
 an input.
 
 Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 for other errors.";
