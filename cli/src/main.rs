@@ -41,13 +41,15 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Devices: --device overrides MEGANEURA_DEVICE_ID, which overrides `device = ...` in meganeura.toml \
-(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS is a list of absolute paths: shared objects with backends, and \
-folders of plugins without native code. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
-BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.
+(MEGANEURA_CONFIG names another file). A selector (SEL) is auto, cpu, BACKEND, BACKEND:INDEX, BACKEND:name=PART or \
+BACKEND:id=NUMBER; `meganeura devices` lists the selectors of this machine.
+
+Plugins: MEGANEURA_PLUGINS is a list of absolute paths of shared objects with backends, and of folders of plugins without \
+native code.
 
 MEGANEURA_TRACE=FILE writes a trace of the command, which https://ui.perfetto.dev shows.
-MEGANEURA_DEBUG=serial,no-aliasing,dump=FOLDER runs one dispatch after the other, lets no buffers \
-share memory, and writes generated kernels to a folder.";
+MEGANEURA_DEBUG=serial,no-aliasing,dump=FOLDER runs one dispatch after the other, gives each \
+buffer its own memory, and writes generated kernels to a folder.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -81,8 +83,8 @@ enum Command {
     Devices(devices::Args),
     /// List drivers and devices, test and measure each device, and show the one that is used by default.
     Doctor(doctor::Args),
-    /// List backends, operators and rule sets with their origin. `plugins verify` tests rules, `plugins check` a
-    /// plugin.
+    /// List backends, operators and rule sets with their origin. `plugins verify` tests rules;
+    /// `plugins check` tests a plugin.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),

@@ -65,7 +65,7 @@ impl BlockFormat {
         formats.next()
     }
 
-    /// Returns the `u32` words per block.
+    /// Returns the number of `u32` words per block.
     pub const fn words(self) -> usize {
         match self {
             BlockFormat::Q8_0 => 8,
@@ -75,7 +75,7 @@ impl BlockFormat {
         }
     }
 
-    /// Returns the scales per block, including the minimum.
+    /// Returns the number of scales per block. The minimum of a block counts as a scale.
     pub const fn scales(self) -> usize {
         match self {
             BlockFormat::Q8_0 | BlockFormat::Q5_0 | BlockFormat::Q4_0 => 1,

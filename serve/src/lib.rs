@@ -87,7 +87,7 @@ pub struct ServerOptions {
     /// Maximum number of bytes of generated text that one request keeps in memory until they are sent: of a complete
     /// answer, or of a stream that the client does not read.
     pub max_unsent_bytes: usize,
-    /// Maximum number of connections. A new connection replaces the oldest one that waits for data from its client.
+    /// Maximum number of connections. At this limit, a new connection replaces one that waits for data from its client.
     pub max_connections: usize,
     /// Maximum number of connections per client address.
     pub max_connections_per_address: usize,

@@ -240,12 +240,12 @@ impl<'a> Module<'a> {
         Some(format!("{name}[{index}] = {element}({value});\n"))
     }
 
-    /// Binds a scratch buffer as vectors of four elements.
+    /// Binds a scratch buffer as an array of `vec4<f32>`, and returns the name of the variable.
     pub(crate) fn scratch_vectors(&mut self, memory: Memory) -> String {
         self.slot(Binding::Memory(memory), "vec4<f32>", true)
     }
 
-    /// Binds a scratch buffer as vectors of four words.
+    /// Binds a scratch buffer as an array of `vec4<u32>`, and returns the name of the variable.
     pub(crate) fn scratch_words(&mut self, memory: Memory) -> String {
         self.slot(Binding::Memory(memory), words(4), true)
     }

@@ -177,7 +177,7 @@ fn layout(launch: &Launch) -> bg::ShaderDataLayout {
     }
 }
 
-/// The values of the scalars that are passed with a launch.
+/// The values of the scalars that a launch takes as an argument.
 pub(crate) type Scalars = [[u8; 4]; INLINE_SCALARS];
 
 /// The value that a variable of a kernel is bound to.

@@ -246,13 +246,13 @@ pub(crate) fn stream_nanos(bytes: usize) -> u64 {
     bytes as u64 / 10
 }
 
-/// Returns the `task`-th chunk of `0..len`.
+/// Returns the range of chunk number `task` in `0..len`. A chunk has up to [`CHUNK`] elements.
 pub(crate) fn chunk(len: usize, task: usize) -> std::ops::Range<usize> {
     let start = task * CHUNK;
     start..(start + CHUNK).min(len)
 }
 
-/// Returns the number of chunks of `0..len`.
+/// Returns the number of chunks of up to [`CHUNK`] elements in `0..len`.
 pub(crate) fn chunks(len: usize) -> usize {
     len.div_ceil(CHUNK)
 }

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
 
-    /// Number of sets of random shapes.
+    /// Number of seeds for the random shapes of the operators' samples.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
@@ -48,7 +48,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Print one JSON object per line: the cases, then a summary. Without it, --verbose prints all groups and failures.
+    /// Print one JSON object per line: the cases, then a summary. Without --json, use --verbose to list all groups and
+    /// failures.
     #[arg(long)]
     json: bool,
 }

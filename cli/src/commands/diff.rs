@@ -20,7 +20,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
 
-    /// Device to run on; give it twice. See `meganeura devices`.
+    /// Device to run on; see `meganeura devices`. Give this option twice.
     #[arg(long, value_name = "SEL", required = true, num_args = 1)]
     device: Vec<String>,
 

@@ -25,11 +25,11 @@ pub(crate) struct Args {
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 
-    /// Pooling of the token vectors: their mean, or the first token (cls) [default: the model's own, else mean]
+    /// Pooling of the token vectors: their mean, or the first token (cls) [default: the model's setting, else mean]
     #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
     pooling: Option<Pooling>,
 
-    /// Do not normalize vectors to length 1 [default: the model's own, else normalized]
+    /// Do not normalize vectors to length 1 [default: the model's setting, else normalized]
     #[arg(long)]
     no_normalize: bool,
 

@@ -45,9 +45,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Memory limit of the plan: a size (4GB), or a share of the plan's own memory (50%), of its activation memory
-    /// (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient checkpointing) to stay
-    /// below it.
+    /// Memory limit of the plan: a size (4GB), or a share of the plan's memory without a limit (50%), of its
+    /// activation memory (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient
+    /// checkpointing) to stay below it.
     #[arg(long, value_name = "BUDGET")]
     memory_budget: Option<MemoryBudget>,
 
@@ -55,8 +55,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SET")]
     disable: Vec<String>,
 
-    /// Cache file of the compiled plan. If it is missing or contains another plan, the plan is saved to it. The time to
-    /// load it is measured.
+    /// Cache file of the compiled plan. If the file is missing or contains another plan, it is written. The time to
+    /// load the plan from it is measured.
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
 

@@ -68,7 +68,7 @@ pub(super) struct ModelArgs {
     prefill_rows: Option<usize>,
 
     /// Storage type of all weight matrices: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales (q6 is Q6_K, q5_1 is
-    /// Q5_K and q4_1 is Q4_K of GGUF files) [default: the types in a GGUF file, each matrix with its own; else f32]
+    /// Q5_K and q4_1 is Q4_K of GGUF files) [default: for GGUF files the type of each matrix in the file, else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 

@@ -24,12 +24,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     dir: Vec<PathBuf>,
 
-    /// Device to compare the required memory with [default: all]; see `meganeura devices`.
+    /// Device whose memory is compared with that of the models; see `meganeura devices` [default: all devices]
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
     /// Storage type of the weights in the memory estimate: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales
-    /// [default: the types in a GGUF file, each matrix with its own; else f32]
+    /// [default: for GGUF files the type of each matrix in the file, else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 

@@ -11,7 +11,7 @@ use crate::output::{line, lines};
 /// Options of `ops`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Text in the names of the operators to show [default: list all names]
+    /// Show the operators whose names contain this text [default: list all operators]
     name: Option<String>,
 
     /// Print the reference of all operators as Markdown.

@@ -31,23 +31,23 @@ pub(crate) struct Args {
 enum Command {
     /// Test the rules of one rule set, or of all, on generated graphs.
     ///
-    /// For each rule, graphs that match its left-hand side are generated. Both sides are evaluated by the reference
-    /// definitions of the operators and compared; rules that apply before differentiation are also compared in their
-    /// gradients. If the sides of a rule differ, or no matching graph is found, the failing case is printed and the
-    /// exit code is 1.
+    /// For each rule, graphs that match its left-hand side are generated. Both sides of the rule are computed with the
+    /// reference definitions of the operators, and their results are compared. For rules that apply before
+    /// differentiation, the gradients are compared too. If the sides differ, or no matching graph is found, the
+    /// failing case is printed and the exit code is 1.
     Verify(VerifyArgs),
 
-    /// Check a plugin in the same way as loading it.
+    /// Check whether a plugin can be loaded.
     ///
-    /// The plugin is loaded in this process, so code of a shared object runs. The exit code is 1 if the plugin cannot
-    /// be loaded.
+    /// The command loads the plugin, so code of a shared object runs. The exit code is 1 if the plugin cannot be
+    /// loaded.
     Check {
         /// Folder or file `*.toml` of a plugin without native code, or a shared object.
         #[arg(value_name = "PATH")]
         path: PathBuf,
 
-        /// Plugin without native code that is loaded first because the checked plugin has rules for its operators. May
-        /// be repeated.
+        /// Plugin without native code to load first, because the checked plugin has rules for its operators. May be
+        /// repeated.
         #[arg(long, value_name = "PATH")]
         after: Vec<PathBuf>,
     },

@@ -48,7 +48,8 @@ struct ModelAndExamples {
     #[command(flatten)]
     source: Source,
 
-    /// Encode words that the training data did not have as zeros, instead of reporting an error.
+    /// If a word in a column of categories does not occur in the training data, encode it as zeros instead of reporting
+    /// an error.
     #[arg(long, conflicts_with = "npz")]
     unknown_words: bool,
 
@@ -119,8 +120,8 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing: line or file of the input, then label and probability for each class of
-    /// --top, or the predicted numbers.
+    /// Write a CSV file instead of printing. Each row identifies an example by its line or file, followed by label and
+    /// probability of the --top most probable classes, or by the predicted numbers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 

@@ -13,7 +13,7 @@ use crate::output::{line, lines};
 /// Options of the estimate.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ScalingOptions {
-    /// With --train: estimate a step on N processes (ranks) that average their gradients, each with --seq rows.
+    /// With --train: estimate a step on N processes (ranks), each with --seq rows, that average their gradients.
     #[arg(long, value_name = "N", requires = "train", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
@@ -25,13 +25,13 @@ pub(super) struct ScalingOptions {
     #[arg(long, value_name = "GB/S", default_value_t = 10.0, requires = "ranks")]
     bandwidth: f64,
 
-    /// Measured time of a training step on one rank, in milliseconds, used to estimate the times with more ranks [default:
-    /// the estimate of the cost model]
+    /// Measured time of a training step on one rank, in milliseconds. The times with more ranks are estimated from it
+    /// [default: the estimate of the cost model]
     #[arg(long, value_name = "MS", requires = "ranks")]
     step_ms: Option<f64>,
 
-    /// Assume that the all-reduce of a bucket overlaps the backward pass (as with NCCL), instead of following it (as with
-    /// MPI).
+    /// Assume that the all-reduce of gradients overlaps the backward pass (as with NCCL), instead of following it (as
+    /// with MPI).
     #[arg(long, requires = "ranks")]
     overlap: bool,
 }

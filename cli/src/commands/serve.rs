@@ -54,7 +54,7 @@ pub(crate) struct Args {
     device: Option<String>,
 
     /// Storage type of all weight matrices: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales (q6 is Q6_K, q5_1 is Q5_K
-    /// and q4_1 is Q4_K of GGUF files) [default: the types in a GGUF file, each matrix with its own; else f32]
+    /// and q4_1 is Q4_K of GGUF files) [default: for GGUF files the type of each matrix in the file, else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
@@ -108,7 +108,7 @@ pub(crate) struct Args {
     #[arg(long)]
     special_tokens_in_messages: bool,
 
-    /// Pooling of an encoder: mean of all tokens, or the first token [default: the model's own, else mean]
+    /// Pooling of an encoder: mean of all tokens, or the first token [default: the model's setting, else mean]
     #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
     pooling: Option<Pooling>,
 
@@ -116,8 +116,8 @@ pub(crate) struct Args {
     #[arg(long)]
     truncate: bool,
 
-    /// Maximum number of texts that wait to be generated; requests for more get HTTP 429. A request for N choices counts N
-    /// times. For encoders, each request counts once.
+    /// Maximum number of queued sequences; further requests get HTTP 429. A request for N choices queues N sequences.
+    /// For encoders, each request counts once.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
@@ -130,7 +130,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     read_timeout: u64,
 
-    /// Maximum number of connections. A new connection replaces the oldest one that waits for data from its client.
+    /// Maximum number of connections. At this limit, a new connection replaces one that waits for data from its client.
     #[arg(long, value_name = "N", default_value_t = 256)]
     connections: usize,
 

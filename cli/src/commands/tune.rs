@@ -23,8 +23,8 @@ use crate::output::{self, line, notice};
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads to tune (their matmuls, reductions and attention): models of `meganeura explain`, checkpoint
-    /// folders, GGUF files, ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads to tune: names of models (`meganeura explain` lists them), checkpoint folders, GGUF files, ONNX
+    /// files, and matmuls such as 4096x4096x4096 (m, n, k). Their matmuls, reductions and attention are tuned.
     #[arg(value_name = "WORKLOAD")]
     workload: Vec<String>,
 
@@ -40,12 +40,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// Precision of the plans [default: that of each workload on the device]
+    /// Precision of the plans [default: from the configuration file, else from the device; suites measure some workloads
+    /// in both]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Maximum time in seconds, for all classes of calls (a class contains calls of the same operation with similar
-    /// sizes, and has one schedule); unused time goes to later classes.
+    /// Maximum total time in seconds. It is shared evenly by all classes of calls; time that a class does not use goes
+    /// to later classes. A class contains calls of the same operation with similar sizes, and has one schedule.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 

@@ -20,7 +20,7 @@ pub struct Packing {
 /// A parameter that is part of a packed one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedSource {
-    /// Name that users use.
+    /// Name of the parameter in the user's graph.
     pub name: Arc<str>,
     /// Size along the axis; the other axes are those of the packed parameter.
     pub size: usize,

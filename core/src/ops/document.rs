@@ -26,11 +26,10 @@ pub fn markdown(ops: &[OpRef]) -> String {
 const INTRODUCTION: &str = "\
 # Operators
 
-Generated from the operators by `meganeura ops --markdown`; a test holds the two together.
+Generated from the operators by `meganeura ops --markdown`; a test checks that the page is up to date.
 
-In a call, `g` is a `Graph`; operands are values (`NodeId` or `Value`), and what is not an operand has the Rust type \
-that the
-documentation of `Graph` gives. The method's name and the order of its arguments may differ from those of the operator:
+In a call, `g` is a `Graph`. Operands are values (`NodeId` or `Value`). The documentation of `Graph` contains the Rust
+types of the other arguments. The name of a method and the order of its arguments may differ from those of the operator:
 shapes, examples, rules and kernels have the operands in the operator's order.
 
 A shape like `[rows..., classes]` has any number of axes in the place of the dots. Where several element types are

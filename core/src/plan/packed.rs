@@ -19,7 +19,8 @@ pub struct DerivedInfo {
 /// A named tensor of a plan: all of a buffer, or a part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorView {
-    /// Name that users see.
+    /// Name of the tensor. A part of a packed parameter, or of its gradient or moments, is named after the source
+    /// parameter.
     pub name: String,
     /// Its own dtype and shape.
     pub ty: TensorType,
@@ -105,7 +106,7 @@ impl Part {
 }
 
 impl ExecutionPlan {
-    /// Returns all parameters by the names that users see; a packed parameter is replaced by its sources.
+    /// Returns all parameters. A packed parameter is replaced by its sources.
     pub fn parameters(&self) -> Vec<TensorView> {
         let own = self.param_buffers.iter();
         own.flat_map(|(name, buffer)| self.views("", name, *buffer, Some(*buffer)))

@@ -18,7 +18,7 @@ struct Run {
     buffers: Vec<Vec<u8>>,
 }
 
-// Who it is, and which devices there are.
+// Names the backend, lists its devices, and opens them.
 impl Backend for Mine {
     fn info(&self) -> BackendInfo {
         BackendInfo {
@@ -42,7 +42,7 @@ impl Backend for Mine {
             max_buffer_bytes: None,
             memory_bytes: None,
             unified_memory: true,
-            // What rewriting decides by; `meganeura doctor --calibrate` measures it later.
+            // Rates for the cost model of rewriting; `meganeura doctor --calibrate` measures them later.
             cost: CostModel {
                 launch: Duration::from_nanos(200),
                 bytes_per_second: 1e9,
@@ -80,7 +80,7 @@ impl Device for Processor {
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
-        // Plans may come from files: this checks all of it.
+        // Plans may come from files: check the whole plan.
         plan.verify()?;
         for d in &plan.dispatches {
             let operands: Vec<_> = d.inputs.iter().chain(&d.outputs).map(|o| &o.ty).collect();
@@ -145,7 +145,7 @@ impl Executable for Run {
         }
         for &segment in args.segments {
             let segment = self.plan.segments[segment].clone();
-            // With a number other than 0, the segment changes nothing in this step.
+            // If this number is not 0, the step skips the segment.
             if segment.skip_if.is_some_and(|b| self.buffers[b.index()] != [0; 4]) {
                 continue;
             }

@@ -50,9 +50,9 @@ impl Gguf {
         Ok([heads, kv_heads])
     }
 
-    /// Returns the numbers of query and key heads if files store the rows of heads in adjacent pairs, and `None`
-    /// otherwise. For llama, SmolLM3 and Granite, llama.cpp rotates pairs of adjacent rows; for other architectures,
-    /// pairs from both halves of a head.
+    /// Returns the numbers of query heads and key heads if rotary embeddings (RoPE) rotate pairs of adjacent rows of a
+    /// head. In llama.cpp, this is so for llama, SmolLM3 and Granite. Returns `None` for other architectures: they pair
+    /// each row of the first half of a head with a row of the second half.
     pub(super) fn paired_heads(&self) -> Result<Option<[usize; 2]>> {
         match self.architecture()? {
             "llama" | "smollm3" | "granite" => Ok(Some(self.heads()?.map(|count| count as usize))),

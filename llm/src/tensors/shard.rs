@@ -49,8 +49,8 @@ pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) shape: &'a [usize],
     pub(crate) bytes: &'a [u8],
-    /// Number of heads, if the file stores the rows of each head in adjacent pairs for rotary positions. Row `i` of the
-    /// first half of a head is stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
+    /// Number of heads, if rotary embeddings (RoPE) rotate pairs of rows that are adjacent in the file. Row `i` of the
+    /// first half of a head is then stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
     pub(crate) heads: Option<usize>,
 }
 

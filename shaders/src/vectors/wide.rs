@@ -145,8 +145,8 @@ impl<'a> WideRowMatmul<'a> {
         e.module.finish_template(template, groups)
     }
 
-    /// Returns the number of threads (*adders*) that add up the sums of each of `columns` columns: a power of two, so
-    /// that each adds the same number of lanes.
+    /// Returns the number of threads (*adders*) that reduce the partial sums of one column, if a workgroup reduces
+    /// `columns` columns at once. It is a power of two, so that each adder adds up the same number of partial sums.
     fn adders(columns: usize) -> usize {
         1 << (THREADS / columns).min(MAX_ADDERS).ilog2()
     }

@@ -44,7 +44,7 @@ pub(crate) struct BladeExecutable {
     extra: ExtraBuffers,
     plan_buffers: usize,
     scalars: Vec<BufferRef>,
-    /// Values of the first scalars. They are passed with each launch instead of in a buffer.
+    /// Values of the first scalars. Each launch takes them as an argument instead of reading them from a buffer.
     inline_scalars: Scalars,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
@@ -180,7 +180,8 @@ impl BladeExecutable {
         }
     }
 
-    /// Returns the bytes of a scalar that is passed with launches, or `None` for other buffers.
+    /// Returns the value of a scalar that launches take as an argument, as bytes. Returns `None` for scalars that kernels
+    /// read from a buffer, and for other buffers.
     fn inline_scalar(&mut self, buffer: BufferRef) -> Option<&mut [u8; 4]> {
         let number = self.scalars.iter().position(|s| *s == buffer)?;
         self.inline_scalars.get_mut(number)

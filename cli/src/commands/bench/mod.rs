@@ -30,8 +30,8 @@ const CLASSES: u32 = 2;
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads: models of `meganeura explain`, checkpoint folders and GGUF files (their shapes with random weights),
-    /// ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads: names of models (`meganeura explain` lists them), checkpoint folders and GGUF files (their shapes
+    /// with random weights), ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
     #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORKLOAD")]
     workload: Vec<String>,
 
@@ -46,11 +46,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
-    /// Size of the workloads: small, medium or large [default: by the speed of the slowest device]
+    /// Size of the workloads: small, medium or large [default: depends on the speed of the slowest device]
     #[arg(long, value_name = "SIZES", value_parser = suites::sizes)]
     sizes: Option<Sizes>,
 
-    /// Run only workloads of the suites whose names contain this text.
+    /// With --suite: run only workloads whose names contain this text.
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 
@@ -58,12 +58,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "11", value_parser = suites::samples)]
     samples: usize,
 
-    /// Compare with a record that --json wrote earlier, and mark changes that exceed the measurement noise.
+    /// Compare with the JSON output of an earlier run, and mark changes that exceed the measurement noise.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 
     /// Write an HTML page with the utilization of each workload (as a share of the device's peak), rooflines, and
-    /// series by size.
+    /// charts of speed by size.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
@@ -80,12 +80,12 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Number of measured steps, submitted without waiting for each. A warm-up of steps/4 precedes them, on a GPU also
-    /// half a second until its clock has risen.
+    /// Number of measured steps. They are submitted without waiting for each. Before them, a quarter of this number
+    /// runs as a warm-up; GPUs run further steps for at least half a second, until their clock has risen.
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
-    /// Print one JSON object per workload; with --suite, one for all workloads, which --compare reads.
+    /// Print one JSON object per workload. With --suite, print one object for all workloads; --compare reads it.
     #[arg(long)]
     json: bool,
 

@@ -31,8 +31,8 @@ pub(crate) struct Args {
     #[arg(long)]
     list: bool,
 
-    /// Save the measured rates to FILE; its entries for other devices are kept. Graph rewriting uses them as its cost
-    /// model with `MEGANEURA_CALIBRATION=FILE`, or with `calibration = "FILE"` in meganeura.toml
+    /// Save the measured rates to FILE. Entries of FILE for other devices are kept. With MEGANEURA_CALIBRATION=FILE, or
+    /// `calibration = "FILE"` in meganeura.toml, the cost model of graph rewriting uses these rates.
     #[arg(long, value_name = "FILE", conflicts_with = "list")]
     calibrate: Option<PathBuf>,
 }

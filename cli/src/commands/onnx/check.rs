@@ -19,7 +19,7 @@ Examples:
   meganeura check detector.onnx --against reference --device cpu
   meganeura check --operators > onnx.md
 
-Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if
+Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if \
 results differ from those of --against.";
 
 /// Options of `check`.
@@ -33,13 +33,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     dims: DimOptions,
 
-    /// Run the model on the inputs in this folder (`NAME.npy`, or `input_0.npy`, `input_1.npy` and so on), and compare
-    /// the results with `output_0.npy`, `output_1.npy` and so on in it.
+    /// Folder of inputs (`NAME.npy`, or `input_0.npy`, `input_1.npy` and so on) and expected results (`output_0.npy`,
+    /// `output_1.npy` and so on). The model runs on the inputs, and its results are compared with the expected ones.
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
 
-    /// Tolerated difference from the results of --against, relative to the largest magnitude in a result. The
-    /// comparison runs in f32 without --precision.
+    /// Tolerated difference from the results of --against, relative to the largest magnitude in a result.
+    /// Without --precision, the model runs in f32 for this comparison.
     #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "against")]
     tolerance: f64,
 

@@ -18,8 +18,9 @@ Examples:
   meganeura export flowers --out flowers.onnx --batch 1
   meganeura export open.onnx --dim batch=8 --out batch8.onnx
 
-The exported model of a folder maps features to class probabilities or to numbers, and includes the standardisation of the
-features. It expects a column of words as one feature of 0 or 1 per category, in the order of model.json in the folder.";
+The ONNX file of a model folder maps features to class probabilities or to numbers. It includes the standardisation of \
+the features, but not the encoding of words: a column of words becomes one feature of 0 or 1 per category, in the order \
+of the categories in model.json.";
 
 /// Options of `export`.
 #[derive(Debug, clap::Args)]

@@ -17,10 +17,11 @@ Examples:
   meganeura run classifier.onnx --input x=image.npy
   meganeura run detector.onnx --inputs-dir inputs --output-dir results --device cpu
 
-A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of
-`meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on.
+A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of \
+`meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on. Other `.npy` files are an error.
 
-An input with an initializer, such as a weight in files of version 3, needs no file: the initializer is its default.
+An input with an initializer needs no file: the initializer is its default. In files of IR version 3, each weight is such \
+an input.
 
 Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 for other errors.";
 
@@ -35,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long = "input", value_name = "NAME=FILE", value_parser = input, conflicts_with = "inputs_dir")]
     inputs: Vec<(String, PathBuf)>,
 
-    /// Folder with a file `INPUT.npy` for each input; other `.npy` files are an error.
+    /// Folder with one `.npy` file per input, named as described below.
     #[arg(long, value_name = "DIR")]
     inputs_dir: Option<PathBuf>,
 

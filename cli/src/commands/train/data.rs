@@ -72,8 +72,8 @@ pub(super) struct FileOptions {
     #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz", "images"])]
     missing: MissingOption,
 
-    /// Whether the first line of the CSV file is a header with the column names. auto assumes a header if no field of
-    /// the line is a number.
+    /// Header of the CSV file: yes if its first line contains the column names, no if not. auto assumes a header if no
+    /// field of the line is a number.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
 

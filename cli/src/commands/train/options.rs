@@ -41,9 +41,9 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "SEL")]
     pub(super) device: Option<String>,
 
-    /// Memory limit of the plan: a size (4GB), or a share of the plan's own memory (50%), of its activation memory
-    /// (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient checkpointing) to stay
-    /// below it; results do not change.
+    /// Memory limit of the plan: a size (4GB), or a share of the plan's memory without a limit (50%), of its
+    /// activation memory (50%:step), or of the device's memory (80%:device). Activations are recomputed (gradient
+    /// checkpointing) to stay below it; results do not change.
     #[arg(long, value_name = "BUDGET")]
     pub(super) memory_budget: Option<MemoryBudget>,
 
@@ -111,7 +111,8 @@ pub(super) struct RunOptions {
     #[arg(long, value_enum, default_value_t = MetricChoice::Loss, requires = "patience")]
     pub(super) metric: MetricChoice,
 
-    /// Also evaluate on the test examples every N steps, not only after each epoch [0: off]
+    /// Also evaluate every N steps, not only after each epoch: on the validation examples if there are any, else on the
+    /// test examples [0: off]
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) evaluate_every_steps: usize,
 
@@ -149,13 +150,13 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
 
-    /// Log folder with an event file for TensorBoard, metrics.csv and metrics.jsonl. If it contains a run, a new one is
-    /// written to a subfolder: run-2, run-3 and so on.
+    /// Log folder for an event file of TensorBoard, metrics.csv and metrics.jsonl. If it already contains a run, the new
+    /// run is written to a subfolder: run-2, run-3 and so on.
     #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
 
-    /// Log statistics of parameters and gradients every N steps: range, mean, standard deviation, NaNs and infinities
-    /// go to --log and to statistics.csv in --log-dir, histograms to TensorBoard [0: off]
+    /// Log statistics of parameters and gradients every N steps; 0 disables them. --log and statistics.csv in --log-dir contain
+    /// range, mean, standard deviation, and numbers of NaNs and infinities; TensorBoard shows histograms.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "logs")]
     pub(super) statistics: usize,
 }

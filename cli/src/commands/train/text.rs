@@ -86,8 +86,8 @@ pub(super) struct Args {
     #[arg(long, requires = "lora", conflicts_with = "weights")]
     merge: bool,
 
-    /// Storage type of the frozen weights (QLoRA): f16, or blocks of 8, 6, 5 or 4 bits with scales, take a half to an
-    /// eighth of the memory of f32 [default: f32, also for GGUF files]
+    /// Storage type of the frozen weights (QLoRA): f32, f16, or blocks of 8, 6, 5 or 4 bits with scales. f16 takes half
+    /// of the memory of f32, 4 bits about an eighth [default: f32, also for GGUF files]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "lora", value_parser = storage)]
     weights: Option<WeightStorage>,
 

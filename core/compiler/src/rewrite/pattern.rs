@@ -206,7 +206,7 @@ pub(super) enum Step {
 pub(super) struct Pattern {
     /// All variables.
     pub(super) variables: Vec<Variable>,
-    /// Calls to match.
+    /// Calls and leaves that a match must contain.
     pub(super) atoms: Vec<Atom>,
     /// Conditions.
     pub(super) conditions: Vec<(Condition, Span)>,

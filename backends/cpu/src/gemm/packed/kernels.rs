@@ -51,7 +51,7 @@ pub(super) struct PanelKernels {
 pub(in crate::gemm) trait Expand {
     /// Bytes of a block of 32 numbers, without scales.
     const BYTES: usize;
-    /// Number of scales of a block, including minima.
+    /// Number of scales per block. The minimum of a block counts as a scale.
     const SCALES: usize;
 
     /// Returns the factor, a power of two, by which [`Expand::part`] multiplies all numbers.
@@ -330,7 +330,8 @@ unsafe fn half_at(numbers: *const u8, index: usize) -> f32 {
     f16::from_bits(unsafe { numbers.cast::<u16>().add(index).read_unaligned() }).to_f32()
 }
 
-/// Adds the products with one block of each column. The scales of these blocks have index `b`.
+/// Multiplies a block of `M` rows of `x` by a block of `C` rows of weights, and adds the products to `sums`. `b` is the
+/// index of the block in `scales`.
 ///
 /// # Safety
 ///

@@ -56,7 +56,8 @@ const ROUNDED_TASK_PRODUCTS: usize = 3 << 20;
 /// Maximum bytes of rounded rows that a task multiplies by each panel of weights, so that they stay in the second-level
 /// cache.
 const ROUNDED_TASK_BYTES: usize = 384 << 10;
-/// Maximum rows of the left operand for which weights are expanded in registers, once for every [`MAX_ROWS`] rows.
+/// Maximum rows of the left operand for which weights are expanded in registers. Each group of [`MAX_ROWS`] rows expands
+/// the weights again.
 const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Columns per group. Tasks have whole groups, as the inner loops process them together, or whole panels.
 const GROUP: usize = 4;

@@ -20,7 +20,7 @@ impl Storage {
         }
     }
 
-    /// Returns the number of scales of a block, including minima.
+    /// Returns the number of scales per block. The minimum of a block counts as a scale.
     pub(crate) fn scales(self) -> usize {
         match self {
             Storage::F16 => 0,

@@ -120,7 +120,7 @@ pub(super) unsafe fn matvec(x: *const Group, weights: Rows, cols: usize, y: *mut
     }
 }
 
-/// Computes the products with the first `N` rows.
+/// Computes the dot products of the row `x` with the first `N` rows of weights.
 ///
 /// # Safety
 ///
@@ -189,9 +189,9 @@ unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
     _mm256_add_ps(sums[0], sums[1])
 }
 
-/// Adds the products with blocks `first` and, if there is one, `first + 1` of some rows, after the
-/// last whole group of the row `x`. The rows' scales are permuted into the order of the scales of a
-/// group's pairs.
+/// Multiplies the blocks `first` and, if there is one, `first + 1` of the row `x` by those of some rows of weights, and
+/// adds the products to `sums`. These blocks are after the last whole group of the row. The rows' scales are permuted
+/// into the order of the scales of a group's pairs.
 ///
 /// # Safety
 ///
