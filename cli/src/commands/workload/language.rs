@@ -69,7 +69,7 @@ impl LanguageOptions {
     /// # Errors
     /// More layers than the model has, or weights that cannot be trained.
     pub(super) fn configure(&self, model: &LanguageModel, is_training: bool) -> Result<LlamaConfig, String> {
-        let (name, mut config) = (&model.name, model.config.clone());
+        let (name, mut config) = (&model.name, model.config);
         if let Some(layers) = self.layers {
             if layers as usize > config.layers {
                 return Err(format!(
