@@ -39,7 +39,7 @@ fn products_of_packed_weights() {
 /// Products of many rows expand the matrix once, in a launch before the product.
 #[test]
 fn products_of_many_rows() {
-    let [rows, columns, length] = [130, 70, 3 * BLOCK];
+    let [rows, columns, length] = [200, 70, 3 * BLOCK];
     for device in devices_from(Some(0)) {
         for product in [
             PackedProduct::new(Some(BlockFormat::Q4_0), [rows, columns, length]),

@@ -27,7 +27,7 @@ fn products_expand_weights_themselves() {
 fn gradients_expand_weights_themselves() {
     let Some(device) = common::device() else { return };
     for format in BlockFormat::ALL {
-        for rows in [1, 40, 130] {
+        for rows in [1, 40, 200] {
             let product = PackedProduct::gradient(format, [rows, 90, 3 * BLOCK]);
             let built = Builder::on(device.clone()).inference().build(&product.graph);
             let (mut session, _) = built.expect("a session");
