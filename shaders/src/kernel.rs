@@ -168,6 +168,19 @@ pub struct LibraryMatmul {
     pub operands: [LibraryOperand; 2],
     /// The result's type, `f16` or `f32`; it is stored in row-major order.
     pub result: DType,
+    /// Operation that the library applies to the product.
+    pub epilogue: LibraryEpilogue,
+}
+
+/// An operation on the product of a library. Its operand is the last buffer of the launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LibraryEpilogue {
+    /// The product itself.
+    Plain,
+    /// Adds a matrix of the result's type and layout.
+    Add,
+    /// Multiplies with one `f32` in device memory.
+    Scale,
 }
 
 /// An operand of such a matmul.

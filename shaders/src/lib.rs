@@ -67,8 +67,8 @@ pub use efficiency::efficiency;
 pub use files::KERNEL_FILES;
 pub use generate::{candidates, generate};
 pub use kernel::{
-    Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, LibraryMatmul, LibraryOperand, MatmulLibrary,
-    Memory, Source,
+    Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, LibraryEpilogue, LibraryMatmul, LibraryOperand,
+    MatmulLibrary, Memory, Source,
 };
 pub use limits::{Features, Limits};
 pub use scalar::DTYPES;

@@ -1,27 +1,30 @@
 //! Matmuls that a library of the device computes.
 //!
-//! If rounding is allowed, launches before the product round operands of `f32` to `f16` and expand packed weights to `f16`. A
-//! launch after the product reads it from scratch and computes the epilogue.
+//! If rounding is allowed, launches before the product round operands of `f32` to `f16` and expand packed weights to `f16`. The
+//! library adds a matrix to the product or scales it; a launch after the product computes any other epilogue from scratch.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::{DType, TensorType};
 
-use super::body::Body;
+use super::body::{Body, Def, Id};
 use super::contraction::Sizes;
 use super::emit::Emitter;
 use super::epilogue::{self, PARTIAL, Results};
-use super::kernel::{Binding, Compiled, Launch, LibraryMatmul, LibraryOperand, Memory, Source};
+use super::kernel::{Binding, Compiled, Launch, LibraryEpilogue, LibraryMatmul, LibraryOperand, Memory, Source};
 use super::packed::Packed;
 use super::pointwise;
+use super::roles::Role;
 use super::tiled::schedules::MatMulCall;
 
 /// Kernel name of such a launch; other launches have the name of their kernel file.
 const KERNEL: &str = "library";
 /// Name of the schedule in listings.
 const SCHEDULE: &str = "library";
-/// Operator that rounds operands.
+/// Operators that round operands, and that the library applies to the product.
 const CAST: &str = "core.cast";
+const ADD: &str = "core.add";
+const MUL: &str = "core.mul";
 /// Indices of scratch buffers: the product, if an epilogue follows; the library's workspace; and rounded operands.
 const PRODUCT: usize = 0;
 const WORKSPACE: usize = 1;
@@ -111,13 +114,14 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         (None | Some(DType::F32 | DType::F16), None | Some(DType::F32 | DType::F16)) if may_round => DType::F16,
         _ => return Ok(None),
     };
-    let is_plain = body.results == [id];
     let stored = cx.stored_output(0);
-    let result = match is_plain {
-        true if matches!(stored, DType::F32 | DType::F16) => stored,
-        true => return Ok(None),
-        false => PARTIAL,
-    };
+    let folded = folded(product).filter(|_| matches!(stored, DType::F32 | DType::F16));
+    let is_plain = folded.is_some();
+    if !is_plain && body.results == [id] {
+        return Ok(None);
+    }
+    let (epilogue, operand_of_epilogue) = folded.unwrap_or((LibraryEpilogue::Plain, None));
+    let result = if is_plain { stored } else { PARTIAL };
     let operand = |operand: usize, found: &Operand| LibraryOperand {
         dtype,
         transposed: match operand {
@@ -133,6 +137,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         k,
         operands: [operand(0, &a), operand(1, &b)],
         result,
+        epilogue,
     };
     let operands = [a, b];
     let to_round = operands.iter().filter(|operand| operand.dtype() != Some(dtype));
@@ -175,12 +180,14 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         compiled.scratch[PRODUCT] = 4 * total;
         cx.scratch(PRODUCT)
     };
-    let bound = [memories[0], memories[1], target, cx.scratch(WORKSPACE)];
+    let mut bound = vec![memories[0], memories[1], target, cx.scratch(WORKSPACE)];
+    bound.extend(operand_of_epilogue);
+    let names = ["a", "b", "d", "workspace", "epilogue"];
     compiled.launches.push(Launch {
         kernel: KERNEL,
         source: String::new(),
-        bindings: bound.map(Binding::Memory).to_vec(),
-        names: vec!["a", "b", "d", "workspace"],
+        names: names[..bound.len()].to_vec(),
+        bindings: bound.into_iter().map(Binding::Memory).collect(),
         tables: Vec::new(),
         groups: [1; 3],
         coop: may_round,
@@ -194,6 +201,51 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         compiled.launches.push(last);
     }
     Ok(Some(compiled))
+}
+
+/// Returns the operation by which the library computes the only result from the product, and its operand; `None` if another
+/// launch has to compute the results.
+fn folded(product: &MatMulCall) -> Option<(LibraryEpilogue, Option<Memory>)> {
+    let &MatMulCall { body, id, cx, .. } = product;
+    let &[result] = &body.results[..] else { return None };
+    if result == id {
+        return Some((LibraryEpilogue::Plain, None));
+    }
+    let Def::Call { op, inputs, .. } = &body.nodes[result].def else {
+        return None;
+    };
+    let other = match inputs[..] {
+        [left, right] if left == id && right != id => right,
+        [left, right] if right == id && left != id => left,
+        _ => return None,
+    };
+    match *op {
+        ADD => {
+            let Def::Operand(operand) = body.nodes[other].def else {
+                return None;
+            };
+            let (memory, dtype) = cx.stored_input(operand)?;
+            let is_alike = dtype == cx.stored_output(0) && body.ty(other).shape == body.ty(result).shape;
+            is_alike.then_some((LibraryEpilogue::Add, Some(memory)))
+        }
+        MUL => {
+            let operand = only_element(body, other)?;
+            let (memory, dtype) = cx.stored_input(operand)?;
+            (dtype == DType::F32).then_some((LibraryEpilogue::Scale, Some(memory)))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the operand with one element that all elements of a value equal.
+fn only_element(body: &Body, mut id: Id) -> Option<usize> {
+    while body.role(id) == Some(Role::View) {
+        id = *body.inputs(id).first()?;
+    }
+    match body.nodes[id].def {
+        Def::Operand(operand) if body.ty(id).numel() == 1 => Some(operand),
+        _ => None,
+    }
 }
 
 /// Compiles a launch that rounds an operand to `f16`.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use cudarc::driver::sys;
-use meganeura_shaders::{LibraryMatmul, MatmulLibrary};
+use meganeura_shaders::{LibraryEpilogue, LibraryMatmul, MatmulLibrary};
 
 use crate::library::{LibraryRequest, LoadedLibrary};
 
@@ -50,12 +50,14 @@ struct Heuristic {
 const COMPUTE_32F: c_int = 68;
 const R_32F: c_int = 0;
 const R_16F: c_int = 2;
+const DESC_POINTER_MODE: c_int = 2;
 const DESC_TRANSPOSE_A: c_int = 3;
 const DESC_TRANSPOSE_B: c_int = 4;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const OPERATION_TRANSPOSE: c_int = 1;
+const POINTERS_TO_DEVICE: c_int = 1;
 
 /// The loaded library, with its handle for a device.
 #[derive(Debug)]
@@ -82,7 +84,7 @@ pub(crate) struct Matrix {
     pub(crate) stride: usize,
 }
 
-/// A matmul `d = a b`, optionally batched. Sums are in `f32`.
+/// A matmul `d = a b`, `d = a b + c` or `d = alpha a b`, optionally batched. Sums are in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matmul {
     /// Left operand, stored as `[m, k]`, or as `[k, m]` if it is transposed.
@@ -94,6 +96,21 @@ pub(crate) struct Matmul {
     /// Result, stored as `[m, n]`.
     pub(crate) d: Matrix,
     pub(crate) batch: usize,
+    pub(crate) epilogue: LibraryEpilogue,
+}
+
+/// Device addresses of a matmul.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses {
+    pub(crate) a: sys::CUdeviceptr,
+    pub(crate) b: sys::CUdeviceptr,
+    pub(crate) d: sys::CUdeviceptr,
+    /// [`WORKSPACE_BYTES`] bytes.
+    pub(crate) workspace: sys::CUdeviceptr,
+    /// The matrix to add, or the factor, if the epilogue has an operand.
+    pub(crate) epilogue: sys::CUdeviceptr,
+    /// An `f32` zero.
+    pub(crate) zero: sys::CUdeviceptr,
 }
 
 /// A matmul with the algorithm that the library selected.
@@ -101,6 +118,7 @@ pub(crate) struct PreparedMatmul {
     description: Pointer,
     layouts: [Pointer; 3],
     algorithm: Algorithm,
+    epilogue: LibraryEpilogue,
     destroy: [Destroy; 2],
 }
 
@@ -177,6 +195,7 @@ impl CublasLt {
             description: ptr::null_mut(),
             layouts: [ptr::null_mut(); 3],
             algorithm: Algorithm::default(),
+            epilogue: matmul.epilogue,
             destroy: [
                 self.library.function(c"cublasLtMatmulDescDestroy")?,
                 self.library.function(c"cublasLtMatrixLayoutDestroy")?,
@@ -203,6 +222,14 @@ impl CublasLt {
                     &OPERATION_TRANSPOSE.to_ne_bytes(),
                 )?;
             }
+        }
+        if matmul.epilogue == LibraryEpilogue::Scale {
+            set(
+                set_description,
+                ready.description,
+                DESC_POINTER_MODE,
+                &POINTERS_TO_DEVICE.to_ne_bytes(),
+            )?;
         }
         for (layout, matrix) in ready.layouts.iter_mut().zip([matmul.b, matmul.a, matmul.d]) {
             let kind = if matrix.half { R_16F } else { R_32F };
@@ -261,23 +288,24 @@ impl CublasLt {
     /// Errors of the library.
     ///
     /// # Safety
-    /// The addresses are those of device matrices as described, and of a workspace of
-    /// [`WORKSPACE_BYTES`].
+    /// The addresses are those of device matrices as described, and of the operand of the epilogue.
     pub(crate) unsafe fn run(
         &self,
         ready: &PreparedMatmul,
-        [a, b, d, workspace]: [sys::CUdeviceptr; 4],
+        addresses: &Addresses,
         stream: sys::CUstream,
     ) -> Result<(), String> {
+        // Scale factors are on the host or on the device, as the description says.
+        type Factor = *const c_void;
         let multiply: unsafe extern "C" fn(
             Pointer,
             Pointer,
-            *const f32,
+            Factor,
             sys::CUdeviceptr,
             Pointer,
             sys::CUdeviceptr,
             Pointer,
-            *const f32,
+            Factor,
             sys::CUdeviceptr,
             Pointer,
             sys::CUdeviceptr,
@@ -288,20 +316,34 @@ impl CublasLt {
             sys::CUstream,
         ) -> Status = self.library.function(c"cublasLtMatmul")?;
         let (one, zero) = (1.0_f32, 0.0_f32);
+        let host = |factor: &f32| ptr::from_ref(factor).cast::<c_void>();
+        let device = |address: sys::CUdeviceptr| address as Factor;
+        let Addresses {
+            a,
+            b,
+            d,
+            workspace,
+            epilogue,
+            zero: stored_zero,
+        } = *addresses;
+        let (alpha, beta, c) = match ready.epilogue {
+            LibraryEpilogue::Plain => (host(&one), host(&zero), d),
+            LibraryEpilogue::Add => (host(&one), host(&one), epilogue),
+            LibraryEpilogue::Scale => (device(epilogue), device(stored_zero), d),
+        };
         let [first, second, result] = ready.layouts;
-        // SAFETY: by the contract of this function; scale factors are on the host, the default
-        // mode.
+        // SAFETY: by the contract of this function; the factors live through the call, or are on the device.
         let status = unsafe {
             multiply(
                 self.handle,
                 ready.description,
-                &one,
+                alpha,
                 b,
                 first,
                 a,
                 second,
-                &zero,
-                d,
+                beta,
+                c,
                 result,
                 d,
                 result,

@@ -69,7 +69,7 @@ pub(crate) struct KernelCall {
 pub(crate) struct MatmulCall {
     library: Arc<CublasLt>,
     matmul: cublaslt::PreparedMatmul,
-    addresses: [sys::CUdeviceptr; 4],
+    addresses: cublaslt::Addresses,
 }
 
 impl MatmulCall {
@@ -80,7 +80,7 @@ impl MatmulCall {
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: the addresses are those of the plan's buffers, which are as large as the
         // matrices, and of a workspace.
-        let enqueued = unsafe { self.library.run(&self.matmul, self.addresses, stream) };
+        let enqueued = unsafe { self.library.run(&self.matmul, &self.addresses, stream) };
         enqueued.map_err(|why| {
             log::error!("{NAME}: {why}");
             DriverError(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED)
@@ -169,7 +169,7 @@ pub(crate) fn ready(
             .first()
             .and_then(|(dispatch, launch)| Some((*dispatch, *launch, launch.library?)));
         if let (Some((dispatch, launch, matmul)), Some(library)) = (first, library) {
-            return bind_matmul(draft, dispatch, launch, &matmul, library, arena);
+            return bind_matmul(draft, dispatch, launch, &matmul, library, arena, extras);
         }
         let kernel = made.next().ok_or_else(|| Error::plan("a launch has no kernel"))?;
         bind(draft, batch, kernel, arena, extras)
@@ -235,6 +235,7 @@ fn bind_matmul(
     matmul: &LibraryMatmul,
     library: &Arc<CublasLt>,
     arena: &Arena,
+    extras: &ExtraBindings,
 ) -> Result<PreparedLaunch> {
     let &LibraryMatmul { batch, m, n, k, .. } = matmul;
     let matrix = |operand: usize, rows: usize, columns: usize| {
@@ -263,10 +264,12 @@ fn bind_matmul(
             stride: m * n,
         },
         batch,
+        epilogue: matmul.epilogue,
     };
     let prepared = library.prepare(&described);
     let prepared = prepared.map_err(|why| Error::backend(NAME, format!("cuBLASLt rejects a matmul: {why}")))?;
-    let (mut addresses, mut accesses) = ([0; 4], Vec::with_capacity(4));
+    // Operands, result, workspace, and the operand of the epilogue.
+    let (mut addresses, mut accesses) = ([0; 5], Vec::with_capacity(5));
     for (number, (bound, address)) in draft
         .bound(dispatch, launch)
         .into_iter()
@@ -279,9 +282,18 @@ fn bind_matmul(
         };
         let place = place.ok_or_else(|| Error::plan("a matmul has an operand without memory"))?;
         *address = arena.address(place, 0);
-        // The result and the workspace are written.
-        accesses.push(Access::of(place, number >= 2));
+        accesses.push(Access::of(place, matches!(number, 2 | 3)));
     }
+    let [a, b, d, workspace, epilogue] = addresses;
+    let addresses = cublaslt::Addresses {
+        a,
+        b,
+        d,
+        workspace,
+        epilogue,
+        // The first number of the table is 0, whose bits are those of 0.0.
+        zero: arena.address(extras.numbers, 0),
+    };
     Ok(PreparedLaunch {
         work: Work::Matmul(MatmulCall {
             library: library.clone(),

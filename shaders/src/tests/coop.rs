@@ -12,7 +12,7 @@ use super::super::schedule::{Class, ScheduleChooser};
 use super::*;
 
 /// Configurations of cooperative matrices.
-const KINDS: [CoopConfig; 5] = [
+pub(super) const KINDS: [CoopConfig; 5] = [
     kind(16, true, 32),
     kind(8, true, 8),
     kind(8, false, 32),

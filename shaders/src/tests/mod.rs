@@ -1,6 +1,7 @@
 //! Tests of every kernel of every operator's samples without a device: the kernels are valid and can be translated.
 
 mod coop;
+mod library;
 mod projections;
 
 use std::collections::HashSet;

@@ -39,8 +39,14 @@ fn samples() -> Vec<(&'static str, Sample)> {
         let sample = Sample::new(label("f16"), vec![x.clone(), halves], Attrs::new());
         samples.push(("core.quantized_matmul", sample));
         let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", true);
-        let sample = Sample::new(label("f32"), vec![x, SampleInput::f32(&[n, k])], attrs);
+        let sample = Sample::new(label("f32"), vec![x, SampleInput::f32(&[n, k])], attrs.clone());
         samples.push(("core.matmul", sample));
+        let operands = vec![
+            SampleInput::f32(&[m, k]),
+            SampleInput::f32(&[n, k]),
+            SampleInput::f32(&[m, n]),
+        ];
+        samples.push(("core.matmul_add", Sample::new(label("f32"), operands, attrs.clone())));
         // The gradients of weights: both operands have the summed dimension first.
         let attrs = Attrs::new().with("transpose_a", true).with("transpose_b", false);
         let operands = vec![SampleInput::f32(&[k, m]), SampleInput::f32(&[k, n])];
