@@ -237,8 +237,8 @@ fn from_minimum<const MAX_CODE: u8>(numbers: &[f32; BLOCK], scales: &mut Vec<f16
     numbers.map(|x| truncate((x - least) * inverse + 0.5, 0.0, f32::from(MAX_CODE)) as u8)
 }
 
-/// Returns the largest magnitude. A NaN or infinity exceeds all finite numbers: magnitudes are
-/// compared by their bits, which are in order, because the compiler vectorizes integer comparisons.
+/// Returns the largest magnitude. Infinity exceeds all finite numbers, and NaN exceeds infinity. Magnitudes are compared as
+/// integers, which have the same order, because the compiler vectorizes integer comparisons.
 fn largest_magnitude<const N: usize>(numbers: &[f32; N]) -> f32 {
     let bits = numbers.map(|x| x.abs().to_bits().cast_signed());
     f32::from_bits(bits.into_iter().fold(0, i32::max).cast_unsigned())

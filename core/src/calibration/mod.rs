@@ -38,7 +38,7 @@ pub struct Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibrated {
-    /// Its backend.
+    /// Backend of the device.
     pub backend: String,
     /// Name of the device in the listing.
     pub name: String,

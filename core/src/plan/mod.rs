@@ -203,7 +203,7 @@ impl Segment {
 pub struct StateBuffer {
     /// Name.
     pub name: String,
-    /// Its buffer.
+    /// Buffer of the data.
     pub buffer: BufferRef,
     /// Every element's value in a fresh session.
     pub fill: f32,

@@ -15,7 +15,7 @@ pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) buffer: BufferRef,
     pub(super) ty: TensorType,
-    /// Its part of the buffer; `None` if it is the whole buffer.
+    /// Part of the buffer; `None` if it is the whole buffer.
     part: Option<Part>,
 }
 

@@ -32,15 +32,15 @@ pub struct ClassificationReport {
 pub struct ClassMetrics {
     /// Name of the class.
     pub name: String,
-    /// Share of the class among the examples that it was predicted for; 0 if it never was.
+    /// Fraction of the examples with this predicted class that belong to the class; 0 if there are none.
     pub precision: f64,
-    /// Share of its examples that it was predicted for; 0 if it has none.
+    /// Fraction of the examples of the class whose predicted class is correct; 0 if there are none.
     pub recall: f64,
-    /// Harmonic mean of precision and recall; 0 if both are.
+    /// Harmonic mean of precision and recall; 0 if both are 0.
     pub f1: f64,
-    /// Its examples.
+    /// Number of examples of the class.
     pub examples: usize,
-    /// Examples that it was predicted for.
+    /// Number of examples whose predicted class is this one.
     pub predicted: usize,
 }
 

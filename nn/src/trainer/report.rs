@@ -107,11 +107,11 @@ impl fmt::Display for EpochReport {
 /// The best evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BestEvaluation {
-    /// Its epoch, from 1; 0 before the first one.
+    /// Epoch of the evaluation, from 1; 0 before the first epoch.
     pub epoch: usize,
-    /// Completed steps of the run by then.
+    /// Steps of the run that were completed before the evaluation.
     pub total_step: u64,
-    /// Its quality.
+    /// Quality of the model.
     pub evaluation: Evaluation,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Origin {
     pub(super) dispatch: Dispatch,
     /// Estimated picoseconds.
     pub(super) cost: u64,
-    /// Its level in the plan.
+    /// Level of the dispatch in the plan.
     pub(super) level: usize,
     /// `true` if repeating it gives the same results and changes nothing else.
     pub(super) repeatable: bool,
