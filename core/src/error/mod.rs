@@ -160,7 +160,7 @@ pub enum Error {
         /// The operator's reason.
         reason: String,
     },
-    /// The session has no tensor of that name.
+    /// The session has no tensor with this name.
     #[error("there is no {kind} named '{name}'{}", known(name, candidates))]
     UnknownTensor {
         /// Kind of the tensor that was requested.

@@ -269,11 +269,11 @@ pub enum DataError {
         missing: Vec<String>,
         /// Columns that the training data did not have.
         unknown: Vec<String>,
-        /// Names that several columns have.
+        /// Names that more than one column has.
         twice: Vec<String>,
     },
 
-    /// A file has no column or array of that name.
+    /// A file has no column or array with this name.
     #[error("{name}: there is no {what} '{wanted}'; there are {}", listed(there))]
     NotFound {
         /// The file.

@@ -21,7 +21,7 @@ pub struct ClassificationReport {
     pub confusion: Vec<Confusion>,
     /// Number of examples whose predicted class is correct.
     pub correct: usize,
-    /// All examples.
+    /// Number of examples.
     pub examples: usize,
     /// Means over the classes that have examples or were predicted.
     pub macro_average: Averages,
@@ -67,8 +67,8 @@ pub struct Confusion {
 }
 
 impl ClassificationReport {
-    /// Computes the report from the class ids of examples and the predicted ids. Pairs with an id
-    /// without a name are ignored, and so is the excess of the longer list.
+    /// Computes the report from the class ids of examples and the predicted ids. Pairs are ignored if one of their ids
+    /// has no name. If one list is longer, its remaining entries are ignored.
     pub fn of(names: &[String], labels: &[u32], predicted: &[usize]) -> Self {
         let mut cells: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let mut classes: Vec<ClassMetrics> = names.iter().map(|name| ClassMetrics::of(name)).collect();

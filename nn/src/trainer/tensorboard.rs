@@ -32,7 +32,7 @@ use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, Statistics
 /// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
 /// | `test/rmse`, `test/mae`, `test/r2` | errors of regression, instead of the accuracy | the same |
-/// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, where evaluations are on these | the same |
+/// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, if evaluations use these | the same |
 ///
 /// The step of every value is the number of completed steps of the run. Values are f32, as the
 /// format requires.

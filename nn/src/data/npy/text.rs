@@ -205,8 +205,7 @@ pub fn read_npy_labels(path: impl AsRef<Path>) -> Result<NpyLabels, DataError> {
     Ok(NpyLabels::of(raw))
 }
 
-/// Parses the content of a `.npy` file like [`parse_npy`](super::parse_npy), which may also be text
-/// (`<U10` and `|S10`).
+/// Parses the content of a `.npy` file like [`parse_npy`](super::parse_npy), but also accepts text (`<U10` and `|S10`).
 ///
 /// # Errors
 ///

@@ -72,12 +72,12 @@ pub struct LlamaConfig {
     pub moe: Option<MoeConfig>,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
-    /// Base in the layers with a window, whose speeds are not scaled; `rope_theta` if `None`
-    /// ("Gemma 3", Gemma Team, 2025, section 2: `rope_local_base_freq`).
+    /// Base in the layers with a window, whose frequencies are not scaled; `rope_theta` if `None` ("Gemma 3", Gemma
+    /// Team, 2025, section 2: `rope_local_base_freq`).
     pub rope_local_theta: Option<f32>,
-    /// Scaling of the rotary speeds for longer contexts.
+    /// Scaling of the rotary frequencies for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// Factors of the speeds of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
+    /// Factors of the rotary frequency of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
     pub longrope: Option<LongRope>,
     /// Features of a head that are rotated, the first ones; all if `None` (`partial_rotary_factor` times the head's).
     pub rotary_dim: Option<usize>,
