@@ -7,10 +7,11 @@
 //! little-endian. Words of Q8_0 and of the four-bit formats have the same bytes as in files, so
 //! that files are loaded without requantization.
 //!
-//! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is
-//! Q4_1, Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits per number instead of 4.5, 6 instead of 5.5, and 7 instead of
-//! 6.56. Integers do not change. Scales are products of two numbers in files; they are rounded to `f16` (relative error
-//! at most 2^-11, unless they are below 2^-14). Q3_K also becomes Q6: each of its 16 scales covers 16 numbers.
+//! A super-block of the K formats of files has 256 numbers, and its scales are quantized, too. On a device, K formats
+//! are converted to blocks of 32: Q4_K is Q4_1, Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits per number instead of
+//! 4.5, 6 instead of 5.5, and 7 instead of 6.56. Integers do not change. Scales are products of two numbers in files;
+//! they are rounded to `f16` (relative error at most 2^-11, unless they are below 2^-14). Q3_K also becomes Q6: each of
+//! its 16 scales covers 16 numbers.
 
 use half::f16;
 

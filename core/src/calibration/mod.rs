@@ -47,7 +47,7 @@ pub struct Calibrated {
     pub driver: Option<String>,
     /// Time that one more dependent launch adds to a step, in nanoseconds.
     pub launch_ns: u64,
-    /// Bytes a second, read and written.
+    /// Bytes read and written per second.
     pub bytes_per_second: f64,
     /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,

@@ -26,7 +26,7 @@ use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, Statistics
 /// | `train/gradient_norm` | norm of all gradients, if it is limited | the same |
 /// | `train/loss_scale`, `train/skipped_updates` | scale of gradients, updates skipped so far, in mixed precision | the same |
 /// | `train/learning_rate` | learning rate of the step | the same |
-/// | `train/examples_per_second` | examples a second since the epoch began | the same |
+/// | `train/examples_per_second` | examples per second since the epoch began | the same |
 /// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
 /// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps whose statistics are requested |
 /// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |

@@ -20,10 +20,11 @@ pub enum RopeScaling {
     Llama3 {
         /// Ratio of the longer context to the original one.
         factor: f64,
-        /// Turns per original context up to which pairs are slowed down by the full factor.
+        /// If a pair makes at most this number of turns in the original context, its frequency is divided by the full
+        /// factor.
         low_freq_factor: f64,
-        /// Turns per original context from which pairs keep their frequency; more than
-        /// `low_freq_factor`.
+        /// If a pair makes at least this number of turns in the original context, its frequency does not change. More
+        /// than `low_freq_factor`.
         high_freq_factor: f64,
         /// Context length of pretraining.
         original_context: u32,
