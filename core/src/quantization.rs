@@ -256,7 +256,7 @@ fn with_sign<const N: usize>(magnitude: f32, numbers: &[f32; N]) -> f32 {
 /// for NaN. [`f32::round`] would be a function call per number on instruction sets without such
 /// rounding.
 fn round(x: f32) -> u8 {
-    /// The largest number below 1/2: adding it instead of 1/2 rounds nothing below 1/2 up.
+    /// The largest number below 1/2. It is added instead of 1/2, so that numbers below 1/2 are not rounded up.
     const HALF: f32 = 0.5_f32.next_down();
     truncate(x + HALF.copysign(x), -127.0, 127.0) as u8
 }

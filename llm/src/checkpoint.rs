@@ -240,7 +240,7 @@ impl Checkpoint {
     /// `[inputs, outputs]`. Matrices in `f16` or in blocks are not transposed. If the file stores a matrix in the block
     /// format of the session, or in a K format that corresponds to it, its quantized integers do not change. For
     /// [`WeightStorage::Q8`], the same holds for Q5_0, Q4_0, IQ4_NL, IQ4_XS and MXFP4. Other matrices are quantized row by
-    /// row. Nothing is set unless all names and shapes match.
+    /// row. Nothing is set unless all names, shapes and types match.
     ///
     /// # Errors
     /// [`Error::File`] with all tensors that are missing, that the model does not have, or that have the wrong shape or

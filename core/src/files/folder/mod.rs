@@ -19,7 +19,7 @@ pub struct FolderKind {
     pub names: &'static [&'static str],
     /// The file that distinguishes such a folder from another program's.
     pub marker: &'static str,
-    /// Checks that the contents of that file belong to such a folder.
+    /// Returns true if the contents of the marker file belong to such a folder.
     pub is_own: fn(&[u8]) -> bool,
 }
 

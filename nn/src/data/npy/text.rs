@@ -108,7 +108,7 @@ impl NpyText {
     ///
     /// # Errors
     ///
-    /// [`DataError::Npy`] for the first one that has a code that is no character, or bytes that are not UTF-8.
+    /// [`DataError::Npy`] for the first text with a code that is no character, or with bytes that are not UTF-8.
     pub fn to_strings(&self) -> Result<Vec<String>, DataError> {
         self.texts().collect()
     }

@@ -254,7 +254,7 @@ impl Steps {
         }
     }
 
-    /// Returns the steps that repeat a dispatch that another step also runs.
+    /// Returns the steps that repeat the dispatch of an earlier step.
     pub(super) fn repeated(&self) -> Vec<usize> {
         let mut seen = vec![false; self.origins.len()];
         let mut order: Vec<usize> = (0..self.steps.len()).filter(|&i| !self.steps[i].dropped).collect();
