@@ -121,7 +121,7 @@ pub enum DataError {
         len: usize,
     },
 
-    /// A split would leave one side empty, or its fraction is not a fraction.
+    /// A split would leave one part empty, or its fraction is not between 0 and 1.
     #[error(
         "{name}: cannot hold out a fraction of {fraction} of {len} examples; the fraction must \
          lie between 0 and 1 and leave at least one example on either side"
