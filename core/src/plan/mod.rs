@@ -78,7 +78,7 @@ pub struct Operand {
     pub ty: TensorType,
 }
 
-/// One kernel launch.
+/// One entry of a plan: a call of a kernel, which a backend runs with one or several launches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dispatch {
     /// Kernel to run.
