@@ -161,7 +161,7 @@ impl Attrs {
         }
     }
 
-    /// Returns a list of integers as an attribute.
+    /// Returns an attribute that is a list of integers.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -172,7 +172,7 @@ impl Attrs {
         }
     }
 
-    /// Returns a list of non-negative integers of a fixed length.
+    /// Returns an attribute that is a list of `N` non-negative integers.
     ///
     /// # Errors
     /// See [`Attrs::int`]; also when the length differs or an entry is negative.
@@ -188,7 +188,7 @@ impl Attrs {
         Ok(out)
     }
 
-    /// Returns a list of any number of non-negative integers: a shape.
+    /// Returns an attribute that is a list of non-negative integers, such as a shape.
     ///
     /// # Errors
     /// See [`Attrs::int`]; also when an entry is negative.
@@ -197,10 +197,10 @@ impl Attrs {
         self.ints(name)?.iter().map(entry).collect()
     }
 
-    /// Returns a non-negative integer.
+    /// Returns an integer attribute that is not negative.
     ///
     /// # Errors
-    /// See [`Attrs::int`]; also when negative.
+    /// See [`Attrs::int`]; also when it is negative.
     pub fn size(&self, name: &str) -> Result<usize, String> {
         let v = self.int(name)?;
         usize::try_from(v).map_err(|_| format!("attribute '{name}' is negative: {v}"))
@@ -228,7 +228,7 @@ impl Attrs {
         }
     }
 
-    /// Returns an element type as an attribute.
+    /// Returns an attribute that is an element type.
     ///
     /// # Errors
     /// See [`Attrs::int`].
@@ -239,7 +239,7 @@ impl Attrs {
         }
     }
 
-    /// Returns a program as an attribute.
+    /// Returns an attribute that is a program.
     ///
     /// # Errors
     /// See [`Attrs::int`].

@@ -34,7 +34,7 @@ pub trait Target {
 pub struct SimulatedDevice(pub CostModel);
 
 impl SimulatedDevice {
-    /// Returns the costs of a discrete GPU: 5 us a launch, 500 GB/s, 20 TFLOP/s in `f32`.
+    /// Returns the costs of a discrete GPU: 5 us per launch, 500 GB/s, 20 TFLOP/s in `f32`.
     pub fn discrete_gpu() -> Self {
         SimulatedDevice(CostModel {
             launch: Duration::from_micros(5),

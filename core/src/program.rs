@@ -64,9 +64,9 @@ impl fmt::Display for Slot {
 pub struct Step {
     /// The operator.
     pub op: OpRef,
-    /// Its attributes.
+    /// Attributes of the call.
     pub attrs: Attrs,
-    /// Its operands.
+    /// Operands of the call.
     pub inputs: Vec<Slot>,
 }
 

@@ -7,10 +7,11 @@
 //! little-endian. Words of Q8_0 and of the four-bit formats have the same bytes as in files, so
 //! that files are loaded without requantization.
 //!
-//! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is
-//! Q4_1, Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits per number instead of 4.5, 6 instead of 5.5, and 7 instead of
-//! 6.56. Integers do not change. Scales are products of two numbers in files; they are rounded to `f16` (relative error
-//! at most 2^-11, unless they are below 2^-14). Q3_K also becomes Q6: each of its 16 scales covers 16 numbers.
+//! A super-block of the K formats of files has 256 numbers, and its scales are quantized, too. On a device, K formats
+//! are converted to blocks of 32: Q4_K is Q4_1, Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits per number instead of
+//! 4.5, 6 instead of 5.5, and 7 instead of 6.56. Integers do not change. Scales are products of two numbers in files;
+//! they are rounded to `f16` (relative error at most 2^-11, unless they are below 2^-14). Q3_K also becomes Q6: each of
+//! its 16 scales covers 16 numbers.
 
 use half::f16;
 
@@ -237,8 +238,8 @@ fn from_minimum<const MAX_CODE: u8>(numbers: &[f32; BLOCK], scales: &mut Vec<f16
     numbers.map(|x| truncate((x - least) * inverse + 0.5, 0.0, f32::from(MAX_CODE)) as u8)
 }
 
-/// Returns the largest magnitude. A NaN or infinity exceeds all finite numbers: magnitudes are
-/// compared by their bits, which are in order, because the compiler vectorizes integer comparisons.
+/// Returns the largest magnitude. Infinity exceeds all finite numbers, and NaN exceeds infinity. Magnitudes are compared as
+/// integers, which have the same order, because the compiler vectorizes integer comparisons.
 fn largest_magnitude<const N: usize>(numbers: &[f32; N]) -> f32 {
     let bits = numbers.map(|x| x.abs().to_bits().cast_signed());
     f32::from_bits(bits.into_iter().fold(0, i32::max).cast_unsigned())
@@ -255,7 +256,7 @@ fn with_sign<const N: usize>(magnitude: f32, numbers: &[f32; N]) -> f32 {
 /// for NaN. [`f32::round`] would be a function call per number on instruction sets without such
 /// rounding.
 fn round(x: f32) -> u8 {
-    /// The largest number below 1/2: adding it instead of 1/2 rounds nothing below 1/2 up.
+    /// The largest number below 1/2. It is added instead of 1/2, so that numbers below 1/2 are not rounded up.
     const HALF: f32 = 0.5_f32.next_down();
     truncate(x + HALF.copysign(x), -127.0, 127.0) as u8
 }

@@ -42,13 +42,13 @@ pub struct TensorStatistics {
 /// Statistics of at least one finite number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FiniteStatistics {
-    /// The smallest.
+    /// The smallest element.
     pub min: f64,
-    /// The largest.
+    /// The largest element.
     pub max: f64,
-    /// Their mean.
+    /// Mean of the elements.
     pub mean: f64,
-    /// Their standard deviation, computed with division by the number of elements.
+    /// Standard deviation of the elements, computed with division by their number.
     pub deviation: f64,
     /// Number of elements in each of equally wide bins from the smallest to the largest; one bin if
     /// all are equal. The sum is the number of finite elements.
@@ -144,9 +144,9 @@ impl TensorStatistics {
 pub struct NamedStatistics {
     /// Parameter, gradient or state.
     pub kind: TensorKind,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its statistics.
+    /// Statistics of the tensor.
     pub statistics: TensorStatistics,
 }
 

@@ -237,13 +237,14 @@ impl Checkpoint {
 
     /// Sets all parameters of a session except for caches and adapters, which keep their values. Matrices in `f32`,
     /// except for the table of embeddings, are transposed: checkpoints have `[outputs, inputs]`, graphs
-    /// `[inputs, outputs]`. Parameters in fewer bits keep the row order of the checkpoint. They keep their integers if
-    /// the file stores them in the same format, and in [`WeightStorage::Q8`] also if the file has Q5_0, Q4_0, IQ4_NL or
-    /// MXFP4; else they are rounded row by row. Nothing is set unless everything fits.
+    /// `[inputs, outputs]`. Matrices in `f16` or in blocks are not transposed. If the file stores a matrix in the block
+    /// format of the session, or in a K format that corresponds to it, its quantized integers do not change. For
+    /// [`WeightStorage::Q8`], the same holds for Q5_0, Q4_0, IQ4_NL, IQ4_XS and MXFP4. Other matrices are quantized row by
+    /// row. Nothing is set unless all names, shapes and types match.
     ///
     /// # Errors
     /// [`Error::File`] with all tensors that are missing, that the model does not have, or that have the wrong shape or
-    /// element type; numbers that are not finite in a matrix to quantise; errors of the session.
+    /// element type; a matrix to quantize has numbers that are not finite; errors of the session.
     pub fn load_into(&self, session: &mut Session) -> Result<()> {
         let mut parameters: Vec<(String, TensorType)> = session
             .plan()

@@ -101,7 +101,7 @@ impl Descriptions {
     /// text, if there is one.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] for options that the type has not.
+    /// [`Error::InvalidUse`] for options that this type does not have.
     pub fn of_llama(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<Self> {
         let config = config_of(model, context, stop)?;
         Ok(Descriptions(vec![(
@@ -283,10 +283,10 @@ pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, ba
     write_json(&folder.join(ADAPTER_CONFIG), &config)
 }
 
-/// Writes the `config.json` of a model of the type `llama`, as [`Descriptions::of_llama`] has it.
+/// Writes the `config.json` of a model of the type `llama`, with the contents of [`Descriptions::of_llama`].
 ///
 /// # Errors
-/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for options that the type has not.
+/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for options that this type does not have.
 pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<()> {
     Descriptions::of_llama(model, context, stop)?.write(folder)
 }

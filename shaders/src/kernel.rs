@@ -186,7 +186,7 @@ pub enum LibraryEpilogue {
 /// An operand of such a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LibraryOperand {
-    /// Its type, `f16` or `f32`.
+    /// Type of the operand, `f16` or `f32`.
     pub dtype: DType,
     /// True if its matrices are stored transposed: as `[k, m]`, or `[n, k]`.
     pub transposed: bool,

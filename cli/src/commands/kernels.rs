@@ -78,7 +78,7 @@ fn without_text(device: &dyn Device, name: &str, plan: &ExecutionPlan, number: u
 struct Kernel<'a> {
     source: &'a KernelSource,
     dispatch: &'a Dispatch,
-    /// Number of kernels of the dispatch.
+    /// Number of kernels that the dispatch runs.
     parts: usize,
 }
 
@@ -161,7 +161,7 @@ fn text_of(group: &[&Kernel]) -> String {
     heads.chain([text.to_owned()]).collect()
 }
 
-/// Returns the first labels, and the number of further ones.
+/// Returns the first three labels, followed by the number of the others.
 fn labels(kernels: &[&Kernel]) -> String {
     const SHOWN: usize = 3;
     let names: Vec<&str> = kernels.iter().take(SHOWN).map(|k| k.dispatch.label.as_str()).collect();

@@ -21,8 +21,8 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// Folder of a LoRA adapter in PEFT's layout, for any --weights. The adapter is merged into f32 weights; with other
-    /// types, it is computed separately.
+    /// Folder of a LoRA adapter in PEFT's layout, with any --weights. The adapter is merged into f32 weights; with
+    /// other types, it is computed separately.
     #[arg(long, value_name = "DIR")]
     lora: Option<PathBuf>,
 

@@ -137,7 +137,7 @@ pub trait Backend: Send + Sync {
     /// Failure of the search itself. A driver that cannot be loaded means no devices, not an error.
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>>;
 
-    /// Opens the device of that index in the listing.
+    /// Opens the device with this index in the listing.
     ///
     /// # Errors
     /// A device that does not exist, is rejected, or fails to open.

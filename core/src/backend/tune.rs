@@ -1,9 +1,9 @@
 //! Tuning: a device measures the schedules of its kernels, and uses the fastest in later plans.
 //!
-//! A *schedule* determines how a device computes a call: the kernel, its tile sizes, splits and the
-//! like. A device that has several schedules for a call implements [`Tune`] and returns it from
-//! [`Device::tunable`](super::Device::tunable). Calls that agree in everything that determines
-//! their speed form a class and get one schedule.
+//! A *schedule* determines how a device computes a call: the kernel, its tile sizes, splits and the like. A device that
+//! has several schedules for a call implements [`Tune`] and returns it from
+//! [`Device::tunable`](super::Device::tunable). Calls form a class if everything that determines their speed is equal;
+//! a class gets one schedule.
 
 use std::path::Path;
 use std::time::Duration;

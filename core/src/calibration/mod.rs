@@ -38,7 +38,7 @@ pub struct Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibrated {
-    /// Its backend.
+    /// Backend of the device.
     pub backend: String,
     /// Name of the device in the listing.
     pub name: String,
@@ -47,7 +47,7 @@ pub struct Calibrated {
     pub driver: Option<String>,
     /// Time that one more dependent launch adds to a step, in nanoseconds.
     pub launch_ns: u64,
-    /// Bytes a second, read and written.
+    /// Bytes read and written per second.
     pub bytes_per_second: f64,
     /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,

@@ -10,7 +10,7 @@ pub struct Rates {
     pub step: Duration,
     /// Time that one more dependent launch adds to a step.
     pub launch: Duration,
-    /// Bytes a second, read and written, of copies of 64 MB.
+    /// Bytes read and written per second by copies of 64 MB.
     pub bytes_per_second: f64,
     /// Rows and columns of the square matrices that were multiplied: the largest size that was tried.
     pub edge: usize,

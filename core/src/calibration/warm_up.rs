@@ -54,8 +54,8 @@ pub fn warm_up<E>(mut batch: impl FnMut() -> Result<Duration, E>) -> Result<Dura
 mod tests {
     use super::*;
 
-    /// Returns the seconds of load on a device whose batch takes `time(t)` seconds after `t`
-    /// seconds of load.
+    /// Returns the seconds that [`warm_up`] takes on a device whose speed depends on the load: after `t` seconds of load,
+    /// a batch takes `time(t)` seconds.
     fn load(time: impl Fn(f64) -> f64) -> f64 {
         let mut now = 0.0;
         let took = warm_up(|| {

@@ -24,8 +24,8 @@ pub struct RewriteConfig {
     pub enabled: bool,
     /// Enables clustering of elementwise calls into fused ones.
     pub cluster: bool,
-    /// Enables fusing projections of few rows (up to four) with the rotation of these rows and the
-    /// write into a cache.
+    /// Enables fusing the projections to queries, keys and values with the rotary embedding and the write into the KV
+    /// cache, for up to four rows.
     pub projections: bool,
     /// Enables computing values that depend only on parameters, states and constants (folded batch
     /// norms, transposed weights) once for many inference steps instead of in every step. It takes

@@ -146,7 +146,7 @@ pub enum Error {
     NonScalarLoss {
         /// The first output.
         node: NodeLabel,
-        /// Its shape.
+        /// Shape of the first output.
         shape: Shape,
     },
     /// The loss does not depend differentiably on what should be trained.
@@ -160,7 +160,7 @@ pub enum Error {
         /// The operator's reason.
         reason: String,
     },
-    /// The session has no tensor of that name.
+    /// The session has no tensor with this name.
     #[error("there is no {kind} named '{name}'{}", known(name, candidates))]
     UnknownTensor {
         /// Kind of the tensor that was requested.
@@ -175,9 +175,9 @@ pub enum Error {
     WrongLength {
         /// Kind of tensor.
         kind: TensorKind,
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Shape,
         /// Elements that were given or requested.
         found: usize,
@@ -187,9 +187,9 @@ pub enum Error {
     WrongShape {
         /// Kind of tensor.
         kind: TensorKind,
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Shape,
         /// Shape of the array.
         found: Vec<usize>,
@@ -199,7 +199,7 @@ pub enum Error {
     WrongDType {
         /// Kind of tensor.
         kind: TensorKind,
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// Element type of the tensor.
         expected: String,
@@ -288,7 +288,7 @@ pub enum Error {
     BufferTooLarge {
         /// The tensor: the name of a parameter or input, or the result of a call.
         tensor: String,
-        /// Its size.
+        /// Size of the tensor.
         bytes: u64,
         /// The largest that the device has.
         limit: u64,
@@ -306,7 +306,7 @@ pub enum Error {
     /// A backend failed.
     #[error("backend '{backend}': {message}")]
     Backend {
-        /// Its name.
+        /// Name of the backend.
         backend: String,
         /// Message of the backend.
         message: String,
@@ -314,7 +314,7 @@ pub enum Error {
     /// A plugin is missing, duplicated or broken.
     #[error("plugin '{plugin}': {message}{}", help(remedy))]
     Plugin {
-        /// Its name.
+        /// Name of the plugin.
         plugin: String,
         /// Description of the problem.
         message: String,
@@ -324,7 +324,7 @@ pub enum Error {
     /// A rule set that cannot be used.
     #[error("rule set '{set}'{}{}: {message}", rule.as_ref().map(|r| format!(", rule '{r}'")).unwrap_or_default(), span.as_ref().map(|s| format!(" ({s})")).unwrap_or_default())]
     RuleSet {
-        /// Its namespace.
+        /// Namespace of the rule set.
         set: String,
         /// The rule, where one is at fault.
         rule: Option<String>,

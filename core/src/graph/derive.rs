@@ -152,7 +152,8 @@ impl Graph {
         }
     }
 
-    /// Copies everything except the nodes from the graph that this one is derived from; `map` converts its values.
+    /// Copies outputs, gradients, effects and errors, but no nodes, from `source`, the graph that this one was derived
+    /// from. `map` returns the value of this graph for a value of `source`.
     pub fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
         self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
@@ -184,7 +185,7 @@ impl Graph {
         self.wants_gradient = wanted;
     }
 
-    /// Drops effects that leave their target as it is.
+    /// Removes effects that do not change their target.
     pub fn drop_idle_effects(&mut self) {
         self.effects.retain(|e| e.value != e.target.into());
         self.thaw_writes();

@@ -26,7 +26,7 @@ struct StoredId(u32);
 pub(super) struct Owner(u32);
 
 impl Default for Owner {
-    /// Returns a new value at each call, as each new graph needs.
+    /// Returns a new value at each call, so that each new graph gets its own.
     fn default() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Owner(NEXT.fetch_add(1, MemoryOrder::Relaxed).max(1))

@@ -11,7 +11,7 @@ use crate::shape::{Shape, TensorType};
 const OVERFLOW_HELP: &str = "check the dimensions: a tensor must fit in memory";
 
 impl Graph {
-    /// Adds an `f32` input of that shape, fed with `set_input` before each step.
+    /// Adds an `f32` input of this shape, fed with `set_input` before each step.
     #[track_caller]
     pub fn input(&mut self, name: &str, shape: &[usize]) -> NodeId {
         self.input_typed(name, shape, DType::F32)

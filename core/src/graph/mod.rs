@@ -100,7 +100,7 @@ pub enum NodeKind {
     Op {
         /// The operator.
         op: OpRef,
-        /// Its attributes.
+        /// Attributes of the call.
         attrs: Attrs,
     },
     /// A rejected builder call; the graph's errors contain the reason.
@@ -128,7 +128,7 @@ pub struct Node {
 pub struct Effect {
     /// The state or parameter node that is written.
     pub target: NodeId,
-    /// Its value after the step.
+    /// Value of the target after the step.
     pub value: Value,
 }
 

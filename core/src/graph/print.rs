@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use super::{Graph, Node, NodeKind};
 
 impl fmt::Display for Graph {
-    /// Writes one line a node: `%5 = core.matmul(%3, %4) {transpose_b=true} : f32[4, 10]  # fc1`.
+    /// Writes one line per node: `%5 = core.matmul(%3, %4) {transpose_b=true} : f32[4, 10]  # fc1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for id in self.node_ids() {
             let node = &self.nodes[id.index()];

@@ -4,8 +4,8 @@ use super::{Graph, NodeKind, Value, infer};
 use crate::error::{Error, Result};
 
 impl Graph {
-    /// Checks the graph: no rejected builder call, operands and ports that exist, types that equal
-    /// those that the operators infer, no cycle, outputs present.
+    /// Checks the graph: no builder call was rejected, all operands and ports exist, all types equal those that the
+    /// operators infer, there is no cycle, and there are outputs.
     ///
     /// # Errors
     /// The first error in builder order.

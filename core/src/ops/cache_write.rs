@@ -18,11 +18,11 @@ pub(super) struct CacheWrite;
 /// Sizes of a `core.cache_write` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheDims {
-    /// Sequences: product of the leading axes.
+    /// Number of sequences: the product of the leading axes.
     pub batch: usize,
-    /// Rows written to each, at least one.
+    /// Number of rows written for each sequence, at least one.
     pub rows: usize,
-    /// Rows that the cache of a sequence holds.
+    /// Number of rows of the cache of a sequence.
     pub capacity: usize,
     /// Elements of a row.
     pub width: usize,

@@ -170,8 +170,8 @@ pub fn graph_flops(graph: &Graph) -> u64 {
     calls.fold(0, u64::saturating_add)
 }
 
-/// Nesting depth of the decompositions that this thread expands. Its limit prevents that a decomposition that contains
-/// itself overflows the stack.
+/// Nesting depth of the decompositions that this thread expands. Its limit prevents a stack overflow if a decomposition
+/// contains itself.
 struct Level;
 
 thread_local! {

@@ -17,13 +17,13 @@ pub(super) struct GroupNorm;
 /// Sizes of a group normalisation of `x [batch, channels, ...]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupDims {
-    /// Images.
+    /// Number of images.
     pub batch: usize,
-    /// Channels of an image, a multiple of the groups.
+    /// Number of channels of an image, a multiple of the number of groups.
     pub channels: usize,
-    /// Groups of an image, at least one.
+    /// Number of groups of an image, at least one.
     pub groups: usize,
-    /// Elements of a channel of an image.
+    /// Number of elements of a channel of an image.
     pub plane: usize,
 }
 

@@ -20,7 +20,7 @@ pub struct PagedWriteDims {
     pub rows: usize,
     /// Elements of a row.
     pub width: usize,
-    /// Rows of all blocks of the cache together.
+    /// Number of rows of all blocks of the cache together.
     pub slots: usize,
 }
 

@@ -111,7 +111,7 @@ impl Pool2dDims {
         Self::of_layout(ImageLayout::Nchw, x, attrs)
     }
 
-    /// Returns the sizes for an input of that shape and layout.
+    /// Returns the sizes for an input of this shape and layout.
     ///
     /// # Errors
     /// Windows that do not fit.

@@ -65,8 +65,8 @@ pub fn compile_at(graph: &Graph, device: &dyn Device, precision: Precision) -> R
     Ok(plan)
 }
 
-/// Copies the outputs and gradients that are aliases of data that may be overwritten before they are read: of written
-/// or trained leaves, and of inputs. The copies keep the old contents.
+/// Copies the outputs and gradients whose data may be overwritten before they are read, because they are aliases of
+/// written or trained leaves, or of inputs. The copies keep the old contents.
 fn snapshot_overwritten(graph: &Graph) -> Graph {
     let written: HashSet<Value> = writes(graph).into_iter().map(|(_, old)| old).collect();
     let trains = !graph.gradients().is_empty();

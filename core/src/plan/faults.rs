@@ -63,8 +63,8 @@ impl HostIndices {
         indices.find(|&index| is_outside(index))
     }
 
-    /// Removes duplicates: indices of several dispatches with the same buffer, count and bound, as
-    /// in all layers of a model.
+    /// Keeps one of all entries with the same buffer, count and bound. Such entries occur if several dispatches read
+    /// the same indices, as in all layers of a model.
     pub fn distinct(all: impl IntoIterator<Item = HostIndices>) -> Vec<HostIndices> {
         let mut found: Vec<HostIndices> = Vec::new();
         for own in all {

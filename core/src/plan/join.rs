@@ -16,8 +16,8 @@ impl ExecutionPlan {
     ///
     /// # Errors
     /// [`Error::ParametersDiffer`] with all tensors of equal names, but different types or packing;
-    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, the name of an existing or built-in
-    /// segment, and one that is a prefix of an input's name; a buffer that is larger than the device binds.
+    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, a segment name that exists, is
+    /// built-in, or is a prefix of an input's name; a buffer that is larger than the device binds.
     pub fn join(&mut self, other: &ExecutionPlan, segment: &str, max_buffer_bytes: Option<u64>) -> Result<usize> {
         self.check_joint(other, segment)?;
         let differences = self.differences(other);

@@ -78,7 +78,7 @@ pub struct Operand {
     pub ty: TensorType,
 }
 
-/// One kernel launch.
+/// One entry of a plan: a call of a kernel, which a backend runs with one or several launches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dispatch {
     /// Kernel to run.
@@ -203,14 +203,14 @@ impl Segment {
 pub struct StateBuffer {
     /// Name.
     pub name: String,
-    /// Its buffer.
+    /// Buffer of the data.
     pub buffer: BufferRef,
     /// Every element's value in a fresh session.
     pub fill: f32,
     /// `true` if it belongs to the optimizer (moments).
     pub optimizer: bool,
-    /// The packed parameter that has the same layout as this state. The state's name then ends in the parameter's name;
-    /// with the name of a source instead, it is the name of that source's part of the state.
+    /// The packed parameter that has the same layout as this state. The name of the state then ends in the name of this
+    /// parameter. With the name of a source at its end instead, it names the source's part of the state.
     pub packed: Option<BufferRef>,
 }
 
@@ -343,7 +343,7 @@ impl ExecutionPlan {
 }
 
 impl fmt::Display for ExecutionPlan {
-    /// Writes one line a dispatch, by segment and level.
+    /// Writes one line per dispatch, by segment and level.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

@@ -22,11 +22,11 @@ pub struct TensorView {
     /// Name of the tensor. A part of a packed parameter, or of its gradient or moments, is named after the source
     /// parameter.
     pub name: String,
-    /// Its own dtype and shape.
+    /// Dtype and shape of this tensor, not of the packed one.
     pub ty: TensorType,
-    /// Buffer that contains it.
+    /// Buffer that contains the tensor.
     pub buffer: BufferRef,
-    /// Its part of the buffer; `None` if it is the whole buffer.
+    /// Part of the buffer that contains the tensor; `None` if it is the whole buffer.
     pub part: Option<Part>,
 }
 

@@ -35,8 +35,8 @@ impl ExecutionPlan {
         read
     }
 
-    /// Returns the buffers that segments that run once write and that segments of each step read: they stay in memory
-    /// between steps.
+    /// Returns the buffers that must stay in memory between steps: a segment that runs once writes them, and a segment
+    /// that runs in every step reads them.
     pub(super) fn kept_between_steps(&self) -> HashSet<BufferRef> {
         let prepared = self.segments.iter().filter(|s| s.once);
         let written: HashSet<BufferRef> = prepared
@@ -77,8 +77,8 @@ impl ExecutionPlan {
         }
     }
 
-    /// Checks that segments that run once read only persistent data that no step writes, and that
-    /// another segment follows.
+    /// Checks the segments that run once: they read only persistent data that no step writes, and another segment
+    /// follows them.
     pub(super) fn verify_prepare(&self) -> Result<()> {
         if self.segments.iter().all(|s| !s.once) {
             return Ok(());

@@ -152,7 +152,7 @@ pub fn effective_selector(api: Option<&str>, config: &Config) -> (String, Select
 pub struct BackendListing {
     /// The backend.
     pub backend: Arc<dyn Backend>,
-    /// Its name.
+    /// Name of the backend.
     pub name: String,
     /// Devices found, or the error of the search.
     pub devices: Result<Vec<DeviceInfo>>,
@@ -282,11 +282,11 @@ pub fn format_device(backend: &str, d: &DeviceInfo) -> String {
 
 /// A selected device.
 pub struct SelectedDevice {
-    /// Its backend.
+    /// Backend of the device.
     pub backend: Arc<dyn Backend>,
     /// The device.
     pub info: DeviceInfo,
-    /// Its selector.
+    /// Selector of the device.
     pub selector: String,
     /// Origin of the selector.
     pub source: SelectorSource,

@@ -99,7 +99,8 @@ impl Session {
         self.executable.in_flight() >= MAX_IN_FLIGHT
     }
 
-    /// Records that a step was submitted, or a part of a step that is not counted yet.
+    /// Records a submission with the current counters, so that they can be restored if the submission is rolled back. A
+    /// step has one or several submissions; it is counted after the last one.
     pub(super) fn note_submission(&mut self) {
         self.in_flight.push(self.counted(), self.executable.in_flight());
     }

@@ -9,7 +9,7 @@ use crate::shape::TensorType;
 /// A tensor of a session in device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceTensor {
-    /// Its buffer, row-major and dense.
+    /// Buffer of the tensor, row-major and dense.
     pub buffer: DeviceBuffer,
     /// Dtype and shape.
     pub ty: TensorType,

@@ -194,8 +194,7 @@ impl Session {
         tensor.write(&mut *self.executable, bytes)
     }
 
-    /// Writes a parameter; the same as [`Session::try_set_parameter`], under the name used for
-    /// filling caches.
+    /// Writes a parameter: another name of [`Session::try_set_parameter`], for programs that fill caches.
     ///
     /// # Errors
     /// As [`Session::try_set_parameter`].
@@ -363,7 +362,7 @@ impl Session {
     ///
     /// # Errors
     /// Inputs that were never set; a training step before any parameter was set; a lost device; errors of the step's
-    /// kernels. The next call that waits also returns these errors, or a later step does, and then does not run.
+    /// kernels. The latter may be returned later: by the next call that waits, or by a later step, which then does not run.
     pub fn try_step(&mut self) -> Result<()> {
         self.submit(None)
     }

@@ -13,7 +13,7 @@ pub struct Progress {
     pub seed: u32,
     /// Steps made.
     pub steps: u64,
-    /// Form of the optimizer's update, if there is one: rule, clipping, parameter groups, accumulation.
+    /// Description of the optimizer's update, if there is one: rule, clipping, parameter groups, accumulation.
     pub optimizer: Option<String>,
     /// Updates made by the optimizer.
     pub updates: u64,
@@ -44,8 +44,8 @@ impl Session {
     /// separately.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] if the optimizer has another form, or a scalar does not exist; errors
-    /// of the last step. The session is then unchanged.
+    /// [`Error::InvalidUse`] if the optimizer's update has another description, or a scalar does not exist; errors of
+    /// the last step. The session is then unchanged.
     pub fn try_set_progress(&mut self, progress: &Progress) -> Result<()> {
         self.try_wait()?;
         self.settle();

@@ -94,7 +94,7 @@ impl Session {
         self.tensors.output_named(name)
     }
 
-    /// Reads the whole `u32` output of that index.
+    /// Reads the whole `u32` output with this index.
     ///
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
@@ -104,7 +104,7 @@ impl Session {
         self.fetch(buffer, bytes_of_mut(data))
     }
 
-    /// Reads the storage bytes of the output of that index.
+    /// Reads the storage bytes of the output with this index.
     ///
     /// # Errors
     /// No such output; no step made yet; errors of the step.

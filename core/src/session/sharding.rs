@@ -23,9 +23,9 @@ use crate::storage::{decode, scalar_bytes};
 /// A state of the optimizer, `f32`, that only some ranks have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardedState {
-    /// Its name.
+    /// Name of the state.
     pub name: String,
-    /// Its shape.
+    /// Shape of the state.
     pub shape: Shape,
     /// The ranks that have it, in ascending order; a moment is on one rank.
     pub ranks: Vec<usize>,

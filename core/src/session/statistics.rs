@@ -19,9 +19,9 @@ pub struct ResultStatistics {
     pub stage: Stage,
     /// Index of the result.
     pub result: usize,
-    /// Dtype and shape.
+    /// Dtype and shape of the result.
     pub ty: TensorType,
-    /// Its statistics.
+    /// Statistics of the result.
     pub statistics: TensorStatistics,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) buffer: BufferRef,
     pub(super) ty: TensorType,
-    /// Its part of the buffer; `None` if it is the whole buffer.
+    /// Part of the buffer; `None` if it is the whole buffer.
     part: Option<Part>,
 }
 
@@ -121,7 +121,7 @@ impl Tensors {
         self.unset.remove(name);
     }
 
-    /// Checks that all inputs that these segments need have data.
+    /// Checks that all inputs of these segments have data.
     pub(super) fn check_inputs_set(&self, segments: &[usize]) -> Result<()> {
         if self.unset.is_empty() {
             return Ok(());

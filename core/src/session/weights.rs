@@ -154,7 +154,7 @@ impl Weights {
         self.tensors.get(name)
     }
 
-    /// Adds a tensor, or replaces the one of that name.
+    /// Adds a tensor, or replaces the one with this name.
     pub fn insert(&mut self, name: impl Into<String>, weight: Weight) {
         self.tensors.insert(name.into(), weight);
     }

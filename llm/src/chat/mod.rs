@@ -45,7 +45,8 @@ pub struct ChatInput<'a> {
     pub kwargs: Option<&'a serde_json::Map<String, Json>>,
     /// Ends the text where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// Special tokens whose spellings stay text in messages ([`Tokenizer::special_tokens`]); with `None`, they do not.
+    /// Special tokens whose spellings are plain text in messages ([`Tokenizer::special_tokens`]). With `None`, such
+    /// spellings become special tokens.
     ///
     /// [`Tokenizer::special_tokens`]: crate::Tokenizer::special_tokens
     pub special_tokens: Option<&'a SpecialTokens>,

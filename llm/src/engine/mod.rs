@@ -224,7 +224,7 @@ impl Engine {
         self.model.memory_forecast()
     }
 
-    /// Returns counters of completed work, and the present load.
+    /// Returns counters of completed work, and the current load.
     pub fn counts(&self) -> EngineCounts {
         EngineCounts {
             running: self.running.len(),

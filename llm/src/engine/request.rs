@@ -119,7 +119,7 @@ pub enum Event {
     Failed(SequenceId, Error),
 }
 
-/// Counters since the engine was opened, and its present load.
+/// Counters since the engine was opened, and its current load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounts {
     /// Steps that were made.

@@ -48,7 +48,7 @@ pub enum PullError {
     SeveralFiles {
         /// The model.
         name: String,
-        /// Its GGUF files, the first of each model.
+        /// GGUF files of the repository, the first of each model.
         files: Vec<String>,
     },
     /// The repository has neither safetensors nor GGUF files.
@@ -58,7 +58,7 @@ pub enum PullError {
     },
     /// The Hub cannot be reached, or the connection broke off.
     Unreachable {
-        /// Its address.
+        /// Address of the Hub.
         endpoint: String,
         /// Message of the network.
         message: String,

@@ -57,8 +57,8 @@ impl Support {
 /// A model on this machine. Properties that its headers do not contain are `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalModel {
-    /// Name for [`find`](super::find): `ORG/NAME` of the Hub's cache, with `@REVISION` if that is
-    /// not the main one, else its path relative to the folder that it was found in, for GGUF files
+    /// Name for [`find`](super::find): `ORG/NAME` for a model in the Hub's cache, with `@REVISION` if it is not the
+    /// main revision. For other models, the path relative to the folder that the model was found in; for GGUF files,
     /// without the extension.
     pub name: String,
     /// Path for [`Generator::open`](crate::Generator::open) and other functions: a folder, or a

@@ -24,8 +24,8 @@ pub struct ModelFolders {
     pub hub: Option<PathBuf>,
     /// The models' folder of this library.
     pub own: Option<PathBuf>,
-    /// Further folders: folders of models, and folders of such folders. Each may also be a model
-    /// itself, or such a cache.
+    /// Further folders: folders of models, and folders of such folders. Each may also be a model itself, or a cache in
+    /// the Hub's layout.
     pub folders: Vec<PathBuf>,
 }
 

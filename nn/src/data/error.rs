@@ -121,7 +121,7 @@ pub enum DataError {
         len: usize,
     },
 
-    /// A split would leave one side empty, or its fraction is not a fraction.
+    /// A split would leave one part empty, or its fraction is not between 0 and 1.
     #[error(
         "{name}: cannot hold out a fraction of {fraction} of {len} examples; the fraction must \
          lie between 0 and 1 and leave at least one example on either side"
@@ -269,11 +269,11 @@ pub enum DataError {
         missing: Vec<String>,
         /// Columns that the training data did not have.
         unknown: Vec<String>,
-        /// Names that several columns have.
+        /// Names that more than one column has.
         twice: Vec<String>,
     },
 
-    /// A file has no column or array of that name.
+    /// A file has no column or array with this name.
     #[error("{name}: there is no {what} '{wanted}'; there are {}", listed(there))]
     NotFound {
         /// The file.

@@ -28,13 +28,12 @@ pub struct ImageFolder {
     pub class_names: Vec<String>,
     /// File of each image.
     pub files: Vec<PathBuf>,
-    /// Number of skipped entries of the class folders, whose names do not end like those of images.
+    /// Number of entries of the class folders that were skipped because their names do not end like those of images.
     pub skipped: usize,
 }
 
-/// Reads a folder of images in PNG, JPEG or BMP, with a subfolder for each class, named like it.
-/// All images are resized to `size`, which is channels (1 for grey, 3 for red, green and blue),
-/// height and width, whatever shape they had.
+/// Reads a folder of images in PNG, JPEG or BMP, with a subfolder for each class, named after the class. All images are
+/// resized to `size`, which is channels (1 for grey, 3 for red, green and blue), height and width.
 ///
 /// Classes are the subfolders, sorted by name, or the given ones, such as those of the training
 /// data. With given classes, other subfolders are errors, and a class may have none. Folders whose

@@ -75,9 +75,8 @@ impl Standardiser {
         Ok(Self { mean, std })
     }
 
-    /// Fits a mean and deviation for each target of a regression data set, over its targets in
-    /// their present units. For a classification data set, which has no targets, returns an
-    /// identity.
+    /// Fits a mean and deviation for each target of a regression data set, over its targets in their current units. For
+    /// a classification data set, which has no targets, returns an identity.
     pub fn fit_targets(data: &Dataset) -> Self {
         match data.outputs() {
             0 => Self {

@@ -14,7 +14,7 @@ pub struct BatchNormConfig {
 }
 
 impl BatchNormConfig {
-    /// Creates options for an axis 1 of `channels` elements, with momentum 0.1 and `eps` 1e-5.
+    /// Creates options for `channels` channels (the size of axis 1), with momentum 0.1 and `eps` 1e-5.
     pub fn new(channels: usize) -> Self {
         BatchNormConfig {
             channels,

@@ -19,8 +19,8 @@ impl Dropout {
         Dropout { p }
     }
 
-    /// Applies dropout to `x` of any shape. A probability of 0 adds nothing to the graph; one
-    /// outside `[0, 1)` rejects it.
+    /// Applies dropout to `x` of any shape. A probability of 0 adds nothing to the graph; one outside `[0, 1)` is an
+    /// error of the graph.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();

@@ -34,15 +34,15 @@ impl EmbeddingConfig {
         self
     }
 
-    /// Stores the table in fewer bits; it is then not trained.
+    /// Sets the storage type of the table. With a type other than `F32`, the table is not trained.
     #[must_use]
     pub fn storage(mut self, storage: WeightStorage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build)
-    /// does.
+    /// Registers `{name}.weight [rows, dim]`; with a storage type other than `F32`, as
+    /// [`LinearConfig::build`](super::LinearConfig::build) does.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Embedding {
         g.at_caller(|g| {

@@ -52,7 +52,7 @@ impl LinearConfig {
         self
     }
 
-    /// Stores the weights in fewer bits; they are then not trained.
+    /// Sets the storage type of the weights. With a type other than `F32`, they are not trained.
     #[must_use]
     pub fn storage(mut self, storage: WeightStorage) -> Self {
         self.storage = storage;
@@ -60,9 +60,9 @@ impl LinearConfig {
     }
 
     /// Registers `{name}.weight [inputs, outputs]` and `{name}.bias [outputs]` (zeros), and with an adapter
-    /// `{name}.lora_A.weight [inputs, rank]` and `{name}.lora_B.weight [rank, outputs]`. Weights in fewer bits are
-    /// `{name}.weight`, `f16 [outputs, inputs]`, or blocks of their rows as [`Graph::dequantize`] has them, with
-    /// `{name}.weight_scales`.
+    /// `{name}.lora_A.weight [inputs, rank]` and `{name}.lora_B.weight [rank, outputs]`. With the storage type
+    /// `F16`, `{name}.weight` is `f16 [outputs, inputs]`. With a block format, it contains the blocks of these rows in
+    /// the layout of [`Graph::dequantize`], and their scales are in `{name}.weight_scales`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Linear {
         g.at_caller(|g| {

@@ -1,10 +1,10 @@
-//! LongRoPE: factors of rotary speeds for short and long contexts.
+//! LongRoPE: factors of rotary frequencies for short and long contexts.
 
 use super::Fault;
 
-/// Factors of the speeds of the pairs of a head, for short and for long contexts (LongRoPE; Ding et
-/// al., 2024, in the form of Phi-3). The speed of pair `i` is `theta^(-i / pairs) / factor[i]`, and
-/// queries and keys are multiplied by `magnitude`.
+/// Factors of the rotary frequencies of the pairs of features of a head, for short and for long contexts (LongRoPE;
+/// Ding et al., 2024, in the form of Phi-3). The frequency of pair `i` is `theta^(-i / pairs) / factor[i]`, and queries
+/// and keys are multiplied by `magnitude`.
 ///
 /// A graph uses the long factors if it supports more positions than `original_context`, regardless of the actual number
 /// of positions. A training or prefill graph supports its number of rows, a decode graph the capacity of its cache.
@@ -39,12 +39,13 @@ impl LongRope {
         })
     }
 
-    /// Returns the factor of rotated queries and keys.
+    /// Returns the factor by which rotated queries and keys are multiplied.
     pub fn magnitude(&self) -> f32 {
         self.magnitude
     }
 
-    /// Returns the radians of each pair per position, for a maximum of `positions` positions.
+    /// Returns the frequency of each pair, in radians per position, for a graph that supports up to `positions`
+    /// positions.
     pub fn speeds(&self, theta: f32, positions: usize) -> Vec<f64> {
         let factors = if positions > self.original_context {
             &self.long

@@ -76,7 +76,7 @@ impl fmt::Display for LoraTargets {
 pub struct LoraConfig {
     /// Columns of `A`, at least 1.
     pub rank: usize,
-    /// Factor, before it is divided by the rank.
+    /// Scaling factor, before it is divided by the rank.
     pub alpha: f32,
     /// Layers that have adapters.
     pub targets: LoraTargets,
@@ -113,7 +113,7 @@ impl LoraConfig {
         }
     }
 
-    /// Returns the factor of the product of the two matrices.
+    /// Returns `alpha / rank`, by which the product of the two matrices is multiplied.
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank.max(1) as f32
     }

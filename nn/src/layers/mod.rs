@@ -31,10 +31,9 @@
 //!
 //! # Errors
 //!
-//! Nothing here panics. Invalid sizes or operands reject the graph, and `Graph::verify` or `build`
-//! report the reason, with the layer's name and sizes and the line of your program that built or
-//! applied it. A layer of your own does the same with
-//! [`Graph::within`](meganeura_core::Graph::within).
+//! Nothing here panics. Invalid sizes or operands are errors of the graph: `Graph::verify` and `build` report them,
+//! with the layer's name and sizes and the line of your program that built or applied it. A layer of your own does the
+//! same with [`Graph::within`](meganeura_core::Graph::within).
 
 mod activation;
 mod batch_norm;

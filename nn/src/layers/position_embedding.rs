@@ -33,8 +33,8 @@ impl PositionEmbedding {
         })
     }
 
-    /// Adds the vector of its position to each row of `x [..., rows, dim]`; the first row is
-    /// position 0. `x` may have fewer rows than there are positions; more reject the graph.
+    /// Adds the vector of its position to each row of `x [..., rows, dim]`; the first row is position 0. `x` may have
+    /// fewer rows than there are positions. More rows are an error of the graph.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, [rows, dim]) = (x.into(), self.sizes);

@@ -5,8 +5,8 @@ use meganeura_core::{Graph, Init, NodeId};
 
 use super::{check_eps, reject, reject_zero_sizes, scoped};
 
-/// Root-mean-square normalisation of the last axis (Zhang and Sennrich, 2019): as a layer norm without mean and
-/// bias.
+/// Root-mean-square normalisation of the last axis (Zhang and Sennrich, 2019): like a layer norm that does not subtract
+/// the mean and has no bias.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     name: String,

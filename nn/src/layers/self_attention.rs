@@ -111,7 +111,7 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Limits a causal layer to the latest `window` positions, including the own one.
+    /// Limits a causal layer to a window: a position only sees the latest `window` positions, itself included.
     #[must_use]
     pub fn window(mut self, window: u32) -> Self {
         self.window = Some(window);
@@ -126,14 +126,15 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Scales the speeds of the rotary embedding, for longer contexts.
+    /// Scales the frequencies of the rotary embedding, for longer contexts.
     #[must_use]
     pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
         self
     }
 
-    /// Sets factors of the rotary embedding's speeds for each pair of a head, in place of [`Self::rope_scaling`].
+    /// Scales the frequencies of the rotary embedding by one factor for each pair of features of a head, in place of
+    /// [`Self::rope_scaling`].
     #[must_use]
     pub fn longrope(mut self, longrope: LongRope) -> Self {
         self.longrope = Some(longrope);
@@ -171,14 +172,14 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Sets the factor of the scores, if not `1 / sqrt(head_dim)`.
+    /// Sets the factor by which attention scores are multiplied; `None` for `1 / sqrt(head_dim)`.
     #[must_use]
     pub fn scale(mut self, scale: Option<f32>) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Sets the bound of the scores, if there is one: see [`AttentionOptions::softcap`].
+    /// Sets the soft cap of the attention scores; `None` for no cap. See [`AttentionOptions::softcap`].
     #[must_use]
     pub fn softcap(mut self, softcap: Option<f32>) -> Self {
         self.softcap = softcap;
@@ -192,14 +193,13 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Stores the weights of the projections in fewer bits; they are then not trained.
+    /// Sets the storage type of the projections. With a type other than `F32`, they are not trained.
     #[must_use]
     pub fn storage(self, storage: WeightStorage) -> Self {
         self.storages([storage; 4])
     }
 
-    /// Sets the storage of each projection: to queries, keys and values, and of the output
-    /// projection.
+    /// Sets the storage type of each projection, in the order query, key, value, output.
     #[must_use]
     pub fn storages(mut self, storages: [WeightStorage; 4]) -> Self {
         self.storages = storages;
@@ -341,10 +341,10 @@ pub struct WithKv {
 pub struct PagedRows {
     /// The position of each row in its sequence, `u32 [rows]`.
     pub positions: NodeId,
-    /// The row of all blocks together that its key and value are written to, `u32 [rows]`; see
-    /// [`Graph::paged_cache_write`].
+    /// For each row, the slot that its key and value are written to: an index of a row in all blocks of the cache
+    /// together, `u32 [rows]`; see [`Graph::paged_cache_write`].
     pub slots: NodeId,
-    /// The blocks of its sequence, `u32 [rows, blocks of a sequence]`; see [`Graph::paged_attention`].
+    /// For each row, the blocks of its sequence, `u32 [rows, blocks of a sequence]`; see [`Graph::paged_attention`].
     pub block_table: NodeId,
 }
 
@@ -371,10 +371,10 @@ impl SelfAttention {
     }
 
     /// Applies the layer like [`SelfAttention::forward`], with a mask that broadcasts to
-    /// `[..., heads, rows, rows]`: an additive `f32` one, or a `u32` one that is not 0 if a row
-    /// sees another; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes one from
-    /// `u32 [..., rows]` that is 1 for real rows and 0 for padding. The mask is in addition to a
-    /// causal layer's own.
+    /// `[..., heads, rows, rows]`: an additive `f32` one, or a `u32` one that is not 0 where
+    /// a query row sees a key row; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes
+    /// one from `u32 [..., rows]` that is 1 for real rows and 0 for padding. In a causal layer, the
+    /// mask applies in addition to the causal one.
     #[track_caller]
     pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
         let (x, mask) = (x.into(), mask.into());

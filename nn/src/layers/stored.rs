@@ -6,28 +6,28 @@ use meganeura_core::{DType, Graph, NodeId};
 
 use super::scoped;
 
-/// The storage type of a model's matrices on the device. All but `F32` are for frozen weights;
-/// products expand them while reading.
+/// The storage type of a model's matrices on the device. All but `F32` are for frozen weights; matmuls dequantize them
+/// while reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightStorage {
-    /// 32 bits a number.
+    /// 32 bits per number.
     #[default]
     F32,
-    /// 16 bits a number, IEEE 754 binary16.
+    /// 16 bits per number, IEEE 754 binary16.
     F16,
-    /// 8 bits a number and a scale for 32 of them ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32 are
-    /// in `F16`.
+    /// 8 bits per number, and one scale per 32 numbers ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32
+    /// are in `F16`.
     Q8,
-    /// 6 bits a number and a scale for 16 of them ([`BlockFormat::Q6`]), as Q6_K of GGUF files. Rows whose length is no
-    /// multiple of 32 are in `F16` here and below.
+    /// 6 bits per number, and one scale per 16 numbers ([`BlockFormat::Q6`]), as Q6_K of GGUF files. Rows whose length
+    /// is no multiple of 32 are in `F16` here and below.
     Q6,
-    /// 5 bits a number, a scale and a minimum for 32 of them ([`BlockFormat::Q5_1`]), as Q5_1 and Q5_K.
+    /// 5 bits per number, and one scale and one minimum per 32 numbers ([`BlockFormat::Q5_1`]), as Q5_1 and Q5_K.
     Q5_1,
-    /// 5 bits a number and a scale for 32 of them ([`BlockFormat::Q5_0`]).
+    /// 5 bits per number, and one scale per 32 numbers ([`BlockFormat::Q5_0`]).
     Q5_0,
-    /// 4 bits a number, a scale and a minimum for 32 of them ([`BlockFormat::Q4_1`]), as Q4_1 and Q4_K.
+    /// 4 bits per number, and one scale and one minimum per 32 numbers ([`BlockFormat::Q4_1`]), as Q4_1 and Q4_K.
     Q4_1,
-    /// 4 bits a number and a scale for 32 of them ([`BlockFormat::Q4_0`]).
+    /// 4 bits per number, and one scale per 32 numbers ([`BlockFormat::Q4_0`]).
     Q4,
 }
 

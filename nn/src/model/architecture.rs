@@ -75,7 +75,7 @@ pub enum Architecture {
     MobileNet {
         /// Channels, height and width of an image.
         image: [usize; 3],
-        /// Factor of the numbers of channels, up to 8.
+        /// Factor by which numbers of channels are multiplied, up to 8.
         width: f32,
         /// Probability of dropout before the classifier.
         dropout: f32,

@@ -136,9 +136,8 @@ struct Tensor {
 }
 
 impl Model {
-    /// Creates a model with the present weights of a trainer, which trained the graph of the
-    /// architecture ([`Architecture::training_graph`]), and its settings
-    /// ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
+    /// Creates a model with the current weights of a trainer, which trained the graph of the architecture
+    /// ([`Architecture::training_graph`]), and its settings ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
     ///
     /// # Errors
     /// [`ModelError::Invalid`] for parts that do not fit together, or weights that are not finite;
@@ -154,8 +153,7 @@ impl Model {
         Ok(Model { training, ..model })
     }
 
-    /// Creates a model with the present weights of a session, which has the parameters and states
-    /// of the architecture.
+    /// Creates a model with the current weights of a session, which has the parameters and states of the architecture.
     ///
     /// # Errors
     /// As for [`from_trainer`](Self::from_trainer).

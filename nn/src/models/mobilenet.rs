@@ -44,8 +44,8 @@ impl MobileNetConfig {
         }
     }
 
-    /// Sets the factor of all numbers of channels, which are rounded to multiples of 8. The last
-    /// one is at least 1280.
+    /// Sets the factor by which all numbers of channels are multiplied. The results are rounded to multiples of 8, and
+    /// the last one is at least 1280.
     #[must_use]
     pub fn width(mut self, width: f32) -> Self {
         self.width = width;

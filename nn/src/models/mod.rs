@@ -72,7 +72,7 @@ pub const ROW_WEIGHTS: &str = "row_weights";
 /// Builds a classifier for the trainer around the model that `logits` builds.
 ///
 /// Inputs: `x`, `f32 [batch, feature_shape...]`, and `labels`, `u32 [batch]`, the class ids. Outputs: the
-/// mean cross-entropy in nats, `f32 []`, and the logits, `f32 [batch, classes]`. Wrong sizes reject the graph.
+/// mean cross-entropy in nats, `f32 []`, and the logits, `f32 [batch, classes]`. Wrong sizes are errors of the graph.
 #[track_caller]
 pub fn classifier(batch: usize, feature_shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let mut g = Graph::new();
@@ -105,7 +105,7 @@ pub fn soft_classifier(
 /// Builds a model for regression around the one that `prediction` builds.
 ///
 /// Inputs: `x`, `f32 [batch, feature_shape...]`, and `target`, `f32 [batch, outputs]`. Outputs: the mean squared
-/// error, `f32 []`, and the prediction, `f32 [batch, outputs]`. Wrong sizes reject the graph.
+/// error, `f32 []`, and the prediction, `f32 [batch, outputs]`. Wrong sizes are errors of the graph.
 #[track_caller]
 pub fn regressor(
     batch: usize,

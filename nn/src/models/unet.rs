@@ -143,7 +143,7 @@ impl Unet {
     }
 }
 
-/// Builds a graph that trains the segmentation model that `logits` builds.
+/// Builds a graph for training a segmentation model; `logits` builds the model.
 ///
 /// Inputs: `x`, `f32 [batch, image...]` with `image` as `[channels, height, width]`, and `labels`,
 /// `u32 [batch, height, width]`, the class of each pixel. Outputs: the mean cross-entropy in nats over all pixels,

@@ -61,7 +61,7 @@ pub(super) struct RunState {
     pub(super) progress: Progress,
     /// Epochs begun by all runs of the trainer.
     pub(super) epochs_begun: u64,
-    /// Completed steps of the present epoch; `None` between epochs.
+    /// Completed steps of the current epoch; `None` between epochs.
     pub(super) in_epoch: Option<usize>,
     /// Completed steps of the run.
     pub(super) total: u64,

@@ -11,13 +11,13 @@ pub struct Checkpoints {
     /// Folder of the run. It is created if it does not exist, and must not be used for anything
     /// else.
     pub folder: PathBuf,
-    /// Interval of checkpoints in steps, at least 1. The run is also saved at its begin and end.
+    /// Interval of checkpoints in steps, at least 1. The run is also saved when it begins and ends.
     pub every: usize,
     /// Resumes from the checkpoint in the folder, if there is one. If false, the folder must not
     /// contain one.
     pub resume: bool,
-    /// Settings in which the resumed run may differ from the saved one, by the names in the error
-    /// of such a run; `-` replaces a space. None by default.
+    /// Names of the settings in which the resumed run may differ from the saved one; none by default. The error of a
+    /// run with changed settings lists the names; write `-` instead of a space.
     pub allow_changes: Vec<String>,
 }
 

@@ -21,7 +21,7 @@ pub struct ClassificationReport {
     pub confusion: Vec<Confusion>,
     /// Number of examples whose predicted class is correct.
     pub correct: usize,
-    /// All examples.
+    /// Number of examples.
     pub examples: usize,
     /// Means over the classes that have examples or were predicted.
     pub macro_average: Averages,
@@ -32,15 +32,15 @@ pub struct ClassificationReport {
 pub struct ClassMetrics {
     /// Name of the class.
     pub name: String,
-    /// Share of the class among the examples that it was predicted for; 0 if it never was.
+    /// Fraction of the examples with this predicted class that belong to the class; 0 if there are none.
     pub precision: f64,
-    /// Share of its examples that it was predicted for; 0 if it has none.
+    /// Fraction of the examples of the class whose predicted class is correct; 0 if there are none.
     pub recall: f64,
-    /// Harmonic mean of precision and recall; 0 if both are.
+    /// Harmonic mean of precision and recall; 0 if both are 0.
     pub f1: f64,
-    /// Its examples.
+    /// Number of examples of the class.
     pub examples: usize,
-    /// Examples that it was predicted for.
+    /// Number of examples whose predicted class is this one.
     pub predicted: usize,
 }
 
@@ -67,8 +67,8 @@ pub struct Confusion {
 }
 
 impl ClassificationReport {
-    /// Computes the report from the class ids of examples and the predicted ids. Pairs with an id
-    /// without a name are ignored, and so is the excess of the longer list.
+    /// Computes the report from the class ids of examples and the predicted ids. Pairs are ignored if one of their ids
+    /// has no name. If one list is longer, its remaining entries are ignored.
     pub fn of(names: &[String], labels: &[u32], predicted: &[usize]) -> Self {
         let mut cells: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let mut classes: Vec<ClassMetrics> = names.iter().map(|name| ClassMetrics::of(name)).collect();

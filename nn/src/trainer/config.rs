@@ -32,8 +32,8 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Optimizer.
     pub optimizer: OptimizerChoice,
-    /// Learning rate that the schedule scales: finite, at least 0. With 0, parameters stay as they are
-    /// (running statistics of batch norms still move).
+    /// Learning rate that the schedule scales: finite, at least 0. With 0, parameters stay as they are (the running
+    /// statistics of batch norms still change).
     pub learning_rate: f32,
     /// Schedule of the learning rate during training.
     pub schedule: Schedule,
@@ -288,7 +288,7 @@ impl TrainConfig {
     }
 }
 
-/// Optimizers. Other constants are the published ones.
+/// An optimizer. Hyper-parameters that the variant does not name have the published values.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OptimizerChoice {

@@ -108,7 +108,7 @@ impl Tracker {
         self.since
     }
 
-    /// Returns the weights of the best evaluation, if they are kept.
+    /// Returns the weights of the best evaluation; empty if they are not kept.
     pub(super) fn weights(&self) -> &Weights {
         &self.weights
     }

@@ -45,7 +45,7 @@ pub enum TrainError {
     BatchSize {
         /// Name of the input.
         input: String,
-        /// Its shape.
+        /// Shape of the input.
         shape: Vec<usize>,
         /// The configured batch size.
         batch_size: usize,

@@ -202,9 +202,8 @@ impl Trainer {
         &mut self.training
     }
 
-    /// Trains for the configured number of epochs, starting from the present weights, and evaluates
-    /// on `test` as configured. The schedule restarts with every call, and early stopping ignores
-    /// earlier calls.
+    /// Trains for the configured number of epochs, starting from the current weights, and evaluates on `test` as
+    /// configured. The schedule restarts with every call, and early stopping ignores earlier calls.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
@@ -333,9 +332,8 @@ impl Trainer {
         }
     }
 
-    /// Measures loss and accuracy of the present weights on a data set of any size, every example
-    /// counted once. In a distributed run, every rank calls this, evaluates its part of the
-    /// examples, and gets the result for all.
+    /// Measures loss and accuracy of the current weights on a data set of any size, every example counted once. In a
+    /// distributed run, every rank calls this, evaluates its part of the examples, and gets the result for all.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;

@@ -11,7 +11,7 @@ use super::{EpochReport, Evaluation, TrainReport};
 pub struct TrainBegin {
     /// Maximum number of epochs; the run may end earlier.
     pub epochs: usize,
-    /// Steps in each.
+    /// Steps in each epoch.
     pub steps: usize,
     /// Examples in a step.
     pub batch_size: usize,
@@ -52,7 +52,7 @@ pub struct EpochBegin {
     pub epoch: usize,
     /// Number of epochs of the run.
     pub epochs: usize,
-    /// Steps in each.
+    /// Steps in each epoch.
     pub steps: usize,
 }
 

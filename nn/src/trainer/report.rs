@@ -14,7 +14,7 @@ pub struct Evaluation {
     pub loss: f64,
     /// Number of examples whose largest logit is that of their label; 0 for regression.
     pub correct: usize,
-    /// All examples.
+    /// Number of examples.
     pub examples: usize,
     /// Errors of a regression, in original units.
     #[serde(default)]
@@ -61,7 +61,7 @@ pub struct EpochReport {
     pub steps: usize,
     /// Completed steps of the run, including this epoch.
     pub total_steps: u64,
-    /// Examples trained, counting the repeats of a filled last batch.
+    /// Number of examples trained, including the examples that were repeated to fill the last batch.
     pub examples: usize,
     /// Mean loss of all steps, each before its update and with dropout.
     pub train_loss: f64,
@@ -73,7 +73,7 @@ pub struct EpochReport {
     pub train_seconds: f64,
     /// Seconds spent on evaluation, also between steps.
     pub evaluation_seconds: f64,
-    /// Seconds from the begin of the run to the end of this epoch.
+    /// Seconds from the start of the run to the end of this epoch.
     pub seconds: f64,
 }
 
@@ -107,11 +107,11 @@ impl fmt::Display for EpochReport {
 /// The best evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BestEvaluation {
-    /// Its epoch, from 1; 0 before the first one.
+    /// Epoch of the evaluation, from 1; 0 before the first epoch.
     pub epoch: usize,
-    /// Completed steps of the run by then.
+    /// Steps of the run that were completed before the evaluation.
     pub total_step: u64,
-    /// Its quality.
+    /// Quality of the model.
     pub evaluation: Evaluation,
 }
 
@@ -141,7 +141,7 @@ pub struct TrainReport {
     /// True if early stopping ended the run.
     pub early_stopped: bool,
     /// The best evaluation, by the metric of `TrainConfig::early_stopping`, or else by the loss. With
-    /// `restore_best` these are the weights that the model has now.
+    /// `restore_best`, the model now has the weights of this evaluation.
     pub best: Option<BestEvaluation>,
     /// Steps made.
     pub total_steps: u64,

@@ -35,24 +35,24 @@ pub(super) struct Run<'r, 'd> {
     /// Steps in each epoch, and the examples that they train on.
     steps: usize,
     examples: usize,
-    /// Steps in the present epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps)
+    /// Steps in the current epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps)
     /// ends it.
     epoch_steps: usize,
     start: Instant,
     tracker: Tracker,
     stop: Option<Stop>,
-    /// The present epoch, from 1.
+    /// The current epoch, from 1.
     epoch: usize,
     /// Completed steps.
     total: u64,
     learning_rate: f32,
-    /// Seconds of evaluations between the steps of the present epoch.
+    /// Seconds of evaluations between the steps of the current epoch.
     evaluating: f64,
     /// Last evaluation, with the number of steps before it.
     evaluated: Option<(u64, Evaluation)>,
     /// Completed epochs.
     reports: Vec<EpochReport>,
-    /// Completed steps of the present epoch; `None` between epochs.
+    /// Completed steps of the current epoch; `None` between epochs.
     in_epoch: Option<usize>,
     is_resumed: bool,
     settings: Vec<(String, String)>,
@@ -253,7 +253,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(Some(report))
     }
 
-    /// Returns true if an evaluation is due after the present epoch.
+    /// Returns true if an evaluation is due after the current epoch.
     fn evaluates_epoch(&self) -> bool {
         let config = &self.trainer.config;
         // No epoch is a multiple of 0, as they count from 1.
@@ -336,7 +336,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(())
     }
 
-    /// Runs the `step`-th step of the present epoch, which began at `start`.
+    /// Runs the `step`-th step of the current epoch, which began at `start`.
     fn step(&mut self, step: usize, start: Instant) -> Result<StepInfo, TrainError> {
         let total_steps = self.total_steps();
         let examples_so_far = self.examples_of(step);
@@ -394,7 +394,7 @@ impl<'r, 'd> Run<'r, 'd> {
         })
     }
 
-    /// Evaluates the present weights and calls the observer; may stop the run.
+    /// Evaluates the current weights and calls the observer; may stop the run.
     fn evaluate(&mut self) -> Result<Option<Evaluation>, TrainError> {
         let Some(test) = self.test else { return Ok(None) };
         let start = Instant::now();
@@ -448,7 +448,7 @@ impl<'r, 'd> Run<'r, 'd> {
         (steps * self.trainer.config.batch_size).min(self.examples)
     }
 
-    /// Returns true if the run ends with the present epoch.
+    /// Returns true if the run ends with the current epoch.
     fn is_last_epoch(&self) -> bool {
         self.epoch == self.trainer.config.epochs || self.total >= self.total_steps()
     }
@@ -457,7 +457,7 @@ impl<'r, 'd> Run<'r, 'd> {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// Returns an error if a loss, detected at that step of the present epoch, is not finite.
+    /// Returns an error if a loss, detected at that step of the current epoch, is not finite.
     fn check_finite(&self, loss: f32, step: usize) -> Result<(), TrainError> {
         if loss.is_finite() {
             return Ok(());

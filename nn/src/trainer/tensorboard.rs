@@ -26,13 +26,13 @@ use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, Statistics
 /// | `train/gradient_norm` | norm of all gradients, if it is limited | the same |
 /// | `train/loss_scale`, `train/skipped_updates` | scale of gradients, updates skipped so far, in mixed precision | the same |
 /// | `train/learning_rate` | learning rate of the step | the same |
-/// | `train/examples_per_second` | examples a second since the epoch began | the same |
+/// | `train/examples_per_second` | examples per second since the epoch began | the same |
 /// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
 /// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps whose statistics are requested |
 /// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
 /// | `test/rmse`, `test/mae`, `test/r2` | errors of regression, instead of the accuracy | the same |
-/// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, where evaluations are on these | the same |
+/// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, if evaluations use these | the same |
 ///
 /// The step of every value is the number of completed steps of the run. Values are f32, as the
 /// format requires.

@@ -5,7 +5,7 @@
 pub struct StructDescription {
     /// Name in Rust; in C it begins with `Mgn`.
     pub name: &'static str,
-    /// Documentation, a line each.
+    /// Documentation; each entry is a line.
     pub doc: &'static [&'static str],
     /// Size in bytes.
     pub size: usize,
@@ -20,7 +20,7 @@ pub struct StructDescription {
 pub struct FieldInfo {
     /// Name.
     pub name: &'static str,
-    /// Documentation, a line each.
+    /// Documentation; each entry is a line.
     pub doc: &'static [&'static str],
     /// Type in Rust.
     pub ty: &'static str,
@@ -33,7 +33,7 @@ pub struct FieldInfo {
 pub struct FunctionInfo {
     /// Name.
     pub name: &'static str,
-    /// Documentation, a line each.
+    /// Documentation; each entry is a line.
     pub doc: &'static [&'static str],
     /// Names of the parameters and their types in Rust.
     pub parameters: &'static [(&'static str, &'static str)],

@@ -36,7 +36,7 @@ pub struct Manifest {
     pub(crate) format: u32,
     /// Name of the plugin: the namespace of its operators and rules.
     pub name: String,
-    /// Its version.
+    /// Version of the plugin.
     pub version: String,
     /// Purpose of the plugin.
     #[serde(default)]

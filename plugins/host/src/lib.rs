@@ -241,9 +241,9 @@ pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report>
     Ok(report)
 }
 
-/// Loads one plugin of either kind: a plugin without native code is registered, the backend of a
-/// shared object is not. Devices of a shared object are listed, as every command does that: a
-/// plugin that ends or blocks the process in that call must be detected here.
+/// Loads one plugin of either kind: a plugin without native code is registered, the backend of a shared object is not.
+/// It also lists the devices of a shared object, because every command does so later: a plugin that ends or blocks the
+/// process in this call must fail the check.
 ///
 /// # Errors
 /// [`Error::Plugin`] with the name and the cause when it is refused.
@@ -265,8 +265,8 @@ fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<Pl
     named(outcome, report)
 }
 
-/// Tries a plugin without native code in a process as [`try_plugins_with`] describes, after those
-/// that are loaded.
+/// Loads a plugin without native code on trial, in a separate process that runs `program` as [`try_plugins_with`]
+/// describes. That process first loads the plugins that this one has loaded.
 ///
 /// # Errors
 /// [`Error::Plugin`] with the reason if the process rejects it, or does not end by itself within

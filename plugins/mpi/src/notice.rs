@@ -33,9 +33,9 @@ pub(crate) struct Notices {
     size: usize,
     /// Sequence number of the current collective.
     pub(crate) sequence: u64,
-    /// For each rank, the number of the last collective that the rank reported to wait in.
+    /// For each rank, the number of the last collective in which it reported waiting.
     waits_in: Vec<u64>,
-    /// Rank that reported that it ends, with its reason.
+    /// The rank that announced its end, with the reason.
     pub(crate) ended: Option<(usize, String)>,
     sent: Vec<SentMessage>,
     /// `true` if this rank has reported that it waits in the current collective.
@@ -62,7 +62,7 @@ impl Notices {
         self.has_told = false;
     }
 
-    /// Returns the ranks that have not reported that they wait in the current collective.
+    /// Returns the ranks that have not yet reported waiting in the current collective.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let others = (0..self.size).filter(|&rank| rank != self.rank);
         others.filter(|&rank| self.waits_in[rank] < self.sequence).collect()

@@ -231,7 +231,7 @@ fn add_item(messages: &mut Vec<Value>, thoughts: &mut String, item: Value) -> Re
         if answer["role"] != "assistant" {
             return Err("follows an item of type reasoning, expected an answer or a function_call".into());
         }
-        // The name that templates of models that think use.
+        // Templates of reasoning models read this name.
         answer["reasoning_content"] = std::mem::take(thoughts).into();
     }
     messages.push(answer);

@@ -197,7 +197,7 @@ fn run(queue: &Queue, only_quick: bool) {
         };
         drop(jobs);
         let begun = Instant::now();
-        // The request of a job that panics finds that there is no answer.
+        // If a job panics, its request gets no answer and fails.
         let _ = catch_unwind(AssertUnwindSafe(work));
         lock(&queue.jobs).finish(&time, start, begun.elapsed());
     }

@@ -163,7 +163,7 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
     options.queue = 1;
     let server = TestServer::with(options);
     let two = json!({"prompt": "a", "n": 2, "max_tokens": 2});
-    // One more than one that is computed and one that waits; on a busy machine the first may have ended by then.
+    // One sequence is computed, one waits, and the third is refused. On a busy machine, the first may have ended by then.
     let refused = (0..20).find_map(|_| {
         let mut client = server.connect();
         client.write_all(long(true).as_bytes()).expect("sent");

@@ -223,9 +223,10 @@ fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Resul
         .returns("load_position", "", &module.load(POSITIONS, "sequence")))
 }
 
-/// Compiles the launches of the kernel whose threads share keys and read vectors of four elements. If several workgroups share
-/// the keys of a query, they write their results to scratch for a second launch: sums of values, and [two
-/// numbers](FOUND_NUMBERS). With `tile_rows`, the kernel skips tiles of that many queries that belong to one sequence.
+/// Compiles the launches of the kernel whose threads share keys and read vectors of four elements. If several
+/// workgroups share the keys of a query, they write their results to scratch for a second launch: sums of values, and
+/// [two numbers](FOUND_NUMBERS). With `tile_rows`, the kernel skips tiles of this number of queries if all queries of
+/// the tile belong to one sequence.
 pub(super) fn by_vectors(
     cx: &CompileCx,
     dims: AttentionDims,

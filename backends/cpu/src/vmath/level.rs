@@ -89,8 +89,8 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512bw")
 }
 
-/// Defines a function with a leading `Level` argument that runs `body` compiled
-/// for that level. `Isa` and `Level` must be in scope.
+/// Defines a function whose first argument is a `Level`. It runs `body`, compiled for this level. `Isa` and `Level`
+/// must be in scope.
 ///
 /// `body` must be `#[inline(always)]`, as must everything hot that it calls:
 /// only code inlined into the `#[target_feature]` functions is compiled with

@@ -226,8 +226,8 @@ impl Links {
         Ok((id, links))
     }
 
-    /// Returns a function that returns the first rank that ended before its work was done, if there is one. Any thread
-    /// may call the function.
+    /// Returns a function for any thread. The function returns the first rank that ended before its work was done, if
+    /// there is one.
     pub(super) fn watcher(&self) -> impl Fn() -> Option<LostRank> + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.state().lost.clone()

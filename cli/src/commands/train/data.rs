@@ -53,7 +53,7 @@ pub(super) struct FileOptions {
     #[arg(long, visible_alias = "label", value_name = "COLUMN", conflicts_with_all = ["data_set", "npz", "images"])]
     target: Option<String>,
 
-    /// Kind of the target. guess selects classification if the target has words or few different whole numbers, else
+    /// Kind of the target. `guess` selects classification if the target has words or few different whole numbers, else
     /// regression.
     #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with_all = ["data_set", "images"])]
     task: TaskOption,
@@ -67,13 +67,13 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// Handling of missing cells (empty, NA, NaN, ?): refuse reports an error, mean fills in the mean of the column
-    /// (for words, the most frequent one), drop removes the row.
+    /// Handling of missing cells (empty, NA, NaN, ?): `refuse` reports an error, `mean` fills in the mean of the column
+    /// (for words, the most frequent one), `drop` removes the row.
     #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz", "images"])]
     missing: MissingOption,
 
-    /// Header of the CSV file: yes if its first line contains the column names, no if not. auto assumes a header if no
-    /// field of the line is a number.
+    /// Header of the CSV file: `yes` if its first line contains the column names, `no` if not. `auto` assumes a header if
+    /// no field of the line is a number.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
 
@@ -126,8 +126,8 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     split_seed: u64,
 
-    /// Standardise features to mean 0 and standard deviation 1 over the training examples. auto selects feature for
-    /// tables and all for images.
+    /// Standardise features to mean 0 and standard deviation 1 over the training examples. The default `auto` selects
+    /// `feature` for tables and `all` for images.
     #[arg(long, value_enum, default_value_t = Scale::Auto, conflicts_with = "data_set")]
     scale: Scale,
 }

@@ -25,7 +25,7 @@ pub(super) struct OnnxModel {
     import: Import,
 }
 
-/// Returns an error for a file name that is not that of an ONNX model.
+/// Returns an error if a file name does not end like that of an ONNX model.
 pub(super) fn check_out(file: &Path) -> Result<()> {
     if file.extension().is_some_and(|e| e == "onnx") && !file.is_dir() {
         Ok(())

@@ -16,8 +16,7 @@ const USUAL_ROWS: usize = 128;
 /// Options of language models. Weights are random; only the shapes come from a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LanguageOptions {
-    /// Number of sequences of a language model: a batch, or with --cache sequences that each have their own cache
-    /// [default: 1]
+    /// Number of sequences in a batch of a language model. With --cache, each sequence has its own cache [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sequences: Option<u32>,
 
@@ -127,7 +126,7 @@ impl LanguageOptions {
 pub(in crate::commands) struct LanguageModel {
     pub(super) name: String,
     pub(super) config: LlamaConfig,
-    /// Default number of tokens of a sequence.
+    /// Default number of rows: the tokens of a sequence.
     rows: usize,
 }
 

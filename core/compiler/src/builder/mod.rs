@@ -1,4 +1,4 @@
-//! Builder of plans and sessions from a graph; the functions of the module call it.
+//! A builder of plans and sessions from a graph, and functions that call it.
 
 mod config;
 mod functions;
@@ -188,9 +188,8 @@ impl Builder {
 
     /// Builds a session.
     ///
-    /// If the plan comes from a file ([`Builder::cache`]), nothing is optimized, and the report
-    /// contains only that. A plan that cannot be saved is a warning in the log; so is a damaged
-    /// plan file, which is replaced.
+    /// If the plan comes from a file ([`Builder::cache`]), nothing is optimized, and the report contains only this
+    /// fact. A plan that cannot be saved is a warning in the log; so is a damaged plan file, which is replaced.
     ///
     /// # Errors
     /// Errors of all stages: a wrong graph, a loss that is not scalar, a device that cannot be

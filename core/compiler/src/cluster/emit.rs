@@ -84,7 +84,7 @@ pub(super) fn emit(graph: &Graph, grown: Vec<FusionGroup>) -> Result<ClusteredGr
     })
 }
 
-/// Returns name and location of a cluster, as its last call has them. If that call belongs to the gradient, but the
+/// Returns name and location of a cluster: those of its last call. If that call belongs to the gradient, but the
 /// cluster also contains forward calls, such as the comparison of a ReLU, the last named forward call counts.
 fn provenance(graph: &Graph, members: &[NodeId]) -> Provenance {
     let of_gradient = |p: &Provenance| p.name.as_deref().is_some_and(|name| name.ends_with(GRADIENT_SUFFIX));

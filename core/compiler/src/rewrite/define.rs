@@ -61,8 +61,8 @@ impl Definitions {
     /// Adds a definition: the arguments of the command `define`.
     ///
     /// # Errors
-    /// A name or parameter that is invalid or taken, a second definition with the same label or other parameters, conditions
-    /// that are none.
+    /// A name or parameter that is invalid or taken, a second definition with the same label or other parameters, an argument
+    /// that is no condition.
     pub(super) fn add(&mut self, span: &Span, arguments: &[Expr]) -> Result<(), Fault> {
         const USAGE: &str = "expected (define (NAME PARAMETER ...) [:name \"LABEL\"] CONDITION ...)";
         let Some((Expr::Call(at, name, parameters), mut rest)) = arguments.split_first() else {

@@ -185,7 +185,7 @@ impl Dialect {
     }
 }
 
-/// Adds to each union of a rule an action that records that the rule fired.
+/// Adds an action to each union of a rule. The action records the firing of the rule.
 fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Constructor>) -> Command {
     let tuples = tuple_variables(rule, symbols);
     let mut head = rule.head.clone();

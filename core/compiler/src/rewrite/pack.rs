@@ -135,9 +135,9 @@ fn choose(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str
 
 /// A gradient of the new graph, by values of the old one.
 struct Derivative {
-    /// The leaf that it belongs to; for a packed parameter, the first source.
+    /// The leaf that the gradient belongs to; for a packed parameter, the first source.
     leaf: NodeId,
-    /// Its value; for a packed parameter, the gradients of the sources in order.
+    /// Value of the gradient; for a packed parameter, the gradients of the sources in order.
     values: Vec<Value>,
 }
 

@@ -17,9 +17,9 @@ pub(super) type VarId = usize;
 /// A variable of a rule.
 #[derive(Clone, Debug)]
 pub(super) struct Variable {
-    /// Its name in the text; results of nested calls have none.
+    /// Name of the variable in the text; results of nested calls have none.
     pub(super) name: Option<String>,
-    /// Its sort.
+    /// Sort of the variable.
     pub(super) sort: Sort,
 }
 
@@ -153,7 +153,7 @@ pub(super) struct Atom {
 pub(super) enum Condition {
     /// Both sides have the same value. If one side is an unbound variable, it is bound.
     Equal(ScalarExpr, ScalarExpr),
-    /// The expression has a value, so that it holds.
+    /// The condition holds if the expression has a value.
     Holds(ScalarExpr),
 }
 

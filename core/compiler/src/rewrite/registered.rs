@@ -15,7 +15,7 @@ use meganeura_core::rule_set::RuleSet;
 pub struct RegisteredSet {
     /// The set as registered.
     pub set: RuleSet,
-    /// Its rules, in the order of the text.
+    /// Rules of the set, in the order of the text.
     pub rules: Vec<Arc<Rule>>,
 }
 

@@ -28,7 +28,7 @@ pub enum Phase {
 pub struct Rule {
     /// Namespace of its set.
     pub set: String,
-    /// Its name in the set; a suffix after `#` distinguishes variants of one rule.
+    /// Name of the rule in the set; a suffix after `#` distinguishes variants of one rule.
     pub name: String,
     /// Pass that uses it.
     pub phase: Phase,

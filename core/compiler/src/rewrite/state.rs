@@ -332,8 +332,8 @@ impl State {
         Ok(facts)
     }
 
-    /// Returns the classes of the graph's values, and of its calls with several results under port
-    /// `u32::MAX`.
+    /// Returns the e-class of each value of the graph. A call with several results also has an e-class for the tuple of
+    /// its results; its key is the port `u32::MAX` of the node.
     pub(super) fn classes_of_values(&self) -> Result<FxHashMap<Value, ClassKey>> {
         let mut classes = FxHashMap::default();
         let int = |v: EValue| self.egraph.value_to_base::<i64>(v) as u32;

@@ -19,7 +19,7 @@ pub struct FolderKind {
     pub names: &'static [&'static str],
     /// The file that distinguishes such a folder from another program's.
     pub marker: &'static str,
-    /// Checks that the contents of that file belong to such a folder.
+    /// Returns true if the contents of the marker file belong to such a folder.
     pub is_own: fn(&[u8]) -> bool,
 }
 
@@ -98,14 +98,14 @@ type Result<T> = std::result::Result<T, FolderError>;
 enum Swap {
     /// Atomically if the file system supports it, else like `Aside`.
     Exchange,
-    /// By two renames, with the old folder under the name of [`old_of`] in between.
+    /// By two renames; between them, the old folder has the name that [`old_of`] returns.
     Aside,
 }
 
-/// A folder that is written under a temporary name next to its destination and moved there with
-/// [`NewFolder::put`]. At any moment, also after a kill, readers find either the old or the new
-/// folder: under its name or (only between two renames, if the system has no atomic exchange) under
-/// that of [`old_of`]. If it is dropped before `put`, it is removed.
+/// A folder that is written under a temporary name next to its destination and moved there with [`NewFolder::put`]. At
+/// any moment, also after a kill, readers find either the old or the new folder: under its name or (only between two
+/// renames, if the system has no atomic exchange) under the name that [`old_of`] returns. If it is dropped before
+/// `put`, it is removed.
 #[derive(Debug)]
 pub struct NewFolder {
     temporary: PathBuf,
@@ -177,7 +177,7 @@ impl NewFolder {
     /// keep their permissions.
     ///
     /// # Errors
-    /// [`FolderError::Io`], with the old folder as it was.
+    /// [`FolderError::Io`]; the old folder is then unchanged.
     pub fn put(self) -> Result<()> {
         self.put_by(if cfg!(target_os = "linux") {
             Swap::Exchange
@@ -217,13 +217,13 @@ impl Drop for NewFolder {
     }
 }
 
-/// Returns the name of the old folder while it is replaced by two renames.
+/// Returns the name that the old folder has while it is replaced by two renames.
 pub fn old_of(folder: &Path) -> Option<PathBuf> {
     let name = folder.file_name()?.to_string_lossy();
     Some(folder.with_file_name(format!(".{name}.old")))
 }
 
-/// Returns the current path of a folder that may just be replaced: its own, or that of [`old_of`].
+/// Returns the path of the folder at this moment: its own, or that of [`old_of`] if the folder is just being replaced.
 pub fn place_of(folder: &Path) -> PathBuf {
     match (folder.exists(), old_of(folder)) {
         (false, Some(old)) if old.is_dir() => old,

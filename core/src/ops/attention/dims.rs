@@ -10,13 +10,13 @@ use crate::shape::TensorType;
 pub struct AttentionDims {
     /// Product of the leading axes.
     pub batch: usize,
-    /// Queries.
+    /// Number of queries of a sequence.
     pub rows_q: usize,
-    /// Keys and values, at least one.
+    /// Number of keys, and of values, of a sequence; at least one.
     pub rows_k: usize,
-    /// Heads of the queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of the keys and values, a divisor of `heads`.
+    /// Number of key-value heads, a divisor of `heads`.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
@@ -25,7 +25,7 @@ pub struct AttentionDims {
     /// Maximum number of keys that a query sees, counted back from its own position; 0 for all.
     /// Only if causal.
     pub window: usize,
-    /// Factor of the scores.
+    /// Factor by which scores are multiplied.
     pub scale: f64,
 }
 

@@ -292,9 +292,9 @@ fn cases(sizes: &mut Sizes) -> Vec<Sample> {
 /// Heads, mask and scale of [`Graph::attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {
-    /// Heads of the queries.
+    /// Number of query heads.
     pub num_heads: u32,
-    /// Heads of the keys and values, a divisor of `num_heads`.
+    /// Number of key-value heads, a divisor of `num_heads`.
     pub num_kv_heads: u32,
     /// Width of a head.
     pub head_dim: u32,
@@ -303,7 +303,7 @@ pub struct AttentionOptions {
     /// Maximum number of keys that a query sees, counted back from its own position; needs
     /// `causal`.
     pub window: Option<u32>,
-    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
+    /// Factor by which scores are multiplied; `None` for `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scores before the mask: a score becomes `softcap tanh(score / softcap)` (logit
     /// soft-capping of "Gemma 2", Gemma Team, 2024, section 2); no cap if `None`. With a cap,

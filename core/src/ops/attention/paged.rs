@@ -17,11 +17,11 @@ pub struct PagedDims {
     /// Dimensions of one sequence with `rows` queries, whose keys are the cache rows of one row of
     /// the block table. The position of a query determines which keys it sees.
     pub dims: AttentionDims,
-    /// Blocks of the cache.
+    /// Number of blocks of the cache.
     pub blocks: usize,
-    /// Rows of a block.
+    /// Number of rows of a block.
     pub block_rows: usize,
-    /// Blocks of a sequence: columns of the block table.
+    /// Maximum number of blocks of a sequence: the columns of the block table.
     pub table_len: usize,
 }
 

@@ -42,7 +42,7 @@ fn bits(v: f64) -> u32 {
     v as i64 as u32
 }
 
-/// Returns an integer of that dtype from its bits.
+/// Returns an integer of this dtype from its bits.
 fn number(dtype: DType, bits: u32) -> f64 {
     wrap(dtype, i128::from(bits))
 }

@@ -37,7 +37,7 @@ pub struct RopeDims {
     pub offset: usize,
     /// Rotates backwards if `true`.
     pub inverse: bool,
-    /// Scaling of the speeds (angles per position) for longer contexts.
+    /// Scaling of the frequencies (radians per position) for longer contexts.
     pub scaling: RopeScaling,
 }
 

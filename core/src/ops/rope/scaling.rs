@@ -4,27 +4,27 @@ use std::f64::consts::TAU;
 
 use crate::attrs::Attrs;
 
-/// Scaling of the speeds (angles per position) of the rotated pairs.
+/// Scaling of the frequencies (radians per position) of the rotated pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
     #[default]
     None,
-    /// Divides all speeds by the factor: positional interpolation (Chen et al., 2023).
+    /// Divides all frequencies by the factor: positional interpolation (Chen et al., 2023).
     Linear {
         /// Ratio of the longer context to the original one.
         factor: f64,
     },
-    /// Divides speeds by the factor if a turn takes more than `context / low_freq_factor`
-    /// positions, keeps them if it takes less than `context / high_freq_factor`, and interpolates
-    /// in between: Llama 3.1 (Dubey et al., 2024).
+    /// Divides frequencies by the factor if a turn takes more than `context / low_freq_factor` positions, keeps them if
+    /// it takes less than `context / high_freq_factor`, and interpolates in between: Llama 3.1 (Dubey et al., 2024).
     Llama3 {
         /// Ratio of the longer context to the original one.
         factor: f64,
-        /// Turns per original context up to which pairs are slowed down by the full factor.
+        /// If a pair makes at most this number of turns in the original context, its frequency is divided by the full
+        /// factor.
         low_freq_factor: f64,
-        /// Turns per original context from which pairs keep their speed; more than
-        /// `low_freq_factor`.
+        /// If a pair makes at least this number of turns in the original context, its frequency does not change. More
+        /// than `low_freq_factor`.
         high_freq_factor: f64,
         /// Context length of pretraining.
         original_context: u32,
@@ -81,7 +81,7 @@ impl RopeScaling {
             .with("original_context", context)
     }
 
-    /// Scales a speed, in radians per position.
+    /// Scales a frequency, in radians per position.
     pub fn apply(self, speed: f64) -> f64 {
         match self {
             RopeScaling::None => speed,

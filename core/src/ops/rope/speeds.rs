@@ -1,4 +1,4 @@
-//! Rotary positions with a separate speed for each pair: a composition of other operators.
+//! Rotary positions with a separate frequency for each pair: a composition of other operators.
 
 use super::{RopeDims, dynamic, turn};
 use crate::NodeId;
@@ -11,9 +11,9 @@ const FORMULA: &str =
     "pair i of each head is turned by speeds[i] radians for each position; see `Graph::rope_with_speeds`";
 
 impl Graph {
-    /// Computes [`Graph::rope_dynamic_offset`] with arbitrary speeds instead of the powers of a base, in radians per
-    /// position, one for each pair of a head, and with results scaled by `magnitude`: LongRoPE (Ding et al., 2024)
-    /// divides the usual speeds by one factor per pair, and scales queries and keys by a common factor.
+    /// Computes [`Graph::rope_dynamic_offset`] with arbitrary frequencies (`speeds`) instead of the powers of a base,
+    /// in radians per position, one for each pair of a head, and with results scaled by `magnitude`: LongRoPE (Ding et
+    /// al., 2024) divides the usual frequencies by one factor per pair, and scales queries and keys by a common factor.
     ///
     /// `x [batch..., rows, heads * 2 * speeds.len()] -> as x`; `offset` is `u32 [1]`, or with batch axes
     /// `u32 [batch...]`. Cosines and sines are computed in each step, once for all calls with the same speeds and

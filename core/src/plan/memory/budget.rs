@@ -8,7 +8,8 @@ impl MemoryBudget {
     /// memory of the device.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] for a share that is not between 0 and 1, or one of a memory of unknown size.
+    /// [`Error::InvalidUse`] for a share that is not between 0 and 1, or a share of the memory of a device whose memory
+    /// size is not known.
     pub fn bytes(&self, without: &MemoryForecast, device_memory: Option<u64>) -> Result<usize> {
         let share = |share: f64, whole: usize| {
             if share > 0.0 && share <= 1.0 {

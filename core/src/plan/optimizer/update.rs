@@ -47,7 +47,7 @@ pub struct Update {
 pub(super) struct UpdateInputs {
     /// Name of the parameter; moments are named after it.
     pub(super) name: String,
-    /// Its group; see [`Update::group_of`].
+    /// Group of the parameter; see [`Update::group_of`].
     pub(super) group: usize,
     pub(super) parameter: NodeId,
     pub(super) gradient: Value,
@@ -100,9 +100,10 @@ pub struct ParameterGroup {
     /// Name patterns of the parameters; `*` matches any characters. Each must match at least one
     /// parameter.
     pub patterns: Vec<String>,
-    /// Their learning rate as a multiple of the rule's, which a schedule may change.
+    /// Learning rate of these parameters, divided by that of the update rule. It stays the same when a schedule changes
+    /// the rule's learning rate.
     pub learning_rate_scale: f32,
-    /// Their weight decay instead of the rule's.
+    /// Weight decay of these parameters; `None` for that of the update rule.
     pub weight_decay: Option<f32>,
 }
 

@@ -16,7 +16,8 @@ use super::error::DataError;
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// By its name in the header; a name that no column has, but that is a number, counts columns from 1.
+    /// By its name in the header. If no column has this name, but the name is a number, it is the number of the column,
+    /// from 1.
     Name(String),
     /// By its number, from 1, as in error messages.
     Number(usize),

@@ -118,7 +118,7 @@ impl Dataset {
     }
 
     /// Shifts and scales the targets of regression, for training. [`target_scale`](Self::target_scale) keeps the
-    /// statistics, by which evaluations are in the original units again.
+    /// statistics, with which evaluations convert results back to the original units.
     ///
     /// # Errors
     ///

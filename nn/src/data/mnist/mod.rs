@@ -57,9 +57,8 @@ pub fn mnist(dir: impl AsRef<Path>) -> Result<(Dataset, Dataset), DataError> {
     Ok((train, test))
 }
 
-/// Builds a data set from a `u8` image file of shape `[n, height, width]` and
-/// a `u8` label file of shape `[n]`. Pixels are divided by 255; the feature
-/// shape is `[1, height, width]`; the name is the image file's.
+/// Builds a data set from a `u8` image file of shape `[n, height, width]` and a `u8` label file of shape `[n]`. Pixels
+/// are divided by 255; the feature shape is `[1, height, width]`; the data set has the name of the image file.
 ///
 /// # Errors
 ///

@@ -108,7 +108,7 @@ impl NpyText {
     ///
     /// # Errors
     ///
-    /// [`DataError::Npy`] for the first one that has a code that is no character, or bytes that are not UTF-8.
+    /// [`DataError::Npy`] for the first text with a code that is no character, or with bytes that are not UTF-8.
     pub fn to_strings(&self) -> Result<Vec<String>, DataError> {
         self.texts().collect()
     }
@@ -205,8 +205,7 @@ pub fn read_npy_labels(path: impl AsRef<Path>) -> Result<NpyLabels, DataError> {
     Ok(NpyLabels::of(raw))
 }
 
-/// Parses the content of a `.npy` file like [`parse_npy`](super::parse_npy), which may also be text
-/// (`<U10` and `|S10`).
+/// Parses the content of a `.npy` file like [`parse_npy`](super::parse_npy), but also accepts text (`<U10` and `|S10`).
 ///
 /// # Errors
 ///

@@ -44,7 +44,7 @@ pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataErr
     numbers_of(raw(path.as_ref(), array)?)
 }
 
-/// Reads an array like [`read_npz`], which may also be text (`<U10` and `|S10`).
+/// Reads an array like [`read_npz`], but also accepts text (`<U10` and `|S10`).
 ///
 /// # Errors
 ///

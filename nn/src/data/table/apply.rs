@@ -131,7 +131,7 @@ impl TableSchema {
     ///
     /// # Errors
     ///
-    /// [`DataError::Columns`] for columns that are missing, there twice, or unknown; [`DataError::Csv`], with line and
+    /// [`DataError::Columns`] for columns that are missing, duplicate or unknown; [`DataError::Csv`], with line and
     /// column, for cells that are missing, not finite numbers or unknown categories, and targets that are none of the
     /// classes or no numbers; [`DataError::Empty`] when no row is left; [`DataError::OutOfMemory`].
     pub fn apply(&self, raw: &RawTable, classes: &[String], options: TableReadOptions) -> Result<TableRows, DataError> {

@@ -29,8 +29,7 @@ pub enum ColumnKind {
         /// Fill value of missing cells; without it, they are errors.
         fill: Option<f32>,
     },
-    /// One of some texts, with one feature per text: 1 for the cell's own text, 0 for all further
-    /// ones.
+    /// One of some texts, with one feature per text: 1 for the text of the cell, 0 for all others.
     Categorical {
         /// The texts, sorted.
         categories: Vec<String>,
@@ -62,7 +61,7 @@ pub struct TableSchema {
     pub columns: Vec<FeatureColumn>,
     /// Column of the target.
     pub target: String,
-    /// Columns that are neither; tables may or may not have them.
+    /// Columns that are neither features nor target; tables may have them or not.
     pub ignored: Vec<String>,
 }
 

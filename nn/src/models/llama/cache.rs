@@ -6,12 +6,12 @@ use meganeura_core::DType;
 /// the device. Queries, and sums over keys, are always `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CacheType {
-    /// 32 bits a number.
+    /// 32 bits per number.
     #[default]
     F32,
-    /// 16 bits a number, IEEE 754 binary16: half of the memory, and of the reads of attention.
-    /// Numbers are rounded when they are written, by at most 2^-11 of their magnitude (2^-25 below
-    /// 2^-14); magnitudes from 65,520 on become infinite.
+    /// 16 bits per number, IEEE 754 binary16: half of the memory, and half of the bytes that attention reads. Numbers
+    /// are rounded when they are written, by at most 2^-11 of their magnitude (2^-25 below 2^-14); magnitudes from
+    /// 65,520 on become infinite.
     F16,
 }
 

@@ -72,14 +72,15 @@ pub struct LlamaConfig {
     pub moe: Option<MoeConfig>,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
-    /// Base in the layers with a window, whose speeds are not scaled; `rope_theta` if `None`
-    /// ("Gemma 3", Gemma Team, 2025, section 2: `rope_local_base_freq`).
+    /// Base in the layers with a window, whose frequencies are not scaled; `rope_theta` if `None` ("Gemma 3", Gemma
+    /// Team, 2025, section 2: `rope_local_base_freq`).
     pub rope_local_theta: Option<f32>,
-    /// Scaling of the rotary speeds for longer contexts.
+    /// Scaling of the rotary frequencies for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// Factors of the speeds of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
+    /// Factors of the rotary frequency of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
     pub longrope: Option<LongRope>,
-    /// Features of a head that are rotated, the first ones; all if `None` (`partial_rotary_factor` times the head's).
+    /// Number of features of a head that are rotated, from the first one on (`partial_rotary_factor` times `head_dim`);
+    /// all if `None`.
     pub rotary_dim: Option<usize>,
     /// Layers without a position embedding (NoPE; Kazemnejad et al., 2023; SmolLM3).
     pub nope_layers: LayerSet,
@@ -91,13 +92,14 @@ pub struct LlamaConfig {
     pub full_attention_layers: LayerSet,
     /// Norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
     pub qk_norm: QkNorm,
-    /// Factor of attention's scores; `1 / sqrt(head_dim)` if `None` (`query_pre_attn_scalar ^ -0.5` in Gemma).
+    /// Factor by which attention scores are multiplied; `1 / sqrt(head_dim)` if `None` (`query_pre_attn_scalar ^ -0.5`
+    /// in Gemma).
     pub attention_scale: Option<f32>,
-    /// Bound of attention's scores, `cap tanh(score / cap)` ("Gemma 2", section 2:
-    /// `attn_logit_softcapping`). Memory then grows with the number of scores, in a step of the
-    /// paged cache with tokens times positions of a sequence.
+    /// Soft cap of the attention scores: `cap tanh(score / cap)` ("Gemma 2", section 2: `attn_logit_softcapping`). Memory
+    /// then grows with the number of scores. In a step with a paged cache, this is the number of tokens times the maximum
+    /// number of positions of a sequence, for each head.
     pub attention_softcap: Option<f32>,
-    /// Bound of the logits, in the same form (`final_logit_softcapping`).
+    /// Soft cap of the logits, in the same form (`final_logit_softcapping`).
     pub logit_softcap: Option<f32>,
     /// Activation of the gate in the feed-forward layers: SiLU (SwiGLU; Shazeer, 2020), or GELU in its tanh
     /// approximation (GeGLU; Gemma).
@@ -107,12 +109,12 @@ pub struct LlamaConfig {
     /// True if the norms multiply by `1 + weight` (Gemma; `zero_centered_gamma` of Transformer
     /// Engine), so that weights begin at 0 and decay to a factor of 1.
     pub zero_centered_norms: bool,
-    /// Factor of the embeddings before the first block: `sqrt(dim)` in Gemma,
+    /// Factor by which embeddings are multiplied before the first block: `sqrt(dim)` in Gemma,
     /// `embedding_multiplier` in Granite.
     pub embedding_multiplier: Option<f32>,
     /// Factor of each part's result before the addition (`residual_multiplier` in Granite).
     pub residual_multiplier: Option<f32>,
-    /// Number that logits are divided by, before they are bounded (`logits_scaling` in Granite).
+    /// Number that logits are divided by, before the soft cap (`logits_scaling` in Granite).
     pub logits_scaling: Option<f32>,
     /// True if the projections to queries, keys and values have a bias (Qwen2).
     pub qkv_bias: bool,

@@ -6,10 +6,9 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::config::{LayerSet, LlamaConfig};
 use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check_sizes, scoped};
 
-/// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang
-/// et al., 2024). A linear router chooses some of the experts for each token. The token's result is
-/// the sum of their outputs, weighted by their shares in the softmax of the router's logits.
-/// Further experts are not computed.
+/// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang et al., 2024). A
+/// linear router chooses some of the experts for each token. The token's result is the sum of their outputs, weighted
+/// by their shares in the softmax of the router's logits. The other experts are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MoeConfig {
     /// Experts of a layer.

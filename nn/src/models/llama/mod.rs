@@ -195,7 +195,7 @@ pub const TOKENS: &str = "tokens";
 /// Name of the input with the tokens that follow them.
 pub const TARGETS: &str = "targets";
 
-/// Builds a graph that trains the language model that `logits` builds.
+/// Builds a graph for training a language model; `logits` builds the model.
 ///
 /// Inputs: `tokens` and `targets`, `u32 [batch, rows]`; `targets` is usually `tokens` moved by one. Outputs: the
 /// mean cross-entropy in nats over all positions, `f32 []`, and the logits, `f32 [batch, rows, vocab]`.

@@ -63,7 +63,7 @@ fn matrix(module: &str) -> Option<usize> {
 }
 
 impl StorageMap {
-    /// Stores all matrices in one way.
+    /// Creates a map with the same storage type for all matrices.
     pub const fn all(storage: WeightStorage) -> Self {
         StorageMap {
             usual: storage,
@@ -73,9 +73,8 @@ impl StorageMap {
         }
     }
 
-    /// Sets the storage of the matrix with the parameter of this name
-    /// (`model.layers.0.mlp.up_proj.weight`). Names of other parameters, and layers from
-    /// [`LayerSet::LAYERS`] on, are ignored.
+    /// Sets the storage type of the matrix whose parameter has this name (`model.layers.0.mlp.up_proj.weight`). Names
+    /// of other parameters, and layers from [`LayerSet::LAYERS`] on, are ignored.
     pub fn set(&mut self, parameter: &str, storage: WeightStorage) {
         match place(parameter) {
             Some(MatrixName::Embedding) => self.embedding = storage,
@@ -89,8 +88,7 @@ impl StorageMap {
         }
     }
 
-    /// Returns the storage of the matrix with the parameter of this name; `None` if the model has
-    /// no such matrix.
+    /// Returns the storage type of the matrix whose parameter has this name; `None` if the model has no such matrix.
     pub fn of(&self, parameter: &str) -> Option<WeightStorage> {
         Some(match place(parameter)? {
             MatrixName::Embedding => self.embedding,
@@ -113,8 +111,8 @@ impl StorageMap {
         layer.map_or(self.usual, |(layer, matrix)| layer[matrix])
     }
 
-    /// Returns a lower-case name, for files of plans: the storage's if all matrices have the same
-    /// one, else `mixed-` and a hash of all.
+    /// Returns a lower-case name for plan files: the name of the storage type if all matrices have the same one, else
+    /// `mixed-` and a hash of all types.
     pub fn name(&self) -> String {
         if *self == StorageMap::all(self.usual) {
             return self.usual.name().to_owned();

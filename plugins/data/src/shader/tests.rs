@@ -36,7 +36,7 @@ fn translated(body: &str) -> Result<String, String> {
 
 const MAIN: &str = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>)";
 
-/// Returns the number of elements that an expression indexes, using only the types of the module.
+/// Returns the number of elements of the array, vector or matrix `base`. It uses only the types of the module.
 fn length(module: &Module, info: &ModuleInfo, function: &Function, base: Handle<Expression>) -> u32 {
     let info = info.get_entry_point(0);
     let of = |inner: &TypeInner| match *inner {

@@ -10,9 +10,9 @@ use meganeura_core::shape::TensorType;
 pub(super) struct Leaf {
     /// The variable that it binds.
     pub(super) var: VarId,
-    /// Its kind.
+    /// Kind of the leaf.
     pub(super) kind: LeafKind,
-    /// Its type.
+    /// Type of the leaf.
     pub(super) ty: TensorType,
     /// For a constant, the fact that the rule requires; it determines the elements that have the value. All other
     /// elements are 0.

@@ -77,7 +77,7 @@ pub enum Outcome {
     NoWitness,
     /// An operator failed or panicked.
     Failed {
-        /// Its message.
+        /// Message of the operator.
         message: String,
     },
 }

@@ -37,7 +37,7 @@ pub(super) struct Origin {
     pub(super) dispatch: Dispatch,
     /// Estimated picoseconds.
     pub(super) cost: u64,
-    /// Its level in the plan.
+    /// Level of the dispatch in the plan.
     pub(super) level: usize,
     /// `true` if repeating it gives the same results and changes nothing else.
     pub(super) repeatable: bool,
@@ -254,7 +254,7 @@ impl Steps {
         }
     }
 
-    /// Returns the steps that repeat a dispatch that another step also runs.
+    /// Returns the steps that repeat the dispatch of an earlier step.
     pub(super) fn repeated(&self) -> Vec<usize> {
         let mut seen = vec![false; self.origins.len()];
         let mut order: Vec<usize> = (0..self.steps.len()).filter(|&i| !self.steps[i].dropped).collect();
