@@ -56,11 +56,15 @@ impl PackedProduct {
             }
             Some(format) => {
                 let blocks = length / BLOCK;
-                let words = g.parameter_typed("weight", &[columns, blocks * format.words()], DType::U32);
-                let scales = g.parameter_typed("scales", &[columns, blocks * format.scales()], DType::F16);
+                let (words, scales) = ([columns, blocks * format.words()], [columns, blocks * format.scales()]);
                 if is_transposed {
+                    let words = g.parameter_typed("weight", &words, DType::U32);
+                    let scales = g.parameter_typed("scales", &scales, DType::F16);
                     g.quantized_matmul(x, words, Some(scales.into()))
                 } else {
+                    // Inputs, because inference expands parameters once for all steps.
+                    let words = g.input_u32("weight", &words);
+                    let scales = g.input_typed("scales", &scales, DType::F16);
                     let weight = g.dequantize(words, scales);
                     g.matmul(x, weight)
                 }
@@ -83,11 +87,16 @@ impl PackedProduct {
     /// Runs a step and checks its results. They may differ from the definition by at most the tolerance times the sum
     /// of the absolute terms.
     pub(crate) fn check(&self, session: &mut Session, tolerance: f64) {
-        session
-            .try_set_parameter_bytes("weight", &self.weight)
-            .expect("weights");
+        let mut set = |name: &str, bytes: &[u8]| {
+            if self.is_transposed {
+                session.try_set_parameter_bytes(name, bytes).expect(name);
+            } else {
+                session.try_set_input_bytes(name, bytes).expect(name);
+            }
+        };
+        set("weight", &self.weight);
         if !self.scales.is_empty() {
-            session.try_set_parameter_bytes("scales", &self.scales).expect("scales");
+            set("scales", &self.scales);
         }
         session.set_input("x", &self.x);
         session.step();
