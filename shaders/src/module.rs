@@ -194,6 +194,16 @@ impl<'a> Module<'a> {
         }
     }
 
+    /// Returns four elements like `load_vector`, but only of `f32`, and also of an operand that the kernel overwrites. The kernel
+    /// may read only elements that the same thread writes.
+    pub(crate) fn load_own_vector(&mut self, operand: usize, index: &str) -> Option<String> {
+        let Source::Memory(memory) = self.cx.inputs[operand] else {
+            return None;
+        };
+        let dtype = self.cx.stored_dtype(memory, self.cx.kernel.inputs[operand].dtype);
+        (dtype == DType::F32).then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f32>", false)))
+    }
+
     /// Returns `count` adjacent words of an operand, the first with the index `count * index`; `None` for an operand without a
     /// buffer.
     pub(crate) fn load_words(&mut self, operand: usize, count: usize, index: &str) -> Option<String> {

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use meganeura_core::TensorType;
+use meganeura_core::{DType, TensorType};
 
-use super::body::Body;
+use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::location::{self, Base};
@@ -14,6 +14,8 @@ use super::location::{self, Base};
 const THREAD_ELEMENTS: usize = 4;
 /// Minimum number of elements of results if a thread computes several: fewer would leave too few threads.
 const STREAM: usize = 1 << 19;
+/// Components of a vector.
+const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 /// Maximum number of variables of an element for several elements per thread: more would slow down drivers or need too many
 /// registers.
 const MAX_VARIABLES: usize = 64;
@@ -54,8 +56,12 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         let code = pairs(&mut e, numel, *output)?;
         return e.module.finish_elements(code, numel.div_ceil(2));
     }
+    if let Some(launch) = in_vectors(body, cx, numel, outputs) {
+        return Ok(launch);
+    }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
-    // Updates in place have enough memory accesses: with several elements, gradient descent is slower and Adam is not faster.
+    // Updates in place have enough memory accesses: with several elements a quarter apart, gradient descent is slower and Adam is
+    // not faster.
     if numel < STREAM || !numel.is_multiple_of(THREAD_ELEMENTS) || variables > MAX_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(code + &stores, numel);
     }
@@ -71,6 +77,65 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         writing += &stores;
     }
     e.module.finish_elements(reading + &writing, threads)
+}
+
+/// Returns the launch of a large update in place whose threads read and write vectors of four elements, which takes a quarter of
+/// the memory instructions; `None` if a result is not `f32`, or an operand is read at other elements than the written ones.
+fn in_vectors(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Option<Launch> {
+    if !cx.overwrites() || numel < STREAM || !numel.is_multiple_of(COMPONENTS.len()) {
+        return None;
+    }
+    let mut e = Emitter::new(body, cx);
+    let is_read = |id: &Id| (0..body.nodes.len()).any(|other| body.inputs(other).contains(id));
+    let whole: Vec<Id> = (0..body.nodes.len())
+        .filter(|&id| body.ty(id).numel() == numel && matches!(body.nodes[id].def, Def::Operand(_)))
+        .filter(is_read)
+        .collect();
+    let mut code = String::new();
+    let mut vectors = Vec::with_capacity(whole.len());
+    for &id in &whole {
+        let Def::Operand(operand) = body.nodes[id].def else {
+            continue;
+        };
+        let loaded = e.module.load_own_vector(operand, "i")?;
+        let name = e.fresh();
+        // Writing to a string does not fail.
+        let _ = writeln!(code, "let {name} = {loaded};");
+        vectors.push(name);
+    }
+    let mut values = vec![Vec::with_capacity(COMPONENTS.len()); outputs.len()];
+    for (number, component) in COMPONENTS.iter().enumerate() {
+        let index = format!("i{number}");
+        let _ = writeln!(code, "let {index} = i * {}u + {number}u;", COMPONENTS.len());
+        let (base, before) = (Base::new(&index, numel), e.variables());
+        for (&id, vector) in whole.iter().zip(&vectors) {
+            let shape = body.ty(id).shape.clone();
+            let location = location::split(&base, 1, &shape);
+            e.fix_terms(
+                id,
+                &format!("{vector}.{component}"),
+                vec![location::terms(&location, &shape)],
+            );
+        }
+        let computed = e.writing_block(&base, |e| {
+            let values = outputs.iter().map(|&output| element(e, &base, output));
+            values.collect::<Result<Vec<_>, _>>()
+        });
+        let (block, elements) = computed.ok()?;
+        if e.variables() - before > MAX_VARIABLES {
+            return None;
+        }
+        code += &block;
+        values.iter_mut().zip(elements).for_each(|(all, value)| all.push(value));
+    }
+    for (&output, values) in outputs.iter().zip(values) {
+        if cx.stored_output(output) != DType::F32 {
+            return None;
+        }
+        let vector = format!("vec4<f32>({})", values.join(", "));
+        code += &e.module.store_vector(output, "i", &vector)?;
+    }
+    e.module.finish_elements(code, numel / COMPONENTS.len()).ok()
 }
 
 /// Returns the code that computes the elements of some results with one index, the code that stores them, and its number of

@@ -53,6 +53,21 @@ fn samples() -> Vec<(&'static str, Sample)> {
         let sample = Sample::new(format!("[{k}, {m}] transposed by [{k}, {n}] of f32"), operands, attrs);
         samples.push(("core.matmul", sample));
     }
+    // Large updates in place use vectors.
+    let scalar = |value: f64| SampleInput::range(&[], value, value);
+    let shape = [1024, 516];
+    let state = || SampleInput::f32(&shape).state();
+    let sgd = vec![state(), SampleInput::f32(&shape), scalar(0.1), scalar(0.01)];
+    samples.push(("optim.sgd", Sample::new("[1024, 516]", sgd, Attrs::new())));
+    let mut adam = vec![
+        state(),
+        SampleInput::f32(&shape),
+        state(),
+        SampleInput::range(&shape, 0.1, 2.0).state(),
+    ];
+    adam.extend([0.01, 0.9, 0.999, 1e-8, 0.01, 0.271, 0.003].map(scalar));
+    let attrs = Attrs::new().with("decoupled", true);
+    samples.push(("optim.adam", Sample::new("[1024, 516]", adam, attrs)));
     samples
 }
 
