@@ -38,7 +38,8 @@ fn the_library_adds_and_scales() {
     let operands = [Slot::Operand(0), Slot::Operand(1)];
     let (left, right) = ([Slot::Step(0), Slot::Operand(2)], [Slot::Operand(2), Slot::Step(0)]);
     let whole: &[usize] = &[64, 72];
-    let cases: [(&str, &[Slot], &[usize], Option<LibraryEpilogue>); 6] = [
+    type Case<'a> = (&'a str, &'a [Slot], &'a [usize], Option<LibraryEpilogue>);
+    let cases: [Case; 6] = [
         ("core.add", &left, whole, Some(LibraryEpilogue::Add)),
         ("core.add", &right, whole, Some(LibraryEpilogue::Add)),
         ("core.mul", &right, &[], Some(LibraryEpilogue::Scale)),
