@@ -75,6 +75,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
     let root = schema;
     // A work list instead of recursion: it needs no stack.
     let mut left = vec![schema];
+    let mut objects = Vec::new();
     while let Some(value) = left.pop() {
         values += 1;
         let len = match value {
@@ -107,7 +108,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                 texts += usize::from(fields.contains_key("pattern") || fields.contains_key("format"));
                 branches += fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
                 multiples.add(fields)?;
-                merged.check(value)?;
+                objects.push(value);
                 if !std::ptr::eq(value, root) && has_options(fields) {
                     let message = "x-guidance is supported only at the top of a schema";
                     return Err(Error::misuse(
@@ -149,6 +150,8 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
         }
     }
     multiples.check()?;
+    // The merger recurses, so the limits above must hold first.
+    objects.into_iter().try_for_each(|object| merged.check(object))?;
     // The compiler compiles the target of a reference once, unless it has to combine it with other schemas, or builds a list item
     // by item.
     let size = if combines {

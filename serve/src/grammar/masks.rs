@@ -24,7 +24,7 @@ const REQUEST_BUDGET: Duration = Duration::from_secs(30);
 /// less than a millisecond.
 const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
 /// Maximum time to wait, after the last token, for the result whether the text is complete according to the grammar.
-const LAST_WAIT: Duration = Duration::from_millis(100);
+const LAST_WAIT: Duration = Duration::from_millis(20);
 
 /// Maximum mean time per mask of a request that counts as quick.
 const QUICK: Duration = Duration::from_millis(20);

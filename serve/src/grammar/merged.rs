@@ -13,6 +13,12 @@ const MAX_NAMES: u64 = 1_400;
 /// unit.
 const MAX_SQUARES: u64 = 2_000_000;
 
+/// Maximum number of property names of an object with `minProperties` or `maxProperties`: the compiler copies the object for each
+/// optional name, and takes 0.3 s for 100 names and 53 s for 1,000.
+const MAX_COUNTED_NAMES: u64 = 120;
+/// Maximum number of references that lead to each other.
+const MAX_CHAIN: usize = 256;
+
 /// Totals of a schema and the schemas that are merged into it.
 #[derive(Clone, Copy)]
 struct Totals {
@@ -25,6 +31,8 @@ struct Totals {
     has_exclusive_integer: bool,
     /// True if the type is `integer`.
     is_integer: bool,
+    /// True if the number of properties is limited.
+    counts_names: bool,
 }
 
 impl Totals {
@@ -34,6 +42,7 @@ impl Totals {
         high: f64::INFINITY,
         has_exclusive_integer: false,
         is_integer: false,
+        counts_names: false,
     };
 
     /// Returns the totals of a schema without the schemas merged into it.
@@ -54,6 +63,7 @@ impl Totals {
             high: tightest(["maximum", "exclusiveMaximum"], f64::INFINITY, f64::min),
             has_exclusive_integer: is_exclusive_integer("exclusiveMinimum") || is_exclusive_integer("exclusiveMaximum"),
             is_integer: fields.get("type").is_some_and(|kind| kind == "integer"),
+            counts_names: fields.contains_key("minProperties") || fields.contains_key("maxProperties"),
         }
     }
 
@@ -64,6 +74,7 @@ impl Totals {
             high: self.high.min(other.high),
             has_exclusive_integer: self.has_exclusive_integer || other.has_exclusive_integer,
             is_integer: self.is_integer || other.is_integer,
+            counts_names: self.counts_names || other.counts_names,
         }
     }
 }
@@ -75,6 +86,10 @@ pub(super) struct Merger<'s> {
     targets: HashMap<&'s str, Totals>,
     /// Sum of the squared numbers of names so far.
     squares: u64,
+    /// Number of references that lead to the current schema.
+    chain: usize,
+    /// True if a chain was longer than [`MAX_CHAIN`].
+    is_too_deep: bool,
 }
 
 impl<'s> Merger<'s> {
@@ -88,14 +103,17 @@ impl<'s> Merger<'s> {
             root,
             targets: HashMap::new(),
             squares: 0,
+            chain: 0,
+            is_too_deep: false,
         }
     }
 
     /// Checks a schema of the document.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`]: more names than [`MAX_NAMES`] and [`MAX_SQUARES`] allow; an exclusive bound that is an integer if the other bound is at most 1
-    /// away, because the compiler would allow the bound itself.
+    /// [`Error::InvalidUse`]: more names than [`MAX_NAMES`], [`MAX_SQUARES`] and [`MAX_COUNTED_NAMES`] allow; a chain of more than
+    /// [`MAX_CHAIN`] references; an exclusive bound that is an integer if the other bound is at most 1 away, because the compiler
+    /// would allow the bound itself.
     pub(super) fn check(&mut self, schema: &'s Value) -> Result<()> {
         let Totals {
             names,
@@ -103,7 +121,18 @@ impl<'s> Merger<'s> {
             high,
             has_exclusive_integer,
             is_integer,
+            counts_names,
         } = self.totals(schema);
+        if self.is_too_deep {
+            return Err(too_large(format!(
+                "expected at most {MAX_CHAIN} references that lead to each other"
+            )));
+        }
+        if counts_names && names > MAX_COUNTED_NAMES {
+            return Err(too_large(format!(
+                "expected at most {MAX_COUNTED_NAMES} names of an object with minProperties or maxProperties, found {names}"
+            )));
+        }
         if names > MAX_NAMES {
             return Err(too_large(format!(
                 "expected at most {MAX_NAMES} names of an object with everything that allOf and references add, found {names}"
@@ -167,8 +196,14 @@ impl<'s> Merger<'s> {
         let Some(target) = reference.strip_prefix('#').and_then(|at| self.root.pointer(at)) else {
             return Totals::NONE;
         };
+        if self.chain == MAX_CHAIN {
+            self.is_too_deep = true;
+            return Totals::NONE;
+        }
         self.targets.insert(reference, Totals::NONE);
+        self.chain += 1;
         let totals = self.totals(target);
+        self.chain -= 1;
         self.targets.insert(reference, totals);
         totals
     }
@@ -248,6 +283,44 @@ mod tests {
             let error = schema(&wrong).expect_err("too large").to_string();
             assert!(error.contains("fewer names"), "{error}");
         }
+    }
+
+    #[test]
+    fn long_chains_of_references_are_refused_without_a_large_stack() {
+        let chain = |count: usize, nested: usize| {
+            let mut all: Vec<Value> = (1..=count)
+                .map(|next| {
+                    let last = json!({"$ref": format!("#//{next}")});
+                    (0..nested).fold(last, |inner, _| json!({"allOf": [inner]}))
+                })
+                .collect();
+            all.push(json!({}));
+            json!({"$ref": "#//0", "": all})
+        };
+        let checked = |chained: Value| {
+            let thread = std::thread::Builder::new().stack_size(2 << 20);
+            let thread = thread.spawn(move || schema(&chained).map_err(|e| e.to_string()));
+            thread.expect("a thread").join().expect("it ends")
+        };
+        for (count, nested) in [(9000, 6), (5500, 12), (990, 2), (300, 20)] {
+            let error = checked(chain(count, nested)).expect_err("too long");
+            assert!(error.contains("expected at most"), "{error}");
+        }
+        checked(chain(200, 3)).expect("short enough");
+    }
+
+    #[test]
+    fn objects_that_count_their_names_have_few() {
+        let names = |count: usize| -> Map<String, Value> { (0..count).map(|i| (format!("n{i}"), json!({}))).collect() };
+        for wrong in [
+            json!({"properties": names(200), "minProperties": 1}),
+            json!({"allOf": [{"properties": names(200)}, {"maxProperties": 3}]}),
+        ] {
+            let error = schema(&wrong).expect_err("too many").to_string();
+            assert!(error.contains("minProperties or maxProperties"), "{error}");
+        }
+        schema(&json!({"properties": names(100), "minProperties": 1})).expect("few enough");
+        schema(&json!({"properties": names(1000)})).expect("not counted");
     }
 
     #[test]
