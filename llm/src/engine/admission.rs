@@ -6,6 +6,11 @@ use super::Engine;
 use super::inputs::BLOCK_ROWS;
 use super::sequence::Sequence;
 
+/// Maximum number of sequences in a row that overtake one for which there is no room.
+const MAX_OVERTAKING: usize = 64;
+/// Sequences overtake only if they need at most this share (the inverse) of the cache.
+const SHORT_SHARE: usize = 8;
+
 impl Engine {
     /// Returns the number of running sequences of a group. A sequence without a group is a group by itself.
     fn running_of(&self, group: Option<u64>) -> usize {
@@ -20,11 +25,18 @@ impl Engine {
     /// arrival, is longest ago, so that later requests do not overtake it. A quarter of the slots is for sequences
     /// without constraints, because masks may take seconds.
     fn next_waiting(&self) -> Option<usize> {
+        self.next_waiting_of(|_| true)
+    }
+
+    /// Returns the index of the next of the waiting sequences that `fits` accepts, in the same order.
+    fn next_waiting_of(&self, fits: impl Fn(&Sequence) -> bool) -> Option<usize> {
         let slots = self.options.sequences;
         let limit = if slots > 1 { slots - slots.div_ceil(4) } else { slots };
         let constrained = self.running.iter().filter(|sequence| !sequence.may_draft()).count();
         let waiting = self.waiting.iter().enumerate();
-        let allowed = waiting.filter(|(_, sequence)| sequence.may_draft() || constrained < limit);
+        let allowed = waiting
+            .filter(|(_, sequence)| fits(sequence))
+            .filter(|(_, sequence)| sequence.may_draft() || constrained < limit);
         let turn_of = |group: Option<u64>| group.and_then(|group| self.turns.get(&group)).copied();
         let key = |sequence: &Sequence| {
             let turn = turn_of(sequence.group).unwrap_or(sequence.arrival);
@@ -64,8 +76,32 @@ impl Engine {
         true
     }
 
+    /// Admits a sequence that is short enough to overtake one for which there is no room: its whole text fits into the free
+    /// blocks beyond the `promised` ones, and into a small part of the cache. Returns false if there is none, or if too many have
+    /// overtaken.
+    fn admit_short(&mut self, promised: usize) -> bool {
+        if self.overtaken >= MAX_OVERTAKING {
+            return false;
+        }
+        let available = self.pool.available();
+        let small = ((self.pool.used() + available) / SHORT_SHARE).max(1);
+        let room = available.saturating_sub(promised).min(small);
+        let Some(at) = self.next_waiting_of(|sequence| sequence.whole_len().div_ceil(BLOCK_ROWS) <= room) else {
+            return false;
+        };
+        let Some(next) = self.waiting.remove(at) else {
+            return false;
+        };
+        self.overtaken += 1;
+        self.count_turn(next.group);
+        self.running.push(next);
+        true
+    }
+
     /// Moves waiting sequences to the running ones, as long as there is room for their tokens and
     /// one more.
+    ///
+    /// If there is no room for the next one, short ones overtake it.
     ///
     /// The loop ends: a sequence is only preempted for a group without running sequences, whose sequence is admitted
     /// next, and the preempted group keeps at least one running sequence.
@@ -97,8 +133,12 @@ impl Engine {
                 if is_new && self.preempt_for_new_group() {
                     continue;
                 }
+                if self.admit_short(promised) {
+                    continue;
+                }
                 return;
             }
+            self.overtaken = 0;
             self.count_turn(next.group);
             self.counts.cached_tokens += next.computed as u64;
             self.running.push(next);

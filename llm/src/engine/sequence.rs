@@ -94,6 +94,11 @@ impl Sequence {
         })
     }
 
+    /// Returns the maximum number of tokens of the whole text, and one more.
+    pub(super) fn whole_len(&self) -> usize {
+        self.tokens.len().saturating_add(self.left).saturating_add(1)
+    }
+
     /// Returns the number of tokens that are not computed yet.
     pub(super) fn due(&self) -> usize {
         self.tokens.len() - self.computed

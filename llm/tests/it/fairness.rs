@@ -287,3 +287,34 @@ fn later_requests_overtake_no_group_that_waits() {
     }
     panic!("the group waits without end");
 }
+
+/// A sequence for which there is no room does not hold up a short one that fits beside the running ones.
+#[test]
+fn short_sequences_overtake_one_that_does_not_fit() {
+    let mut engine = engine_of(4, false);
+    let mut texts = HashMap::new();
+    let mut submit = |engine: &mut Engine, number: u32| {
+        let request = SequenceRequest {
+            group: Some(u64::from(number)),
+            ..SequenceRequest::new((0..LONG as u32).map(|i| (i * 7 + number) % 300).collect(), 20)
+        };
+        engine.submit(request).expect("a sequence")
+    };
+    let long: Vec<SequenceId> = (1..=3).map(|number| submit(&mut engine, number)).collect();
+    // Both prompts are read, in steps of 16 tokens.
+    while texts.len() < 2 {
+        step(&mut engine, &mut texts);
+    }
+    assert_eq!(engine.counts().running, 2, "the third does not fit");
+    let short = SequenceRequest {
+        group: Some(9),
+        ..SequenceRequest::new(vec![1, 2, 3], 1)
+    };
+    let short = engine.submit(short).expect("a sequence");
+    step(&mut engine, &mut texts);
+    assert!(texts.contains_key(&short) && !texts.contains_key(&long[2]));
+    while !engine.is_idle() {
+        step(&mut engine, &mut texts);
+    }
+    assert!(long.iter().all(|id| texts[id].len() == 20));
+}
