@@ -293,7 +293,7 @@ fn later_requests_overtake_no_group_that_waits() {
 fn short_sequences_overtake_one_that_does_not_fit() {
     let mut engine = engine_of(4, false);
     let mut texts = HashMap::new();
-    let mut submit = |engine: &mut Engine, number: u32| {
+    let submit = |engine: &mut Engine, number: u32| {
         let request = SequenceRequest {
             group: Some(u64::from(number)),
             ..SequenceRequest::new((0..LONG as u32).map(|i| (i * 7 + number) % 300).collect(), 20)
