@@ -105,7 +105,7 @@ impl Copier {
                 .compile(SOURCE, anew)
                 .map_err(|why| Error::backend(NAME, why))?;
             gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are a complete image, which the driver checks and copies.
+                // SAFETY: the bytes are a complete image. The driver checks and copies them.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) }?;

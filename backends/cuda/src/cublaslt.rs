@@ -288,14 +288,14 @@ impl CublasLt {
     /// Errors of the library.
     ///
     /// # Safety
-    /// The addresses are those of device matrices as described, and of the operand of the epilogue.
+    /// The addresses belong to device matrices as described, and to the operand of the epilogue.
     pub(crate) unsafe fn run(
         &self,
         ready: &PreparedMatmul,
         addresses: &Addresses,
         stream: sys::CUstream,
     ) -> Result<(), String> {
-        // Scale factors are on the host or on the device, as the description says.
+        // Scale factors are on the host, or on the device with the pointer mode of [`LibraryEpilogue::Scale`].
         type Factor = *const c_void;
         let multiply: unsafe extern "C" fn(
             Pointer,

@@ -54,7 +54,7 @@ impl CudaDevice {
         self.handle.gpu().is_lost()
     }
 
-    /// Returns the cooperative matrices for products: only those that passed their test, which runs
+    /// Returns the cooperative matrices for products: the ones that passed their test. It runs
     /// at the first call.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
