@@ -56,8 +56,8 @@ fn files_of_other_kinds_are_refused_by_every_command() {
     let llama = llama.to_str().expect("text");
     // Words of a command, with FILE for the file, and the files that it accepts.
     let commands: [(&str, &[&str]); 22] = [
-        ("explain FILE", &["model.onnx"]),
-        ("bench FILE --device cpu", &["model.onnx"]),
+        ("explain FILE", &["model.onnx", "model.gguf"]),
+        ("bench FILE --device cpu", &["model.onnx", "model.gguf"]),
         ("check FILE", &["model.onnx"]),
         ("run FILE --device cpu", &["model.onnx"]),
         ("run model.onnx --device cpu --input x=FILE", &["array.npy"]),
@@ -168,7 +168,8 @@ fn tune_refuses_files_of_other_kinds() {
     if !super::ran_on_vulkan(&output, "files of `tune`") {
         return;
     }
-    for file in files.iter().filter(|file| **file != "model.onnx") {
+    let is_refused = |file: &&&str| !["model.onnx", "model.gguf"].contains(*file);
+    for file in files.iter().filter(is_refused) {
         assert_refused(folder.path(), &format!("tune {file} --device blade"), file);
     }
 }

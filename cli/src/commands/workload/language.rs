@@ -147,7 +147,15 @@ impl LanguageModel {
         }
         let path = Path::new(name);
         let is_known = || library::is_name(name) && library::find(name, &ModelFolders::from_environment()).is_ok();
-        if !path.exists() && !is_known() {
+        let is_gguf = path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        let is_model = if path.exists() {
+            path.is_dir() || is_gguf
+        } else {
+            is_known()
+        };
+        if !is_model {
             return Ok(None);
         }
         let open = || -> meganeura::Result<LlamaConfig> {
