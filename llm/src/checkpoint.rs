@@ -151,7 +151,7 @@ impl Checkpoint {
         })
     }
 
-    /// Renames the tensors, and drops those without a new name.
+    /// Renames the tensors, and drops the ones without a new name.
     ///
     /// # Errors
     /// [`Error::File`]: two tensors get the same name.

@@ -162,7 +162,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks that such a model is possible, whatever its weights are.
+    /// Checks that such a model is possible with any weights.
     fn check(&self, path: &Path) -> Result<()> {
         let network = &self.network;
         for (name, size) in [

@@ -37,7 +37,7 @@ impl Rope {
             factor.ok_or_else(|| damaged(path, "scaled rotary positions need a positive factor"))
         };
         match self.rope_type.as_deref() {
-            // Dynamic scaling begins after the context, which a cache never exceeds.
+            // Dynamic scaling begins after the context. A cache never exceeds it.
             None | Some("default" | "dynamic") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
             Some("llama3") => {

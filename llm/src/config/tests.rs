@@ -245,7 +245,7 @@ fn experts() {
         3
     );
     assert_eq!(moe("mixtral", r#", "num_local_experts": 5"#).experts, 5);
-    // Other families have no experts, whatever their files contain.
+    // Other families have no experts, even if their files contain some.
     assert_eq!(
         parse("qwen3", r#", "num_experts": 8"#).expect("a model").network.moe,
         None

@@ -28,7 +28,7 @@ const TEXTS: usize = 8;
 pub struct EncoderConfig {
     /// The network.
     pub network: BertConfig,
-    /// Maximum tokens of a text, including those that mark its beginning and end.
+    /// Maximum tokens of a text, including the marks of its beginning and end.
     pub max_tokens: usize,
     /// Pooling of rows into one vector.
     pub pooling: Pooling,
@@ -101,7 +101,7 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// Returns the tokens of a text, including those that mark its beginning and end, at most the
+    /// Returns the tokens of a text, including the marks of its beginning and end, at most the
     /// model's maximum.
     ///
     /// # Errors

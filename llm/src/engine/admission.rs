@@ -101,7 +101,7 @@ impl Engine {
     /// Moves waiting sequences to the running ones, as long as there is room for their tokens and
     /// one more.
     ///
-    /// If there is no room for the next one, short ones overtake it.
+    /// Short sequences overtake the next one while there is no room for it.
     ///
     /// The loop ends: a sequence is only preempted for a group without running sequences, whose sequence is admitted
     /// next, and the preempted group keeps at least one running sequence.

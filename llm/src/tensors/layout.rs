@@ -52,7 +52,7 @@ fn renamed(name: &str, [from, to]: [usize; 2]) -> Option<String> {
 /// The index of a file, and the error of its tensors.
 pub(crate) type FileError = (usize, String);
 
-/// Renames tensors, and drops those without a new name.
+/// Renames tensors, and drops the ones without a new name.
 ///
 /// # Errors
 /// Two tensors of a file get the same name. ([`places`] detects equal names in two files.)
