@@ -37,7 +37,6 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         Def::Call { inputs, role, .. } => *role == Role::Packed && inputs[..] == [packed.words, packed.scales],
         _ => false,
     };
-    // Operands are the first nodes of a body, in their order.
     let Some(matrix) = body.nodes.iter().position(is_packed) else {
         return Ok(None);
     };
@@ -52,7 +51,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     let expanded = cx.scratch(0);
     let mut launches = vec![packed.expand_to_f16(body, cx, n * k, expanded)?];
 
-    // The expanded matrix takes the place of the words.
+    // The expanded matrix replaces the words. Operands are the first nodes of a body, in their order.
     let stored = TensorType::new(DType::F16, ty.shape.clone());
     let mut body = body.clone();
     body.nodes[packed.words].ty = stored.clone();

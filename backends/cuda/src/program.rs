@@ -78,8 +78,8 @@ impl MatmulCall {
     /// # Errors
     /// Errors of the library.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the addresses are those of the plan's buffers, which are as large as the
-        // matrices, and of a workspace.
+        // SAFETY: the addresses belong to buffers of the plan, which are as large as the matrices, to a workspace, and to
+        // the operand of the epilogue.
         let enqueued = unsafe { self.library.run(&self.matmul, &self.addresses, stream) };
         enqueued.map_err(|why| {
             log::error!("{NAME}: {why}");

@@ -73,8 +73,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 .into(),
         );
     }
-    if let (false, Some(option)) = (args.suite.is_empty(), args.models.given()) {
-        return Err(format!("{option} works only with named workloads, not with --suite").into());
+    if !args.suite.is_empty() {
+        args.models.check_suites()?;
     }
     // Without a fallback: calls that run on the fallback device are not tuned.
     let config = Config {

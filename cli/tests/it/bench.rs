@@ -123,6 +123,12 @@ fn training_of_language_models_is_measured() {
         let (output, _, err) = run(&mut meganeura(&[&base[..], more].concat()));
         assert!(!output.status.success() && err.contains(message), "{more:?}: {err}");
     }
+    let curve = ["bench", "mlp", "--train", "--curve", "2", "--optimizer", "sgd"];
+    let (output, _, err) = run(&mut meganeura(&curve));
+    assert!(
+        !output.status.success() && err.contains("leave out --optimizer"),
+        "{err}"
+    );
     let (output, _, err) = run(&mut meganeura(&["bench", "--suite", "matmul", "--weights", "q4"]));
     assert!(!output.status.success() && err.contains("not with --suite"), "{err}");
 }

@@ -61,6 +61,9 @@ fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     if !args.models.train {
         return Err("--curve compares training losses: add --train, or select a suite with training workloads".into());
     }
+    if args.models.optimizer.is_some() {
+        return Err("--curve trains with AdamW: leave out --optimizer".into());
+    }
     let mut workloads = Vec::new();
     for name in &args.workload {
         let graph = args.models.workload(name)?.graph;

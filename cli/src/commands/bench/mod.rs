@@ -95,8 +95,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    if let (false, Some(option)) = (args.suite.is_empty(), args.models.given()) {
-        return Err(format!("{option} works only with named workloads, not with --suite").into());
+    if !args.suite.is_empty() {
+        args.models.check_suites()?;
     }
     if let Some(steps) = args.curve {
         return curves::measure(args, steps);

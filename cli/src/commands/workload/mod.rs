@@ -17,9 +17,9 @@ pub(crate) struct ModelOptions {
     #[arg(long, conflicts_with = "suite")]
     pub(super) train: bool,
 
-    /// Update rule of training steps: plain gradient descent, or AdamW.
-    #[arg(long, value_enum, requires = "train", default_value_t = Rule::Sgd)]
-    optimizer: Rule,
+    /// Update rule of training steps: plain gradient descent, or AdamW [default: sgd]
+    #[arg(long, value_enum, requires = "train")]
+    pub(super) optimizer: Option<Rule>,
 
     /// Number of rows of models: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N", conflicts_with = "suite")]
@@ -57,7 +57,7 @@ fn operands(text: &str) -> Result<DType, String> {
 
 /// An update rule of measured training steps.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Rule {
+pub(super) enum Rule {
     Sgd,
     #[value(name = "adamw")]
     AdamW,
@@ -77,9 +77,15 @@ pub(super) struct Workload {
 }
 
 impl ModelOptions {
-    /// Returns the name of the first given option that suites do not have.
-    pub(super) fn given(&self) -> Option<&'static str> {
-        self.language.given()
+    /// Checks that the options fit suites. The parser cannot, because `explain` has the same options and no suites.
+    ///
+    /// # Errors
+    /// An option works only with named workloads.
+    pub(super) fn check_suites(&self) -> Result<(), String> {
+        match self.language.given() {
+            Some(option) => Err(format!("{option} works only with named workloads, not with --suite")),
+            None => Ok(()),
+        }
     }
 
     /// Returns the workload with a name.
@@ -167,8 +173,8 @@ impl ModelOptions {
         Workload {
             mode: if self.train { Mode::Training } else { Mode::Inference },
             optimizer: self.train.then(|| match self.optimizer {
-                Rule::Sgd => Sgd::new(1e-3).into(),
-                Rule::AdamW => Adam::adamw(1e-3, 0.01).into(),
+                None | Some(Rule::Sgd) => Sgd::new(1e-3).into(),
+                Some(Rule::AdamW) => Adam::adamw(1e-3, 0.01).into(),
             }),
             flops: passes * graph_flops(&graph) as f64,
             graph,
