@@ -68,8 +68,8 @@ impl BladeDevice {
         &self.handle
     }
 
-    /// Returns the cooperative matrices for products: only those that passed their test, which runs
-    /// at the first call.
+    /// Returns the cooperative matrices that products may use. The first call tests them, and matrices
+    /// that fail are left out.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
             let (handle, limits) = (&self.handle, self.handle.limits());

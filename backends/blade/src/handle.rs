@@ -61,8 +61,8 @@ impl Handle {
         &self.limits
     }
 
-    /// Returns the features that kernels may use: those that the driver lists and that passed their
-    /// test, which runs at the first call.
+    /// Returns the features that kernels may use. The driver lists them, and they pass a test at the
+    /// first call.
     pub(crate) fn features(&self) -> Features {
         *self.features.get_or_init(|| {
             let listed = Features {

@@ -42,8 +42,8 @@ impl CpuDevice {
                     launch: Duration::from_nanos(200),
                     bytes_per_second: 10e9 * threads.clamp(1, 8) as f64,
                     flops_per_second: 50e9 * threads.max(1) as f64,
-                    // Kernels convert half precision while loading, which is a small part of a
-                    // matmul's time.
+                    // Kernels convert half precision while loading. The conversion is a small part
+                    // of a matmul's time.
                     half_flops_per_second: 50e9 * threads.max(1) as f64,
                     free_views: false,
                 },

@@ -54,8 +54,8 @@ impl CudaDevice {
         self.handle.gpu().is_lost()
     }
 
-    /// Returns the cooperative matrices for products: the ones that passed their test. It runs
-    /// at the first call.
+    /// Returns the cooperative matrices that products may use. The first call tests them, and matrices
+    /// that fail are left out.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
             let properties = self.handle.properties();

@@ -23,8 +23,8 @@ const ASKING: Duration = Duration::from_millis(3);
 /// A command encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);
 
-// SAFETY: it exclusively owns everything that it points to (mapped memory and driver objects),
-// which is bound to no thread; it is used through exclusive references only.
+// SAFETY: it exclusively owns everything that it points to. Mapped memory and driver objects are not
+// bound to a thread, and the encoder is used only through exclusive references.
 unsafe impl Send for Encoder {}
 
 /// Resources of one step, or of a submission between steps.

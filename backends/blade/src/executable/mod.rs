@@ -305,7 +305,7 @@ impl Executable for BladeExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            // Limit the bytes to those of one scalar: the common buffer is longer.
+            // Bind only the bytes of one scalar: the common buffer is longer.
             let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;

@@ -34,7 +34,7 @@ pub(super) trait Subject {
     /// No kernel, or one that the driver rejects.
     fn prepare(&self, variant: &str) -> Result<Self::Prepared>;
 
-    /// Compares a variant's results with those of the default one, and returns the first
+    /// Compares the results of a variant and of the default one, and returns the first
     /// difference.
     ///
     /// # Errors

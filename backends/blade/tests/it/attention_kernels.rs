@@ -222,7 +222,7 @@ fn scores_far_from_zero() {
 fn infinite_scores_are_what_the_definition_makes_of_them() {
     let Some(device) = common::device() else { return };
     let call = Call::new([1, 150, 150], [1, 1, 1]).causal();
-    // All scores of the first tiles are minus infinity, but those of the last rows are not.
+    // All scores of the first tiles are minus infinity. The scores of the last rows are larger.
     let late = |operand: usize, at: usize, value: f64| match operand {
         0 => 1.0,
         1 if at < 140 => f64::NEG_INFINITY,

@@ -313,7 +313,7 @@ impl Kernel {
         self == Kernel::Portable
     }
 
-    /// Returns this kernel's functions, or those of the best available kernel if the CPU lacks it.
+    /// Returns this kernel's functions. If the CPU does not support it, returns the functions of the best supported kernel.
     pub(super) fn set(self) -> &'static KernelSet {
         let kernel = if self.is_available() { self } else { Self::detect() };
         match kernel {

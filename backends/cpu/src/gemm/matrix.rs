@@ -226,7 +226,7 @@ impl MatrixPlan {
         start..(start + self.k_block).min(spec.k)
     }
 
-    /// Returns the offset of a panel in the shared scratch, which is ordered by blocks of k, panels
+    /// Returns the offset of a panel in the shared scratch. The scratch is ordered by blocks of k, panels
     /// and steps.
     fn shared_at(&self, steps: &Range<usize>, panel: usize) -> usize {
         (steps.start * self.panels + steps.len() * panel) * self.width
