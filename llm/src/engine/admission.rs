@@ -1,13 +1,12 @@
 //! Admission of waiting sequences to the running ones.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use super::Engine;
 use super::inputs::BLOCK_ROWS;
 use super::sequence::Sequence;
 
-/// Maximum number of sequences in a row that overtake one for which there is no room.
-const MAX_OVERTAKING: usize = 64;
 /// Sequences overtake only if they need at most this share (the inverse) of the cache.
 const SHORT_SHARE: usize = 8;
 
@@ -57,17 +56,31 @@ impl Engine {
         self.turns.insert(group, self.last_turn);
     }
 
+    /// Returns the maximum number of blocks that [`Engine::preempt_for_new_group`] can free: those of all but one sequence of each
+    /// group.
+    fn preemptible_blocks(&self) -> usize {
+        let mut kept: HashMap<u64, usize> = HashMap::new();
+        let mut all = 0;
+        for sequence in &self.running {
+            let Some(group) = sequence.group else { continue };
+            let blocks = sequence.blocks.len();
+            let kept = kept.entry(group).or_insert(0);
+            all += blocks;
+            *kept = blocks.max(*kept);
+        }
+        all - kept.values().sum::<usize>()
+    }
+
     /// Makes room for a group without running sequences by preempting a sequence of the group with the most running
-    /// sequences: the one that has computed the least of its prompt. Its cached prefix is reused if the prefix cache is
-    /// enabled. Returns false if no group has several running sequences with one that is still in prefill.
+    /// sequences: one in prefill if possible, and the one with the fewest computed tokens. Its cached prefix is reused if the
+    /// prefix cache is enabled. Returns false if no group has several running sequences.
     fn preempt_for_new_group(&mut self) -> bool {
-        let reading = self
-            .running
-            .iter()
-            .enumerate()
-            .filter(|(_, sequence)| sequence.due() > 1);
-        let several = reading.filter(|(_, sequence)| self.running_of(sequence.group) > 1);
-        let victim = several.max_by_key(|(_, sequence)| (self.running_of(sequence.group), Reverse(sequence.computed)));
+        let running = self.running.iter().enumerate();
+        let several = running.filter(|(_, sequence)| self.running_of(sequence.group) > 1);
+        let victim = several.max_by_key(|(_, sequence)| {
+            let is_reading = sequence.due() > 1;
+            (self.running_of(sequence.group), is_reading, Reverse(sequence.computed))
+        });
         let Some((place, _)) = victim else { return false };
         let mut sequence = self.running.remove(place);
         sequence.give_back(&mut self.pool);
@@ -77,10 +90,10 @@ impl Engine {
     }
 
     /// Admits a sequence that is short enough to overtake one for which there is no room: its whole text fits into the free
-    /// blocks beyond the `promised` ones, and into a small part of the cache. Returns false if there is none, or if too many have
-    /// overtaken.
+    /// blocks beyond the `promised` ones, and into a small part of the cache. Returns false if there is none, or if only sequences
+    /// that have overtaken are running: these have to end, so that there will be room.
     fn admit_short(&mut self, promised: usize) -> bool {
-        if self.overtaken >= MAX_OVERTAKING {
+        if self.running.iter().all(|sequence| sequence.has_overtaken) {
             return false;
         }
         let available = self.pool.available();
@@ -89,10 +102,10 @@ impl Engine {
         let Some(at) = self.next_waiting_of(|sequence| sequence.whole_len().div_ceil(BLOCK_ROWS) <= room) else {
             return false;
         };
-        let Some(next) = self.waiting.remove(at) else {
+        let Some(mut next) = self.waiting.remove(at) else {
             return false;
         };
-        self.overtaken += 1;
+        next.has_overtaken = true;
         self.count_turn(next.group);
         self.running.push(next);
         true
@@ -106,10 +119,12 @@ impl Engine {
     /// The loop ends: a sequence is only preempted for a group without running sequences, whose sequence is admitted
     /// next, and the preempted group keeps at least one running sequence.
     pub(super) fn admit(&mut self) {
+        let mut has_preempted = false;
         while let Some(at) = self.next_waiting() {
             let is_new = self.running_of(self.waiting[at].group) == 0;
             if self.running.len() >= self.options.sequences {
                 if is_new && self.preempt_for_new_group() {
+                    has_preempted = true;
                     continue;
                 }
                 return;
@@ -128,17 +143,21 @@ impl Engine {
             };
             let promised: usize = self.running.iter().map(missing).sum();
             if promised + missing(&next) > self.pool.available() && !self.running.is_empty() {
+                let needed = promised + missing(&next);
                 next.give_back(&mut self.pool);
                 self.waiting.push_front(next);
-                if is_new && self.preempt_for_new_group() {
+                let suffices = needed <= self.pool.available() + self.preemptible_blocks();
+                if is_new && suffices && self.preempt_for_new_group() {
+                    has_preempted = true;
                     continue;
                 }
-                if self.admit_short(promised) {
+                // The preempted sequence does not overtake.
+                if !has_preempted && self.admit_short(promised) {
                     continue;
                 }
                 return;
             }
-            self.overtaken = 0;
+            next.has_overtaken = false;
             self.count_turn(next.group);
             self.counts.cached_tokens += next.computed as u64;
             self.running.push(next);

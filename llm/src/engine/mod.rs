@@ -59,8 +59,6 @@ pub struct Engine {
     /// [`SequenceRequest::group`].
     turns: HashMap<u64, u64>,
     last_turn: u64,
-    /// Number of sequences in a row that overtook one for which there was no room.
-    overtaken: usize,
     next_id: u64,
     counts: EngineCounts,
     adapters: PackedAdapters,
@@ -198,7 +196,6 @@ impl Engine {
             waiting: VecDeque::new(),
             turns: HashMap::new(),
             last_turn: 0,
-            overtaken: 0,
             next_id: 0,
             counts: EngineCounts::default(),
             adapters,

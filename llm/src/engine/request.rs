@@ -25,10 +25,10 @@ pub trait Constraint: Send {
     /// A token that may not come next.
     fn accept(&mut self, token: u32) -> Result<bool>;
 
-    /// Returns true if the text is complete after the last requested token. A constraint that
-    /// computes on another thread may wait for it a short time.
-    fn is_complete(&mut self) -> bool {
-        false
+    /// Returns true if the text is complete after the last requested token, or `None` if that is not known yet. The sequence
+    /// then waits like for a mask. An answer stays the same.
+    fn is_complete(&mut self) -> Option<bool> {
+        Some(false)
     }
 }
 

@@ -9,7 +9,8 @@ use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Seeds, sort_likeliest};
 use crate::softmax;
 
-/// Logits of a chosen row that wait for their constraint.
+/// Logits of a chosen row that wait for their constraint. They are empty after the last requested token, when only the reason why
+/// the text ends is missing.
 type HeldLogits = Vec<f32>;
 
 /// A sequence: its tokens, and the progress of their computation.
@@ -42,6 +43,8 @@ pub(super) struct Sequence {
     pub(super) group: Option<u64>,
     /// Number of turns of all groups before it was submitted.
     pub(super) arrival: u64,
+    /// True if it was admitted before an older sequence, for which there was no room.
+    pub(super) has_overtaken: bool,
     /// Number of the most likely tokens that are reported for each token of the prompt, if
     /// log-probabilities are requested.
     prompt_logprobs: Option<usize>,
@@ -85,6 +88,7 @@ impl Sequence {
             adapter: request.adapter,
             group: request.group,
             arrival,
+            has_overtaken: false,
             prompt_logprobs: request.prompt_logprobs,
             scored: Vec::new(),
             cached: 0,
@@ -161,11 +165,29 @@ impl Sequence {
 
     /// Chooses the token that waited for its constraint, if that is ready now.
     pub(super) fn choose_held(&mut self) -> Option<Result<Choice>> {
-        if !self.constraint.as_mut().is_none_or(|constraint| constraint.is_ready()) {
+        if !self.is_constraint_ready() {
             return None;
         }
         let mut logits = self.held.take()?;
         Some(self.choose(Row::Logits(&mut logits)))
+    }
+
+    /// Returns true if the constraint, if any, can decide about the next token, or about the end after the last one.
+    fn is_constraint_ready(&mut self) -> bool {
+        if self.left == 0 {
+            return self.last_finish().is_some();
+        }
+        self.constraint.as_mut().is_none_or(|constraint| constraint.is_ready())
+    }
+
+    /// Returns why the text ends after the last requested token, or `None` if the constraint does not know it yet.
+    fn last_finish(&mut self) -> Option<Finish> {
+        let has_generated = self.tokens.len() > self.prompt;
+        let is_complete = match self.constraint.as_mut().filter(|_| has_generated) {
+            Some(constraint) => constraint.is_complete()?,
+            None => false,
+        };
+        Some(if is_complete { Finish::Stop } else { Finish::Length })
     }
 
     /// Returns the temperature and seeds for drawing the next tokens on the device, if they depend only on their
@@ -259,9 +281,7 @@ impl Sequence {
         let mut all = Vec::with_capacity(1);
         for (number, row) in rows.into_iter().enumerate() {
             if let Row::Logits(logits) = &row
-                && let Some(constraint) = &mut self.constraint
-                && self.left > 0
-                && !constraint.is_ready()
+                && !self.is_constraint_ready()
             {
                 self.held = Some(logits.to_vec());
                 break;
@@ -282,7 +302,7 @@ impl Sequence {
     /// Chooses the next token, and determines if the sequence ends with it, or instead of it.
     fn choose(&mut self, row: Row) -> Result<Choice> {
         if self.left == 0 {
-            return Ok((None, Some(Finish::Length)));
+            return Ok((None, Some(self.last_finish().unwrap_or(Finish::Length))));
         }
         let (token, logprobs) = match row {
             Row::Drawn(token, could) => (self.sampler.take_drawn(token, could)?, None),
@@ -318,12 +338,14 @@ impl Sequence {
         };
         self.tokens.push(token);
         self.left -= 1;
-        let ends = ends || (self.left == 0 && self.constraint.as_mut().is_some_and(|c| c.is_complete()));
         let finish = match (ends, self.left) {
             (true, _) => Some(Finish::Stop),
-            (_, 0) => Some(Finish::Length),
-            _ => None,
+            (false, 0) => self.last_finish(),
+            (false, _) => None,
         };
+        if self.left == 0 && finish.is_none() {
+            self.held = Some(Vec::new());
+        }
         let logprobs = logprobs.map(|(logits, (total, best))| (logits[token as usize] - total, best));
         Ok((Some(ChosenToken { token, logprobs }), finish))
     }

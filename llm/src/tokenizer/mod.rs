@@ -498,14 +498,17 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         };
         let before = self.tokenizer.decode(&tokens[..*shown])?;
         let all = self.tokenizer.decode(tokens)?;
-        let new = all.get(before.len()..).unwrap_or_default().to_owned();
-        // The context has to begin with a token that has text, because decoders treat the first token differently.
-        let keep = tokens.len().saturating_sub(CONTEXT);
-        if keep < tokens.len()
-            && !self.tokenizer.decode(&tokens[keep..])?.trim().is_empty()
-            && !self.tokenizer.is_single_byte(tokens[keep])
-        {
-            tokens.drain(..keep);
+        // The last bytes before may have been an incomplete character, which later ones complete or change.
+        let same = before.chars().zip(all.chars()).take_while(|(old, new)| old == new);
+        let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
+        let new = all[same..].to_owned();
+        // Decoders treat the first token differently, so it stays the same. A run of bytes is not cut.
+        let mut keep = tokens.len().saturating_sub(CONTEXT).max(1);
+        while keep > 1 && self.tokenizer.is_single_byte(tokens[keep]) {
+            keep -= 1;
+        }
+        if keep < tokens.len() {
+            tokens.drain(1..keep);
         }
         *shown = tokens.len();
         Ok(new)

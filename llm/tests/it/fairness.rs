@@ -306,15 +306,57 @@ fn short_sequences_overtake_one_that_does_not_fit() {
         step(&mut engine, &mut texts);
     }
     assert_eq!(engine.counts().running, 2, "the third does not fit");
-    let short = SequenceRequest {
-        group: Some(9),
-        ..SequenceRequest::new(vec![1, 2, 3], 1)
-    };
-    let short = engine.submit(short).expect("a sequence");
-    step(&mut engine, &mut texts);
-    assert!(texts.contains_key(&short) && !texts.contains_key(&long[2]));
+    // More of them than a fixed number, one after the other.
+    for number in 0..7 {
+        let short = SequenceRequest {
+            group: Some(100 + number),
+            ..SequenceRequest::new(vec![1, 2, 3], 1)
+        };
+        let short = engine.submit(short).expect("a sequence");
+        step(&mut engine, &mut texts);
+        assert!(texts.contains_key(&short) && !texts.contains_key(&long[2]), "{number}");
+    }
     while !engine.is_idle() {
         step(&mut engine, &mut texts);
     }
     assert!(long.iter().all(|id| texts[id].len() == 20));
+}
+
+/// One request with a choice for each slot does not keep all slots until its texts end, and its texts stay the same.
+#[test]
+fn a_group_that_generates_in_all_slots_makes_room_for_others() {
+    for prefix_cache in [true, false] {
+        let of_group = |number: u32| SequenceRequest {
+            group: Some(1),
+            ..SequenceRequest::new(vec![number, 7, 9], 30)
+        };
+        let mut wanted = HashMap::new();
+        let mut alone = engine(prefix_cache);
+        let ids: Vec<SequenceId> = (0..4).map(|i| alone.submit(of_group(i)).expect("a sequence")).collect();
+        while !alone.is_idle() {
+            step(&mut alone, &mut wanted);
+        }
+        let mut engine = engine(prefix_cache);
+        let mut texts = HashMap::new();
+        for number in 0..4 {
+            engine.submit(of_group(number)).expect("a sequence");
+        }
+        while texts.len() < 4 {
+            step(&mut engine, &mut texts);
+        }
+        assert_eq!(engine.counts().running, 4);
+        let short = SequenceRequest {
+            group: Some(2),
+            ..SequenceRequest::new(vec![1, 2, 3], 1)
+        };
+        let short = engine.submit(short).expect("a sequence");
+        step(&mut engine, &mut texts);
+        assert!(texts.contains_key(&short), "it waits for a text of 30 tokens");
+        while !engine.is_idle() {
+            step(&mut engine, &mut texts);
+        }
+        for id in ids {
+            assert_eq!(texts[&id], wanted[&id], "{id:?}, {prefix_cache}");
+        }
+    }
 }

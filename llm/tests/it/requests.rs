@@ -181,6 +181,8 @@ struct LateMask {
     polls: Arc<AtomicUsize>,
     token: u32,
     left: usize,
+    /// True after the first answer of `is_complete`.
+    is_complete: bool,
 }
 
 impl Constraint for LateMask {
@@ -201,6 +203,47 @@ impl Constraint for LateMask {
         self.left -= 1;
         Ok(false)
     }
+
+    fn is_complete(&mut self) -> Option<bool> {
+        let is_ready = self.is_complete || self.is_ready();
+        self.is_complete = is_ready;
+        is_ready.then_some(self.left == 0)
+    }
+}
+
+/// After the last requested token, only the reason why the text ends is late.
+#[test]
+fn late_ends_hold_up_nobody_else() {
+    let mut engine = engine(EngineOptions::default());
+    let prompt = prompt();
+    let alone = generate(&mut engine, SequenceRequest::new(prompt.clone(), 12));
+    for (left, expected) in [(2, Finish::Stop), (3, Finish::Length)] {
+        let polls = Arc::new(AtomicUsize::new(0));
+        let late = SequenceRequest {
+            constraint: Some(Box::new(LateMask {
+                polls: polls.clone(),
+                token: 9,
+                left,
+                is_complete: false,
+            })),
+            ..SequenceRequest::new(prompt.clone(), 2)
+        };
+        let (ids, events) = events(&mut engine, vec![late, SequenceRequest::new(prompt.clone(), 12)]);
+        assert_eq!(tokens(&events, ids[0]), [9, 9]);
+        assert_eq!(tokens(&events, ids[1]), alone);
+        let at = |is_searched: &dyn Fn(&Event) -> bool| events.iter().position(is_searched).expect("an event");
+        let end = at(&|event| matches!(event, Event::Finished(id, finish) if *id == ids[0] && *finish == expected));
+        let last = events
+            .iter()
+            .rposition(|event| matches!(event, Event::Token(id, _) if *id == ids[0]));
+        let between = &events[last.expect("a token")..end];
+        assert!(
+            between
+                .iter()
+                .any(|event| matches!(event, Event::Token(id, _) if *id == ids[1])),
+            "the other sequence goes on"
+        );
+    }
 }
 
 #[test]
@@ -214,6 +257,7 @@ fn late_constraints_hold_up_nobody_else() {
             polls: polls.clone(),
             token: 9,
             left: 2,
+            is_complete: false,
         })),
         ..SequenceRequest::new(prompt.clone(), 10)
     };

@@ -1,6 +1,7 @@
 //! Tests that streamed text equals the decoded text, for random tokens of many tokenizers.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use meganeura_core::random::SplitMix64;
 use meganeura_llm::{TextStream, Tokenizer};
@@ -81,8 +82,8 @@ fn streamed_text_is_the_decoded_text() {
         if bytes.is_empty() {
             bytes = (0..vocab.min(260) as u32).collect();
         }
-        for _ in 0..60 {
-            let len = 1 + rng.below(12);
+        for round in 0..60 {
+            let len = 1 + rng.below(if round % 10 == 0 { 200 } else { 12 });
             let tokens: Vec<u32> = (0..len).map(|_| rng.below(vocab) as u32).collect();
             check(path, tokenizer, &tokens);
             let tokens: Vec<u32> = (0..len).map(|_| bytes[rng.below(bytes.len())]).collect();
@@ -107,6 +108,57 @@ fn streamed_text_is_the_decoded_text() {
             }
         }
     }
+}
+
+/// White space and single bytes were kept as context, and decoded again with each token.
+#[test]
+fn long_white_space_and_bytes_take_linear_time() {
+    for (path, tokenizer) in tokenizers() {
+        let word = |text: &str| {
+            tokenizer
+                .encode_plain(text)
+                .ok()
+                .and_then(|tokens| tokens.last().copied())
+        };
+        let byte = tokenizer.token("<0x41>").or(word("b"));
+        let (Some(space), Some(byte), Some(letter)) = (word("\n"), byte, word("a")) else {
+            continue;
+        };
+        for pair in [[space, space], [byte, letter], [byte, space]] {
+            let tokens = pair.repeat(10_000);
+            let begun = Instant::now();
+            check(&path, &tokenizer, &tokens);
+            let elapsed = begun.elapsed();
+            assert!(elapsed < Duration::from_secs(10), "{} {elapsed:?}", path.display());
+        }
+    }
+}
+
+/// The text after a prompt that ends inside a character keeps its own bytes.
+#[test]
+fn prompts_may_end_inside_a_character() {
+    let mut checked = 0;
+    for (path, tokenizer) in tokenizers() {
+        let byte = |byte: u8| tokenizer.token(&format!("<0x{byte:02X}>"));
+        let letter = tokenizer
+            .encode_plain("a")
+            .ok()
+            .and_then(|tokens| tokens.last().copied());
+        let (Some(first), Some(invalid), Some(newline), Some(letter)) = (byte(0xe4), byte(0xff), byte(b'\n'), letter)
+        else {
+            continue;
+        };
+        checked += 1;
+        for before in [first, newline] {
+            let text = continued(&tokenizer, &[letter, before], &[invalid, letter]);
+            assert!(
+                text.contains('\u{fffd}') && text.ends_with('a'),
+                "{} {text:?}",
+                path.display()
+            );
+        }
+    }
+    assert!(checked > 0);
 }
 
 /// Creates a byte tokenizer with these added tokens.
