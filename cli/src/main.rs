@@ -110,6 +110,10 @@ impl Command {
 
 fn main() -> ExitCode {
     signals::report_large_files();
+    #[cfg(feature = "serve")]
+    if let Some(code) = serve::check_grammars() {
+        return code;
+    }
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -45,6 +45,7 @@ use tokio::runtime::Runtime;
 use api::{App, Bounds, EmbeddingApp, Site};
 use axum::Router;
 use embeddings::EmbeddingWorker;
+pub use grammar::check_grammars;
 use grammar::{Grammars, MaskPool};
 use metrics::Metrics;
 use preparation::Preparation;
@@ -93,6 +94,10 @@ pub struct ServerOptions {
     pub max_connections_per_address: usize,
     /// Maximum time to complete running requests after the server is stopped.
     pub shutdown_timeout: Duration,
+    /// Program that compiles schemas and grammars before this process does, within limits of memory and time, so that no request
+    /// can end the server by its grammar: `PROGRAM check-grammars` has to call [`check_grammars`], as `meganeura` does. `None`
+    /// compiles them only in this process.
+    pub grammar_checker: Option<PathBuf>,
     /// Options of the engine, for a model that generates text.
     pub engine: EngineOptions,
     /// Options of the encoder, for a model that embeds texts.
@@ -121,6 +126,7 @@ impl ServerOptions {
             max_connections: 256,
             max_connections_per_address: usize::MAX,
             shutdown_timeout: Duration::from_secs(30),
+            grammar_checker: None,
             engine: EngineOptions::default(),
             embedder: EmbedderOptions::default(),
         }
@@ -201,7 +207,7 @@ impl ServerOptions {
             model: self.model_name(),
             path: self.model.clone(),
             strict_model: self.strict_model,
-            preparation: Preparation::new(self.queue.max(1)),
+            preparation: Preparation::new(self.queue.max(1), self.engine.sequences),
             local_only: self.address.is_loopback() && self.api_key.is_none() && !self.no_auth,
             started: api::now(),
             context,
@@ -243,7 +249,7 @@ impl ServerOptions {
         let masks = MaskPool::start(self.engine.sequences, worker.waker())?;
         let app = App {
             site: self.site(Box::new(worker.clone()), context),
-            grammars: Grammars::new(tokenizer.clone(), vocab, &stop, masks),
+            grammars: Grammars::new(tokenizer.clone(), vocab, &stop, masks, self.grammar_checker.clone()),
             sampling: sampling.sampling(),
             adapters: self.adapters.iter().map(|(name, _)| name.clone()).collect(),
             special_tokens: (!self.special_tokens_in_messages).then(|| tokenizer.special_tokens()),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 /// Maximum number of requests of each size that are parsed and tokenized at the same time.
@@ -17,6 +17,14 @@ const SMALL_BODY: usize = 64 << 10;
 /// Maximum costs of small and of medium schemas and grammars, in bytes of a usual schema. Small ones never wait for larger ones,
 /// which may take seconds to compile.
 const GRAMMARS: [usize; 2] = [4 << 10, 64 << 10];
+
+/// Maximum time to compile a grammar of each size in the process that tries it first. Usual ones take some milliseconds, 0.1 s and
+/// 2 s on an idle processor. A grammar that takes longer is treated as one of the next size.
+pub(crate) const TRIAL_TIMES: [Duration; GRAMMARS.len() + 1] = [
+    Duration::from_millis(500),
+    Duration::from_secs(3),
+    Duration::from_secs(10),
+];
 
 /// Reason why a request was not prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +58,19 @@ const OLDEST: u64 = 4;
 /// Permission to use a thread, until it is dropped.
 struct Permit(Arc<Mutex<Queue>>);
 
+/// Permission to keep a compiled grammar in memory, until it is dropped.
+pub(crate) struct GrammarRoom {
+    _permit: OwnedSemaphorePermit,
+}
+
 /// Threads for all kinds of work.
 pub(crate) struct Preparation {
     small_texts: Pool,
     large_texts: Pool,
     /// Pools for small, medium and large grammars.
     grammars: [Pool; GRAMMARS.len() + 1],
+    /// Room for the compiled grammars of each pool, which take tens of megabytes each. Requests beyond it wait uncompiled.
+    rooms: [Arc<Semaphore>; GRAMMARS.len() + 1],
 }
 
 /// Entry of a request in a queue, removed on drop.
@@ -114,8 +129,9 @@ impl Preparation {
         2 * TEXTS + (GRAMMARS.len() + 1) * grammar_threads() + 1
     }
 
-    /// Creates the pools. In each of them, at most `limit` requests wait.
-    pub(crate) fn new(limit: usize) -> Self {
+    /// Creates the pools. In each of them, at most `limit` requests wait. `sequences` is the maximum number that the engine runs at
+    /// once: more compiled grammars would only wait.
+    pub(crate) fn new(limit: usize, sequences: usize) -> Self {
         let pool = |threads| Pool {
             queue: Arc::new(Mutex::new(Queue {
                 free: threads,
@@ -129,6 +145,7 @@ impl Preparation {
             small_texts: pool(TEXTS),
             large_texts: pool(TEXTS),
             grammars: std::array::from_fn(|_| pool(grammar_threads())),
+            rooms: std::array::from_fn(|_| Arc::new(Semaphore::new(sequences.clamp(1, Semaphore::MAX_PERMITS)))),
         }
     }
 
@@ -144,20 +161,33 @@ impl Preparation {
         } else {
             &self.large_texts
         };
-        pool.run(deadline, bytes, work).await
+        let permit = pool.permit(deadline, bytes).await?;
+        run(permit, deadline, work).await
     }
 
-    /// Runs `work`, which compiles a schema or grammar of this cost. If it is running at the deadline, it
-    /// continues, but its result is dropped.
+    /// Runs `work`, which compiles a schema or grammar of this size (0 to 2) and cost, and returns its result with its room in memory. It has
+    /// [`GRAMMAR_TIMEOUT`] after its start. If it is running then or at the deadline, it continues, but its result is dropped.
     pub(crate) async fn grammar<T: Send + 'static>(
         &self,
         deadline: Instant,
+        size: usize,
         cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, NotPrepared> {
-        let size = GRAMMARS.partition_point(|&largest| largest < cost);
-        self.grammars[size].run(deadline, cost, work).await
+    ) -> Result<(T, GrammarRoom), NotPrepared> {
+        let permit = self.grammars[size].permit(deadline, cost).await?;
+        let room = tokio::time::timeout_at(deadline, self.rooms[size].clone().acquire_owned());
+        // The semaphore is never closed.
+        let Ok(Ok(room)) = room.await else {
+            return Err(NotPrepared::TimedOut);
+        };
+        let value = run(permit, deadline.min(Instant::now() + GRAMMAR_TIMEOUT), work).await?;
+        Ok((value, GrammarRoom { _permit: room }))
     }
+}
+
+/// Returns the size of a grammar by its cost: small (0), medium (1) or large (2).
+pub(crate) fn size_of_grammar(cost: usize) -> usize {
+    GRAMMARS.partition_point(|&largest| largest < cost)
 }
 
 /// Returns the number of threads of a pool for grammars: a quarter of the cores (1 to 4), so that the engine keeps most
@@ -167,25 +197,24 @@ fn grammar_threads() -> usize {
     (cores / 4).clamp(1, 4)
 }
 
-impl Pool {
-    async fn run<T: Send + 'static>(
-        &self,
-        deadline: Instant,
-        bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, NotPrepared> {
-        let permit = self.permit(deadline, bytes).await?;
-        let done = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            work()
-        });
-        match tokio::time::timeout_at(deadline, done).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(_)) => Err(NotPrepared::Panicked),
-            Err(_) => Err(NotPrepared::TimedOut),
-        }
+/// Runs `work` on a thread, and waits for it until the deadline.
+async fn run<T: Send + 'static>(
+    permit: Permit,
+    deadline: Instant,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, NotPrepared> {
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        work()
+    });
+    match tokio::time::timeout_at(deadline, done).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(_)) => Err(NotPrepared::Panicked),
+        Err(_) => Err(NotPrepared::TimedOut),
     }
+}
 
+impl Pool {
     /// Waits for a free thread.
     async fn permit(&self, deadline: Instant, bytes: usize) -> Result<Permit, NotPrepared> {
         let (receiver, _waiting) = {
@@ -214,7 +243,7 @@ impl Pool {
     }
 }
 
-/// Maximum time to compile a grammar. The deadline of the request applies in addition.
+/// Maximum time to compile a grammar, from its start. The deadline of the request applies in addition.
 pub(crate) const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
@@ -223,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn small_bodies_do_not_wait_for_large_ones() {
-        let preparation = Arc::new(Preparation::new(100));
+        let preparation = Arc::new(Preparation::new(100, 4));
         let deadline = Instant::now() + Duration::from_secs(30);
         let (release, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(std::sync::Mutex::new(gate));
@@ -250,7 +279,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_smallest_work_is_next_and_the_oldest_now_and_then() {
-        let preparation = Arc::new(Preparation::new(100));
+        let preparation = Arc::new(Preparation::new(100, 4));
         let deadline = Instant::now() + Duration::from_secs(30);
         let pool = &preparation.grammars[2];
         let mut held = Vec::new();
@@ -288,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_beyond_the_queue_is_refused_and_left_work_is_dropped() {
-        let preparation = Arc::new(Preparation::new(2));
+        let preparation = Arc::new(Preparation::new(2, 4));
         let deadline = Instant::now() + Duration::from_secs(30);
         let (release, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(std::sync::Mutex::new(gate));
@@ -298,7 +327,7 @@ mod tests {
                 let (preparation, gate) = (preparation.clone(), gate.clone());
                 tokio::spawn(async move {
                     let wait = move || gate.lock().map(|gate| gate.recv()).is_ok();
-                    preparation.grammar(deadline, 10, wait).await
+                    without_room(preparation.grammar(deadline, 0, 10, wait).await)
                 })
             })
             .collect();
@@ -308,7 +337,7 @@ mod tests {
         }
         let waits = |deadline| {
             let preparation = preparation.clone();
-            tokio::spawn(async move { preparation.grammar(deadline, 10, || 1).await })
+            tokio::spawn(async move { without_room(preparation.grammar(deadline, 0, 10, || 1).await) })
         };
         let soon = Instant::now() + Duration::from_millis(50);
         let left = waits(deadline);
@@ -317,12 +346,19 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(
-            preparation.grammar(deadline, 10, || 1).await,
+            without_room(preparation.grammar(deadline, 0, 10, || 1).await),
             Err(NotPrepared::QueueFull)
         );
         // Texts and larger grammars have threads of their own.
         for bytes in GRAMMARS {
-            assert_eq!(preparation.grammar(deadline, bytes + 1, || 4).await, Ok(4));
+            assert_eq!(
+                without_room(
+                    preparation
+                        .grammar(deadline, size_of_grammar(bytes + 1), bytes + 1, || 4)
+                        .await
+                ),
+                Ok(4)
+            );
         }
         assert_eq!(preparation.text(deadline, 10, || 2).await, Ok(2));
         assert_eq!(late.await.expect("no panic"), Err(NotPrepared::TimedOut));
@@ -336,9 +372,34 @@ mod tests {
             assert_eq!(task.await.expect("no panic"), Ok(true));
         }
         assert_eq!(
-            preparation.grammar(deadline, 10, || panic!("as it should")).await,
+            without_room(preparation.grammar(deadline, 0, 10, || panic!("as it should")).await),
             Err::<(), _>(NotPrepared::Panicked)
         );
-        assert_eq!(preparation.grammar(deadline, 10, || 3).await, Ok(3));
+        assert_eq!(without_room(preparation.grammar(deadline, 0, 10, || 3).await), Ok(3));
+    }
+
+    #[tokio::test]
+    async fn grammars_wait_for_room_before_they_are_compiled() {
+        let preparation = Preparation::new(2, 4);
+        let long = Instant::now() + Duration::from_secs(30);
+        let mut rooms = Vec::new();
+        for _ in 0..4 {
+            let (_, room) = preparation.grammar(long, 0, 10, || ()).await.expect("room");
+            rooms.push(room);
+        }
+        let soon = Instant::now() + Duration::from_millis(50);
+        let late = preparation.grammar(soon, 0, 10, || panic!("no room")).await;
+        assert_eq!(without_room(late), Err::<(), _>(NotPrepared::TimedOut));
+        // Grammars of another size have their own room.
+        assert_eq!(
+            without_room(preparation.grammar(long, 2, usize::MAX, || 6).await),
+            Ok(6)
+        );
+        rooms.pop();
+        assert_eq!(without_room(preparation.grammar(long, 0, 10, || 5).await), Ok(5));
+    }
+
+    fn without_room<T>(result: Result<(T, GrammarRoom), NotPrepared>) -> Result<T, NotPrepared> {
+        result.map(|(value, _)| value)
     }
 }

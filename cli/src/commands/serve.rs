@@ -195,6 +195,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         queue: args.queue,
         request_timeout: Duration::from_secs(args.timeout),
         shutdown_timeout: Duration::from_secs(args.shutdown_timeout),
+        grammar_checker: own_program(),
         engine: EngineOptions {
             device: args.device.clone(),
             sequences: args.sequences,
@@ -239,6 +240,35 @@ pub(crate) fn run(args: &Args) -> Outcome {
     crate::memory::return_after_peaks();
     server.run_until_signal()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Argument with which the server runs this program to check grammars.
+const CHECK_GRAMMARS: &str = "check-grammars";
+
+/// Returns the path of this program.
+fn own_program() -> Option<PathBuf> {
+    // It stays valid if the file is replaced by a new version.
+    let link = Path::new("/proc/self/exe");
+    if link.exists() {
+        Some(link.to_owned())
+    } else {
+        std::env::current_exe().ok()
+    }
+}
+
+/// Checks the grammars of a server, and returns the exit status, if the server started this process for it.
+pub(crate) fn check_grammars() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next()? != CHECK_GRAMMARS || arguments.next().is_some() {
+        return None;
+    }
+    // The server reports a process that ends early.
+    let checked = meganeura_serve::check_grammars(std::io::stdin(), std::io::stdout());
+    Some(if checked.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Adapters of `--lora`.

@@ -163,3 +163,38 @@ fn what_cannot_be_served_is_an_error() {
         assert!(!output.status.success() && err.contains(said), "{args:?}: {err}");
     }
 }
+
+/// Sends a chat request with a constraint, and returns the answer and its time.
+fn constrained(address: &str, constraint: &str) -> (String, Duration) {
+    let body = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 4, {constraint}}}"#);
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json";
+    let begun = Instant::now();
+    let answer = ask(
+        address,
+        &format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()),
+    );
+    (answer, begun.elapsed())
+}
+
+/// A grammar that takes days to compile ends only the process that tries it.
+#[test]
+fn grammars_that_never_end_are_refused() {
+    let (_server, address) = start(&[]);
+    let rule = |bit: u32| format!(r#"perm::set_bit({bit}) \"a\" %if bit_clear({bit})"#);
+    let rules: Vec<String> = (0..20).map(rule).collect();
+    let endless = format!(
+        r#""grammar": "start: perm::0x0\nperm::_: {} | \"x\"\n""#,
+        rules.join(" | ")
+    );
+    for _ in 0..2 {
+        let (answer, time) = constrained(&address, &endless);
+        assert!(
+            answer.starts_with("HTTP/1.1 400") && answer.contains("more than 10 s"),
+            "{answer}"
+        );
+        assert!(time < Duration::from_secs(30), "{time:?}");
+        let (answer, _) = constrained(&address, r#""guided_choice": ["ab", "cd"]"#);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}

@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout_at};
 use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
-use crate::grammar::Compiled;
-use crate::preparation::{GRAMMAR_TIMEOUT, NotPrepared};
+use crate::grammar::{Compiled, Grammar};
+use crate::preparation::{GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, TRIAL_TIMES, size_of_grammar};
 use crate::text::{StopStrings, Text};
 use crate::unsent::{LimitReached, RequestBytes};
 use crate::worker::{Job, Progress, QueueFull, Update};
@@ -79,33 +79,50 @@ impl App {
         are_completions: bool,
         deadline: Instant,
     ) -> Result<Generation, ApiError> {
-        let compiled: Option<Compiled> = match options.grammar.take() {
+        let counted = options.grammar.as_ref().map(|_| self.grammars.count());
+        let compiled = match options.grammar.take() {
             None => None,
-            Some(grammar) => {
-                let app = self.clone();
-                let until = deadline.min(Instant::now() + GRAMMAR_TIMEOUT);
-                // Values of JSON take many times the memory of their text, and may wait for long.
-                let grammar = Arc::new(grammar.packed());
-                let of_cost = grammar.clone();
-                let cost = self
-                    .site
-                    .prepare(deadline, grammar.bytes(), move || Ok(of_cost.cost()))
-                    .await?;
-                let compiled = self
-                    .site
-                    .preparation
-                    .grammar(until, cost, move || app.grammars.compile(&grammar.unpacked()));
-                let compiled = compiled.await.map_err(|e| match e {
-                    NotPrepared::TimedOut if Instant::now() < deadline => ApiError::bad(format!(
-                        "the schema or grammar was not compiled within {} s; use a simpler one, or try again later",
-                        GRAMMAR_TIMEOUT.as_secs()
-                    )),
-                    other => self.site.not_prepared(other),
-                });
-                Some(compiled?.map_err(|e| ApiError::of_request(&e))?)
-            }
+            Some(grammar) => Some(self.compile(grammar, deadline).await?),
         };
-        Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline)
+        let started = Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline);
+        drop(counted);
+        started
+    }
+
+    /// Compiles a grammar, and returns it with its room in memory.
+    async fn compile(
+        self: &Arc<Self>,
+        grammar: Grammar,
+        deadline: Instant,
+    ) -> Result<(Compiled, Arc<GrammarRoom>), ApiError> {
+        let too_slow = |limit: Duration| {
+            ApiError::bad(format!(
+                "the schema or grammar is too large: compiling it takes more than {} s; use a simpler one",
+                limit.as_secs()
+            ))
+        };
+        // Values of JSON take many times the memory of their text, and may wait for long.
+        let grammar = Arc::new(grammar.packed());
+        let of_cost = grammar.clone();
+        let cost = self
+            .site
+            .prepare(deadline, grammar.bytes(), move || Ok(of_cost.cost()))
+            .await?;
+        // The cost is an estimate: a grammar that takes longer continues as one of the next size.
+        let first = size_of_grammar(cost);
+        for (size, limit) in TRIAL_TIMES.into_iter().enumerate().skip(first) {
+            let (app, grammar) = (self.clone(), grammar.clone());
+            let work = move || app.grammars.compile(&grammar.unpacked(), limit);
+            let compiled = self.site.preparation.grammar(deadline, size, cost, work);
+            let (compiled, room) = compiled.await.map_err(|e| match e {
+                NotPrepared::TimedOut if Instant::now() < deadline => too_slow(GRAMMAR_TIMEOUT),
+                other => self.site.not_prepared(other),
+            })?;
+            if let Some(compiled) = compiled.map_err(|e| ApiError::of_request(&e))? {
+                return Ok((compiled, Arc::new(room)));
+            }
+        }
+        Err(too_slow(TRIAL_TIMES[TRIAL_TIMES.len() - 1]))
     }
 }
 
@@ -116,7 +133,7 @@ impl Generation {
         app: Arc<App>,
         prompts: Vec<Vec<u32>>,
         options: &TextOptions,
-        grammar: Option<&Compiled>,
+        grammar: Option<&(Compiled, Arc<GrammarRoom>)>,
         are_completions: bool,
         deadline: Instant,
     ) -> Result<Self, ApiError> {
@@ -181,7 +198,7 @@ impl Generation {
                     },
                     stop: stop.clone(),
                     top_logprobs: options.top_logprobs,
-                    constraint: grammar.map(Compiled::constraint),
+                    constraint: grammar.map(|(grammar, room)| grammar.constraint(room.clone())),
                     min_tokens: options.min_tokens,
                     logit_bias: options.logit_bias.clone(),
                     adapter: options.adapter,

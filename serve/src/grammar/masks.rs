@@ -3,9 +3,10 @@
 //! An ambiguous grammar can take seconds for one token. The engine therefore never waits for a mask: it computes the logits of
 //! the token meanwhile, and continues with other sequences until the mask is ready.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ use llguidance::{CancellationHandle, Matcher};
 use meganeura_core::{Error, Result};
 use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
+
+use crate::preparation::GrammarRoom;
 
 /// Maximum time to compute one mask.
 const STEP_BUDGET: Duration = Duration::from_secs(2);
@@ -23,8 +26,8 @@ const REQUEST_BUDGET: Duration = Duration::from_secs(30);
 /// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
 /// less than a millisecond.
 const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
-/// Maximum time to wait, after the last token, for the result whether the text is complete according to the grammar.
-const LAST_WAIT: Duration = Duration::from_millis(20);
+/// Maximum time that a sequence waits, after its last token, for the result whether its text is complete according to the grammar.
+const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum mean time per mask of a request that counts as quick.
 const QUICK: Duration = Duration::from_millis(20);
@@ -53,6 +56,11 @@ impl MaskTime {
         self.0.masks.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns true if both belong to the same request.
+    fn is_same(&self, other: &MaskTime) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns true if earlier masks of the request were quick.
     fn is_quick(&self) -> bool {
         let masks = self.0.masks.load(Ordering::Relaxed) as u32;
@@ -78,9 +86,10 @@ struct Queue {
 #[derive(Default)]
 struct Jobs {
     waiting: Vec<Job>,
-    running: u64,
+    /// Requests of the running jobs.
+    running: Vec<MaskTime>,
     /// Virtual time in microseconds, as in weighted fair queueing (Demers, Keshav and Shenker, 1989). It advances by
-    /// the work done, divided by the number of jobs that share the threads. New requests begin at this time, so that
+    /// the work done, divided by the number of requests that share the threads. New requests begin at this time, so that
     /// they do not overtake requests that had less than their share.
     clock: u64,
     has_ended: bool,
@@ -98,19 +107,28 @@ impl Jobs {
         let allowed = waiting.filter(|(_, job)| !only_quick || job.time.is_quick());
         // Sequences of one request submit their first masks together: after one of them, the others come later.
         let start = |job: &Job| job.start.max(job.time.0.finish.load(Ordering::Relaxed));
-        let (at, _) = allowed.min_by_key(|(_, job)| start(job))?;
-        self.running += 1;
+        let (at, _) = allowed.min_by_key(|(_, job)| (start(job), job.time.get()))?;
         let mut job = self.waiting.remove(at);
         job.start = start(&job);
+        self.running.push(job.time.clone());
         Some(job)
+    }
+
+    /// Returns the number of requests with running or waiting jobs.
+    fn requests(&self) -> u64 {
+        let times = self.waiting.iter().map(|job| &job.time).chain(&self.running);
+        let requests: HashSet<_> = times.map(|time| Arc::as_ptr(&time.0)).collect();
+        requests.len() as u64
     }
 
     /// Advances the virtual time after a job.
     fn finish(&mut self, time: &MaskTime, start: u64, elapsed: Duration) {
         let elapsed = elapsed.as_micros() as u64;
         time.0.finish.fetch_max(start + elapsed, Ordering::Relaxed);
-        self.clock += elapsed / (self.running + self.waiting.len() as u64).max(1);
-        self.running -= 1;
+        self.clock += elapsed / self.requests().max(1);
+        if let Some(place) = self.running.iter().position(|running| running.is_same(time)) {
+            self.running.swap_remove(place);
+        }
     }
 }
 
@@ -119,7 +137,7 @@ pub(crate) struct MaskPool {
     queue: Arc<Queue>,
     /// Callback that wakes the engine when a mask is ready.
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// Number of running and waiting sequences with a grammar.
+    /// Number of running and waiting sequences with a grammar, and of requests that wait to compile one.
     constraints: AtomicUsize,
     /// Maximum number of sequences that the engine runs at once.
     sequences: usize,
@@ -166,7 +184,7 @@ impl MaskPool {
     /// Returns true if masks of other requests wait.
     fn is_contended(&self, own: &MaskTime) -> bool {
         let jobs = lock(&self.queue.jobs);
-        jobs.waiting.iter().any(|job| !Arc::ptr_eq(&job.time.0, &own.0))
+        jobs.waiting.iter().any(|job| !job.time.is_same(own))
     }
 
     fn submit(&self, time: MaskTime, work: Box<dyn FnOnce() + Send>) {
@@ -230,6 +248,22 @@ enum State {
     Failed(String),
 }
 
+/// Entry of a sequence with a grammar, or of a request that waits to compile one, in [`MaskPool::constraints`]. It is removed on drop.
+pub(crate) struct CountedGrammar(Arc<MaskPool>);
+
+impl CountedGrammar {
+    pub(crate) fn new(pool: Arc<MaskPool>) -> Self {
+        pool.constraints.fetch_add(1, Ordering::Relaxed);
+        CountedGrammar(pool)
+    }
+}
+
+impl Drop for CountedGrammar {
+    fn drop(&mut self) {
+        self.0.constraints.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Constraint of a sequence by a grammar, with masks computed by a [`MaskPool`].
 pub(crate) struct GrammarConstraint {
     pool: Arc<MaskPool>,
@@ -237,17 +271,30 @@ pub(crate) struct GrammarConstraint {
     /// Tokens that end a text.
     ends: Arc<[u32]>,
     state: State,
+    /// Time of the first question whether the text is complete.
+    asked: Option<Instant>,
+    _counted: CountedGrammar,
+    /// Room of the compiled grammar, shared by the sequences of a request.
+    _room: Arc<GrammarRoom>,
 }
 
 impl GrammarConstraint {
     /// Creates the constraint and submits the job for the first mask.
-    pub(crate) fn new(pool: Arc<MaskPool>, matcher: Matcher, spent: MaskTime, ends: Arc<[u32]>) -> Self {
-        pool.constraints.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn new(
+        pool: Arc<MaskPool>,
+        matcher: Matcher,
+        spent: MaskTime,
+        ends: Arc<[u32]>,
+        room: Arc<GrammarRoom>,
+    ) -> Self {
         let mut constraint = GrammarConstraint {
+            _counted: CountedGrammar::new(pool.clone()),
             pool,
             spent,
             ends,
             state: State::Failed(String::new()),
+            asked: None,
+            _room: room,
         };
         constraint.compute(matcher, None);
         constraint
@@ -362,20 +409,21 @@ impl Constraint for GrammarConstraint {
         Ok(false)
     }
 
-    fn is_complete(&mut self) -> bool {
-        if let State::Busy { answer, .. } = &self.state {
-            match answer.recv_timeout(LAST_WAIT) {
-                Ok(answer) => self.state = State::Ready(Box::new(answer)),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+    fn is_complete(&mut self) -> Option<bool> {
+        self.poll();
+        match &self.state {
+            State::Ready(answer) => Some(matches!(answer.mask, Ok(None))),
+            State::Failed(_) => Some(false),
+            State::Busy { .. } => {
+                let asked = *self.asked.get_or_insert_with(Instant::now);
+                (asked.elapsed() > LAST_WAIT).then_some(false)
             }
         }
-        matches!(&self.state, State::Ready(answer) if matches!(answer.mask, Ok(None)))
     }
 }
 
 impl Drop for GrammarConstraint {
     fn drop(&mut self) {
-        self.pool.constraints.fetch_sub(1, Ordering::Relaxed);
         if let State::Busy { cancel, .. } = &self.state {
             cancel.cancel();
         }
@@ -468,6 +516,7 @@ mod tests {
         }
         assert!(jobs.next(true).is_some_and(|job| Arc::ptr_eq(&job.time.0, &quick.0)));
         assert!(jobs.next(true).is_none());
-        assert!(jobs.next(false).is_some_and(|job| Arc::ptr_eq(&job.time.0, &slow.0)));
+        // Among jobs that are due at the same time, the request that had the least time is next.
+        assert!(jobs.next(false).is_some_and(|job| Arc::ptr_eq(&job.time.0, &new.0)));
     }
 }

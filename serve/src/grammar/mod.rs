@@ -5,22 +5,30 @@ mod cost;
 mod lexer_cost;
 mod masks;
 mod merged;
+mod trial;
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 pub(crate) use masks::MaskPool;
-use masks::{GrammarConstraint, MaskTime};
+use masks::{CountedGrammar, GrammarConstraint, MaskTime};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
 use meganeura_llm::tokenizer::TokenBytes;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
+use crate::preparation::GrammarRoom;
+use trial::Trials;
+pub use trial::check_grammars;
+
 /// Constraint on the form of the output.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Grammar {
     /// Any JSON object.
     Object,
@@ -72,15 +80,15 @@ impl PackedGrammar {
     }
 
     /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
-    /// takes about 2 us for each byte, and each square of a number of names takes 0.6 us.
+    /// takes about 2 us for each byte, and merging its parts takes longer.
     pub(crate) fn cost(&self) -> usize {
-        let squares = match self.unpacked() {
+        let merges: u64 = match self.unpacked() {
             // An invalid schema is refused when it is compiled.
             Grammar::Schema(schema) => check::schema(&schema).unwrap_or_default(),
             _ => 0,
         };
         self.bytes()
-            .saturating_add(usize::try_from(squares * 3 / 10).unwrap_or(usize::MAX))
+            .saturating_add(usize::try_from(merges.saturating_mul(3) / 10).unwrap_or(usize::MAX))
     }
 }
 
@@ -92,6 +100,7 @@ pub(crate) struct Grammars {
     ends: Arc<[u32]>,
     factory: OnceLock<std::result::Result<ParserFactory, String>>,
     pool: Arc<MaskPool>,
+    trials: Trials,
 }
 
 /// Maximum number of lexer states for one request, of about 2 kB each. A large schema needs some thousands.
@@ -102,36 +111,40 @@ const STACK: usize = 256 << 20;
 
 impl Grammars {
     /// Creates the compiler for a model with `vocab` tokens; `ends` are the tokens that end texts. Masks are computed by `pool`.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab: usize, ends: &[u32], pool: MaskPool) -> Self {
+    /// `checker` is the program of [`ServerOptions::grammar_checker`](crate::ServerOptions::grammar_checker).
+    pub(crate) fn new(
+        tokenizer: Arc<Tokenizer>,
+        vocab: usize,
+        ends: &[u32],
+        pool: MaskPool,
+        checker: Option<PathBuf>,
+    ) -> Self {
         Grammars {
             pool: Arc::new(pool),
             tokenizer,
             vocab,
             ends: ends.into(),
             factory: OnceLock::new(),
+            trials: Trials::new(checker),
         }
     }
 
-    /// Compiles a grammar; the first one also makes the table of tokens.
+    /// Counts a request that waits to compile a grammar, until the returned value is dropped.
+    pub(crate) fn count(&self) -> CountedGrammar {
+        CountedGrammar::new(self.pool.clone())
+    }
+
+    /// Compiles a grammar, first in another process. Returns `None` if it takes longer than `limit` there. The first one also
+    /// creates the table of tokens.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] with what is wrong with the schema or grammar, or the limit that it exceeds; a model whose tokens
     /// are no text.
-    pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
-        // The checks and the compiler recurse: they get a stack that is large enough for all that the limits allow.
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
-            let thread = thread.spawn_scoped(scope, || self.compile_here(grammar));
-            let thread = thread.map_err(|_| Error::HostMemory {
-                what: "a thread that compiles the grammar".into(),
-                bytes: STACK,
-            })?;
-            let panicked = || Error::misuse("the grammar cannot be compiled: the compiler failed on it", "");
-            thread.join().unwrap_or_else(|_| Err(panicked()))
-        })
+    pub(crate) fn compile(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
+        on_large_stack(|| self.compile_here(grammar, limit))
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
+    fn compile_here(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
         match grammar {
             Grammar::Object => {}
             Grammar::Schema(schema) => {
@@ -148,42 +161,15 @@ impl Grammars {
                 "leave response_format, grammar and required tools out",
             )
         })?;
-        let top = match grammar {
-            Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
-            Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
-            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-            Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
-            Grammar::Choice(texts) => {
-                // JSON texts may contain DEL; literals of a grammar may not.
-                let literal = |text: &String| Value::from(text.as_str()).to_string().replace('\u{7f}', r"\u007f");
-                let literals: Vec<String> = texts.iter().map(literal).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
-            }
-        };
-        let refused = |error: &str| {
-            let error = match error.strip_prefix("panic") {
-                Some(_) => "the compiler failed on it".to_owned(),
-                None => error.chars().take(300).collect(),
-            };
-            Error::misuse(
-                format!("the schema or grammar cannot be used: {error}"),
-                "see https://github.com/guidance-ai/llguidance for what is supported",
-            )
-        };
-        let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
-        let (rules, lexer) = read.map_err(|e| refused(&e.to_string()))?;
-        lexer_cost::check(&lexer)?;
-        let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
-        let matcher = Matcher::new(parser);
-        if let Some(error) = matcher.get_error() {
-            return Err(refused(&error));
+        if *grammar != Grammar::Object && !self.trials.check(grammar, limit)? {
+            return Ok(None);
         }
-        Ok(Compiled {
-            matcher,
+        Ok(Some(Compiled {
+            matcher: compile(factory, grammar)?,
             pool: self.pool.clone(),
             spent: MaskTime::default(),
             ends: self.ends.clone(),
-        })
+        }))
     }
 
     fn make(&self) -> std::result::Result<ParserFactory, String> {
@@ -192,11 +178,64 @@ impl Grammars {
         words.resize(self.vocab.max(words.len()), Vec::new());
         let info = TokRxInfo::new(words.len() as u32, end);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
-        let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
-        factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
-        Ok(factory)
+        factory(&env)
+    }
+}
+
+/// Returns a compiler with limits.
+fn factory(env: &TokEnv) -> std::result::Result<ParserFactory, String> {
+    let mut factory = ParserFactory::new_simple(env).map_err(|e| e.to_string())?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
+    Ok(factory)
+}
+
+/// Runs `work` on a thread with a stack for everything that the limits allow, because the checks and the compiler recurse.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|_| Error::HostMemory {
+            what: "a thread that compiles the grammar".into(),
+            bytes: STACK,
+        })?;
+        let panicked = || Error::misuse("the grammar cannot be compiled: the compiler failed on it", "");
+        thread.join().unwrap_or_else(|_| Err(panicked()))
+    })
+}
+
+/// Compiles a grammar that is within the limits of [`check`].
+fn compile(factory: &ParserFactory, grammar: &Grammar) -> Result<Matcher> {
+    let top = match grammar {
+        Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
+        Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
+        Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+        Grammar::Choice(texts) => {
+            // JSON texts may contain DEL; literals of a grammar may not.
+            let literal = |text: &String| Value::from(text.as_str()).to_string().replace('\u{7f}', r"\u007f");
+            let literals: Vec<String> = texts.iter().map(literal).collect();
+            TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
+        }
+    };
+    let refused = |error: &str| {
+        let error = match error.strip_prefix("panic") {
+            Some(_) => "the compiler failed on it".to_owned(),
+            None => error.chars().take(300).collect(),
+        };
+        Error::misuse(
+            format!("the schema or grammar cannot be used: {error}"),
+            "see https://github.com/guidance-ai/llguidance for what is supported",
+        )
+    };
+    let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
+    let (rules, lexer) = read.map_err(|e| refused(&e.to_string()))?;
+    lexer_cost::check(&lexer)?;
+    let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
+    let matcher = Matcher::new(parser);
+    match matcher.get_error() {
+        Some(error) => Err(refused(&error)),
+        None => Ok(matcher),
     }
 }
 
@@ -235,14 +274,16 @@ pub(crate) struct Compiled {
 }
 
 impl Compiled {
-    /// Creates the constraint of one sequence. All sequences of a request share the maximum time of their masks.
-    pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
+    /// Creates the constraint of one sequence. All sequences of a request share the maximum time of their masks, and the grammar's
+    /// room in memory.
+    pub(crate) fn constraint(&self, room: Arc<GrammarRoom>) -> Box<dyn Constraint> {
         Box::new(GrammarConstraint::new(
             self.pool.clone(),
             // The sequences share the tables of the lexer, which take megabytes for a large grammar.
             self.matcher.clone(),
             self.spent.clone(),
             self.ends.clone(),
+            room,
         ))
     }
 }
