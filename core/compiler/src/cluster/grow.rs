@@ -12,9 +12,9 @@ use meganeura_core::graph::{Graph, NodeId, Uses, Value};
 use meganeura_core::ops::FusionRole;
 use meganeura_core::shape::TensorType;
 
-/// Maximum calls of a cluster: programs stay readable, and trying a merge takes bounded time.
+/// Maximum number of calls in a cluster. It keeps programs readable and bounds the time of trying a merge.
 const MAX_MEMBERS: usize = 32;
-/// Maximum nodes that the search for a path visits before it assumes that there is a path.
+/// Maximum number of nodes that the search for a path visits. Beyond it, a path is assumed to exist.
 const MAX_VISITS: usize = 2048;
 
 /// A group of calls to be fused.
@@ -31,7 +31,7 @@ pub(super) struct FusionGroup {
 struct Unit {
     /// The calls, in topological order.
     members: Vec<NodeId>,
-    /// Number of elements that it iterates over.
+    /// Number of elements that the fused call iterates over.
     domain: usize,
     /// Fusion role of the only member that is not elementwise, if there is one.
     anchor: Option<FusionRole>,
@@ -58,8 +58,7 @@ struct Growth<'a> {
     ps_per_byte: f64,
 }
 
-/// Finds the clusters of a graph. `invariant` is `true` for each node whose value steps do not
-/// change.
+/// Finds the clusters of a graph. `invariant` is `true` for each node whose value does not change between steps.
 ///
 /// # Errors
 /// A cycle.
@@ -161,7 +160,7 @@ impl Growth<'_> {
         is_wide && matches!(&node.inputs[..], [x] if is_half(x))
     }
 
-    /// Returns `true` if a node computes its result from fewer bytes, as the numbers of packed weights.
+    /// Returns `true` if a node's operands have fewer bytes than its result, for example if it dequantizes weights.
     fn unpacks(&self, id: NodeId) -> bool {
         let node = &self.graph.nodes()[id.index()];
         let read = node.inputs.iter().filter_map(|&v| self.graph.ty(v));

@@ -9,7 +9,7 @@ const CLOCK: u64 = 2048;
 
 /// Counter of steps, with a budget.
 pub(super) struct Meter {
-    /// Steps of search done.
+    /// Number of search steps taken.
     pub steps: u64,
     /// `true` while steps are counted: within components. Work on the whole problem is nearly
     /// linear and limited only by the clock.

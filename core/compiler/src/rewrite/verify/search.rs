@@ -20,11 +20,11 @@ use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::{Shape as Dims, TensorType};
 
-/// Maximum elements of a value within a witness.
+/// Maximum number of elements of a value within a witness.
 const MAX_ELEMENTS: usize = 4096;
 /// Maximum successful steps of one attempt.
 const ATTEMPT_STEPS: u64 = 1500;
-/// Number of failed attempts until the sizes of samples are kept unchanged, because they may depend on each other in a
+/// Number of failed attempts after which the sizes of samples are kept unchanged. They may depend on each other in a
 /// way that only the operator can check.
 const FRUITLESS: u64 = 40;
 /// Maximum number of values of a constant that are tried with one type, of the values that satisfy the constant's own
@@ -262,7 +262,7 @@ impl<'p> Search<'p> {
                 let next = self.with_leaf(state, var, kind, &ty, value);
                 if kind == LeafKind::Constant {
                     self.steps = self.steps.saturating_sub(1);
-                    // An error of the type applies to all values.
+                    // If the type violates a condition, every value fails.
                     if !self.settle(&mut next.clone(), Some((self.asked(var), var))) {
                         break;
                     }
