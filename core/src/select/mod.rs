@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fallback::WithFallback;
 use crate::registry::{self, KNOWN_BACKENDS};
 
-/// Variable that selects the device.
+/// Environment variable that selects the device.
 pub const DEVICE_VARIABLE: &str = "MEGANEURA_DEVICE_ID";
 
 /// A parsed selector.
@@ -449,7 +449,7 @@ fn preferred<'a>(candidate: Candidate<'a>, listing: &'a [BackendListing], config
             ),
         }
     }
-    // The backend that needs no test.
+    // The least preferred backend is used without a test.
     let own = usable(listing)
         .find(|(entry, d)| Some(entry.backend.preference()) == least && d.hardware.as_ref() == Some(hardware));
     own.unwrap_or(candidate)

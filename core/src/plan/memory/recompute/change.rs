@@ -3,7 +3,7 @@
 
 use super::steps::{Slot, Step, Steps};
 
-/// Maximum copies that one change may make.
+/// Maximum number of copies that one change may make.
 const MAX_COPIES: usize = 48;
 
 /// Maximum number of levels by which an existing copy runs earlier, to make another copy unnecessary.
@@ -151,7 +151,7 @@ impl Steps {
         if !done {
             return None;
         }
-        if self.falls_away(&change) {
+        if self.is_dropped(&change) {
             change.cost -= self.origins[step.origin].cost.min(change.cost);
         }
         change.gain = self.gain(&change, limit);
@@ -160,7 +160,7 @@ impl Steps {
 
     /// Returns `true` if no reader of the instance remains after the change, so that the step that computes it is
     /// dropped.
-    fn falls_away(&self, change: &Change) -> bool {
+    fn is_dropped(&self, change: &Change) -> bool {
         let step = &self.steps[self.instances[change.instance].step];
         let idle = |slot: &Slot| match *slot {
             Slot::Made(id) => self.readers[id].first().is_none_or(|r| r.0 > change.level),
@@ -236,7 +236,7 @@ impl Steps {
                 delta[to + 1] -= bytes;
             }
         };
-        let falls_away = self.falls_away(change);
+        let is_dropped = self.is_dropped(change);
         let step = &self.steps[self.instances[change.instance].step];
         for slot in &step.outputs {
             let Slot::Made(id) = *slot else { continue };
@@ -248,7 +248,7 @@ impl Steps {
                 .find(|r| r.0 <= level)
                 .map_or(first, |r| r.0);
             add(first, last, -bytes);
-            if !falls_away {
+            if !is_dropped {
                 add(first, if last > level { kept } else { last }, bytes);
             }
             add(level, last.max(level), bytes);
