@@ -15,7 +15,8 @@ use crate::signal;
 const SPIN: Duration = Duration::from_millis(2);
 /// Interval between checks for messages.
 const LOOK: Duration = Duration::from_millis(20);
-/// Time until a waiting rank prints its collective, or half of the time limit if that is shorter.
+/// Time after which a waiting rank notifies the other ranks that it waits, or half of the time limit if that is
+/// shorter.
 const TELL: Duration = Duration::from_secs(1);
 /// Pause between tests for completion after busy-waiting, so that a rank on the same core can compute.
 const SLEEP: Duration = Duration::from_micros(50);
