@@ -18,7 +18,7 @@ pub(super) struct Meter {
     pub spent: bool,
     limit: u64,
     deadline: Option<Instant>,
-    until_look: u64,
+    until_check: u64,
 }
 
 impl Meter {
@@ -29,7 +29,7 @@ impl Meter {
             spent: false,
             limit: budget.steps,
             deadline: budget.time.and_then(|t| Instant::now().checked_add(t)),
-            until_look: 0,
+            until_check: 0,
         }
     }
 
@@ -40,11 +40,11 @@ impl Meter {
             self.steps += steps;
             self.spent |= self.steps > self.limit;
         }
-        if self.until_look <= steps {
-            self.until_look = CLOCK;
+        if self.until_check <= steps {
+            self.until_check = CLOCK;
             self.spent |= self.deadline.is_some_and(|d| Instant::now() >= d);
         } else {
-            self.until_look -= steps;
+            self.until_check -= steps;
         }
         !self.spent
     }

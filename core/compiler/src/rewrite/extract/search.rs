@@ -19,7 +19,7 @@ const DEPTH: u32 = 128;
 
 /// Maximum number of times that components in a cycle are joined, before a greedy selection is
 /// used.
-const JOINS: u32 = 64;
+const MAX_JOINS: u32 = 64;
 
 /// Result of a search for solutions that cost less than a bound.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Solver {
         let fixed = fixed.fold(0u64, u64::saturating_add);
         let mut joined: Vec<Vec<u32>> = Vec::new();
         let mut last = None;
-        for _ in 0..JOINS {
+        for _ in 0..MAX_JOINS {
             let components = split(flat, &r, &joined);
             let state = (components.len(), distinct(&joined));
             if last == Some(state) {
