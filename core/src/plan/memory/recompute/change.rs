@@ -185,7 +185,7 @@ impl Steps {
             }
             entry.1 = level;
         } else {
-            match self.copy_soon(origin, level) {
+            match self.copy_after(origin, level) {
                 Some(step) if !change.copies.is_empty() => change.hoists.push((step, level)),
                 _ => {
                     change.copies.push((origin, level));
@@ -218,7 +218,7 @@ impl Steps {
     }
 
     /// Returns an existing copy that runs at most [`HOIST`] levels after a level.
-    fn copy_soon(&self, origin: usize, level: usize) -> Option<usize> {
+    fn copy_after(&self, origin: usize, level: usize) -> Option<usize> {
         let copies = self.steps.iter().enumerate().skip(self.origins.len());
         let soon = |s: &Step| !s.dropped && s.origin == origin && s.level > level && s.level <= level + HOIST;
         copies
@@ -347,7 +347,7 @@ impl Steps {
             let before = copies.len();
             for step in copies {
                 if !self.steps[step].dropped {
-                    self.take_one_back(step, limit);
+                    self.undo_one(step, limit);
                 }
             }
             if self.repeated().len() == before {
@@ -356,7 +356,7 @@ impl Steps {
         }
     }
 
-    fn take_one_back(&mut self, step: usize, limit: usize) {
+    fn undo_one(&mut self, step: usize, limit: usize) {
         let level = self.steps[step].level;
         let mut delta = vec![0i64; self.live.len() + 1];
         let mut moves = Vec::new();
