@@ -154,7 +154,7 @@ fn wanted_leaves(graph: &Graph) -> Vec<NodeId> {
         .collect()
 }
 
-/// Gradients of values seen so far. A value with several consumers gets their sum.
+/// Gradients of values, accumulated so far. The gradient of a value with several users is the sum over its uses.
 #[derive(Default)]
 struct Adjoints(HashMap<Value, Value>);
 
@@ -190,8 +190,8 @@ fn gradient_provenance(graph: &Graph, id: NodeId) -> Provenance {
     }
 }
 
-/// Propagates gradients from the results of one call to its operands, and adds them to `adjoints`.
-/// `out` contains the forward nodes under their own ids, and receives the new ones.
+/// Propagates gradients from the results of one call to its operands, and adds them to `adjoints`. `out` contains the
+/// forward nodes with unchanged ids; the new nodes are added to it.
 fn backpropagate(out: &mut Graph, id: NodeId, needs: &[bool], adjoints: &mut Adjoints) -> Result<()> {
     let node = out.nodes()[id.index()].clone();
     let Some((op, attrs)) = node.op() else {

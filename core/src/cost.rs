@@ -15,7 +15,7 @@ use crate::shape::TensorType;
 
 /// Rates and kernels of a device.
 pub trait Target {
-    /// Returns the rates.
+    /// Returns the rates of the device.
     fn cost_model(&self) -> CostModel;
     /// Returns the number of dependent launches of the kernel for a call; `None` if there is no
     /// kernel.

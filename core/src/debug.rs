@@ -22,7 +22,7 @@ use crate::graph::Graph;
 use crate::plan::ExecutionPlan;
 use crate::plan::memory::MemoryLayout;
 
-/// Variable that sets the options, as a list with commas.
+/// Environment variable that sets the options, as a list with commas.
 pub const DEBUG_VARIABLE: &str = "MEGANEURA_DEBUG";
 
 /// Options that trade speed for diagnosis.

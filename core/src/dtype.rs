@@ -29,7 +29,7 @@ pub enum DType {
 /// elements in 34 bytes), so sizes must be computed with [`DType::storage_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Elements per block.
+    /// Number of elements per block.
     pub elements: usize,
     /// Bytes per block.
     pub bytes: usize,

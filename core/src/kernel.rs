@@ -49,7 +49,7 @@ pub struct Capabilities {
 pub struct KernelDesc<'a> {
     /// Operator name.
     pub name: &'a str,
-    /// Version of its semantics.
+    /// Version of the operator's semantics.
     pub version: u32,
     /// Attributes of the call.
     pub attrs: &'a Attrs,
@@ -77,7 +77,7 @@ impl fmt::Display for KernelDesc<'_> {
     }
 }
 
-/// Answer of a device to the question of whether it has a kernel.
+/// Result of a query whether a device has a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
     /// The device has one.

@@ -20,11 +20,11 @@ pub const RESERVED: &str = "loss_scale.";
 pub const SCALE_STATE: &str = "loss_scale.scale";
 /// State `f32 []`: one over the scale.
 pub const INVERSE_STATE: &str = "loss_scale.inverse";
-/// State `f32 []` of the optimizer: updates in a row since the scale last changed.
+/// State `f32 []` of the optimizer: number of consecutive updates without overflow since the scale last changed.
 pub const GOOD_STATE: &str = "optimizer.good_updates";
-/// State `f32 []` of the optimizer: updates that were skipped because a gradient was not finite.
+/// State `f32 []` of the optimizer: number of updates that were skipped because a gradient was not finite.
 pub const SKIPPED_STATE: &str = "optimizer.skipped_updates";
-/// State `f32 []` of the optimizer: elements of the last update's gradients that were not finite.
+/// State `f32 []` of the optimizer: number of elements of the last update's gradients that were not finite.
 pub const FOUND_STATE: &str = "optimizer.non_finite";
 
 /// Maximum scale; its reciprocal is the minimum.
@@ -48,7 +48,7 @@ pub enum LossScaling {
     Dynamic {
         /// The first scale: a power of two from 2^-24 to 2^24.
         initial: f32,
-        /// Updates from one doubling to the next, from 1 to 2^24.
+        /// Number of consecutive updates without overflow after which the scale is doubled, from 1 to 2^24.
         interval: u32,
     },
     /// A constant scale: a power of two from 2^-24 to 2^24. Updates whose gradients are not finite are skipped, too.
@@ -87,7 +87,7 @@ impl LossScaling {
     /// # Errors
     /// Description of the invalid number.
     pub fn check(self) -> Result<(), String> {
-        // Counted in f32.
+        // The counter of updates is an `f32` state, and therefore exact only up to 2^24.
         const MAX: u32 = 1 << 24;
         let (scale, exponent_only) = (self.initial(), self.initial().to_bits() & 0x007f_ffff == 0);
         let in_range = (1.0 / MAX_SCALE..=MAX_SCALE).contains(&scale);

@@ -16,11 +16,11 @@ use crate::ops::registered;
 use crate::ops::{Call, OpRef};
 use crate::shape::TensorType;
 
-/// Maximum operands of a program.
+/// Maximum number of operands of a program.
 pub const MAX_OPERANDS: usize = 64;
-/// Maximum steps of a program.
+/// Maximum number of steps of a program.
 pub const MAX_STEPS: usize = 256;
-/// Maximum results of a program.
+/// Maximum number of results of a program.
 pub const MAX_RESULTS: usize = 64;
 
 /// A value within a program.
@@ -32,9 +32,9 @@ pub enum Slot {
     Step(u32),
     /// A further result of a step; `port` is 1 or more.
     Port {
-        /// The step.
+        /// Index of the step.
         step: u32,
-        /// Index of the result.
+        /// Index of the result among the results of the step.
         port: u32,
     },
 }
@@ -284,7 +284,7 @@ fn short_name(op: OpRef) -> &'static str {
     name.split_once('.').map_or(name, |(_, short)| short)
 }
 
-/// Short: `matmul(0, 1); add(%0, 2); relu(%1) -> %2`.
+/// Writes the short form: `matmul(0, 1); add(%0, 2); relu(%1) -> %2`.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |slots: &[Slot]| slots.iter().map(Slot::to_string).collect::<Vec<_>>().join(", ");

@@ -15,7 +15,7 @@
 
 use half::f16;
 
-/// Elements of a block.
+/// Number of elements of a block.
 pub const BLOCK: usize = 32;
 
 /// Storage format of the integers of a block, and their conversion to numbers.
@@ -288,9 +288,8 @@ mod tests {
             let stored = bytes.chunks(format.bytes()).zip(scales.chunks(format.scales()));
             for (block, (bytes, scales)) in values.chunks(BLOCK).zip(stored) {
                 let scales: Vec<f64> = scales.iter().map(|scale| scale.to_f64()).collect();
-                // Formats of few bits have one end of their range without an opposite: such a
-                // number is off by one step. Scales and the integers that multiply them are also
-                // rounded.
+                // The integers of formats with few bits have an asymmetric range: a number at the missing end is off by
+                // one step. Scales and the integers that multiply them are also rounded.
                 let steps = match format {
                     BlockFormat::Q8_0 => 0.57,
                     _ if format.has_minimum() => 0.52,

@@ -29,9 +29,9 @@ impl RefTensor {
 
 /// Context of a reference loop: the call of an operator, with its operands' values.
 pub struct RefCall<'a> {
-    /// Attributes.
+    /// Attributes of the call.
     pub attrs: &'a Attrs,
-    /// Operands.
+    /// Values of the operands.
     pub inputs: &'a [&'a RefTensor],
     /// Types of the results.
     pub outputs: &'a [TensorType],
@@ -80,7 +80,7 @@ fn checked<T>(attr: Result<T, String>) -> T {
 #[derive(Clone, Debug, Default)]
 pub struct Evaluation {
     values: HashMap<Value, RefTensor>,
-    /// Persistent leaves that were written, by name.
+    /// New values of the persistent leaves that were written, by name.
     pub written: HashMap<String, Vec<f64>>,
 }
 

@@ -16,15 +16,15 @@ pub use crate::rule_set::{RuleSetEntry, linked_rule_sets};
 /// [`register_plugin!`](crate::register_plugin).
 #[derive(Debug)]
 pub struct PluginManifest {
-    /// Crate name.
+    /// Name of the crate.
     pub name: &'static str,
-    /// Crate version.
+    /// Version of the crate.
     pub version: &'static str,
-    /// Names of its backends.
+    /// Names of the crate's backends.
     pub backends: &'static [&'static str],
-    /// Names of its operators.
+    /// Names of the crate's operators.
     pub ops: &'static [&'static str],
-    /// Namespaces of its rule sets.
+    /// Namespaces of the crate's rule sets.
     pub rule_sets: &'static [&'static str],
 }
 
@@ -87,7 +87,7 @@ macro_rules! register_rule_set {
 pub struct KnownBackend {
     /// Name as selectors use it.
     pub name: &'static str,
-    /// Instructions for getting it.
+    /// Instructions for making the backend available.
     pub how: &'static str,
 }
 

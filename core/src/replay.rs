@@ -75,7 +75,7 @@ impl fmt::Display for Divergence {
 /// Result of a replay without errors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replay {
-    /// Dispatches that were compared.
+    /// Number of dispatches that were compared.
     pub compared: usize,
     /// The largest accepted difference as a fraction of its limit, and the index of its dispatch.
     pub worst: Option<(f64, usize)>,
@@ -220,7 +220,7 @@ fn scalars(plan: &ExecutionPlan) -> Vec<(BufferRef, [u8; 4])> {
 
 /// Maximum relative error of sums of products whose operands are rounded to `f16`, each by 2^-11. It is larger than
 /// typical errors, because a sum of a few terms may almost cancel.
-const OPERANDS_IN_HALVES: f64 = 1.0 / 256.0;
+const ROUNDED_OPERANDS: f64 = 1.0 / 256.0;
 
 /// Returns the accepted error of a result, relative to its largest magnitude.
 fn limit(plan: &ExecutionPlan, dispatch: &Dispatch, operand: &Operand, options: &ReplayOptions) -> f64 {
@@ -233,7 +233,7 @@ fn limit(plan: &ExecutionPlan, dispatch: &Dispatch, operand: &Operand, options: 
     let rounding = match operand.ty.dtype {
         DType::F16 => 2f64.powi(-9),
         DType::BF16 => 2f64.powi(-6),
-        _ if dispatch.use_coop && plan.precision == Precision::Mixed => OPERANDS_IN_HALVES,
+        _ if dispatch.use_coop && plan.precision == Precision::Mixed => ROUNDED_OPERANDS,
         _ => 0.0,
     };
     (options.tolerance * (1.0 + flops.max(per_element) / 64.0).sqrt()).max(rounding)

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::TensorKind;
 use crate::storage::decode;
 
-/// Bins of a histogram.
+/// Number of bins of a histogram.
 const BINS: usize = 32;
 /// Number of elements that are decoded at a time.
 const CHUNK: usize = 4096;
@@ -27,13 +27,13 @@ const CHUNK: usize = 4096;
 pub struct TensorStatistics {
     /// Number of elements.
     pub len: usize,
-    /// Elements that are not a number.
+    /// Number of elements that are NaN.
     pub nan: usize,
-    /// Elements that are plus infinity.
+    /// Number of elements that are plus infinity.
     pub positive_infinities: usize,
-    /// Elements that are minus infinity.
+    /// Number of elements that are minus infinity.
     pub negative_infinities: usize,
-    /// Elements that are 0 or -0.
+    /// Number of elements that are 0 or -0.
     pub zeros: usize,
     /// The finite elements; `None` if there are none.
     pub finite: Option<FiniteStatistics>,

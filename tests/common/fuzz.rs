@@ -81,7 +81,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, rng: &mut SplitMix64) {
         }
         3 => bytes.truncate(at),
         _ => {
-            // The next number from there.
+            // Replaces the next number after this position.
             let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|i| at + i) else {
                 return;
             };

@@ -430,6 +430,6 @@ fn plans_list_the_log_sum_exp_of_attention_alone() {
     let [(_, buffer)] = plan.lse_buffers[..] else {
         panic!("{:?}", plan.lse_buffers);
     };
-    // [heads, rows].
+    // The log-sum-exp has the shape [heads, rows].
     assert_eq!(plan.buffers[buffer.index()], 4 * 2 * 4);
 }

@@ -164,7 +164,7 @@ fn floating_point_types_are_converted_and_integers_are_not() {
     let saved = half.try_weights().expect("reads");
     assert_eq!(saved.get("w").expect("there").ty().dtype, DType::F16);
     assert_eq!(saved.get("w").expect("there").to_f32(), [1.5, -0.25]);
-    // Through a file, as f16.
+    // The weights go through a file, as f16.
     let folder = folder();
     saved.write(file(&folder)).expect("writes");
     assert_eq!(Weights::read(file(&folder)).expect("reads"), saved);

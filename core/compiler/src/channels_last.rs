@@ -20,7 +20,7 @@ use meganeura_core::shape::TensorType;
 /// A graph with images in channels-last layout.
 pub(crate) struct ConvertedGraph {
     pub(crate) graph: Graph,
-    /// New node of each node.
+    /// Maps each node of the source graph to its node in the new graph.
     pub(crate) moved: HashMap<NodeId, NodeId>,
 }
 
@@ -67,7 +67,7 @@ impl Layouts {
 #[derive(Default)]
 struct Values {
     images: HashMap<Value, Layouts>,
-    /// By the original weights, the weights in the axis order of channels-last convolutions.
+    /// Maps the original weights to the weights in the axis order of channels-last convolutions.
     weights: HashMap<Value, Value>,
 }
 

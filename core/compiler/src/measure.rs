@@ -12,12 +12,12 @@ use meganeura_core::graph::Graph;
 use meganeura_core::precision::Precision;
 use meganeura_core::session::Session;
 
-/// Maximum time of a measurement, except for its minimum number of steps.
+/// Maximum time of a measurement. At least [`MIN_STEPS`] steps run, even if they take longer.
 const MAX_TIME: Duration = Duration::from_millis(150);
 const MIN_STEPS: usize = 3;
-/// Elements of the vectors that are copied: 64 MB, beyond most caches.
+/// Number of elements of the copied vectors: 64 MB, more than most caches hold.
 const COPY_LEN: usize = 16 << 20;
-/// Maximum number of rows of the matrices, and time of a matmul beyond which larger matrices are not tried.
+/// Maximum number of rows of the matrices. Larger matrices are also not tried once a matmul takes [`MIN_MATMUL_TIME`].
 const MAX_EDGE: usize = 4096;
 const MIN_MATMUL_TIME: Duration = Duration::from_millis(4);
 

@@ -69,7 +69,7 @@ pub struct DeviceInfo {
     pub index: usize,
     /// Human-readable name.
     pub name: String,
-    /// Class.
+    /// Class of the device.
     pub kind: DeviceKind,
     /// Numeric id that the backend uses for the device (for Vulkan the device id), if it has one.
     pub numeric_id: Option<u64>,
@@ -92,9 +92,9 @@ pub struct DeviceInfo {
 /// A property of a device or of its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// Name.
+    /// Name of the property.
     pub name: String,
-    /// Value.
+    /// Value of the property.
     pub value: String,
 }
 
@@ -131,7 +131,7 @@ pub trait Backend: Send + Sync {
     /// Returns name, version and origin.
     fn info(&self) -> BackendInfo;
 
-    /// Returns all devices, the rejected ones with their reason.
+    /// Returns all devices, including rejected ones with the reason.
     ///
     /// # Errors
     /// Failure of the search itself. A driver that cannot be loaded means no devices, not an error.

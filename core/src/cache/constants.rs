@@ -15,7 +15,8 @@ const INLINE_BYTES: usize = 1024;
 
 const SUFFIX: &str = ".constants";
 
-/// Size and hash of the file that contains, concatenated and little-endian, the constants whose data the plan omits.
+/// Size and hash of the file with the constants whose data the plan omits. The file contains them concatenated, in
+/// little-endian order.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SideFile {
     bytes: usize,

@@ -46,8 +46,8 @@ pub(super) fn save(plan: &ExecutionPlan, graph: &Graph, path: &Path) -> Result<(
     Ok(())
 }
 
-/// Returns the text after the first line. Type names are written only at the outer levels, for
-/// human readers: everywhere they would double the file, and the parser does not need them.
+/// Returns the text after the first line. Type names are written only at the outer levels, for human readers. At all
+/// levels, they would double the size of the file, and the parser does not need them.
 fn encode(plan: &ExecutionPlan, graph_hash: &str, side: Option<&SideFile>) -> Result<String, String> {
     // One entry of a list per line, so that versions can be compared.
     let pretty = PrettyConfig::new().depth_limit(2).new_line("\n").indentor("  ");

@@ -23,7 +23,7 @@ use crate::plan::ExecutionPlan;
 pub use rates::Rates;
 pub use warm_up::warm_up;
 
-/// Variable that names the file; it overrides the configuration.
+/// Environment variable with the path of the calibration file; it overrides the configuration.
 pub const CALIBRATION_VARIABLE: &str = "MEGANEURA_CALIBRATION";
 
 /// Measured rates of some devices.
@@ -95,8 +95,8 @@ impl Calibrated {
 }
 
 impl Calibration {
-    /// Returns the calibration file in effect: that of the environment variable, else that of the
-    /// configuration. A relative path in the configuration is relative to its folder.
+    /// Returns the calibration file in effect: that of the environment variable, else that of the configuration. A
+    /// relative path in the configuration is relative to the folder of the configuration file.
     pub fn path(config: &Config) -> Option<PathBuf> {
         match std::env::var_os(CALIBRATION_VARIABLE).filter(|v| !v.is_empty()) {
             Some(path) => Some(path.into()),
@@ -107,7 +107,7 @@ impl Calibration {
         }
     }
 
-    /// Reads a file.
+    /// Reads a calibration file.
     ///
     /// # Errors
     /// [`Error::Config`] when it cannot be read or parsed, or a rate is invalid.
@@ -126,7 +126,7 @@ impl Calibration {
         Ok(calibration)
     }
 
-    /// Writes a file atomically.
+    /// Writes the calibration to a file, atomically.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be written.

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::files::{MAX_SETTINGS, read_text_limited};
 pub use rewrite::RewriteConfig;
 
-/// Variable that names the configuration file.
+/// Environment variable with the path of the configuration file.
 pub const CONFIG_VARIABLE: &str = "MEGANEURA_CONFIG";
 /// File that is read from the working directory.
 pub const CONFIG_FILE: &str = "meganeura.toml";
@@ -52,7 +52,7 @@ pub struct Config {
     /// Plugins: shared objects, and folders or files of plugins without native code.
     #[serde(default)]
     pub plugins: PluginSettings,
-    /// The file that this was read from.
+    /// File that the configuration was read from.
     #[serde(skip)]
     pub path: Option<PathBuf>,
 }
@@ -97,7 +97,7 @@ impl Config {
         }
     }
 
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
     /// [`Error::Config`] when it cannot be read or parsed.

@@ -36,13 +36,13 @@ pub struct RewriteConfig {
     pub channels_last: bool,
     /// Rule sets that are not used, by namespace.
     pub disable: Vec<String>,
-    /// Maximum rounds of equality saturation (the repeated application of all rules).
+    /// Maximum number of rounds of equality saturation (the repeated application of all rules).
     pub iterations: usize,
-    /// Maximum rows of the e-graph's tables.
+    /// Maximum number of rows of the e-graph's tables.
     pub tuples: usize,
     /// Maximum milliseconds of saturation; extraction has the same limit.
     pub time_ms: u64,
-    /// Maximum steps of the exact search for the cheapest graph.
+    /// Maximum number of steps of the exact search for the cheapest graph.
     pub steps: u64,
     /// Also computes the cost that greedy rewriting reaches, for comparison.
     pub baseline: bool,

@@ -16,9 +16,9 @@ pub const BUCKET_BYTES: usize = 25 << 20;
 pub struct BucketEntry {
     /// Name of the parameter.
     pub name: String,
-    /// The gradient, or its average over accumulated steps: `f32`.
+    /// Buffer of the gradient, or of its average over accumulated steps; `f32`.
     pub buffer: BufferRef,
-    /// Number of elements.
+    /// Number of elements of the gradient.
     pub len: usize,
     /// `true` if the buffer is an input, which the step must find unchanged.
     pub is_input: bool,

@@ -26,7 +26,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Returns its name.
+    /// Returns the name of the operation.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all-reduce",
@@ -65,7 +65,7 @@ pub enum CollectiveFailure {
         /// Time that this rank waited.
         limit: Duration,
     },
-    /// Another rank does something different: another operation, tensor or size, or other training.
+    /// Another rank calls something different: another operation, tensor or size, or other training.
     Mismatch {
         /// The first rank that differs from this one.
         peer: usize,

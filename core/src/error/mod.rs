@@ -74,7 +74,7 @@ pub enum TensorKind {
 }
 
 impl TensorKind {
-    /// Returns its name.
+    /// Returns the name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             TensorKind::Input => "input",
@@ -149,7 +149,7 @@ pub enum Error {
         /// Shape of the first output.
         shape: Shape,
     },
-    /// The loss does not depend differentiably on what should be trained.
+    /// A required gradient cannot be computed: an operator on the path to the loss is not differentiable.
     #[error(
         "cannot differentiate through {node}: {reason}{}",
         help("wrap it in `stop_gradient` if no gradient should flow, or use a differentiable form")
@@ -179,7 +179,7 @@ pub enum Error {
         name: String,
         /// Shape of the tensor.
         shape: Shape,
-        /// Elements that were given or requested.
+        /// Number of elements that were given or requested.
         found: usize,
     },
     /// An array of another shape than the tensor's.
@@ -214,7 +214,7 @@ pub enum Error {
         /// The inputs without data.
         names: Vec<String>,
     },
-    /// A kernel met an index outside of its table.
+    /// A kernel found an index outside of the table that it reads.
     #[error(
         "{label}: index {index} is out of range, the table has {rows} rows{}",
         help("check the ids that you feed against the vocabulary or the number of classes")
@@ -224,7 +224,7 @@ pub enum Error {
         label: String,
         /// The offending index.
         index: u32,
-        /// Rows of the table.
+        /// Number of rows of the table.
         rows: usize,
     },
     /// A device selector that cannot be parsed, matches nothing, or matches several devices.
@@ -256,7 +256,7 @@ pub enum Error {
     /// Plans that share tensors store them with different layouts.
     #[error("the plans store {} of their tensors with different layouts:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; if their packing differs, disable the packing rules (`disable = [\"packing\"]`)"))]
     ParametersDiffer {
-        /// Each with its name and both layouts.
+        /// Description of each such tensor: its name and both layouts.
         differences: Vec<String>,
     },
     /// Not enough memory.
@@ -264,7 +264,7 @@ pub enum Error {
     OutOfMemory {
         /// The device.
         device: String,
-        /// Bytes asked for.
+        /// Number of bytes that the plan needs.
         requested: usize,
         /// Bytes that the device has, if it reports them.
         available: Option<u64>,
@@ -290,13 +290,13 @@ pub enum Error {
         tensor: String,
         /// Size of the tensor.
         bytes: u64,
-        /// The largest that the device has.
+        /// Maximum size of a buffer of the device, in bytes.
         limit: u64,
     },
     /// A memory budget that no recomputation reaches.
     #[error("the memory budget of {} cannot be reached: the minimum possible is {}, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; recomputation does not reduce parameters, gradients and the optimizer's state"))]
     MemoryBudget {
-        /// Bytes that were given.
+        /// The memory budget, in bytes.
         budget: usize,
         /// Smallest budget in bytes that recomputation can meet.
         least: usize,
@@ -328,7 +328,7 @@ pub enum Error {
         set: String,
         /// The rule, where one is at fault.
         rule: Option<String>,
-        /// Position in its text, and the text there.
+        /// Position of the error in the text of the rule set, and the text there.
         span: Option<String>,
         /// Description of the problem, and the failing case if there is one.
         message: String,
@@ -428,7 +428,7 @@ impl Error {
 pub fn unwrap_report<T>(result: Result<T>) -> T {
     match result {
         Ok(v) => v,
-        // The documented contract of the plain forms; each has a `try_` twin that returns this.
+        // The plain forms document this panic; each has a `try_` variant that returns the error.
         Err(e) => panic!("{e}"),
     }
 }

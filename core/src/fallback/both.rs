@@ -8,9 +8,8 @@ use crate::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::error::{Error, Result};
 use crate::plan::{BufferRef, ExecutionPlan, Part as Place};
 
-/// Number of steps whose submissions are kept: a device may report the times of a step with the
-/// next one.
-const STEPS_TO_BE_TOLD: u64 = 2;
+/// Number of steps whose submissions are kept, because a device may report the times of a step only with the next step.
+const KEPT_STEPS: u64 = 2;
 
 /// A range of consecutive dispatches of a segment that all run on one device.
 pub(super) struct Part {
@@ -191,7 +190,7 @@ impl TimingMap {
     fn note(&mut self, device: usize, ticket: Ticket, step: u64) {
         if self.on {
             let submissions = &mut self.submissions[device];
-            submissions.retain(|(_, of)| of.0 + STEPS_TO_BE_TOLD > step);
+            submissions.retain(|(_, of)| of.0 + KEPT_STEPS > step);
             submissions.push_back((ticket, Ticket(step)));
         }
     }
@@ -251,7 +250,7 @@ impl Executable for TwoDevicePlan {
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
-        // Parts were waited for, one after the other.
+        // `run` has already waited for each part.
         Ok(StepStats {
             device_time: self.device_time.filter(|_| ticket == Ticket(self.steps)),
         })

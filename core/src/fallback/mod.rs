@@ -170,8 +170,7 @@ fn split(plan: &ExecutionPlan, owners: &[usize]) -> (Vec<Vec<Part>>, [ExecutionP
             own.segments.push(Segment {
                 first: own.dispatches.len(),
                 count: run.len(),
-                // A part of a segment that runs once; the executable of the whole plan is told when
-                // to run it.
+                // A part of a segment that runs once: the executable of the whole plan decides when to run it.
                 once: false,
                 ..segment.clone()
             });

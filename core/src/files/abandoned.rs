@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 const STALE: Duration = Duration::from_secs(3600);
 /// Separator between the name of a file and the random letters of its temporary name.
 const PARTIAL: &str = ".partial";
-/// Number of random letters.
+/// Number of random letters in a temporary name.
 const LETTERS: usize = 6;
 
 /// Locks a file or folder that was just created, until the handle is dropped. Returns `None` on a
@@ -49,7 +49,7 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
 /// [`lock`] fail until it is removed, or this is dropped.
 #[derive(Debug)]
 pub(super) struct AbandonedPath {
-    /// Locked. `None` where there are no locks.
+    /// Handle that holds the lock; `None` on a file system without locks.
     _file: Option<File>,
 }
 

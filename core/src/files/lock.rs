@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 
 /// Name of the file that is locked.
 pub const LOCK: &str = ".lock";
-/// Maximum bytes that are read from it.
+/// Maximum number of bytes that are read from the lock file.
 const MAX_BYTES: u64 = 4096;
-/// Maximum attempts when other processes interfere.
+/// Maximum number of attempts when other processes interfere.
 const ATTEMPTS: usize = 100;
 
 /// Exclusive use of a folder by this process until it is dropped. The operating system releases the
@@ -39,7 +39,8 @@ impl FolderLock {
     /// Locks an existing folder.
     ///
     /// # Errors
-    /// [`Error::File`] with the process that has it, its host and for how long; or if the folder cannot be written.
+    /// [`Error::File`] if another process holds the lock (with the process, its host and the time since then), or if
+    /// the folder cannot be written.
     pub fn take(folder: &Path) -> Result<Self> {
         let path = folder.join(LOCK);
         let failed = |e: io::Error| {

@@ -76,7 +76,7 @@ fn write_through(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<(
 
 /// Returns the path to replace: the target of a link, if `path` is one.
 fn target_of(path: &Path) -> PathBuf {
-    // Maximum chain of links, as in Linux.
+    // Maximum length of a chain of links, as in Linux.
     const LINKS: usize = 40;
     let mut target = path.to_owned();
     for _ in 0..LINKS {
@@ -130,7 +130,7 @@ fn make(named: &tempfile::Builder, folder: &Path) -> io::Result<tempfile::NamedT
     let mut last = None;
     for _ in 0..ATTEMPTS {
         let file = named.tempfile_in(folder)?;
-        // A program that cleans may remove it first.
+        // Another process that cleans up may remove the file before it is locked.
         match abandoned::lock(file.as_file()).and_then(|_| fs::symlink_metadata(file.path())) {
             Ok(_) => return Ok(file),
             Err(e) => last = Some(e),
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(reader.join().expect("it ends"), b"data");
         let found = fs::symlink_metadata(&pipe).expect("it is there");
         assert!(found.file_type().is_fifo());
-        // One that leads to a device, as names of standard output do.
+        // A link to a device, like the names of standard output.
         let null = folder.path().join("null");
         symlink("/dev/null", &null).expect("links");
         write_atomically(&null, |w| w.write_all(b"data")).expect("writes");
@@ -364,7 +364,7 @@ mod tests {
             assert!(error.to_string().contains("could not be written"), "{error}");
             fs::remove_file(&full).expect("removed");
         }
-        // One whose file is yet to be made, and one in a circle.
+        // A link to a file that does not exist yet, and a link in a cycle.
         let (new, link) = (folder.path().join("new"), folder.path().join("link"));
         symlink("new", &link).expect("links");
         write_atomically(&link, |w| w.write_all(b"data")).expect("writes");

@@ -57,8 +57,8 @@ pub fn read_text_limited(path: &Path, limit: u64) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Reads a regular file that fits into memory. It may take half of the free memory, as the caller
-/// needs room for the result of parsing it.
+/// Reads a regular file that fits into memory. Its size may be up to half of the free memory, because the caller also
+/// needs memory for the parsed result.
 ///
 /// # Errors
 /// As [`read_limited`].

@@ -42,7 +42,7 @@ use crate::shape::TensorType;
 pub struct Value {
     /// The node.
     pub node: NodeId,
-    /// Index among its results.
+    /// Index of this result among the results of the node.
     pub port: u32,
 }
 

@@ -6,7 +6,7 @@ use super::{Graph, NodeId, Value};
 
 /// Uses of the values of a graph.
 pub struct Uses {
-    /// For each node, the users of its results: once for each operand.
+    /// For each node, the nodes that use its results; a node is listed once for each operand that uses them.
     pub users: Vec<Vec<NodeId>>,
     /// Values that are needed even without users.
     pub roots: HashSet<Value>,

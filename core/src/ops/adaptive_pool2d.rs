@@ -21,8 +21,8 @@ enum Pooling {
     Largest,
 }
 
-/// Returns the windows along an axis: the `i`-th begins at `i input / output` rounded down and ends
-/// before `(i + 1) input / output` rounded up.
+/// Returns the windows along an axis: window `i` begins at `i * input / output` rounded down and ends before
+/// `(i + 1) * input / output` rounded up.
 fn windows(input: usize, output: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..output).map(move |i| i * input / output..((i + 1) * input).div_ceil(output))
 }
@@ -238,7 +238,7 @@ impl Graph {
     }
 
     /// Computes the mean of windows that cover `x [n, c, h, w]`. Their positions give the result `[n, c, oh, ow]`:
-    /// along an axis, window `i` reaches from `i h / oh` rounded down to `(i + 1) h / oh` rounded up.
+    /// along an axis, window `i` reaches from `i * h / oh` rounded down to `(i + 1) * h / oh` rounded up.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&mut self, x: impl Into<Value>, output_size: [usize; 2]) -> NodeId {
         let attrs = Attrs::new().with("output_size", output_size);

@@ -16,7 +16,7 @@ pub(super) struct AddNorm {
     shapes: &'static str,
     formula: &'static str,
     ports: &'static [&'static str],
-    /// Operands besides the two that are added: weight, and bias if there is one.
+    /// Number of operands in addition to the two that are added: the weight, and the bias if there is one.
     parameters: usize,
     flops: u64,
     norm: &'static dyn Operator,

@@ -185,7 +185,7 @@ impl Operator for BatchNorm {
             let scaled = g.mul(xhat, weight);
             let y = g.add(scaled, bias);
             let [mean, var, rstd] = [mean, var, rstd].map(|v| g.reshape(v, &channels));
-            // One element has no unbiased variance; the biased one, 0, is kept then.
+            // The unbiased variance of one element is undefined. The biased variance, 0, is used instead.
             let unbias = g.scalar_of(dtype, count as f64 / (count.max(2) - 1) as f64);
             let unbiased = g.mul(var, unbias);
             let keep = g.scalar_of(dtype, 1.0 - momentum);

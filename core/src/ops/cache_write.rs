@@ -24,7 +24,7 @@ pub struct CacheDims {
     pub rows: usize,
     /// Number of rows of the cache of a sequence.
     pub capacity: usize,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub width: usize,
 }
 

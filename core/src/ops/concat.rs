@@ -10,7 +10,7 @@ use crate::graph::{Graph, Value};
 use crate::reference::RefCall;
 use crate::shape::{Shape, TensorType};
 
-/// Maximum operands of each concatenation in a decomposition, because GPU kernels bind only a few buffers.
+/// Maximum number of operands of each concatenation in a decomposition, because GPU kernels bind only a few buffers.
 const GROUP: usize = 8;
 
 pub(super) struct Concat;

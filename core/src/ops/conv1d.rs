@@ -17,7 +17,7 @@ pub(super) struct Conv1d;
 pub struct Conv1dOptions {
     /// Distance between windows.
     pub stride: u32,
-    /// Zeros added on both sides.
+    /// Number of zeros added at each end of the sequence.
     pub padding: u32,
     /// Distance between the taps of the kernel.
     pub dilation: u32,

@@ -17,9 +17,9 @@ pub(super) struct ConvTranspose2d;
 pub struct ConvTranspose2dOptions {
     /// Distance in the output between the windows of neighbouring input elements.
     pub stride: [u32; 2],
-    /// Rows and columns removed on both sides.
+    /// Number of rows and columns removed from each side of the result.
     pub padding: [u32; 2],
-    /// Rows and columns added at the end, fewer than the stride.
+    /// Number of rows and columns added at the end of the result, fewer than the stride.
     pub output_padding: [u32; 2],
     /// Distance between the taps of the kernel.
     pub dilation: [u32; 2],

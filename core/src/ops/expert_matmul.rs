@@ -21,9 +21,10 @@ pub struct ExpertDims {
     pub rows: usize,
     /// Number of experts, each with one matrix.
     pub experts: usize,
-    /// Columns of the result.
+    /// Number of columns of the result.
     pub n: usize,
-    /// The summed dimension. For the derivative with respect to the matrices: the columns of the second operand.
+    /// Size of the summed dimension. For the derivative with respect to the matrices: number of columns of the second
+    /// operand.
     pub k: usize,
     /// `true` if the matrices are stored `[n, k]`, not `[k, n]`.
     pub transpose_b: bool,
@@ -262,9 +263,9 @@ impl Operator for ExpertMatMul {
             (vec![3], 4, 5, 7),
             (vec![2, 3], 2, 33, 16),
             (vec![], 3, 4, 2),
-            // Experts without rows, and one with all.
+            // Experts without rows, and one expert with all rows.
             (vec![9], 40, 6, 35),
-            // More rows of one expert than are multiplied at a time.
+            // More rows of one expert than kernels multiply at a time.
             (vec![140], 1, 18, 21),
             (vec![150], 3, 70, 65),
             varied,

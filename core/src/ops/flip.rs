@@ -38,7 +38,7 @@ impl Operator for Flip {
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let x = &call.inputs[0];
         let axes = x.shape.axes(call.attrs.ints("axes")?)?;
-        // Positions are u32 where the operator is decomposed.
+        // The decomposition stores positions as u32.
         if let Some(&axis) = axes.iter().find(|&&a| u32::try_from(x.shape[a]).is_err()) {
             return Err(format!("axis {axis} of {x} is too long to be reversed"));
         }

@@ -11,7 +11,8 @@ use crate::shape::TensorType;
 
 pub(super) struct Fused;
 
-/// The operator that runs a [`Program`], its attribute `program`. Programs are several calls in one kernel.
+/// The operator that runs a [`Program`], its attribute `program`. A program contains several calls that run in one
+/// kernel.
 pub const FUSED: OpRef = OpRef::new(&Fused);
 
 impl Operator for Fused {
@@ -58,7 +59,7 @@ impl Operator for Fused {
     /// Counts the operations of all steps, but the memory traffic of operands and results only.
     fn cost(&self, call: &Call) -> Cost {
         Cost {
-            // A call that does not fit costs nothing: it is rejected elsewhere.
+            // A call whose operands do not match has no cost here; type inference rejects it.
             flops: flops(call).unwrap_or(0),
             ..Cost::streaming(call, 0)
         }

@@ -158,9 +158,8 @@ fn number(value: f64) -> SampleInput {
 }
 
 impl Graph {
-    /// Updates four states in place after an update with `found` non-finite gradient elements: the
-    /// loss scale, its inverse, the number of successful updates in a row, and the number of
-    /// skipped updates.
+    /// Updates four states in place after an update with `found` non-finite gradient elements: the loss scale, its
+    /// inverse, the number of consecutive successful updates, and the number of skipped updates.
     #[track_caller]
     pub fn update_loss_scale(
         &mut self,

@@ -16,13 +16,13 @@ pub(super) struct MatMul;
 /// Sizes of a call: `[batch..., m, k] x [batch..., k, n]` after transposition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMulDims {
-    /// Broadcast batch dimensions.
+    /// Sizes of the leading (batch) axes after broadcasting.
     pub batch: Vec<usize>,
-    /// Rows of the result.
+    /// Number of rows of the result.
     pub m: usize,
-    /// Columns of the result.
+    /// Number of columns of the result.
     pub n: usize,
-    /// Summed dimension.
+    /// Size of the summed dimension.
     pub k: usize,
     /// `true` if `a` is stored `[k, m]`.
     pub transpose_a: bool,

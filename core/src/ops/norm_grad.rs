@@ -45,12 +45,12 @@ pub(super) struct SavedStatistics {
     pub(super) rstd: Value,
     pub(super) dmean: Option<Value>,
     pub(super) drstd: Option<Value>,
-    /// Elements that one statistic is taken over.
+    /// Number of elements that one statistic is computed from.
     pub(super) count: usize,
 }
 
-/// Adds to `dx` the contribution of the statistics' own gradients: a mean changes by `1 / count`
-/// with each of its elements, and rstd by `-rstd^2 xhat / count` (also if it is taken about zero).
+/// Adds to `dx` the contribution of the statistics' own gradients: a mean changes by `1 / count` with each of its
+/// elements, and rstd by `-rstd^2 xhat / count` (also if no mean is subtracted).
 pub(super) fn through_statistics(g: &mut Graph, x: Value, dx: Value, saved: &SavedStatistics) -> Value {
     let dtype = g.dtype(x);
     let mut total = dx;

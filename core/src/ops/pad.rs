@@ -84,8 +84,7 @@ impl Operator for Pad {
             let shape = cx.shape(cx.operand(0)).to_vec();
             let [low, _, interior] = widths(cx.attrs(), shape.len())?;
             let starts: Vec<usize> = low.iter().map(|&l| l as usize).collect();
-            // With at most one element the step has no effect, and for the widest gap it would
-            // overflow an `i64`.
+            // With at most one element, the step has no effect, and `gap + 1` could overflow an `i64`.
             let step = |(&gap, &size): (&i64, &usize)| if size > 1 { gap as usize + 1 } else { 1 };
             let steps: Vec<usize> = interior.iter().zip(&shape).map(step).collect();
             let ends: Vec<usize> = (0..shape.len())

@@ -18,7 +18,7 @@ pub(super) struct PagedCacheWrite;
 pub struct PagedWriteDims {
     /// Number of rows to write.
     pub rows: usize,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub width: usize,
     /// Number of rows of all blocks of the cache together.
     pub slots: usize,
@@ -71,7 +71,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, slots]: [Value; 3], dims: &Pag
     let shape = g.shape(cache).to_vec();
     let new = cast_as(g, new, cache);
     let flat = g.reshape(cache, &[dims.slots, dims.width]);
-    // An extra row takes the rows that must not be written.
+    // An additional row receives the rows that must not be written.
     let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
     let all = g.concat(&[flat, spare], 0);
     let written = g.scatter(all, slots, new, 0);

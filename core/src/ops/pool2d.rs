@@ -58,7 +58,7 @@ pub struct Pool2dOptions {
     pub kernel: [u32; 2],
     /// Distance between windows.
     pub stride: [u32; 2],
-    /// Elements added on both sides: ignored by the maximum, and counted as zeros by the average.
+    /// Number of elements added on each side: ignored by the maximum, and counted as zeros by the average.
     pub padding: [u32; 2],
 }
 
@@ -85,7 +85,7 @@ impl Pool2dOptions {
 pub struct Pool2dDims {
     /// Number of planes: batch times channels; with channels last, the batch.
     pub planes: usize,
-    /// Channels of each pixel, if they come last; otherwise 1.
+    /// Number of channels of each pixel, if they come last; otherwise 1.
     pub channels: usize,
     /// Input height and width.
     pub input: [usize; 2],
@@ -99,7 +99,7 @@ pub struct Pool2dDims {
     pub padding: [usize; 2],
 }
 
-/// Maximum elements of a window; larger windows are accepted up to four times the image size.
+/// Maximum number of elements of a window; larger windows are accepted up to four times the image size.
 const MAX_TAPS: usize = 1 << 24;
 
 impl Pool2dDims {

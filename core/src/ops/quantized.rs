@@ -42,11 +42,11 @@ pub(super) fn expanded(words: &TensorType, scales: &TensorType) -> Result<(Block
 /// Sizes of a [`Graph::quantized_matmul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedDims {
-    /// Rows of the left operand, summed over all batches.
+    /// Number of rows of the left operand, summed over all batches.
     pub m: usize,
-    /// Columns of the result, which are the rows of the weight.
+    /// Number of columns of the result; equals the number of rows of the weight.
     pub n: usize,
-    /// The summed dimension.
+    /// Size of the summed dimension.
     pub k: usize,
     /// Format of the weight; `None` if it is plain floating-point numbers.
     pub format: Option<BlockFormat>,
@@ -161,7 +161,7 @@ fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
 }
 
 /// Returns random words and scales, as two operands of a sample, whose dequantized numbers are exact in `f16`. In
-/// formats without minima, numbers have both signs, because integers do.
+/// formats without minima, numbers have both signs, because the stored integers are signed.
 pub(super) fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
     let (rows, blocks) = shape.split_at(shape.len() - 1);
     let last = |count: usize| [rows, &[blocks[0] * count]].concat();

@@ -46,7 +46,7 @@ fn expand(cx: &mut Expansion, product: OpRef, attrs: Attrs) -> Result<Vec<Value>
     Ok(vec![out.into(), cx.graph.port(rows, 1)])
 }
 
-/// Returns the operations of a norm of `normed` elements and of the products that follow it.
+/// Returns the number of operations of a norm of `normed` elements and of the products that follow it.
 fn flops(normed: u64, results: u64, others: u64) -> u64 {
     let products = results.saturating_mul(others).saturating_mul(2);
     normed.saturating_mul(4).saturating_add(products)

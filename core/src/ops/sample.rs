@@ -28,11 +28,11 @@ pub enum Fill {
 /// One operand of a sample case.
 #[derive(Clone, Debug)]
 pub struct SampleInput {
-    /// Dtype.
+    /// Element type of the operand.
     pub dtype: DType,
-    /// Shape.
+    /// Shape of the operand.
     pub shape: Vec<usize>,
-    /// Values.
+    /// Values of the operand.
     pub fill: Fill,
     /// `true` if the operand must be a state (for operators that write it).
     pub state: bool,

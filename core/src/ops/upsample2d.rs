@@ -30,7 +30,7 @@ pub struct AxisTaps {
 }
 
 impl AxisTaps {
-    /// Returns the interpolation that selects the element at `i input / output`, rounded down.
+    /// Returns the interpolation that selects the element at `i * input / output`, rounded down.
     fn nearest(input: usize, output: usize) -> Self {
         let lower: Vec<u32> = (0..output).map(|i| (i * input / output) as u32).collect();
         AxisTaps {
@@ -41,7 +41,7 @@ impl AxisTaps {
     }
 
     /// Returns the interpolation between the two elements around a position: with aligned corners, the position is
-    /// `i (input - 1) / (output - 1)`, otherwise `(i + 1/2) input / output - 1/2`, but not below 0.
+    /// `i * (input - 1) / (output - 1)`, otherwise `(i + 1/2) * input / output - 1/2`, but not below 0.
     fn bilinear(input: usize, output: usize, align_corners: bool) -> Self {
         let mut taps = AxisTaps::nearest(0, 0);
         for i in 0..output {
@@ -409,8 +409,8 @@ impl Operator for UpsampleBilinear2dGrad {
 }
 
 impl Graph {
-    /// Resizes `x [n, c, h, w]` to `[n, c, oh, ow]`: each result is the element at
-    /// `(i h / oh, j w / ow)`, rounded down in exact arithmetic.
+    /// Resizes `x [n, c, h, w]` to `[n, c, oh, ow]`: each result is the element at `(i * h / oh, j * w / ow)`, rounded
+    /// down in exact arithmetic.
     #[track_caller]
     pub fn upsample_nearest2d(&mut self, x: impl Into<Value>, output_size: [usize; 2]) -> NodeId {
         let attrs = Attrs::new().with("output_size", output_size);

@@ -62,7 +62,8 @@ impl Operator for Variance {
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            // 2 (x - mean) / (n - correction): the mean's own part sums to zero.
+            // 2 (x - mean) / (n - correction): the derivative of the mean contributes nothing, because `x - mean` sums
+            // to zero.
             let x = cx.operand(0);
             let results: usize = cx.shape(cx.result(0)).iter().product();
             let factor = 2.0 * factor(cx, x, results, cx.attrs())?;

@@ -85,9 +85,9 @@ pub struct Dispatch {
     pub kernel: KernelRef,
     /// Attributes of the call.
     pub attrs: Attrs,
-    /// Read operands.
+    /// Operands that the kernel reads.
     pub inputs: Vec<Operand>,
-    /// Written operands. An output that shares its buffer with an input is computed in place.
+    /// Operands that the kernel writes. An output that shares its buffer with an input is computed in place.
     pub outputs: Vec<Operand>,
     /// Dependency level within the segment, from 0: dispatches of one level are independent of each other.
     pub level: u32,
@@ -192,7 +192,7 @@ pub const UPDATE: &str = "update";
 pub(crate) const OWN_SEGMENTS: [&str; 5] = [PREPARE, FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
 
 impl Segment {
-    /// Returns the indices of its dispatches.
+    /// Returns the indices of the segment's dispatches.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.count
     }
@@ -201,7 +201,7 @@ impl Segment {
 /// Persistent data that is not a parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateBuffer {
-    /// Name.
+    /// Name of the state.
     pub name: String,
     /// Buffer of the data.
     pub buffer: BufferRef,
@@ -209,8 +209,8 @@ pub struct StateBuffer {
     pub fill: f32,
     /// `true` if it belongs to the optimizer (moments).
     pub optimizer: bool,
-    /// The packed parameter that has the same layout as this state. The name of the state then ends in the name of this
-    /// parameter. With the name of a source at its end instead, it names the source's part of the state.
+    /// The packed parameter whose layout this state has. The name of the state then ends in the name of that parameter.
+    /// With the name of a source as its ending instead, it is the name of the source's part of the state.
     pub packed: Option<BufferRef>,
 }
 

@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use recorder::{Recorder, Store};
 
-/// Variable that names the trace file.
+/// Environment variable with the path of the trace file.
 pub const TRACE_VARIABLE: &str = "MEGANEURA_TRACE";
 /// Maximum number of spans and passes that are kept; later ones are counted and dropped.
 pub const MAX_RECORDS: usize = 1 << 20;
@@ -48,7 +48,7 @@ pub fn init() -> Result<()> {
     }
     let store = Arc::new(Store::new(MAX_RECORDS));
     if tracing::subscriber::set_global_default(Recorder(store.clone())).is_err() {
-        // Of two concurrent calls, one comes too late.
+        // Of two concurrent calls, only one can set the subscriber.
         return match STORE.get() {
             Some(_) => Ok(()),
             None => Err(Error::misuse(
@@ -57,7 +57,7 @@ pub fn init() -> Result<()> {
             )),
         };
     }
-    // No other thread can have come this far.
+    // Only the thread that has set the subscriber gets here.
     let _ = STORE.set(store);
     Ok(())
 }

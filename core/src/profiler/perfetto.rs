@@ -30,7 +30,7 @@ struct Trace {
 
 #[derive(Clone, PartialEq, Message)]
 struct TracePacket {
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     timestamp: Option<u64>,
     #[prost(uint32, tag = "10")]
@@ -159,7 +159,7 @@ impl Packets<'_> {
         if std::mem::take(&mut self.first) {
             packet.sequence_flags |= NAMES_BEGIN;
         }
-        // A trace is the packets' encodings as elements of its one field, so one after the other.
+        // The encoding of a trace is the concatenation of its packets, each encoded as an element of the only field.
         let one = Trace { packet: vec![packet] };
         self.writer.write_all(&one.encode_to_vec())
     }

@@ -14,7 +14,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::backend::PassTiming;
 use crate::plan::{Dispatch, ExecutionPlan};
 
-/// Maximum characters of a text that is recorded.
+/// Maximum number of characters of a recorded text.
 const MAX_CHARS: usize = 256;
 
 /// An argument of a span.
@@ -107,7 +107,7 @@ thread_local! {
     static STACK: RefCell<Vec<EnteredSpan>> = const { RefCell::new(Vec::new()) };
 }
 
-// Panics leave no locked data half changed.
+// A poisoned lock can be used, because no panic leaves its data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -130,7 +130,7 @@ impl Store {
         u64::try_from(time.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the log if it has room for another record, else counts the record as discarded.
+    /// Returns the log if another record fits into it, else counts the record as discarded.
     fn room(&self) -> Option<MutexGuard<'_, Log>> {
         let mut log = lock(&self.log);
         if log.spans.len() + log.passes.len() < self.capacity {
@@ -228,7 +228,7 @@ impl Subscriber for Recorder {
         let mut fields = Fields::new();
         span.record(&mut FieldVisitor(&mut fields));
         let mut held = lock(&self.0.held);
-        // If a program holds more spans than the trace has room for, further ones are dropped.
+        // If a program has more open spans than the trace can store, further ones are discarded.
         if held.len() < self.0.capacity {
             let entry = OpenSpan {
                 name: span.metadata().name(),

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fallback::WithFallback;
 use crate::registry::{self, KNOWN_BACKENDS};
 
-/// Variable that selects the device.
+/// Environment variable that selects the device.
 pub const DEVICE_VARIABLE: &str = "MEGANEURA_DEVICE_ID";
 
 /// A parsed selector.
@@ -161,14 +161,14 @@ pub struct BackendListing {
 /// Returns every registered backend with its devices, after loading the backends that the
 /// configuration names.
 pub fn list(config: &Config) -> Vec<BackendListing> {
-    let mut all = list_those(config, |_| true);
+    let mut all = list_matching(config, |_| true);
     note_same_hardware(&mut all);
     all
 }
 
 /// Returns the registered backends whose names match, with their devices; other backends are not
 /// searched for devices.
-fn list_those(config: &Config, wanted: impl Fn(&str) -> bool) -> Vec<BackendListing> {
+fn list_matching(config: &Config, wanted: impl Fn(&str) -> bool) -> Vec<BackendListing> {
     registry::load_backends(config);
     let backends = registry::backends().into_iter().map(|b| (b.info().name, b));
     backends
@@ -300,7 +300,7 @@ impl SelectedDevice {
     /// The backend cannot open the device, its [`calibration`] cannot be read, or the fallback
     /// cannot be selected.
     pub fn open(&self, config: &Config) -> Result<Arc<dyn Device>> {
-        let device = self.open_alone(config)?;
+        let device = self.open_device(config)?;
         let Some(fallback) = &config.fallback else {
             return Ok(device);
         };
@@ -314,10 +314,10 @@ impl SelectedDevice {
             self.selector,
             other.selector
         );
-        Ok(Arc::new(WithFallback::new(device, other.open_alone(config)?)))
+        Ok(Arc::new(WithFallback::new(device, other.open_device(config)?)))
     }
 
-    fn open_alone(&self, config: &Config) -> Result<Arc<dyn Device>> {
+    fn open_device(&self, config: &Config) -> Result<Arc<dyn Device>> {
         let device = self.backend.open(self.info.index, config)?;
         calibration::apply(device, &self.backend.info().name, &self.info, config)
     }
@@ -339,7 +339,7 @@ fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selecte
     // may be broken.
     let of_one = match &selector {
         Ok(selector @ Selector::Backend { name, .. }) => {
-            let listing = list_those(config, |other| other == name);
+            let listing = list_matching(config, |other| other == name);
             resolve(selector, &listing, config).ok().map(owned)
         }
         _ => None,
@@ -449,7 +449,7 @@ fn preferred<'a>(candidate: Candidate<'a>, listing: &'a [BackendListing], config
             ),
         }
     }
-    // The backend that needs no test.
+    // The least preferred backend is used without a test.
     let own = usable(listing)
         .find(|(entry, d)| Some(entry.backend.preference()) == least && d.hardware.as_ref() == Some(hardware));
     own.unwrap_or(candidate)

@@ -1,4 +1,4 @@
-//! Counters of a session, and the rollback of steps that met a fault.
+//! Counters of a session, and the rollback of steps with a fault.
 
 use std::collections::VecDeque;
 
@@ -12,11 +12,11 @@ pub(super) const MAX_IN_FLIGHT: usize = 1024;
 /// Numbers that the next step depends on, in addition to tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
-    /// Steps made.
+    /// Number of steps made.
     pub(super) steps: u64,
-    /// Updates made by the optimizer.
+    /// Number of updates made by the optimizer.
     pub(super) updates: u64,
-    /// Steps since the last update whose gradients were accumulated.
+    /// Number of steps since the last update whose gradients were accumulated.
     pub(super) accumulated: u32,
 }
 
@@ -25,12 +25,12 @@ pub(super) struct Counters {
 pub(super) struct OpenSteps {
     /// Counters before each open step, oldest first.
     before: VecDeque<Counters>,
-    /// Steps that the executable rolled back and that are already reverted here.
+    /// Number of steps that the executable rolled back and that are already reverted here.
     rolled_back: u64,
 }
 
 impl OpenSteps {
-    /// Adds a step with the counters before it, and forgets all but the latest `in_flight` steps, because only these
+    /// Adds a step with the counters before it, and removes all but the latest `in_flight` steps, because only these
     /// may still be rolled back.
     fn push(&mut self, before: Counters, in_flight: usize) {
         let in_flight = in_flight.min(MAX_IN_FLIGHT);

@@ -82,7 +82,7 @@ impl fmt::Display for NonFinite {
 struct Contents {
     nan: Option<usize>,
     infinite: Option<usize>,
-    /// Elements that are not finite.
+    /// Number of elements that are not finite.
     count: usize,
     len: usize,
     range: Option<(f32, f32)>,
@@ -126,8 +126,8 @@ impl Session {
     /// Without such a result, the step is an ordinary one. If one is found, the step is rolled back: parameters, states
     /// and counters are unchanged.
     ///
-    /// It runs on a copy of the session's memory in which no buffers share memory, so it needs room
-    /// for that, and takes many times as long.
+    /// It runs on a copy of the session's memory in which no buffers share memory, so it needs memory for this copy,
+    /// and takes many times as long.
     ///
     /// # Errors
     /// Those of [`Session::try_step`]; not enough memory.

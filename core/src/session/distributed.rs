@@ -211,7 +211,7 @@ impl Session {
         if let Some((last, pending)) = started {
             self.finish_bucket(distributed, last, pending, &mut failed)?;
         }
-        give_up(distributed, failed)?;
+        return_failure(distributed, failed)?;
         let communicator = distributed.communicator.clone();
         match distributed.owners {
             Some(_) => self.reduce_totals(&mut distributed.sharding, &*communicator),
@@ -254,7 +254,7 @@ impl Session {
     /// Averages the gradients in device memory without waiting for the step. A step that fails
     /// later notifies the other ranks, and their next collective fails.
     fn reduce_on_device(&mut self, distributed: &Distributed, run: Result<()>) -> Result<()> {
-        give_up(distributed, run.err())?;
+        return_failure(distributed, run.err())?;
         let tensors = self.gradients_on_device(distributed);
         let tensors = tensors
             .and_then(|tensors| tensors.ok_or_else(|| Error::misuse("a gradient is no longer in device memory", "")));
@@ -262,7 +262,7 @@ impl Session {
             Ok(tensors) => distributed
                 .communicator
                 .all_reduce_mean_on_device("the gradients", &tensors),
-            Err(error) => give_up(distributed, Some(error)),
+            Err(error) => return_failure(distributed, Some(error)),
         }
     }
 
@@ -332,7 +332,7 @@ impl Session {
         failed: &mut Option<Error>,
     ) -> Result<()> {
         let sum = pending.wait();
-        give_up(distributed, failed.take())?;
+        return_failure(distributed, failed.take())?;
         let mut data = sum?;
         let flags = distributed.flags(number);
         let (rank, size) = (distributed.communicator.rank(), distributed.communicator.size());
@@ -461,7 +461,7 @@ impl Session {
 }
 
 /// Returns the error of a failed step of this rank, if there is one, after notifying the other ranks.
-fn give_up(distributed: &Distributed, failed: Option<Error>) -> Result<()> {
+fn return_failure(distributed: &Distributed, failed: Option<Error>) -> Result<()> {
     match failed {
         None => Ok(()),
         Some(error) => {

@@ -348,7 +348,7 @@ impl Session {
 
     /// Sets the seed of the random numbers of the following steps, such as in dropout.
     pub fn set_seed(&mut self, seed: u64) {
-        // Use both halves.
+        // Use both halves of the seed.
         self.seed = (seed ^ (seed >> 32)) as u32;
     }
 

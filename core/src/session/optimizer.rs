@@ -18,9 +18,9 @@ pub(super) struct ActiveOptimizer {
     update: Update,
     /// Rule of each parameter group; the first is for parameters in no group.
     rules: Vec<Box<dyn Optimizer>>,
-    /// Updates made so far.
+    /// Number of updates made so far.
     updates: u64,
-    /// Steps since the last update whose gradients were accumulated.
+    /// Number of steps since the last update whose gradients were accumulated.
     accumulated: u32,
     /// `true` while updates are paused.
     pub(super) paused: bool,

@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 pub struct Progress {
     /// Seed of random numbers in steps.
     pub seed: u32,
-    /// Steps made.
+    /// Number of steps made.
     pub steps: u64,
     /// Description of the optimizer's update, if there is one: rule, clipping, parameter groups, accumulation.
     pub optimizer: Option<String>,
-    /// Updates made by the optimizer.
+    /// Number of updates made by the optimizer.
     pub updates: u64,
-    /// Steps since the last update whose gradients were accumulated.
+    /// Number of steps since the last update whose gradients were accumulated.
     pub accumulated: u32,
     /// Scalars of the graph by name.
     pub scalars: Vec<(String, f64)>,

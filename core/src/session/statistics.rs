@@ -72,9 +72,9 @@ impl Session {
     /// execution: activations and their gradients, results of clusters and packed products, and
     /// writes of the update. Intermediate results within clusters are not included.
     ///
-    /// It is an ordinary step with the same results, but runs like [`Session::try_step_debug`]: on
-    /// a copy of the session's memory in which no buffers share memory, so it needs room for that,
-    /// and takes many times as long.
+    /// It is an ordinary step with the same results, but runs like [`Session::try_step_debug`]: on a copy of the
+    /// session's memory in which no buffers share memory, so it needs memory for this copy, and takes many times as
+    /// long.
     ///
     /// # Errors
     /// Those of [`Session::try_step`]; not enough memory.

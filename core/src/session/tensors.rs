@@ -27,9 +27,9 @@ pub(super) struct Tensors {
     states: BTreeMap<String, Tensor>,
     gradients: BTreeMap<String, Tensor>,
     outputs: Vec<Tensor>,
-    /// By the internal name of each packed tensor, the names of the tensors that it contains.
+    /// Names of the tensors in each packed tensor, by its internal name.
     packed: BTreeMap<String, Vec<String>>,
-    /// By name, the inputs that have no data yet, and the segments that need them.
+    /// Inputs that have no data yet, by name, with the segments that need them.
     unset: BTreeMap<String, Vec<usize>>,
 }
 

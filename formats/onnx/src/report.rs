@@ -17,7 +17,7 @@ pub struct Report {
     pub outputs: Vec<Port>,
     /// Domains with the versions of their operators.
     pub opsets: Vec<(String, i64)>,
-    /// Nodes of the file, without the nodes of branches and functions.
+    /// Number of nodes of the file, without the nodes of branches and functions.
     pub nodes: usize,
     /// All issues; the model can be imported if there are none.
     pub issues: Vec<Issue>,
@@ -31,13 +31,13 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// Operators of the graph.
+    /// Number of operators of the graph.
     pub operators: usize,
     /// Bytes of the parameters.
     pub parameter_bytes: u64,
     /// Bytes of all intermediate results; a plan keeps only those that are needed at the same time.
     pub activation_bytes: u64,
-    /// Floating-point operations of one run.
+    /// Number of floating-point operations of one run.
     pub flops: u64,
 }
 

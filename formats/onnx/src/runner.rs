@@ -116,7 +116,8 @@ impl Runner {
         Runner::in_stages(model, import_options, &ports, inputs, builder)
     }
 
-    /// Creates a runner of a model whose shapes depend on computed data, and runs it once to know the shapes of its outputs.
+    /// Creates a runner of a model whose shapes depend on computed data, and runs it once to determine the shapes of
+    /// its outputs.
     fn in_stages(
         model: &Model,
         options: ImportOptions,

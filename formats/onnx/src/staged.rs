@@ -17,7 +17,7 @@ struct OpenStage {
     /// Values that the stage was imported for.
     progress: Progress,
     stage: Stage,
-    /// `None` if the stage computes nothing on the device.
+    /// Session of the stage, and the report of its optimization; `None` if the stage computes nothing on the device.
     session: Option<(Session, OptimizeReport)>,
 }
 

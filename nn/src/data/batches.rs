@@ -28,9 +28,9 @@ pub enum Remainder {
 /// One mini-batch; see [`Batches`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// `[batch_size, feature_shape...]`, row-major.
+    /// Features of the examples, `[batch_size, feature_shape...]`, row-major.
     pub features: Vec<f32>,
-    /// `[batch_size]`.
+    /// Class ids of the examples, `[batch_size]`.
     pub labels: Vec<u32>,
     /// Number of leading rows that are new in this epoch; see [`Batches::next_into`].
     pub fresh: usize,

@@ -12,16 +12,16 @@ const DIGITS_CSV_GZ: &[u8] = include_bytes!("../../data/digits/digits.csv.gz");
 /// The file's name in errors.
 const NAME: &str = "digits.csv.gz (embedded)";
 
-/// Uncompressed bytes of the file.
+/// Number of uncompressed bytes of the file.
 const CSV_LEN: usize = 264_712;
 
-/// Height and width in pixels.
+/// Height and width of an image in pixels.
 const SIDE: usize = 8;
 
-/// Pixels in one image.
+/// Number of pixels of an image.
 const PIXELS: usize = SIDE * SIDE;
 
-/// Columns of the CSV text: the pixels, then the label.
+/// Number of columns of the CSV text: the pixels, then the label.
 const COLUMNS: usize = PIXELS + 1;
 
 /// The largest pixel value: a pixel counts the dark points of a 4×4 block.
@@ -107,7 +107,7 @@ fn parse_line(text: &[u8]) -> Result<[u32; COLUMNS], (usize, String)> {
         };
         let parsed = str::from_utf8(field).ok().and_then(|text| text.parse().ok());
         *value = parsed.filter(|&value| value <= limit).ok_or_else(|| {
-            // Only the start of a possibly very long line.
+            // Only the start of the field, because a field may be very long.
             let found = String::from_utf8_lossy(&field[..field.len().min(20)]);
             let reason = format!("expected a whole number 0 to {limit}, found {found:?}");
             (columns, reason)

@@ -34,9 +34,9 @@ pub enum DataError {
     ShortText {
         /// The text.
         name: String,
-        /// Number of its tokens.
+        /// Number of tokens of the text.
         tokens: usize,
-        /// Tokens of an example.
+        /// Number of tokens of an example.
         rows: usize,
     },
 
@@ -64,9 +64,9 @@ pub enum DataError {
         labels: usize,
         /// Shape of one example.
         shape: Vec<usize>,
-        /// Feature values needed.
+        /// Number of feature values needed.
         expected: usize,
-        /// Feature values given.
+        /// Number of feature values given.
         found: usize,
     },
 
@@ -152,9 +152,9 @@ pub enum DataError {
     StandardiserShape {
         /// The data set.
         name: String,
-        /// Features per example it was fitted on.
+        /// Number of features per example that it was fitted on.
         fitted: usize,
-        /// Features per example found.
+        /// Number of features per example found.
         found: usize,
     },
 
@@ -179,9 +179,9 @@ pub enum DataError {
     OutOfMemory {
         /// The data set.
         name: String,
-        /// Requested rows.
+        /// Number of requested rows.
         rows: usize,
-        /// Values per row.
+        /// Number of values per row.
         columns: usize,
     },
 
@@ -265,7 +265,7 @@ pub enum DataError {
     Columns {
         /// The file.
         name: String,
-        /// Columns that it lacks.
+        /// Columns of the training data that the table lacks.
         missing: Vec<String>,
         /// Columns that the training data did not have.
         unknown: Vec<String>,

@@ -14,7 +14,7 @@ use super::error::DataError;
 
 /// Extensions of the files that are read, in upper or lower case.
 const ENDS: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
-/// Maximum width and height that are decoded.
+/// Maximum width and height of decoded images.
 const MAX_SIDE: u32 = 1 << 15;
 /// Maximum memory of a decoder; the actual limit is lower if less than twice of this is free.
 const MAX_DECODED_BYTES: u64 = 512 << 20;
@@ -180,7 +180,7 @@ fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    // The image is copied while it is rotated and resized.
+    // At most half of the free memory, because rotating and resizing copy the image.
     limits.max_alloc = Some(free_memory().map_or(MAX_DECODED_BYTES, |free| MAX_DECODED_BYTES.min(free / 2)));
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(damaged)?;

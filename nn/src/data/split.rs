@@ -135,7 +135,7 @@ impl SplitRows {
             *left.entry(group(row)).or_default() += 1;
         }
         let sizes = left.clone();
-        // Number of examples of each group in either part.
+        // Number of examples of each group in each of the two held-out parts.
         let quotas = shares.map(|share| {
             let quota = quotas(share, len, &sizes, &left);
             for (group, count) in &quota {
@@ -177,7 +177,7 @@ impl SplitRows {
 /// remaining examples.
 fn quotas(share: f64, len: usize, sizes: &BTreeMap<u32, usize>, left: &BTreeMap<u32, usize>) -> BTreeMap<u32, usize> {
     let wanted = (len as f64 * share - 1e-9).ceil().max(0.0) as usize;
-    // A group keeps one for training.
+    // A group keeps at least one example for training.
     let most = |group: &u32| left.get(group).map_or(0, |n| n.saturating_sub(1));
     let exact = |size: usize| size as f64 * wanted as f64 / len as f64;
     let mut quota: BTreeMap<u32, usize> = sizes
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(counts(&Some(parts.train.clone())).len(), 3);
         assert_eq!(parts.test.unwrap().len(), 30);
         assert_eq!(parts.validation.unwrap().len(), 20);
-        // Ten of one each: nothing is left for a test.
+        // Ten classes with one example each: all are needed for training.
         assert!(data(&[1; 10]).split_parts(options(0.0, 0.2)).is_err());
     }
 

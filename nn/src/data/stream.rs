@@ -22,11 +22,11 @@ pub(super) struct Stream<'a> {
     name: &'a str,
     reader: Box<dyn Read + 'a>,
     gzip: bool,
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     position: u64,
     /// Total length, if it is known, as for uncompressed input.
     len: Option<u64>,
-    /// Bytes in the file, which may be compressed.
+    /// Number of bytes in the file, which may be compressed.
     stored: u64,
 }
 
@@ -169,7 +169,7 @@ impl<'a> Stream<'a> {
     }
 
     fn read_error(&self, source: io::Error) -> DataError {
-        // The decompressor reports damage with these kinds, a disk does not.
+        // The decompressor reports damage with these kinds of errors, a disk does not.
         let damage = matches!(
             source.kind(),
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof

@@ -38,7 +38,7 @@ impl Conv2dConfig {
         self
     }
 
-    /// Sets the zeros added on both sides, along height and width.
+    /// Sets the number of rows and columns of zeros added on each side, along height and width.
     #[must_use]
     pub fn padding(mut self, padding: [u32; 2]) -> Self {
         self.geometry.padding = padding;

@@ -74,7 +74,7 @@ impl fmt::Display for LoraTargets {
 /// to a frozen weight `W`, `y = x W + (alpha / rank) x A B`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// Columns of `A`, at least 1.
+    /// Rank of the adapters: the number of columns of `A`; at least 1.
     pub rank: usize,
     /// Scaling factor, before it is divided by the rank.
     pub alpha: f32,

@@ -143,7 +143,7 @@ impl Recurrent {
     fn project(&self, g: &mut Graph, x: Value) -> NodeId {
         let [inputs, hidden] = self.sizes;
         if g.ty(x).is_none() {
-            // Rejected before.
+            // The operand was rejected before.
             return x.node;
         }
         let dims = g.shape(x).to_vec();

@@ -28,7 +28,7 @@ pub struct SelfAttentionConfig {
     dim: usize,
     heads: usize,
     kv_heads: usize,
-    /// Features of a head; `None` for `dim / heads`.
+    /// Number of features of a head; `None` for `dim / heads`.
     head_dim: Option<usize>,
     /// Bias of the projections to queries, keys and values, and of the output projection.
     bias: [bool; 2],
@@ -206,12 +206,12 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Returns the features of a row of keys, and of values.
+    /// Returns the number of features of a row of keys, or of values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads.saturating_mul(self.head_dim_or_part())
     }
 
-    /// Returns the features of a head.
+    /// Returns the number of features of a head.
     fn head_dim_or_part(&self) -> usize {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
     }
@@ -411,7 +411,7 @@ impl SelfAttention {
     pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            // Positions are given for sequences: each row is one.
+            // Positions belong to sequences, so each row becomes a sequence of one row.
             let rows = g.shape(x).first().copied().unwrap_or_default();
             let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
             let blocks = g.shape(at.block_table).last().copied().unwrap_or_default();

@@ -47,7 +47,7 @@ pub enum Architecture {
     Cnn {
         /// Channels, height and width of an image.
         image: [usize; 3],
-        /// Channels after each convolution.
+        /// Number of channels after each convolution.
         channels: [usize; 3],
         /// Size of the hidden fully connected layer.
         hidden: usize,
@@ -64,7 +64,7 @@ pub enum Architecture {
         bottleneck: bool,
         /// Number of blocks in each stage.
         depths: [usize; 4],
-        /// Channels of the first stage.
+        /// Number of channels of the first stage.
         width: usize,
         /// `true` if its first layers keep height and width, for images of about 32x32.
         small_images: bool,
@@ -90,13 +90,13 @@ pub enum Architecture {
         image: [usize; 3],
         /// Height and width of a patch, which divides the image.
         patch: usize,
-        /// Features of a patch.
+        /// Number of features of a patch.
         dim: usize,
         /// Number of blocks.
         layers: usize,
         /// Number of attention heads.
         heads: usize,
-        /// Features inside the feed-forward layers.
+        /// Number of features inside the feed-forward layers.
         hidden: usize,
         /// Number of logits or predicted numbers.
         outputs: usize,

@@ -20,7 +20,7 @@ use super::{Model, ModelError, Tensor, check};
 const FORMAT: u64 = 1;
 /// Maximum length of `model.json`: mostly class names and categories.
 const MAX_JSON_BYTES: u64 = 1 << 26;
-/// Maximum attempts to read a folder that a program replaces meanwhile.
+/// Maximum number of attempts to read a folder that a program replaces meanwhile.
 const ATTEMPTS: usize = 10;
 
 const JSON: &str = "model.json";
@@ -97,7 +97,7 @@ pub(super) fn load(folder: &Path) -> Result<Model, ModelError> {
         let place = place_of(folder);
         let json = match read_json(&place) {
             Ok(json) => json,
-            // Retried if the folder exists again, or under another name.
+            // Retry if the folder exists again, or under another name.
             Err(_) if place != folder => continue,
             Err(_) if !folder.exists() && old_of(folder).is_some_and(|old| old.is_dir()) => continue,
             Err(error) => return Err(error),

@@ -20,8 +20,8 @@ use crate::trainer::{ClassificationReport, RegressionMetrics};
 pub struct PredictorOptions {
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
-    /// Examples per batch, at least 1. Any number of examples can be predicted; the batch size only
-    /// changes results by rounding.
+    /// Number of examples per batch, at least 1. Any number of examples can be predicted; the batch size only changes
+    /// results by rounding.
     pub batch: usize,
     /// Precision of matmuls and convolutions. Without one, the configuration file decides.
     pub precision: Option<Precision>,
@@ -79,9 +79,9 @@ pub struct Predictor {
     shape: Vec<usize>,
     scale: Option<Standardiser>,
     batch: usize,
-    /// `[batch, shape...]`.
+    /// Buffer for the input of the session, `[batch, shape...]`.
     inputs: Vec<f32>,
-    /// `[batch, outputs]`.
+    /// Buffer for the output of the session, `[batch, outputs]`.
     outputs: Vec<f32>,
 }
 
@@ -165,7 +165,7 @@ impl Predictor {
                 }
             }
             let rows = batch.len() / width;
-            // Fills the batch up; the results of these rows are ignored.
+            // Fill the batch with rows of zeros, whose results are ignored.
             self.inputs.resize(self.batch * width, 0.0);
             self.session.try_set_input(FEATURES, &self.inputs)?;
             self.session.try_step()?;

@@ -21,21 +21,21 @@ pub const POOLING_WEIGHTS: &str = "pooling_weights";
 pub struct BertConfig {
     /// Number of tokens in the vocabulary.
     pub vocab: usize,
-    /// Rows of the table of positions.
+    /// Number of rows of the table of positions.
     pub positions: usize,
     /// Row of a text's first token in the table of positions: 0, or for RoBERTa one more than the
     /// padding token.
     pub first_position: usize,
-    /// Rows of the table of token types, whose first row is added to every token; 0 for no table
+    /// Number of rows of the table of token types, whose first row is added to every token; 0 for no table
     /// (DistilBERT).
     pub token_types: usize,
-    /// Features of a token.
+    /// Number of features of a token.
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Heads, a divisor of `dim`.
+    /// Number of heads, a divisor of `dim`.
     pub heads: usize,
-    /// Features inside the feed-forward layers.
+    /// Number of features inside the feed-forward layers.
     pub hidden: usize,
     /// Non-linearity between the feed-forward layers.
     pub activation: Activation,
@@ -139,11 +139,10 @@ impl BertConfig {
         }
     }
 
-    /// Returns a graph for embeddings of texts. Its inputs are [`TOKENS`] `u32 [texts, rows]`,
-    /// [`ATTENTION_MASK`] `u32 [texts, rows]`, which is 1 for tokens and 0 for padding, and
-    /// [`POOLING_WEIGHTS`] `f32 [texts, rows]`. Its output `f32 [texts, dim]` is the sum of the
-    /// rows of the last block times the weights: the mean for weights of one over the number of
-    /// tokens, the first row for 1 followed by zeros.
+    /// Returns a graph for embeddings of texts. Its inputs are [`TOKENS`] `u32 [texts, rows]`, [`ATTENTION_MASK`]
+    /// `u32 [texts, rows]`, which is 1 for tokens and 0 for padding, and [`POOLING_WEIGHTS`] `f32 [texts, rows]`. Its
+    /// output `f32 [texts, dim]` is the sum of the rows of the last block times the weights. With weights of one over
+    /// the number of tokens, it is the mean of the rows; with a weight of 1 followed by zeros, it is the first row.
     #[track_caller]
     pub fn embedding_graph(&self, texts: usize, rows: usize) -> Graph {
         let mut g = Graph::new();
@@ -184,10 +183,9 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Returns the last block's rows `f32 [texts, rows, dim]` for `tokens`, `u32 [texts, rows]`, of
-    /// the first token type. `mask`, `u32 [texts, rows]`, is not 0 for tokens and 0 for padding.
-    /// Padding rows are meaningless and hidden from all other rows. More rows than positions are
-    /// rejected.
+    /// Returns the last block's rows `f32 [texts, rows, dim]` for `tokens`, `u32 [texts, rows]`, of the first token
+    /// type. `mask`, `u32 [texts, rows]`, is not 0 for tokens and 0 for padding. The results of padding rows are
+    /// meaningless, and no other row sees them. More rows than positions are rejected.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, tokens: NodeId, mask: NodeId) -> NodeId {
         let config = self.config;

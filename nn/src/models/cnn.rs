@@ -68,7 +68,7 @@ impl CnnConfig {
                     norm: BatchNorm::new(g, &scoped(name, &format!("bn{number}")), outputs),
                 }
             });
-            // Two poolings by 2 come in between. A size that overflows is refused as a shape.
+            // Two poolings halve height and width. A size that overflows is refused as a shape.
             let features = c3.saturating_mul(height / 4).saturating_mul(width / 4);
             let last = LinearConfig::new(self.hidden, self.classes)
                 .init(Activation::Identity.weight_init(self.hidden, self.classes));

@@ -30,11 +30,11 @@ pub const ADAPTER_SCALES: &str = ADAPTER_SCALES_INPUT;
 /// Sizes of the caches of a [`LlamaConfig::paged_graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PagedCache {
-    /// Blocks that all sequences share.
+    /// Number of blocks, which all sequences share.
     pub blocks: usize,
-    /// Rows of a block: tokens.
+    /// Number of rows of a block, one for each token.
     pub block_rows: usize,
-    /// Maximum blocks of a sequence.
+    /// Maximum number of blocks of a sequence.
     pub table_len: usize,
 }
 
@@ -138,8 +138,8 @@ impl LlamaConfig {
         }
         let tokens = g.categorical(logits, temperatures, seeds);
         let tokens = g.cast(tokens, DType::F32);
-        let sound = self.sound_rows(&mut g, logits);
-        let columns = [tokens, sound].map(|column| g.reshape(column, &[count, 1]));
+        let valid = self.valid_rows(&mut g, logits);
+        let columns = [tokens, valid].map(|column| g.reshape(column, &[count, 1]));
         let drawn = g.concat(&columns, 1);
         g.set_outputs(vec![logits, drawn]);
         g
@@ -172,7 +172,7 @@ impl LlamaConfig {
     /// The logit of the drawn token would be sufficient. But a lookup with a computed index may be
     /// a fault of the step, so that backends would save all caches before it.
     #[track_caller]
-    fn sound_rows(&self, g: &mut Graph, logits: NodeId) -> NodeId {
+    fn valid_rows(&self, g: &mut Graph, logits: NodeId) -> NodeId {
         let [least, most, none, one, many] = [f32::MIN, f32::MAX, 0.0, 1.0, -1e9].map(|x| g.scalar(x));
         let above = g.less_equal(least, logits);
         let finite = g.select(above, one, none);

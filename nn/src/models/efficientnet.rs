@@ -17,11 +17,12 @@ const STAGES: [(usize, usize, u32, usize, usize); 7] = [
     (6, 5, 2, 192, 4),
     (6, 3, 1, 320, 1),
 ];
-/// Channels of the stem.
+/// Number of channels of the stem.
 const STEM: usize = 32;
-/// Channels before the classifier.
+/// Number of channels before the classifier.
 const LAST: usize = 1280;
-/// A block's input channels for one channel between the two convolutions that weight its channels.
+/// Number of input channels of a block, divided by the number of channels between the two convolutions of its
+/// squeeze-and-excitation part.
 const SQUEEZE: usize = 4;
 
 /// Options of an [`EfficientNet`].

@@ -16,9 +16,9 @@ const STAGES: [(usize, usize, usize, u32); 7] = [
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 ];
-/// Channels of the stem.
+/// Number of channels of the stem.
 const STEM: usize = 32;
-/// Channels before the classifier.
+/// Number of channels before the classifier.
 const LAST: usize = 1280;
 
 /// Options of a [`MobileNet`].
@@ -52,7 +52,7 @@ impl MobileNetConfig {
         self
     }
 
-    /// Sets the channels of the images.
+    /// Sets the number of channels of the images.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;

@@ -16,7 +16,7 @@ enum Block {
 }
 
 impl Block {
-    /// Returns the output channels of a block as a multiple of its width.
+    /// Returns the number of output channels of a block as a multiple of its width.
     fn expansion(self) -> usize {
         match self {
             Block::Basic => 1,
@@ -62,22 +62,22 @@ impl ResNetConfig {
         }
     }
 
-    /// Sets the channels of the images.
+    /// Sets the number of channels of the images.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// Sets the channels of the first stage, 64 in the published networks; each later stage has
-    /// twice the previous number.
+    /// Sets the number of channels of the first stage, 64 in the published networks; each later stage has twice the
+    /// previous number.
     #[must_use]
     pub fn width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// Sets the blocks of each of the four stages.
+    /// Sets the number of blocks of each of the four stages.
     #[must_use]
     pub fn depths(mut self, depths: [usize; 4]) -> Self {
         self.depths = depths;

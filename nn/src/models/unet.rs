@@ -29,7 +29,7 @@ impl UnetConfig {
         }
     }
 
-    /// Sets the channels at full size; 64 in the paper.
+    /// Sets the number of channels at full size; 64 in the paper.
     #[must_use]
     pub fn width(mut self, width: usize) -> Self {
         self.width = width;

@@ -59,11 +59,11 @@ pub(super) struct RunState {
     pub(super) settings: Vec<(String, String)>,
     /// Counters of the training session.
     pub(super) progress: Progress,
-    /// Epochs begun by all runs of the trainer.
+    /// Number of epochs begun by all runs of the trainer.
     pub(super) epochs_begun: u64,
-    /// Completed steps of the current epoch; `None` between epochs.
+    /// Number of completed steps of the current epoch; `None` between epochs.
     pub(super) in_epoch: Option<usize>,
-    /// Completed steps of the run.
+    /// Number of completed steps of the run.
     pub(super) total: u64,
     /// Learning rate of the last step.
     pub(super) learning_rate: f32,
@@ -409,7 +409,7 @@ fn check_settings(
 fn changes_states(name: &str, before: &str, after: &str) -> bool {
     let part = |text: &str| -> String {
         match name {
-            // The rule without its numbers.
+            // The name of the rule without its hyper-parameters.
             "optimizer" => text.split(' ').next().unwrap_or_default().into(),
             "limit of the gradients" => text.chars().take_while(|c| !c.is_ascii_digit()).collect(),
             "accumulation" => (text != "1").to_string(),

@@ -5,9 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Columns of a terminal.
+/// Number of columns of a terminal.
 const COLUMNS: usize = 80;
-/// Maximum characters of a name in a table.
+/// Maximum number of characters of a class name in a table.
 const NAME: usize = 24;
 /// Maximum number of listed classes and confusions.
 const MAX_LISTED: usize = 40;
@@ -58,9 +58,9 @@ pub struct Averages {
 /// A cell of a confusion matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confusion {
-    /// Class of the examples, by id.
+    /// Id of the class of the examples.
     pub class: usize,
-    /// Class that was predicted, by id.
+    /// Id of the predicted class.
     pub predicted: usize,
     /// Number of examples, at least 1.
     pub count: usize,

@@ -41,8 +41,8 @@ pub struct TrainConfig {
     pub warmup: Warmup,
     /// Limit on the gradients; none by default.
     pub clip: Option<GradientClip>,
-    /// Gradient accumulation: steps whose gradients are averaged for one update, at least 1. It has the effect of a
-    /// larger batch, and needs memory of the parameters' size.
+    /// Gradient accumulation: number of steps whose gradients are averaged for one update, at least 1. It has the
+    /// effect of a larger batch, and needs memory of the parameters' size.
     pub accumulate: u32,
     /// Parameter groups, by name, with their own learning rates or weight decays.
     pub groups: Vec<ParameterGroup>,
@@ -98,8 +98,8 @@ pub struct TrainConfig {
     /// Label smoothing: the share of each label that is spread over all classes, at least 0 and less than 1; 0 by
     /// default. The model has to take rows of class weights ([`crate::models::soft_classifier`]).
     pub label_smoothing: f32,
-    /// Batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are the same,
-    /// bit for bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for
+    /// Number of batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are
+    /// the same, bit for bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for
     /// `prefetch + 2` batches.
     pub prefetch: usize,
     /// Checkpoints, from which an interrupted run resumes; none by default. The resumed run gives the same results as

@@ -17,10 +17,9 @@ pub(super) fn dropout_seed(config: &TrainConfig) -> u64 {
     config.seed.wrapping_add(rank.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// Returns the update that a training session is built with. With sharded states it is attached
-/// later, so that no rank ever allocates the states of all parameters. But groups determine which
-/// parameters are stored as one, and a memory budget counts the states, so these need the update at
-/// once.
+/// Returns the update that a training session is built with. With sharded states it is attached later, so that no rank
+/// ever allocates the states of all parameters. But groups determine which parameters are stored as one, and a memory
+/// budget counts the states, so these cases need the update from the start.
 pub(super) fn first_update(config: &TrainConfig) -> Option<Update> {
     let later = config.zero1 && config.ranks().is_some() && config.groups.is_empty() && config.memory_budget.is_none();
     (!later).then(|| config.update())

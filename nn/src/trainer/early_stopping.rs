@@ -84,7 +84,7 @@ impl EarlyStopping {
 pub(super) struct Tracker {
     settings: Option<EarlyStopping>,
     best: Option<BestEvaluation>,
-    /// Evaluations since the best one.
+    /// Number of evaluations since the best one.
     since: usize,
     weights: Weights,
 }
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Returns, for each of these evaluations, if it is better than the best one before.
+    /// Returns for each of these evaluations whether it is better than the best one before.
     fn better(metric: Metric, min_delta: f64, all: &[(f64, usize)]) -> Vec<bool> {
         let mut tracker = Tracker::new(Some(EarlyStopping {
             metric,
@@ -262,7 +262,8 @@ mod tests {
             better(Metric::Accuracy, 0.05, &all),
             [true, false, false, true, false, false]
         );
-        // Small steps add up: the best one stays the measure.
+        // Small improvements add up, because each evaluation is compared with the best one and not with the previous
+        // one.
         let slow = [(1.0, 0), (0.97, 0), (0.94, 0)];
         assert_eq!(better(Metric::Loss, 0.05, &slow), [true, false, true]);
         let nan_first = [(f64::NAN, 0), (2.0, 0), (f64::INFINITY, 0)];

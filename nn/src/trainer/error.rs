@@ -75,9 +75,9 @@ pub enum TrainError {
     Classes {
         /// The data set.
         data: String,
-        /// Classes of the model.
+        /// Number of classes of the model.
         expected: usize,
-        /// Classes of the data set.
+        /// Number of classes of the data set.
         found: usize,
     },
 

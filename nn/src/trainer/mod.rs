@@ -122,7 +122,7 @@ pub struct Trainer {
     /// Logits of one batch.
     logits: Vec<f32>,
     compile_seconds: f64,
-    /// Epochs begun by all runs, so that a second run continues with other orders of the examples.
+    /// Number of epochs begun by all runs, so that a second run continues with other orders of the examples.
     epochs_begun: u64,
 }
 
@@ -265,7 +265,7 @@ impl Trainer {
             None => (None, None),
         };
         self.training.set_seed(distributed::dropout_seed(&self.config));
-        // The present epoch of a resumed run was begun already.
+        // The current epoch of a resumed run has already begun.
         let skip = resumed.as_ref().and_then(|state| state.in_epoch);
         let first = self.epochs_begun - u64::from(skip.is_some());
         let maker = Maker::new(train, &self.config, first, skip.unwrap_or(0))?;

@@ -11,24 +11,25 @@ use super::{EpochReport, Evaluation, TrainReport};
 pub struct TrainBegin {
     /// Maximum number of epochs; the run may end earlier.
     pub epochs: usize,
-    /// Steps in each epoch.
+    /// Number of steps in each epoch.
     pub steps: usize,
-    /// Examples in a step.
+    /// Number of examples in a step.
     pub batch_size: usize,
-    /// Training examples in the data set.
+    /// Number of training examples in the data set.
     pub examples: usize,
-    /// Examples that each epoch trains on: fewer than `examples` with [`Remainder::Drop`](crate::data::Remainder::Drop)
-    /// if the last batch is not full.
+    /// Number of examples that each epoch trains on: fewer than `examples` with
+    /// [`Remainder::Drop`](crate::data::Remainder::Drop) if the last batch is not full.
     pub examples_per_epoch: usize,
-    /// Test examples, if evaluations are on these.
+    /// Number of test examples, if evaluations are on these.
     pub test_examples: Option<usize>,
-    /// Validation examples, if evaluations are on these; see [`Trainer::fit_parts`](super::Trainer::fit_parts).
+    /// Number of validation examples, if evaluations are on these; see
+    /// [`Trainer::fit_parts`](super::Trainer::fit_parts).
     pub validation_examples: Option<usize>,
     /// The configured learning rate, which schedule and warm-up scale.
     pub learning_rate: f32,
     /// The seed.
     pub seed: u64,
-    /// Steps before the checkpoint that the run resumes from; else 0.
+    /// Number of steps before the checkpoint that the run resumes from; else 0.
     pub resumed_steps: u64,
 }
 
@@ -52,7 +53,7 @@ pub struct EpochBegin {
     pub epoch: usize,
     /// Number of epochs of the run.
     pub epochs: usize,
-    /// Steps in each epoch.
+    /// Number of steps in each epoch.
     pub steps: usize,
 }
 
@@ -63,11 +64,11 @@ pub struct StepInfo {
     pub epoch: usize,
     /// The step in the epoch, from 1.
     pub step: usize,
-    /// Steps in the epoch.
+    /// Number of steps in the epoch.
     pub steps: usize,
     /// The step in the run, from 1.
     pub total_step: u64,
-    /// Examples in the step.
+    /// Number of examples in the step.
     pub examples: usize,
     /// Mean loss of the step's batch, if it was read; see `TrainConfig::loss_every`.
     pub loss: Option<f32>,
@@ -91,7 +92,7 @@ pub struct StepInfo {
 pub struct EvaluationInfo {
     /// The epoch, from 1; 0 before the first one.
     pub epoch: usize,
-    /// Steps made in the run.
+    /// Number of steps made in the run.
     pub total_step: u64,
     /// Quality on the test data, or the validation data.
     pub evaluation: Evaluation,
@@ -111,7 +112,7 @@ pub struct EvaluationInfo {
 pub struct StatisticsInfo {
     /// The epoch, from 1.
     pub epoch: usize,
-    /// Steps made in the run.
+    /// Number of steps made in the run.
     pub total_step: u64,
     /// All parameters after the step, then all gradients of its batch, before any limit is applied.
     pub tensors: Vec<NamedStatistics>,

@@ -100,7 +100,7 @@ impl Errors {
             if total > 0.0 {
                 1.0 - error / total
             } else {
-                // Also for NaN.
+                // Also if the sum is NaN.
                 f64::from(u8::from(error == 0.0))
             }
         };
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn metrics_match_hand_computed_values() {
-        // Errors 1, -1, 2; the targets 1, 2, 6 are 4, 1, 9 from their mean of 3, squared.
+        // The errors are 1, -1 and 2. The squared distances of the targets 1, 2 and 6 from their mean 3 are 4, 1 and 9.
         let metrics = RegressionMetrics::of(&[2.0, 1.0, 8.0], &[1.0, 2.0, 6.0], 1);
         assert!((metrics.rmse - 2f64.sqrt()).abs() < 1e-12);
         assert!((metrics.mae - 4.0 / 3.0).abs() < 1e-12);

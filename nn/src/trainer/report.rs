@@ -57,9 +57,9 @@ impl fmt::Display for Evaluation {
 pub struct EpochReport {
     /// The epoch, from 1.
     pub epoch: usize,
-    /// Completed steps.
+    /// Number of completed steps of the epoch.
     pub steps: usize,
-    /// Completed steps of the run, including this epoch.
+    /// Number of completed steps of the run, including this epoch.
     pub total_steps: u64,
     /// Number of examples trained, including the examples that were repeated to fill the last batch.
     pub examples: usize,
@@ -109,7 +109,7 @@ impl fmt::Display for EpochReport {
 pub struct BestEvaluation {
     /// Epoch of the evaluation, from 1; 0 before the first epoch.
     pub epoch: usize,
-    /// Steps of the run that were completed before the evaluation.
+    /// Number of steps of the run that were completed before the evaluation.
     pub total_step: u64,
     /// Quality of the model.
     pub evaluation: Evaluation,
@@ -143,8 +143,8 @@ pub struct TrainReport {
     /// The best evaluation, by the metric of `TrainConfig::early_stopping`, or else by the loss. With
     /// `restore_best`, the model now has the weights of this evaluation.
     pub best: Option<BestEvaluation>,
-    /// Steps made.
+    /// Number of steps made.
     pub total_steps: u64,
-    /// Updates that were skipped because a gradient was not finite, in mixed precision.
+    /// Number of updates that were skipped because a gradient was not finite, in mixed precision.
     pub skipped_updates: u64,
 }

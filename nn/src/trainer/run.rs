@@ -32,18 +32,18 @@ pub(super) struct Run<'r, 'd> {
     test: Option<&'r Dataset>,
     is_validation: bool,
     observer: &'r mut dyn Observer,
-    /// Steps in each epoch, and the examples that they train on.
+    /// Number of steps in each epoch, and number of examples that they train on.
     steps: usize,
     examples: usize,
-    /// Steps in the current epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps)
-    /// ends it.
+    /// Number of steps in the current epoch: fewer in the last one if
+    /// [`TrainConfig::max_steps`](super::TrainConfig::max_steps) ends it.
     epoch_steps: usize,
     start: Instant,
     tracker: Tracker,
     stop: Option<Stop>,
     /// The current epoch, from 1.
     epoch: usize,
-    /// Completed steps.
+    /// Number of completed steps.
     total: u64,
     learning_rate: f32,
     /// Seconds of evaluations between the steps of the current epoch.
@@ -52,7 +52,7 @@ pub(super) struct Run<'r, 'd> {
     evaluated: Option<(u64, Evaluation)>,
     /// Completed epochs.
     reports: Vec<EpochReport>,
-    /// Completed steps of the current epoch; `None` between epochs.
+    /// Number of completed steps of the current epoch; `None` between epochs.
     in_epoch: Option<usize>,
     is_resumed: bool,
     settings: Vec<(String, String)>,
@@ -62,7 +62,7 @@ pub(super) struct Run<'r, 'd> {
 pub(super) struct Begin<'r, 'd> {
     pub(super) source: Source<'d>,
     pub(super) steps: usize,
-    /// Examples that each epoch trains on.
+    /// Number of examples that each epoch trains on.
     pub(super) examples: usize,
     pub(super) test: Option<&'r Dataset>,
     /// True if `test` is the validation part.
@@ -122,7 +122,7 @@ impl<'r, 'd> Run<'r, 'd> {
             resumed_steps: self.total,
         };
         let flow = self.observer.on_train_begin(&begin);
-        self.heed(flow)?;
+        self.stop_if_requested(flow)?;
         if !self.is_resumed {
             // Written now, so that an error does not occur after hours.
             self.save()?;
@@ -138,7 +138,7 @@ impl<'r, 'd> Run<'r, 'd> {
             ::log::debug!("{report}");
             self.reports.push(report);
             let flow = self.observer.on_epoch_end(&report);
-            self.heed(flow)?;
+            self.stop_if_requested(flow)?;
         }
         if self.in_epoch.is_none() {
             self.save()?;
@@ -223,7 +223,7 @@ impl<'r, 'd> Run<'r, 'd> {
             steps: self.epoch_steps,
         };
         let flow = self.observer.on_epoch_begin(&begin);
-        self.heed(flow)?;
+        self.stop_if_requested(flow)?;
         if self.stop.is_some() {
             return Ok(None);
         }
@@ -285,8 +285,8 @@ impl<'r, 'd> Run<'r, 'd> {
             let info = self.step(step, start)?;
             self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
-            self.heed(flow)?;
-            self.tell_statistics()?;
+            self.stop_if_requested(flow)?;
+            self.report_statistics()?;
             if self.stop.is_none() {
                 self.evaluate_if_due(step)?;
             }
@@ -308,7 +308,7 @@ impl<'r, 'd> Run<'r, 'd> {
     }
 
     /// Reports statistics of parameters and gradients, if they are due.
-    fn tell_statistics(&mut self) -> Result<(), TrainError> {
+    fn report_statistics(&mut self) -> Result<(), TrainError> {
         if !self.total.is_multiple_of(self.trainer.config.statistics_every as u64) {
             return Ok(());
         }
@@ -320,7 +320,7 @@ impl<'r, 'd> Run<'r, 'd> {
             total_step: self.total,
             tensors,
         });
-        self.heed(flow)?;
+        self.stop_if_requested(flow)?;
         Ok(())
     }
 
@@ -417,7 +417,7 @@ impl<'r, 'd> Run<'r, 'd> {
             seconds: self.seconds(),
             evaluation_seconds,
         });
-        self.heed(flow)?;
+        self.stop_if_requested(flow)?;
         let unfinished = self.total < self.total_steps();
         if self.stop.is_none() && unfinished && self.tracker.out_of_patience() {
             self.stop = Some(Stop::EarlyStopping);
@@ -426,7 +426,7 @@ impl<'r, 'd> Run<'r, 'd> {
     }
 
     /// Ends the run if the observer requests it, unless it is ending.
-    fn heed(&mut self, flow: ControlFlow<()>) -> Result<(), TrainError> {
+    fn stop_if_requested(&mut self, flow: ControlFlow<()>) -> Result<(), TrainError> {
         let config = &self.trainer.config;
         let ends = flow.is_break() || config.ranks().is_some_and(|ranks| ranks.stop_requested());
         // If one rank ends the run, all ranks end it after the same step.
@@ -436,7 +436,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(())
     }
 
-    /// Returns the steps of the whole run.
+    /// Returns the number of steps of the whole run.
     fn total_steps(&self) -> u64 {
         let config = &self.trainer.config;
         let all = (config.epochs as u64).saturating_mul(self.steps as u64);

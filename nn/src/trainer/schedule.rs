@@ -10,11 +10,11 @@ use std::str::FromStr;
 /// The position in the training, for a [`Schedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Next step, from 0.
+    /// Index of the next step, from 0.
     pub step: u64,
-    /// Steps in each epoch.
+    /// Number of steps in each epoch.
     pub steps_per_epoch: u64,
-    /// Steps in all epochs together.
+    /// Number of steps in all epochs together.
     pub total_steps: u64,
 }
 
@@ -22,7 +22,7 @@ pub struct Position {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// 1 throughout.
+    /// The factor is 1 in all steps.
     Constant,
     /// Half a cosine wave from 1 at the first step down to `final_fraction` after the last (Loshchilov and
     /// Hutter, "SGDR", 2017, without restarts).
@@ -32,7 +32,7 @@ pub enum Schedule {
     },
     /// Multiplied by `factor` after every `every_epochs` epochs.
     Step {
-        /// Epochs between changes, at least 1.
+        /// Number of epochs between changes, at least 1.
         every_epochs: u32,
         /// Factor of each change, at least 0.
         factor: f32,
@@ -384,7 +384,7 @@ mod tests {
                 },
             )
         };
-        // Nothing rises: the first step is one of four below the peak, as in PyTorch.
+        // No step rises: the first step is one of four below the peak, as in PyTorch.
         assert!((cycle(0.0, 0) - (1.0 - 0.75 * 0.146_446_6)).abs() < 1e-6);
         assert!((cycle(0.0, 3) - 0.25).abs() < 1e-6);
         // A single rising step is the peak itself, where the formula divides 0 by 0.
@@ -406,7 +406,7 @@ mod tests {
         let constant = rates(Schedule::Constant, Warmup::Steps(10));
         assert_eq!(constant, [0.1, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]);
         assert_eq!(constant, rates(Schedule::Constant, Warmup::Fraction(0.1)));
-        // The cosine goes over the other 90 steps: step 55 is their middle.
+        // The cosine is stretched over the other 90 steps: step 55 is in the middle.
         let cosine = Schedule::Cosine { final_fraction: 0.0 };
         let warm = rates(cosine, Warmup::Steps(10));
         assert_eq!(warm[..4], [0.1, 0.5, 1.0, 1.0]);
@@ -421,7 +421,7 @@ mod tests {
             rates(cosine, Warmup::default()),
             [0, 4, 9, 10, 30, 55, 99].map(|s| cosine.rate(1.0, at(s)))
         );
-        // Longer than the run: it never arrives.
+        // A warm-up that is longer than the run does not reach the full rate.
         assert_eq!(rate(1.0, cosine, Warmup::Steps(400), at(99)), 0.25);
     }
 

@@ -12,13 +12,13 @@ use crate::data::{Augmentation, Batches, DataError, Dataset, Remainder};
 /// Memory of one batch.
 #[derive(Debug, Default)]
 pub(super) struct BatchBuffer {
-    /// `[batch, feature_shape...]`.
+    /// Features of the examples, `[batch, feature_shape...]`.
     pub(super) features: Vec<f32>,
-    /// `[batch]`.
+    /// Class ids of the examples, `[batch]`.
     pub(super) labels: Vec<u32>,
     /// Targets of regression, `[batch, outputs]`.
     pub(super) targets: Vec<f32>,
-    /// Leading rows that are trained on, and their weight in the mean over the batch.
+    /// Number of leading rows that are trained on, and their weight in the mean over the batch.
     pub(super) weighted: usize,
     pub(super) weight: f32,
 }
@@ -59,7 +59,7 @@ impl<'d> Maker<'d> {
         Ok(maker)
     }
 
-    /// Returns the steps in an epoch.
+    /// Returns the number of steps in an epoch.
     pub(super) fn steps(&self) -> Result<usize, DataError> {
         Ok(Batches::sequential(self.data, self.batch_size, self.remainder)?.len())
     }
@@ -157,7 +157,7 @@ impl<'d> Source<'d> {
         let (empty, to_fill) = sync_channel(buffers);
         let (full, filled) = sync_channel(ahead);
         for _ in 0..buffers - 1 {
-            // There is room for all of them, and the receiver exists.
+            // The channel has enough capacity for all of them, and the receiver exists.
             let _ = empty.try_send(BatchBuffer::default());
         }
         let thread = Builder::new()
@@ -191,8 +191,8 @@ impl<'d> Source<'d> {
     }
 }
 
-/// Returns the error of a thread that panicked (joining it reports the panic), or was asked for
-/// more batches than planned.
+/// Returns the error of a thread that panicked (joining it reports the panic), or from which more batches were
+/// requested than planned.
 fn ended() -> TrainError {
     TrainError::Prefetch(io::Error::other("the thread that assembles batches has ended"))
 }

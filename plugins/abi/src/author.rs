@@ -133,7 +133,7 @@ pub trait Device: Send + Sync + 'static {
     /// Compiles a plan: prepares its kernels and allocates its buffers.
     ///
     /// # Errors
-    /// Kernels or memory that are not there.
+    /// Missing kernels; not enough memory.
     fn compile(&self, plan: PlanView) -> Result<Self::Executable, Failure>;
 }
 

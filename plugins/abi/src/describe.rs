@@ -18,7 +18,7 @@ pub struct StructDescription {
 /// A field of a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldInfo {
-    /// Name.
+    /// Name of the field.
     pub name: &'static str,
     /// Documentation; each entry is a line.
     pub doc: &'static [&'static str],
@@ -31,7 +31,7 @@ pub struct FieldInfo {
 /// A pointer to a function in a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionInfo {
-    /// Name.
+    /// Name of the function.
     pub name: &'static str,
     /// Documentation; each entry is a line.
     pub doc: &'static [&'static str],

@@ -202,7 +202,7 @@ unsafe fn with<E: ExportedBackend>(
 /// Converts bytes borrowed from the host to a slice.
 ///
 /// # Safety
-/// They are valid for the lifetime.
+/// The bytes must be valid for the lifetime `'a`.
 unsafe fn lent<'a>(bytes: Bytes) -> &'a [u8] {
     if bytes.data.is_null() {
         &[]
@@ -272,7 +272,7 @@ fn describe(info: &mut DeviceInfo, device: &DeviceDescription) {
     copy_text(&mut info.kernels, &device.kernels);
 }
 
-/// Copies a text up to the available room, followed by a NUL.
+/// Copies as much of a text as fits, followed by a NUL.
 fn copy_text(target: &mut [c_char], text: &str) {
     let mut len = text.len().min(target.len() - 1);
     while !text.is_char_boundary(len) {

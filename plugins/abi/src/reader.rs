@@ -171,7 +171,7 @@ impl<'a> Reader<'a> {
                 "it refers to the {name} {first} to {end} (exclusive), but there are {count}"
             )));
         }
-        // Before anything is allocated.
+        // Check the budget before anything is allocated.
         self.spend(u64::from(range.count) * u64::from(table.stride))?;
         let place = |i: u64| table.offset + i * u64::from(table.stride);
         let mut elements = Vec::with_capacity(range.count as usize);

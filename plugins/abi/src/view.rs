@@ -176,9 +176,9 @@ impl DispatchView {
 /// See [`Segment`](crate::Segment).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentView {
-    /// Name.
+    /// Name of the segment.
     pub name: String,
-    /// Indices of its dispatches.
+    /// Indices of the segment's dispatches.
     pub dispatches: std::ops::Range<usize>,
     /// Buffer that makes the step skip the segment if its value is not 0.
     pub skip_if: Option<u32>,

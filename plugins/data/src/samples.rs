@@ -14,16 +14,16 @@ use crate::size::Sizes;
 const WANTED: usize = 8;
 /// Maximum number of attribute combinations to test.
 const MAX_COMBINATIONS: usize = 24;
-/// Maximum attempts at random sizes for a call.
+/// Maximum number of attempts at random sizes for a call.
 const TRIES: usize = 60;
 /// Maximum size of a dimension. It exceeds what one workgroup, or one iteration of its loops, usually processes.
 const MANY: usize = 6000;
 /// Maximum magnitude of large test numbers. Their exponentials, and the squares of these, are usually finite in `f32`.
 const LARGE: f64 = 80.0;
-/// Maximum elements of an operand.
+/// Maximum number of elements of an operand.
 const MAX_OPERAND: usize = 1 << 16;
-/// Maximum elements of an operand with distinct numbers: they are 0.01 apart, so more would exceed
-/// the range of `f32` exponentials, and a softmax would make some equal.
+/// Maximum number of elements of an operand with distinct numbers: they are 0.01 apart, so more would exceed the range
+/// of `f32` exponentials, and a softmax would make some equal.
 const MAX_DISTINCT: usize = 6000;
 /// Maximum size taken from conditions.
 const MAX_HINT: i64 = 4096;
@@ -196,7 +196,7 @@ impl DataOp {
 
     /// Checks that evaluating a call costs no more than tests allow.
     fn check_extent(&self, attrs: &Attrs, types: &[TensorType]) -> Result<(), String> {
-        // As above.
+        // An ill-typed call is reported elsewhere.
         let Ok(graph) = self.decomposition(attrs, types) else {
             return Ok(());
         };

@@ -433,7 +433,7 @@ impl Executable for PluginExecutable {
         self.scalars.clear();
         for (buffer, bytes) in args.scalars {
             let size = self.sizes.get(buffer.index()).copied().unwrap_or(0);
-            // An error for a buffer that does not exist.
+            // Fails for a buffer that does not exist.
             self.check(*buffer, 0, size.min(bytes.len()).max(1))?;
         }
         self.scalars

@@ -92,7 +92,7 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// File whose code was loaded into this process. It stays loaded even if the plugin is rejected afterwards.
-struct LetIn {
+struct LoadedCode {
     /// Device and inode number of the file.
     file: Option<(u64, u64)>,
     /// Path that was passed to the loader of the operating system.
@@ -101,14 +101,14 @@ struct LetIn {
     library: &'static Library,
 }
 
-static LET_IN: Mutex<Vec<LetIn>> = Mutex::new(Vec::new());
+static LOADED_CODE: Mutex<Vec<LoadedCode>> = Mutex::new(Vec::new());
 
 /// Loads the code of a file for the rest of the program. The loader returns the existing library for the same file or
 /// path. Therefore a file that changed after it was loaded is refused, and an unchanged one gives the existing library.
-fn let_in(opened: PluginFile, beside: &NearbyLibraries) -> Result<&'static Library, Refusal> {
-    let mut known = LET_IN.lock().unwrap_or_else(PoisonError::into_inner);
+fn load_code(opened: PluginFile, beside: &NearbyLibraries) -> Result<&'static Library, Refusal> {
+    let mut known = LOADED_CODE.lock().unwrap_or_else(PoisonError::into_inner);
     let name = name_for_loader(&opened, beside);
-    let is_same = |l: &&LetIn| l.name == name || (l.file.is_some() && l.file == opened.identity.file);
+    let is_same = |l: &&LoadedCode| l.name == name || (l.file.is_some() && l.file == opened.identity.file);
     let library = match known.iter().find(is_same) {
         Some(before) if before.sha256 != opened.sha256 => {
             return refuse(
@@ -133,7 +133,7 @@ fn let_in(opened: PluginFile, beside: &NearbyLibraries) -> Result<&'static Libra
             // other file can be mistaken for it.
             let library: &'static Library = Box::leak(Box::new(library));
             let _: &'static File = Box::leak(Box::new(opened.file));
-            known.push(LetIn {
+            known.push(LoadedCode {
                 file: opened.identity.file,
                 name,
                 sha256: opened.sha256,
@@ -166,7 +166,7 @@ impl Plugin {
     /// Loads an opened file. Its code runs from here on.
     pub(crate) fn load(opened: PluginFile, beside: &NearbyLibraries, manifest: Manifest) -> Result<Plugin, Refusal> {
         let (path, sha256) = (opened.path.display().to_string(), opened.sha256.clone());
-        let library = let_in(opened, beside)?;
+        let library = load_code(opened, beside)?;
         // SAFETY: the type is that of the interface's function; the manifest declares the file a
         // plugin of the interface.
         let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL.as_bytes()) };

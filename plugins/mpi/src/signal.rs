@@ -23,7 +23,7 @@ const GRACE: i64 = 400_000;
 const LAST_MOMENT: i64 = 650_000;
 /// Time before SIGKILL that is reserved for reporting an error and for the prepared message, in microseconds, if
 /// SIGKILL comes later than by default.
-const TO_SAY: i64 = 1_000_000;
+const TO_REPORT: i64 = 1_000_000;
 const TO_WRITE: i64 = 500_000;
 
 /// Environment variable in which Open MPI passes the seconds between SIGTERM and SIGKILL to processes.
@@ -124,7 +124,7 @@ pub(crate) fn watch() {
 /// in microseconds, if SIGKILL comes after `seconds` seconds. Returns `None` if the defaults are right.
 fn times(seconds: Option<i64>) -> Option<(i64, i64)> {
     let kill = seconds.filter(|seconds| (2..1_000_000).contains(seconds))? * 1_000_000;
-    Some((kill - TO_SAY, kill - TO_WRITE))
+    Some((kill - TO_REPORT, kill - TO_WRITE))
 }
 
 /// Returns how long a collective continues after SIGTERM.

@@ -14,9 +14,10 @@ use crate::signal;
 /// Duration of busy-waiting: most collectives complete within it.
 const SPIN: Duration = Duration::from_millis(2);
 /// Interval between checks for messages.
-const LOOK: Duration = Duration::from_millis(20);
-/// Time until a waiting rank prints its collective, or half of the time limit if that is shorter.
-const TELL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Time after which a waiting rank notifies the other ranks that it waits, or half of the time limit if that is
+/// shorter.
+const NOTIFY_AFTER: Duration = Duration::from_secs(1);
 /// Pause between tests for completion after busy-waiting, so that a rank on the same core can compute.
 const SLEEP: Duration = Duration::from_micros(50);
 /// Additional waiting time after this rank's time limit, because reports of other ranks arrive at about the same time.
@@ -44,7 +45,7 @@ impl Notices {
                 thread::yield_now();
                 continue;
             }
-            if now - looked >= LOOK {
+            if now - looked >= CHECK_INTERVAL {
                 looked = now;
                 self.receive();
                 if let Some((peer, reason)) = self.ended.clone() {
@@ -54,7 +55,7 @@ impl Notices {
                 if signal::terminated() && now - *terminated.get_or_insert(now) >= signal::grace() {
                     return Err(signal::failure());
                 }
-                if waited >= TELL.min(limit / 2) && !self.has_told {
+                if waited >= NOTIFY_AFTER.min(limit / 2) && !self.has_told {
                     self.tell_wait();
                 }
             }

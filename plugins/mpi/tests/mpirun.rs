@@ -73,7 +73,7 @@ fn kill_ranks(times: u64) {
     for round in 0..times {
         let started = command(3, "loop").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let Ok(mut run) = started else {
-            // Says why, or fails where MPI is required.
+            // Prints the reason, or fails if MPI is required.
             assert!(mpirun(1, "").is_none());
             return;
         };

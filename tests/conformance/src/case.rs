@@ -8,9 +8,9 @@ use meganeura_core::error::{Error, Result};
 /// Result of a case that passed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Check {
-    /// Largest error.
+    /// Largest error of the case.
     pub(crate) error: f64,
-    /// Largest accepted error.
+    /// Largest accepted error of the case.
     pub(crate) tolerance: f64,
 }
 

@@ -136,7 +136,8 @@ fn assert_same(found: &[(String, Vec<u32>)], expected: &[(String, Vec<u32>)], wh
 fn an_ended_run_goes_on_as_if_it_had_not_been() {
     let (whole, _) = run(config(None), None);
     assert_eq!(whole.1.len(), 30);
-    // Within an accumulation, at the end of an epoch with and without a checkpoint there, twice, after the end.
+    // Ends within an accumulation, at the end of an epoch with and without a checkpoint there, twice, and after the
+    // end.
     for ends in [&[9][..], &[14], &[20], &[21], &[2, 16, 29], &[30], &[100]] {
         let folder = tempfile::tempdir().expect("a folder");
         let checkpoints = || {
@@ -336,7 +337,7 @@ fn forged_checkpoints_are_refused_or_harmless() {
         }
     }
     assert!(refused > 10 && taken > 0, "{refused} {taken}");
-    // A file of another folder, a manifest of another version, and one that is not a manifest.
+    // A file of another folder, a manifest of another version, and a file that is not a manifest.
     sign(&manifest, &tensors, &good);
     let text = fs::read_to_string(&manifest).expect("there");
     for (change, why) in [

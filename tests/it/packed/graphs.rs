@@ -117,7 +117,8 @@ fn what_may_not_be_packed_is_not() {
         assert_eq!(packed.to_string(), g.to_string());
     };
     let one = |_: &str| 0;
-    // Joined with itself, a single source, other operands, written, partly frozen, groups.
+    // Refused: a parameter with itself, a single source, other operands, written or partly frozen parameters, and
+    // groups.
     unpacked(
         &|g| {
             let [a] = parameters(g, ["a"], &[3]);

@@ -13,7 +13,7 @@ use meganeura_core::ops::FUSED;
 pub(super) struct ClusteredGraph {
     pub(super) graph: Graph,
     pub(super) clusters: Vec<Cluster>,
-    /// New node of each node, or the cluster that contains it.
+    /// Maps each node of the source graph to its node in the new graph, or to the cluster that contains it.
     pub(super) moved: HashMap<NodeId, NodeId>,
 }
 

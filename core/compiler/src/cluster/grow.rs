@@ -12,9 +12,9 @@ use meganeura_core::graph::{Graph, NodeId, Uses, Value};
 use meganeura_core::ops::FusionRole;
 use meganeura_core::shape::TensorType;
 
-/// Maximum calls of a cluster: programs stay readable, and trying a merge takes bounded time.
+/// Maximum number of calls in a cluster. It keeps programs readable and bounds the time of trying a merge.
 const MAX_MEMBERS: usize = 32;
-/// Maximum nodes that the search for a path visits before it assumes that there is a path.
+/// Maximum number of nodes that the search for a path visits. Beyond it, a path is assumed to exist.
 const MAX_VISITS: usize = 2048;
 
 /// A group of calls to be fused.
@@ -31,7 +31,7 @@ pub(super) struct FusionGroup {
 struct Unit {
     /// The calls, in topological order.
     members: Vec<NodeId>,
-    /// Number of elements that it iterates over.
+    /// Number of elements that the fused call iterates over.
     domain: usize,
     /// Fusion role of the only member that is not elementwise, if there is one.
     anchor: Option<FusionRole>,
@@ -58,8 +58,7 @@ struct Growth<'a> {
     ps_per_byte: f64,
 }
 
-/// Finds the clusters of a graph. `invariant` is `true` for each node whose value steps do not
-/// change.
+/// Finds the clusters of a graph. `invariant` is `true` for each node whose value does not change between steps.
 ///
 /// # Errors
 /// A cycle.
@@ -88,7 +87,7 @@ pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> 
     }
     for &id in &order {
         growth.merge_readers(id);
-        growth.give_to_reduction(id);
+        growth.move_to_reduction(id);
     }
     Ok(growth.finish())
 }
@@ -139,14 +138,14 @@ impl Growth<'_> {
         let inputs = self.graph.nodes()[id.index()].inputs.iter().enumerate();
         let producers = inputs.map(|(at, &v)| (at, behind_views(self.graph, v).0.node));
         let taken =
-            producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer) || self.unpacks(producer));
+            producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer) || self.expands(producer));
         let mut producers: Vec<NodeId> = taken.map(|(_, producer)| producer).collect();
         producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
         for producer in producers {
             let (Some((a, _)), Some((b, _))) = (self.unit(producer), self.unit(id)) else {
                 continue;
             };
-            if a != b && self.fits(a, b) && !self.leads_round(a, b) {
+            if a != b && self.fits(a, b) && !self.has_indirect_path(a, b) {
                 self.try_merge(a, b);
             }
         }
@@ -161,8 +160,8 @@ impl Growth<'_> {
         is_wide && matches!(&node.inputs[..], [x] if is_half(x))
     }
 
-    /// Returns `true` if a node computes its result from fewer bytes, as the numbers of packed weights.
-    fn unpacks(&self, id: NodeId) -> bool {
+    /// Returns `true` if a node's operands have fewer bytes than its result, for example if it dequantizes weights.
+    fn expands(&self, id: NodeId) -> bool {
         let node = &self.graph.nodes()[id.index()];
         let read = node.inputs.iter().filter_map(|&v| self.graph.ty(v));
         let read: usize = read.map(TensorType::bytes).sum();
@@ -180,7 +179,7 @@ impl Growth<'_> {
                 continue;
             };
             let whole = first.domain == elements && second.domain == elements;
-            let alike = whole && self.are_alike(first, second);
+            let alike = whole && self.have_same_invariance(first, second);
             if a == b || !alike || first.anchor.is_some() || second.anchor.is_some() {
                 continue;
             }
@@ -194,7 +193,7 @@ impl Growth<'_> {
     /// the unit of the reduction, if no other call reads that result and this causes less memory traffic: a product
     /// whose result has other users then writes one tensor instead of two. This cannot create a cycle, as no other call
     /// depends on the moved one.
-    fn give_to_reduction(&mut self, id: NodeId) {
+    fn move_to_reduction(&mut self, id: NodeId) {
         if fusing(self.graph, id) != FusionRole::Reduction {
             return;
         }
@@ -248,7 +247,7 @@ impl Growth<'_> {
         let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
             return false;
         };
-        if first.members.len() + second.members.len() > MAX_MEMBERS || !self.are_alike(first, second) {
+        if first.members.len() + second.members.len() > MAX_MEMBERS || !self.have_same_invariance(first, second) {
             return false;
         }
         // Nothing follows a reduction, and a unit contains at most one reduction or product.
@@ -261,26 +260,26 @@ impl Growth<'_> {
     }
 
     /// Returns `true` if both are invariant, or neither is.
-    fn are_alike(&self, first: &Unit, second: &Unit) -> bool {
+    fn have_same_invariance(&self, first: &Unit, second: &Unit) -> bool {
         let is_invariant = |unit: &Unit| unit.members.iter().all(|m| self.invariant[m.index()]);
         is_invariant(first) == is_invariant(second)
     }
 
     /// Returns `true` if `b` depends on `a` through other nodes. Operands of `b` that are results of `a`, or views of
     /// them, do not count.
-    fn leads_round(&self, a: usize, b: usize) -> bool {
+    fn has_indirect_path(&self, a: usize, b: usize) -> bool {
         let direct = |v: Value| {
             let (base, _) = behind_views(self.graph, v);
             self.unit_of[base.node.index()] == Some(a)
         };
         let starts = self.operands(b).filter(|&v| !direct(v)).map(|v| v.node).collect();
-        self.reaches_back(starts, a, b)
+        self.may_depend_on(starts, a, b)
     }
 
     /// Returns `true` if `b` depends on `a`.
     fn leads_to(&self, a: usize, b: usize) -> bool {
         let starts = self.operands(b).map(|v| v.node).collect();
-        self.reaches_back(starts, a, b)
+        self.may_depend_on(starts, a, b)
     }
 
     fn operands(&self, unit: usize) -> impl Iterator<Item = Value> + '_ {
@@ -290,7 +289,7 @@ impl Growth<'_> {
 
     /// Returns `true` if these nodes depend on unit `goal`, without searching through unit `from`, or if the search
     /// takes too long.
-    fn reaches_back(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
+    fn may_depend_on(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
         let members = |unit: usize| self.units[unit].iter().flat_map(|u| &u.members);
         let Some(first) = members(goal).map(|m| self.place[m.index()]).min() else {
             return true;

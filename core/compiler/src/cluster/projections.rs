@@ -23,7 +23,7 @@ pub(crate) struct FusedProjections {
     pub(crate) graph: Graph,
     /// The new calls.
     pub(crate) clusters: Vec<Cluster>,
-    /// New node of each node that is still needed, or the call that contains it.
+    /// Maps each node that is still needed to its node in the new graph, or to the call that contains it.
     pub(crate) moved: HashMap<NodeId, NodeId>,
 }
 
@@ -196,8 +196,8 @@ impl Finder<'_> {
     }
 
     /// Returns the contraction that computes a value, with everything fused into it so far, if `user` is its only
-    /// reader (through reshapes). It moves to the position of that reader, so it must not read data that a write may
-    /// change before.
+    /// reader (through reshapes). The contraction is computed at the position of that reader. So it must not read
+    /// persistent data that the graph writes, because a write could come first.
     fn projection(&self, value: Value, user: NodeId) -> Option<StepsAndReads> {
         let draft = self.draft(value, user)?;
         let is_stable = |&value: &Value| !self.written.contains(&data(self.graph, value));

@@ -11,11 +11,11 @@ use meganeura_core::graph::NodeId;
 pub struct Cluster {
     /// The call in the new graph.
     pub node: NodeId,
-    /// Name and location of the last call in it.
+    /// Name and location of the last call in the cluster.
     pub label: String,
     /// Number of original calls, including views that it reads through.
     pub calls: usize,
-    /// Title of its program, such as `matmul, add, relu`.
+    /// Title of the cluster's program, such as `matmul, add, relu`.
     pub program: String,
     /// Estimated time of the original calls minus that of the fused one, in picoseconds.
     pub saving_ps: u64,
@@ -26,11 +26,11 @@ pub struct Cluster {
 pub struct ClusterReport {
     /// The clusters in the order of the new graph.
     pub clusters: Vec<Cluster>,
-    /// New node of each node that is still needed, or the cluster that contains it.
+    /// Maps each node that is still needed to its node in the new graph, or to the cluster that contains it.
     pub moved: HashMap<NodeId, NodeId>,
-    /// Nodes of the input graph.
+    /// Number of nodes of the input graph.
     pub nodes_before: usize,
-    /// Nodes of the output graph.
+    /// Number of nodes of the output graph.
     pub nodes_after: usize,
     /// Duration of clustering.
     pub time: Duration,

@@ -187,7 +187,7 @@ impl Constructor {
     }
 }
 
-/// Maximum operands in the name of a constructor.
+/// Maximum number of operands in the name of a constructor.
 const MAX_OPERANDS: usize = 64;
 
 /// Returns `true` if an operator has a program as an attribute, so that rules cannot express its

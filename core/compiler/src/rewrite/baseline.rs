@@ -27,7 +27,7 @@ pub(super) struct Baseline {
     pub(super) fusions: Vec<Fusion>,
 }
 
-/// Key of cached costs.
+/// Key of a cached cost: operator, attributes and operand types of the call.
 type PriceKey = (&'static str, Attrs, Vec<TensorType>);
 
 /// Rewrites a graph greedily.

@@ -14,7 +14,7 @@ use meganeura_core::graph::{Graph, NodeId, Provenance, Value};
 /// A graph that was built from selected e-nodes, and the node of each class.
 pub(super) struct DecodedGraph {
     pub(super) graph: Graph,
-    /// By class, the value in the graph.
+    /// Value in the graph of each class.
     pub(super) values: FxHashMap<u32, Value>,
     /// Calls whose results are stored packed.
     pub(super) packed: FxHashSet<NodeId>,
@@ -30,9 +30,9 @@ struct Decoder<'a> {
     /// first needed it.
     provenance: Vec<Option<Provenance>>,
     out: Graph,
-    /// By class, the node in the graph.
+    /// Node in the graph of each class.
     nodes: FxHashMap<u32, NodeId>,
-    /// By class with a single value, the value in the graph.
+    /// Value in the graph of each class that has a single value.
     values: FxHashMap<u32, Value>,
     packed: FxHashSet<NodeId>,
 }

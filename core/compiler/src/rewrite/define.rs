@@ -30,7 +30,7 @@ type Fault = (String, String);
 /// One alternative of a definition.
 #[derive(Clone)]
 struct Alternative {
-    /// Labels of its variant; empty for the first one.
+    /// Labels (values of `:name`) of the definitions that this alternative combines; empty if none has a label.
     labels: Vec<String>,
     parameters: Vec<String>,
     facts: Vec<Fact>,
@@ -49,7 +49,7 @@ pub(super) struct Variant {
     pub(super) labels: Vec<String>,
     pub(super) body: Vec<Fact>,
     pub(super) head: Vec<Action>,
-    /// Variables that are only other names, with the variables or numbers that they name.
+    /// Variables that are aliases, with the variables or literals that replace them.
     aliases: HashMap<String, Expr>,
 }
 
@@ -123,7 +123,8 @@ impl Definitions {
         self.combine(span, rule, false)
     }
 
-    /// Expands a rule, or the conditions of a definition: there, other names of variables stay, as these may be parameters.
+    /// Expands a rule, or the conditions of a definition. In a definition, aliases of variables are kept, because they
+    /// may be parameters.
     fn combine(&self, span: &Span, mut rule: Variant, in_definition: bool) -> Result<Vec<Variant>, Fault> {
         let check =
             |variant: &Variant| validate::size(&variant.body, &variant.head).or_else(|message| fault(span, message));
@@ -203,7 +204,7 @@ impl Variant {
         }
     }
 
-    /// Replaces the variables that are only other names.
+    /// Replaces aliases by their variables or literals.
     fn resolve(&mut self) {
         let aliases = std::mem::take(&mut self.aliases);
         if aliases.is_empty() {
@@ -211,7 +212,7 @@ impl Variant {
         }
         let value = |variable: &str, at: &Span| {
             let mut value = Expr::Var(at.clone(), variable.to_owned());
-            // Other names may refer to each other; a cycle of them must end.
+            // Aliases may refer to each other. The loop is bounded, because they may form a cycle.
             for _ in 0..aliases.len() {
                 match &value {
                     Expr::Var(_, name) if aliases.contains_key(name) => value = aliases[name].clone(),
@@ -245,7 +246,7 @@ fn as_fact(expr: &Expr) -> Result<Fact, Fault> {
     }
 }
 
-/// Returns a variable and its value if the condition only gives another name to a variable or literal.
+/// Returns an alias and the variable or literal that replaces it, if the condition only defines an alias.
 fn alias(fact: &Fact) -> Option<(String, Expr)> {
     match fact {
         Fact::Eq(_, Expr::Var(_, variable), value @ (Expr::Var(..) | Expr::Lit(..))) => {

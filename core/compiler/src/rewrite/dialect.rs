@@ -72,7 +72,7 @@ pub(super) struct Dialect {
     /// the timestamp by which it recognizes new rows, so two clones in use at the same time would
     /// lose matches and merges.
     pub(super) in_use: Mutex<()>,
-    /// By the names of their constructors, the operators that occur in rules.
+    /// Operators that occur in rules, by the names of their constructors.
     pub(super) symbols: HashMap<String, Constructor>,
     /// The rules. Rows of the relation `fired` in the e-graph record each match with the index of its rule here.
     pub(super) rules: Vec<Arc<Rule>>,

@@ -14,15 +14,15 @@ pub(super) enum FactName {
     Type,
     /// `(uniform x)`: the value of a constant whose elements are all equal.
     Uniform,
-    /// `(lower-triangle x)`: the value of a constant up to the diagonal that ends in the last
-    /// corner, if all elements above the diagonal are 0.
+    /// `(lower-triangle x)`: the common value of a constant's elements on and below the diagonal that ends in the
+    /// bottom right corner, if all elements above the diagonal are 0.
     LowerTriangle,
-    /// `(upper-triangle x)`: the value of a constant above that diagonal, if all elements up to it
-    /// are 0.
+    /// `(upper-triangle x)`: the common value of a constant's elements above that diagonal, if all other elements are
+    /// 0.
     UpperTriangle,
     /// `(pack-group x)`: equal for parameters that may be stored together.
     PackGroup,
-    /// `(ord x)`: a number of the value. Rules compare it to select one of several symmetric matches.
+    /// `(ord x)`: the order number of a value. Rules compare these numbers to select one of several symmetric matches.
     Ord,
     /// `(rank t)`: number of axes.
     Rank,
@@ -34,8 +34,8 @@ pub(super) enum FactName {
     Numel,
     /// `(dim t axis)`: size of an axis; axes are numbered from 0.
     Dim,
-    /// `(along t axis)`: the shape in which a vector of that axis broadcasts against the tensor,
-    /// without leading ones.
+    /// `(along t axis)`: the shape in which a vector along that axis broadcasts against the tensor, without leading
+    /// axes of size 1.
     Along,
     /// `(dtype t)`: element type.
     DType,
@@ -88,9 +88,8 @@ pub(super) const OF_CONSTANT: &[(&str, FactName)] = &[
     ("upper-triangle", FactName::UpperTriangle),
 ];
 
-/// Returns a fact about a type; `None` if the type has no such value (rows of a vector), so that a
-/// pattern that uses it does not match. `axis` is the second argument of [`FactName::Dim`] and
-/// [`FactName::Along`].
+/// Returns a fact about a type; `None` if the type has no such value (for example, the rows of a vector), so that a
+/// pattern that uses it does not match. `axis` is the second argument of [`FactName::Dim`] and [`FactName::Along`].
 pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Option<Scalar> {
     let dims = ty.shape.dims();
     let rank = dims.len();

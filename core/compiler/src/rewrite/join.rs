@@ -74,7 +74,8 @@ impl PlannedCall {
     }
 }
 
-/// Returns the graph with such pairs joined, and the savings; `None` if there is no such pair.
+/// Returns the graph in which such pairs are fused, and the list of these fusions with their savings; `None` if there
+/// is no such pair.
 ///
 /// # Errors
 /// All errors of [`Graph::verify`].
@@ -179,7 +180,8 @@ pub(crate) fn data(graph: &Graph, mut value: Value) -> Value {
     value
 }
 
-/// Sets the nodes of joined calls, in a graph that passes derived from the graph with the joins.
+/// Sets the nodes of the fusions: finds each fused call by operator and name in `graph`, which later passes derived
+/// from the graph with these calls.
 pub(crate) fn find_joined(fusions: &mut [Fusion], graph: &Graph) {
     let mut taken = vec![false; graph.nodes().len()];
     for fusion in fusions {

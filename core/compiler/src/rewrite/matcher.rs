@@ -36,12 +36,12 @@ pub(super) struct World<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
-    /// Match of an atom whose result is bound: its index.
+    /// Matches the atom with this index, whose result is bound.
     Down(usize),
-    /// Match of an atom through a bound operand: the index of the atom, and of the operand.
+    /// Matches an atom through a bound operand: index of the atom, and index of the operand.
     Up(usize, usize),
-    /// Check of a condition whose variables are bound, or binding of its only unbound variable: the index of the
-    /// condition, and the variable.
+    /// Checks a condition whose variables are bound, or binds its only unbound variable: index of the condition, and
+    /// the variable.
     Condition(usize, Option<VarId>),
 }
 
@@ -133,7 +133,7 @@ pub(super) struct Search<'s, 'a> {
     pub(super) pattern: &'s Pattern,
     /// Number of steps taken; the search ends at the limit.
     pub(super) steps: u64,
-    /// Maximum steps.
+    /// Maximum number of steps.
     pub(super) limit: u64,
 }
 

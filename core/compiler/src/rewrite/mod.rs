@@ -121,7 +121,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     if request.config.baseline || report.budget_hit.is_some() {
         let baseline = baseline::rewrite(graph, &dialect.rules, setting.caps, request)?;
         report.greedy_cost_ps = Some(baseline.cost);
-        // The matcher can only be better if a budget ended saturation.
+        // The greedy matcher can only be better if a budget ended saturation.
         if report.budget_hit.is_some() && baseline.cost < report.cost_after_ps {
             report.cost_after_ps = baseline.cost;
             report.extraction_exact = false;

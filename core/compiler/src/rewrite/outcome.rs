@@ -41,9 +41,9 @@ pub struct OptimizeReport {
     pub num_enodes: usize,
     /// Rules and how often each fired, in the order of first use.
     pub rules_fired: Vec<(String, usize)>,
-    /// Nodes of the input graph.
+    /// Number of nodes of the input graph.
     pub nodes_before: usize,
-    /// Nodes of the output graph.
+    /// Number of nodes of the output graph.
     pub nodes_after: usize,
     /// Fusions and the node that each produced, if it is available.
     pub fusions_applied: Vec<(String, u32)>,
@@ -65,7 +65,7 @@ pub struct OptimizeReport {
     pub greedy_cost_ps: Option<u64>,
     /// `true` if the graph provably has the lowest cost of all graphs that the rules reach.
     pub extraction_exact: bool,
-    /// The budget that ended saturation, if one did.
+    /// Budget that ended saturation; `None` if no rule changed anything any more.
     pub budget_hit: Option<String>,
     /// Labels of calls that run on the fallback device, with its name.
     pub fallback_dispatches: Vec<(String, String)>,

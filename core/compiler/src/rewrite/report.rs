@@ -56,7 +56,7 @@ impl Fusions<'_> {
             let Some(rule) = fired.get(&key).and_then(|rules| self.maker(rules, node, &originals)) else {
                 continue;
             };
-            let mut saving = before.cost as i64 + self.vanished(&before.children, &originals, &mut claimed);
+            let mut saving = before.cost as i64 + self.removed_cost(&before.children, &originals, &mut claimed);
             if !kept && claimed.insert(class) {
                 saving -= node.cost as i64;
                 saving -= self.added(&node.children, &originals, &mut claimed);
@@ -137,7 +137,7 @@ impl Fusions<'_> {
     }
 
     /// Returns the cost of the calls of the input graph, from these classes down, that are no longer needed.
-    fn vanished(&self, classes: &[u32], originals: &OriginalNodes, claimed: &mut FxHashSet<u32>) -> i64 {
+    fn removed_cost(&self, classes: &[u32], originals: &OriginalNodes, claimed: &mut FxHashSet<u32>) -> i64 {
         let mut saved = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {

@@ -110,7 +110,7 @@ pub fn parse(set: &RuleSet) -> Result<Vec<Rule>> {
         message,
     };
     validate::set(set).map_err(|message| fail(None, None, message))?;
-    validate::text(&set.rules).map_err(|(at, message)| fail(None, Some(text_place(set, at)), message))?;
+    validate::text(&set.rules).map_err(|(at, message)| fail(None, Some(text_position(set, at)), message))?;
     let commands = commands(set).map_err(|(span, message)| fail(None, span, message))?;
     let mut rules: Vec<Rule> = Vec::new();
     let mut definitions = Definitions::default();
@@ -140,7 +140,7 @@ fn file_name(set: &RuleSet) -> String {
     format!("{}.egg", set.namespace)
 }
 
-fn text_place(set: &RuleSet, at: usize) -> String {
+fn text_position(set: &RuleSet, at: usize) -> String {
     let before = set.rules.get(..at).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;

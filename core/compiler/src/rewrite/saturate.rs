@@ -13,9 +13,9 @@ use meganeura_core::error::{Error, Result};
 /// Limits of saturation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum rounds of all rules.
+    /// Maximum number of rounds of all rules.
     pub iterations: usize,
-    /// Maximum rows of the e-graph's tables.
+    /// Maximum number of rows of the e-graph's tables.
     pub tuples: usize,
     /// Maximum time of saturation; checked between rounds.
     pub time: Duration,
@@ -120,8 +120,8 @@ fn read_types(state: &mut State) -> Result<()> {
         .into_iter()
         .map(|(class, id)| (class, ClassType::One(id as TypeId)))
         .collect();
-    // Classes of several results have no type fact: their types are inferred again if classes were
-    // united.
+    // Results of a call with several results have no type fact in the e-graph. Their types are inferred again if
+    // classes were merged.
     types.extend(state.class_types.drain().filter(|((tuple, _), _)| *tuple));
     state.class_types = types;
     Ok(())

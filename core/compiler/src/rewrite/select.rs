@@ -70,7 +70,7 @@ fn possible(graph: &Graph, rules: Vec<Arc<Rule>>) -> Vec<Arc<Rule>> {
             if needed.all(|key| there.contains(&key)) {
                 *taken = true;
                 grown = true;
-                for_each_made(rule, &mut |shape| there.extend(key(shape)));
+                for_each_created(rule, &mut |shape| there.extend(key(shape)));
             }
         }
         if !grown {
@@ -99,7 +99,7 @@ fn key(shape: Shape) -> Option<Key> {
 }
 
 /// Visits the nodes that the head of a rule creates.
-fn for_each_made(rule: &Rule, visit: &mut dyn FnMut(Shape)) {
+fn for_each_created(rule: &Rule, visit: &mut dyn FnMut(Shape)) {
     fn walk(build: &Build, visit: &mut dyn FnMut(Shape)) {
         if let Build::Node { shape, children, .. } = build {
             visit(*shape);

@@ -24,7 +24,7 @@ pub(super) struct Snapshot {
     pub(super) classes: Vec<Vec<Node>>,
     pub(super) types: Vec<Option<ClassType>>,
     pub(super) keys: Vec<ClassKey>,
-    /// By the values of the input graph, the classes that represent them. Under port `u32::MAX`: the class of all
+    /// Maps values of the input graph to the classes that represent them. Port `u32::MAX` of a node represents all
     /// results of a call with several results.
     pub(super) values: FxHashMap<Value, u32>,
     pub(super) num_enodes: usize,

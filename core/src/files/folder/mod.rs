@@ -9,7 +9,7 @@ use super::abandoned::{hold, is_partial_name, take_abandoned};
 use super::folder_of;
 use crate::error::Error;
 
-/// Maximum attempts when other programs interfere.
+/// Maximum number of attempts when other programs interfere.
 const ATTEMPTS: usize = 100;
 
 /// Contents by which a folder is recognized as replaceable.
@@ -114,7 +114,7 @@ pub struct NewFolder {
     kind: FolderKind,
     /// Final permissions; until `put`, other users cannot access the folder.
     permissions: fs::Permissions,
-    /// Tells other processes that this one is at work.
+    /// Lock that protects the temporary folder from other processes while this one writes it.
     _held: Option<File>,
 }
 
@@ -259,7 +259,7 @@ fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Option<File>)> {
         }
         match hold(&folder) {
             Ok(held) => return Ok((folder, held)),
-            // A program that cleans removed it first.
+            // Another process removed the folder before it was locked.
             Err(e) => last = Some(e),
         }
     }

@@ -98,7 +98,7 @@ fn what_is_no_model_is_not_replaced() {
     fs::create_dir(&other).expect("makes");
     fs::write(other.join("thesis.txt"), "years of work").expect("writes");
     refused(&other, "'thesis.txt'");
-    // Also if it contains a model.
+    // A folder with another file is refused even if it contains a model.
     let model = home.path().join("model");
     replace(&model, &json, &weights).expect("saves");
     fs::write(model.join("notes.md"), "mine").expect("writes");

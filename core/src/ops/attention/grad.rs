@@ -130,7 +130,7 @@ impl Operator for AttentionGrad {
             if let [.., count, last] = rows.as_mut_slice() {
                 (*count, *last) = (heads, *count);
             }
-            // Any lse is accepted; one of the size that scores lead to keeps p near probabilities.
+            // Any log-sum-exp is accepted. With a magnitude as scores give, `p` is close to probabilities.
             sample.inputs.extend([
                 SampleInput::range(&rows, 1.0, 5.0),
                 SampleInput::f32(&rows),

@@ -8,8 +8,8 @@ use crate::graph::{Graph, Value};
 use crate::ops::Call;
 use crate::shape::TensorType;
 
-/// A finite number below every meaningful score: its difference from minus infinity is defined, that of minus infinity
-/// is not.
+/// A finite number below every meaningful score. Minus infinity minus this number is defined; minus infinity minus
+/// itself is not.
 const LOWEST: f64 = -1e30;
 /// Minimum denominator, between 0 and 1: the sum of exponentials of a query that sees any key is at least 1.
 const MIN_SUM: f64 = 0.5;

@@ -182,7 +182,8 @@ impl Operator for Attention {
         Gradient::rule(|cx| {
             let (q, k, v) = (cx.operand(0), cx.operand(1), cx.operand(2));
             let (out, lse, dout) = (cx.result(0), cx.result(1), cx.grad(0));
-            // delta = sum over a head of dout out, minus dlse: both enter the softmax's derivative alike.
+            // delta = sum(dout * out) over a head, minus dlse: both terms have the same effect in the derivative of the
+            // softmax.
             let heads = cx.attrs().size("num_heads")?;
             let width = cx.attrs().size("head_dim")?;
             let mut split = cx.shape(q).to_vec();

@@ -9,7 +9,7 @@ use crate::shape::Shape;
 pub struct Conv2dOptions {
     /// Distance between windows.
     pub stride: [u32; 2],
-    /// Zeros added on both sides.
+    /// Number of rows and columns of zeros added on each side.
     pub padding: [u32; 2],
     /// Distance between the taps of the kernel.
     pub dilation: [u32; 2],
@@ -174,13 +174,13 @@ impl ImageLayout {
 pub struct Conv2dDims {
     /// The order of the axes in memory.
     pub layout: ImageLayout,
-    /// Batch.
+    /// Number of images in the batch.
     pub n: usize,
-    /// Input channels.
+    /// Number of input channels.
     pub c: usize,
-    /// Output channels.
+    /// Number of output channels.
     pub o: usize,
-    /// Groups.
+    /// Number of groups into which both channel axes are divided.
     pub groups: usize,
     /// Input height and width.
     pub input: [usize; 2],

@@ -14,7 +14,7 @@ const ELU: Unary = Unary {
     check: |p| (!p[0].is_finite()).then_some("alpha must be a finite number"),
     reference: |x, p| if x > 0.0 { x } else { p[0] * x.exp_m1() },
     derivative: Vjp(|g, x, y, dy, p| {
-        // alpha e^x = y + alpha on the left.
+        // For negative x, alpha e^x = y + alpha.
         let zero = g.num(x, 0.0);
         let above = g.greater_than(x, zero);
         let slope = g.plus(y, p[0]);
@@ -67,7 +67,7 @@ const HARD_SWISH: Unary = Unary {
         if v.is_nan() { v } else { x * v.clamp(0.0, 6.0) / 6.0 }
     },
     derivative: Vjp(|g, x, _, dy, _| {
-        // x / 3 + 1/2 in the middle
+        // The derivative is x / 3 + 1/2 between -3 and 3.
         let zero = g.num(x, 0.0);
         let (low, high) = (g.num(x, -3.0), g.num(x, 3.0));
         let third = g.times(x, 1.0 / 3.0);

@@ -68,7 +68,7 @@ impl Operator for Binary {
         let method = match short_name(self.name) {
             // `mod` is a keyword in Rust; `modulo` is also clearer.
             "mod" => "modulo",
-            // Those of reductions, as in NumPy.
+            // `max` and `min` are the names of reductions, as in NumPy.
             "max" => "maximum",
             "min" => "minimum",
             name => name,

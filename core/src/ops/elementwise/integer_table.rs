@@ -132,7 +132,7 @@ const BIT_NOT: IntUnary = IntUnary {
     reference: |x| !x,
     signed: true,
     decompose: |g, x| {
-        // The word of ones borrows nothing.
+        // Subtraction from a word of ones never borrows, so it inverts every bit.
         let ones = all_ones(g, x);
         g.sub(ones, x).into()
     },

@@ -23,8 +23,8 @@ const FLOOR: Unary = Unary {
     formula: "the greatest integer <= x; infinities and NaN stay; the derivative is 0",
     reference: |x, _| x.floor(),
     decompose: Some(|g, x, _| {
-        // The remainder of an infinity (or NaN) is NaN: such an x stays. Just below an integer the remainder may
-        // round to 1, which takes x - 1 to the integer below all the same.
+        // The remainder of an infinity (or NaN) is NaN: the result is then x. Just below an integer, the remainder may
+        // round to 1; x - 1 then rounds to the integer below x.
         let one = g.num(x, 1.0);
         let rest = g.modulo(x, one);
         let whole = g.sub(x, rest);

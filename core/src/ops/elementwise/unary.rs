@@ -41,7 +41,7 @@ pub(super) struct Unary {
     pub(super) decompose: Option<fn(&mut Graph, Value, Params) -> Value>,
     /// Range of the operand in sample cases.
     pub(super) domain: (f64, f64),
-    /// Operations per element, for the cost model.
+    /// Number of operations per element, for the cost model.
     pub(super) flops: u64,
     /// `true` if `i32` operands are also accepted.
     pub(super) integers: bool,

@@ -17,7 +17,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Gru;
 pub(in crate::ops) struct GruGrad;
 
-/// Operations per step and element of the state, without the matmul.
+/// Number of operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 32;
 
 fn attributes() -> AttrDecls {

@@ -17,7 +17,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Lstm;
 pub(in crate::ops) struct LstmGrad;
 
-/// Operations per step and element of the state, without the matmul.
+/// Number of operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 40;
 
 impl Operator for Lstm {

@@ -16,7 +16,7 @@ use crate::shape::{Shape, TensorType};
 pub(in crate::ops) struct Rnn;
 pub(in crate::ops) struct RnnGrad;
 
-/// Operations per step and element of the state, without the matmul.
+/// Number of operations per step and element of the state, without the matmul.
 const ELEMENT_FLOPS: u64 = 10;
 
 fn attributes() -> AttrDecls {
@@ -196,7 +196,7 @@ impl Operator for RnnGrad {
         let sample = |(n, case): (usize, (Dims, bool, Option<_>))| {
             let (dims, reverse, lengths) = case;
             let relu = n % 4 < 2;
-            // Values that ReLU gives and whose slope is the same nearby, or values of tanh.
+            // Results of ReLU away from its kink, or results of tanh.
             let lowest = if relu { 0.05 } else { -0.95 };
             let mut inputs = vec![
                 weight_input(1, dims.hidden),

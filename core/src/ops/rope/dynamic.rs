@@ -17,7 +17,7 @@ pub(in crate::ops) struct RopeDynamicOffset;
 /// A full turn as a 32-bit fraction: 2^32.
 const WORD: f64 = 4_294_967_296.0;
 
-/// Converts frequencies to 48-bit fractions of a turn: the upper 32 bits and the lower 16.
+/// Converts frequencies in radians per position to 48-bit fractions of a turn: the upper 32 bits and the lower 16.
 fn fractions(speeds: &[f64]) -> [Vec<u32>; 2] {
     let turns = speeds.iter().map(|speed| (speed / TAU).rem_euclid(1.0) * WORD);
     let upper: Vec<f64> = turns.clone().map(f64::floor).collect();

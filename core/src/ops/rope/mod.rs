@@ -27,7 +27,7 @@ pub struct RopeDims {
     pub batch: usize,
     /// Number of positions.
     pub rows: usize,
-    /// Heads in a row.
+    /// Number of heads in a row.
     pub heads: usize,
     /// Number of pairs in a head: half the head's width.
     pub half: usize,

@@ -104,7 +104,7 @@ impl RopeScaling {
 mod tests {
     use super::*;
 
-    /// The scaled speeds follow the published rule of Llama 3.1.
+    /// The scaled frequencies follow the published rule of Llama 3.1.
     #[test]
     fn llama3_slows_down_what_turns_slowly() {
         let scaling = RopeScaling::Llama3 {

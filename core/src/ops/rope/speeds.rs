@@ -16,11 +16,11 @@ impl Graph {
     /// al., 2024) divides the usual frequencies by one factor per pair, and scales queries and keys by a common factor.
     ///
     /// `x [batch..., rows, heads * 2 * speeds.len()] -> as x`; `offset` is `u32 [1]`, or with batch axes
-    /// `u32 [batch...]`. Cosines and sines are computed in each step, once for all calls with the same speeds and
+    /// `u32 [batch...]`. Cosines and sines are computed in each step, once for all calls with the same frequencies and
     /// positions.
     ///
-    /// Rejected: no speeds; rows that do not consist of whole heads; a speed or a magnitude that is not finite; an
-    /// offset of another type or shape.
+    /// Rejected: no frequencies; rows that do not consist of whole heads; a frequency or a magnitude that is not
+    /// finite; an offset of another type or shape.
     #[track_caller]
     pub fn rope_with_speeds(
         &mut self,

@@ -53,7 +53,8 @@ pub(crate) fn is_moment(state: &str) -> bool {
 pub(super) struct Leaves {
     graph: Graph,
     bound: HashMap<NodeId, BufferRef>,
-    /// By name, the states with the layout of a packed parameter, and its buffer.
+    /// The packed parameter's buffer for each state that has the layout of a packed parameter, by the name of the
+    /// state.
     packed: HashMap<String, BufferRef>,
 }
 

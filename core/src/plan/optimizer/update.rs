@@ -301,13 +301,13 @@ impl Update {
 
 /// Returns the sum of numbers, of shape `[]`. It adds a few at a time, because kernels bind only about ten buffers.
 pub(super) fn sum_of(graph: &mut Graph, mut numbers: Vec<NodeId>, name: &str) -> NodeId {
-    const AT_ONCE: usize = 8;
+    const TERMS_PER_SUM: usize = 8;
     if numbers.is_empty() {
         return graph.scalar(0.0);
     }
     loop {
         let mut sums = Vec::new();
-        for some in numbers.chunks(AT_ONCE) {
+        for some in numbers.chunks(TERMS_PER_SUM) {
             let some: Vec<NodeId> = some.iter().map(|&x| graph.reshape(x, &[1])).collect();
             let joined = graph.concat(&some, 0);
             let sum = graph.sum_all(joined);

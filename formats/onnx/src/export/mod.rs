@@ -370,8 +370,8 @@ impl Writer {
         self.call("Cast", &[x], vec![int("to", to.number().into())])
     }
 
-    /// Removes nodes and constants that no result needs. They remain if one ONNX node replaces several calls of the
-    /// graph.
+    /// Removes nodes and constants that no result needs. There are some if one ONNX node has replaced several calls of
+    /// the graph.
     fn drop_unread(&mut self, results: &[&str]) {
         let mut read: std::collections::HashSet<String> = results.iter().map(|s| (*s).to_owned()).collect();
         let mut nodes: Vec<NodeProto> = Vec::with_capacity(self.nodes.len());

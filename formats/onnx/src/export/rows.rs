@@ -421,7 +421,7 @@ fn scatter(w: &mut Writer, c: &ExportCall) -> RowResult {
 fn scatter_add(w: &mut Writer, c: &ExportCall) -> RowResult {
     let (at, updates) = (c.inputs[0], c.inputs[1]);
     let axis = crate::import::normalize_axis(c.attrs.int("axis")?, c.outputs[0].shape.rank())?;
-    // The axes of the indices become one.
+    // The axes of the indices are merged into one.
     let dims = updates.ty.shape.dims();
     let behind = axis + at.ty.shape.rank();
     let joined = [&dims[..axis], &[at.ty.numel()], &dims[behind..]].concat();

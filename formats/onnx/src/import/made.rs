@@ -16,9 +16,9 @@ const NODE: u64 = 512;
 /// memory.
 #[derive(Default)]
 pub(super) struct MemoryLimit {
-    /// Nodes of the graph that were counted.
+    /// Number of nodes of the graph that were counted.
     nodes: usize,
-    /// Bytes since the last check of the memory.
+    /// Number of bytes since the last memory check.
     bytes: u64,
     /// True if too little memory was available.
     is_too_much: bool,

@@ -101,7 +101,7 @@ pub(crate) struct Importer<'m> {
     /// Functions that are being expanded.
     functions: Vec<&'m FunctionProto>,
     guards: Vec<Guard>,
-    /// Conditions of the enclosing branches, as far as only a step computes them.
+    /// Conditions of the enclosing branches that are computed in a step, not at import.
     conditions: Vec<Value>,
 }
 

@@ -315,7 +315,7 @@ fn swish(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-/// Builds `swish(a) b`.
+/// Builds `swish(a) * b`.
 fn swiglu(call: &mut Call) -> Built {
     let (a, b, element, alpha) = (
         call.value(0)?,

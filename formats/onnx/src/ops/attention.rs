@@ -85,7 +85,7 @@ pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     graph.select(empty, zero, soft).into()
 }
 
-/// Returns `cap tanh(scores / cap)` with the attribute `softcap`, or the scores if it is 0.
+/// Returns `cap * tanh(scores / cap)` with the attribute `softcap`, or the scores if it is 0.
 pub(super) fn softcapped(call: &mut Call, scores: Value, element: ElementType) -> Result<Value, String> {
     let cap = call.float("softcap", 0.0)?;
     if cap == 0.0 {

@@ -140,14 +140,14 @@ fn wide_product(call: &mut Call, a: Value, b: Value, element: ElementType) -> Re
     let y = y.ok_or("a product without parts")?;
     let result = call.as_element(y, element);
     if is_wide && parts.len() > 1 {
-        let flag = leaves_32_bits(call, parts, y, element)?;
+        let flag = exceeds_32_bits(call, parts, y, element)?;
         call.guard(flag, result, element);
     }
     Ok(result)
 }
 
 /// Returns a flag that is raised if `parts[0] + 2^8 parts[1] + ...` differs from `y`, its lower 32 bits.
-fn leaves_32_bits(call: &mut Call, mut parts: Vec<Value>, y: Value, element: ElementType) -> Result<Value, String> {
+fn exceeds_32_bits(call: &mut Call, mut parts: Vec<Value>, y: Value, element: ElementType) -> Result<Value, String> {
     let none = call.scalar(ElementType::I32, 0.0);
     let last = *parts.last().ok_or("a product without parts")?;
     let graph = call.graph();

@@ -142,7 +142,7 @@ fn matmul_nbits(call: &mut Call) -> Built {
     if call.int("weight_prepacked", 0)? != 0 {
         return Err("weights that are packed for a program (weight_prepacked) are not supported".into());
     }
-    // A block begins at a byte.
+    // Each block begins at a byte boundary.
     let bytes = matrix.block / packing.per_byte;
     let row = matrix.count().checked_mul(bytes);
     let (true, Some(row)) = (matrix.block.is_multiple_of(packing.per_byte), row) else {

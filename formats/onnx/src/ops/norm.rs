@@ -86,7 +86,7 @@ fn group_norm(call: &mut Call) -> Built {
     let groups = groups.ok_or_else(|| format!("num_groups does not divide {channels} channels"))?;
     let [x, mut weight, mut bias] = [call.value(0)?, call.value(1)?, call.value(2)?];
     if call.opset < 21 {
-        // One for each group, repeated for all of its channels.
+        // One weight and one bias for each group, repeated for the channels of the group.
         let graph = call.graph();
         let each = channels / groups as usize;
         for value in [&mut weight, &mut bias] {

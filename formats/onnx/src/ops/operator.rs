@@ -13,7 +13,7 @@ pub type Fold = for<'a, 'c, 'm> fn(&'a Call<'c, 'm>, &[Option<&'a Tensor>]) -> R
 /// Support level of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// All of the operator is supported, for the element types that graphs have.
+    /// The operator is completely supported, for the element types of graphs.
     Whole,
     /// The operator is supported except for the described cases.
     Partly(&'static str),
@@ -116,7 +116,7 @@ impl OnnxOp {
         self
     }
 
-    /// Sets the function that computes it at import.
+    /// Sets the function that computes the operator at import.
     #[must_use]
     pub const fn folding(mut self, fold: Fold) -> Self {
         self.fold = Some(fold);

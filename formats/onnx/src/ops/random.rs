@@ -20,7 +20,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("RandomUniformLike", 1, |c| of_operand(c, uniform)),
 ];
 
-/// Builds numbers of a shape for a call.
+/// Function that builds random numbers of a shape for a call.
 type Numbers = fn(&mut Call, &[usize]) -> Result<NodeId, String>;
 
 /// Builds f32 numbers in `(0, 1)`: the upper 24 bits of random words and a half, times 2^-24.

@@ -161,7 +161,7 @@ fn linear_attention(call: &mut Call) -> Built {
     let mut parts: Vec<Value> = Vec::new();
     for t in 0..rows {
         if let Some(decay) = decay {
-            // One for each row of the state, or one for all rows.
+            // One decay for each row of the state, or one for all rows.
             let now = graph.slice_axis(decay, 2, t, t + 1);
             let now = graph.permute(now, &[0, 1, 3, 2]);
             state = graph.mul(state, now).into();

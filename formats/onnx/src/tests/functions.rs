@@ -69,7 +69,7 @@ fn the_smallest_elements_come_first_and_nan_last() {
         let found = results(&model, &[Tensor::f32(&[x.len()], x.to_vec())]);
         (found[0].to_f32(), found[1].to_i64())
     };
-    // As ONNX Runtime 1.32 sorts them.
+    // Order of ONNX Runtime 1.32.
     let (nan, infinity) = (f32::NAN, f32::INFINITY);
     let (values, at) = top(&[1.0, nan, 3.0, -2.0, infinity, -infinity], 6);
     assert_eq!(at, [5, 3, 0, 2, 4, 1]);

@@ -573,6 +573,6 @@ fn mutated_models_neither_panic_nor_hang() {
             }
         }
     }
-    // Both occur, because most changes affect a number of a weight.
+    // Both outcomes occur, because most changes affect a number of a weight.
     assert!(refused > 0 && supported > 0, "{refused} refused, {supported} supported");
 }

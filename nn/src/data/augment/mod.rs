@@ -37,13 +37,13 @@ use super::prng::{AUGMENT_DOMAIN, derive_example};
 pub enum Transform {
     /// Mirrors an image left to right, with this probability.
     Flip {
-        /// 0 to 1.
+        /// Probability of mirroring an image, from 0 to 1.
         probability: f32,
     },
     /// Moves an image by up to this number of pixels along either axis, and fills with 0: the same
     /// as padding it with zeros and cropping it at random.
     Shift {
-        /// Below height and width.
+        /// Maximum distance in pixels, below height and width.
         pixels: usize,
     },
     /// Sets a square around a random pixel to 0, clipped to the image (DeVries and Taylor,
@@ -56,7 +56,7 @@ pub enum Transform {
     /// augmentation", 2017). As in the paper, it covers 2 to 40 % of the area and has an aspect
     /// ratio of 0.3 to 3.3.
     Erase {
-        /// 0 to 1.
+        /// Probability of erasing a rectangle, from 0 to 1.
         probability: f32,
     },
     /// Adds normally distributed noise to every feature, of examples of any shape.
@@ -66,13 +66,13 @@ pub enum Transform {
     },
     /// Adds one uniform number in `-amount..amount` to all features of an example of any shape.
     Brightness {
-        /// At least 0.
+        /// Maximum magnitude of the added number, at least 0.
         amount: f32,
     },
     /// Multiplies the distance of every feature from the example's mean by one uniform number in
     /// `1-amount..1+amount`, for examples of any shape.
     Contrast {
-        /// 0 to 1.
+        /// Maximum relative change of the distances, from 0 to 1.
         amount: f32,
     },
 }
@@ -148,7 +148,7 @@ impl Transform {
                 let mut side = |length: usize| {
                     let centre = rng.below(length);
                     let start = centre.saturating_sub(size / 2);
-                    // The part before the image's edge is lost.
+                    // The square is clipped at the edges of the image.
                     (start, (centre + size.div_ceil(2)).min(length))
                 };
                 let (rows, columns) = (side(height), side(width));

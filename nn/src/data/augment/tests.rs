@@ -54,7 +54,7 @@ fn shifts_move_the_image_and_fill_with_zeros() {
         moved
     };
     let all: Vec<Vec<f32>> = (-3..=3).flat_map(|dy| (-3..=3).map(move |dx| by(dy, dx))).collect();
-    // Every distance of the 5 by 5 up to 2 comes up, and no other.
+    // Each of the 5 by 5 distances up to 2 occurs, and no other.
     let augmentation = Augmentation::new().shift(2);
     let mut seen: Vec<usize> = (0..2000)
         .map(|row| {
@@ -193,7 +193,7 @@ fn what_cannot_be_applied_is_refused_and_changes_nothing() {
         refused(new().noise(bad), &SHAPE, "at least 0");
         refused(new().brightness(bad), &SHAPE, "at least 0");
     }
-    // A number of features that is not the shape's.
+    // A number of features that does not match the shape.
     let mut features = vec![1.0; 3];
     new().noise(1.0).apply(&mut features, &SHAPE, 0, 0, 0);
     assert_eq!(features, [1.0; 3]);

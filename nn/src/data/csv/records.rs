@@ -10,8 +10,8 @@ use crate::data::DataError;
 /// Maximum number of columns, because each column is an input of the model, which has weights for it.
 const MAX_COLUMNS: usize = 1 << 17;
 
-/// A reader that records the offsets of line ends. The `csv` crate counts lines as well, but its
-/// number of a record is that of the first empty line before it.
+/// A reader that records the offsets of line ends. The `csv` crate counts lines as well, but it numbers a record by the
+/// first empty line before it.
 struct Newlines<R> {
     reader: R,
     read: u64,
@@ -44,7 +44,7 @@ pub(in crate::data) struct Records<'n, R> {
     name: &'n str,
     reader: Reader<Newlines<R>>,
     record: ByteRecord,
-    /// Line ends up to the end of the last record.
+    /// Number of line ends up to the end of the last record.
     lines: usize,
 }
 
@@ -82,8 +82,8 @@ impl<'n, R: Read> Records<'n, R> {
             self.lines += 1;
             last = Some(place);
         }
-        // The record's own line end, if it was read already, and line ends in quotes come after its
-        // first line.
+        // Line ends after the first line of the record: its own line end, if it was read already, and line ends within
+        // quotes.
         let own = usize::from(last.is_some_and(|place| place + 1 == end));
         let quoted = self.record.as_slice().iter().filter(|&&b| b == b'\n').count();
         line(self.name, (1 + self.lines).saturating_sub(own + quoted), &self.record).map(Some)

@@ -319,6 +319,6 @@ fn random_damage_never_panics_and_never_yields_a_wrong_size() {
             }
         }
     }
-    // Damage to plain elements is invisible, to everything else it is not.
+    // Damage to uncompressed elements is not detected; most other damage is.
     assert!((500..15_000).contains(&accepted), "{accepted}");
 }

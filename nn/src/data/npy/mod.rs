@@ -31,7 +31,7 @@ pub const NPY_MAX_BYTES: u64 = 1 << 32;
 /// Maximum length of a header; NumPy's own headers have some 100 bytes.
 const MAX_HEADER: usize = 1 << 16;
 
-/// Maximum dimensions of an array in NumPy.
+/// Maximum number of dimensions of an array in NumPy.
 const MAX_RANK: usize = 64;
 
 /// The element type of an array.
@@ -84,7 +84,7 @@ impl NpyType {
         })
     }
 
-    /// Returns its description without the byte order.
+    /// Returns the description of the type without the byte order, such as `f4`.
     fn code(self) -> &'static str {
         match self {
             Self::Bool => "b1",
@@ -167,7 +167,7 @@ impl fmt::Display for NpyType {
     }
 }
 
-/// An array in row-major order, whatever the order in the file was.
+/// An array in row-major order, regardless of the order in the file.
 #[derive(Clone, PartialEq)]
 pub struct NpyArray {
     name: String,

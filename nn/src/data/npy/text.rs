@@ -82,8 +82,7 @@ impl fmt::Display for TextType {
     }
 }
 
-/// An array of text (`<U10` or `|S10` in NumPy), in row-major order, whatever the order in the file
-/// was.
+/// An array of text (`<U10` or `|S10` in NumPy), in row-major order, regardless of the order in the file.
 #[derive(Clone, PartialEq)]
 pub struct NpyText {
     name: String,

@@ -95,7 +95,7 @@ fn labels_may_be_text() {
     let arrays = dataset(x(), words.clone()).unwrap();
     assert_eq!(arrays.class_names, ["10", "iris", "rose"]);
     assert_eq!(arrays.data.labels(), [2, 1, 0, 2]);
-    // Text is taken to the letter: these are four classes.
+    // Texts are compared exactly: these are four classes.
     let arrays = dataset(x(), npy("|S3", false, "(4, 1)", b"9\x00\x0010\x0009\x009.0")).unwrap();
     assert_eq!(arrays.class_names, ["09", "10", "9", "9.0"]);
 

@@ -39,11 +39,11 @@ pub struct TableRows {
     pub lines: Vec<usize>,
     /// Targets in the table.
     pub targets: TableTargets,
-    /// Missing cells that were filled.
+    /// Number of missing cells that were filled.
     pub filled: usize,
-    /// Rows that were skipped because of missing cells.
+    /// Number of rows that were skipped because of missing cells.
     pub dropped: usize,
-    /// Cells with a category that the training data did not have.
+    /// Number of cells with a category that the training data did not have.
     pub unknown: usize,
 }
 
@@ -79,7 +79,7 @@ pub enum TableTargets {
 
 /// Features of some rows.
 pub(super) struct Encoded {
-    /// `[rows, width]`.
+    /// Features, `[rows, width]`.
     pub(super) values: Vec<f32>,
     pub(super) filled: usize,
     pub(super) unknown: usize,

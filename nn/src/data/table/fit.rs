@@ -89,9 +89,9 @@ pub struct TrainingTable {
     pub class_names: Vec<String>,
     /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
-    /// Missing cells that were filled.
+    /// Number of missing cells that were filled.
     pub filled: usize,
-    /// Rows that were skipped because of missing cells.
+    /// Number of rows that were skipped because of missing cells.
     pub dropped: usize,
 }
 
@@ -307,7 +307,7 @@ impl Roles {
             );
             return Err(raw.refuse(0, 0, reason));
         }
-        // Columns are found by their names later.
+        // Names must be unique, because the trained model finds columns by their names.
         let mut seen = BTreeMap::from([(&raw.columns()[target], target)]);
         for &column in &features {
             if let Some(first) = seen.insert(&raw.columns()[column], column) {
@@ -402,7 +402,7 @@ fn kind(
                 return Err(raw.refuse(row, column, reason));
             }
         }
-        // The first of the most frequent ones.
+        // The most frequent text; of several, the first one.
         let frequent = counts.iter().rev().max_by_key(|(_, count)| **count);
         return Ok(ColumnKind::Categorical {
             fill: frequent.filter(|_| fill).map(|(text, _)| (*text).to_owned()),

@@ -20,12 +20,12 @@ pub struct TableParts {
     pub class_names: Vec<String>,
     /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
-    /// Missing cells that were filled.
+    /// Number of missing cells that were filled.
     pub filled: usize,
-    /// Rows that were skipped because of missing cells.
+    /// Number of rows that were skipped because of missing cells.
     pub dropped: usize,
-    /// Cells of the validation and test parts with a category that the training part does not have. Their features are
-    /// all 0.
+    /// Number of cells of the validation and test parts with a category that the training part does not have. Their
+    /// features are all 0.
     pub unknown: usize,
 }
 

@@ -56,17 +56,17 @@ impl FromIterator<usize> for LayerSet {
 pub struct LlamaConfig {
     /// Number of tokens in the vocabulary.
     pub vocab: usize,
-    /// Features of a token.
+    /// Number of features of a token.
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Features of a head; `dim / heads` if `None`.
+    /// Number of features of a head; `dim / heads` if `None`.
     pub head_dim: Option<usize>,
-    /// Key and value heads, a divisor of `heads`.
+    /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Features inside the feed-forward layers.
+    /// Number of features inside the feed-forward layers.
     pub hidden: usize,
     /// Mixtures of experts that replace the feed-forward layers.
     pub moe: Option<MoeConfig>,
@@ -95,9 +95,9 @@ pub struct LlamaConfig {
     /// Factor by which attention scores are multiplied; `1 / sqrt(head_dim)` if `None` (`query_pre_attn_scalar ^ -0.5`
     /// in Gemma).
     pub attention_scale: Option<f32>,
-    /// Soft cap of the attention scores: `cap tanh(score / cap)` ("Gemma 2", section 2: `attn_logit_softcapping`). Memory
-    /// then grows with the number of scores. In a step with a paged cache, this is the number of tokens times the maximum
-    /// number of positions of a sequence, for each head.
+    /// Soft cap of the attention scores: `cap * tanh(score / cap)` ("Gemma 2", section 2: `attn_logit_softcapping`).
+    /// Memory then grows with the number of scores. In a step with a paged cache, this is the number of tokens times
+    /// the maximum number of positions of a sequence, for each head.
     pub attention_softcap: Option<f32>,
     /// Soft cap of the logits, in the same form (`final_logit_softcapping`).
     pub logit_softcap: Option<f32>,
@@ -265,7 +265,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Returns the features of a head.
+    /// Returns the number of features of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
     }
@@ -365,7 +365,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Returns the features of a row of a layer's keys, and of its values.
+    /// Returns the number of features of a row of a layer's keys, or of its values.
     pub fn kv_width(&self) -> usize {
         self.attention(0).kv_width()
     }

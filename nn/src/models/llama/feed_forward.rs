@@ -11,17 +11,17 @@ use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check
 /// by their shares in the softmax of the router's logits. The other experts are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MoeConfig {
-    /// Experts of a layer.
+    /// Number of experts of a layer.
     pub experts: usize,
     /// Number of experts per token.
     pub experts_per_token: usize,
-    /// Features inside of an expert.
+    /// Number of features inside an expert.
     pub hidden: usize,
     /// True if the shares of a token's experts are divided by their sum (`norm_topk_prob`; always
     /// in Mixtral).
     pub normalize: bool,
-    /// Features inside of the shared expert, if there is one: all tokens use it, in addition to
-    /// their chosen experts and with a gate of its own (Qwen2-MoE).
+    /// Number of features inside the shared expert, if there is one: all tokens use it, in addition to their chosen
+    /// experts and with a gate of its own (Qwen2-MoE).
     pub shared_hidden: Option<usize>,
     /// Layers with a dense feed-forward part instead of experts, of [`LlamaConfig::hidden`]
     /// features.

@@ -174,7 +174,7 @@ impl Llama {
     }
 }
 
-/// Returns `factor x`, or `x` without a factor.
+/// Returns `factor * x`, or `x` without a factor.
 #[track_caller]
 fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
     let Some(factor) = factor else { return x };
@@ -182,7 +182,7 @@ fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
     g.mul(x, factor)
 }
 
-/// Returns `cap tanh(x / cap)`, or `x` without a bound.
+/// Returns `cap * tanh(x / cap)`, or `x` without a cap.
 #[track_caller]
 fn bounded(g: &mut Graph, x: NodeId, cap: Option<f32>) -> NodeId {
     let x = scaled(g, x, cap.map(f32::recip));

@@ -355,7 +355,7 @@ mod tests {
                 ),
                 "bytes of variables",
             ),
-            // Of functions that call each other, none of which has too many.
+            // Functions that are on the call stack together: each is within the limit, but not their sum.
             (
                 format!(
                     "fn f(i: u32) -> f32 {{ var a: array<f32, 500>; return a[i]; }}\n\

@@ -131,7 +131,7 @@ fn operators_that_are_too_large_to_be_tried_are_refused() {
     let much = "long = '(core.expand \"[40, 256, 256]\" x)'\ny = '(core.sum \"[0]\" false long)'";
     refused(&with(much), "too large to be tried");
     refused(&with("y = '(core.matmul false false x x)'"), "too large to be tried");
-    // The scores are not computed to find that out.
+    // The size is detected without computing the scores.
     let rows = "[[op]]\nname = \"f\"\nformula = \"much\"\ninputs = [{ name = \"x\", shape = [65536, 1] }]\n\
                 outputs = [{ name = \"y\", shape = [65536, 1] }]\n\
                 let = { y = '(core.attention 1 1 1 true 0 1.0 x x x)' }\n";

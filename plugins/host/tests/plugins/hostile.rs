@@ -183,7 +183,7 @@ fn wrong_steps_are_errors_of_the_session() {
         let error = error.expect_err("something is wrong").to_string();
         assert_names(&error, &name, words);
         assert!(error.len() < 20_000 && !error.contains('\u{1b}'), "{error}");
-        // No dispatch is to blame where the plugin names none.
+        // The error names a dispatch only if the plugin names one.
         assert_eq!(error.contains("core.neg"), *case == 20, "{error}");
     }
 }

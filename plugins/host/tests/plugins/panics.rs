@@ -34,7 +34,7 @@ fn build(folder: &tempfile::TempDir, name: &str) -> PathBuf {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // Where cargo puts them, the name depends on the system.
+    // The file name of the library depends on the system.
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let file = place(&format!("target/debug/{prefix}panicking{suffix}"));
     let copy = place("panicking.so");

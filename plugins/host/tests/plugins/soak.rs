@@ -56,7 +56,7 @@ fn the_same_file_again_is_the_library_that_is_there() {
     for _ in 0..50 {
         compute(&file);
     }
-    // By another way as well.
+    // Also through a link.
     let link = folder.path("link.so");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     compute(&link);
@@ -101,7 +101,7 @@ impl Plugins {
         let trial = folder.path("trial");
         fs::write(&trial, "#!/bin/sh\nexit 0\n").expect("written");
         set_mode(&trial, 0o755);
-        // One that is registered, and one that is tried whenever its file changes.
+        // A plugin that is registered, and one that is tried whenever its file changes.
         let (kept, hostile) = (folder.path("libkept.so"), folder.path("libhostile.so"));
         compile_hostile(&["-DCASE=0".into(), "-DNAME=soak_kept".into()], &kept);
         compile_hostile(&["-DCASE=7".into(), "-DNAME=soak_refused".into()], &hostile);
@@ -148,7 +148,7 @@ impl Plugins {
         assert!(registry::op("soaked.twice").is_some());
         let error = open_data(&self.fine, None).expect_err("it is there already");
         assert_names(&error.to_string(), "soaked", &["exist already"]);
-        // Processes take longer than all else.
+        // Trial processes take longer than everything else.
         if count.is_multiple_of(20) {
             let limits = TrialLimits::default();
             try_plugin(&self.trial, &self.folder.path("any"), limits).expect("it is let through");

@@ -47,7 +47,7 @@ fn samples() -> Vec<(&'static str, Sample)> {
             SampleInput::f32(&[m, n]),
         ];
         samples.push(("core.matmul_add", Sample::new(label("f32"), operands, attrs.clone())));
-        // The gradients of weights: both operands have the summed dimension first.
+        // Gradients of weights: both operands have the summed dimension first.
         let attrs = Attrs::new().with("transpose_a", true).with("transpose_b", false);
         let operands = vec![SampleInput::f32(&[k, m]), SampleInput::f32(&[k, n])];
         let sample = Sample::new(format!("[{k}, {m}] transposed by [{k}, {n}] of f32"), operands, attrs);

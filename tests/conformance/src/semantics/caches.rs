@@ -229,8 +229,8 @@ fn batched(device: &SharedDevice) -> CaseRun {
     let sequences: Vec<Rows> = (0..3).map(|i| Rows::new(10, 40 + 3 * i)).collect();
     let mut session = open(device, &step_of(&[3], 1, 12))?;
     let mut found: [Vec<f64>; 3] = Default::default();
-    // All end at the same step; sequences that have ended, or not begun, write to rows that they
-    // will write again.
+    // All sequences end at the same step. Sequences that have ended or not begun write to rows that they will write
+    // again.
     for time in 0..9 {
         let at = COUNTS.map(|count| (time + count).saturating_sub(9));
         let parts: Vec<[&[f32]; 3]> = sequences.iter().zip(at).map(|(s, at)| s.part(at..at + 1)).collect();

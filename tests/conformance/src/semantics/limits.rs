@@ -148,7 +148,7 @@ fn recurrent_steps(device: &SharedDevice) -> CaseRun {
 }
 
 fn many_workgroups(device: &SharedDevice) -> CaseRun {
-    // 65,535 workgroups of 256 threads have fewer.
+    // 65,535 workgroups of 256 threads cover fewer elements.
     const ELEMENTS: usize = (1 << 24) + 3;
     let mut g = Graph::new();
     let x = g.input("x", &[1]);

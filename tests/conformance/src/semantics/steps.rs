@@ -188,7 +188,7 @@ fn optimizer_changed(device: &SharedDevice) -> CaseRun {
     session.adjust_learning_rate(0.0);
     session.try_step()?;
     same_f32("w at a rate of zero", &session.try_read_parameter("w")?, &moved)?;
-    // At the same weights as in the step that follows.
+    // The gradient at the same weights as in the step that follows.
     let gradient = session.try_read_grad("w")?;
     session.try_set_learning_rate(0.05)?;
     session.try_step()?;

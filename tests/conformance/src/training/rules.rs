@@ -31,7 +31,7 @@ pub(crate) fn all() -> Vec<Rule> {
         sgd(0.8, true),
         Rule::Adam(adam),
         Rule::Adam(Adam::adamw(0.02, 0.1)),
-        // Neither average keeps earlier values: their corrections are 1 from the first update on.
+        // Neither average keeps earlier values, so their corrections are 1 from the first update on.
         Rule::Adam(Adam {
             beta1: 0.0,
             beta2: 0.0,

@@ -243,7 +243,7 @@ fn prepared_values_of_two_devices_last_from_step_to_step() {
     assert!(plan.segments[0].once && plan.segments[0].count == 3, "{plan}");
     let mut session = Session::on(device, plan).expect("it compiles");
     session.set_input("x", &[1.0; 4]);
-    // 2 w w + w of a multiple of the identity.
+    // 2 w w + w, for a multiple of the identity.
     for factor in [1.0, 3.0f32] {
         session.set_parameter("w", &[factor, 0.0, 0.0, factor]);
         for half in &faults {

@@ -84,7 +84,7 @@ fn an_addition_off_by_one_is_caught() {
 
 #[test]
 fn a_slightly_wrong_gradient_is_caught() {
-    // One element of one gradient, by an error that would be invisible in a training curve.
+    // One element of one gradient is changed, by an error that would be invisible in a training curve.
     let backend = broken("core.conv2d_weight_grad", |outcome| {
         let mut tensors = outcome?;
         if let Some(last) = tensors[0].data.last_mut() {
@@ -228,7 +228,7 @@ fn several_cases_at_a_time_give_the_same_report() {
             ..Options::default()
         };
         let mut seen = 0;
-        // With a failing kernel, so that there are failures as well.
+        // A failing kernel, so that there are failures as well.
         let device = broken("core.sin", |_| Err(Error::misuse("it is broken", "mend it"))).device();
         let report = run_with(device, &options, &[], &mut |_| seen += 1);
         assert_eq!(seen, report.cases.len(), "each is seen once");

@@ -230,7 +230,7 @@ impl Elaborator<'_> {
         };
         let v = self.fresh(sort);
         self.conditions.push((Condition::Equal(ScalarExpr::Var(v), expr), span));
-        // The condition binds it, not the atom: the atom compares.
+        // The condition binds the variable; the atom only compares its value.
         Ok(ScalarExpr::Var(v))
     }
 

@@ -65,7 +65,7 @@ pub(super) fn split(flat: &FlatClasses, r: &Reduction, joined: &[Vec<u32>]) -> V
         conduits: Vec::new(),
     };
     let members = s.members(joined);
-    s.paint();
+    s.compute_colours();
     members.iter().map(|m| s.build(m)).collect()
 }
 
@@ -123,20 +123,20 @@ impl Splitter<'_> {
     }
 
     /// Computes the colours of the open classes, children first.
-    fn paint(&mut self) {
+    fn compute_colours(&mut self) {
         for &c in &self.r.walk.order {
             if self.component[c as usize] == NONE {
                 continue;
             }
             let seed = 1 + u64::from(self.r.forced[c as usize]);
-            let colour = self.alive(c).fold(seed, |sum, k| sum.wrapping_add(self.shade(k)));
+            let colour = self.alive(c).fold(seed, |sum, k| sum.wrapping_add(self.choice_hash(k)));
             self.colour[c as usize] = mix(colour, seed);
         }
     }
 
     /// Computes a hash of a choice that equal structures share. It excludes paid classes: the structures below them
     /// differ from layer to layer and belong to other components.
-    fn shade(&self, choice: usize) -> u64 {
+    fn choice_hash(&self, choice: usize) -> u64 {
         let children = self.flat.children(choice).iter().filter(|x| !self.r.paid[**x as usize]);
         let children = children.fold(0u64, |sum, &x| sum.wrapping_add(self.colour[x as usize]));
         mix(
@@ -162,7 +162,7 @@ impl Splitter<'_> {
             self.local[c as usize] = classes.len() as u32;
             classes.push(c);
             let mut alive: Vec<usize> = self.alive(c).collect();
-            alive.sort_by_cached_key(|&k| (self.flat.cost[k], self.flat.label[k], self.shade(k)));
+            alive.sort_by_cached_key(|&k| (self.flat.cost[k], self.flat.label[k], self.choice_hash(k)));
             for &k in alive.iter().rev() {
                 let children = self.flat.children(k).iter().copied();
                 let mut children: Vec<u32> = children.filter(|&x| self.component[x as usize] == component).collect();

@@ -7,10 +7,10 @@ use crate::rewrite::problem::Selection;
 /// Limits of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Maximum steps. A step is one choice that is inspected while a component is searched, and takes some nanoseconds.
-    /// Work on the whole problem does not count.
+    /// Maximum number of steps. A step is one choice that is inspected while a component is searched, and takes some
+    /// nanoseconds. Work on the whole problem is not counted.
     pub steps: u64,
-    /// Maximum time from the call on. If the limit is reached, the result depends on the machine.
+    /// Maximum time of the extraction. If the limit is reached, the result depends on the machine.
     pub time: Option<Duration>,
 }
 
@@ -41,11 +41,11 @@ pub struct Stats {
     pub solved: u32,
     /// Number of components whose solution was found in the cache.
     pub reused: u32,
-    /// Rounds of reduction of the whole problem.
+    /// Number of rounds of reduction of the whole problem.
     pub rounds: u32,
-    /// Cycles across components that were resolved by joining components.
+    /// Number of cycles across components that were resolved by joining components.
     pub joins: u32,
-    /// Steps of search, see [`Budget::steps`].
+    /// Number of steps of the search; see [`Budget::steps`].
     pub steps: u64,
     /// `true` if the budget was exhausted.
     pub budget_spent: bool,

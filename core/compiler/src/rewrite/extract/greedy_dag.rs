@@ -8,7 +8,7 @@ use super::walk::walk;
 
 /// Number of classes above which the sets of the greedy DAG extraction would take too much memory.
 const MAX_CLASSES: usize = 8192;
-/// Maximum words of sets that the greedy DAG extraction may process.
+/// Maximum number of 64-bit words that the greedy DAG extraction may process in its sets.
 const WORDS: usize = 1 << 23;
 /// Number of repairs after which all exclusive sets are avoided.
 const ATTEMPTS: u32 = 32;

@@ -9,7 +9,7 @@ const CLOCK: u64 = 2048;
 
 /// Counter of steps, with a budget.
 pub(super) struct Meter {
-    /// Steps of search done.
+    /// Number of search steps taken.
     pub steps: u64,
     /// `true` while steps are counted: within components. Work on the whole problem is nearly
     /// linear and limited only by the clock.
@@ -18,7 +18,7 @@ pub(super) struct Meter {
     pub spent: bool,
     limit: u64,
     deadline: Option<Instant>,
-    until_look: u64,
+    until_check: u64,
 }
 
 impl Meter {
@@ -29,7 +29,7 @@ impl Meter {
             spent: false,
             limit: budget.steps,
             deadline: budget.time.and_then(|t| Instant::now().checked_add(t)),
-            until_look: 0,
+            until_check: 0,
         }
     }
 
@@ -40,11 +40,11 @@ impl Meter {
             self.steps += steps;
             self.spent |= self.steps > self.limit;
         }
-        if self.until_look <= steps {
-            self.until_look = CLOCK;
+        if self.until_check <= steps {
+            self.until_check = CLOCK;
             self.spent |= self.deadline.is_some_and(|d| Instant::now() >= d);
         } else {
-            self.until_look -= steps;
+            self.until_check -= steps;
         }
         !self.spent
     }

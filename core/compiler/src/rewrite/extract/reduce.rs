@@ -21,7 +21,7 @@ pub(super) struct Reduction {
     pub free: Vec<bool>,
     /// Reachable classes, except for free ones.
     pub walk: Walk,
-    /// Rounds done.
+    /// Number of rounds of reduction.
     pub rounds: u32,
 }
 

@@ -11,15 +11,15 @@ use super::meter::Meter;
 use super::reduce::{Reduction, reduce};
 use super::walk::walk;
 
-/// Maximum rounds of reduction of the whole problem. Later reductions happen in the components, once for each distinct
-/// one.
+/// Maximum number of rounds of reduction of the whole problem. Later reductions happen in the components, once for each
+/// distinct one.
 const ROUNDS: u32 = 16;
 /// Maximum nesting of branches, so that the stack stays small.
 const DEPTH: u32 = 128;
 
 /// Maximum number of times that components in a cycle are joined, before a greedy selection is
 /// used.
-const JOINS: u32 = 64;
+const MAX_JOINS: u32 = 64;
 
 /// Result of a search for solutions that cost less than a bound.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Solver {
         let fixed = fixed.fold(0u64, u64::saturating_add);
         let mut joined: Vec<Vec<u32>> = Vec::new();
         let mut last = None;
-        for _ in 0..JOINS {
+        for _ in 0..MAX_JOINS {
             let components = split(flat, &r, &joined);
             let state = (components.len(), distinct(&joined));
             if last == Some(state) {
@@ -208,7 +208,7 @@ impl Solver {
             if let Some((_, chosen)) = answer.best {
                 let back = |&k: &u32| if k == NONE { NONE } else { branch.origin[k as usize] };
                 let chosen: Vec<u32> = chosen.iter().map(back).collect();
-                // Classes that a branch requires without using them are not charged.
+                // A branch may require a class that its solution does not use. The cost of such a class is not counted.
                 if let Some(found) = needed(flat, &chosen)
                     && found.0 < limit
                 {

@@ -18,7 +18,7 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 /// Limits of the matcher.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// Maximum steps of matching.
+    /// Maximum number of steps of matching.
     pub(super) steps: u64,
     /// Maximum time.
     pub(super) time: Option<Duration>,
@@ -29,7 +29,7 @@ pub(super) struct Budget {
 pub(super) struct AppliedRewrite {
     /// Index of the rule that was applied.
     pub(super) rule: usize,
-    /// The node whose name and location the new nodes have.
+    /// Node whose name and location the new nodes inherit.
     pub(super) node: NodeId,
     /// Cost reduction of the whole graph, in picoseconds.
     pub(super) saving: u128,
@@ -49,7 +49,7 @@ pub(super) struct Greedy<'a> {
     pub(super) finished: bool,
 }
 
-/// Maximum matches of a rule that are tried at one term.
+/// Maximum number of matches of a rule that are tried at one term.
 const MAX_MATCHES: usize = 64;
 
 /// Rewrites a graph with rules as long as its cost falls.

@@ -81,7 +81,7 @@ fn rewrite(graph: &Graph, text: &'static str, caps: &[&str]) -> (Vec<String>, Ve
     assert_eq!(result.cost_before - saved, result.cost_after);
     let rebuilt = result.rebuild(graph).unwrap().graph;
     same_values(graph, &rebuilt);
-    // The cost kept while rewriting is that of the graph made of it.
+    // The incrementally updated cost equals the cost of the rebuilt graph.
     let again = Terms::new(&rebuilt, &cost, &[]).unwrap();
     assert_eq!(again.total(), result.cost_after);
     let names = result.applied.iter().map(|a| rules[a.rule].name.clone());
@@ -450,7 +450,7 @@ fn a_training_graph_of_three_thousand_nodes_is_rewritten_quickly() {
         result.cost_before,
         result.cost_after
     );
-    // The activation of every layer; the rest costs as much as before, or more.
+    // One rewrite for the activation of each layer. All other rewrites would not reduce the cost.
     assert!(result.finished && result.applied.len() >= 52);
     result.rebuild(&graph).unwrap();
     // A generous limit, for machines under load.

@@ -186,7 +186,7 @@ impl<'a> Terms<'a> {
     fn get(&mut self, tuple: TermId, port: u32, ty: u32, origin: NodeId) -> TermId {
         let label = self.intern_label(LabelKey::Get(port), Label::Get(port));
         match self.index.get(&(label, vec![tuple])) {
-            // A former replacement is still equal to it.
+            // The existing term may have been replaced by an equal one.
             Some(&same) => self.find(same),
             None => self.push(label, vec![tuple], vec![ty], origin, false),
         }

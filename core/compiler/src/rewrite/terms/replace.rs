@@ -139,7 +139,7 @@ impl Terms<'_> {
             self.journal.push(UndoRecord::ParentsTaken(old, parents.clone()));
             for user in parents {
                 if self.terms[user.index()].forward.is_none() {
-                    self.repoint(user, old, new, &mut pending);
+                    self.replace_operand(user, old, new, &mut pending);
                 }
             }
             let roots = self.terms[old.index()].roots;
@@ -156,7 +156,7 @@ impl Terms<'_> {
         Ok(())
     }
 
-    fn repoint(&mut self, user: TermId, old: TermId, new: TermId, pending: &mut Vec<(TermId, TermId)>) {
+    fn replace_operand(&mut self, user: TermId, old: TermId, new: TermId, pending: &mut Vec<(TermId, TermId)>) {
         let term = &self.terms[user.index()];
         let uses = term.children.iter().filter(|&&c| c == old).count() as u32;
         if uses == 0 {
@@ -179,7 +179,7 @@ impl Terms<'_> {
             self.release(old, uses);
         }
         self.raise(user);
-        self.renew_cost(user);
+        self.update_cost(user);
         let new_key = (label, after);
         match self.index.get(&new_key) {
             Some(&equal) => pending.push((user, equal)),
@@ -190,7 +190,7 @@ impl Terms<'_> {
         }
     }
 
-    fn renew_cost(&mut self, id: TermId) {
+    fn update_cost(&mut self, id: TermId) {
         let (before, after) = (self.terms[id.index()].cost, self.cost_of(id));
         if before != after {
             self.journal.push(UndoRecord::Cost(id, before));

@@ -20,7 +20,7 @@ use meganeura_core::ops::Call;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Extent, RefTensor, evaluate, extent};
 
-/// Maximum elements of a value on the right-hand side.
+/// Maximum number of elements of a value on the right-hand side.
 const MAX_ELEMENTS: usize = 1 << 16;
 /// Maximum cost of evaluating both sides.
 const MAX_EXTENT: Extent = Extent {

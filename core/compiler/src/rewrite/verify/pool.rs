@@ -10,7 +10,7 @@ use meganeura_core::dtype::DType;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::shape::{Shape, TensorType};
 
-/// Maximum elements of a leaf.
+/// Maximum number of elements of a leaf.
 const LEAF_ELEMENTS: usize = 1200;
 /// Maximum number of candidate types for one leaf.
 const MAX_TYPES: usize = 56;

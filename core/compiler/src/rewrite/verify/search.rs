@@ -20,13 +20,13 @@ use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::{Shape as Dims, TensorType};
 
-/// Maximum elements of a value within a witness.
+/// Maximum number of elements of a value within a witness.
 const MAX_ELEMENTS: usize = 4096;
 /// Maximum successful steps of one attempt.
 const ATTEMPT_STEPS: u64 = 1500;
-/// Number of failed attempts until the sizes of samples are kept unchanged, because they may depend on each other in a
+/// Number of failed attempts after which the sizes of samples are kept unchanged. They may depend on each other in a
 /// way that only the operator can check.
-const FRUITLESS: u64 = 40;
+const MAX_FAILURES: u64 = 40;
 /// Maximum number of values of a constant that are tried with one type, of the values that satisfy the constant's own
 /// conditions.
 const MAX_VALUES: usize = 4;
@@ -182,7 +182,7 @@ impl<'p> Search<'p> {
                 continue;
             }
             if let Some(found) = self.descend(0, &state) {
-                self.early |= self.attempt <= FRUITLESS;
+                self.early |= self.attempt <= MAX_FAILURES;
                 return Some(found);
             }
         }
@@ -262,7 +262,7 @@ impl<'p> Search<'p> {
                 let next = self.with_leaf(state, var, kind, &ty, value);
                 if kind == LeafKind::Constant {
                     self.steps = self.steps.saturating_sub(1);
-                    // An error of the type applies to all values.
+                    // If the type violates a condition, every value fails.
                     if !self.settle(&mut next.clone(), Some((self.asked(var), var))) {
                         break;
                     }
@@ -378,7 +378,7 @@ impl<'p> Search<'p> {
         let mut found = Vec::new();
         for _ in 0..6 {
             let sample = &samples[self.pool.rng.below(samples.len())];
-            let keep = self.attempt > FRUITLESS && !self.early && self.pool.rng.below(2) == 0;
+            let keep = self.attempt > MAX_FAILURES && !self.early && self.pool.rng.below(2) == 0;
             let mut sizes: HashMap<usize, usize> = HashMap::from([(1, 1)]);
             let mut fits = true;
             for (&child, input) in atom.children.iter().zip(&sample.inputs) {

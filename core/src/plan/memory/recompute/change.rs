@@ -3,7 +3,7 @@
 
 use super::steps::{Slot, Step, Steps};
 
-/// Maximum copies that one change may make.
+/// Maximum number of copies that one change may make.
 const MAX_COPIES: usize = 48;
 
 /// Maximum number of levels by which an existing copy runs earlier, to make another copy unnecessary.
@@ -151,7 +151,7 @@ impl Steps {
         if !done {
             return None;
         }
-        if self.falls_away(&change) {
+        if self.is_dropped(&change) {
             change.cost -= self.origins[step.origin].cost.min(change.cost);
         }
         change.gain = self.gain(&change, limit);
@@ -160,7 +160,7 @@ impl Steps {
 
     /// Returns `true` if no reader of the instance remains after the change, so that the step that computes it is
     /// dropped.
-    fn falls_away(&self, change: &Change) -> bool {
+    fn is_dropped(&self, change: &Change) -> bool {
         let step = &self.steps[self.instances[change.instance].step];
         let idle = |slot: &Slot| match *slot {
             Slot::Made(id) => self.readers[id].first().is_none_or(|r| r.0 > change.level),
@@ -185,7 +185,7 @@ impl Steps {
             }
             entry.1 = level;
         } else {
-            match self.copy_soon(origin, level) {
+            match self.copy_after(origin, level) {
                 Some(step) if !change.copies.is_empty() => change.hoists.push((step, level)),
                 _ => {
                     change.copies.push((origin, level));
@@ -218,7 +218,7 @@ impl Steps {
     }
 
     /// Returns an existing copy that runs at most [`HOIST`] levels after a level.
-    fn copy_soon(&self, origin: usize, level: usize) -> Option<usize> {
+    fn copy_after(&self, origin: usize, level: usize) -> Option<usize> {
         let copies = self.steps.iter().enumerate().skip(self.origins.len());
         let soon = |s: &Step| !s.dropped && s.origin == origin && s.level > level && s.level <= level + HOIST;
         copies
@@ -236,7 +236,7 @@ impl Steps {
                 delta[to + 1] -= bytes;
             }
         };
-        let falls_away = self.falls_away(change);
+        let is_dropped = self.is_dropped(change);
         let step = &self.steps[self.instances[change.instance].step];
         for slot in &step.outputs {
             let Slot::Made(id) = *slot else { continue };
@@ -248,7 +248,7 @@ impl Steps {
                 .find(|r| r.0 <= level)
                 .map_or(first, |r| r.0);
             add(first, last, -bytes);
-            if !falls_away {
+            if !is_dropped {
                 add(first, if last > level { kept } else { last }, bytes);
             }
             add(level, last.max(level), bytes);
@@ -347,7 +347,7 @@ impl Steps {
             let before = copies.len();
             for step in copies {
                 if !self.steps[step].dropped {
-                    self.take_one_back(step, limit);
+                    self.undo_one(step, limit);
                 }
             }
             if self.repeated().len() == before {
@@ -356,7 +356,7 @@ impl Steps {
         }
     }
 
-    fn take_one_back(&mut self, step: usize, limit: usize) {
+    fn undo_one(&mut self, step: usize, limit: usize) {
         let level = self.steps[step].level;
         let mut delta = vec![0i64; self.live.len() + 1];
         let mut moves = Vec::new();

@@ -346,7 +346,7 @@ fn origin(
     let writable = (0..d.outputs.len()).all(|port| {
         if in_place(port) {
             // A copy writes to another buffer.
-            op.is_some_and(|op| stands_apart(op, &call, d, port))
+            op.is_some_and(|op| is_independent_write(op, &call, d, port))
         } else {
             made(d.outputs[port].buffer)
         }
@@ -365,7 +365,7 @@ fn origin(
 /// Returns `true` if, by the operator's definition, the write of a port in place does not influence the other results,
 /// and if the call does not read the old contents in another way. Then a copy that reads the new contents computes the
 /// same for its other results.
-fn stands_apart(op: OpRef, call: &Call, d: &Dispatch, port: usize) -> bool {
+fn is_independent_write(op: OpRef, call: &Call, d: &Dispatch, port: usize) -> bool {
     let Some(&(operand, _)) = op.writes().iter().find(|(_, p)| *p == port) else {
         return false;
     };

@@ -1,5 +1,5 @@
 //! Recurrent layers. They become calls of `core.lstm`, `core.gru` or `core.rnn` if these compute the same, and are
-//! unrolled otherwise: each round is separate nodes.
+//! unrolled otherwise: each round (time step) becomes separate nodes.
 //!
 //! Layers with peepholes, `clip` or `input_forget` of an LSTM are unrolled: the LSTMs of PyTorch and Keras do not have these, so
 //! operands of `core.lstm` for them would make its kernels and its gradient larger without a model that needs them.

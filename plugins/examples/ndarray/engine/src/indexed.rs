@@ -70,7 +70,7 @@ fn scatter_add<T: Element>(cx: &Cx, add: fn(T, T) -> T) -> Result<Vec<T>, String
     let (indices, updates) = (places(cx.array::<u32>(0)?), cx.array::<T>(1)?);
     let mut out = ArrayD::from_elem(cx.dims(), T::default());
     let axis = cx.axis(out.ndim())?;
-    // The axes of the indices are joined.
+    // The axes of the indices are merged into one.
     let mut dims = out.shape().to_vec();
     dims[axis] = indices.len();
     let updates = updates.to_shape(IxDyn(&dims)).map_err(|e| e.to_string())?;
