@@ -1,9 +1,9 @@
 //! A pool of persistent threads that share the tasks of one job at a time.
 //!
-//! A kernel launch on the CPU often takes only a few microseconds, so starting and finishing a job must cost well below
-//! one. Hence there is no allocation, and no lock that another thread contends for. Workers spin for a moment before
-//! they sleep. The caller waits only for workers that joined the job: a worker that wakes too late finds the job closed
-//! and delays no other thread.
+//! A kernel launch on the CPU often takes only a few microseconds, so starting and finishing a job must take far less
+//! than one. Hence a job needs no allocation, and no lock for which threads compete. Idle workers spin for a moment
+//! before they sleep. The caller waits only for workers that joined the job. A worker that wakes too late finds the
+//! job closed and delays no other thread.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -19,8 +19,8 @@ use crate::prefetch::Prefetch;
 use crate::share::share;
 
 /// Maximum time that an idle worker polls for the next job before it sleeps, and that a caller polls for the last
-/// worker. It is longer than the gaps between the launches of one training step, and short enough not to heat an idle
-/// machine.
+/// worker before it sleeps. It is longer than the gaps between the launches of one training step, but short enough to
+/// save power on an idle machine.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Number of polls between two readings of the clock.
@@ -42,13 +42,13 @@ type Payload = Box<dyn Any + Send>;
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// The job in progress. The reference's lifetime is erased: `ThreadPool::run`
-/// does not return before every worker has left the job.
+/// The current job. The lifetime of the reference is erased: `ThreadPool::run` does not return before every worker
+/// has left the job.
 #[derive(Clone, Copy)]
 struct Job {
     task: &'static Task,
     tasks: usize,
-    /// Memory that each thread will read next, by worker number.
+    /// Memory that each thread will read next, indexed by worker number.
     prefetch: &'static [Prefetch],
 }
 
@@ -59,17 +59,17 @@ impl Job {
 }
 
 struct PoolState {
-    /// Job number, `OPEN`, `CALLER_SLEEPS` and the count of workers inside. They are in one word, so that joining and
-    /// closing cannot cross.
+    /// Job number, `OPEN`, `CALLER_SLEEPS` and the number of workers inside the job. They are in one word, so that
+    /// joining and closing a job cannot overlap.
     state: Line<AtomicU64>,
-    /// Next task of each thread's share. It is at or beyond the end of the share if no task is left.
+    /// Next task of each thread's share. It is at or after the end of the share if no task is left.
     next: Box<[Line<AtomicUsize>]>,
     /// Current job, written by the caller while the job is closed and no worker is inside.
     job: UnsafeCell<Option<Job>>,
     /// First panic of the job.
     panic: Mutex<Option<Payload>>,
     panicked: AtomicBool,
-    /// Mutex of the condition variable `done`. On it, a caller sleeps until the last worker has left.
+    /// Mutex of the condition variable `done`, on which a caller sleeps until the last worker has left the job.
     gate: Mutex<()>,
     done: Condvar,
     stop: AtomicBool,
@@ -78,9 +78,8 @@ struct PoolState {
     spin: Duration,
 }
 
-// SAFETY: all fields but `job` are Sync by themselves. `job` is written only by the caller that
-// holds the pool's turn, while the state word is closed and empty. It is read only by workers that
-// joined through the state word in between.
+// SAFETY: all fields but `job` are Sync. Only the caller that holds the pool's turn writes `job`, while the job is
+// closed and no worker is inside. Only workers that joined through the state word read it, before the next write.
 unsafe impl Sync for PoolState {}
 
 thread_local! {
@@ -88,7 +87,7 @@ thread_local! {
     static CURRENT: Cell<(*const PoolState, usize)> = const { Cell::new((ptr::null(), 0)) };
 }
 
-/// A guard: until it is dropped, this thread is marked as running tasks of a pool.
+/// A guard. Until it is dropped, this thread is marked as running tasks of a pool.
 struct Scope((*const PoolState, usize));
 
 impl Scope {
@@ -103,12 +102,12 @@ impl Drop for Scope {
     }
 }
 
-/// Locks a mutex, even if a thread panicked while it held the lock: no invariant depends on it.
+/// Locks a mutex, even if a thread panicked while it held the lock, because no invariant depends on it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A fixed set of threads that run jobs made of independent tasks.
+/// A fixed set of threads that run jobs of independent tasks.
 pub struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
@@ -119,11 +118,10 @@ pub struct ThreadPool {
 impl ThreadPool {
     /// Creates a pool of `threads` threads, including the calling one; 0 counts as 1.
     ///
-    /// If the system refuses a thread, the pool continues with those that it has.
+    /// If the system refuses to start a thread, the pool has only the threads that were started.
     pub fn new(threads: usize) -> Self {
         let wanted = threads.max(1);
-        // With more threads than processors a spinning worker only takes the
-        // processor from one that has work.
+        // With more threads than processors, a spinning worker only takes processor time from threads that have work.
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let spin = if wanted <= cores { SPIN } else { Duration::ZERO };
         let shared = Arc::new(PoolState {
