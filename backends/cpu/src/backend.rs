@@ -83,10 +83,10 @@ const MAX_THREADS: usize = 1024;
 /// Caps a number of threads at [`MAX_THREADS`], or at the number of available processors if that is larger.
 /// The warning names `origin` as the source of the number.
 fn capped(threads: usize, origin: &str) -> usize {
-    static SAID: Once = Once::new();
+    static WARNED: Once = Once::new();
     let most = MAX_THREADS.max(available_threads());
     if threads > most {
-        SAID.call_once(|| log::warn!("{origin} is {threads}, above the maximum; {most} threads are used"));
+        WARNED.call_once(|| log::warn!("{origin} is {threads}, above the maximum; {most} threads are used"));
     }
     threads.min(most)
 }
