@@ -25,7 +25,7 @@ alias Q = vec4<f32>; alias K = vec4<f32>; alias V = vec4<f32>;
 const ROWS_Q: u32 = 128u;
 const ROWS_K: u32 = 128u;
 const HEADS: u32 = 9u;
-const ALL_HEADS: u32 = 9u; // of all sequences
+const ALL_HEADS: u32 = 9u; // number of heads of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
 // Whether attention is causal, its window in keys (0 for none), and whether keys are in a cache.
@@ -52,7 +52,7 @@ const COLUMN_SUBGROUPS: u32 = 2u;
 const THREADS: u32 = ROW_TILES * COLUMN_SUBGROUPS * SUBGROUP;
 const ROWS: u32 = ROW_TILES * TILE;
 const KEYS: u32 = KEY_TILES * TILE;
-const ROW_THREADS: u32 = THREADS / ROWS; // threads of a row
+const ROW_THREADS: u32 = THREADS / ROWS; // number of threads of a row
 // Vectors of a head, padded so that the subgroups side by side have equal numbers of tiles, and tiles of a head.
 const VECTORS: u32 = (HEAD_DIM + COLUMN_SUBGROUPS * TILE - 1u) / (COLUMN_SUBGROUPS * TILE) * (COLUMN_SUBGROUPS * TILE / 4u);
 const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
