@@ -41,7 +41,7 @@ pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
 pub(super) enum SumConsumer {
     /// Epilogue that computes the calls after the contraction.
     Finish(Epilogue),
-    /// The sums are partial sums, which are stored in this array.
+    /// The sums are partial sums. They are stored in this array.
     Partial { array: String, total: usize },
 }
 
@@ -97,11 +97,11 @@ impl SumConsumer {
     }
 }
 
-/// A buffer for sums that are stored without an epilogue: the sums of the first part in order, then those of the next
-/// part, and so on.
+/// A buffer for sums that are stored without an epilogue: the sums of the first part in order, then the sums of the
+/// next part, and so on.
 pub(super) type RawSums = Memory;
 
-/// Results of a dispatch, grouped by the value from which they are computed.
+/// Results of a dispatch, grouped by the value that they are computed from.
 #[derive(Default)]
 pub(super) struct Results {
     /// Results that have one element for each element of the contraction.

@@ -24,7 +24,7 @@ impl Fold {
         }
     }
 
-    /// Returns the result for no elements, which is the neutral element.
+    /// Returns the result for no elements: the neutral element.
     pub(super) fn start(self, dtype: DType) -> String {
         let bits = match (self, dtype) {
             (Fold::Sum, _) => 0,

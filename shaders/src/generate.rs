@@ -13,8 +13,8 @@ use super::schedule::{Class, Schedule, ScheduleChooser};
 /// Returns the schedules of a call, the default one first. The list is empty if the call has at most one kernel
 /// variant.
 ///
-/// If a call is split into several contractions or reductions, the list contains the schedules of the first one that
-/// has several schedules.
+/// For a call that is split into several contractions or reductions, the list contains the schedules of the first one
+/// that has several schedules.
 pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     let chooser = Chooser::default();
     // Only the candidates matter here. An error means that no kernel exists.

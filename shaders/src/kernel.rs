@@ -47,13 +47,13 @@ pub enum Binding {
     Custom(Memory),
     /// A table of constants of the launch.
     Table(usize),
-    /// First scalars of the session, which are a part of the launch.
+    /// First scalars of the session. They are a part of the launch.
     InlineScalars,
     /// Scalars of the session in memory.
     Scalars,
-    /// Fault report, to which the kernel may write.
+    /// Fault report that the kernel may write to.
     Fault,
-    /// Fault report, which the kernel reads to check whether a fault occurred.
+    /// Fault report that the kernel reads to check whether a fault occurred.
     Guard,
     /// Index of the dispatch among the dispatches that report faults.
     Reporter,
@@ -62,7 +62,7 @@ pub enum Binding {
 /// A launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Name of the kernel file, or of the generated kernel: "pointwise", "reduce" and others.
+    /// Name of the kernel file, or of the generated kernel, such as "pointwise" or "reduce".
     pub kernel: &'static str,
     /// WGSL module. Its entry point is `main`.
     pub source: String,
@@ -92,7 +92,7 @@ pub(crate) const MAIN: &str =
     "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {\n";
 
 impl Launch {
-    /// Sets the template from which the module was expanded.
+    /// Sets the template that the module was expanded from.
     pub(crate) fn of_template(mut self, template: Template) -> Self {
         self.replacements = Some(Replacements::new(template));
         self
@@ -326,7 +326,7 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns the dtype with which a result is stored in memory.
+    /// Returns the storage dtype of a result.
     pub fn stored_output(&self, output: usize) -> DType {
         self.stored_dtype(self.outputs[output], self.kernel.outputs[output].dtype)
     }
@@ -339,7 +339,7 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns the [memory](CompileCx::memory_of) of an operand, and the dtype with which it is stored.
+    /// Returns the [memory](CompileCx::memory_of) of an operand, and its storage dtype.
     pub(crate) fn stored_input(&self, operand: usize) -> Option<(Memory, DType)> {
         let memory = self.memory_of(operand)?;
         Some((memory, self.stored_dtype(memory, self.kernel.inputs[operand].dtype)))

@@ -205,8 +205,8 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     Ok(Some(compiled))
 }
 
-/// Returns the operation by which the library computes the only result from the matmul, and the operand of the
-/// operation. Returns `None` if another launch has to compute the results.
+/// Returns the library operation that computes the only result from the matmul, and the operand of the operation.
+/// Returns `None` if another launch has to compute the results.
 fn folded(product: &MatMulCall) -> Option<(LibraryEpilogue, Option<Memory>)> {
     let &MatMulCall { body, id, cx, .. } = product;
     let &[result] = &body.results[..] else { return None };

@@ -33,8 +33,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Returns the number of bytes of shared memory that kernels may use, which is at least the 16 KiB that every
-    /// device has.
+    /// Returns the number of bytes of shared memory that kernels may use: at least the 16 KiB that every device has.
     pub fn workgroup_bytes(&self) -> usize {
         const EVERYWHERE: u32 = 16 << 10;
         const MOST: u32 = 48 << 10;

@@ -50,8 +50,8 @@ pub(super) fn product(body: &Body, id: Id, cx: &CompileCx) -> Result<MatMul, Str
     Ok(product)
 }
 
-/// If a value is a cast of a dispatch operand from another float type to `f32`, returns this operand, because loads
-/// convert elements to `f32` anyway. Otherwise returns `id`.
+/// Returns `id`, or the dispatch operand that it casts from another float type to `f32`. Loads convert elements to
+/// `f32` anyway.
 fn uncast(body: &Body, id: Id) -> Id {
     let is_float = |id: Id| body.ty(id).dtype.is_float();
     match &body.nodes[id].def {

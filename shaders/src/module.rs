@@ -41,7 +41,7 @@ pub(crate) struct Module<'a> {
     cx: &'a CompileCx<'a>,
     slots: Vec<Slot>,
     tables: Vec<Arc<[u32]>>,
-    /// Buffers that the kernel file declares, and the memory to which they are bound.
+    /// Buffers that the kernel file declares, and the memory that they are bound to.
     bound: Vec<(&'static str, Memory)>,
     /// WGSL extensions that the module needs.
     enabled: Vec<&'static str>,
@@ -142,7 +142,7 @@ impl<'a> Module<'a> {
         self.enabled.contains(&F16)
     }
 
-    /// Returns an element of an operand, in the type in which it is computed.
+    /// Returns an element of an operand, in the type of its computation.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;
         match self.cx.inputs[operand] {
@@ -275,8 +275,8 @@ impl<'a> Module<'a> {
         self.slot(Binding::Reporter, "u32", false);
     }
 
-    /// Returns an index below `rows`: the value of the expression, or 0 if it is out of range, which is reported as a
-    /// fault.
+    /// Returns an index below `rows`: the value of the expression, or 0 if it is out of range. Such a value is
+    /// reported as a fault.
     pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
         self.uses_faults();
         format!("checked_index({index}, {rows}u)")

@@ -112,7 +112,7 @@ pub(super) fn compute_type(dtype: DType) -> DType {
     }
 }
 
-/// A set of dtypes in which the first operand of an operator can be computed.
+/// A set of dtypes that the first operand of an operator can be computed in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DtypeSet {
     Any,

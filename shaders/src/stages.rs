@@ -90,7 +90,7 @@ fn is_anchor(body: &Body, id: Id) -> bool {
     matches!(body.role(id), Some(Role::Reduction | Role::Contraction))
 }
 
-/// Returns the nearest anchors from which a value is computed, without their own dependencies. For an anchor, these
+/// Returns the nearest anchors that a value is computed from, without their own dependencies. For an anchor, these
 /// are the anchors of its operands.
 fn anchors_below(body: &Body, id: Id) -> Vec<Id> {
     let mut found = Vec::new();
@@ -157,8 +157,8 @@ fn kind(body: &Body, id: Id) -> Result<Kind, String> {
     }
 }
 
-/// Assigns every result to the last stage on which it depends, if this stage can compute it. Otherwise assigns it to
-/// a separate stage at the end.
+/// Assigns every result to the last stage that it depends on, if this stage can compute it. Otherwise assigns it to a
+/// separate stage at the end.
 fn place_outputs(body: &Body, cx: &CompileCx, stages: &mut Vec<Stage>) {
     let end = stages.last().map_or(0, |s| s.level + 1);
     let mut loose = Vec::new();

@@ -3,7 +3,7 @@
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Validates the text of a kernel, which is a complete module whose buffers have no binding yet.
+/// Validates the text of a kernel. It is a complete module whose buffers have no binding yet.
 ///
 /// # Errors
 /// The text is not valid. The message contains the location.

@@ -29,7 +29,7 @@ pub(super) fn range(size: usize) -> String {
 
 /// A variant of a call's computation.
 pub(super) trait Candidate {
-    /// Returns the schedule, which is unique among the variants of the call.
+    /// Returns the schedule. It is unique among the variants of the call.
     fn schedule(&self) -> Schedule;
 }
 

@@ -147,7 +147,7 @@ fn driver_of(report: &bg::DeviceReport) -> String {
     driver.join(" ")
 }
 
-/// Returns the key under which the measurements of a device are stored.
+/// Returns the storage key of the measurements of a device.
 fn tuning_key(report: &bg::DeviceReport, wanted: CoopSettings) -> Key {
     Key {
         device: report.information.device_name.clone(),

@@ -179,7 +179,7 @@ fn layout(launch: &Launch) -> bg::ShaderDataLayout {
 /// The values of the scalars that a launch receives as an argument.
 pub(crate) type Scalars = [[u8; 4]; INLINE_SCALARS];
 
-/// The value to which a variable of a kernel is bound.
+/// The value that a variable of a kernel is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
     Piece(bg::BufferPiece),

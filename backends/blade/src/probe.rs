@@ -85,7 +85,7 @@ const EXTENSIONS: [&std::ffi::CStr; 4] = [
     c"VK_EXT_memory_budget",
 ];
 
-/// Returns information about Metal, which is a part of the system.
+/// Returns information about Metal. It is a part of the system.
 #[cfg(any(target_os = "ios", target_os = "macos"))]
 pub(crate) fn environment() -> Vec<Fact> {
     vec![Fact::new("driver", "Metal, of the system")]

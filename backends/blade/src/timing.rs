@@ -77,8 +77,8 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Adds the passes of a submission. `complete` is the host time at which it was complete. All earlier submissions
-    /// must have been added.
+    /// Adds the passes of a submission that was complete at the host time `complete`. All earlier submissions must
+    /// have been added.
     pub(crate) fn add(&mut self, measured: MeasuredSubmission, timings: &bg::Timings, complete: Instant) {
         let sum: Duration = timings.iter().map(|(_, duration)| *duration).sum();
         let mut start = self.end.map_or(measured.submitted, |end| end.max(measured.submitted));

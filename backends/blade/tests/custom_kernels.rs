@@ -45,9 +45,9 @@ static VAST: Composite = Composite::new("test.vast", 1, "the sum of many copies"
 });
 register_op!(VAST);
 
-/// Numbers of elements for which the driver rejects the kernel of [`TWICE`] or [`BEST`].
+/// Numbers of elements with which the driver rejects the kernel of [`TWICE`] or [`BEST`].
 const REFUSED: [usize; 3] = [5_003, 5_009, 5_010];
-/// Number of elements for which the kernel of [`COUNTED`] reports an endless loop.
+/// Number of elements with which the kernel of [`COUNTED`] reports an endless loop.
 const ENDLESS: usize = 1_009;
 
 /// A custom kernel in which one thread computes all elements.
@@ -192,7 +192,7 @@ fn a_kernel_that_the_driver_refuses_for_some_sizes_is_decomposed_there() {
     assert!(told, "{problems:?}");
 }
 
-/// If the driver rejects the kernel of a plan that was compiled without a device, the plan runs decomposed.
+/// A plan that was compiled without a device runs decomposed if the driver rejects its kernel.
 #[test]
 fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
     let Some(device) = device() else { return };

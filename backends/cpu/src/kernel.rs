@@ -182,7 +182,7 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// Function that returns the storage order in which a kernel can read operand `i` of a call.
+/// Function that returns the storage order of operand `i` of a call that a kernel can read.
 pub(crate) type OrderFn = fn(&Call, usize) -> Order;
 
 /// An entry of the kernel table: one operator and its kernel.

@@ -118,7 +118,7 @@ pub struct ThreadPool {
 impl ThreadPool {
     /// Creates a pool of `threads` threads, including the calling one; 0 counts as 1.
     ///
-    /// If the system refuses to start a thread, the pool has only the threads that were started.
+    /// The pool has fewer threads if the system refuses to start one.
     pub fn new(threads: usize) -> Self {
         let wanted = threads.max(1);
         // With more threads than processors, a spinning worker only takes processor time from threads that have work.

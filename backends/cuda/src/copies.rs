@@ -1,4 +1,4 @@
-//! Small copies, which a kernel executes.
+//! Small copies. They are executed by a kernel.
 //!
 //! A copy engine is as fast for large copies, but each switch between it and kernels takes several microseconds. That
 //! is long compared with a small step.

@@ -122,7 +122,7 @@ pub(crate) struct PreparedMatmul {
     destroy: [Destroy; 2],
 }
 
-// SAFETY: this exclusively owns the descriptors, which are host memory, and does not change them.
+// SAFETY: this exclusively owns the descriptors. They are host memory, and this does not change them.
 unsafe impl Send for PreparedMatmul {}
 // SAFETY: as above.
 unsafe impl Sync for PreparedMatmul {}
@@ -288,7 +288,7 @@ impl CublasLt {
     /// Errors of the library.
     ///
     /// # Safety
-    /// The addresses must be those of device matrices with the prepared layouts, and of the operand of the epilogue.
+    /// The addresses must point to device matrices with the prepared layouts, and to the operand of the epilogue.
     pub(crate) unsafe fn run(
         &self,
         ready: &PreparedMatmul,

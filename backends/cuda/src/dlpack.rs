@@ -163,7 +163,7 @@ mod tests {
             assert_eq!((own.data as u64, own.ndim, own.byte_offset), (0x1000, 2, 0));
             assert_eq!((own.device.device_type, own.device.device_id), (2, 1));
             assert_eq!((own.dtype.code, own.dtype.bits, own.dtype.lanes), (code, bits, 1));
-            // SAFETY: there are two sizes, which are valid as long as the tensor.
+            // SAFETY: there are two sizes, and they are valid as long as the tensor.
             assert_eq!(unsafe { std::slice::from_raw_parts(own.shape, 2) }, [3, 4]);
             assert!(own.strides.is_null());
             // SAFETY: the tensor was created above, and is not used afterwards.

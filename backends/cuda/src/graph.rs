@@ -213,7 +213,7 @@ impl Template {
             ctx: std::ptr::null_mut(),
         };
         let mut node = std::ptr::null_mut();
-        // SAFETY: the kernel has this number of parameters, which the driver copies. There are no dependencies.
+        // SAFETY: the kernel has this number of parameters. The driver copies them. There are no dependencies.
         unsafe { sys::cuGraphAddKernelNode_v2(&mut node, self.0, std::ptr::null(), 0, &kernel) }.result()?;
         Ok(node)
     }
@@ -267,9 +267,9 @@ fn is_empty(launch: &PreparedLaunch) -> bool {
     }
 }
 
-/// Returns the indices of the launches that each launch waits for, and then those that each signal waits for. A
-/// launch waits for the launches whose memory it needs or, if `chain`, for its predecessor. No launch waits for a
-/// signal.
+/// Returns the indices of the launches that each launch waits for, and then of the launches that each signal waits
+/// for. A launch waits for the launches whose memory it needs or, if `chain`, for its predecessor. No launch waits
+/// for a signal.
 fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>> {
     dependencies(accesses.len(), |earlier, later| {
         let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
@@ -281,7 +281,7 @@ fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>
     })
 }
 
-/// Returns the earlier launches that each of `count` launches must wait for: all launches with which it `conflicts`,
+/// Returns the earlier launches that each of `count` launches must wait for: all launches that it `conflicts` with,
 /// except launches for which another of its dependencies already waits.
 fn dependencies(count: usize, conflicts: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     // All direct and indirect dependencies of each launch, as a bit set.

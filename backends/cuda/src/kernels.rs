@@ -29,7 +29,7 @@ const MAIN: &str = "main";
 pub(crate) struct Parameter {
     /// Index of the parameter's launch among the launches that are merged into the kernel.
     pub(crate) launch: usize,
-    /// Index of the binding of this launch to which the parameter points.
+    /// Index of the binding of this launch that the parameter points to.
     pub(crate) binding: usize,
     /// `true` if the next parameter is the size of the buffer in bytes.
     pub(crate) has_length: bool,
@@ -293,7 +293,7 @@ impl Kernels {
         let load = |anew: bool| {
             let cubin = self.compiler.compile(&written.source, anew).map_err(refused)?;
             let loaded = gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are a complete image, which the driver checks and copies.
+                // SAFETY: the bytes are a complete image. The driver checks and copies it.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) };

@@ -44,7 +44,7 @@ impl LibraryRequest {
         for path in self.candidates() {
             match LoadedLibrary::load(&path).and_then(&check) {
                 Ok(found) => return Ok(found),
-                // Keep only the first error, in which the system reports a library that does not exist.
+                // Keep only the first error. In it, the system reports a library that does not exist.
                 Err(error) if why.is_empty() => why = error,
                 Err(_) => {}
             }

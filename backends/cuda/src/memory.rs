@@ -121,7 +121,7 @@ pub(crate) struct HostMemory {
     bytes: usize,
 }
 
-// SAFETY: this exclusively owns the memory, which is not bound to a thread.
+// SAFETY: this exclusively owns the memory, and the memory is not bound to a thread.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {

@@ -16,8 +16,8 @@ const MAX_LAUNCHES: usize = 32;
 const MAX_PARAMETER_BYTES: usize = 3_800;
 /// Maximum size of the workgroup memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
-/// Number of blocks per multiprocessor that merged launches with different modules may have in total. A merged kernel
-/// uses as many registers as the part with the largest number, so fewer blocks of the other parts fit on a
+/// Number of blocks per multiprocessor that merged launches with different modules may have in total. All parts of a
+/// merged kernel use the number of registers of its largest part, so fewer blocks of the other parts fit on a
 /// multiprocessor.
 const SMALL: u32 = 4;
 
@@ -110,7 +110,7 @@ fn facts(source: &str) -> Option<Facts> {
 
 impl<'a> Batch<'a> {
     fn of(launch: Numbered<'a>, facts: Facts) -> Self {
-        // Each binding has a pointer, and those of custom kernels have a length.
+        // Each binding has a pointer. A binding of a custom kernel also has a length.
         let bytes = |binding: &Binding| match binding {
             Binding::Custom(_) => 16,
             _ => 8,

@@ -80,7 +80,7 @@ impl MatmulCall {
     /// # Errors
     /// Errors of the library.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the addresses are those of plan buffers with the sizes of the matrices, of a workspace, and of the
+        // SAFETY: the addresses point to plan buffers with the sizes of the matrices, to a workspace, and to the
         // operand of the epilogue.
         let enqueued = unsafe { self.library.run(&self.matmul, &self.addresses, stream) };
         enqueued.map_err(|why| {

@@ -16,7 +16,7 @@ use super::tiles;
 pub(super) const MAX_WIDTH: usize = 128;
 
 /// Destination of the gradients of keys and values. If heads are grouped, each query head writes its partial
-/// gradients to two scratch buffers, which the last launch adds up.
+/// gradients to two scratch buffers. The last launch adds them up.
 pub(super) struct Parts {
     /// Index of the first of the two scratch buffers, if heads are grouped.
     scratch: Option<usize>,
@@ -39,8 +39,8 @@ impl Parts {
         self.scratch.map_or_else(Vec::new, |_| vec![each; 2])
     }
 
-    /// Returns the memory in which the first launches store the gradient of the keys (`port` 0) or of the values
-    /// (`port` 1).
+    /// Returns the memory for the gradient of the keys (`port` 0) or of the values (`port` 1). The first launches
+    /// write it.
     pub(super) fn target(&self, port: usize) -> Target {
         match self.scratch {
             None => Target::Output(1 + port),

@@ -25,7 +25,7 @@ const WRITES: [(&str, Option<&str>); 2] = [
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
 /// Compiles the launches of an operator of this module, for a cache of `f32` or `f16` and new rows of `f32`. Returns
-/// `None` for other calls, which are decomposed.
+/// `None` for any other call. Such a call is decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let has_kernel = has_cache(cx) && cx.kernel.inputs.first().is_some_and(|new| new.dtype == DType::F32);
     if cx.kernel.name == PAGED_WRITE && has_kernel {
@@ -47,7 +47,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
-/// Returns true if the dtype of the cache, which is the result, is supported.
+/// Returns true if the dtype of the cache is supported. The cache is the result.
 fn has_cache(cx: &CompileCx) -> bool {
     matches!(cx.kernel.outputs, [cache] if matches!(cache.dtype, DType::F32 | DType::F16))
 }

@@ -3,8 +3,8 @@
 use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
-/// Minimum number of workgroups for which the largest block is the default. With fewer workgroups, whatever their
-/// block, the summed dimension is split.
+/// Minimum number of workgroups for which the largest block is the default. With fewer workgroups of any block, the
+/// summed dimension is split.
 const GROUPS_THRESHOLD: usize = 100;
 /// Desired number of workgroups of a split sum, except for few rows. Measured for 72 blocks of sums of 1,536 terms:
 /// three parts are faster than two.
@@ -61,8 +61,8 @@ const BLOCKS_16: [Block; 2] = [
     },
 ];
 
-/// More blocks for tiles of 16, which are used only if they are measured to be faster: wide and tall blocks, and
-/// blocks with more work for each subgroup.
+/// More blocks for tiles of 16: wide and tall blocks, and blocks with more work for each subgroup. They are used only
+/// if they are measured to be faster.
 const MORE_BLOCKS_16: [Block; 4] = [
     Block {
         rows: 64,

@@ -7,8 +7,8 @@
 //! every subgroup multiplies tiles. At the end, tiles are stored directly, or are passed to the epilogue through
 //! shared memory.
 //!
-//! Contractions with too few blocks are bound by memory latency: those with only one row of tiles, and those with few
-//! blocks. They use small blocks, whose subgroups share the terms of a step, and prefetch several steps.
+//! Contractions with only one row of tiles or with few blocks are bound by memory latency. They use small blocks,
+//! whose subgroups share the terms of a step, and prefetch several steps.
 
 mod block;
 mod tail;

@@ -1,4 +1,4 @@
-//! Cached results of support queries: the calls for which a device has kernels, including registered kernels.
+//! Cached results of support queries: the calls that a device has kernels for, including registered kernels.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -29,7 +29,7 @@ const MAX_RESIDENT: u32 = 2;
 /// unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tiles {
-    /// Size of tiles of `f16` operands, which are summed in `f32`.
+    /// Size of tiles of `f16` operands with sums in `f32`.
     pub f16: u32,
     /// Size of tiles of `f32` operands.
     pub f32: u32,

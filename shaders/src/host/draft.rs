@@ -1,4 +1,4 @@
-//! The launches of a plan, which the executable records in each step.
+//! The launches of a plan. The executable records them in each step.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{Binding, Class, Compiled, Launch, Memory};
 /// Maximum number of submissions in flight. The index of each of them is its *frame*.
 pub const FRAMES: usize = 2;
 
-/// Buffer or number to which a variable of a kernel is bound.
+/// Buffer or number that a variable of a kernel is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// A buffer, by its index in [`LaunchPlan::sizes`].
@@ -247,7 +247,7 @@ impl LaunchPlan {
         }
     }
 
-    /// Returns the objects to which the variables of a launch are bound, in the order of its bindings.
+    /// Returns the objects that the variables of a launch are bound to, in the order of its bindings.
     pub fn bound(&self, dispatch: usize, launch: &Launch) -> Vec<Bound> {
         let bound = |binding: &Binding| match *binding {
             Binding::Table(number) => {

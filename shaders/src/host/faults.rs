@@ -1,7 +1,7 @@
 //! Detection of steps with a fault, and their rollback.
 //!
 //! A kernel reports a fault if it finds an index out of range, or if a loop of a custom kernel was terminated. It
-//! sets a few words, which are copied to the host at the end of the step. Kernels that write parameters or states
+//! sets a few words. They are copied to the host at the end of the step. Kernels that write parameters or states
 //! after the last possible fault check these words, and do nothing after a fault. Data that are written earlier are
 //! saved when the step begins. The words stay set until the host has read them, so a step that was submitted in the
 //! meantime does nothing either. Then the host restores the saved data, clears the words, and returns the error.

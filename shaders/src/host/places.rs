@@ -32,7 +32,7 @@ impl BufferLocation {
 }
 
 /// Lays out the buffers of a [`LaunchPlan`](super::LaunchPlan) in allocations of at most `limit` bytes. Returns the
-/// sizes of the allocations and the locations of the buffers. The first buffers are those of the plan. They keep the
+/// sizes of the allocations and the locations of the buffers. The buffers of the plan come first. They keep the
 /// offsets of the plan if its layout fits the device. The other buffers follow.
 ///
 /// # Errors

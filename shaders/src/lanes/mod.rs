@@ -71,8 +71,8 @@ impl Rows {
     }
 }
 
-/// Compiles the search for the index of the first element that comes before all others. `comes_before` is a condition
-/// on two values, `a` and `b`. Among elements of equal rank, the first one is returned.
+/// Compiles the search for the index of the first element in an order. `comes_before` is the order's condition on two
+/// values, `a` and `b`. Among elements of equal rank, the first one is returned.
 pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled, String> {
     let rows = Rows::of(cx)?;
     let extremes = ArgReduction { cx, rows, comes_before };

@@ -42,7 +42,7 @@ struct Reduction {
     id: Id,
     input: Id,
     fold: Fold,
-    /// Level of the reduction: one more than the highest level of the reductions on which it depends.
+    /// Level of the reduction: one more than the highest level of the reductions that it depends on.
     level: usize,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// Collects the reductions of a single row on which a matmul depends. Every workgroup of the matmul computes them
+    /// Collects the reductions of a single row that a matmul depends on. Every workgroup of the matmul computes them
     /// redundantly and stores `results`.
     pub(super) fn before_matmul(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Kind, Template, items};
 
-/// The replacements by which the kernel of a launch differs from its file in `kernels/`.
+/// The replacements in a kernel file of `kernels/` that make it the kernel of a launch.
 #[derive(Clone, Debug)]
 pub struct Replacements(Arc<Template>);
 

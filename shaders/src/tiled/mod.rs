@@ -2,8 +2,8 @@
 //!
 //! A workgroup computes a tile of `m` by `n` results of a batch. It iterates over the summed dimension in steps. In
 //! each step, it copies a part of both operands to shared memory, and every thread sums up some elements of the tile.
-//! If there are too few tiles to occupy a device, the summed dimension is split into parts, which a second launch
-//! adds up. Small contractions use one thread for each result instead.
+//! If there are too few tiles to occupy a device, the summed dimension is split into parts, and a second launch adds
+//! them up. Small contractions use one thread for each result instead.
 
 pub(super) mod schedules;
 

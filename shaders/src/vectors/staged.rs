@@ -25,7 +25,7 @@ const MAX_SUMS: usize = 16;
 const MIN_LENGTH: usize = 2048;
 /// Minimum number of elements of the matrix.
 const MIN_ELEMENTS: usize = 1 << 21;
-/// Number of vectors of a matrix that is not packed which a thread loads together.
+/// Number of vectors of an unpacked matrix that a thread loads together.
 const LOADED_VECTORS: usize = 8;
 /// Minimum number of workgroups that occupies a device, and minimum number for which a workgroup has several tiles.
 /// It then copies the rows to shared memory only once for all of its tiles.

@@ -22,7 +22,7 @@ const POLL_TIME: Duration = Duration::from_millis(3);
 /// A command encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);
 
-// SAFETY: it exclusively owns everything to which it points. Mapped memory and driver objects are not bound to a
+// SAFETY: it exclusively owns everything that it points to. Mapped memory and driver objects are not bound to a
 // thread, and the encoder is used only through exclusive references.
 unsafe impl Send for Encoder {}
 

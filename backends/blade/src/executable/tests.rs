@@ -14,7 +14,7 @@ use meganeura_shaders::host::{CustomKernels, F16Storage, KernelOptions, LaunchPl
 /// Number of bytes of the input of the test plan.
 const BYTES: usize = 4 * 2_501;
 
-/// Creates an executable. Returns `None` without a device, which the integration tests report.
+/// Creates an executable. Returns `None` without a device. The integration tests report a missing device.
 fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let devices = BladeBackend.devices(&Config::default()).ok()?;
     let usable = devices.into_iter().find(|d| d.rejected.is_none())?;

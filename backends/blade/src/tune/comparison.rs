@@ -139,7 +139,7 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     Ok(decision)
 }
 
-/// Returns the number of runs for which a turn of the default variant is long enough.
+/// Returns the number of runs of a turn of the default variant that takes long enough.
 fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Prepared) -> Result<u32> {
     let mut times = 1;
     // The first run includes work that the driver does only once.

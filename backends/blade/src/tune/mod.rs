@@ -2,11 +2,11 @@
 //!
 //! By default, fixed limits select variants (`shaders/src/variants.rs`).
 //! [`Tune::tune`](meganeura_core::backend::Tune::tune) measures all variants of the calls of some plans. It first
-//! compares the results of each variant with those of the default one ([`trial`]), then runs them alternately on the
-//! device ([`comparison`]), and stores the winners in a file ([`store`]). A device reads that file when it is opened,
-//! and its plans use the stored variants. Before a call uses a variant, the variant is compared once with the default
-//! one for this call ([`validate`]). If a variant is wrong, or the driver rejects it, it is removed and the default
-//! variant is used.
+//! compares the results of each variant with the results of the default one ([`trial`]), then runs them alternately
+//! on the device ([`comparison`]), and stores the winners in a file ([`store`]). A device reads that file when it is
+//! opened, and its plans use the stored variants. Before a call uses a variant, the variant is compared once with the
+//! default one for this call ([`validate`]). If a variant is wrong, or the driver rejects it, it is removed and the
+//! default variant is used.
 
 mod comparison;
 mod operands;

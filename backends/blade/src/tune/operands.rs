@@ -17,7 +17,7 @@ const FEW_INDICES: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OperandProperties {
     /// Number of tensors of this size that a step reads before it reads the same tensor again. It is 1 for results of
-    /// other calls, which are written shortly before they are read and may be in a cache.
+    /// other calls. They are written shortly before they are read and may be in a cache.
     pub(super) copies: usize,
     /// `true` if the model stores the operand in `f16`. A trial does so only if the kernel rounds it to `f16` anyway.
     pub(super) f16_storage: bool,

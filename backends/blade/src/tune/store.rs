@@ -75,7 +75,7 @@ pub(crate) struct Entry {
     pub(crate) winner: Option<String>,
     /// Speedup: the time of the default variant divided by the time of the winner. It is 1 without a winner.
     pub(crate) gain: f64,
-    /// Hashes of the kernels of the calls for which the winner was compared with the default variant.
+    /// Hashes of the kernels of calls whose winner was compared with the default variant.
     pub(crate) qualified: BTreeSet<String>,
 }
 

@@ -483,7 +483,7 @@ fn products() -> Vec<fn(&mut Graph) -> NodeId> {
             let (a, b) = (g.input("a", &[140, 35]), g.input("b", &[140, 67]));
             g.matmul_at(a, b)
         },
-        // Long sums, which are split into parts.
+        // Long sums. They are split into parts.
         |g| {
             let (a, b) = (g.input("a", &[19, 1030]), g.input("b", &[33, 1030]));
             let product = g.matmul_bt(a, b);

@@ -56,7 +56,7 @@ fn rows() -> Vec<Build> {
     ]
 }
 
-/// Returns graphs of reductions with long rows, which are split, for several dtypes.
+/// Returns graphs of reductions with long rows that are split, for several dtypes.
 fn long_rows() -> Vec<Build> {
     vec![
         |g| {

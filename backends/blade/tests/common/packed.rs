@@ -26,7 +26,7 @@ impl PackedProduct {
         PackedProduct::of(format, sizes, true)
     }
 
-    /// Packs a weight for a matmul by the weight itself, which is not transposed.
+    /// Packs a weight for a matmul by the weight itself, not by its transpose.
     pub(crate) fn gradient(format: BlockFormat, sizes: [usize; 3]) -> Self {
         PackedProduct::of(Some(format), sizes, false)
     }

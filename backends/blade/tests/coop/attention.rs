@@ -46,7 +46,7 @@ impl Call {
         });
     }
 
-    /// Compares the gradients on cooperative matrices with those of the oracle, row by row. `sizes` are factors as in
+    /// Compares the gradients on cooperative matrices with the oracle's, row by row. `sizes` are factors as in
     /// [`Call::gradients`].
     fn check_gradients(&self, sizes: &[&dyn Fn(usize, usize) -> f64]) {
         // Operands are rounded to 11 bits, and terms of `dout v^T - delta` and of sums cancel.

@@ -64,8 +64,8 @@ fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     found
 }
 
-/// Runs a graph in mixed precision, and compares its outputs with those of the oracle. `used` is the expected number
-/// of dispatches that use cooperative matrices.
+/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is the expected number of
+/// dispatches that use cooperative matrices.
 fn check<V: Into<Value> + Copy>(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>) {
     check_from(None, shapes, used, build);
 }

@@ -55,7 +55,7 @@ fn products_of_many_rows() {
     }
 }
 
-/// Expert matmuls never use cooperative matrices, so their results equal those in `f32`.
+/// Expert matmuls never use cooperative matrices, so their results equal the results in `f32`.
 #[test]
 fn products_of_experts_are_exact() {
     const EXPERTS: usize = 3;

@@ -249,7 +249,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
         let case = call.case(nan);
         case.check(session(&device, &case.graph), 2e-5);
     }
-    // Rows to which the NaN value is not visible may be NaN or not, but their sums are valid.
+    // Rows that cannot see the NaN value may be NaN or not, but their sums are valid.
     let case = call.case(|o, at, value| if o == 2 && at == 240 { f64::NAN } else { value });
     let found = case.run(&mut session(&device, &case.graph));
     for row in 0..150 {

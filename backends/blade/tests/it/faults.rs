@@ -11,7 +11,7 @@ use meganeura_core::{Adam, Error, Graph, Session, Sgd, autodiff};
 const GOOD: [u32; 4] = [1, 6, 0, 1];
 const BAD: [u32; 4] = [1, 7, 0, 9];
 
-/// Source of the indices into the table: an input, which the host checks before a step, or a computation in the step.
+/// Source of the indices into the table: an input that the host checks before a step, or a computation in the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Indices {
     HostValidated,

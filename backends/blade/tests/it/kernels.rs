@@ -19,7 +19,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, NodeId, Session, registry};
 
-/// Runs a graph with inputs of these shapes on the device, and compares its outputs with those of the oracle.
+/// Runs a graph with inputs of these shapes on the device, and compares its outputs with the oracle's.
 fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
     let Some(device) = common::device() else { return };
     let case = Case::new(shapes, build);
@@ -284,7 +284,7 @@ fn scatters_of_many_updates() {
     });
 }
 
-/// Partial results are in `f32`, whatever the dtype of the result is.
+/// Partial results are in `f32` for every dtype of the result.
 #[test]
 fn parts_of_half_precision() {
     let step = |name, attrs, inputs: &[Slot]| Step {

@@ -492,7 +492,7 @@ impl RightOperand for StridedF32 {
         let first = panels.start * width;
         let cols = (panels.end * width).min(spec.n) - first;
         let Strides { row, col } = spec.b;
-        // SAFETY: the first element of the panels, which are within B.
+        // SAFETY: this is the first element of the panels, and the panels are within B.
         unsafe {
             let from = self.0.add(steps.start * row + first * col);
             (set.panels)(from, spec.b, steps.len(), cols, width, to);

@@ -211,8 +211,7 @@ impl Gemm {
             Plan::Nothing => {}
             Plan::Clear => {
                 for i in 0..self.spec.m {
-                    // SAFETY: row `i` of C and of the addend, which are valid by the function's
-                    // contract.
+                    // SAFETY: row `i` of C and of the addend. They are valid by the function's contract.
                     unsafe {
                         let row = c.add(i * self.spec.ldc);
                         match operands.addend.at(i, 0) {

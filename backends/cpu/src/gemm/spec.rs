@@ -45,7 +45,7 @@ pub enum Kernel {
 pub struct Addend {
     /// Address of element (0, 0); null to add nothing.
     pub start: *const f32,
-    /// Distance between rows, in f32s. It is 0 if the addend has one row, which is added to every row of the result.
+    /// Distance between rows, in f32s. It is 0 if the same row is added to every row of the result.
     pub row: usize,
 }
 

@@ -24,14 +24,14 @@ const ROW_TASKS: usize = 8;
 /// Number of results that are computed at a time: half of a 32 KiB first-level cache.
 const BLOCK: usize = 4096;
 
-/// The order in which the matrix is read.
+/// Reading order of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Walk {
     /// Row by row, for contiguous rows. Each task computes some of the results.
     Stream,
     /// Like `Stream`, for a matrix stored in panels of this number of columns.
     Panels(usize),
-    /// Like `Stream`, but each task adds up whole rows of the matrix, which are one contiguous range of memory. A
+    /// Like `Stream`, but each task adds up whole rows of the matrix. They are one contiguous range of memory. A
     /// second phase adds up the sums of all tasks.
     Rows,
     /// Column by column (along k), for contiguous columns.

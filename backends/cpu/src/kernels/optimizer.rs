@@ -105,8 +105,8 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
                         .copy_from_slice(old[t].slice(range.clone()))
                 }
             }
-            // SAFETY: only this task accesses these elements of the results, which are in different buffers, and of
-            // the operands that share a buffer with them. The gradient shares no buffer with them, or is copied to
+            // SAFETY: the results are different buffers. Only this task accesses these elements of the results, and
+            // of the operands that share a buffer with them. The gradient shares no buffer with them, or is copied to
             // scratch of `CHUNK` elements before they are borrowed.
             let (tensors, grad) = unsafe {
                 let mut own = grad.slice(range.clone());

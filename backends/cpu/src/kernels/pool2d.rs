@@ -203,8 +203,8 @@ fn largest_of_row_body<const FMA: bool>(
 }
 
 /// Compiles the derivative of max pooling. Tasks process separate planes. This is correct if the offsets of each
-/// plane are within the plane, as those of a max pooling always are. If an offset is outside its plane, one task
-/// repeats the whole computation.
+/// plane are within the plane. This is always true of the offsets that max pooling computes. If an offset is outside
+/// its plane, one task repeats the whole computation.
 fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add: fn(T, T) -> T) -> Compiled {
     let (indices, dy, dx) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let shape = &cx.output_type(0).shape;

@@ -10,7 +10,7 @@ use super::builtin::built_in;
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 
 /// The function of a registered kernel. It receives the attributes, a slice of the elements of each operand, and the
-/// slice of the result at the same indices, which it must write. All slices have equal lengths.
+/// slice of the result at the same indices. It must write this slice. All slices have equal lengths.
 pub type Elementwise = fn(&Attrs, &[&[f32]], &mut [f32]);
 
 /// Maximum number of operands of a registered kernel. With this limit, their slices are collected without allocation.
@@ -51,7 +51,7 @@ impl CpuKernel {
     }
 
     /// Sets the time that one element takes on one thread, in nanoseconds (default: 1). Short calls run on one
-    /// thread, because waking others would take longer.
+    /// thread, because waking other threads would take longer.
     #[must_use]
     pub const fn with_nanos_per_element(mut self, nanos: f32) -> Self {
         self.nanos = nanos;
@@ -153,7 +153,7 @@ fn lookup(name: &str) -> Option<CpuKernel> {
     table.kernels.iter().find(|k| k.name == name).copied()
 }
 
-/// If a kernel is registered for the operator, returns the kernel-table entry that all registered kernels share.
+/// Returns the kernel-table entry that all registered kernels share, if a kernel is registered for the operator.
 pub(super) fn find(name: &str) -> Option<&'static KernelDef> {
     static ENTRY: KernelDef = KernelDef {
         name: "",

@@ -1,4 +1,4 @@
-//! Index arithmetic of kernels that broadcast or permute. It takes place once, when a plan is compiled.
+//! Index arithmetic of kernels that broadcast or permute. It runs once, when a plan is compiled.
 
 use crate::kernel::CHUNK;
 
@@ -147,7 +147,7 @@ impl RowDivision {
         }
     }
 
-    /// Returns the number of tasks, which is 0 without elements.
+    /// Returns the number of tasks; 0 without elements.
     pub(super) fn tasks(&self) -> usize {
         self.rows.div_ceil(self.rows_per_task) * self.pieces
     }

@@ -66,7 +66,7 @@ const SQUARE: usize = 8;
 /// Number of columns of a block. A task processes a block tile by tile.
 const BLOCK_COLUMNS: usize = 512;
 
-/// A plane of the operand and the result. Its rows and columns are those of the result. Neighbours in a row are
+/// A plane of the operand and the result. It has the rows and columns of the result. Neighbours in a row are
 /// `x_stride` apart in the operand and adjacent in the result. Neighbours in a column are adjacent in the operand and
 /// `y_stride` apart in the result.
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
         y_stride: nest.strides[1][axis],
     };
     let size = plane.rows * plane.columns;
-    // The remaining axes. The last one has size 1, so that each position along the others is a row.
+    // The remaining axes. The last one has size 1, so that each position along all other axes is a row.
     let others: Vec<usize> = (0..last).filter(|&a| a != axis).collect();
     let pick = |of: &[isize]| others.iter().map(|&a| of[a]).chain([0]).collect();
     let planes = Nest {

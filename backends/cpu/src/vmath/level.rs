@@ -94,7 +94,7 @@ fn has_avx512() -> bool {
 ///
 /// `body` must be `#[inline(always)]`, and so must all hot functions that it calls: only code that is inlined into
 /// the `#[target_feature]` functions is compiled with their instructions. The first generic parameter of `body` is
-/// `const FMA: bool`, which is true if `f32::mul_add` is one instruction.
+/// `const FMA: bool`. It is true if `f32::mul_add` is one instruction.
 macro_rules! multiversion {
     (
         $(#[$meta:meta])*

@@ -56,7 +56,7 @@ multiversion! {
 multiversion! {
     /// Writes `e^(x - m)` to `out` and returns the sum of `out`, in the order of [`sum`].
     ///
-    /// If `m` is the maximum element, these are the softmax numerators and denominator. If `x` and `m` are the same
+    /// These are the softmax numerators and denominator if `m` is the maximum element. If `x` and `m` are the same
     /// infinity, the difference is NaN. Panics if the lengths differ.
     pub(crate) fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
 }
@@ -84,7 +84,7 @@ fn row_sums_body<const FMA: bool>(x: &[f32], width: usize, sums: &mut [f32]) {
     assert_eq!(x.len(), width * sums.len(), "not as many rows as sums");
     match width {
         0 => sums.fill(0.0),
-        // These are common head sizes. The compiler knows the number of iterations for them.
+        // These are common head sizes, with a number of iterations that is a compile-time constant.
         16 => fixed_row_sums::<FMA, 16>(x, sums),
         32 => fixed_row_sums::<FMA, 32>(x, sums),
         64 => fixed_row_sums::<FMA, 64>(x, sums),

@@ -230,7 +230,7 @@ mod tests {
                     x[at] = bad;
                     let mut out = vec![7.0; len];
                     softmax_row(level, &x, &mut out);
-                    // If an element is infinite, all other elements are 0 times NaN, which is also NaN.
+                    // An infinite element becomes NaN. All other elements become 0 times NaN, also NaN.
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");
                     log_softmax_row(level, &x, &mut out);
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");

@@ -69,7 +69,7 @@ pub(super) fn cos_reduced<const FMA: bool>(x: f32) -> f32 {
     if x.abs() < 2.4e-4 { 1.0 } else { cosine }
 }
 
-/// Returns `x^y`, with the special cases of C's `powf`, which are those of `f32::powf`.
+/// Returns `x^y`, with the special cases of C's `powf` and of `f32::powf`.
 #[inline(always)]
 pub(super) fn pow<const FMA: bool>(x: f32, y: f32) -> f32 {
     let base = x.abs();

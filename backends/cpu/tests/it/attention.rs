@@ -135,7 +135,7 @@ fn scores_far_from_zero() {
             let results = compare(call, [Box::new(q), Box::new(|_| 1.0), Box::new(noise)]);
             assert!(results.iter().flatten().all(|v| v.is_finite()));
         }
-        // The scores grow with the key: every tile has a new maximum, which is much larger than the previous one.
+        // The scores grow with the key: every tile has a new maximum, much larger than the previous one.
         let k = |at: usize| (at / 4 * 64) as f64;
         compare(call, [Box::new(|_| 1.0), Box::new(k), Box::new(noise)]);
         let k = |at: usize| -((at / 4 * 64) as f64);

@@ -136,7 +136,7 @@ fn segments_read_the_same_table() {
     }
 }
 
-/// If one reader requires row order, all readers of the same weights use it.
+/// All readers of the same weights use row order if one of them requires it.
 #[test]
 fn expanded_tables_stay_in_the_order_of_rows() {
     for format in BlockFormat::ALL {

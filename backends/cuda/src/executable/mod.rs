@@ -103,7 +103,7 @@ pub(crate) struct CudaExecutable {
     profile: Profile,
     reporters: Vec<Reporter>,
     host_validated: HostValidated,
-    /// Parameters and states that a step writes before its last possible fault is known.
+    /// Parameters and states that a step writes while a fault can still occur.
     exposed: Vec<BufferRef>,
     /// Copies of the `exposed` buffers for each frame. The step of the frame saves them.
     saved: [Vec<SavedRange>; FRAMES],

@@ -73,7 +73,7 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ExchangeError {
     Lost(LostRank),
-    /// Ranks that did not arrive in time, as far as this rank knows.
+    /// Ranks that did not report in time to this rank.
     Missing(Vec<usize>),
 }
 

@@ -82,8 +82,8 @@ impl Title {
         bytes
     }
 
-    /// If the titles are equal, returns the data that follows the title in the message of another rank. Otherwise
-    /// returns the difference of the titles.
+    /// Compares the titles of two messages. Returns the data after the title in the message of another rank if the
+    /// titles are equal. Otherwise returns the difference of the titles.
     fn compare<'a>(own: &[u8], other: &'a [u8]) -> Result<&'a [u8], String> {
         fn line(bytes: &[u8]) -> (&[u8], &[u8]) {
             let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());

@@ -18,7 +18,7 @@ pub(super) struct Body<'a> {
     pub(super) locals: HashMap<Handle<LocalVariable>, String>,
     /// C++ names of the values that were already computed.
     pub(super) values: HashMap<Handle<Expression>, String>,
-    /// Values that are declared before the loop in which they are computed.
+    /// Values that are declared before the loop that computes them.
     pub(super) declared: HashSet<Handle<Expression>>,
     /// Labels of the enclosing loops. `continue` jumps to the label of a loop that has a continuing block.
     pub(super) loops: Vec<Option<String>>,

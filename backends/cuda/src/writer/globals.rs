@@ -22,7 +22,7 @@ impl Context<'_> {
         name.ok_or_else(|| WriteError::invalid("a variable that does not exist"))
     }
 
-    /// Returns the type to which a buffer's pointer points. For a run-time sized array, it is the element type.
+    /// Returns the type of a buffer behind its pointer. For a run-time sized array, it is the element type.
     fn pointee(&self, variable: &GlobalVariable) -> Result<String> {
         match *self.inner(variable.ty) {
             TypeInner::Array { base, size, stride } if self.is_unsized(variable.ty) => {
@@ -32,8 +32,8 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the parameters through which a function receives the module's variables that it uses. The kernel
-    /// itself declares private variables instead.
+    /// Returns a function's parameters for the module's variables that it uses. The kernel itself declares private
+    /// variables instead.
     pub(super) fn global_parameters(&self, info: &FunctionInfo, is_entry: bool) -> Result<Vec<String>> {
         let mut parameters = Vec::new();
         for (handle, variable) in self.ordered(info) {

@@ -22,7 +22,7 @@ struct UnsizedArray {
 }
 
 impl Body<'_> {
-    /// Returns the memory location to which a pointer points, as an assignable expression.
+    /// Returns the memory location that a pointer points to, as an assignable expression.
     pub(super) fn place(&self, pointer: Handle<Expression>) -> Result<String> {
         match *self.expression(pointer)? {
             Expression::GlobalVariable(global) => self.global_place(global),
@@ -137,7 +137,7 @@ impl Body<'_> {
         u32::try_from(self.number(handle)?).ok()
     }
 
-    /// Returns the pointer and the length of a run-time sized array, which is a whole buffer or its last member.
+    /// Returns the pointer and the length of a run-time sized array. The array is a whole buffer or its last member.
     fn unsized_at(&self, pointer: Handle<Expression>) -> Result<UnsizedArray> {
         let (global, member) = match *self.expression(pointer)? {
             Expression::GlobalVariable(global) => (global, None),

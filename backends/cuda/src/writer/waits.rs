@@ -61,7 +61,7 @@ pub(super) fn early_reads(
     None
 }
 
-/// Returns the module's variable into which a pointer points, or `None` for other memory.
+/// Returns the module's variable that a pointer points into, or `None` for other memory.
 fn root(entry: &EntryPoint, mut pointer: Handle<Expression>) -> Option<Handle<GlobalVariable>> {
     loop {
         match entry.function.expressions[pointer] {

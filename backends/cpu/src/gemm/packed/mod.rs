@@ -63,7 +63,7 @@ const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// panels.
 const GROUP: usize = 4;
 
-/// Permitted bits of the largest magnitude in a block of a rounded row: those of 2^-60 to 2^60 (exclusive).
+/// Permitted bits of the largest magnitude in a block of a rounded row, from 2^-60 to 2^60 (exclusive).
 #[cfg(target_arch = "x86_64")]
 const MAGNITUDES: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
@@ -286,7 +286,7 @@ impl PackedGemm {
         }
     }
 
-    /// Returns the columns of `y` that a task computes, which are rows of the weights.
+    /// Returns the columns of `y` that a task computes, as rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
         let group = if self.panels.is_some() { PANEL_ROWS } else { GROUP };
         let groups = share(self.n.div_ceil(group), tasks, task);
@@ -470,8 +470,8 @@ impl RightOperand for Expanded<'_> {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
         let (width, storage) = (set.tile_cols, self.gemm.storage);
         let cols = panels.start * width..(panels.end * width).min(spec.n);
-        // SAFETY: rows and their numbers are within the weights, which are not in panels. Blocks along k are whole,
-        // except for the last block.
+        // SAFETY: rows and their numbers are within the weights, and the weights are not in panels. Blocks along k
+        // are whole, except for the last block.
         unsafe {
             let rows = self.weights.from(storage, cols.start);
             (storage.kernels(set).panels)(rows, [steps.start, steps.len()], [cols.len(), width], to);

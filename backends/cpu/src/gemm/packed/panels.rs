@@ -272,7 +272,7 @@ unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usiz
     }
 }
 
-/// Multiplies `M` rows of `x` by whole panels of weights, which it expands in registers.
+/// Multiplies `M` rows of `x` by whole panels of weights. It expands the weights in registers.
 ///
 /// # Safety
 ///

@@ -33,8 +33,8 @@ const RUN: usize = 256;
 const TOUCHES: usize = 4;
 /// Minimum number of tasks at which keys are not divided.
 const TASKS_THRESHOLD: usize = 16;
-/// Minimum number of keys of a task. Each task has to copy the queries, and its result has to be combined with
-/// others.
+/// Minimum number of keys of a task. Each task has to copy the queries, and its result has to be combined with the
+/// results of other tasks.
 const TASK_KEYS: usize = 32;
 
 /// A call of attention to a cache.
@@ -124,7 +124,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 
 /// Compiles attention to the blocks of a paged cache. A block table contains the location of keys and values. The
 /// query rows of a call are tokens of any sequences. Adjacent rows with consecutive positions in one sequence, such
-/// as those of a prompt, are detected when the step runs, and share a pass over their keys.
+/// as the rows of a prompt, are detected when the step runs, and share a pass over their keys.
 pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
     let paged_dims = PagedDims::of(&cx.call())?;
     let (dims, paged) = (paged_dims.dims, Paged::of(cx, &paged_dims));
@@ -531,7 +531,7 @@ impl Cached {
         // The first phase has already reported missing rows.
         let bring = |unit: Unit, position| {
             let parts = self.parts_of(seen(&self.dims_at(unit, position)).len());
-            // SAFETY: the first phase has written the states of the parts in use, which are contiguous. Only this
+            // SAFETY: the first phase has written the states of the parts in use, and they are contiguous. Only this
             // task reads the states of its unit and writes its rows of the result.
             unsafe {
                 let at = cx.shared.add(task * self.parts * len);

@@ -2,8 +2,8 @@
 //!
 //! In the forward pass, a tile of queries iterates over the tiles of keys that are visible to it. It keeps the
 //! maximum score and the sum of exponentials of each row (Milakov and Gimelshein, 2018; Dao et al., 2022). In the
-//! backward pass, a tile of keys iterates over the queries to which it is visible. It recomputes the probabilities
-//! from the saved logarithms of the sums of exponentials.
+//! backward pass, a tile of keys iterates over the queries that can see it. It recomputes the probabilities from the
+//! saved logarithms of the sums of exponentials.
 
 mod backward;
 mod cached;

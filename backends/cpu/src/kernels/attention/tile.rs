@@ -1,4 +1,4 @@
-//! The row-by-row computations on a tile of scores that take place between its two matmuls.
+//! The row-by-row computations on a tile of scores, between its two matmuls.
 
 use std::ops::Range;
 

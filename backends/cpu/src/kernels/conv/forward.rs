@@ -275,8 +275,8 @@ fn together(operands: Operands, window: Window) -> Compiled {
             nanos: operands.nanos() / gemm.phases() as u64,
             body: move |task: usize, cx: &RunCx| {
                 let image = task / tasks;
-                // SAFETY: the operands belong to this matmul. Some are in the shared scratch, which the first phase
-                // has filled. Tasks of the matmul write disjoint parts of the result and of their scratch.
+                // SAFETY: the operands belong to this matmul. The first phase has filled the operands in the shared
+                // scratch. Tasks of the matmul write disjoint parts of the result and of their scratch.
                 unsafe {
                     let own = cx.shared.add(image * matmul_len);
                     let patches = if sizes.pointwise {

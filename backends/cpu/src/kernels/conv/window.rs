@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use meganeura_core::ops::Conv2dDims;
 
-/// The windows along one axis for which a tap (an element of the kernel) reads the input and not the padding.
+/// The windows along one axis whose element at a tap (an element of the kernel) is in the input, not in the padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TapWindows {
     /// Range of these windows.

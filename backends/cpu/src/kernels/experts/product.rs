@@ -13,7 +13,7 @@ use crate::share::share;
 
 /// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 40;
-/// Number of tasks of a product with few rows, among which the matrices are divided.
+/// Number of tasks of a product with few rows. The matrices are divided among them.
 const TASKS: usize = 32;
 /// Maximum number of tasks that share the columns of a segment.
 const MAX_PARTS: usize = 16;

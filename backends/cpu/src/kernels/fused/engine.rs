@@ -153,8 +153,8 @@ impl Engine {
         let buffer = |i: usize| scratch.wrapping_add(i * RUN);
         let mut loaded = [Source::One(0); MAX_LOADS];
         for (source, read) in loaded.iter_mut().zip(&self.reads) {
-            // SAFETY: no code writes the operand meanwhile, except a head, which is copied. Only this read uses the
-            // buffer.
+            // SAFETY: no code writes the operand meanwhile, unless it is a head, and heads are copied. Only this read
+            // uses the buffer.
             *source = unsafe { load(read, &part, buffer(read.buffer)) };
         }
         let source = |src: Src| match src {

@@ -1,4 +1,4 @@
-//! Fused programs that end with a reduction. It folds the elementwise result, which is not stored.
+//! Fused programs that end with a reduction. It folds the elementwise result without storing it.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;

@@ -81,7 +81,7 @@ pub(super) fn permute(access: &Access, axes: &[i64], operand: &Shape) -> Result<
     Ok(inner)
 }
 
-/// Returns true if every factor occurs in the access, so that the value has as many elements as the domain.
+/// Returns true if every factor occurs in the access: then the value and the domain have equally many elements.
 pub(super) fn is_whole(access: &Access, factors: &[usize]) -> bool {
     let mut seen = vec![false; factors.len()];
     access.iter().flatten().for_each(|&f| seen[f] = true);

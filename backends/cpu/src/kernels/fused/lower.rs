@@ -45,7 +45,7 @@ pub(super) struct Load {
 #[derive(Clone, Debug)]
 pub(super) struct Instruction {
     pub(super) scalar: Scalar,
-    /// Operands, of which the first `count` are used.
+    /// Operands. Only the first `count` are used.
     pub(super) inputs: [Src; MAX_OPERANDS],
     pub(super) count: usize,
     /// True if the result is a single element that is broadcast to the whole domain.
@@ -291,8 +291,8 @@ impl Lowering<'_> {
         Ok(Src::Load(at))
     }
 
-    /// If a step only rearranges elements, returns its operand and the access of the operand. Returns `None` for
-    /// other steps.
+    /// Returns the operand of a step that only rearranges elements, and the access of this operand. Returns `None`
+    /// for any other step.
     fn through_view(&self, step: &Step, access: &Access) -> Result<Option<(Slot, Access)>, Stop> {
         let Some(&operand) = step.inputs.first() else {
             return Ok(None);

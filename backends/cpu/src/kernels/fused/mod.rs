@@ -45,9 +45,9 @@ pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
 /// The form of a program, with the index of its main step.
 enum ProgramForm {
     Pointwise,
-    /// Elementwise steps before the given reduction, which is the last step.
+    /// Elementwise steps before the given reduction. The reduction is the last step.
     Fold(usize),
-    /// Elementwise steps after the given matmul or convolution, which is the first step.
+    /// Elementwise steps after the given matmul or convolution. This is the first step.
     Product(usize),
     /// Elementwise steps around the given norm or softmax.
     Rows(usize),

@@ -226,7 +226,7 @@ impl Rows {
         (RUN / self.width).max(1)
     }
 
-    /// Returns the number of `f32`s of the scratch in which a long row is assembled.
+    /// Returns the number of `f32`s of the scratch for the assembly of a long row.
     fn long_row(&self) -> usize {
         match self.input {
             Input::Computed(_) if self.width > RUN => self.width,

@@ -133,7 +133,7 @@ impl Scalar {
     ///
     /// # Safety
     /// Operands of the form [`Source::Words`] must be valid for `len` words, and `out` for writing `len` words. `out`
-    /// must not overlap any operand. Words must have the types for which the function was created.
+    /// must not overlap any operand. Words must have the types that the function was created for.
     pub(super) unsafe fn run(self, level: Level, x: [Source; MAX_OPERANDS], out: *mut u32, len: usize, first: usize) {
         // SAFETY: forwarded; every bit pattern is a word of each of the types.
         unsafe {

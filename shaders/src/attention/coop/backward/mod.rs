@@ -107,7 +107,7 @@ impl Tiling {
         is_even.then_some(bytes)
     }
 
-    /// Returns the number of rows of a workgroup, which is the same for queries and for keys.
+    /// Returns the number of rows of a workgroup. It is the same for queries and for keys.
     fn rows(&self) -> usize {
         ROW_TILES * self.subgroups.config.tile()
     }

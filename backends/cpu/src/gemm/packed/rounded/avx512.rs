@@ -161,7 +161,7 @@ unsafe fn add_block<F: PanelFormat, const M: usize>(
         for part in 0..parts {
             let steps = part * STEPS / parts..(part + 1) * STEPS / parts;
             let mut products = [_mm512_setzero_si512(); M];
-            // The products of both digits are added to one sum: first those of the higher digits, which are then
+            // The products of both digits are added to one sum. After the products of the higher digits, the sum is
             // shifted by the power of this digit.
             for digit in 0..2 {
                 for step in steps.clone() {
