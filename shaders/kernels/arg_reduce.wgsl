@@ -1,16 +1,16 @@
 // Index of the first element of each row that precedes all others in the order, such as the largest. Each of the LANES
 // threads of a row compares every LANES-th element; then shared memory halves the candidates in each step. A row may be
-// split into several workgroups (PARTS); arg_reduce_join.wgsl joins their results.
+// split into several workgroups (PARTS), whose results arg_reduce_join.wgsl joins.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 
 alias Value = f32;
 const ROWS: u32 = 64u;
-const LENGTH: u32 = 1000u; // elements of a row
-const INNER: u32 = 1u; // distance of neighbours in a row
+const LENGTH: u32 = 1000u; // number of elements of a row
+const INNER: u32 = 1u; // distance between neighbours in a row
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 1u; const LANES: u32 = 256u; const ROWS_FIRST: bool = false;
-const PARTS: u32 = 1u; // workgroups that take turns along a row
+const PARTS: u32 = 1u; // number of workgroups that share a row
 const THREADS: u32 = 256u;
 
 var<storage, read> x: array<Value>;

@@ -5,8 +5,8 @@
 
 alias Value = f32;
 const ROWS: u32 = 4u;
-const LENGTH: u32 = 100000u; // elements of a row
-const INNER: u32 = 1u; // distance of neighbours in a row
+const LENGTH: u32 = 100000u; // number of elements of a row
+const INNER: u32 = 1u; // distance between neighbours in a row
 const PARTS: u32 = 16u;
 const THREADS: u32 = 256u;
 

@@ -3,7 +3,7 @@
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 
-const COUNT: u32 = 24576u; // elements of a gradient
+const COUNT: u32 = 24576u; // number of elements of a gradient
 const HEAD_DIM: u32 = 64u;
 const GROUP: u32 = 3u;
 const THREADS: u32 = 256u;

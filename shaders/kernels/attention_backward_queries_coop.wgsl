@@ -1,18 +1,18 @@
-// Gradients of attention on cooperative matrices, first of two launches: gradients of queries, as the sums of ds k,
-// where p = e^(scale s - lse), ds = scale p (t - delta), s = q k^T, t = dout v^T (Dao et al., 2022).
+// Gradients of attention on cooperative matrices, first of two launches: gradients of queries. They are the sums of ds
+// k, where p = e^(scale s - lse), ds = scale p (t - delta), s = q k^T, t = dout v^T (Dao et al., 2022).
 //
 // A workgroup has two rows of query tiles of one head and iterates over COLUMN_TILES rows of key tiles per step. Half
-// of its subgroups compute the product s, the other half t; a subgroup keeps the tiles of its rows in registers.
+// of its subgroups compute the product s, the other half t. A subgroup keeps the tiles of its rows in registers.
 // Products pass through shared memory as f32 and become weights, which are rounded like operands. Then each half of the
-// subgroups accumulates sums over half of the keys in registers. A step has four barriers; the keys and values of the
+// subgroups accumulates sums over half of the keys in registers. A step has four barriers. The keys and values of the
 // next step are prefetched.
 //
 // Range: gradients can have any magnitude, but an f16 is flushed to zero below 2^-24 and becomes infinite from 2^16 on.
-// All computations here are linear in dout and delta. Therefore those of a query are multiplied by the power of two
-// that scales their largest magnitude to between 1 and 2, and the sums by its inverse, which is exact. The second
-// launch reads the largest magnitude of each tile. ds is infinite only if 2 scale (head_dim max |v| + 1) exceeds
-// 65,504, or if p is infinite. Queries, keys and values are rounded without scaling. The error of a product is at most
-// 2^-10 of the sum of |a b| of its terms; the error of t dominates if t and delta cancel.
+// All computations here are linear in dout and delta. Therefore dout and delta of a query are multiplied by the power
+// of two that scales their largest magnitude to between 1 and 2. The sums are multiplied by its inverse, which is
+// exact. The second launch reads the largest magnitude of each tile. ds is infinite only if 2 scale (head_dim max |v| +
+// 1) exceeds 65,504, or if p is infinite. Queries, keys and values are rounded without scaling. The error of a product
+// is at most 2^-10 of the sum of |a b| of its terms. The error of t dominates if t and delta cancel.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 
@@ -26,22 +26,22 @@ alias MatrixC = coop_mat16x16<f32, C>;
 
 const ROWS_Q: u32 = 128u; const ROWS_K: u32 = 128u;
 const HEADS: u32 = 9u;
-const ALL_HEADS: u32 = 9u; // of all sequences
+const ALL_HEADS: u32 = 9u; // number of heads of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether attention is causal, and its window in keys; 0 for none.
+// True if attention is causal; window in keys, 0 for none.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
-// Rows of a tile, and threads of a subgroup.
+// Number of rows of a tile, and of threads of a subgroup.
 const TILE: u32 = 16u; const SUBGROUP: u32 = 32u;
-// Subgroups side by side along the columns of a product, and tiles along the columns of a step.
+// Number of subgroups along the columns of a product, and of tiles along the columns of a step.
 const COLUMN_SUBGROUPS: u32 = 2u;
 const COLUMN_TILES: u32 = 2u;
-// Padding of rows of operands in vectors, which avoids bank conflicts in shared memory.
+// Padding of rows of operands in vectors. It avoids bank conflicts in shared memory.
 const PADDING: u32 = 2u;
-// Number of keys that the first query attends to, without a window.
+// Number of keys to which the first query attends without a window.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
-// Tiles along the rows of a workgroup, and sizes that follow from it.
+// Number of tiles along the rows of a workgroup, and sizes that follow from it.
 const ROW_TILES: u32 = 2u;
 const THREADS: u32 = ROW_TILES * 2u * COLUMN_SUBGROUPS * SUBGROUP;
 const ROWS: u32 = ROW_TILES * TILE;
@@ -49,15 +49,17 @@ const COLUMNS: u32 = COLUMN_TILES * TILE;
 const ROW_THREADS: u32 = THREADS / ROWS;
 const QUERY_TILES: u32 = (ROWS_Q + ROWS - 1u) / ROWS;
 const LAST_VECTOR: u32 = (HEAD_DIM + 3u) / 4u - 1u;
-// Vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and tiles of a head.
+// Number of vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and of tiles of a
+// head.
 const VECTORS: u32 = (HEAD_DIM + COLUMN_SUBGROUPS * TILE - 1u) / (COLUMN_SUBGROUPS * TILE) * (COLUMN_SUBGROUPS * TILE / 4u);
 const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
-// Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
+// Number of tiles of a product and of a sum per subgroup, of vectors of a product per thread, and of vectors of a
+// tile's row.
 const PRODUCT_TILES: u32 = COLUMN_TILES / COLUMN_SUBGROUPS;
 const SUM_TILES: u32 = VECTORS * 4u / TILE / COLUMN_SUBGROUPS;
 const THREAD_VECTORS: u32 = COLUMNS / 4u / ROW_THREADS;
 const QUARTER: u32 = TILE / 4u;
-// Vectors that a thread copies of columns, of rows, and of results.
+// Number of vectors that a thread copies of columns, of rows, and of results.
 const COLUMN_PIECES: u32 = (COLUMNS * VECTORS + THREADS - 1u) / THREADS;
 const ROW_PIECES: u32 = (ROWS * VECTORS + THREADS - 1u) / THREADS;
 const RESULT_PIECES: u32 = (ROWS * COLUMN_SUBGROUPS * QUARTER + THREADS - 1u) / THREADS;
@@ -68,7 +70,7 @@ const SUMS_STRIDE: u32 = max(COLUMNS / 4u, COLUMN_SUBGROUPS * QUARTER) + 1u;
 const WEIGHTS: u32 = ROWS * WEIGHTS_STRIDE;
 const OPERAND: u32 = max(max(COLUMNS, ROWS) * STRIDE, WEIGHTS);
 const PRODUCT: u32 = ROWS * SUMS_STRIDE;
-// Weights overwrite the values, which only the products need.
+// The weights overwrite the values, which are not used after the products.
 const WEIGHTS_AT: u32 = OPERAND;
 const d: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; // indices of repeats
 
@@ -83,10 +85,10 @@ var<storage, read_write> dq: array<vec4<f32>>;
 var<storage, read_write> left: array<u32>;
 var<workgroup> pool: array<Vector, 2u * OPERAND>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
-// Largest magnitudes of each query, and of all queries of the workgroup.
+// Largest magnitude of each query, and of all queries of the workgroup.
 var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
 
-// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
+// Load a vector of the row that begins at element `start`, the log-sum-exp of a query, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
@@ -98,8 +100,9 @@ fn scale() -> f32 { return 0.125; }
 // lib/math.wgsl
 fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
 
-// Bits of the largest magnitude of four numbers: bits of non-negative numbers have the same order as the numbers. The
-// factor is 2^-n for a number from 2^n to 2^(n + 1) if it and its inverse are normal, and 1 for infinity and NaN.
+// Returns the bits of the largest magnitude of four numbers: bits of non-negative numbers have the order of the
+// numbers. For a number from 2^n to 2^(n + 1), the factor is 2^-n if it and its inverse are normal. For infinity and
+// NaN, it is 1.
 fn size_of(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
@@ -119,7 +122,7 @@ fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
 
-// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
+// Returns a loaded vector. Vectors past the end of the head are zeros, unless no tile contains them.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
 }
@@ -136,7 +139,7 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
 }
 
-// Row of a vector that a thread copies, clamped to the last row.
+// Returns the row of a vector that a thread copies, clamped to the last row.
 fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
     return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
 }

@@ -1,13 +1,13 @@
-// Attention of few queries over a cache: a workgroup has a query of one head and iterates over its keys in tiles of
+// Attention of few queries over a cache. A workgroup has a query of one head and iterates over its keys in tiles of
 // KEYS, with the running maximum score and sum of exponentials (Milakov and Gimelshein, 2018). If WORKGROUPS share the
-// keys of a query, each has a range of whole tiles and stores its partial result; attention_cached_join.wgsl combines
-// them ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
+// keys of a query, each has a range of whole tiles and stores its partial result. attention_cached_join.wgsl combines
+// these results ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 //
-// KEY_THREADS adjacent threads read a key of a tile, each every KEY_THREADS-th vector, and store their part of the score in
-// shared memory. After a barrier the parts are added up. The maximum score takes two more barriers: FINAL_THREADS threads reduce
-// the values of all threads, then all threads reduce their results. After another barrier each thread has a vector of
-// the head and accumulates the values of every VALUE_GROUPS-th key. The first keys and values of a tile are prefetched before
-// the number of keys is known; those beyond the last key are read but not used.
+// KEY_THREADS adjacent threads share a key of a tile. Each reads every KEY_THREADS-th vector and stores its part of the
+// score in shared memory. After a barrier, the parts are added up. The maximum score takes two more barriers:
+// FINAL_THREADS threads reduce the values of all threads, then all threads reduce the results. After another barrier,
+// each thread has a vector of the head and accumulates the values of every VALUE_GROUPS-th key. The first keys and
+// values of a tile are prefetched before the number of keys is loaded. Keys past the last one are read but not used.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
 
@@ -20,12 +20,12 @@ const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
 // Window: maximum number of keys that a query attends to; 0 for no limit.
 const WINDOW: u32 = 0u;
-// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
+// True if the cache is paged: the table of each sequence has TABLE_LEN entries with indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u;
 const BLOCK_ROWS: u32 = 16u;
 const BLOCKS: u32 = 64u;
-// Whether attention_forward_coop.wgsl computes the tiles of TILE_ROWS queries whose queries belong to one sequence.
+// True if attention_forward_coop.wgsl computes the tiles of TILE_ROWS queries whose queries belong to one sequence.
 const TILED: bool = false;
 const TILE_ROWS: u32 = 32u;
 // Keys of a tile, threads that share a key, and workgroups that share the keys of a query.

@@ -14,7 +14,7 @@ const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 62u;
 // Window: maximum number of keys that a query attends to; 0 for no limit.
 const WINDOW: u32 = 0u;
-// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
+// True if the cache is paged: the table of each sequence has TABLE_LEN entries with indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u;
 const BLOCK_ROWS: u32 = 16u;
@@ -24,7 +24,7 @@ const ROW: u32 = KV_HEADS * HEAD_DIM;
 // Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = ROWS_K + 1u - ROWS_Q;
 const THREADS: u32 = 64u;
-// Elements of a thread; the last one may be beyond the head.
+// Elements of a thread; the last one may be past the end of the head.
 const THREAD_ELEMENTS: u32 = (HEAD_DIM + THREADS - 1u) / THREADS;
 const MIN_F32: f32 = -3.4028234e38;
 

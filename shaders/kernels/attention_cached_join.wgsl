@@ -1,16 +1,16 @@
-// Attention of few queries over a cache, second of two launches: one thread per vector of the result combines the
-// partial results of the workgroups that share the keys of its query, with weights relative to the overall maximum
+// Attention of few queries over a cache, second of two launches. One thread per vector of the result combines the
+// partial results of the workgroups that share the keys of its query. The weights are relative to the overall maximum
 // score.
 //
 // Source: "Flash-Decoding", Dao, Haziza, Massa and Sizov, 2023. Twin in the oracle: core/src/ops/attention/cached.rs.
 
-const COUNT: u32 = 144u; // vectors of the result
-// Queries of all heads and sequences, and queries and heads of a sequence.
+const COUNT: u32 = 144u; // number of vectors of the result
+// Number of queries of all heads and sequences; number of queries and of heads of a sequence.
 const QUERIES: u32 = 9u;
 const ROWS_Q: u32 = 1u;
 const HEADS: u32 = 9u;
 const HEAD_DIM: u32 = 64u;
-// Workgroups that share the keys of a query.
+// Number of workgroups that share the keys of a query.
 const WORKGROUPS: u32 = 2u;
 const VECTORS: u32 = HEAD_DIM / 4u;
 const THREADS: u32 = 256u;

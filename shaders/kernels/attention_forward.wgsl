@@ -2,13 +2,13 @@
 // Gimelshein, 2018; Dao et al., 2022).
 //
 // A workgroup has a tile of ROWS queries of one head and iterates over tiles of COLUMNS keys. A thread has four
-// queries: in the scores, four keys at a distance of COLUMN_THREADS; in the results, one vector of the head. Products pass
-// through shared memory in steps. The operands of the next step are prefetched, with a barrier before and after each
-// step:
+// queries. In the scores, it has four keys that are COLUMN_THREADS apart; in the results, one vector of the head.
+// Products pass through shared memory in steps. The operands of the next step are prefetched, with a barrier before and
+// after each step:
 // - scores: DEPTH vectors of the queries and of all keys of the tile per step;
 // - softmax: the values of the threads of a row are reduced, with two barriers;
 // - results: COLUMN_THREADS values per step, whose weights pass through shared memory, and a slab of SLAB vectors of
-//   each. The threads of a row form SLAB_GROUPS groups, each of which accumulates a part of the values; at the end, the
+//   each. The threads of a row form SLAB_GROUPS groups. Each group accumulates a part of the values; at the end, the
 //   parts are added pairwise.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
@@ -16,40 +16,40 @@
 const ROWS_Q: u32 = 128u;
 const ROWS_K: u32 = 128u;
 const HEADS: u32 = 9u;
-const ALL_HEADS: u32 = 9u; // of all sequences
+const ALL_HEADS: u32 = 9u; // number of heads of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether attention is causal, its window in keys (0 for none), and whether keys are in a cache.
+// True if attention is causal; window in keys, 0 for none; true if keys are in a cache.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
-// Queries of a tile, and vectors of a slab: a power of two, up to 16.
+// Number of queries of a tile, and of vectors of a slab, which is a power of two up to 16.
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 
 const VECTORS: u32 = (HEAD_DIM + 3u) / 4u;
-// Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
+// Number of keys to which the first query attends without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
-// Queries of a thread, threads of a row and of a column, and keys of a tile.
+// Number of queries of a thread, of threads of a row and of a column, and of keys of a tile.
 const THREAD_TILE: u32 = 4u;
 const COLUMN_THREADS: u32 = 32u;
 const ROW_THREADS: u32 = ROWS / THREAD_TILE;
 const THREADS: u32 = ROW_THREADS * COLUMN_THREADS;
 const COLUMNS: u32 = THREAD_TILE * COLUMN_THREADS;
-// Vectors of a row per step of the scores; the stride adds one vector, which avoids bank conflicts.
+// Number of vectors of a row per step of the scores. The stride has one more vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = DEPTH + 1u;
 const STEPS: u32 = (VECTORS + DEPTH - 1u) / DEPTH;
 const SLABS: u32 = (VECTORS + SLAB - 1u) / SLAB;
-// Groups of threads that accumulate parts of the same results, and rounds that merge these parts pairwise.
+// Number of groups of threads that accumulate parts of the same results, and of rounds that merge these parts pairwise.
 const SLAB_GROUPS: u32 = COLUMN_THREADS / SLAB;
 const MERGES: u32 = min(1u, SLAB_GROUPS / 2u) + min(1u, SLAB_GROUPS / 4u) + min(1u, SLAB_GROUPS / 8u) + min(1u, SLAB_GROUPS / 16u) + SLAB_GROUPS / 32u;
-// Vectors that a thread copies for a step of the scores, and of the results.
+// Number of vectors that a thread copies for a step of the scores, and of the results.
 const PIECES: u32 = COLUMNS * DEPTH / THREADS;
 const VALUES: u32 = COLUMN_THREADS * SLAB;
 const VALUE_PIECES: u32 = (VALUES + THREADS - 1u) / THREADS;
-const SOME: u32 = 8u; // threads of a row that bring together what all of it have
-// Shared memory contains in turn: keys and queries; values, weights and maxima or sums of rows; results.
+const SOME: u32 = 8u; // number of threads of a row that combine the values of all threads of the row
+// Shared memory contains one after the other: keys and queries; values, weights and maxima or sums of rows; results.
 const QUERIES_AT: u32 = COLUMNS * STRIDE;
 const REDUCED_AT: u32 = VALUES + COLUMN_THREADS * (ROW_THREADS + 1u);
 const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, REDUCED_AT + ROW_THREADS * SOME), ROWS * COLUMN_THREADS / 2u);
@@ -66,15 +66,15 @@ var<storage, read> positions: array<u32>;
 var<storage, read_write> out: array<vec4<f32>>;
 var<storage, read_write> lse: array<f32>;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// Last key. Cache rows after it may contain anything, including NaN.
+// Last key. Later rows of the cache have arbitrary contents, including NaN.
 var<private> last_key: u32;
 
-// Load a vector of the row that begins at element `start`; the number of cached keys of a sequence.
+// Load a vector of the row that begins at element `start`, and the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
 fn load_position(batch: u32) -> u32 { return positions[batch]; }
-// Store a vector of a result; the logarithm of the sum of exponentials of a query.
+// Store a vector of a result, and the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 fn store_lse(index: u32, value: f32) { lse[index] = value; }
 fn scale() -> f32 { return 0.125; }
@@ -88,7 +88,7 @@ fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A loaded vector, or zeros past the end of the head.
+// Returns a loaded vector, or zeros past the end of the head.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     var known = value;
     // @if VECTORS % DEPTH > 0
@@ -107,7 +107,7 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
 }
 
 fn join(a: vec4<f32>, b: vec4<f32>, greatest: bool) -> vec4<f32> { return select(a + b, max(a, b), greatest); }
-// Maxima, or sums, of the values of the threads of a row.
+// Returns the maximum, or the sum, of the values of the threads of a row.
 fn join_row(value: vec4<f32>, greatest: bool, local: u32) -> vec4<f32> {
     pool[local] = value;
     workgroupBarrier();

@@ -1,11 +1,11 @@
-// Attention on cooperative matrices: both products of operands that are rounded to the matrices' input type, with sums in f32;
-// the softmax between them (Milakov and Gimelshein, 2018; Dao et al., 2022) in f32 by single threads.
+// Attention on cooperative matrices. Operands of both matmuls are rounded to the matrices' input type, and sums are in
+// f32. Single threads compute the softmax between them in f32 (Milakov and Gimelshein, 2018; Dao et al., 2022).
 //
 // A workgroup of four subgroups has two rows of query tiles of one head and iterates over KEY_TILES rows of key tiles
 // per step. A subgroup has one row of tiles and half of the columns: of the keys in the scores, of the results in the
-// products with values. Matrices cannot be scaled row by row, so scores and products with values pass through shared
-// memory as f32. A thread has the same row of both, and keeps the maximum score of the row, its part of the sum and of
-// the results in registers. Keys and values are rounded when they are written to shared memory; those of the next step
+// matmuls with values. Matrices cannot be scaled row by row, so scores and results pass through shared memory as f32. A
+// thread has the same row of both, and keeps the maximum score of the row, its part of the sum and of the results in
+// registers. Keys and values are rounded when they are written to shared memory. The keys and values of the next step
 // are prefetched. A step has five barriers. For heads of 64 elements and tiles of 16, a step of 32 keys loads 16 KiB
 // for 32 tile multiplications (8 per subgroup) and uses 18 KiB of shared memory. Steps of 64 keys need fewer barriers,
 // but fewer workgroups fit on a multiprocessor to hide latency.
@@ -25,35 +25,35 @@ alias Q = vec4<f32>; alias K = vec4<f32>; alias V = vec4<f32>;
 const ROWS_Q: u32 = 128u;
 const ROWS_K: u32 = 128u;
 const HEADS: u32 = 9u;
-const ALL_HEADS: u32 = 9u; // of all sequences
+const ALL_HEADS: u32 = 9u; // number of heads of all sequences
 const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
-// Whether attention is causal, its window in keys (0 for none), and whether keys are in a cache.
+// True if attention is causal; its window in keys (0 for none); true if keys are in a cache.
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
-// Whether the cache is paged: the table of each sequence has TABLE_LEN entries, which are indices of the BLOCKS blocks.
+// True if the cache is paged: the table of each sequence has TABLE_LEN entries with indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u; const BLOCK_ROWS: u32 = 16u; const BLOCKS: u32 = 64u;
 // Rows of a tile, threads of a subgroup, and tiles along the keys of a step.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
 const KEY_TILES: u32 = 2u;
-// Padding of rows of operands in vectors, which avoids bank conflicts in shared memory.
+// Padding of rows of operands in vectors. It avoids bank conflicts in shared memory.
 const PADDING: u32 = 2u;
 
 const LAST_VECTOR: u32 = (HEAD_DIM + 3u) / 4u - 1u;
 const WHOLE_TILES: bool = LAST_VECTOR % 4u == 3u;
 // Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
-// Tiles along the rows of a workgroup, and subgroups side by side along the columns.
+// Tiles along the rows of a workgroup, and subgroups along the columns.
 const ROW_TILES: u32 = 2u;
 const COLUMN_SUBGROUPS: u32 = 2u;
 const THREADS: u32 = ROW_TILES * COLUMN_SUBGROUPS * SUBGROUP;
 const ROWS: u32 = ROW_TILES * TILE;
 const KEYS: u32 = KEY_TILES * TILE;
-const ROW_THREADS: u32 = THREADS / ROWS; // threads of a row
-// Vectors of a head, padded so that the subgroups side by side have equal numbers of tiles, and tiles of a head.
+const ROW_THREADS: u32 = THREADS / ROWS; // number of threads of a row
+// Vectors of a head, padded so that subgroups along the columns have equal numbers of tiles, and tiles of a head.
 const VECTORS: u32 = (HEAD_DIM + COLUMN_SUBGROUPS * TILE - 1u) / (COLUMN_SUBGROUPS * TILE) * (COLUMN_SUBGROUPS * TILE / 4u);
 const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
 // Tiles of scores and of results that a subgroup has, and vectors of both that a thread has.

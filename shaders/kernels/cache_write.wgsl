@@ -4,9 +4,9 @@
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
 
-const COUNT: u32 = 576u; // threads: elements of the new rows of all sequences, or pairs of them
-const PAIRS: bool = false; // whether the cache is of half precision, with two neighbours of a row in each word
-const ROWS: u32 = 1u; // new rows of a sequence
+const COUNT: u32 = 576u; // number of threads: elements of the new rows of all sequences, or pairs of elements
+const PAIRS: bool = false; // true if the cache is in half precision, so that each word contains two neighbours of a row
+const ROWS: u32 = 1u; // number of new rows of a sequence
 const CAPACITY: u32 = 512u;
 const WIDTH: u32 = 576u;
 const POSITIONS: u32 = CAPACITY + 1u - ROWS;

@@ -1,15 +1,15 @@
-// Cumulative sums along rows. In each round every thread sums up THREAD_ELEMENTS adjacent elements, and the LANES threads of a row
-// compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by
-// the thread that has read it, so the operand may be overwritten.
+// Cumulative sums along rows. In each round, every thread sums up THREAD_ELEMENTS adjacent elements. The LANES threads
+// of a row compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is
+// written by the thread that has read it, so the operand may be overwritten.
 //
 // Twin in the oracle: core/src/ops/cumsum.rs.
 
 alias Value = f32;
 const ROWS: u32 = 64u;
-const LENGTH: u32 = 1000u; // elements of a row
-const INNER: u32 = 1u; // distance of neighbours in a row
-const REVERSE: bool = false; // from the last element on
-const EXCLUSIVE: bool = false; // without the element itself
+const LENGTH: u32 = 1000u; // number of elements of a row
+const INNER: u32 = 1u; // distance between neighbours in a row
+const REVERSE: bool = false; // sum from the last element on
+const EXCLUSIVE: bool = false; // exclude the element itself
 const THREAD_ELEMENTS: u32 = 8u;
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 1u; const LANES: u32 = 256u; const ROWS_FIRST: bool = false;
@@ -28,7 +28,7 @@ fn store(at: u32, sum: Value) {
     out[at] = sum;
 }
 
-// The number of the k-th element to add.
+// Returns the index of the k-th element to add.
 fn location(start: u32, k: u32) -> u32 {
     if (REVERSE) {
         return start + (LENGTH - 1u - k) * INNER;

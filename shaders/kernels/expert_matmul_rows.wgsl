@@ -1,5 +1,5 @@
 // Product of each row with the matrix of its expert, for few rows, as in the decode phase of a language model. The
-// memory bandwidth for reading the matrices limits the speed, and few rows share a matrix.
+// memory bandwidth for reading the matrices limits the speed, because few rows share a matrix.
 //
 // A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K. Adjacent
 // threads read adjacent memory, four terms at a time if these are contiguous (VECTORS).
@@ -37,7 +37,7 @@ fn load_b(at: u32) -> f32 {
     return b[at];
 }
 
-// Four adjacent elements; the index of the first one is a multiple of four.
+// Return four adjacent elements. The index of the first one is a multiple of four.
 fn load_a_vector(at: u32) -> vec4<f32> {
     return vec4<f32>(a[at], a[at + 1u], a[at + 2u], a[at + 3u]);
 }

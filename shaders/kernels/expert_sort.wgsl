@@ -3,7 +3,7 @@
 //
 // Twin in the oracle: none; core/src/ops/expert_matmul.rs iterates over the rows without sorting them.
 
-const COUNT: u32 = 9u; // experts, and one for where the rows of the last one end
+const COUNT: u32 = 9u; // number of experts plus one: the last entry is the end of the last expert's rows
 const ROWS: u32 = 64u;
 const THREADS: u32 = 256u;
 

@@ -1,6 +1,6 @@
-// Gradients of the experts' matrices: out[expert, N, K], the sum of the outer products of two rows over the rows of
-// each expert, by tiles in shared memory. Rows are in the order of experts (expert_sort.wgsl). A workgroup computes 32
-// rows of 64 columns of a matrix, each thread two rows of four columns.
+// Gradients of the experts' matrices: out[expert, N, K] is the sum, over the rows of each expert, of the outer products
+// of two rows. It is computed by tiles in shared memory. Rows are in the order of experts (expert_sort.wgsl). A
+// workgroup computes 32 rows of 64 columns of a matrix, each thread two rows of four columns.
 //
 // Twin in the oracle: core/src/ops/expert_matmul.rs.
 

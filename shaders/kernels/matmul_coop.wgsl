@@ -26,17 +26,17 @@ alias MatrixC = coop_mat16x16<f32, C>;
 const BATCH: u32 = 1u; const M: u32 = 1024u; const N: u32 = 1024u; const K: u32 = 1024u;
 const A_K_MAJOR: bool = true; const B_K_MAJOR: bool = false;
 // The schedule.
-const TILE: u32 = 16u; const SUBGROUP: u32 = 32u; // threads of a subgroup
+const TILE: u32 = 16u; const SUBGROUP: u32 = 32u; // number of threads of a subgroup
 const ROWS: u32 = 128u; const COLUMNS: u32 = 128u; const STEP: u32 = 32u;
 const SUB_ROWS: u32 = 64u; const SUB_COLUMNS: u32 = 64u; const K_SUBGROUPS: u32 = 1u; const PREFETCH: u32 = 1u;
-const SPLIT_K: u32 = 1u; const SPLIT_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const SPLIT_K: u32 = 1u; const SPLIT_LENGTH: u32 = K; // number of terms of a part, except for the last one if LAST_IS_SHORT
 const LAST_IS_SHORT: bool = false;
-const TAIL: bool = false; const TAIL_BLOCKS: u32 = 1u; const TAIL_FIRST: u32 = 0u; // blocks before those that are cut
+const TAIL: bool = false; const TAIL_BLOCKS: u32 = 1u; const TAIL_FIRST: u32 = 0u; // blocks before those that are split
 const PLAIN: bool = true; const FINISH_WIDTH: u32 = 1u;
-const PADDING: u32 = 2u; // vectors that keep rows apart in the banks of shared memory
+const PADDING: u32 = 2u; // number of vectors that avoid bank conflicts between rows in shared memory
 
 const COLUMN_BLOCKS: u32 = (N + COLUMNS - 1u) / COLUMNS; const ROW_BLOCKS: u32 = (M + ROWS - 1u) / ROWS;
-const WHOLE: bool = M % ROWS == 0u && N % COLUMNS == 0u; // no block goes beyond the result
+const WHOLE: bool = M % ROWS == 0u && N % COLUMNS == 0u; // no block extends beyond the result
 const COLUMN_SUBGROUPS: u32 = COLUMNS / SUB_COLUMNS;
 const SUBGROUPS: u32 = ROWS / SUB_ROWS * COLUMN_SUBGROUPS * K_SUBGROUPS; const THREADS: u32 = SUBGROUPS * SUBGROUP;
 const TILES_DOWN: u32 = SUB_ROWS / TILE; const TILES_ACROSS: u32 = SUB_COLUMNS / TILE;
@@ -53,7 +53,7 @@ const B_WIDTH: u32 = COLUMNS / 4u;
 // @end
 const A_STRIDE: u32 = A_WIDTH + PADDING; const B_STRIDE: u32 = B_WIDTH + PADDING;
 const A_VECTORS: u32 = ROWS * STEP / 4u; const B_VECTORS: u32 = COLUMNS * STEP / 4u;
-const A_PIECES: u32 = A_VECTORS / THREADS; const B_PIECES: u32 = B_VECTORS / THREADS; // vectors that a thread copies
+const A_PIECES: u32 = A_VECTORS / THREADS; const B_PIECES: u32 = B_VECTORS / THREADS; // number of vectors that a thread copies
 // Threads that compute the epilogue of a row of tiles, and size of the slab that passes through shared memory at a
 // time.
 const ROW_THREADS: u32 = K_SUBGROUPS * SUBGROUP;

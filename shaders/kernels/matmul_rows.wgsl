@@ -17,15 +17,15 @@ const B_K_MAJOR: bool = true;
 const LANES: u32 = 32u;
 const SPLIT_K: u32 = 1u;
 const STAGED: bool = false;
-const MAX_UNROLL: u32 = 16u; // terms of all rows, unless a row alone has MIN_UNROLL
+const MAX_UNROLL: u32 = 16u; // number of terms of all rows, unless one row already has MIN_UNROLL terms
 const MIN_UNROLL: u32 = 4u;
-const SHARED_SUMS: bool = false; // whether what becomes of a sum reads others of the workgroup, which are kept in `products`
-const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
+const SHARED_SUMS: bool = false; // true if the epilogue reads several sums of the workgroup, which are in `products`
+const HALF: u32 = 0u; // distance in columns between the two of a rotated pair, or 0; both are in one workgroup
 const THREADS: u32 = 256u;
 
-const TILE: u32 = THREADS / LANES; // columns of a workgroup
+const TILE: u32 = THREADS / LANES; // number of columns of a workgroup
 const COLUMN_BLOCKS: u32 = (N + TILE - 1u) / TILE;
-const LENGTH: u32 = (K + SPLIT_K - 1u) / SPLIT_K; // terms of a part
+const LENGTH: u32 = (K + SPLIT_K - 1u) / SPLIT_K; // number of terms of a part
 // Terms are split into the minimum number of rounds, with about the same length.
 const TERMS: u32 = max(LENGTH / LANES, 1u);
 const MAX: u32 = max(MAX_UNROLL / M, MIN_UNROLL);

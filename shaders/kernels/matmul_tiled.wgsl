@@ -19,20 +19,20 @@ const K: u32 = 256u;
 const A_K_MAJOR: bool = false;
 const B_K_MAJOR: bool = false;
 // The schedule.
-const THREAD_TILE: u32 = 4u; // rows, and columns, of a thread
-const BLOCK_THREADS: u32 = 16u; // threads along a side of the block
+const THREAD_TILE: u32 = 4u; // number of rows, and of columns, of a thread
+const BLOCK_THREADS: u32 = 16u; // number of threads along a side of the block
 const STEP: u32 = 16u;
 const SPLIT_K: u32 = 1u;
-const SPLIT_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const SPLIT_LENGTH: u32 = K; // number of terms of a part, except for the last one if LAST_IS_SHORT
 const LAST_IS_SHORT: bool = false;
 
 const THREADS: u32 = BLOCK_THREADS * BLOCK_THREADS;
 const BLOCK: u32 = BLOCK_THREADS * THREAD_TILE;
 const WIDTH: u32 = min(THREAD_TILE, 4u);
-const VECTORS: u32 = THREAD_TILE / WIDTH; // vectors of a thread, and those that it copies for each operand
+const VECTORS: u32 = THREAD_TILE / WIDTH; // number of vectors of a thread, and of those that it copies for each operand
 const COLUMN_BLOCKS: u32 = (N + BLOCK - 1u) / BLOCK;
 const ROW_BLOCKS: u32 = (M + BLOCK - 1u) / BLOCK;
-const WHOLE: bool = M % BLOCK == 0u && N % BLOCK == 0u; // no block goes beyond the result
+const WHOLE: bool = M % BLOCK == 0u && N % BLOCK == 0u; // no block extends beyond the result
 
 // Indices of repeats.
 const i: u32 = 0u; const j: u32 = 0u; const u: u32 = 0u; const v: u32 = 0u; const q: u32 = 0u;

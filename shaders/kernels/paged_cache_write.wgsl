@@ -6,8 +6,8 @@
 
 const ROWS: u32 = 8u;
 const WIDTH: u32 = 192u;
-const SLOTS: u32 = 1024u; // rows of all blocks
-const PAIRS: bool = false; // whether the cache is of half precision, with two neighbours of a row in each word
+const SLOTS: u32 = 1024u; // number of rows of all blocks
+const PAIRS: bool = false; // true if the cache is in half precision, so that each word contains two neighbours of a row
 const THREADS: u32 = 256u;
 
 var<storage, read> rows: array<f32>;

@@ -1,6 +1,6 @@
-// Finds tiles of queries of one sequence, for attention over a cache in blocks. A workgroup has a tile of ROWS queries. The tile
-// is shared if each query reads its keys from the same blocks as the query with the largest position. For each tile it stores
-// 1 or 0, the smallest and the largest position, and the query with the largest one.
+// Finds tiles of queries of one sequence, for attention over a paged cache. A workgroup has a tile of ROWS queries. The
+// tile is of one sequence if each query reads its keys from the same blocks as the query with the largest position. For
+// each tile, the kernel stores 1 or 0, the smallest and the largest position, and the query with the largest position.
 //
 // Twin in the oracle: core/src/ops/attention/paged.rs.
 
@@ -20,7 +20,7 @@ var<workgroup> differences: array<u32, THREADS>;
 
 fn load_position(row: u32) -> u32 { return positions[row]; }
 
-// An entry of the block table.
+// Returns an entry of the block table.
 fn load_block(index: u32) -> u32 { return block_table[index]; }
 
 // lib/fault.wgsl

@@ -3,14 +3,14 @@
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
 
-const COUNT: u32 = 1024u; // elements of the result
-const H: u32 = 64u; const W: u32 = 64u; // input
+const COUNT: u32 = 1024u; // number of elements of the result
+const H: u32 = 64u; const W: u32 = 64u; // sizes of the input
 const OUT_H: u32 = 32u; const OUT_W: u32 = 32u;
 const KERNEL_H: u32 = 2u; const KERNEL_W: u32 = 2u;
 const STRIDE_H: u32 = 2u; const STRIDE_W: u32 = 2u;
 const PADDING_H: u32 = 0u; const PADDING_W: u32 = 0u;
 const NONE: u32 = 0xffffffffu;
-const CHANNELS: u32 = 1u; // at each place; one where planes are of channels
+const CHANNELS: u32 = 1u; // channels at each position; 1 if each plane is a channel
 const THREADS: u32 = 256u;
 
 var<storage, read> x: array<f32>;

@@ -29,11 +29,11 @@ const ROWS_FIRST: bool = false;
 const WRITTEN: u32 = 0u;
 const UNROLL: u32 = 4u;
 const PARTS: u32 = 1u;
-const PART_LENGTH: u32 = COLUMNS; // columns of a part, but for the last
+const PART_LENGTH: u32 = COLUMNS; // number of columns of a part, except for the last one
 const THREADS: u32 = 256u;
 
-const WIDTH: u32 = THREADS / LANES; // rows of a workgroup
-const JOIN_LANES: u32 = 16u; // lanes that join what all of them have
+const WIDTH: u32 = THREADS / LANES; // number of rows of a workgroup
+const JOIN_LANES: u32 = 16u; // number of lanes that join the values of all lanes
 const JOINED: u32 = min(LANES, JOIN_LANES);
 const r: u32 = 0u; const l: u32 = 0u; const u: u32 = 0u; const c: u32 = 0u; // indices of repeats
 

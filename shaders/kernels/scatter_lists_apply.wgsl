@@ -1,11 +1,11 @@
-// Scatter of many updates, last of three launches: one thread per element of the result visits the list of its row from
+// Scatter of many updates, last of three launches. One thread per element of the result visits the list of its row from
 // the smallest index to the largest, so that sums are the same in every run. The time is quadratic in the length of the
-// list; rows with a list longer than SHORT scan all updates instead.
+// list. Rows with a list longer than SHORT scan all updates instead.
 //
 // Twin in the oracle: core/src/ops/scatter.rs.
 
 alias Value = f32;
-const COUNT: u32 = 1024u; // elements of the result
+const COUNT: u32 = 1024u; // number of elements of the result
 const UPDATES: u32 = 1024u;
 const ROWS: u32 = 32u;
 const INNER: u32 = 32u;
@@ -27,12 +27,12 @@ fn load_update(number: u32) -> Value {
     return updates[number];
 }
 
-// Value of an element before the first update.
+// Returns the value of an element before the first update.
 fn load_base(i: u32) -> Value {
     return Value();
 }
 
-// Value of an element after an update: the sum, or the update.
+// Returns the value of an element after an update: the sum, or the update.
 fn join(value: Value, update: Value) -> Value {
     return value + update;
 }

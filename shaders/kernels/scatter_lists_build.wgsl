@@ -1,12 +1,12 @@
 // Scatter of many updates, second of three launches: one thread per update inserts it at the head of the list of its
 // row. The order within a list varies between runs; the third launch visits the list in the order of indices.
 
-const COUNT: u32 = 1024u; // updates
+const COUNT: u32 = 1024u; // number of updates
 const ROWS: u32 = 32u;
 const THREADS: u32 = 256u;
 
 var<storage, read> indices: array<u32>;
-// First update in the list of each row, and the next one after each update.
+// Index of the first update in the list of each row, and of the next update after each update.
 var<storage, read_write> first: array<atomic<u32>>;
 var<storage, read_write> next: array<u32>;
 
@@ -28,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let index = load_index(i);
     let row = checked_index(index, ROWS);
-    // Out-of-range indices are reported, and are in no list.
+    // Out-of-range indices are reported, and are not in any list.
     if (row == index) {
         next[i] = atomicExchange(&first[row], i);
     }

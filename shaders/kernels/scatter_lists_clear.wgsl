@@ -1,9 +1,9 @@
 // Scatter of many updates, first of three launches: empties the list of updates of each row.
 
-const COUNT: u32 = 32u; // rows
+const COUNT: u32 = 32u; // number of rows
 const THREADS: u32 = 256u;
 
-// First update in the list of each row; END for an empty list.
+// Index of the first update in the list of each row; END for an empty list.
 var<storage, read_write> first: array<u32>;
 const END: u32 = 0xffffffffu;
 

@@ -11,9 +11,9 @@ const INDICES: u32 = 16u;
 const UPDATES: u32 = 16u;
 const ROWS: u32 = 32u;
 const INNER: u32 = 32u;
-// Whether every element of the updates has its own index; otherwise all elements of a row share one.
+// True if every element of the updates has its own index; otherwise all elements of a row share one.
 const PER_ROW: bool = false;
-// Whether the result has elements.
+// True if the result has elements.
 const STORES: bool = true;
 const THREADS: u32 = 256u;
 

@@ -3,7 +3,7 @@
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
 
-const COUNT: u32 = 1048576u; // sums
+const COUNT: u32 = 1048576u; // number of sums
 const SPLIT_K: u32 = 4u;
 const THREADS: u32 = 256u;
 // Sizes of the product, of its blocks, and of the tail.

@@ -4,9 +4,9 @@
 // Twin in the oracle: core/src/ops/top_k.rs.
 
 alias Value = f32;
-const COUNT: u32 = 1024u; // elements
-const LENGTH: u32 = 64u; // along the axis
-const INNER: u32 = 1u; // distance of neighbours along the axis
+const COUNT: u32 = 1024u; // number of elements
+const LENGTH: u32 = 64u; // number of elements along the axis
+const INNER: u32 = 1u; // distance between neighbours along the axis
 const K: u32 = 8u;
 const THREADS: u32 = 256u;
 

@@ -11,7 +11,7 @@
 // Twin in the oracle: core/src/ops/conv2d.
 
 const IMAGES: u32 = 1u;
-const INPUTS: u32 = 64u; // channels
+const INPUTS: u32 = 64u; // number of channels
 const OUTPUTS: u32 = 64u;
 const INPUT_H: u32 = 56u;
 const INPUT_W: u32 = 56u;

@@ -2,7 +2,7 @@ var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
 // Index of the first element of each row that precedes all others in the order, such as the largest. Each of the LANES
 // threads of a row compares every LANES-th element; then shared memory halves the candidates in each step. A row may be
-// split into several workgroups (PARTS); arg_reduce_join.wgsl joins their results.
+// split into several workgroups (PARTS), whose results arg_reduce_join.wgsl joins.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 alias Value = f32;

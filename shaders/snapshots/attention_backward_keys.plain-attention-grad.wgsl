@@ -7,14 +7,14 @@ var<storage, read> b5: array<f32>;
 var<storage, read_write> b6: array<vec4<f32>>;
 var<storage, read_write> b7: array<vec4<f32>>;
 // Gradients of attention without cooperative matrices, second of two launches: gradients of keys and values. Scores are
-// recomputed from the saved log-sum-exps (Dao et al., 2022). With s the products of keys and queries, t the products of
-// values and output gradients, p = e^(scale s - lse) and ds = scale p (t - delta), the results are the sums of ds q and
-// of p dout. There are no atomic additions: heads that share keys write separate contributions, which
+// recomputed from the saved log-sum-exps (Dao et al., 2022). Let s be the products of keys and queries, t the products
+// of values and output gradients, p = e^(scale s - lse), and ds = scale p (t - delta). The results are the sums of ds q
+// and of p dout. There are no atomic additions: heads that share keys write separate contributions, which
 // attention_backward_join.wgsl adds up.
 //
 // Tiles and steps match attention_forward.wgsl: a workgroup has a tile of ROWS keys of one head and iterates over tiles
 // of COLUMNS queries. A thread has four keys and, in the products, four queries. In both sums it has one vector of each
-// slab of the head, for a part of the queries. A step has two barriers; the operands of the next step are prefetched.
+// slab of the head, for a part of the queries. A step has two barriers. The operands of the next step are prefetched.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
 const ROWS_Q: u32 = 300u;
@@ -23,31 +23,31 @@ const HEADS: u32 = 4u;
 const ALL_HEADS: u32 = 4u;
 const KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 64u;
-// Keys of a tile, and vectors of a slab: a power of two, up to 16.
+// Number of keys of a tile, and of vectors of a slab, which is a power of two up to 16.
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 const VECTORS: u32 = 16u;
-// Number of keys before the one at the position of the first query.
+// Number of keys before the key at the position of the first query.
 const SHIFT: u32 = 10u;
-// Keys of a thread, threads of a row and of a column, and queries of a tile.
+// Number of keys of a thread, of threads of a row and of a column, and of queries of a tile.
 const THREAD_TILE: u32 = 4u;
 const COLUMN_THREADS: u32 = 32u;
 const ROW_THREADS: u32 = 4u;
 const THREADS: u32 = 128u;
 const COLUMNS: u32 = 128u;
-// Vectors of a row per step of the products; the stride adds one vector, which avoids bank conflicts.
+// Number of vectors of a row per step of the products. The stride has one more vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = 5u;
 const STEPS: u32 = 4u;
 const SLABS: u32 = 1u;
-// Groups of threads that accumulate parts of the same sums, and rounds that merge these parts pairwise.
+// Number of groups of threads that accumulate parts of the same sums, and of rounds that merge these parts pairwise.
 const SLAB_GROUPS: u32 = 2u;
 const TERMS: u32 = 512u;
-// Shared memory contains in turn: columns and rows; terms of sums, and weights; sums.
+// Shared memory contains one after the other: columns and rows; terms of sums, and weights; sums.
 const ROWS_AT: u32 = 640u;
 const SHARED: u32 = 720u;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
+// Load a vector of the row that begins at element `start`, the log-sum-exp of a query, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b0[start / 4u + vector];
 }
@@ -84,8 +84,8 @@ fn scale() -> f32 {
 fn query_number(batch: u32, head: u32, query: u32) -> u32 {
     return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u);
 }
-// A vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one; vectors
-// past the end of the head are zeros.
+// Return a vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one.
+// Vectors past the end of the head are zeros.
 fn fetch_query(second: bool, batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
     let start = ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
     let known = min(vector, VECTORS - 1u);
@@ -100,7 +100,7 @@ fn fetch_key(second: bool, batch: u32, row: u32, kv_head: u32, vector: u32) -> v
     if (second) { value = load_v(start, known); } else { value = load_k(start, known); }
     return value;
 }
-// Returns true for each pair of a key and a query before `end` that attends to it.
+// Returns true for each pair of a key and a query before `end` if the query attends to the key.
 fn seen(keys: vec4<u32>, queries: vec4<u32>, end: u32) -> vec4<bool> {
     var known = queries < vec4<u32>(end);
     known = known & (keys < queries + vec4<u32>(SHIFT + 1u));

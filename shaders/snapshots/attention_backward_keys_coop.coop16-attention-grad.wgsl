@@ -20,12 +20,12 @@ const HEADS: u32 = 4u;
 const ALL_HEADS: u32 = 4u;
 const KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 64u;
-// Rows of a tile, and threads of a subgroup.
+// Number of rows of a tile, and of threads of a subgroup.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
-// Subgroups side by side along the columns of a product, and tiles along the columns of a step.
+// Number of subgroups along the columns of a product, and of tiles along the columns of a step.
 const COLUMN_SUBGROUPS: u32 = 2u;
-// Number of keys before the one at the position of the first query.
+// Number of keys before the key at the position of the first query.
 const SHIFT: u32 = 10u;
 const THREADS: u32 = 256u;
 const ROWS: u32 = 32u;
@@ -33,9 +33,11 @@ const COLUMNS: u32 = 32u;
 const ROW_THREADS: u32 = 8u;
 const QUERY_TILES: u32 = 10u;
 const LAST_VECTOR: u32 = 15u;
-// Vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and tiles of a head.
+// Number of vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and of tiles of a
+// head.
 const VECTORS: u32 = 16u;
-// Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
+// Number of tiles of a product and of a sum per subgroup, of vectors of a product per thread, and of vectors of a
+// tile's row.
 const PRODUCT_TILES: u32 = 1u;
 const SUM_TILES: u32 = 2u;
 const QUARTER: u32 = 4u;
@@ -49,10 +51,10 @@ const PRODUCT: u32 = 288u;
 const WEIGHTS_AT: u32 = 1152u;
 var<workgroup> pool: array<Vector, 2u * OPERAND + 2u * WEIGHTS>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
-// Log-sum-exps and deltas of the queries of a step, and the largest magnitude of all queries that attend to the keys.
+// Log-sum-exps and deltas of the queries of a step; largest magnitude of all queries that attend to the keys.
 var<workgroup> marks: array<vec4<f32>, 2u * COLUMNS / 4u>;
 var<workgroup> largest: atomic<u32>;
-// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
+// Load a vector of the row that begins at element `start`, the log-sum-exp of a query, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b0[start / 4u + vector];
 }
@@ -98,7 +100,7 @@ fn query_start(batch: u32, row: u32, head: u32) -> u32 {
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
+// Returns a loaded vector. Vectors past the end of the head are zeros, unless no tile contains them.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
 }
@@ -114,11 +116,11 @@ fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
 fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
 }
-// Row of a vector that a thread copies, clamped to the last row.
+// Returns the row of a vector that a thread copies, clamped to the last row.
 fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
     return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
 }
-// Returns true for each pair of a key and a query before `end` that attends to it.
+// Returns true for each pair of a key and a query before `end` if the query attends to the key.
 fn seen(keys: vec4<u32>, queries: vec4<u32>, end: u32) -> vec4<bool> {
     var known = queries < vec4<u32>(end);
     known = known & (keys < queries + vec4<u32>(SHIFT + 1u));

@@ -6,13 +6,13 @@ var<storage, read> b4: array<f32>;
 var<storage, read> b5: array<f32>;
 var<storage, read_write> b6: array<vec4<f32>>;
 // Gradients of attention without cooperative matrices, first of two launches: gradients of queries. Scores are
-// recomputed from the saved log-sum-exps (Dao et al., 2022). With s the products of queries and keys, and t the
-// products of output gradients and values (the gradients of the probabilities), the result is the sum of ds k, where p
-// = e^(scale s - lse) and ds = scale p (t - delta).
+// recomputed from the saved log-sum-exps (Dao et al., 2022). Let s be the products of queries and keys, t the products
+// of output gradients and values (the gradients of the probabilities), p = e^(scale s - lse), and ds = scale p (t -
+// delta). The result is the sum of ds k.
 //
 // Tiles and steps match attention_forward.wgsl: a workgroup has a tile of ROWS queries of one head and iterates over
 // tiles of COLUMNS keys. A thread has four queries and, in the products, four keys. In the sums of ds k it has one
-// vector of each slab of the head, for a part of the keys. A step has two barriers; the operands of the next step are
+// vector of each slab of the head, for a part of the keys. A step has two barriers. The operands of the next step are
 // prefetched.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
@@ -22,31 +22,31 @@ const HEADS: u32 = 4u;
 const ALL_HEADS: u32 = 4u;
 const KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 64u;
-// Queries of a tile, and vectors of a slab: a power of two, up to 16.
+// Number of queries of a tile, and of vectors of a slab, which is a power of two up to 16.
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 const VECTORS: u32 = 16u;
-// Number of keys that the first query attends to, without a window.
+// Number of keys to which the first query attends without a window.
 const SHIFT: u32 = 11u;
-// Queries of a thread, threads of a row and of a column, and keys of a tile.
+// Number of queries of a thread, of threads of a row and of a column, and of keys of a tile.
 const THREAD_TILE: u32 = 4u;
 const COLUMN_THREADS: u32 = 32u;
 const ROW_THREADS: u32 = 4u;
 const THREADS: u32 = 128u;
 const COLUMNS: u32 = 128u;
-// Vectors of a row per step of the products; the stride adds one vector, which avoids bank conflicts.
+// Number of vectors of a row per step of the products. The stride has one more vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = 5u;
 const STEPS: u32 = 4u;
 const SLABS: u32 = 1u;
-// Groups of threads that accumulate parts of the same sums, and rounds that merge these parts pairwise.
+// Number of groups of threads that accumulate parts of the same sums, and of rounds that merge these parts pairwise.
 const SLAB_GROUPS: u32 = 2u;
 const TERMS: u32 = 512u;
-// Shared memory contains in turn: columns and rows; terms of sums, and weights; sums.
+// Shared memory contains one after the other: columns and rows; terms of sums, and weights; sums.
 const ROWS_AT: u32 = 640u;
 const SHARED: u32 = 720u;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
+// Load a vector of the row that begins at element `start`, the log-sum-exp of a query, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b0[start / 4u + vector];
 }
@@ -77,8 +77,8 @@ fn scale() -> f32 {
 fn query_number(batch: u32, head: u32, query: u32) -> u32 {
     return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u);
 }
-// A vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one; vectors
-// past the end of the head are zeros.
+// Return a vector of the first operand (q or k), or of the second one (dout or v). Rows are clamped to the last one.
+// Vectors past the end of the head are zeros.
 fn fetch_query(second: bool, batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
     let start = ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
     let known = min(vector, VECTORS - 1u);

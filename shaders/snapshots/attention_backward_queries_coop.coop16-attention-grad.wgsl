@@ -19,12 +19,12 @@ const HEADS: u32 = 4u;
 const ALL_HEADS: u32 = 4u;
 const KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 64u;
-// Rows of a tile, and threads of a subgroup.
+// Number of rows of a tile, and of threads of a subgroup.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
-// Subgroups side by side along the columns of a product, and tiles along the columns of a step.
+// Number of subgroups along the columns of a product, and of tiles along the columns of a step.
 const COLUMN_SUBGROUPS: u32 = 2u;
-// Number of keys that the first query attends to, without a window.
+// Number of keys to which the first query attends without a window.
 const SHIFT: u32 = 11u;
 const THREADS: u32 = 256u;
 const ROWS: u32 = 32u;
@@ -32,9 +32,11 @@ const COLUMNS: u32 = 32u;
 const ROW_THREADS: u32 = 8u;
 const QUERY_TILES: u32 = 10u;
 const LAST_VECTOR: u32 = 15u;
-// Vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and tiles of a head.
+// Number of vectors of a head, padded so that the subgroups of a sum have equal numbers of tiles, and of tiles of a
+// head.
 const VECTORS: u32 = 16u;
-// Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
+// Number of tiles of a product and of a sum per subgroup, of vectors of a product per thread, and of vectors of a
+// tile's row.
 const PRODUCT_TILES: u32 = 1u;
 const SUM_TILES: u32 = 2u;
 const QUARTER: u32 = 4u;
@@ -44,13 +46,13 @@ const WEIGHTS_STRIDE: u32 = 10u;
 const SUMS_STRIDE: u32 = 9u;
 const OPERAND: u32 = 576u;
 const PRODUCT: u32 = 288u;
-// Weights overwrite the values, which only the products need.
+// The weights overwrite the values, which are not used after the products.
 const WEIGHTS_AT: u32 = 576u;
 var<workgroup> pool: array<Vector, 2u * OPERAND>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
-// Largest magnitudes of each query, and of all queries of the workgroup.
+// Largest magnitude of each query, and of all queries of the workgroup.
 var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
-// Load a vector of the row that begins at element `start`; the log-sum-exp, and the delta of a query.
+// Load a vector of the row that begins at element `start`, the log-sum-exp of a query, and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b0[start / 4u + vector];
 }
@@ -77,8 +79,9 @@ fn store(start: u32, vector: u32, value: vec4<f32>) {
 fn scale() -> f32 {
     return (1.25e-1f);
 }
-// Bits of the largest magnitude of four numbers: bits of non-negative numbers have the same order as the numbers. The
-// factor is 2^-n for a number from 2^n to 2^(n + 1) if it and its inverse are normal, and 1 for infinity and NaN.
+// Returns the bits of the largest magnitude of four numbers: bits of non-negative numbers have the order of the
+// numbers. For a number from 2^n to 2^(n + 1), the factor is 2^-n if it and its inverse are normal. For infinity and
+// NaN, it is 1.
 fn size_of(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
@@ -96,7 +99,7 @@ fn query_start(batch: u32, row: u32, head: u32) -> u32 {
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A loaded vector; vectors past the end of the head are zeros, unless no tile contains them.
+// Returns a loaded vector. Vectors past the end of the head are zeros, unless no tile contains them.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
 }
@@ -112,7 +115,7 @@ fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
 fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
 }
-// Row of a vector that a thread copies, clamped to the last row.
+// Returns the row of a vector that a thread copies, clamped to the last row.
 fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
     return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
 }

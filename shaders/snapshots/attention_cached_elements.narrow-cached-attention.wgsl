@@ -22,7 +22,7 @@ const ROW: u32 = 12u;
 // Exclusive upper bound of the number of cached keys before the queries.
 const POSITIONS: u32 = 512u;
 const THREADS: u32 = 64u;
-// Elements of a thread; the last one may be beyond the head.
+// Elements of a thread; the last one may be past the end of the head.
 const THREAD_ELEMENTS: u32 = 1u;
 const MIN_F32: f32 = -3.4028234e38;
 var<workgroup> query: array<f32, HEAD_DIM>;

@@ -1,18 +1,18 @@
 var<storage, read_write> b0: array<vec4<f32>>;
 var<storage, read> found_sums: array<vec4<f32>>;
 var<storage, read> found_numbers: array<f32>;
-// Attention of few queries over a cache, second of two launches: one thread per vector of the result combines the
-// partial results of the workgroups that share the keys of its query, with weights relative to the overall maximum
+// Attention of few queries over a cache, second of two launches. One thread per vector of the result combines the
+// partial results of the workgroups that share the keys of its query. The weights are relative to the overall maximum
 // score.
 //
 // Source: "Flash-Decoding", Dao, Haziza, Massa and Sizov, 2023. Twin in the oracle: core/src/ops/attention/cached.rs.
 const COUNT: u32 = 64u;
-// Queries of all heads and sequences, and queries and heads of a sequence.
+// Number of queries of all heads and sequences; number of queries and of heads of a sequence.
 const QUERIES: u32 = 4u;
 const ROWS_Q: u32 = 1u;
 const HEADS: u32 = 4u;
 const HEAD_DIM: u32 = 64u;
-// Workgroups that share the keys of a query.
+// Number of workgroups that share the keys of a query.
 const WORKGROUPS: u32 = 32u;
 const VECTORS: u32 = 16u;
 const THREADS: u32 = 256u;

@@ -7,13 +7,13 @@ var<storage, read_write> b4: array<f32>;
 // Gimelshein, 2018; Dao et al., 2022).
 //
 // A workgroup has a tile of ROWS queries of one head and iterates over tiles of COLUMNS keys. A thread has four
-// queries: in the scores, four keys at a distance of COLUMN_THREADS; in the results, one vector of the head. Products pass
-// through shared memory in steps. The operands of the next step are prefetched, with a barrier before and after each
-// step:
+// queries. In the scores, it has four keys that are COLUMN_THREADS apart; in the results, one vector of the head.
+// Products pass through shared memory in steps. The operands of the next step are prefetched, with a barrier before and
+// after each step:
 // - scores: DEPTH vectors of the queries and of all keys of the tile per step;
 // - softmax: the values of the threads of a row are reduced, with two barriers;
 // - results: COLUMN_THREADS values per step, whose weights pass through shared memory, and a slab of SLAB vectors of
-//   each. The threads of a row form SLAB_GROUPS groups, each of which accumulates a part of the values; at the end, the
+//   each. The threads of a row form SLAB_GROUPS groups. Each group accumulates a part of the values; at the end, the
 //   parts are added pairwise.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
@@ -23,35 +23,35 @@ const HEADS: u32 = 4u;
 const ALL_HEADS: u32 = 4u;
 const KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 64u;
-// Queries of a tile, and vectors of a slab: a power of two, up to 16.
+// Number of queries of a tile, and of vectors of a slab, which is a power of two up to 16.
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
 const VECTORS: u32 = 16u;
-// Number of keys that the first query attends to, without a window; if keys are in a cache, the maximum.
+// Number of keys to which the first query attends without a window; if keys are in a cache, the maximum.
 const SHIFT: u32 = 11u;
-// Queries of a thread, threads of a row and of a column, and keys of a tile.
+// Number of queries of a thread, of threads of a row and of a column, and of keys of a tile.
 const THREAD_TILE: u32 = 4u;
 const COLUMN_THREADS: u32 = 32u;
 const ROW_THREADS: u32 = 4u;
 const THREADS: u32 = 128u;
 const COLUMNS: u32 = 128u;
-// Vectors of a row per step of the scores; the stride adds one vector, which avoids bank conflicts.
+// Number of vectors of a row per step of the scores. The stride has one more vector, which avoids bank conflicts.
 const DEPTH: u32 = 4u;
 const STRIDE: u32 = 5u;
 const STEPS: u32 = 4u;
 const SLABS: u32 = 1u;
-// Groups of threads that accumulate parts of the same results, and rounds that merge these parts pairwise.
+// Number of groups of threads that accumulate parts of the same results, and of rounds that merge these parts pairwise.
 const SLAB_GROUPS: u32 = 2u;
 const VALUES: u32 = 512u;
 const SOME: u32 = 8u;
-// Shared memory contains in turn: keys and queries; values, weights and maxima or sums of rows; results.
+// Shared memory contains one after the other: keys and queries; values, weights and maxima or sums of rows; results.
 const QUERIES_AT: u32 = 640u;
 const REDUCED_AT: u32 = 672u;
 const SHARED: u32 = 720u;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
-// Last key. Cache rows after it may contain anything, including NaN.
+// Last key. Later rows of the cache have arbitrary contents, including NaN.
 var<private> last_key: u32;
-// Load a vector of the row that begins at element `start`; the number of cached keys of a sequence.
+// Load a vector of the row that begins at element `start`, and the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
     return b1[start / 4u + vector];
 }
@@ -61,7 +61,7 @@ fn load_k(start: u32, vector: u32) -> vec4<f32> {
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
     return b3[start / 4u + vector];
 }
-// Store a vector of a result; the logarithm of the sum of exponentials of a query.
+// Store a vector of a result, and the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) {
     if (vector < 16u) {
         b0[start / 4u + vector] = vec4<f32>(value);
@@ -78,7 +78,7 @@ fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q
 fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
     return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
 }
-// A loaded vector, or zeros past the end of the head.
+// Returns a loaded vector, or zeros past the end of the head.
 fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
     var known = value;
     return known;
@@ -93,7 +93,7 @@ fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
     return within(vector, load_v(key_start(batch, row, kv_head), min(vector, VECTORS - 1u)));
 }
 fn join(a: vec4<f32>, b: vec4<f32>, greatest: bool) -> vec4<f32> { return select(a + b, max(a, b), greatest); }
-// Maxima, or sums, of the values of the threads of a row.
+// Returns the maximum, or the sum, of the values of the threads of a row.
 fn join_row(value: vec4<f32>, greatest: bool, local: u32) -> vec4<f32> {
     pool[local] = value;
     workgroupBarrier();

@@ -35,7 +35,7 @@ const THREADS: u32 = 128u;
 const ROWS: u32 = 32u;
 const KEYS: u32 = 32u;
 const ROW_THREADS: u32 = 4u;
-// Vectors of a head, padded so that the subgroups side by side have equal numbers of tiles, and tiles of a head.
+// Vectors of a head, padded so that subgroups along the columns have equal numbers of tiles, and tiles of a head.
 const VECTORS: u32 = 16u;
 // Row strides in vectors: operands, weights and sums. Offset of the values, after keys, queries or weights.
 const STRIDE: u32 = 18u;

@@ -1,8 +1,8 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
-// Cumulative sums along rows. In each round every thread sums up THREAD_ELEMENTS adjacent elements, and the LANES threads of a row
-// compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by
-// the thread that has read it, so the operand may be overwritten.
+// Cumulative sums along rows. In each round, every thread sums up THREAD_ELEMENTS adjacent elements. The LANES threads
+// of a row compute the prefix sums of their totals in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is
+// written by the thread that has read it, so the operand may be overwritten.
 //
 // Twin in the oracle: core/src/ops/cumsum.rs.
 alias Value = f32;
@@ -22,7 +22,7 @@ fn load(at: u32) -> Value {
 fn store(at: u32, sum: Value) {
     b1[at] = sum;
 }
-// The number of the k-th element to add.
+// Returns the index of the k-th element to add.
 fn location(start: u32, k: u32) -> u32 {
     if (REVERSE) {
         return start + (LENGTH - 1u - k) * INNER;

@@ -5,7 +5,7 @@ var<storage, read> b3: array<vec4<f32>>;
 var<storage, read> b4: array<u32>;
 var<storage, read_write> b5: array<f32>;
 // Product of each row with the matrix of its expert, for few rows, as in the decode phase of a language model. The
-// memory bandwidth for reading the matrices limits the speed, and few rows share a matrix.
+// memory bandwidth for reading the matrices limits the speed, because few rows share a matrix.
 //
 // A workgroup has THREADS / LANES columns of a row. The LANES threads of a column share its sum over K. Adjacent
 // threads read adjacent memory, four terms at a time if these are contiguous (VECTORS).
@@ -22,7 +22,7 @@ var<workgroup> sums: array<f32, THREADS>;
 fn load_index(row: u32) -> u32 {
     return b4[row];
 }
-// Four adjacent elements; the index of the first one is a multiple of four.
+// Return four adjacent elements. The index of the first one is a multiple of four.
 fn load_a_vector(at: u32) -> vec4<f32> {
     return b3[at / 4u];
 }

@@ -3,9 +3,9 @@ var<uniform> reporter: u32;
 var<storage, read> b0: array<u32>;
 var<storage, read> b1: array<u32>;
 var<storage, read_write> tiles: array<vec4<u32>>;
-// Finds tiles of queries of one sequence, for attention over a cache in blocks. A workgroup has a tile of ROWS queries. The tile
-// is shared if each query reads its keys from the same blocks as the query with the largest position. For each tile it stores
-// 1 or 0, the smallest and the largest position, and the query with the largest one.
+// Finds tiles of queries of one sequence, for attention over a paged cache. A workgroup has a tile of ROWS queries. The
+// tile is of one sequence if each query reads its keys from the same blocks as the query with the largest position. For
+// each tile, the kernel stores 1 or 0, the smallest and the largest position, and the query with the largest position.
 //
 // Twin in the oracle: core/src/ops/attention/paged.rs.
 const ROWS_Q: u32 = 512u;
@@ -19,7 +19,7 @@ var<workgroup> differences: array<u32, THREADS>;
 fn load_position(row: u32) -> u32 {
     return b1[row];
 }
-// An entry of the block table.
+// Returns an entry of the block table.
 fn load_block(index: u32) -> u32 {
     return b0[index];
 }

@@ -1,7 +1,7 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
-// Average pooling of images [planes, H, W, CHANNELS]: one thread per element of the result adds up its window. Padding
-// counts as zeros.
+// Average pooling of images [planes, H, W, CHANNELS]: one thread per element of the result adds up its window. Elements
+// in the padding count as zeros.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
 const COUNT: u32 = 1u;

@@ -3,9 +3,9 @@ var<storage, read> b1: array<u32>;
 var<storage, read> b2: array<f32>;
 var<storage, read> first: array<u32>;
 var<storage, read> next: array<u32>;
-// Scatter of many updates, last of three launches: one thread per element of the result visits the list of its row from
+// Scatter of many updates, last of three launches. One thread per element of the result visits the list of its row from
 // the smallest index to the largest, so that sums are the same in every run. The time is quadratic in the length of the
-// list; rows with a list longer than SHORT scan all updates instead.
+// list. Rows with a list longer than SHORT scan all updates instead.
 //
 // Twin in the oracle: core/src/ops/scatter.rs.
 alias Value = f32;
@@ -22,11 +22,11 @@ fn load_index(number: u32) -> u32 {
 fn load_update(number: u32) -> Value {
     return b2[number];
 }
-// Value of an element before the first update.
+// Returns the value of an element before the first update.
 fn load_base(i: u32) -> Value {
     return f32();
 }
-// Value of an element after an update: the sum, or the update.
+// Returns the value of an element after an update: the sum, or the update.
 fn join(value: Value, update: Value) -> Value {
     return value + update;
 }

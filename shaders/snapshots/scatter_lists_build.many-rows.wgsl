@@ -20,7 +20,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let index = load_index(i);
     let row = checked_index(index, ROWS);
-    // Out-of-range indices are reported, and are in no list.
+    // Out-of-range indices are reported, and are not in any list.
     if (row == index) {
         next[i] = atomicExchange(&first[row], i);
     }

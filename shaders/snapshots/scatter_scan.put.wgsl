@@ -15,7 +15,7 @@ const INDICES: u32 = 7u;
 const UPDATES: u32 = 7u;
 const ROWS: u32 = 3u;
 const INNER: u32 = 1u;
-// Whether every element of the updates has its own index; otherwise all elements of a row share one.
+// True if every element of the updates has its own index; otherwise all elements of a row share one.
 const PER_ROW: bool = true;
 const THREADS: u32 = 256u;
 fn load_index(number: u32) -> u32 {

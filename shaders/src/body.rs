@@ -1,5 +1,5 @@
-//! The computation of a dispatch as a list of calls from which kernels are generated: a call, a program, or a decomposition that
-//! is expanded until a generator supports every call.
+//! The computation of a dispatch as a list of calls, from which kernels are generated. It is a call, a program, or a
+//! decomposition that is expanded until a generator supports every call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ const MAX_DEPTH: usize = 12;
 /// Index of a value of a body.
 pub(crate) type Id = usize;
 
-/// A constant, in the forms that kernels support.
+/// A constant, in one of the forms that kernels support.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
-    /// A number that all elements have, as bits.
+    /// All elements are this number, given as bits.
     Same(u32),
-    /// Numbers that count upwards from this one.
+    /// The elements count upwards from this number.
     Count(u32),
     /// The elements.
     Table(Arc<[u32]>),
@@ -42,7 +42,7 @@ pub(crate) enum Def {
     Operand(usize),
     Constant(Constant),
     Call {
-        /// Name of the operator: a `&str` rather than a reference to the operator, because bodies are keys of hash
+        /// Name of the operator. It is a `&str`, not a reference to the operator, because bodies are keys of hash
         /// maps.
         op: &'static str,
         attrs: Attrs,
@@ -69,7 +69,7 @@ impl Body {
     /// Builds the body of a kernel.
     ///
     /// # Errors
-    /// No kernel can be generated for it; the text contains the reason.
+    /// No kernel can be generated for the call. The text contains the reason.
     pub(crate) fn of(kernel: &KernelDesc) -> Result<Self, String> {
         let op = registry::op(kernel.name).ok_or("there is no such operator")?;
         let operand = |(i, ty): (usize, &TensorType)| Node {
@@ -103,7 +103,7 @@ impl Body {
         }
     }
 
-    /// Returns the role of a value, if it is a call.
+    /// Returns the role of a value that is a call, or `None` for other values.
     pub(crate) fn role(&self, id: Id) -> Option<Role> {
         match &self.nodes[id].def {
             Def::Call { role, .. } => Some(*role),
@@ -116,16 +116,16 @@ impl Body {
         matches!(&self.nodes[id].def, Def::Call { op, .. } if named(op))
     }
 
-    /// Returns the calls of a role.
+    /// Returns the calls that have this role.
     pub(crate) fn calls(&self, role: Role) -> Vec<Id> {
         (0..self.nodes.len())
             .filter(|&id| self.role(id) == Some(role))
             .collect()
     }
 
-    /// Returns the operands of the dispatch whose elements only `call` uses.
+    /// Returns the operands of the dispatch whose elements are used only by `call`.
     pub(crate) fn only_used_by(&self, call: Id) -> Vec<usize> {
-        // The operand whose elements a value consists of, in any order.
+        // The operand whose elements a value contains, in any order.
         let mut operand_of: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
         let mut used = Vec::new();
         for (id, node) in self.nodes.iter().enumerate() {
@@ -149,7 +149,7 @@ impl Body {
         operands.filter(|operand| !used.contains(operand)).collect()
     }
 
-    /// Returns true if a value is `other` or is computed from it.
+    /// Returns true if a value is `other`, or depends on it.
     pub(crate) fn depends_on(&self, id: Id, other: Id) -> bool {
         let mut depends = vec![false; id + 1];
         for at in other.min(id)..=id {
@@ -187,7 +187,7 @@ impl Body {
 
 struct Builder {
     nodes: Vec<Node>,
-    /// Map from nodes to their ids: equal values exist only once.
+    /// Ids of the nodes. Equal values exist only once.
     known: HashMap<Node, Id>,
 }
 
@@ -264,7 +264,7 @@ impl Builder {
                 values.insert(leaf.into(), operand);
             }
         }
-        // Built call by call, so operands come before their users.
+        // Values are built call by call, so operands come before their users.
         for id in graph.node_ids() {
             let node = &graph.nodes()[id.index()];
             if values.contains_key(&id.into()) {

@@ -32,8 +32,8 @@ pub fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     compile_decomposed(cx)
 }
 
-/// Compiles the kernel of a standalone call, for a device whose buffers have at most `most_bytes` bytes. `custom` is the
-/// registered kernel of the operator, if there is one.
+/// Compiles the kernel of a standalone call for a device that supports buffers of up to `most_bytes` bytes. `custom`
+/// is the registered kernel of the operator, if any.
 ///
 /// # Errors
 /// No kernel supports the call; the text contains the reason.

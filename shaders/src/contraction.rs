@@ -20,7 +20,7 @@ pub(super) struct Sizes {
 pub(super) struct ElementLocation {
     /// Index of the element, as WGSL.
     pub(super) number: String,
-    /// Condition in WGSL, if there is one. If it is false, the element is zero, and the index refers to another
+    /// Condition in WGSL, if any. If it is false, the value of the element is zero, and the index refers to another
     /// element.
     pub(super) inside: Option<String>,
 }
@@ -36,7 +36,8 @@ impl ElementLocation {
         format!("({}) / 4u", self.number)
     }
 
-    /// Returns `vector`, or zeros of the type `ty` if the element is not inside or the condition `also` is false.
+    /// Returns `vector`. If the element is not inside or the condition `also` is false, returns zeros of the type
+    /// `ty`.
     pub(super) fn guarded(&self, ty: &str, vector: String, also: Option<String>) -> String {
         let conditions: Vec<&str> = [&self.inside, &also]
             .into_iter()
@@ -51,20 +52,21 @@ impl ElementLocation {
     }
 }
 
-/// A product as the kernel generators see it: the code that loads elements of both operands, and the code that computes
-/// the indices of the results. Indices are WGSL variables; `batch` is one of them.
+/// A contraction as the kernel generators see it: the code that loads elements of both operands, and the code that
+/// computes the indices of the results. Indices are WGSL variables; `batch` is one of them.
 pub(super) trait Contraction {
     fn sizes(&self) -> Sizes;
 
-    /// Returns the kind of product for the name of a schedule class: a word such as `matmul`, and the properties that
-    /// decide how elements are loaded.
+    /// Returns the kind of contraction for the name of a schedule class: a word such as `matmul`, and the properties
+    /// that determine how elements are loaded.
     fn kind(&self) -> String;
 
-    /// Returns true if elements of the first or second operand that are adjacent along the summed dimension are adjacent in
-    /// memory. Otherwise elements adjacent along `m` or `n` are.
+    /// Returns true if elements of an operand (0 or 1) that are neighbours along the summed dimension are adjacent in
+    /// memory. Otherwise neighbours along `m` or `n` are adjacent.
     fn is_along_k(&self, operand: usize) -> bool;
 
-    /// Returns a variable with an element of an operand; `line` is a row of the first operand or a column of the second.
+    /// Returns a variable that contains an element of an operand. `line` is a row of the first operand or a column of
+    /// the second.
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
 
     /// Returns true if [`Contraction::load_together`] loads adjacent elements of an operand faster than separate loads.
@@ -73,9 +75,10 @@ pub(super) trait Contraction {
         false
     }
 
-    /// Returns variables with `count` adjacent elements, for an operand for which [`Contraction::finds_together`] is
-    /// true. They are adjacent along the lines or along the summed dimension, as [`Contraction::is_along_k`] specifies,
-    /// and even the first one may be past the end in this direction. The other index is valid.
+    /// Returns variables that contain `count` adjacent elements, for an operand for which
+    /// [`Contraction::finds_together`] is true. The elements are adjacent along the lines or along the summed
+    /// dimension, as [`Contraction::is_along_k`] specifies. In this direction, even the first one may be past the
+    /// end. The other index is valid.
     fn load_together(
         &self,
         e: &mut Emitter,
@@ -88,8 +91,8 @@ pub(super) trait Contraction {
         Err("its elements are found one by one".into())
     }
 
-    /// Adds the code that computes the index of a result's element to a kernel file, unless results are stored row by row, which
-    /// is the default of kernel files.
+    /// Adds the code that computes the index of an element of the result to a kernel file. The default of kernel
+    /// files, which needs no code, is to store results row by row.
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let _ = e;
         Ok(template)
@@ -100,21 +103,21 @@ pub(super) trait Contraction {
         false
     }
 
-    /// Returns the operand of the dispatch that contains the elements of an operand of the product. Returns `None` if
-    /// the elements are computed when they are loaded.
+    /// Returns the index of the dispatch operand that contains the elements of an operand of the contraction. Returns
+    /// `None` if the elements are computed when they are loaded.
     fn stored(&self, operand: usize) -> Option<usize> {
         let _ = operand;
         None
     }
 
-    /// Returns the packed matrix that an operand of the product is dequantized from, if there is one.
+    /// Returns the packed matrix from which an operand of the contraction is dequantized, if any.
     fn packed(&self, operand: usize) -> Option<Packed> {
         let _ = operand;
         None
     }
 
-    /// Returns the stride of the batch of an operand that is [stored](Contraction::stored), 0 if all matrices are the same;
-    /// `None` if there is no constant stride.
+    /// Returns the batch stride of an operand that is [stored](Contraction::stored): 0 if all matrices are the same.
+    /// Returns `None` if there is no constant stride.
     fn batch_stride(&self, operand: usize) -> Option<usize> {
         let _ = operand;
         None
@@ -128,7 +131,7 @@ pub(super) trait Contraction {
     }
 }
 
-/// Adds the product to a kernel file: sizes, statements and values of both loads, and the order of results.
+/// Adds the contraction to a kernel file: sizes, statements and values of both loads, and the order of results.
 pub(super) fn contraction_of(
     e: &mut Emitter,
     template: Template,

@@ -1,5 +1,5 @@
-//! Convolutions and their derivatives as contractions without an im2col buffer: elements of patches are located when they are
-//! loaded.
+//! Convolutions and their derivatives as contractions without an im2col buffer. The locations of the elements of
+//! patches are computed when the elements are loaded.
 
 use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, Conv2dDims, ImageLayout};
@@ -29,7 +29,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         outputs: std::slice::from_ref(body.ty(id)),
     };
     let (of, layout) = convolution(op).ok_or("it is no convolution")?;
-    // Each tap reads its element of the image.
+    // Each tap reads its own element of the image.
     tiled::check_prologue(body, cx, a, None)?;
     let dims = match of {
         ConvTensor::Output => layout.conv2d(&call)?,
@@ -62,8 +62,8 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
 const PLACE: [&str; 3] = ["image", "row", "column"];
 const NEXT_PLACE: [&str; 3] = ["next_image", "next_row", "next_column"];
 
-/// Returns the constants with the elements, height and width of the plane whose positions a function takes, if it takes
-/// positions.
+/// Returns the names of the constants with the number of elements, the height and the width of the plane that the
+/// positions of a function belong to. Returns `None` for functions that take no positions.
 fn places(function: &str) -> Option<[&'static str; 3]> {
     match function {
         "input_of_tap" => Some(["OUTPUT", "OUTPUT_H", "OUTPUT_W"]),
@@ -84,20 +84,20 @@ fn variables(found: &InlinedCall, names: [&str; 3]) -> Result<[String; 3], Strin
 struct Convolution {
     of: ConvTensor,
     dims: Conv2dDims,
-    /// Operands of the product: `x, w`, or `dy, w`, or `x, dy`.
+    /// Operands of the contraction: `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
-    /// Index of each of them among the operands of the dispatch, if it is in memory.
+    /// Index of each of these operands among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
     /// The library functions that locate elements.
     functions: Functions,
 }
 
-/// Returns the channels of a group on the input and the output side.
+/// Returns the number of channels of a group on the input side and on the output side.
 fn channels(dims: &Conv2dDims) -> [usize; 2] {
     [dims.c / dims.groups, dims.o / dims.groups]
 }
 
-/// Returns the library functions that locate elements, for some sizes.
+/// Returns the library functions that locate elements, for these sizes.
 fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
     let (d, [group_inputs, group_outputs]) = (dims, channels(dims));
     Template::new(library::CONVOLUTION)
@@ -125,8 +125,8 @@ impl Convolution {
         }
     }
 
-    /// Returns the tensor of an operand of the product, the library function that locates its elements, and the channel and the
-    /// position for this function.
+    /// Returns the tensor that an operand of the contraction reads, the library function that locates its elements,
+    /// and the channel and the position that this function takes.
     fn found_by<'a>(&self, operand: usize, line: &'a str, k: &'a str) -> (usize, &'static str, [&'a str; 2]) {
         match (self.of, operand) {
             (ConvTensor::Output, 0) => (1, "weight", [line, k]),
@@ -138,7 +138,7 @@ impl Convolution {
         }
     }
 
-    /// Adds the statements of the function that locates an element, with the constants that it needs.
+    /// Adds the statements of a function that locates an element, and the constants that it needs.
     fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<InlinedCall, String> {
         match places(function) {
             None => self.statements(e, function, &["batch", channel, at]),
@@ -149,7 +149,7 @@ impl Convolution {
         }
     }
 
-    /// Adds the statements for a position that is already computed.
+    /// Adds the statements of a function for a position that is already computed.
     fn find_at(&self, e: &mut Emitter, function: &str, tap: &str, place: &[String; 3]) -> Result<InlinedCall, String> {
         let [image, row, column] = place;
         self.statements(e, function, &["batch", tap, image, row, column])
@@ -216,7 +216,7 @@ impl Contraction for Convolution {
         // Only the first element needs divisions; the next positions are computed by increments.
         let first = self.statements(e, "place", &[position, plane, width])?;
         let mut place = variables(&first, PLACE)?;
-        // Clamps a first position past the end to an existing image.
+        // If the first position is past the end, it is clamped to an existing image.
         place[0] = e.bind(&format!("min({}, {}u)", place[0], self.dims.n.saturating_sub(1)))?;
         let mut elements = Vec::with_capacity(count);
         for i in 0..count {
@@ -233,9 +233,9 @@ impl Contraction for Convolution {
 
     fn stored(&self, operand: usize) -> Option<usize> {
         let (tensor, function, _) = self.found_by(operand, "", "");
-        // Four adjacent elements along the lines or the summed dimension must be adjacent and aligned in memory. This
-        // holds for the weights of a channel, and for the elements of a plane unless taps shift the elements or read
-        // the padding.
+        // Four elements that are adjacent along the lines or the summed dimension must be adjacent and aligned in
+        // memory. This holds for the weights of a channel, and for the elements of a plane unless taps shift them or
+        // read the padding.
         let d = &self.dims;
         let is_pointwise = d.kernel == [1, 1] && d.stride == [1, 1] && d.padding == [0, 0];
         let planes = |size: [usize; 2]| plane(size).is_multiple_of(4);

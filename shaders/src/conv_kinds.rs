@@ -2,7 +2,7 @@
 
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
-/// The computed tensor of the three in `x * w -> y`.
+/// The computed one of the three tensors in `x * w -> y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConvTensor {
     Output,
@@ -10,7 +10,7 @@ pub(super) enum ConvTensor {
     WeightGrad,
 }
 
-/// The convolution operators: the computed tensor, and the memory layout of images.
+/// The convolution operators, each with its computed tensor and the memory layout of its images.
 const CONVOLUTIONS: [(&str, ConvTensor, ImageLayout); 6] = [
     ("core.conv2d", ConvTensor::Output, ImageLayout::Nchw),
     ("core.conv2d_input_grad", ConvTensor::InputGrad, ImageLayout::Nchw),
@@ -34,7 +34,7 @@ pub(super) fn is_convolution(name: &str) -> bool {
     convolution(name).is_some()
 }
 
-/// Returns the kind of a convolution for the names of classes of products.
+/// Returns the kind of a convolution for the names of schedule classes.
 pub(super) fn kind(of: ConvTensor, dims: &Conv2dDims) -> String {
     let of = match of {
         ConvTensor::Output => "convolution",

@@ -1,6 +1,6 @@
-//! NHWC convolutions and their derivatives as contractions. Rows of results are positions, and the sum runs over the channels of
-//! the positions that the kernel covers. They use the kernels of row-major matmuls, which load vectors of channels and compute
-//! their locations.
+//! NHWC convolutions and their derivatives as contractions. Rows of results are positions, and the sum runs over the
+//! channels of the positions that the kernel covers. They use the kernels of row-major matmuls. These kernels load
+//! vectors of channels and compute their locations.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -15,9 +15,9 @@ use super::template::{Functions, InlinedCall, Template};
 pub(super) struct ConvolutionNhwc {
     of: ConvTensor,
     dims: Conv2dDims,
-    /// Operands of the product: `x, w`, or `dy, w`, or `x, dy`.
+    /// Operands of the contraction: `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
-    /// Index of each of them among the operands of the dispatch, if it is in memory.
+    /// Index of each of these operands among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
     /// The library functions that locate elements.
     functions: Functions,
@@ -42,8 +42,8 @@ impl ConvolutionNhwc {
         })
     }
 
-    /// Returns the tensor of an operand of the product, the library function that locates its elements, and the arguments of this
-    /// function.
+    /// Returns the tensor that an operand of the contraction reads, the library function that locates its elements,
+    /// and the arguments of this function.
     fn found_by<'a>(&self, operand: usize, line: &'a str, k: &'a str) -> (usize, &'static str, [&'a str; 2]) {
         match (self.of, operand) {
             (ConvTensor::Output, 0) => (0, "input_of_tap", [k, line]),
@@ -55,7 +55,7 @@ impl ConvolutionNhwc {
         }
     }
 
-    /// Returns the number of adjacent channels in memory, of the tensor of an operand of the product.
+    /// Returns the number of channels that are adjacent in memory, for the tensor of an operand of the contraction.
     fn channels(&self, operand: usize) -> usize {
         match (self.of, operand) {
             (ConvTensor::Output | ConvTensor::WeightGrad, 0) => self.dims.c,
@@ -73,7 +73,7 @@ impl ConvolutionNhwc {
     }
 }
 
-/// Returns the library functions that locate elements, for some sizes.
+/// Returns the library functions that locate elements, for these sizes.
 fn functions(d: &Conv2dDims) -> Result<Functions, String> {
     Template::new(library::CONVOLUTION_NHWC)
         .sizes([("IMAGES", d.n), ("INPUTS", d.c), ("OUTPUTS", d.o)])

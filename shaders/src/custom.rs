@@ -5,10 +5,10 @@ use meganeura_core::backend::shader::{SHADER_BUFFERS, SHADER_FAULT, SHADER_REPOR
 use super::kernel::{Binding, CompileCx, Compiled, CustomKernel, Launch};
 use super::module::Module;
 
-/// Compiles the launches of the custom kernel of an operator; returns `None` if no custom kernel supports this call.
+/// Compiles the launches of the custom kernel of an operator. Returns `None` if no custom kernel supports this call.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    // A custom kernel has no check that skips its writes. Operators with custom kernels write no persistent data, so faults need
-    // no check.
+    // A custom kernel cannot skip its writes, so it does not run in a segment that may be skipped. Faults need no
+    // check, because operators with custom kernels write no persistent data.
     let Some(kernel) = cx.custom.filter(|_| cx.skip_if.is_none()) else {
         return Ok(None);
     };
@@ -21,8 +21,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }
 }
 
-/// Returns the launch of the shader. Before it, a launch checks indices that the host does not validate, and launches copy
-/// operands that have no buffer.
+/// Returns the launches of a custom kernel. Before its shader, a launch checks indices that the host does not
+/// validate, and launches copy operands that are not in a buffer.
 fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result<Compiled, String> {
     let mut compiled = Compiled::default();
     if let Some((operand, bound)) = kernel.op().index_bound(&cx.call()).filter(|_| !cx.host_validated) {
@@ -81,7 +81,7 @@ fn name(number: usize, binding: &Binding) -> &'static str {
     }
 }
 
-/// Reports indices out of range in the same way as generated kernels.
+/// Compiles a launch that reports indices out of range in the same way as generated kernels.
 fn check_indices(cx: &CompileCx, operand: usize, bound: usize) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let given = module.load(operand, "i");

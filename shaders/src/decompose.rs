@@ -14,7 +14,7 @@ pub(super) fn compile_decomposed(cx: &CompileCx) -> Result<Compiled, String> {
     body.nodes.iter().try_for_each(|node| check_count(&node.ty))?;
     match compile_body(&body, cx) {
         Ok(compiled) => Ok(compiled),
-        // A body that cannot be split into stages fails with the first reason.
+        // If a body cannot be split into stages, the first reason is the error.
         Err(reason) => stages::compile(&body, cx).map_err(|cut| {
             if body.calls(Role::Contraction).is_empty() && body.calls(Role::Reduction).is_empty() {
                 reason
@@ -25,7 +25,7 @@ pub(super) fn compile_decomposed(cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Returns an error if the elements of a value, in memory or not, cannot be indexed with 32 bits.
+/// Returns an error if the elements of a value cannot be indexed with 32 bits, even if the value is not in memory.
 pub(super) fn check_count(ty: &TensorType) -> Result<(), String> {
     match i32::try_from(ty.numel()) {
         Ok(_) => Ok(()),

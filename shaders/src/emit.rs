@@ -1,4 +1,5 @@
-//! WGSL code of the elements of a body's values. The operands of an element are computed before it, and each value only once.
+//! WGSL code that computes the elements of a body's values. The code of the operands precedes that of an element, and
+//! each value is computed only once.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -25,17 +26,18 @@ pub(crate) struct Emitter<'a> {
     pub(crate) body: &'a Body,
     pub(crate) cx: &'a CompileCx<'a>,
     pub(crate) module: Module<'a>,
-    /// Statements so far.
+    /// Statements that were generated so far.
     pub(crate) code: String,
     /// WGSL variables that contain elements of values, by value and location.
     known: HashMap<(Id, Location), String>,
     /// WGSL variables that contain indices.
     indices: HashMap<Index, String>,
-    /// Values that are computed for the current row, with their variables and the locations at which they may be read.
+    /// Values that are computed once for the current row, with their variables and the locations at which they may be
+    /// read.
     fixed: HashMap<Id, (String, Vec<Terms>)>,
     /// A value whose elements a function of the kernel returns by index, and the name of this function.
     looked_up: Option<(Id, &'static str)>,
-    /// Index of the elements that are being written. Overwritten operands may be read only at these elements.
+    /// Index of the elements that are currently written. Overwritten operands may be read only at these elements.
     writing: Option<Base>,
     variables: usize,
 }
@@ -56,13 +58,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Sets the WGSL variable that contains the element of a value at some locations. The value may not be read at
+    /// Sets the WGSL variable that contains the element of a value at certain locations. The value may not be read at
     /// other locations.
     pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, locations: Vec<Terms>) {
         self.fixed.insert(id, (variable.to_owned(), locations));
     }
 
-    /// Sets the function of a kernel that returns the elements of a value by index.
+    /// Sets the kernel function that returns the elements of a value by index.
     pub(crate) fn look_up(&mut self, id: Id, function: &'static str) {
         self.looked_up = Some((id, function));
     }
@@ -77,13 +79,13 @@ impl<'a> Emitter<'a> {
         self.indices.insert(index, variable.to_owned());
     }
 
-    /// Copies the values of the current row to variables that functions of the module can access, and closes the scope of the
-    /// local variables so far, which they cannot access.
+    /// Copies the values of the current row to variables that functions of the module can access. Then closes the
+    /// scope of the local variables so far, because the functions cannot access them.
     pub(crate) fn share_fixed(&mut self) {
         let mut fixed: Vec<(&Id, &mut (String, Vec<Terms>))> = self.fixed.iter_mut().collect();
         fixed.sort_by_key(|(id, _)| **id);
         for (id, (variable, _)) in fixed {
-            // Only local variables have to be copied: literals are used directly, and the product has no variable yet.
+            // Only local variables have to be copied. Literals are used directly, and the matmul has no variable yet.
             if variable.starts_with('v') {
                 let (shared, ty) = (format!("shared_{variable}"), wgsl_type(self.body.ty(*id).dtype));
                 self.module
@@ -92,13 +94,13 @@ impl<'a> Emitter<'a> {
                 *variable = shared;
             }
         }
-        // The scope keeps its variable names apart from names of the kernel.
+        // In a scope of their own, the variable names do not collide with names of the kernel.
         self.code = ["{\n", &self.code, "}\n"].concat();
         self.known.clear();
         self.indices.clear();
     }
 
-    /// Returns the code of a block. Variables of the block are out of scope afterwards.
+    /// Returns the code of a block. The variables of the block are not in scope afterwards.
     pub(crate) fn block<T>(
         &mut self,
         make: impl FnOnce(&mut Self) -> Result<T, String>,
@@ -111,8 +113,8 @@ impl<'a> Emitter<'a> {
         Ok((code, made?))
     }
 
-    /// Returns the code of a block that ends with writes to the elements of a base. In contrast to [`Emitter::block`],
-    /// the block may read operands that the results overwrite, at these elements.
+    /// Returns the code of a block that ends with writes to the elements of a base. In contrast to
+    /// [`Emitter::block`], the block may read operands that the results overwrite, but only at these elements.
     pub(crate) fn writing_block<T>(
         &mut self,
         base: &Base,
@@ -135,7 +137,7 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    /// Returns the number of variables so far.
+    /// Returns the number of variables that were created so far.
     pub(crate) fn variables(&self) -> usize {
         self.variables
     }
@@ -146,7 +148,7 @@ impl<'a> Emitter<'a> {
         format!("v{}", self.variables)
     }
 
-    /// Returns a variable with an index.
+    /// Returns a variable that contains an index.
     pub(crate) fn index(&mut self, index: &Index) -> Result<String, String> {
         let text = index.wgsl();
         if !text.contains(' ') {
@@ -160,14 +162,14 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    /// Returns the linear index of a location, with indices in variables.
+    /// Returns the linear index of a location, computed from indices in variables.
     pub(crate) fn linear(&mut self, location: &[Index], shape: &Shape) -> Result<String, String> {
         let terms = location::terms(location, shape).into_iter();
         let terms = terms.map(|(index, stride)| Ok((self.index(&index)?, stride)));
         Ok(location::sum(terms.collect::<Result<Vec<_>, String>>()?.into_iter()))
     }
 
-    /// Returns the location in `to` of the element at a location of `from`.
+    /// Returns the location in the shape `to` of the element at a location in the shape `from`.
     pub(crate) fn reshape(&mut self, location: &[Index], from: &Shape, to: &Shape) -> Result<Location, String> {
         if let Some(found) = location::reshape(location, from, to) {
             return Ok(found);

@@ -1,4 +1,4 @@
-//! Epilogues of contractions: they store partial sums, or compute and store the calls that follow the product.
+//! Epilogues of contractions. They store partial sums, or compute and store the calls that follow the contraction.
 
 use std::fmt::Write as _;
 
@@ -11,24 +11,24 @@ use super::kernel::{Launch, Memory};
 use super::location::{self, Base};
 use super::template::Template;
 
-/// Type of partial sums: all sums have this type, whatever the type of the operands.
+/// Dtype of partial sums. It does not depend on the dtype of the operands.
 pub(super) const PARTIAL: DType = DType::F32;
 
-/// Returns the maximum number of parts for `total` sums, because partial sums need memory.
+/// Returns the maximum number of parts for `total` sums. It is limited by the memory of the partial sums.
 pub(super) fn most_parts(total: usize) -> usize {
     const MAX_BYTES: usize = 16 << 20;
     PARTIAL.storage_bytes(total.max(1)).map_or(1, |bytes| MAX_BYTES / bytes)
 }
 
-/// Returns true if the last part of a sum of `k` terms has fewer steps than the previous parts of `length` terms each.
-/// Otherwise kernels use `length` for the last part too, since terms past the end are zero: drivers unroll loops of
-/// constant length, whose steps are then faster, by a sixth on an H200.
+/// Returns true if the last part of a sum of `k` terms has fewer steps than the previous parts of `length` terms
+/// each. Otherwise kernels use `length` for the last part, too, because terms past the end are zero. Drivers unroll
+/// loops of constant length, which makes their steps faster, by a sixth on an H200.
 pub(super) fn last_is_short(k: usize, step: usize, length: usize, parts: usize) -> bool {
     parts > 1 && parts * length != k.next_multiple_of(step)
 }
 
-/// Returns the number of parts of `steps` steps: a number near `wanted` that gives parts of equal lengths, or else `wanted`; at
-/// most `most`.
+/// Returns the number of parts of `steps` steps, at most `most`. If possible, it is a number near `wanted` with which
+/// the parts have equal lengths; otherwise it is `wanted`.
 pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
     let wanted = wanted.min(most).max(1);
     let is_even = |parts: &usize| steps.is_multiple_of(*parts);
@@ -37,16 +37,17 @@ pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
     more.or_else(fewer).unwrap_or(wanted)
 }
 
-/// Consumer of the sums: the bodies of the functions `finish` and `finish_together` of kernel files.
+/// Consumer of the sums. It provides the bodies of the functions `finish` and `finish_together` of kernel files.
 pub(super) enum SumConsumer {
-    /// Epilogue that computes the calls after the product.
+    /// Epilogue that computes the calls after the contraction.
     Finish(Epilogue),
-    /// Partial sums that are stored in this array.
+    /// The sums are partial sums. They are stored in this array.
     Partial { array: String, total: usize },
 }
 
-/// Statements that compute and store the results of element `i` of the product, whose sum is `product`. The statements for
-/// several elements read all their operands before the first store, because reads would wait for stores that may alias.
+/// Statements that compute and store the results of element `i` of the contraction, whose sum is `product`. The
+/// statements for several elements read all their operands before the first store, because reads would wait for
+/// stores that may alias.
 pub(super) struct Epilogue {
     one: String,
     several: String,
@@ -65,7 +66,8 @@ impl Epilogue {
 }
 
 impl SumConsumer {
-    /// Returns the number of elements that are passed together, so that their loads are in flight at the same time.
+    /// Returns the number of elements that are processed together, so that their loads are in flight at the same
+    /// time.
     pub(super) fn together(&self) -> usize {
         match self {
             SumConsumer::Finish(epilogue) => epilogue.together,
@@ -95,19 +97,20 @@ impl SumConsumer {
     }
 }
 
-/// A buffer for sums that are stored without an epilogue: the sums of each part in order, part by part.
+/// A buffer for sums that are stored without an epilogue: the sums of the first part in order, then the sums of the
+/// next part, and so on.
 pub(super) type RawSums = Memory;
 
 /// Results of a dispatch, grouped by the value that they are computed from.
 #[derive(Default)]
 pub(super) struct Results {
-    /// Results with one element for each element of the product.
+    /// Results that have one element for each element of the contraction.
     pub(super) of_product: Vec<usize>,
-    /// Reductions before the product.
+    /// Reductions before the contraction.
     pub(super) before: Vec<usize>,
 }
 
-/// Creates the epilogue of a product, for `together` elements at a time.
+/// Creates the epilogue of a contraction, for `together` elements at a time.
 pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usize) -> Result<Epilogue, String> {
     let (code, stores) = finished(e, id, outputs, "i", "product")?;
     let (mut reads, mut all) = (String::new(), String::new());
@@ -123,13 +126,13 @@ pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usi
     })
 }
 
-/// Creates the epilogue of a product whose elements [can be looked up](Emitter::look_up).
+/// Creates the epilogue of a contraction whose elements [can be looked up](Emitter::look_up).
 pub(super) fn of_looked_up(e: &mut Emitter, id: Id, outputs: &[usize]) -> Result<Epilogue, String> {
     let (code, stores) = stored(e, id, outputs, "i")?;
     Ok(Epilogue::of_one(code + &stores))
 }
 
-/// Returns the code that computes the results of element `i` of the product, and the statements that store them.
+/// Returns the code that computes the results of element `i` of the contraction, and the statements that store them.
 fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) -> Result<(String, String), String> {
     let body = e.body;
     let base = Base::new(i, body.ty(id).numel());
@@ -142,8 +145,8 @@ fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) 
     stored(e, id, outputs, i)
 }
 
-/// Returns the same code and statements as `finished`, for a product whose elements the emitter can already read: from
-/// a variable, or by a function.
+/// Returns the same code and statements as `finished`, for a contraction whose elements the emitter can already read
+/// from a variable or with a function.
 fn stored(e: &mut Emitter, id: Id, outputs: &[usize], i: &str) -> Result<(String, String), String> {
     let body = e.body;
     let base = Base::new(i, body.ty(id).numel());
@@ -165,7 +168,7 @@ pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> R
     add_up(e, &sink, Template::new(files::SPLIT_K_JOIN), [total, parts])
 }
 
-/// Compiles the launch that adds up the parts of `total` sums in scratch, which are stored part by part.
+/// Compiles the launch that adds up the parts of `total` sums. They are stored in scratch, part by part.
 pub(super) fn add_up(
     mut e: Emitter,
     sink: &SumConsumer,

@@ -1,5 +1,5 @@
-//! Products of many rows with a packed matrix: a launch expands the matrix to `f16` once, and the product reads it from scratch.
-//! Otherwise each workgroup along the rows would expand it again.
+//! Matmuls of many rows with a packed matrix. One launch expands the matrix to `f16` once, and the matmul reads it
+//! from scratch. Otherwise each workgroup along the rows would expand it again.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -13,14 +13,14 @@ use super::roles::Role;
 use super::tiled::schedules::MatMulCall;
 use super::{matmul, tiled};
 
-/// Minimum number of rows for which the matrix is expanded before the product. On an H200, 128 rows were 8 % slower with it, and 512
-/// rows a quarter faster.
+/// Minimum number of rows for which the matrix is expanded before the matmul. On an H200, this made 128 rows 8 %
+/// slower, and 512 rows a quarter faster.
 const MIN_ROWS: usize = 192;
-/// Maximum bytes of the expanded matrix: a common limit of storage buffers.
+/// Maximum size of the expanded matrix in bytes: a common limit of storage buffers.
 const MAX_BYTES: usize = 1 << 30;
 
-/// Compiles the launches of a product whose second operand is packed, if the product has many rows and may round its operands to
-/// `f16`.
+/// Compiles the launches of a matmul whose second operand is packed. Returns `None` unless the matmul has many rows
+/// and may round its operands to `f16`.
 pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<Compiled>, String> {
     let &MatMulCall {
         body, cx, contraction, ..
@@ -51,7 +51,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     let expanded = cx.scratch(0);
     let mut launches = vec![packed.expand_to_f16(body, cx, n * k, expanded)?];
 
-    // The expanded matrix replaces the words. Operands are the first nodes of a body, in their order.
+    // The expanded matrix replaces the packed words. Operands are the first nodes of a body, in their order.
     let stored = TensorType::new(DType::F16, ty.shape.clone());
     let mut body = body.clone();
     body.nodes[packed.words].ty = stored.clone();
@@ -87,7 +87,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     Ok(Some(Compiled {
         launches,
         scratch,
-        // The words stay as they are in memory.
+        // The packed words in memory are not rounded.
         rounded: compiled
             .rounded
             .into_iter()

@@ -1,4 +1,4 @@
-//! Matrix products with a matrix for each expert, which is selected by row, and their derivative.
+//! Matmuls with one matrix for each expert, selected by row, and their derivative.
 
 use meganeura_core::ops::{Call, ExpertDims};
 
@@ -13,15 +13,15 @@ use super::template::{KernelFile, Template};
 
 /// Maximum number of rows that are multiplied one by one.
 const FEW_ROWS: usize = 32;
-/// Maximum number of rows per expert that are multiplied one by one: tiles would be mostly empty.
+/// Maximum average number of rows per expert that are multiplied one by one: tiles would be mostly empty.
 const FEW_EACH: usize = 2;
-/// Threads that share a sum, indexed by whether they read a matrix along the summed dimension.
+/// Number of threads that share a sum. The second one is for matrices that are read along the summed dimension.
 const LANES: [usize; 2] = [8, 32];
 const THREADS: usize = 256;
-/// Rows and columns of a tile: constants of the kernel files.
+/// Number of rows and columns of a tile. They are constants of the kernel files.
 const TILE: [usize; 2] = [32, 64];
 
-/// Operands of a call in the order of its operator.
+/// Indices of the operands of a call.
 const X: usize = 0;
 const INDICES: usize = 1;
 const WEIGHT: usize = 2;
@@ -53,7 +53,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         .iter()
         .try_fold(dims.experts, |all, &size| all.checked_mul(size));
     if elements.is_none_or(|elements| u32::try_from(elements).is_err()) {
-        // The packed words may be few enough, but kernels index elements.
+        // The number of packed words may be small enough, but kernels index elements.
         return Err("it has more elements than 32 bits can number".into());
     }
     if is_grad {
@@ -89,8 +89,8 @@ fn sorted(cx: &CompileCx, dims: &ExpertDims, launch: Launch) -> Result<Compiled,
     })
 }
 
-/// Adds the functions that load elements of the experts' matrices: single elements and, if they are adjacent in memory,
-/// four at a time. Packed weights are always loaded four at a time.
+/// Adds the functions that load elements of the experts' matrices: single elements, and four elements at a time if
+/// they are adjacent in memory. Packed weights are always loaded four at a time.
 fn with_matrices<'a>(
     cx: &'a CompileCx<'a>,
     body: &'a Body,
@@ -131,7 +131,7 @@ fn with_matrices<'a>(
     Ok((template, e.module))
 }
 
-/// Creates a body for an emitter; its values are not used.
+/// Creates a body for an emitter that does not use the values of the body.
 fn body_of(cx: &CompileCx) -> Body {
     Body {
         nodes: vec![Node {
@@ -148,7 +148,7 @@ fn rows(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let (template, mut module) = with_matrices(cx, &body, dims, files::EXPERT_MATMUL_ROWS)?;
     module.uses_faults();
     let lanes = LANES[usize::from(dims.transpose_b)];
-    // If K is a multiple of four, rows are loaded in vectors like matrices.
+    // If K is a multiple of four, rows are loaded in vectors, like the matrices.
     let a = match module.load_vector(X, "at / 4u") {
         Some(vector) if dims.k.is_multiple_of(4) => vector,
         _ => {
@@ -164,13 +164,13 @@ fn rows(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     module.finish_template(template, dims.rows * dims.n.div_ceil(THREADS / lanes))
 }
 
-/// Compiles the kernel for tiles of rows in the order of experts.
+/// Compiles the kernel for tiles of rows that are in the order of experts.
 fn tiled(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let body = body_of(cx);
     let (template, mut module) = with_matrices(cx, &body, dims, files::EXPERT_MATMUL_TILED)?;
     bind_order(&mut module);
     let template = template.body("store", module.store(0, "i", "value"));
-    // An expert with rows has one tile, and one more for every TILE rows.
+    // Each expert with rows has one tile, and at most one more for every TILE rows.
     let tiles = dims.experts.min(dims.rows) + dims.rows / TILE[0];
     module.finish_template(template, tiles * dims.n.div_ceil(TILE[1]))
 }

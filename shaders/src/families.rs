@@ -1,11 +1,11 @@
-//! Choice of the kernel family that computes a body in one launch.
+//! Selection of the kernel family that computes a body in one launch.
 
 use super::body::Body;
 use super::kernel::{CompileCx, Compiled};
 use super::roles::{Role, is_matmul};
 use super::{conv, matmul, pointwise, rows};
 
-/// Compiles a body to one kernel, or to one kernel and a second one that combines its parts.
+/// Compiles a body to one kernel, or to one kernel and a second one that combines the parts of the first one.
 pub(super) fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let (contraction, reductions) = (body.calls(Role::Contraction), body.calls(Role::Reduction));
     match (&contraction[..], &reductions[..]) {

@@ -2,7 +2,7 @@
 
 use super::template::KernelFile;
 
-/// Declares a constant for each file of `kernels/`, and the list of all.
+/// Declares a constant for each file of `kernels/`, and the list of all these files.
 macro_rules! files {
     ($($constant:ident $name:literal;)*) => {
         $(pub(crate) const $constant: KernelFile = KernelFile {

@@ -1,4 +1,4 @@
-//! WGSL code of reductions: of two elements, and of the elements of one thread.
+//! WGSL code of reductions: combining two elements, and combining the elements of one thread.
 
 use meganeura_core::DType;
 
@@ -24,7 +24,7 @@ impl Fold {
         }
     }
 
-    /// Returns the result for no elements (the neutral element).
+    /// Returns the result for no elements: the neutral element.
     pub(super) fn start(self, dtype: DType) -> String {
         let bits = match (self, dtype) {
             (Fold::Sum, _) => 0,
@@ -51,14 +51,14 @@ impl Fold {
         of_two(operator, dtype, a, b)
     }
 
-    /// Returns the combination of terms, [by pairwise reduction](pairwise).
+    /// Returns the combination of terms [by pairwise reduction](pairwise).
     pub(super) fn join_all(self, dtype: DType, terms: impl Iterator<Item = String>) -> String {
         pairwise(terms, |a, b| format!("({})", self.join(dtype, a, b)))
     }
 }
 
-/// Returns the combination of terms as WGSL, by pairwise reduction: rounding errors stay small, and the operations form a tree of
-/// minimum depth.
+/// Returns the combination of terms by pairwise reduction, as WGSL. Rounding errors stay small, and the operations
+/// form a tree of minimum depth.
 pub(super) fn pairwise(terms: impl Iterator<Item = String>, join: impl Fn(&str, &str) -> String) -> String {
     let mut terms: Vec<String> = terms.collect();
     while terms.len() > 1 {

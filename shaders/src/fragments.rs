@@ -1,20 +1,20 @@
-//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and the shared-memory layout from which they
-//! are loaded. Matrix products and attention use the same definitions.
+//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and the shared-memory layout from
+//! which they are loaded. Matmuls and attention use the same definitions.
 //!
-//! They are aliases and constants of a kernel file rather than functions: WGSL cannot pass an array in shared memory to a
-//! function, so each file loads from its own array.
+//! They are aliases and constants of a kernel file rather than functions. WGSL cannot pass an array in shared memory
+//! to a function, so each file loads from its own array.
 
 use super::limits::CoopConfig;
 use super::module::{COOP, F16, Module};
 use super::template::Template;
 
 impl CoopConfig {
-    /// Returns the rows and columns of a tile.
+    /// Returns the number of rows and columns of a tile.
     pub(crate) fn tile(&self) -> usize {
         self.tile_size as usize
     }
 
-    /// Returns the threads of a subgroup.
+    /// Returns the number of threads of a subgroup.
     pub(crate) fn subgroup(&self) -> usize {
         self.subgroup_size as usize
     }
@@ -24,13 +24,13 @@ impl CoopConfig {
         if self.use_f16_input { F16 } else { "f32" }
     }
 
-    /// Returns the bytes of a vector of four such elements.
+    /// Returns the number of bytes of a vector of four such elements.
     pub(crate) fn vector_bytes(&self) -> usize {
         if self.use_f16_input { 8 } else { 16 }
     }
 
-    /// Returns the stride of rows of `elements` elements in shared memory, in vectors. Padding avoids bank conflicts between
-    /// rows.
+    /// Returns the stride of rows of `elements` elements in shared memory, in vectors. It includes padding that
+    /// avoids bank conflicts between rows.
     pub(crate) fn stride(&self, elements: usize) -> usize {
         elements / 4 + if self.use_f16_input { 2 } else { 1 }
     }

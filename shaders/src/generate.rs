@@ -10,13 +10,14 @@ use super::kernel::{CompileCx, Compiled};
 use super::limits::Limits;
 use super::schedule::{Class, Schedule, ScheduleChooser};
 
-/// Returns the schedules of a call, the default one first. The list is empty if the call has at most one kernel variant.
+/// Returns the schedules of a call, the default one first. The list is empty if the call has at most one kernel
+/// variant.
 ///
-/// If a call is split into multiple products or reductions, the list contains the schedules of the first part with
-/// several ones.
+/// For a call that is split into several contractions or reductions, the list contains the schedules of the first one
+/// that has several schedules.
 pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     let chooser = Chooser::default();
-    // Only the candidates matter here; an error means that no kernel exists.
+    // Only the candidates matter here. An error means that no kernel exists.
     let _ = compile(&CompileCx {
         coop: limits.coop,
         features: limits.features,
@@ -26,8 +27,9 @@ pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     chooser.candidates.take()
 }
 
-/// Generates the kernels of a call, by one of its [`candidates`] or by the default schedule. Every operand and result has its own
-/// buffer: operand `i` has [`BufferRef`](meganeura_core::plan::BufferRef) `i`, and the results follow.
+/// Generates the kernels of a call, with one of its [`candidates`] or with the default schedule. Every operand and
+/// result has its own buffer. Operand `i` has [`BufferRef`](meganeura_core::plan::BufferRef) `i`, and the buffers of
+/// the results follow.
 ///
 /// # Errors
 /// The operator has no kernels, the call does not have the schedule, or the scratch buffers exceed the limits.
@@ -48,7 +50,7 @@ pub fn generate(kernel: &KernelDesc, schedule: Option<&Schedule>, limits: &Limit
     }
 }
 
-/// Chooser that records the candidates and selects one of them.
+/// A schedule chooser that records the candidates and selects one of them.
 #[derive(Default)]
 struct Chooser {
     candidates: RefCell<Vec<Schedule>>,
@@ -99,7 +101,7 @@ mod tests {
         let limits = Limits::default();
         let all = candidates(&kernel, &limits);
         let names: Vec<String> = all.iter().map(Schedule::to_string).collect();
-        // The default splits the sums because there are few rows.
+        // The default schedule splits the rows because there are few of them.
         assert_eq!(names, ["arg_reduce.v1 split=4", "arg_reduce.v1 split=1"]);
         let made = |i: usize| generate(&kernel, Some(&all[i]), &limits).expect("kernels");
         assert_eq!([made(0).launches.len(), made(1).launches.len()], [2, 1]);

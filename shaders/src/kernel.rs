@@ -1,4 +1,5 @@
-//! Inputs and outputs of kernel generation: the context of a dispatch, and the kernels with everything that a host needs.
+//! Inputs and outputs of kernel generation: the context of a dispatch, and the kernels with all information that a
+//! host needs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,74 +16,74 @@ use super::template::{Replacements, Template};
 
 /// Maximum number of buffers of a kernel, one less than the common limit of sixteen of Vulkan devices.
 pub(crate) const MAX_BINDINGS: usize = 15;
-/// Maximum number of session scalars that are passed inline in a launch; further ones are in memory.
+/// Maximum number of session scalars that are passed inline in a launch. Further scalars are in memory.
 pub const INLINE_SCALARS: usize = 16;
 /// Location of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// A buffer of the plan.
     Buffer(BufferRef),
-    /// Scratch of the dispatch, by index.
+    /// Scratch buffer of the dispatch, by index.
     Scratch(usize),
 }
 
 /// Source of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Number that all elements have, as bits; the generated code contains it.
+    /// A number that all elements have, as bits. The generated code contains the number.
     Constant(u32),
-    /// A scalar of the session, at this index.
+    /// Scalar of the session, by index.
     Scalar(usize),
     /// Memory that contains the elements.
     Memory(Memory),
 }
 
-/// A variable of a module that the executor binds.
+/// An object that the executor binds to a variable of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Binding {
-    /// Data of the plan or scratch.
+    /// Buffer of the plan, or scratch.
     Memory(Memory),
-    /// Data of the plan or scratch, in a custom kernel.
+    /// Buffer of the plan, or scratch, in a custom kernel.
     Custom(Memory),
     /// A table of constants of the launch.
     Table(usize),
-    /// The first scalars of the session, as part of the launch.
+    /// First scalars of the session. They are a part of the launch.
     InlineScalars,
-    /// The scalars of the session in memory.
+    /// Scalars of the session in memory.
     Scalars,
-    /// The fault report, for writing.
+    /// Fault report that the kernel may write to.
     Fault,
-    /// The fault report, to check whether a fault occurred.
+    /// Fault report that the kernel reads to check whether a fault occurred.
     Guard,
     /// Index of the dispatch among the dispatches that report faults.
     Reporter,
 }
 
-/// One launch of a kernel.
+/// A launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Name of the kernel file, or of the generated kernel: "pointwise", "reduce" and others.
+    /// Name of the kernel file, or of the generated kernel, such as "pointwise" or "reduce".
     pub kernel: &'static str,
-    /// The WGSL module, whose entry point is `main`.
+    /// WGSL module. Its entry point is `main`.
     pub source: String,
-    /// Objects that the host binds to its variables.
+    /// Objects that the host binds to the variables of the module.
     pub bindings: Vec<Binding>,
-    /// Names of these variables, in the same order.
+    /// Names of the variables, in the same order.
     pub names: Vec<&'static str>,
-    /// Tables of constants that it binds.
+    /// Tables of constants that the launch binds.
     pub tables: Vec<Arc<[u32]>>,
-    /// Workgroups along each axis.
+    /// Number of workgroups along each axis.
     pub groups: [u32; 3],
-    /// True if it uses cooperative matrices.
+    /// True if the launch uses cooperative matrices.
     pub coop: bool,
-    /// The matmul, if a library of the device computes it. Then there is no module, and the bindings are the first operand, the
-    /// second one, the result, and the library's workspace.
+    /// The matmul, if a library of the device computes it. In this case there is no module, and the bindings are the
+    /// first operand, the second one, the result, and the library's workspace.
     pub library: Option<LibraryMatmul>,
-    /// Schedule of its part of the call, if there are several schedules.
+    /// Schedule of the part of the call that this launch computes, if there are several schedules.
     pub schedule: Option<Arc<str>>,
-    /// The class of calls for which the schedule was [chosen](ScheduleChooser), if it is not the default.
+    /// Class of calls for which the schedule was [chosen](ScheduleChooser), if it is not the default.
     pub chosen: Option<Arc<Class>>,
-    /// Replacements in the kernel file, if the module comes from one.
+    /// Replacements in the kernel file, if the module comes from a kernel file.
     pub replacements: Option<Replacements>,
 }
 
@@ -97,7 +98,7 @@ impl Launch {
         self
     }
 
-    /// Makes the launch write nothing after a fault was reported: each workgroup checks the report first.
+    /// Makes the launch write nothing after a fault was reported. Each workgroup checks the report first.
     ///
     /// # Errors
     /// The launch has a custom kernel, or already has the maximum number of bindings.
@@ -124,8 +125,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Makes the source text of the launch different from that of other numbers, by a condition with `number` that is
-    /// never true: a launch has only one layer of workgroups. `number` must not be 0.
+    /// Makes the source text of the launch differ from the texts for other numbers. Adds a condition with `number`
+    /// that is never true, because a launch has only one layer of workgroups. `number` must not be 0.
     pub fn differ(&mut self, number: usize) {
         let never = format!("{MAIN}if (group.z == {number}u) {{\nreturn;\n}}\n");
         self.source = self.source.replacen(MAIN, &never, 1);
@@ -135,16 +136,16 @@ impl Launch {
 /// Result of compiling a dispatch: consecutive launches.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
-    /// Launches in order; each may read the results of earlier ones.
+    /// Launches in order. A launch may read the results of earlier ones.
     pub launches: Vec<Launch>,
-    /// Bytes of each scratch buffer.
+    /// Size of each scratch buffer in bytes.
     pub scratch: Vec<usize>,
-    /// Operands whose elements the launches all round to `f16`, as far as they read them.
+    /// Operands whose elements the launches always round to `f16` when they read them.
     pub rounded: Vec<usize>,
 }
 
 impl From<Launch> for Compiled {
-    /// Creates the result with a single launch and without scratch.
+    /// Creates the result with a single launch and no scratch.
     fn from(launch: Launch) -> Self {
         Compiled {
             launches: vec![launch],
@@ -156,57 +157,57 @@ impl From<Launch> for Compiled {
 /// A matmul that a library of the device may compute: `[batch, m, k]` times `[batch, k, n]`, with sums in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LibraryMatmul {
-    /// Matrices of a batch.
+    /// Number of matrices of a batch.
     pub batch: usize,
-    /// Rows of the first operand and of the result.
+    /// Number of rows of the first operand and of the result.
     pub m: usize,
-    /// Columns of the second operand and of the result.
+    /// Number of columns of the second operand and of the result.
     pub n: usize,
     /// Length of the summed dimension.
     pub k: usize,
-    /// The operands, both of one type, `f16` or `f32`.
+    /// Operands. Both have the same dtype, `f16` or `f32`.
     pub operands: [LibraryOperand; 2],
-    /// The result's type, `f16` or `f32`; it is stored in row-major order.
+    /// Dtype of the result, `f16` or `f32`. The result is stored in row-major order.
     pub result: DType,
-    /// Operation that the library applies to the product.
+    /// Operation that the library applies to the result of the matmul.
     pub epilogue: LibraryEpilogue,
 }
 
-/// An operation on the product of a library. Its operand is the last buffer of the launch.
+/// An operation on the result of a library matmul. Its operand is the last buffer of the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LibraryEpilogue {
-    /// The product itself.
+    /// No operation.
     Plain,
     /// Adds a matrix of the result's type and layout.
     Add,
-    /// Multiplies with one `f32` in device memory.
+    /// Multiplies by one `f32` in device memory.
     Scale,
 }
 
-/// An operand of such a matmul.
+/// An operand of a library matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LibraryOperand {
     /// Type of the operand, `f16` or `f32`.
     pub dtype: DType,
-    /// True if its matrices are stored transposed: as `[k, m]`, or `[n, k]`.
+    /// True if the matrices of the operand are stored transposed: as `[k, m]` or `[n, k]`.
     pub transposed: bool,
-    /// Stride from one matrix of the batch to the next, in elements; 0 if all are the same.
+    /// Distance between two matrices of the batch, in elements; 0 if all matrices are the same.
     pub stride: usize,
 }
 
 /// A library of matmuls.
 pub trait MatmulLibrary {
-    /// Returns true if the library should compute a matmul. Operands of `rounded_bytes` bytes have to be rounded to `f16` before
-    /// it; with `is_followed`, another launch computes the epilogue from its result.
+    /// Returns true if the library should compute a matmul. Before it, operands of `rounded_bytes` bytes have to be
+    /// rounded to `f16`. With `is_followed`, another launch computes the epilogue from its result.
     fn takes(&self, matmul: &LibraryMatmul, rounded_bytes: usize, is_followed: bool) -> bool;
 
-    /// Returns the bytes of workspace of each matmul.
+    /// Returns the size of the workspace of each matmul in bytes.
     fn workspace_bytes(&self) -> usize;
 }
 
 /// A custom kernel that a device has accepted for an operator.
 pub trait CustomKernel {
-    /// Returns the operator.
+    /// Returns the operator of the kernel.
     fn op(&self) -> OpRef;
 
     /// Returns the kernel of a call.
@@ -216,17 +217,17 @@ pub trait CustomKernel {
     fn shader(&self, kernel: &KernelDesc) -> Result<Shader, String>;
 }
 
-/// Input of the compilation of a kernel.
+/// The input for the generation of a dispatch's kernels.
 pub struct CompileCx<'a> {
-    /// The call.
+    /// Call of the dispatch.
     pub kernel: KernelDesc<'a>,
     /// Sources of the operands.
     pub inputs: Vec<Source>,
     /// Destinations of the results.
     pub outputs: Vec<Memory>,
-    /// A word; if it is not 0, nothing may be written.
+    /// Word of a condition: if it is not 0, the kernels must not write.
     pub skip_if: Option<BufferRef>,
-    /// True if the host has validated the indices among the operands.
+    /// True if the host has validated the indices in the operands.
     pub host_validated: bool,
     /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
@@ -234,18 +235,18 @@ pub struct CompileCx<'a> {
     pub features: Features,
     /// A library of matmuls.
     pub library: Option<&'a dyn MatmulLibrary>,
-    /// Chooser of variants that may be faster than the default ones.
+    /// Chooser of schedules that may be faster than the default ones.
     pub choices: Option<&'a dyn ScheduleChooser>,
     /// The registered kernel of the operator.
     pub custom: Option<&'a dyn CustomKernel>,
     /// Number of scratch buffers of the dispatch that belong to other kernels.
     pub first_scratch: usize,
-    /// Buffers of `f32` that are stored as `f16`.
+    /// The `f32` buffers that are stored as `f16`.
     pub f16_storage: Option<&'a HashSet<BufferRef>>,
 }
 
 impl Launch {
-    /// Returns true if the launch has a registered (custom) kernel.
+    /// Returns true if the launch runs a registered (custom) kernel.
     pub fn is_custom(&self) -> bool {
         self.bindings.iter().any(|b| matches!(b, Binding::Custom(_)))
     }
@@ -257,8 +258,8 @@ impl Launch {
 }
 
 impl<'a> CompileCx<'a> {
-    /// Creates the input of a standalone kernel, with a separate buffer for every operand and result. This kernel needs the most
-    /// bindings.
+    /// Creates the input of a standalone kernel. Every operand and result has a separate buffer, so this kernel needs
+    /// the largest number of bindings.
     pub fn standalone(kernel: KernelDesc<'a>) -> Self {
         let inputs = kernel.inputs.len();
         let buffer = |i: usize| Memory::Buffer(BufferRef(i as u32));
@@ -278,8 +279,8 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Creates the input for a kernel that computes a part of this dispatch, with the same options. Its scratch buffers
-    /// begin at `first_scratch`.
+    /// Creates the input for a kernel that computes a part of this dispatch, with the same options. Its scratch
+    /// buffers begin at `first_scratch`.
     pub fn part<'b>(
         &'b self,
         kernel: KernelDesc<'b>,
@@ -303,7 +304,7 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns the call in the form that shape rules take.
+    /// Returns the call in the form that shape rules require.
     pub fn call(&self) -> Call<'_> {
         Call {
             attrs: self.kernel.attrs,
@@ -312,12 +313,12 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns a scratch buffer of this kernel.
+    /// Returns scratch buffer `number` of this kernel.
     pub fn scratch(&self, number: usize) -> Memory {
         Memory::Scratch(self.first_scratch + number)
     }
 
-    /// Returns the dtype in memory of elements that have the dtype `dtype` in the kernel.
+    /// Returns the dtype with which elements are stored in memory, if they have the dtype `dtype` in the kernel.
     pub fn stored_dtype(&self, memory: Memory, dtype: DType) -> DType {
         match (memory, self.f16_storage) {
             (Memory::Buffer(buffer), Some(f16_storage)) if f16_storage.contains(&buffer) => DType::F16,
@@ -325,12 +326,12 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns the dtype of a result in memory.
+    /// Returns the storage dtype of a result.
     pub fn stored_output(&self, output: usize) -> DType {
         self.stored_dtype(self.outputs[output], self.kernel.outputs[output].dtype)
     }
 
-    /// Returns the memory of an operand that is in a buffer and is not overwritten.
+    /// Returns the memory of an operand. Returns `None` if the operand is not in a buffer or is overwritten.
     pub fn memory_of(&self, operand: usize) -> Option<Memory> {
         match self.inputs[operand] {
             Source::Memory(memory) if !self.is_overwritten(operand) => Some(memory),
@@ -338,7 +339,7 @@ impl<'a> CompileCx<'a> {
         }
     }
 
-    /// Returns the [memory](CompileCx::memory_of) of an operand, and its dtype there.
+    /// Returns the [memory](CompileCx::memory_of) of an operand, and its storage dtype.
     pub(crate) fn stored_input(&self, operand: usize) -> Option<(Memory, DType)> {
         let memory = self.memory_of(operand)?;
         Some((memory, self.stored_dtype(memory, self.kernel.inputs[operand].dtype)))
@@ -349,12 +350,12 @@ impl<'a> CompileCx<'a> {
         self.memory_of(operand).is_some() && self.kernel.inputs[operand].dtype.is_float()
     }
 
-    /// Returns true if some operand is overwritten.
+    /// Returns true if any operand is overwritten.
     pub fn overwrites(&self) -> bool {
         (0..self.inputs.len()).any(|operand| self.is_overwritten(operand))
     }
 
-    /// Returns true if an operand is overwritten.
+    /// Returns true if a result overwrites the operand.
     pub fn is_overwritten(&self, operand: usize) -> bool {
         match self.inputs[operand] {
             Source::Memory(memory) => self.outputs.contains(&memory),
@@ -363,7 +364,7 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// Names of the buffers of a kernel in the order of their use.
+/// Names of the buffers of a kernel, in the order of their first use.
 pub(crate) const NAMES: [&str; 16] = [
     "b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "b10", "b11", "b12", "b13", "b14", "b15",
 ];

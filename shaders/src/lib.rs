@@ -1,18 +1,19 @@
-//! GPU kernels: WGSL for each dispatch of a plan, with its shapes as constants, for any GPU interface that accepts WGSL or
-//! SPIR-V.
+//! GPU kernels: WGSL for each dispatch of a plan, with its shapes as constants, for any GPU interface that accepts
+//! WGSL or SPIR-V.
 //!
-//! [`compile`] generates the kernels of a call ([`CompileCx`]); [`Launch`] and [`Compiled`] specify everything that a host needs.
+//! [`compile`] generates the kernels of a call ([`CompileCx`]). [`Launch`] and [`Compiled`] contain all information
+//! that a host needs.
 //!
-//! A dispatch is decomposed (`body.rs`) until every call has a supported role (`roles.rs`): elementwise operators (`scalar.rs`),
-//! views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows`), and matrix products and convolutions
-//! (`matmul.rs`, `conv.rs`; `tiled` computes tiles, `coop` uses cooperative matrices, `vectors` computes few rows; `epilogue.rs`
-//! processes their results). `families.rs` computes a body in one launch; `stages.rs` splits it into several. So a norm, a loss
-//! or an update needs no dedicated kernel. A table lists operators with special loops (`standalone.rs`). Attention has kernels
-//! that never write the scores to memory (`attention/`), and key-value caches have kernels in `cache/`. Custom kernels have
-//! priority over all of these (`custom.rs`). If a call has several schedules, `variants.rs` selects the default or the requested
-//! one.
+//! A dispatch is decomposed (`body.rs`) until every call has a supported role (`roles.rs`): elementwise operators
+//! (`scalar.rs`), views (`view.rs`), operators that select elements (`pull.rs`), reductions (`rows`), and matmuls and
+//! convolutions (`matmul.rs`, `conv.rs`). For the latter, `tiled` computes tiles, `coop` uses cooperative matrices,
+//! `vectors` computes few rows, and `epilogue.rs` processes their results. `families.rs` computes a body in one
+//! launch, and `stages.rs` splits it into several. Therefore a norm, a loss or an update needs no dedicated kernel. A
+//! table lists operators with special loops (`standalone.rs`). Attention has kernels that never write the scores to
+//! memory (`attention/`), and key-value caches have kernels in `cache/`. Custom kernels have priority over all of
+//! these (`custom.rs`). If a call has several schedules, `variants.rs` selects the default or the requested one.
 //!
-//! `snapshots/` contains the kernels of representative calls; they show the effect of a change.
+//! `snapshots/` contains the kernels of representative calls. They show the effect of a change.
 
 mod attention;
 mod body;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::template::{Item, KernelFile, parse};
 
-/// Functions that locate elements of convolutions. Their statements are inlined.
+/// Functions that locate the elements of convolutions. Their statements are inlined.
 pub(super) const CONVOLUTION: KernelFile = KernelFile {
     name: "lib/convolution",
     text: include_str!("../lib/convolution.wgsl"),
@@ -16,7 +16,7 @@ pub(super) const CONVOLUTION_NHWC: KernelFile = KernelFile {
     text: include_str!("../lib/convolution_nhwc.wgsl"),
 };
 
-/// Files of functions that kernels share.
+/// Files with functions that kernels share.
 const FILES: [&str; 5] = [
     include_str!("../lib/math.wgsl"),
     include_str!("../lib/trigonometry.wgsl"),

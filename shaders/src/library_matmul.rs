@@ -1,7 +1,8 @@
 //! Matmuls that a library of the device computes.
 //!
-//! If rounding is allowed, launches before the product round operands of `f32` to `f16` and expand packed weights to `f16`. The
-//! library adds a matrix to the product or scales it; a launch after the product computes any other epilogue from scratch.
+//! If rounding is allowed, launches before the matmul round operands of `f32` to `f16` and expand packed weights to
+//! `f16`. The library can add a matrix to the result or scale it. For any other epilogue, the result is in scratch,
+//! and a launch after the matmul computes the epilogue.
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -17,24 +18,25 @@ use super::pointwise;
 use super::roles::Role;
 use super::tiled::schedules::MatMulCall;
 
-/// Kernel name of such a launch; other launches have the name of their kernel file.
+/// Kernel name of a launch of the library. Other launches have the name of their kernel file.
 const KERNEL: &str = "library";
 /// Name of the schedule in listings.
 const SCHEDULE: &str = "library";
-/// Operators that round operands, and that the library applies to the product.
+/// Operators that round operands, and operators that the library can apply to the result of the matmul.
 const CAST: &str = "core.cast";
 const ADD: &str = "core.add";
 const MUL: &str = "core.mul";
-/// Indices of scratch buffers: the product, if an epilogue follows; the library's workspace; and rounded operands.
+/// Indices of scratch buffers: the result of the matmul, if an epilogue follows; the workspace of the library; and
+/// rounded operands.
 const PRODUCT: usize = 0;
 const WORKSPACE: usize = 1;
 const FIRST_ROUNDED: usize = 2;
 
-/// An operand of the product in memory.
+/// An operand of the matmul in memory.
 enum Operand {
-    /// A matrix, or several with a stride of `stride` elements.
+    /// A matrix, or several matrices that are `stride` elements apart.
     Stored {
-        /// Operand of the dispatch.
+        /// Index of the operand of the dispatch.
         number: usize,
         memory: Memory,
         dtype: DType,
@@ -60,7 +62,7 @@ impl Operand {
         (operand == 1 && contraction.sizes().batch == 1).then_some(Operand::Packed(packed))
     }
 
-    /// Returns the type in memory; `None` for packed weights.
+    /// Returns the dtype of the operand in memory, or `None` for packed weights.
     fn dtype(&self) -> Option<DType> {
         match self {
             Operand::Stored { dtype, .. } => Some(*dtype),
@@ -75,7 +77,7 @@ impl Operand {
         }
     }
 
-    /// Returns the bytes in memory of an operand that is not `f16`.
+    /// Returns the size in memory of an operand that is not `f16`, in bytes.
     fn bytes(&self, product: &MatMulCall) -> usize {
         let bytes = |number: usize| product.cx.kernel.inputs[number].bytes();
         match self {
@@ -85,7 +87,7 @@ impl Operand {
     }
 }
 
-/// Compiles the launches of a product, if there is a library that supports it.
+/// Compiles the launches of a matmul. Returns `None` unless there is a library that supports it.
 pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<Compiled>, String> {
     let &MatMulCall {
         body,
@@ -203,8 +205,8 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     Ok(Some(compiled))
 }
 
-/// Returns the operation by which the library computes the only result from the product, and its operand; `None` if another
-/// launch has to compute the results.
+/// Returns the library operation that computes the only result from the matmul, and the operand of the operation.
+/// Returns `None` if another launch has to compute the results.
 fn folded(product: &MatMulCall) -> Option<(LibraryEpilogue, Option<Memory>)> {
     let &MatMulCall { body, id, cx, .. } = product;
     let &[result] = &body.results[..] else { return None };
@@ -237,7 +239,8 @@ fn folded(product: &MatMulCall) -> Option<(LibraryEpilogue, Option<Memory>)> {
     }
 }
 
-/// Returns the operand with one element that all elements of a value equal.
+/// Returns the operand of the dispatch that has one element, to which all elements of a value are equal. Returns
+/// `None` for other values.
 fn only_element(body: &Body, mut id: Id) -> Option<usize> {
     while body.role(id) == Some(Role::View) {
         id = *body.inputs(id).first()?;

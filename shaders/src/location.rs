@@ -1,14 +1,14 @@
 //! Location of an element of a value: an index for each axis, in a form that can still be simplified.
 //!
-//! A kernel iterates over the elements of a domain by a number, the *base*. Indices of values are parts of it, `base / div %
-//! size`, and keep this form through reshapes and permutations. So adjacent parts can be merged again, and if all parts are
-//! merged, the linear index of the element is the base.
+//! A kernel iterates over the elements of a domain with a variable, the *base*. The indices of values are parts of
+//! the base, `base / div % size`, and keep this form through reshapes and permutations. Therefore adjacent parts can
+//! be merged again. If all parts are merged, the linear index of the element equals the base.
 
 use std::rc::Rc;
 
 use meganeura_core::Shape;
 
-/// A number in a kernel: a variable, and its exclusive upper bound.
+/// A number in a kernel: a variable, with its exclusive upper bound.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Base {
     /// The WGSL variable.
@@ -25,10 +25,10 @@ impl Base {
     }
 }
 
-/// The index along an axis.
+/// The index of an element along an axis.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Index {
-    /// Always 0.
+    /// The constant 0.
     Zero,
     /// `base / div % size`.
     Part { base: Base, div: usize, size: usize },
@@ -63,7 +63,7 @@ impl Index {
 /// An index for each axis of a value.
 pub(crate) type Location = Vec<Index>;
 
-/// Returns the location of element `base / div` of a shape.
+/// Returns the location of element `base / div` in a shape.
 pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Location {
     let strides = shape.strides();
     let part = |(&size, stride): (&usize, usize)| match size {
@@ -77,14 +77,14 @@ pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Location {
     shape.iter().zip(strides).map(part).collect()
 }
 
-/// Returns the location in a broadcast operand of the element at `location`.
+/// Returns the location, in an operand that is broadcast, of the element at `location`.
 pub(crate) fn broadcast(location: &[Index], operand: &Shape) -> Location {
     let skip = location.len() - operand.rank();
     let index = |(&size, index): (&usize, &Index)| if size == 1 { Index::Zero } else { index.clone() };
     operand.iter().zip(&location[skip..]).map(index).collect()
 }
 
-/// Returns a sum of indices times strides; adjacent parts of one base are merged.
+/// Returns the linear index of a location as a sum of indices times strides. Adjacent parts of one base are merged.
 pub(crate) fn terms(location: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
     let mut terms: Vec<(Index, usize)> = Vec::new();
     for (index, stride) in location.iter().zip(shape.strides()) {
@@ -103,7 +103,7 @@ pub(crate) fn terms(location: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
     terms
 }
 
-/// Merges two parts of one base that are adjacent both in the base and in memory.
+/// Merges two parts of one base that are adjacent in the base and in memory.
 fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Option<Index> {
     let (
         Index::Part { base, div, size },
@@ -131,7 +131,7 @@ pub(crate) fn linear(location: &[Index], shape: &Shape) -> String {
         .map(|(index, stride)| (index.wgsl(), *stride)))
 }
 
-/// Returns a sum of expressions times numbers.
+/// Returns the sum of expressions that are multiplied by numbers, as WGSL.
 pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
     let product = |(text, stride): (String, usize)| match stride {
         1 => text,
@@ -143,7 +143,8 @@ pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
     }
 }
 
-/// Returns the location in `to` of the element at a location of `from`, if no variable for its linear index is needed.
+/// Returns the location in the shape `to` of the element at a location in the shape `from`. Returns `None` if the
+/// linear index has to be computed in a variable.
 pub(crate) fn reshape(location: &[Index], from: &Shape, to: &Shape) -> Option<Location> {
     match &terms(location, from)[..] {
         [] => Some(vec![Index::Zero; to.rank()]),

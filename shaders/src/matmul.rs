@@ -1,4 +1,4 @@
-//! Matrix products: plain, transposed or batched, with operands that may be computed when they are loaded.
+//! Matmuls: plain, transposed or batched, with operands that may be computed when they are loaded.
 
 use meganeura_core::ops::{Call, MatMulDims};
 use meganeura_core::{DType, Shape, TensorType};
@@ -50,8 +50,8 @@ pub(super) fn product(body: &Body, id: Id, cx: &CompileCx) -> Result<MatMul, Str
     Ok(product)
 }
 
-/// Returns the operand of a cast from another float type to `f32` if it is an operand of the dispatch, and otherwise
-/// `id`: loads convert elements to `f32` anyway.
+/// Returns `id`, or the dispatch operand that it casts from another float type to `f32`. Loads convert elements to
+/// `f32` anyway.
 fn uncast(body: &Body, id: Id) -> Id {
     let is_float = |id: Id| body.ty(id).dtype.is_float();
     match &body.nodes[id].def {
@@ -73,19 +73,19 @@ fn uncast(body: &Body, id: Id) -> Id {
 pub(super) struct MatMul {
     dims: MatMulDims,
     batch: Shape,
-    /// True if all matrices of the batch are multiplied with the same matrix, so that the batch can be treated as more
+    /// True if all matrices of the batch are multiplied by the same matrix. The batch can then be treated as more
     /// rows.
     one_matrix: bool,
     operands: [Id; 2],
     shapes: [Shape; 2],
-    /// Index of each operand of the product among the operands of the dispatch, if it is in memory.
+    /// Index of each operand of the matmul among the operands of the dispatch, if it is in memory.
     stored: [Option<usize>; 2],
-    /// Packed matrix of each operand of the product, if it is packed.
+    /// Packed matrix of each operand of the matmul, if it is packed.
     packed: [Option<Packed>; 2],
 }
 
 impl MatMul {
-    /// Returns the location of an operand's element.
+    /// Returns the location of an element of an operand.
     fn location(&self, operand: usize, line: &str, k: &str) -> Result<Location, String> {
         let shape = &self.shapes[operand];
         let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };

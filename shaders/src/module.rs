@@ -11,10 +11,10 @@ use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAX_BINDINGS, Me
 use super::scalar::{literal, wgsl_type};
 use super::template::{Expanded, Template, WORKGROUP, names};
 
-/// The WGSL type of half precision, and its extension.
+/// The WGSL type of half precision, and the name of its extension.
 pub(crate) const F16: &str = "f16";
 
-/// Returns the type of one, two or four words.
+/// Returns the WGSL type of one, two or four words.
 pub(crate) fn words(count: usize) -> &'static str {
     match count {
         1 => "u32",
@@ -43,7 +43,7 @@ pub(crate) struct Module<'a> {
     tables: Vec<Arc<[u32]>>,
     /// Buffers that the kernel file declares, and the memory that they are bound to.
     bound: Vec<(&'static str, Memory)>,
-    /// WGSL extensions that it needs.
+    /// WGSL extensions that the module needs.
     enabled: Vec<&'static str>,
     /// Declarations of the module other than its bindings.
     pub(crate) items: String,
@@ -106,7 +106,8 @@ impl<'a> Module<'a> {
         slot.name.to_owned()
     }
 
-    /// Binds memory as an array of elements of a dtype; half-precision elements are pairs in words.
+    /// Binds memory as an array of elements of a dtype, and returns the name of the variable. In half precision, an
+    /// array element is a word with two elements.
     pub(crate) fn array(&mut self, memory: Memory, dtype: DType, writes: bool) -> String {
         let element = match dtype {
             DType::F16 | DType::BF16 => "u32",
@@ -115,7 +116,7 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), element, writes)
     }
 
-    /// Binds a table of constants.
+    /// Binds a table of constants, and returns the name of the variable.
     pub(crate) fn table(&mut self, words: &Arc<[u32]>, dtype: DType) -> String {
         let number = match self.tables.iter().position(|t| t == words) {
             Some(number) => number,
@@ -127,12 +128,13 @@ impl<'a> Module<'a> {
         self.slot(Binding::Table(number), wgsl_type(dtype), false)
     }
 
-    /// Returns the input of the compilation.
+    /// Returns the input of the kernel generation.
     pub(crate) fn cx(&self) -> &'a CompileCx<'a> {
         self.cx
     }
 
-    /// Returns true if the device converts `f16`: its conversion is exact, or the kernel rounds to `f16` anyway.
+    /// Returns true if the kernel may use the device's conversion of `f16`: it is exact, or the kernel rounds to
+    /// `f16` anyway.
     fn converts_f16(&mut self) -> bool {
         if self.cx.features.exact_f16 {
             self.enable(F16);
@@ -140,7 +142,7 @@ impl<'a> Module<'a> {
         self.enabled.contains(&F16)
     }
 
-    /// Returns an element of an operand in the type of the computation.
+    /// Returns an element of an operand, in the type of its computation.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;
         match self.cx.inputs[operand] {
@@ -154,7 +156,7 @@ impl<'a> Module<'a> {
                 };
                 match dtype {
                     DType::U32 => word,
-                    // The half is the lower one of its word.
+                    // The lower half of the word contains the number.
                     DType::F16 | DType::BF16 => format!("{dtype}_to_f32({word} & 0xffffu)"),
                     _ => format!("bitcast<{}>({word})", wgsl_type(dtype)),
                 }
@@ -176,8 +178,9 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Returns four elements of a float operand, the first with the index `4 * index`. Returns `None` for an operand without a
-    /// buffer or a dtype without such vectors. An operand of which a kernel also reads single elements is bound twice.
+    /// Returns four elements of a float operand. The first one has the index `4 * index`. Returns `None` if the
+    /// operand is not in a buffer, or if there are no such vectors of its dtype. If a kernel also reads single
+    /// elements of the operand, the operand is bound twice.
     pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
         if let Some(halves) = self.load_f16(operand, index) {
             return Some(format!("vec4<f32>({halves})"));
@@ -194,8 +197,8 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Returns four elements like `load_vector`, but only of `f32`, and also of an operand that the kernel overwrites. The kernel
-    /// may read only elements that the same thread writes.
+    /// Returns four elements like `load_vector`, but only of `f32`, and also of an operand that the kernel
+    /// overwrites. The kernel may read only elements that the same thread writes.
     pub(crate) fn load_own_vector(&mut self, operand: usize, index: &str) -> Option<String> {
         let Source::Memory(memory) = self.cx.inputs[operand] else {
             return None;
@@ -204,8 +207,8 @@ impl<'a> Module<'a> {
         (dtype == DType::F32).then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f32>", false)))
     }
 
-    /// Returns `count` adjacent words of an operand, the first with the index `count * index`; `None` for an operand without a
-    /// buffer.
+    /// Returns `count` adjacent words of an operand. The first one has the index `count * index`. Returns `None` if
+    /// the operand is not in a buffer.
     pub(crate) fn load_words(&mut self, operand: usize, count: usize, index: &str) -> Option<String> {
         let memory = self.cx.memory_of(operand)?;
         Some(format!(
@@ -215,14 +218,14 @@ impl<'a> Module<'a> {
     }
 
     /// Returns four elements like `load_vector`, but as `vec4<f16>` without conversion. Returns `None` if the operand
-    /// is not stored as `f16`, or without [`F16`].
+    /// is not stored as `f16`, or the module does not support [`F16`].
     pub(crate) fn load_f16(&mut self, operand: usize, index: &str) -> Option<String> {
         let (memory, dtype) = self.cx.stored_input(operand)?;
         (dtype == DType::F16 && self.converts_f16())
             .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
     }
 
-    /// Returns a statement that stores an element of a result whose dtype is not of half precision.
+    /// Returns a statement that stores an element of a result. The dtype of the result must not be half precision.
     pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
         if self.cx.stored_output(output) != dtype {
@@ -234,8 +237,8 @@ impl<'a> Module<'a> {
         format!("{name}[{index}] = {value};\n")
     }
 
-    /// Returns a statement that stores four elements of a result of `f32`, the first with the index `4 * index`; `None` for
-    /// another dtype.
+    /// Returns a statement that stores four elements of an `f32` result. The first one has the index `4 * index`.
+    /// Returns `None` for other dtypes.
     pub(crate) fn store_vector(&mut self, output: usize, index: &str, value: &str) -> Option<String> {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
         let element = match (dtype, self.cx.stored_output(output)) {
@@ -260,7 +263,7 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), words(4), true)
     }
 
-    /// Binds a scratch buffer as vectors of four `f16`.
+    /// Binds a scratch buffer as an array of `vec4<f16>`, and returns the name of the variable.
     pub(crate) fn scratch_halves(&mut self, memory: Memory) -> String {
         self.enable(F16);
         self.slot(Binding::Memory(memory), "vec4<f16>", true)
@@ -272,7 +275,8 @@ impl<'a> Module<'a> {
         self.slot(Binding::Reporter, "u32", false);
     }
 
-    /// Returns an index below `rows`: the value of the expression, or 0 after a fault report.
+    /// Returns an index below `rows`: the value of the expression, or 0 if it is out of range. Such a value is
+    /// reported as a fault.
     pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
         self.uses_faults();
         format!("checked_index({index}, {rows}u)")
@@ -281,12 +285,12 @@ impl<'a> Module<'a> {
     /// Creates the launch of a module that runs `code` for each number `i` below `count`.
     ///
     /// # Errors
-    /// The same errors as [`Module::finish_template`].
+    /// As [`Module::finish_template`].
     pub(crate) fn finish_elements(self, code: String, count: usize) -> Result<Launch, String> {
         self.finish_template_elements(Template::new(files::POINTWISE).insert("elements", code), count)
     }
 
-    /// Binds a buffer of the kernel file.
+    /// Binds a buffer that the kernel file declares.
     pub(crate) fn bind(&mut self, name: &'static str, memory: Memory) {
         self.bound.push((name, memory));
     }
@@ -303,10 +307,10 @@ impl<'a> Module<'a> {
         Ok(launch.of_template(template))
     }
 
-    /// Creates the launch of a module from a kernel file with one thread for each of `count` elements.
+    /// Creates the launch of a module from a kernel file, with one thread for each of `count` elements.
     ///
     /// # Errors
-    /// The same errors as [`Module::finish_template`].
+    /// As [`Module::finish_template`].
     pub(crate) fn finish_template_elements(self, template: Template, count: usize) -> Result<Launch, String> {
         let template = template.size("COUNT", count).with(&self.items);
         let expanded = template.expand()?;
@@ -315,7 +319,7 @@ impl<'a> Module<'a> {
     }
 
     fn finish_expanded(mut self, expanded: &Expanded, groups: usize) -> Result<Launch, String> {
-        // Removes bindings that only unused defaults or unreachable bodies read.
+        // Remove bindings that are read only by unused default functions or unreachable code.
         let names: HashSet<&str> = names(&expanded.text).into_iter().collect();
         self.slots.retain(|slot| names.contains(slot.name));
         for buffer in &expanded.buffers {
@@ -325,8 +329,8 @@ impl<'a> Module<'a> {
                 binding: Binding::Memory(*memory),
                 name: buffer.name,
                 ty: format!("array<{}>", buffer.element),
-                // A unique name keeps this slot separate from other slots of the same memory, because the file reads it by this
-                // name.
+                // The kernel file reads the slot by this name. A unique name separates it from other slots of the
+                // same memory.
                 element: buffer.name,
                 writes: buffer.writes,
             });
@@ -341,8 +345,8 @@ impl<'a> Module<'a> {
         self.launch(expanded.kernel, &text, workgroups)
     }
 
-    /// Returns the first statements of a workgroup, which check whether to skip and compute its index, and the workgroups to
-    /// launch.
+    /// Returns the first statements of a workgroup, and the numbers of workgroups to launch. The statements check
+    /// whether to skip the launch, and compute the index of the workgroup.
     fn begin(&mut self, groups: usize) -> Result<(String, [u32; 3]), String> {
         let skip = self.cx.skip_if.map(|buffer| Binding::Memory(Memory::Buffer(buffer)));
         let skip = skip.map(|binding| self.slot(binding, "u32", false));
@@ -369,7 +373,7 @@ impl<'a> Module<'a> {
         Ok((begin, [x as u32, y as u32, 1]))
     }
 
-    /// Creates the launch of a module with this code, which declares everything except the bindings.
+    /// Creates the launch of a module. `code` contains all declarations except the bindings.
     fn launch(self, kernel: &'static str, code: &str, groups: [u32; 3]) -> Result<Launch, String> {
         let mut source: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
         for slot in &self.slots {
@@ -397,7 +401,7 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Indents lines by the brackets around them.
+/// Indents lines according to the enclosing brackets.
 fn indented(code: &str) -> String {
     let mut out = String::with_capacity(code.len() * 5 / 4);
     let mut depth = 0_usize;
@@ -412,7 +416,7 @@ fn indented(code: &str) -> String {
     out
 }
 
-/// Splits workgroups into two dimensions, with the fewest additional ones.
+/// Splits a number of workgroups into two dimensions, with as few additional workgroups as possible.
 fn fold(groups: usize) -> Result<[usize; 2], String> {
     if groups <= MAX_GROUPS {
         return Ok([groups, 1]);

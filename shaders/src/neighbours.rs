@@ -1,4 +1,4 @@
-//! Epilogues that read other elements of their product than the current one: rotary embeddings rotate pairs of elements.
+//! Epilogues that read several elements of their contraction. Rotary embeddings rotate pairs of elements.
 
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::FusionRole;
@@ -6,17 +6,18 @@ use meganeura_core::program::Slot;
 
 use super::roles::is_rotation;
 
-/// Returns the distance in columns of the two elements of a pair that is rotated after the contraction of a program; `None` if
-/// there is no rotation.
+/// Returns the distance in columns between the two elements of a pair that a program rotates after its contraction.
+/// Returns `None` if there is no rotation.
 ///
 /// # Errors
-/// Other calls also depend on several elements of the product, or the heads of the rotations have different sizes.
+/// Other calls also depend on several elements of the contraction, or the heads of the rotations have different
+/// sizes.
 pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String> {
     let Ok(program) = kernel.attrs.program("program") else {
         return Ok(None);
     };
     let types = program.infer(kernel.inputs)?;
-    // Number of elements of each step that is computed from the product.
+    // Number of elements of each step that is computed from the contraction.
     let mut elements: Vec<Option<usize>> = Vec::with_capacity(types.len());
     let (mut half, mut others) = (None, false);
     for (step, types) in program.steps().iter().zip(&types) {
@@ -31,7 +32,7 @@ pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String>
         };
         if is_rotation(step.op.name()) {
             let found = step.attrs.size("head_dim")? / 2;
-            // The angle must depend only on the position, not on the product.
+            // The angle must depend only on the position, not on the contraction.
             others |= half.replace(found).is_some_and(|other| other != found);
             others |= step.inputs[1..].iter().any(|slot| of_product(slot).is_some());
         } else {

@@ -1,6 +1,6 @@
-//! Packed weights in the format of `core.dequantize`: blocks of small integers in words, with scales for each block. A
-//! *unit* is the part of a block that a thread loads at a time: one or more words, and for some formats also the upper
-//! bits and scales.
+//! Packed weights in the format of `core.dequantize`: blocks of small integers in words, with scales for each block.
+//! A *unit* is the part of a block that a thread loads at a time. It has one or more words, and for some formats also
+//! upper bits and scales.
 
 use meganeura_core::ops::Call;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -16,14 +16,15 @@ use super::roles::Role;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) format: BlockFormat,
-    /// The operand of the dispatch with the words.
+    /// Index of the dispatch operand that contains the words.
     pub(super) words: usize,
-    /// The operand of the dispatch with the scales.
+    /// Index of the dispatch operand that contains the scales.
     pub(super) scales: usize,
 }
 
 impl Packed {
-    /// Returns the packed matrix of a value, if it is dequantized from operands of the dispatch that the kernel only reads.
+    /// Returns the packed matrix of a value. Returns `None` unless the value is dequantized from operands of the
+    /// dispatch that the kernel only reads.
     pub(super) fn of(body: &Body, cx: &CompileCx, id: Id) -> Option<Self> {
         if body.role(id) != Some(Role::Packed) {
             return None;
@@ -47,13 +48,14 @@ impl Packed {
         words * if self.format == BlockFormat::Q8_0 { 4 } else { 8 }
     }
 
-    /// Returns true if the sum of a unit is multiplied with the scale of its block; otherwise units contain their scales.
+    /// Returns true if the sum of a unit is multiplied by the scale of its block. Otherwise units contain their
+    /// scales.
     pub(super) fn is_scaled(&self) -> bool {
         matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
     }
 
     /// Returns the type of units of `words` words, as WGSL. A unit with scales consists of a word of lower bits, the
-    /// upper bits in the form that `five_bits_to_f32x4` or `six_bits_to_f32x4` takes, and both scales.
+    /// upper bits in the form that `five_bits_to_f32x4` or `six_bits_to_f32x4` requires, and both scales.
     pub(super) fn unit_type(&self, words: usize) -> &'static str {
         if self.is_scaled() {
             module::words(words)
@@ -85,7 +87,7 @@ impl Packed {
     }
 
     /// Returns a word of lower bits of a block, and the upper bits in the form that `five_bits_to_f32x4` or
-    /// `six_bits_to_f32x4` takes.
+    /// `six_bits_to_f32x4` requires.
     fn load_bits(&self, e: &mut Emitter, block: &str, word: &str) -> Result<(String, String), String> {
         let words = self.format.words();
         let low = e.load(self.words, &format!("{block} * {words}u + {word}"))?;
@@ -103,8 +105,8 @@ impl Packed {
         Ok((low, above))
     }
 
-    /// Returns a WGSL expression for four terms of the WGSL variable `unit`, a unit of `words` words: the vector with
-    /// the index `number`.
+    /// Returns a WGSL expression for four terms of the variable `unit`, a unit of `words` words. They are the vector
+    /// with the index `number`.
     pub(super) fn expand(&self, words: usize) -> String {
         let vectors = self.terms(1) / 4;
         let word = match words {
@@ -125,8 +127,8 @@ impl Packed {
         }
     }
 
-    /// Returns a WGSL expression for the four terms of a word that belong to the given half of the block, from their
-    /// lower bits in `word`, their upper bits in `above`, their scale and their minimum.
+    /// Returns a WGSL expression for the four terms of a word that belong to half `half` of the block. They are
+    /// computed from their lower bits in `word`, their upper bits in `above`, their scale and their minimum.
     fn scaled(&self, word: &str, above: &str, half: &str, [scale, minimum]: [&str; 2]) -> String {
         let integers = match self.format {
             BlockFormat::Q6 => format!("six_bits_to_f32x4({word}, {above}, {half})"),
@@ -159,7 +161,7 @@ impl Packed {
         Ok(format!("vec4<u32>({})", loaded.ok_or_else(none)?.join(", ")))
     }
 
-    /// Returns the words after the first four of a block, as WGSL.
+    /// Returns the words of a block after the first four, as WGSL.
     pub(super) fn load_block_high(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
         let none = || "packed weights are not in memory".to_owned();
         let words = self.format.words();
@@ -199,13 +201,13 @@ impl Packed {
         self.format.words() > 4
     }
 
-    /// Returns true if the sum of a block needs the sums of the row's terms.
+    /// Returns true if the sum of a block depends on the sums of the row's terms.
     pub(super) fn is_summed(&self) -> bool {
         self.format.has_minimum() || matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
     }
 
-    /// Returns the vector with the index `number` (0 to 7) of a block, with the bias that [`Packed::scaled_block`] subtracts, as
-    /// WGSL.
+    /// Returns a WGSL expression for the vector with the index `number` (0 to 7) of a block. The expression includes
+    /// the bias that [`Packed::scaled_block`] subtracts.
     pub(super) fn expand_block(&self) -> String {
         match self.format {
             BlockFormat::Q8_0 => "q8_0_plus_384(select(low[number % 4u], high[number % 4u], number >= 4u))".into(),
@@ -220,8 +222,8 @@ impl Packed {
         }
     }
 
-    /// Returns the sum of a block, as WGSL, from its `scales`, the sums of both `halves`, and the sums of the row's `terms` of
-    /// both halves.
+    /// Returns the sum of a block, as WGSL. It is computed from the `scales` of the block, the sums of both `halves`,
+    /// and the sums of the row's `terms` of both halves.
     pub(super) fn scaled_block(&self) -> String {
         let (both, terms) = ("(halves.x + halves.y)", "(terms.x + terms.y)");
         match self.format {
@@ -234,7 +236,8 @@ impl Packed {
         }
     }
 
-    /// Returns four adjacent terms, as WGSL; the index of the first one in the matrix is a multiple of four.
+    /// Returns four adjacent terms, as WGSL. `number` is the index of the first one in the matrix, a multiple of
+    /// four.
     pub(super) fn load_vector(&self, e: &mut Emitter, number: &str) -> Result<String, String> {
         let number = e.bind(number)?;
         let block = e.bind(&format!("{number} / {BLOCK}u"))?;
@@ -268,7 +271,7 @@ impl Packed {
         }
     }
 
-    /// Compiles a launch that writes the matrix of `elements` numbers to memory, as `f16`, in row-major order.
+    /// Compiles a launch that writes the matrix of `elements` numbers to memory as `f16`, in row-major order.
     pub(super) fn expand_to_f16(
         &self,
         body: &Body,
@@ -276,7 +279,7 @@ impl Packed {
         elements: usize,
         to: Memory,
     ) -> Result<Launch, String> {
-        /// Elements of a thread: two vectors, 16 bytes. The size of a block is a multiple of it.
+        /// Number of elements that a thread writes: two vectors, 16 bytes. The size of a block is a multiple of it.
         const THREAD_ELEMENTS: usize = 8;
         let mut e = Emitter::new(body, cx);
         let (code, vectors) = e.writing_block(&Base::new("i", elements / THREAD_ELEMENTS), |e| {
@@ -286,7 +289,7 @@ impl Packed {
             });
             vectors.into_iter().collect::<Result<Vec<_>, _>>()
         })?;
-        // Kernels for libraries use no extensions; others need `f16` for the product anyway.
+        // Kernels for libraries use no extensions. Other kernels need `f16` for the matmul anyway.
         let store = if cx.library.is_some() {
             let words = vectors
                 .iter()
@@ -304,7 +307,8 @@ impl Packed {
         e.module.finish_elements(code + &store, elements / THREAD_ELEMENTS)
     }
 
-    /// Returns the index in its column of the vector `number` of four terms of the unit with the index `k`, as WGSL.
+    /// Returns the index, within its column, of vector `number` of four terms in the unit with the index `k`, as
+    /// WGSL.
     pub(super) fn vector_of(&self, words: usize) -> String {
         match self.format {
             BlockFormat::Q8_0 => format!("k * {words}u + number"),
@@ -318,7 +322,7 @@ impl Packed {
     }
 }
 
-/// Returns the index of the scale of a term in the given half of a block, and of the minimum, if there is one.
+/// Returns the index of the scale of a term in half `half` of a block, and the index of the minimum, if any.
 fn scales(format: BlockFormat, block: &str, half: &str) -> (String, Option<String>) {
     match format {
         BlockFormat::Q6 => (format!("{block} * 2u + {half}"), None),
@@ -331,7 +335,7 @@ fn format_of(words: usize, scales: usize) -> Result<BlockFormat, String> {
     BlockFormat::of(words, scales).ok_or_else(|| format!("there is no format of {words} words with {scales} scales"))
 }
 
-/// Returns a variable with the number at a location.
+/// Returns a variable that contains the number at a location.
 pub(super) fn value(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     let format = format_of(call.inputs[0].shape.numel(), call.inputs[1].shape.numel())?;
     let (last, rows) = at.split_last().ok_or("packed numbers have an axis")?;
@@ -348,7 +352,7 @@ pub(super) fn value(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -
         BlockFormat::Q8_0 | BlockFormat::Q4_1 | BlockFormat::Q4_0 => None,
     };
     let (scale, minimum) = scales(format, &block, &format!("{i} / 16u % 2u"));
-    // Binds the index of an operand's element to a variable.
+    // Loads an element of an operand. The index is bound to a variable first.
     let load = |e: &mut Emitter, input: usize, index: String| {
         let index = e.bind(&index)?;
         e.value(inputs[input], &[rows, &[Index::text(index)]].concat())

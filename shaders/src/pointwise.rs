@@ -9,18 +9,20 @@ use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::location::{self, Base};
 
-/// Elements of large results that a thread computes. They are a quarter of the result apart, so that adjacent threads still
-/// access adjacent elements. With one element of four bytes per thread, too few loads are in flight for the memory of large GPUs.
+/// Number of elements of large results that a thread computes. They are a quarter of the result apart, so that
+/// adjacent threads still access adjacent elements. With one element of four bytes per thread, too few loads would be
+/// in flight for the memory of large GPUs.
 const THREAD_ELEMENTS: usize = 4;
-/// Minimum number of elements of results if a thread computes several: fewer would leave too few threads.
+/// Minimum number of elements of results for which a thread computes several elements. With fewer elements, there
+/// would be too few threads.
 const STREAM: usize = 1 << 19;
-/// Components of a vector.
+/// Names of the components of a vector.
 const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
-/// Maximum number of variables of an element for several elements per thread: more would slow down drivers or need too many
-/// registers.
+/// Maximum number of variables per element for which a thread computes several elements. More variables would slow
+/// down drivers or need too many registers.
 const MAX_VARIABLES: usize = 64;
 
-/// Compiles a body without reductions: results with the same number of elements are computed together.
+/// Compiles a body without reductions. Results with the same number of elements are computed together.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
     let outputs = cx.kernel.outputs;
@@ -60,8 +62,8 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         return Ok(launch);
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
-    // Updates in place have enough memory accesses: with several elements a quarter apart, gradient descent is slower and Adam is
-    // not faster.
+    // Updates in place have enough memory accesses. If a thread updates several elements that are a quarter apart,
+    // gradient descent is slower and Adam is not faster.
     if numel < STREAM || !numel.is_multiple_of(THREAD_ELEMENTS) || variables > MAX_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(code + &stores, numel);
     }
@@ -79,8 +81,9 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
     e.module.finish_elements(reading + &writing, threads)
 }
 
-/// Returns the launch of a large update in place whose threads read and write vectors of four elements, which takes a quarter of
-/// the memory instructions; `None` if a result is not `f32`, or an operand is read at other elements than the written ones.
+/// Returns the launch of a large update in place whose threads read and write vectors of four elements. It has a
+/// quarter of the memory instructions. Returns `None` if a result is not `f32`, or an operand is read at other
+/// elements than the written ones.
 fn in_vectors(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Option<Launch> {
     if !cx.overwrites() || numel < STREAM || !numel.is_multiple_of(COMPONENTS.len()) {
         return None;
@@ -138,8 +141,8 @@ fn in_vectors(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> O
     e.module.finish_elements(code, numel / COMPONENTS.len()).ok()
 }
 
-/// Returns the code that computes the elements of some results with one index, the code that stores them, and its number of
-/// variables.
+/// Returns the code that computes the elements of some results at one index, the code that stores them, and the
+/// number of variables of this code.
 fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Result<(String, String, usize), String> {
     let (base, before) = (Base::new(name, numel), e.variables());
     let (code, values) = e.writing_block(&base, |e| {
@@ -151,14 +154,14 @@ fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Res
     Ok((code, stores.collect(), e.variables() - before))
 }
 
-/// Returns the element of a result with the index of a base.
+/// Returns the element of a result whose index is the base.
 fn element(e: &mut Emitter, base: &Base, output: usize) -> Result<String, String> {
     let id = e.body.results[output];
     let location = location::split(base, 1, &e.body.ty(id).shape.clone());
     e.value(id, &location)
 }
 
-/// Returns the code for two elements of a result of half precision, in one word.
+/// Returns the code for a word with two elements of a result in half precision.
 fn pairs(e: &mut Emitter, numel: usize, output: usize) -> Result<String, String> {
     let dtype = e.cx.kernel.outputs[output].dtype;
     let mut code = String::from("var word = 0u;\n");

@@ -1,4 +1,4 @@
-//! Operators whose result elements are copies of operand elements, or numbers such as random bits.
+//! Operators whose result elements are copies of operand elements, or generated numbers such as random bits.
 
 use meganeura_core::ops::Call;
 
@@ -31,8 +31,8 @@ fn zero(call: &Call) -> String {
     literal(call.outputs[0].dtype, 0)
 }
 
-/// Returns an element of the operand if it has any and the conditions hold, otherwise `other`. The location must be valid even if
-/// the conditions are false.
+/// Returns an element of the operand if the conditions hold, else `other`. The location must be valid even if the
+/// conditions are false. Returns `other` if the operand has no elements.
 fn choose(e: &mut Emitter, input: Id, at: &[Index], conditions: &[String], other: &str) -> Result<String, String> {
     if e.body.ty(input).numel() == 0 {
         return Ok(other.to_owned());
@@ -56,7 +56,7 @@ fn pad(e: &mut Emitter, call: &Call, input: Id, at: &[Index]) -> Result<String, 
             inner.push(at[axis].clone());
             continue;
         }
-        // Indices before the first element wrap to large numbers.
+        // Indices before the first element wrap around to large numbers.
         let index = e.index(&at[axis])?;
         let mut found = e.bind(&format!("{index} - {}u", low[axis]))?;
         if interior[axis] > 0 && size > 1 {
@@ -112,7 +112,7 @@ fn take_along_axis(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) ->
     choose(e, inputs[0], &location, &[], &zero(call))
 }
 
-/// Returns an index that was loaded, after the bounds check.
+/// Returns a row index that was loaded from memory, after the bounds check.
 fn row(e: &mut Emitter, index: &str, rows: usize) -> Result<Index, String> {
     let checked = e.module.checked_index(index, rows);
     Ok(Index::text(e.bind(&checked)?))

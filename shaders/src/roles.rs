@@ -9,20 +9,20 @@ use super::scalar;
 /// Maximum number of operands of a concatenation.
 const MAX_PARTS: usize = 8;
 
-/// Role of a call in the generation of a body.
+/// The role of a call in the generation of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// An element of the result depends on the operands' elements at the same location.
+    /// An element of the result depends on the elements of the operands at the same location.
     Pointwise,
-    /// The elements of operand 0 at other locations.
+    /// The result consists of the elements of operand 0 at other locations.
     View,
-    /// Elements that are picked from the operands one by one.
+    /// The result consists of elements that are selected from the operands one by one.
     Pull,
     /// A reduction of operand 0 over axes.
     Reduction,
     /// A matmul or a convolution.
     Contraction,
-    /// Numbers that are dequantized from blocks of integers with scales, operands 0 and 1.
+    /// Numbers that are dequantized from blocks of integers (operand 0) with scales (operand 1).
     Packed,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
 }
 
-/// Returns true if each element of an operator's result also depends on the element half a head away.
+/// Returns true if each element of an operator's result also depends on the operand element that is half a head away.
 pub(super) fn is_rotation(name: &str) -> bool {
     matches!(name, "core.rope" | "core.rope_dynamic_offset")
 }
@@ -72,7 +72,8 @@ fn is_view(name: &str) -> bool {
     )
 }
 
-/// Returns true if each element of an operator's result is a copy of an operand's element, or a number such as random bits.
+/// Returns true if each element of an operator's result is a copy of an operand's element, or a generated number such
+/// as random bits.
 fn is_pull(name: &str, call: &Call) -> bool {
     match name {
         "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
@@ -81,11 +82,11 @@ fn is_pull(name: &str, call: &Call) -> bool {
     }
 }
 
-/// Returns the operand that is equal to an operator's result, element by element.
+/// Returns the index of the operand to which an operator's result is equal, element by element.
 pub(super) fn stands_for(name: &str) -> Option<usize> {
     match name {
         "core.stop_gradient" => Some(0),
-        // An assignment has the same elements; only their destination differs.
+        // An assignment has the same elements as its operand. Only the destination differs.
         "core.assign" => Some(1),
         _ => None,
     }

@@ -4,7 +4,8 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::{Call, drop_threshold};
 
-/// Dtypes of operands. Half precision is computed in `f32`, and rounded by casts and when a result is stored.
+/// Supported dtypes of operands. Half precision is computed in `f32`, and rounded by casts and when a result is
+/// stored.
 pub const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
 
 /// Returns true if an operator is elementwise and supported for these types.
@@ -22,11 +23,11 @@ pub(crate) fn wgsl_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns a number of a dtype as a literal, from its bits.
+/// Returns a number of a dtype as a WGSL literal, given its bits.
 pub(crate) fn literal(dtype: DType, bits: u32) -> String {
     match dtype {
         DType::U32 => format!("{bits}u"),
-        // The smallest number has no literal.
+        // The smallest `i32` has no literal.
         DType::I32 => format!("bitcast<i32>({bits}u)"),
         _ => float_literal(f32::from_bits(bits)),
     }
@@ -50,8 +51,8 @@ pub(crate) fn number(dtype: DType, value: f64) -> String {
     literal(dtype, bits)
 }
 
-/// Returns the expression of an elementwise call on WGSL expressions of its operands; `number` is the index of the element, for
-/// operators that depend on it. Returns `None` if the operator is not supported.
+/// Returns the WGSL expression of an elementwise call, given expressions of its operands. `number` is the index of
+/// the element, for operators that depend on it. Returns `None` if the operator is not supported.
 pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) -> Result<Option<String>, String> {
     let Some(ty) = call.inputs.first().or(call.outputs.first()) else {
         return Ok(None);
@@ -73,7 +74,7 @@ pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) ->
     text.map(|text| fill(text, value)).transpose()
 }
 
-/// Returns the result of an operator without attributes that [`OPERATORS`] lists for every dtype.
+/// Returns the expression of an operator without attributes that [`OPERATORS`] lists for every dtype.
 pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
     let row = OPERATORS
         .iter()
@@ -81,7 +82,7 @@ pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
     row.map_or_else(String::new, |row| row.2.replace("{a}", a).replace("{b}", b))
 }
 
-/// Replaces each `{hole}` of a text by its value.
+/// Replaces each `{hole}` of a text by the value that `value` returns.
 fn fill(text: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
     let mut parts = text.split('{');
     let mut filled = parts.next().unwrap_or_default().to_owned();
@@ -111,7 +112,7 @@ pub(super) fn compute_type(dtype: DType) -> DType {
     }
 }
 
-/// Set of dtypes in which the first operand of an operator is computed.
+/// A set of dtypes that the first operand of an operator can be computed in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DtypeSet {
     Any,
@@ -132,9 +133,10 @@ impl DtypeSet {
     }
 }
 
-/// Operators, the dtypes of operand `a`, and the expression of a result element. `{a}`, `{b}` and `{c}` are elements of the
-/// operands, `{type}` is the type of the first one, `{element}` is the index of the element, and all other holes are
-/// [attributes](attribute). `lib/math.wgsl` contains functions that WGSL lacks. Truth values are words, 1 or 0.
+/// Operators with the dtypes of operand `a` and the expression of a result element. `{a}`, `{b}` and `{c}` are
+/// elements of the operands, `{type}` is the type of the first one, `{element}` is the index of the element, and all
+/// other holes are [attributes](attribute). `lib/math.wgsl` contains functions that WGSL does not have. Truth values
+/// are words, 1 or 0.
 #[rustfmt::skip]
 const OPERATORS: &[(&str, DtypeSet, &str)] = &[
     ("core.neg",           DtypeSet::I32,   "0 - {a}"),
@@ -186,7 +188,7 @@ const OPERATORS: &[(&str, DtypeSet, &str)] = &[
     ("core.less_equal",    DtypeSet::Any,   "select(0u, 1u, {a} <= {b})"),
     ("core.greater_than",  DtypeSet::Any,   "select(0u, 1u, {a} > {b})"),
     ("core.greater_equal", DtypeSet::Any,   "select(0u, 1u, {a} >= {b})"),
-    // NaN is not equal to anything; some drivers violate this.
+    // NaN is not equal to any number, but some drivers violate this.
     ("core.equal",         DtypeSet::Float, "select(0u, 1u, {a} == {b} && !is_nan({a}))"),
     ("core.equal",         DtypeSet::Whole, "select(0u, 1u, {a} == {b})"),
     ("core.not_equal",     DtypeSet::Float, "select(1u, 0u, {a} == {b} && !is_nan({a}))"),

@@ -1,8 +1,8 @@
-//! Scatter operators: elements are written or added to the rows that indices select.
+//! Scatter operators write elements to, or add them to, the rows that indices select.
 //!
-//! Sums are reproducible, so no two threads add to the same location. If there are few updates, every element of the result
-//! checks all of them. If there are many, a first launch collects the updates of each row in a list, whose order differs between
-//! runs; an element of the result then processes its list in the order of the updates.
+//! Sums are reproducible, because no two threads add to the same location. If there are few updates, every element of
+//! the result checks all of them. If there are many, the first launches collect the updates of each row in a list,
+//! whose order differs between runs. An element of the result then processes its list in the order of the updates.
 
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
@@ -11,12 +11,12 @@ use super::module::Module;
 use super::scalar::wgsl_type;
 use super::template::{KernelFile, Template};
 
-/// Maximum number of updates of a row, or of rows of updates, for which lists do not pay.
+/// Maximum number of updates of a row, or of rows of updates, for which lists are not faster.
 const SHORT_LIST: usize = 32;
 
 /// A scatter operator.
 pub(super) struct Scatter {
-    /// Indices of the operands: the indices, the updates, and the initial values.
+    /// Indices of three operands: the indices, the updates, and the initial values.
     indices: usize,
     updates: usize,
     base: Option<usize>,
@@ -74,7 +74,7 @@ impl Scatter {
         })
     }
 
-    /// Creates a template with the initial value of a result element and the function that applies an update.
+    /// Creates a template with the initial value of a result element, and with the function that applies an update.
     fn updating(&self, module: &mut Module, file: KernelFile) -> Template {
         let output = &module.cx().kernel.outputs[0];
         let ty = wgsl_type(output.dtype);

@@ -5,38 +5,40 @@ use std::str::FromStr;
 
 use meganeura_core::precision::Precision;
 
-/// Kernels that have several schedules, each with its version, and the names of their settings. The version is increased when a
-/// change of the kernel invalidates earlier measurements: schedules of other versions cannot be parsed.
+/// Kernels that have several schedules, each with its version and the names of its settings. The version is increased
+/// if a change of the kernel invalidates earlier measurements. Schedules with other versions cannot be parsed.
 const KERNELS: &[(&str, &[&str])] = &[
     ("matmul_direct.v2", &[]),
-    // Rows and columns of a thread, and parts of the summed dimension.
+    // Number of rows and columns of a thread; number of parts of the summed dimension.
     ("matmul_tiled.v2", &["each", "split_k"]),
-    // Threads that share the sum of a column.
+    // Number of threads that share the sum of a column.
     ("matmul_rows.v2", &["lanes", "split_k"]),
-    // Columns of a thread.
+    // Number of columns of a thread.
     ("matmul_rows_wide.v2", &["columns", "split_k"]),
-    // Columns of a thread, and tiles of a workgroup.
+    // Number of columns of a thread, and of tiles of a workgroup.
     ("matmul_rows_staged.v1", &["columns", "tiles", "split_k"]),
-    // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms of a step;
-    // prefetched steps; parts of the summed dimension; blocks after the last full wave, and their parts.
+    // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms
+    // of a step; prefetched steps; parts of the summed dimension; blocks after the last full wave, and the parts of
+    // each.
     (
         "matmul_coop.v2",
         &["block", "subgroup", "sliced_k", "prefetch", "split_k", "tail"],
     ),
-    // Threads of a row, its parts, and columns of a thread whose loop is unrolled.
+    // Number of threads of a row, of parts of a row, and of columns of a thread whose loop is unrolled.
     ("reduce.v2", &["lanes", "split", "unroll"]),
-    // Parts of a row.
+    // Number of parts of a row.
     ("arg_reduce.v1", &["split"]),
     ("attention_decomposed.v2", &[]),
-    // Rows of a tile; for a gradient, rows of the tiles of queries and of keys.
+    // Number of rows of a tile; for a gradient, number of rows of the tiles of queries and of keys.
     ("attention_tiled.v2", &["rows", "queries", "keys"]),
     ("attention_coop.v2", &["queries", "keys"]),
-    // Keys of a tile, threads that share a key, workgroups that share the keys of a query.
+    // Number of keys of a tile, of threads that share a key, and of workgroups that share the keys of a query.
     ("attention_cached.v2", &["keys", "sharing", "workgroups"]),
     ("attention_cached_elements.v2", &[]),
 ];
 
-/// Schedule of a call: the kernel with its version, and its settings. Printed as `matmul_tiled.v2 each=4 split_k=2`.
+/// Schedule of a call: the kernel with its version, and the settings. It is printed as `matmul_tiled.v2 each=4
+/// split_k=2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Schedule {
     kernel: &'static str,
@@ -56,19 +58,19 @@ impl Schedule {
         }
     }
 
-    /// Adds a setting: a number, or several such as rows and columns.
+    /// Adds a setting. Its value is a number, or several numbers such as rows and columns.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<Vec<usize>>) -> Self {
         debug_assert!(self.names().contains(&name), "a setting of {}", self.kernel);
         self.settings.push((name, value.into()));
         self
     }
 
-    /// Returns the kernel with its version.
+    /// Returns the name of the kernel with its version.
     pub fn kernel(&self) -> &'static str {
         self.kernel
     }
 
-    /// Returns the numbers of a setting, if the schedule has it.
+    /// Returns the numbers of a setting, if the schedule has this setting.
     pub fn get(&self, name: &str) -> Option<&[usize]> {
         let found = self.settings.iter().find(|(known, _)| *known == name)?;
         Some(&found.1)
@@ -119,16 +121,16 @@ impl FromStr for Schedule {
     }
 }
 
-/// Class of calls for which one schedule is chosen: kind of computation, memory layout of operands, sizes, and precision of the
-/// plan.
+/// A class of calls for which one schedule is selected. It is determined by the kind of computation, the memory
+/// layout of operands, sizes, and the precision of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class {
     /// All properties as one text.
     pub name: String,
-    /// Sizes of the current call, in the order of the name. The name contains only a range for the number of rows and batches,
-    /// unless the number is small.
+    /// Sizes of the current call, in the order of the name. For the numbers of rows and batches, the name contains
+    /// only a range unless the number is small.
     pub sizes: Vec<usize>,
-    /// Amount of work in multiplications: classes with the most work are measured first.
+    /// Amount of work in multiplications. Classes with the most work are measured first.
     pub work: u128,
 }
 
@@ -143,10 +145,12 @@ pub trait ScheduleChooser {
     /// Returns the precision of the plan.
     fn precision(&self) -> Precision;
 
-    /// Returns the schedule for a class, if it is not the default one. `candidates` returns all schedules, the default one first.
+    /// Returns the schedule for a class, or `None` for the default. `candidates` returns all schedules, the default
+    /// one first.
     fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule>;
 
-    /// Reports that a call does not have a schedule or that its kernel cannot be generated; the default one is used.
+    /// Reports that a call does not have a schedule, or that its kernel cannot be generated. The default schedule is
+    /// then used.
     fn missing(&self, class: &Class, schedule: &Schedule) {
         let _ = (class, schedule);
     }

@@ -1,9 +1,9 @@
-//! Bodies that need several kernels: reductions over different axes, several products, or both.
+//! Bodies that need several kernels: reductions over different axes, several contractions, or both.
 //!
-//! Such a body is cut at the results of its reductions and products, its *anchors*. Consecutive reductions over the same axes of
-//! the same shape form one stage; every other anchor is a separate stage. Anchors that later stages need are stored in scratch.
-//! All other values are recomputed from operands and anchors when they are needed, so an attention stores its scores, but not the
-//! values derived from them.
+//! Such a body is cut at the results of its reductions and contractions, its *anchors*. Consecutive reductions of the
+//! same shape over the same axes form one stage. Every other anchor is a separate stage. Anchors that later stages
+//! need are stored in scratch. All other values are recomputed from operands and anchors when they are needed. An
+//! attention, for example, stores its scores, but not the values that are derived from them.
 
 use std::collections::HashMap;
 
@@ -19,25 +19,25 @@ use super::roles::Role;
 /// Maximum number of stages of a dispatch.
 const MAX_STAGES: usize = 12;
 
-/// Kind of the anchors of a stage.
+/// The kind of the anchors of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Reductions of this shape over these axes.
+    /// Reductions of values of this shape over these axes.
     Rows(Shape, Vec<usize>),
-    /// A product.
+    /// A contraction.
     Product(Id),
-    /// No anchors: the stage computes results that no other stage can compute.
+    /// No anchors. The stage computes results that no other stage can compute.
     Loose,
 }
 
-/// A planned kernel: anchors and results of the body.
+/// A planned kernel, with the anchors and results of the body that it computes.
 #[derive(Debug)]
 struct Stage {
     kind: Kind,
-    /// Position in the order of stages; stages with the same position do not depend on each other.
+    /// Position in the order of stages. Stages with the same position do not depend on each other.
     level: usize,
     anchors: Vec<Id>,
-    /// Results of the dispatch that it computes.
+    /// Results of the dispatch that the stage computes.
     outputs: Vec<usize>,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
             Ok(compiled) => return Ok(compiled),
             Err(failed) => failed,
         };
-        // Results whose locations do not match the stage are computed at the end.
+        // Results that the stage cannot compute are moved to the last stage.
         let last = stages.len() - 1;
         match stages.get_mut(at).map(|s| std::mem::take(&mut s.outputs)) {
             Some(outputs) if at < last && !outputs.is_empty() => stages[last].outputs.extend(outputs),
@@ -59,7 +59,8 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Compiles all stages; the last one contains the results that fit no other stage. An error includes the index of its stage.
+/// Compiles all stages. The last one contains the results that fit no other stage. An error includes the index of its
+/// stage.
 fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compiled, (usize, String)> {
     let whole = |reason: String| (stages.len(), reason);
     if stages.len() > MAX_STAGES {
@@ -89,8 +90,8 @@ fn is_anchor(body: &Body, id: Id) -> bool {
     matches!(body.role(id), Some(Role::Reduction | Role::Contraction))
 }
 
-/// Returns the nearest anchors that a value is computed from, without their own dependencies. For an anchor, these are the
-/// anchors of its operands.
+/// Returns the nearest anchors that a value is computed from, without their own dependencies. For an anchor, these
+/// are the anchors of its operands.
 fn anchors_below(body: &Body, id: Id) -> Vec<Id> {
     let mut found = Vec::new();
     let mut seen = vec![false; body.nodes.len()];
@@ -156,8 +157,8 @@ fn kind(body: &Body, id: Id) -> Result<Kind, String> {
     }
 }
 
-/// Assigns every result to the last stage that it depends on if this stage can compute it, and otherwise to a separate stage at
-/// the end.
+/// Assigns every result to the last stage that it depends on, if this stage can compute it. Otherwise assigns it to a
+/// separate stage at the end.
 fn place_outputs(body: &Body, cx: &CompileCx, stages: &mut Vec<Stage>) {
     let end = stages.last().map_or(0, |s| s.level + 1);
     let mut loose = Vec::new();
@@ -217,11 +218,11 @@ fn kept(body: &Body, stages: &[Stage]) -> Vec<Id> {
 struct Part {
     body: Body,
     operands: Vec<Origin>,
-    /// Anchors that it stores in scratch, after the results of the dispatch.
+    /// Anchors that the part stores in scratch, after the results of the dispatch.
     leaves: Vec<Id>,
 }
 
-/// Value of the whole body that an operand of a part refers to.
+/// The value of the whole body to which an operand of a part refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Origin {
     Operand(usize),

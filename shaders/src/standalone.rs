@@ -1,4 +1,4 @@
-//! Operators with special loops, which are never fused with other operators.
+//! Operators with special loops. They are never fused with other operators.
 
 use meganeura_core::DType;
 use meganeura_core::ops::{ImageLayout, Pool2dDims};
@@ -12,7 +12,7 @@ use super::scalar::wgsl_type;
 use super::scatter::Scatter;
 use super::template::{KernelFile, Template};
 
-/// Function that compiles the launches and the scratch of an operator.
+/// Function that compiles an operator to its launches and scratch.
 type CompileFn = fn(&CompileCx) -> Result<Compiled, String>;
 
 /// Operators whose loops compute each result element separately.
@@ -55,7 +55,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     make.transpose()
 }
 
-/// Returns the condition that `a` comes before `b` by a comparison, with NaN first, for elements of a type.
+/// Returns the condition that `a` comes before `b`, for elements of a dtype. It uses a comparison, and NaN comes
+/// first.
 fn comes_before(dtype: DType, compare: &str) -> String {
     match wgsl_type(dtype) {
         "f32" => format!("a {compare} b && !is_nan(b) || is_nan(a) && !is_nan(b)"),
@@ -93,7 +94,7 @@ fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
         .sizes([("PADDING_H", ph), ("PADDING_W", pw), ("CHANNELS", d.channels)])
 }
 
-/// Compiles the maximum of each window and, for NCHW, its index.
+/// Compiles a kernel that returns the maximum of each window and, for NCHW, its index.
 fn max_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
     let d = Pool2dDims::of_layout(layout, &cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     let mut module = Module::new(cx);

@@ -3,14 +3,14 @@
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Validates the text of a kernel: a complete module, whose buffers have no binding yet.
+/// Validates the text of a kernel. It is a complete module whose buffers have no binding yet.
 ///
 /// # Errors
-/// The text is not valid; the message contains the location.
+/// The text is not valid. The message contains the location.
 pub fn validate(text: &str) -> Result<(), String> {
     let parsed = naga::front::wgsl::parse_str(text);
     let mut module = parsed.map_err(|error| error.emit_to_string(text))?;
-    // Hosts bind by name.
+    // Bindings are added here, because hosts bind variables by name.
     for (binding, (_, variable)) in (0..).zip(module.global_variables.iter_mut()) {
         if matches!(variable.space, AddressSpace::Storage { .. } | AddressSpace::Uniform) {
             variable.binding = Some(naga::ResourceBinding { group: 0, binding });

@@ -1,8 +1,9 @@
 //! Selection of the schedule of a call.
 //!
-//! By default, thresholds of each kernel family select the schedule; they are constants in the family's files. A tuner can
-//! request another schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`]
-//! can be printed and parsed. A family with several schedules lists them in a file `schedules.rs`.
+//! By default, thresholds of each kernel family select the schedule. They are constants in the family's files. A
+//! tuner can request another schedule ([`ScheduleChooser`](super::ScheduleChooser)). A call belongs to a [`Class`],
+//! and each [`Schedule`] can be printed and parsed. A family with several schedules lists them in a file
+//! `schedules.rs`.
 
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use super::schedule::{Class, Schedule};
 /// Maximum number of rows or batches for which each number is a separate class.
 const EXACT_ROWS: usize = 16;
 
-/// Returns the range of sizes that form one class: up to a power of two, from above the next smaller one.
+/// Returns the range of sizes that form one class. It ends with a power of two, and begins after the previous power
+/// of two.
 pub(super) fn range(size: usize) -> String {
     match size {
         ..=EXACT_ROWS => size.to_string(),
@@ -27,12 +29,12 @@ pub(super) fn range(size: usize) -> String {
 
 /// A variant of a call's computation.
 pub(super) trait Candidate {
-    /// Returns the schedule, which is unique among the variants of the call.
+    /// Returns the schedule. It is unique among the variants of the call.
     fn schedule(&self) -> Schedule;
 }
 
-/// Compiles a call in the variant that the chooser requests, or else in the default one, which is the first of `all`. If the
-/// default variant cannot be generated, the result is its error.
+/// Compiles a call in the variant that the chooser requests, or else in the default variant, which is the first one
+/// of `all`. If the default variant cannot be generated, returns its error.
 pub(super) fn compile<C: Candidate>(
     cx: &CompileCx,
     class: impl FnOnce(Precision) -> Class,
@@ -44,8 +46,8 @@ pub(super) fn compile<C: Candidate>(
     Ok(chosen(cx, class, all, compile).unwrap_or(compiled))
 }
 
-/// Compiles a call in the variant that the chooser requests; `None` if it requests nothing, or a variant that cannot be
-/// generated. `all` lists the candidates, the default one first.
+/// Compiles a call in the variant that the chooser requests. Returns `None` if it requests no variant, or a variant
+/// that cannot be generated. `all` lists the candidates, the default one first.
 pub(super) fn chosen<C: Candidate>(
     cx: &CompileCx,
     class: impl FnOnce(Precision) -> Class,

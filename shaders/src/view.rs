@@ -5,7 +5,7 @@ use meganeura_core::ops::Call;
 use super::emit::Emitter;
 use super::location::{self, Index, Location};
 
-/// Returns the location in operand 0 of the element at `location` of the result.
+/// Returns the location in operand 0 of the element at `location` in the result.
 pub(super) fn location(emitter: &mut Emitter, name: &str, call: &Call, location: &[Index]) -> Result<Location, String> {
     let shape = &call.inputs[0].shape;
     match name {

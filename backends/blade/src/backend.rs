@@ -30,7 +30,7 @@ impl Backend for BladeBackend {
     }
 
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
-        // A missing driver is not an error, but the reason why there are no devices.
+        // A missing driver is not an error. It is the reason why there are no devices.
         let reports = enumerate().unwrap_or_default();
         let probed = probe::probe();
         let mut all: Vec<DeviceInfo> = (0..reports.len()).map(|i| describe(&reports, i, &probed)).collect();
@@ -147,7 +147,7 @@ fn driver_of(report: &bg::DeviceReport) -> String {
     driver.join(" ")
 }
 
-/// Returns the key under which measurements on a device are stored.
+/// Returns the storage key of the measurements of a device.
 fn tuning_key(report: &bg::DeviceReport, wanted: CoopSettings) -> Key {
     Key {
         device: report.information.device_name.clone(),
@@ -157,7 +157,7 @@ fn tuning_key(report: &bg::DeviceReport, wanted: CoopSettings) -> Key {
     }
 }
 
-/// Returns the facts that blade-graphics and the driver report about a device.
+/// Returns the properties of a device that blade-graphics and the driver report.
 fn details(report: &bg::DeviceReport, probed: Option<&ProbedDevice>) -> Vec<Fact> {
     let mut facts = Vec::new();
     if let bg::DeviceReportStatus::Available { caps, .. } = &report.status {
@@ -185,8 +185,8 @@ fn open(
     wanted: CoopSettings,
     (folder, key): (Option<PathBuf>, Key),
 ) -> Result<Arc<BladeDevice>> {
-    /// Identification of an open device: Vulkan device id, whether passes can be timed, requested cooperative matrices,
-    /// and folder of stored measurements.
+    /// Key of an open device: Vulkan device id, true if passes can be timed, requested cooperative matrices, and
+    /// folder of stored measurements.
     type DeviceKey = (u32, bool, CoopSettings, Option<PathBuf>);
     static OPEN: Mutex<BTreeMap<DeviceKey, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
@@ -203,7 +203,7 @@ fn open(
         device_id: Some(device_id),
         ..bg::ContextDesc::default()
     };
-    // SAFETY: blade requires `unsafe` because a driver is loaded; no other requirement is stated.
+    // SAFETY: the function is unsafe only because it loads a driver. blade states no other requirement.
     let context = std::panic::catch_unwind(|| unsafe { bg::Context::init(desc) });
     let context = context
         .map_err(|_| {

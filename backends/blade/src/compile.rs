@@ -1,4 +1,4 @@
-//! Implementation of the core's device trait: supported kernels, and compilation of plans.
+//! Implementation of the core's device trait: support queries for kernels, and compilation of plans.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,9 +16,8 @@ use meganeura_shaders::host::{self, F16Storage, KernelOptions, LaunchPlan};
 
 /// Creation of sessions on a context of the host application.
 pub trait WithContext: Sized {
-    /// Creates a session on the device of a context that other code may also use. Several sessions
-    /// share compiled kernels if they are opened [on](Session::on) one
-    /// [`BladeDevice::from_context`] instead.
+    /// Creates a session on the device of a context that other code may also use. Sessions share compiled kernels if
+    /// they are opened [on](Session::on) the same [`BladeDevice::from_context`] instead.
     ///
     /// # Errors
     /// As [`Session::on`].
@@ -38,7 +37,7 @@ impl BladeDevice {
         if uses { self.coop_config() } else { None }
     }
 
-    /// Calls `make` with the inputs for generating a plan's kernels.
+    /// Calls `make` with the options for generating the kernels of a plan.
     fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&KernelOptions) -> T) -> T {
         let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
@@ -79,7 +78,7 @@ impl Device for BladeDevice {
     }
 
     fn kernels(&self) -> String {
-        // The choice of products that use cooperative matrices is part of a plan.
+        // A plan stores which matmuls use cooperative matrices, and the settings determine this.
         let mut kernels = format!("{:?}", self.wanted());
         kernels.push_str(&self.answers().fingerprint(self.handle()));
         if let Some(tuned) = self.tuning().fingerprint() {

@@ -13,8 +13,8 @@ use crate::tune::Tuning;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::host::{self, CoopSettings, CustomKernels, Host as _, SupportCache, Tiles};
 
-/// Returns the configuration for the tiles that a device lists: `f16` tiles if available, else
-/// `f32` tiles, else `None`.
+/// Selects the configuration for the tiles that a device lists: `f16` tiles if available, else `f32` tiles, else
+/// `None`.
 pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
     host::select_coop_config(tiles(units))
 }
@@ -31,11 +31,11 @@ pub struct BladeDevice {
     handle: Handle,
     /// Requested settings of cooperative matrices.
     wanted: CoopSettings,
-    /// The cooperative matrices in use, once they have been tested.
+    /// Cooperative matrices in use. They are tested when they are first requested.
     coop: OnceLock<Option<CoopConfig>>,
     /// Measured variants of kernels, by class of calls.
     tuning: Tuning,
-    /// Cache of the answers to the question whether the device supports a call.
+    /// Cache of the results of support queries.
     answers: SupportCache,
 }
 
@@ -83,9 +83,9 @@ impl BladeDevice {
     }
 
     /// Returns the cooperative matrices for plans with this precision. Matrices that round operands are included only
-    /// if the precision allows rounding.
+    /// if the precision allows it.
     pub(crate) fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
-        // Without f32 tiles there is nothing to test.
+        // f16 tiles are preferred. They round operands, so they are not used here and need no test.
         let rounds = self.matrix_units().is_ok_and(|units| units.f16_tile > 0);
         if rounds && precision == Precision::F32 {
             None
@@ -105,7 +105,7 @@ impl BladeDevice {
         &self.wanted
     }
 
-    /// Returns `true` if results that are only read to be rounded are stored in `f16`.
+    /// Returns `true` if results are stored in `f16` when all of their readers round them anyway.
     pub(crate) fn f16_storage(&self) -> bool {
         !self.wanted.wide_results
     }
@@ -114,7 +114,7 @@ impl BladeDevice {
         &self.tuning
     }
 
-    /// Returns the cache of the answers whether the device supports a call.
+    /// Returns the cache of the results of support queries.
     pub(crate) fn answers(&self) -> &SupportCache {
         &self.answers
     }

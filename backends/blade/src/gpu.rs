@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blade_graphics::Context;
 use meganeura_core::{Error, Result};
 
-/// Name of the backend, in selectors and messages.
+/// Name of the backend in selectors and messages.
 pub(crate) const NAME: &str = "blade";
 
 /// A context of blade-graphics. It is marked as lost after a panic.
@@ -60,8 +60,8 @@ impl Gpu {
         catch_unwind(AssertUnwindSafe(|| work(&self.context))).map_err(|panic| message(&*panic))
     }
 
-    /// Runs work that frees something. Does nothing if the context is lost: a lost context frees everything that it
-    /// owns.
+    /// Runs work that frees a resource. Does nothing if the context is lost, because then all of its resources are
+    /// freed.
     pub(crate) fn free(&self, work: impl FnOnce(&Context)) {
         if !self.is_lost() && self.attempt(work).is_err() {
             self.lost.store(true, Ordering::Release);
@@ -82,9 +82,9 @@ mod tests {
 
     #[test]
     fn a_panic_loses_the_device_and_says_why() {
-        // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+        // SAFETY: the function is unsafe only because it loads a driver. blade states no other requirement.
         let Ok(context) = (unsafe { Context::init(blade_graphics::ContextDesc::default()) }) else {
-            // The integration tests say that there is no device.
+            // The integration tests report that there is no device.
             return;
         };
         let gpu = Gpu::new(Arc::new(context));

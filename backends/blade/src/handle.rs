@@ -15,7 +15,7 @@ use crate::gpu::{Gpu, NAME};
 use crate::pipeline::Pipelines;
 use crate::probe::{Limits, ProbedDevice};
 
-/// Loop iterations after which Mesa's software driver leaves all loops of a shader
+/// Maximum number of loop iterations on Mesa's software driver. Afterwards, the driver ends all loops of the shader
 /// (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;
 
@@ -26,7 +26,7 @@ pub(crate) struct Handle {
     /// `true` for a software implementation of a GPU.
     software: bool,
     limits: Limits,
-    /// Features that kernels use, once they have been tested.
+    /// Features that kernels may use. They are tested when they are first requested.
     features: OnceLock<Features>,
     capabilities: Capabilities,
     pipelines: Pipelines,
@@ -61,8 +61,7 @@ impl Handle {
         &self.limits
     }
 
-    /// Returns the features that kernels may use. The driver lists them, and they pass a test at the
-    /// first call.
+    /// Returns the features that kernels may use. The driver must list them, and the first call tests them.
     pub(crate) fn features(&self) -> Features {
         *self.features.get_or_init(|| {
             let listed = Features {

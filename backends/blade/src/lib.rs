@@ -1,12 +1,13 @@
-//! The blade backend: runs plans on GPUs through [`blade_graphics`] (Vulkan on Linux and Windows,
-//! Metal on macOS).
+//! The blade backend, which runs plans on GPUs through [`blade_graphics`] (Vulkan on Linux and Windows, Metal on
+//! macOS).
 //!
-//! Kernels are WGSL, generated for every dispatch with its shapes as constants; a step is one submission, and the host
-//! does not wait for it. A host application that has a context shares it:
+//! WGSL kernels are generated for every dispatch, with its shapes as constants. A step is one submission, and the
+//! host does not wait for it. A host application can share its context:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # fn run(context: Arc<blade_graphics::Context>, plan: meganeura_core::ExecutionPlan) -> meganeura_core::Result<()> {
+//! # fn run(context: Arc<blade_graphics::Context>, plan: meganeura_core::ExecutionPlan) -> meganeura_core::Result<()>
+//! {
 //! use meganeura_blade::WithContext;
 //! use meganeura_core::Session;
 //!

@@ -16,15 +16,15 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates buffers of these sizes; the first ones are the plan's, in its layout. Contents are
-    /// undefined.
+    /// Allocates buffers of these sizes. The first ones are the buffers of the plan, in the plan's layout. The
+    /// contents are undefined.
     ///
     /// # Errors
-    /// A buffer beyond the device's limit; not enough memory.
+    /// A buffer larger than `limit`; not enough memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
         let (slabs, places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
-        // Check beforehand, because blade panics if the driver refuses.
+        // The available memory is checked beforehand, because blade panics if the driver rejects an allocation.
         let stats = gpu.guard("reading the memory budget", bg::Context::memory_stats)?;
         let available = (stats.budget > 0).then(|| stats.budget.saturating_sub(stats.usage));
         let out_of_memory = || Error::OutOfMemory {
@@ -58,7 +58,7 @@ impl Arena {
         self.slabs[place.slab].at(place.offset + offset)
     }
 
-    /// Fills all buffers with zeros.
+    /// Records writes of zeros to all buffers.
     pub(crate) fn clear(&self, pass: &mut bg::TransferCommandEncoder) {
         for slab in &self.slabs {
             pass.fill_buffer(slab.at(0), slab.size(), 0);
@@ -80,7 +80,7 @@ fn create(gpu: &Gpu, name: &str, size: u64, memory: bg::Memory) -> Result<bg::Bu
     })
 }
 
-/// A growing host-visible buffer. Users transfer data in pieces, so that it stays small.
+/// A growing host-visible buffer. It stays small, because its users transfer data in pieces.
 pub(crate) struct HostBuffer {
     gpu: Arc<Gpu>,
     memory: bg::Memory,
@@ -97,7 +97,7 @@ impl HostBuffer {
         }
     }
 
-    /// Returns the buffer with at least this many bytes. The device must not be using it.
+    /// Returns a buffer with at least `bytes` bytes. The device must not be using the current buffer.
     ///
     /// # Errors
     /// Not enough memory.
@@ -117,8 +117,8 @@ impl HostBuffer {
     /// Not enough memory.
     pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<bg::Buffer> {
         let raw = self.with_capacity(bytes.len() as u64)?;
-        // SAFETY: memory of this kind is mapped for as long as the buffer lives, which has room for the bytes; the
-        // device is not using it, by the contract above.
+        // SAFETY: memory of this kind is mapped as long as the buffer exists, and the buffer has room for the bytes.
+        // By the contract above, the device is not using it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), raw.data(), bytes.len()) };
         Ok(raw)
     }
@@ -130,12 +130,11 @@ impl HostBuffer {
             offset + bytes.len() as u64 <= raw.size(),
             "a read leaves the staging buffer"
         );
-        // SAFETY: the range is within the mapped buffer by the assertion, and the device has
-        // finished with it.
+        // SAFETY: the range is within the mapped buffer by the assertion, and the device has finished using it.
         unsafe { std::ptr::copy_nonoverlapping(raw.data().add(offset as usize), bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the buffer in bytes.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.raw.map_or(0, |raw| raw.size())

@@ -1,4 +1,4 @@
-//! Pipelines: compiled kernels. Several are created at a time, and plans share equal ones.
+//! Pipelines: compiled kernels. Several are created at the same time, and plans share pipelines of equal kernels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,7 +11,7 @@ use crate::gpu::{Gpu, NAME};
 use meganeura_shaders::host::RejectedKernel;
 use meganeura_shaders::{Binding, INLINE_SCALARS, Launch};
 
-/// Maximum number of pipelines that are kept for later plans.
+/// Maximum number of prepared pipelines that are kept for later plans.
 const KEPT: usize = 64;
 
 /// A compiled kernel.
@@ -31,15 +31,15 @@ impl Drop for Pipeline {
 #[derive(Default)]
 pub(crate) struct Pipelines {
     known: Mutex<HashMap<String, Weak<Pipeline>>>,
-    /// Pipelines created ahead of the plans that will use them.
+    /// Pipelines that were prepared for later plans.
     kept: Mutex<Vec<Arc<Pipeline>>>,
-    /// Kernels that the driver rejects in a test.
+    /// Sources of the kernels that the driver rejected in a test.
     #[cfg(test)]
     pub(crate) refused: Mutex<std::collections::HashSet<String>>,
 }
 
 impl Pipelines {
-    /// Returns the pipelines of launches, in order; the labels name them in errors.
+    /// Returns the pipelines of launches, in order. Errors name the label of a launch.
     ///
     /// # Errors
     /// A kernel that the driver rejects; a lost device.
@@ -89,8 +89,7 @@ impl Pipelines {
 }
 
 impl Pipelines {
-    /// Creates pipelines of launches, like [`Pipelines::of`], and keeps the last ones for the plans
-    /// that will use them.
+    /// Creates pipelines of launches, like [`Pipelines::of`], and keeps up to [`KEPT`] of them for later plans.
     ///
     /// # Errors
     /// As [`Pipelines::of`].
@@ -105,8 +104,8 @@ impl Pipelines {
     }
 }
 
-/// Creates pipelines on several threads with large stacks: custom kernels may be nested deeply, and
-/// the compiler recurses.
+/// Creates pipelines on several threads. The threads have large stacks, because the compiler recurses and custom
+/// kernels may be deeply nested.
 fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, RejectedKernel> {
     const STACK: usize = 32 << 20;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -177,7 +176,7 @@ fn layout(launch: &Launch) -> bg::ShaderDataLayout {
     }
 }
 
-/// The values of the scalars that a launch takes as an argument.
+/// The values of the scalars that a launch receives as an argument.
 pub(crate) type Scalars = [[u8; 4]; INLINE_SCALARS];
 
 /// The value that a variable of a kernel is bound to.
@@ -196,7 +195,7 @@ pub(crate) struct BoundLaunch<'a> {
 }
 
 impl bg::ShaderData for BoundLaunch<'_> {
-    // Layouts belong to launches, not to this type.
+    // The layout belongs to the launch, not to this type.
     fn layout() -> bg::ShaderDataLayout {
         bg::ShaderDataLayout::default()
     }

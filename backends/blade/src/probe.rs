@@ -1,6 +1,6 @@
-//! Device properties that blade does not report: limits, memory, and whether a GPU has separate memory.
+//! Device properties that blade does not report: limits, memory size, and whether a GPU has separate memory.
 //!
-//! They are queried from Vulkan without modifying anything. Without Vulkan (Metal), or if a query fails, devices are
+//! They are queried from Vulkan without modifying any state. Without Vulkan (Metal), or if a query fails, devices are
 //! assumed to have only the guaranteed minimum.
 
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
@@ -22,15 +22,15 @@ const GRAIN: u64 = 64 << 10;
 pub(crate) struct Limits {
     /// Maximum buffer size in bytes, for allocations and kernel bindings.
     pub(crate) buffer_bytes: u64,
-    /// Device-local memory in bytes.
+    /// Size of the device-local memory in bytes.
     pub(crate) memory_bytes: Option<u64>,
-    /// Number of threads in a subgroup, if available.
+    /// Number of threads in a subgroup, if known.
     pub(crate) subgroup_size: Option<u32>,
     /// Subgroup size, if all subgroups of a kernel have this size and kernels may use subgroup reductions.
     pub(crate) uniform_subgroup_size: Option<u32>,
     /// Number of multiprocessors, if NVIDIA's driver reports it.
     pub(crate) multiprocessors: Option<u32>,
-    /// Size of a workgroup's shared memory in bytes; 0 if unknown.
+    /// Size of the shared memory of a workgroup in bytes; 0 if unknown.
     pub(crate) workgroup_bytes: u32,
     /// `true` if the GPU has separate memory; `None` if unknown.
     pub(crate) discrete: Option<bool>,
@@ -50,7 +50,7 @@ impl Default for Limits {
     }
 }
 
-/// A device as the driver reports it: names, limits and facts.
+/// A device as the driver reports it: names, limits and other properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProbedDevice {
     pub(crate) device_id: u32,
@@ -58,7 +58,7 @@ pub(crate) struct ProbedDevice {
     /// Identifier that is unique for each device: 16 bytes as hexadecimal digits.
     pub(crate) uuid: String,
     pub(crate) limits: Limits,
-    /// Other facts that the driver reports.
+    /// Other properties that the driver reports.
     pub(crate) facts: Vec<Fact>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn yes_no(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
 }
 
-/// Environment variables that make the Vulkan loader use other drivers than the installed ones.
+/// Environment variables that select other drivers than the installed ones for the Vulkan loader.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 const DRIVER_VARIABLES: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
 /// Folders in which drivers are registered.
@@ -85,18 +85,18 @@ const EXTENSIONS: [&std::ffi::CStr; 4] = [
     c"VK_EXT_memory_budget",
 ];
 
-/// Returns a fact about Metal, a part of the system.
+/// Returns information about Metal. It is a part of the system.
 #[cfg(any(target_os = "ios", target_os = "macos"))]
 pub(crate) fn environment() -> Vec<Fact> {
     vec![Fact::new("driver", "Metal, of the system")]
 }
 
-/// Returns facts about the Vulkan loader and the drivers that are registered with it.
+/// Returns information about the Vulkan loader and the drivers that are registered with it.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 pub(crate) fn environment() -> Vec<Fact> {
-    // SAFETY: loads the system's Vulkan loader, which blade does as well.
+    // SAFETY: this only loads the system's Vulkan loader, as blade does.
     let loader = match unsafe { ash::Entry::load() } {
-        // SAFETY: the loader was loaded above; the call asks for a number.
+        // SAFETY: the loader was loaded above, and the call only queries a number.
         Ok(entry) => match unsafe { entry.try_enumerate_instance_version() } {
             Ok(version) => format!("version {}", version_text(version.unwrap_or(ash::vk::API_VERSION_1_0))),
             Err(error) => format!("loaded, but it does not report its version: {error}"),
@@ -115,7 +115,7 @@ pub(crate) fn environment() -> Vec<Fact> {
                 .filter_map(|folder| std::fs::read_dir(folder).ok());
             let mut files: Vec<PathBuf> = folders.flatten().flatten().map(|entry| entry.path()).collect();
             files.sort();
-            // Windows registers drivers in its registry.
+            // On Windows, drivers are registered in the registry.
             if !cfg!(windows) {
                 facts.push(Fact::new("drivers", announced(files.into_iter())));
             }
@@ -158,28 +158,27 @@ pub(crate) fn probe() -> Vec<ProbedDevice> {
     Vec::new()
 }
 
-/// Returns every device that Vulkan lists; none if it does not work.
+/// Returns every device that Vulkan lists. Returns none if Vulkan does not work.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 pub(crate) fn probe() -> Vec<ProbedDevice> {
-    // SAFETY: loads the system's Vulkan loader, which blade does as well.
+    // SAFETY: this only loads the system's Vulkan loader, as blade does.
     let Ok(entry) = (unsafe { ash::Entry::load() }) else {
         return Vec::new();
     };
     let app = ash::vk::ApplicationInfo::default().api_version(ash::vk::API_VERSION_1_1);
     let info = ash::vk::InstanceCreateInfo::default().application_info(&app);
-    // SAFETY: the structures live through the call and name no extensions or layers.
+    // SAFETY: the structures outlive the call, and contain no extensions or layers.
     let Ok(instance) = (unsafe { entry.create_instance(&info, None) }) else {
         return Vec::new();
     };
-    // SAFETY: the instance was created above and is alive; devices are asked for properties only.
+    // SAFETY: the instance was created above and is alive. Only properties of devices are queried.
     let devices = unsafe { instance.enumerate_physical_devices() }.unwrap_or_default();
     let probed = devices.iter().map(|&device| describe(&instance, device)).collect();
-    // Without an instance, the loader unloads the drivers, and some cannot be loaded repeatedly:
-    // after a few times, NVIDIA's driver is rejected as incompatible, or ends the program. So the
-    // first instance is kept.
+    // The first instance is kept. Without an instance, the loader unloads the drivers, and some drivers cannot be
+    // loaded repeatedly: after a few times, NVIDIA's driver is rejected as incompatible, or ends the program.
     static FIRST: OnceLock<(ash::Entry, ash::Instance)> = OnceLock::new();
     if let Err((_, instance)) = FIRST.set((entry, instance)) {
-        // SAFETY: nothing made from the instance is left.
+        // SAFETY: no object that was created from the instance is left.
         unsafe { instance.destroy_instance(None) };
     }
     probed
@@ -193,7 +192,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     let mut all = vk::PhysicalDeviceProperties2::default()
         .push_next(&mut subgroup)
         .push_next(&mut identity);
-    // SAFETY: the instance listed the device and is alive; the structures live through the calls.
+    // SAFETY: the instance listed the device and is alive, and the structures outlive the calls.
     let (properties, memory) = unsafe {
         instance.get_physical_device_properties2(device, &mut all);
         (all.properties, instance.get_physical_device_memory_properties(device))
@@ -210,7 +209,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     let multiprocessors = extensions.iter().any(counts).then(|| {
         let mut builtins = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
         let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut builtins);
-        // SAFETY: as above; the device has the extension of the structure.
+        // SAFETY: as above; the device has the extension that defines the structure.
         unsafe { instance.get_physical_device_properties2(device, &mut all) };
         builtins.shader_sm_count
     });
@@ -225,7 +224,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     let uniform_subgroup_size = (sizes_are_known && adds).then(|| {
         let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
         let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
-        // SAFETY: as above; the device has the version or the extension of the structure.
+        // SAFETY: as above; the device has the version or the extension that defines the structure.
         unsafe { instance.get_physical_device_properties2(device, &mut all) };
         (sizes.min_subgroup_size == sizes.max_subgroup_size).then_some(sizes.min_subgroup_size)
     });
@@ -270,13 +269,14 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     }
 }
 
-/// Returns the largest buffer size that all limits allow. Each limit counts at least as the guaranteed minimum.
+/// Returns the largest buffer size that all limits allow. A limit below the guaranteed minimum is replaced by this
+/// minimum.
 fn largest_buffer(limits: &[u64]) -> u64 {
     let least = limits.iter().copied().min().unwrap_or(MIN_BUFFER);
     least.clamp(MIN_BUFFER, MAX_BUFFER) / GRAIN * GRAIN
 }
 
-/// Returns the maximum bytes of an allocation and of a buffer, if a device of this version reports
+/// Returns the maximum numbers of bytes of an allocation and of a buffer, as far as a device of this version reports
 /// them.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 fn allocation_limits(instance: &ash::Instance, device: ash::vk::PhysicalDevice, version: u32) -> Vec<u64> {
@@ -290,10 +290,10 @@ fn allocation_limits(instance: &ash::Instance, device: ash::vk::PhysicalDevice, 
     if version >= vk::API_VERSION_1_3 {
         all = all.push_next(&mut buffer);
     }
-    // SAFETY: the instance listed the device, is alive and of version 1.1; the structures live
-    // through the call, and a device of this version supports them.
+    // SAFETY: the instance listed the device, is alive and has version 1.1. The structures outlive the call, and a
+    // device of this version supports them.
     unsafe { instance.get_physical_device_properties2(device, &mut all) };
-    // Values that a driver does not set stay 0.
+    // A value is 0 if the driver does not set it.
     let found = [allocation.max_memory_allocation_size, buffer.max_buffer_size];
     found.into_iter().filter(|&bytes| bytes > 0).collect()
 }

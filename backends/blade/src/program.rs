@@ -25,7 +25,7 @@ pub(crate) type Phase = Vec<PreparedLaunch>;
 /// Prepares the launches of a plan, and returns the phases of each segment.
 ///
 /// # Errors
-/// A buffer without a location.
+/// A buffer has no location.
 pub(crate) fn ready(
     draft: &LaunchPlan,
     plan: &ExecutionPlan,

@@ -8,13 +8,13 @@ use meganeura_shaders::host::CoopSettings;
 
 /// Name of the setting for the tile size of cooperative matrices.
 const TILE: &str = "coop_tile";
-/// Name of the setting for the minimum workgroups of a matmul that uses cooperative matrices.
+/// Name of the setting for the minimum number of workgroups of a matmul that uses cooperative matrices.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-/// Name of the setting for the number of workgroups that run at a time.
+/// Name of the setting for the number of workgroups that run at the same time.
 const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
-/// Name of the setting for the type of results that only cooperative matrices read.
+/// Name of the setting for the dtype of results that only cooperative matrices read.
 const INTERMEDIATES: &str = "coop_intermediates";
-/// Name of the setting that enables measuring the times of passes.
+/// Name of the setting that enables the measurement of pass times.
 const TIMING: &str = "timing";
 
 /// Names of all settings, except the settings of tuning.
@@ -22,10 +22,10 @@ const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIM
 /// Former names of settings, each with the current name.
 const RENAMED: [(&str, &str); 2] = [("coop_at_once", MAX_RESIDENT), ("coop_between", INTERMEDIATES)];
 
-/// Checks that the configuration contains only settings of this file and `others`.
+/// Checks that the configuration contains only the settings of this file and `others`.
 ///
 /// # Errors
-/// An unknown setting, or one with an old name.
+/// A setting is unknown, or has its former name.
 pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
     let given = config.backend.get(NAME);
     let is_given = |key: &str| given.is_some_and(|settings| settings.contains_key(key));
@@ -41,7 +41,7 @@ pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
 /// Reads the settings of cooperative matrices.
 ///
 /// # Errors
-/// A setting that is out of range, or of another type.
+/// A setting is out of range, or of another type.
 pub(crate) fn wanted(config: &Config) -> Result<CoopSettings> {
     let wrong = |message| Error::Config {
         origin: config.origin(),
@@ -77,7 +77,7 @@ pub(crate) fn wanted(config: &Config) -> Result<CoopSettings> {
 /// submission.
 ///
 /// # Errors
-/// Another word than 'on' and 'off', or no text.
+/// The setting is not 'on' or 'off'.
 pub(crate) fn timed(config: &Config) -> Result<bool> {
     Ok(config.backend_choice(NAME, TIMING, ["on", "off"])? == "on")
 }

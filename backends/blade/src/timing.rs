@@ -1,12 +1,12 @@
-//! Times of passes, measured by the device's timestamps.
+//! Times of passes, measured by the timestamps of the device.
 //!
-//! With blade, the device writes the time at the beginning of each pass and at the end of a
-//! submission, for up to [`MAX_PASSES`] passes per submission. A measured step therefore has a
-//! separate pass for every phase, and as many submissions as needed. A pass lasts until the next
-//! one begins, including the barrier between them.
+//! blade makes the device write the time at the beginning of each pass and at the end of a submission, for up to
+//! [`MAX_PASSES`] passes per submission. A measured step therefore has a separate pass for every phase, and several
+//! submissions if necessary. The time of a pass ends when the next pass begins, so it includes the barrier between
+//! them.
 //!
-//! blade gives durations, not times on the host's clock. Passes are assumed to follow each other
-//! without pause, from the time of submission or of the completion of the previous submission.
+//! blade reports durations, not times of the host's clock. Passes are assumed to follow each other without a pause.
+//! The first one begins at the time of submission, or when the previous submission was complete.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(crate) struct PassTag {
 }
 
 impl PassTag {
-    /// Creates the tag of a pass that copies or clears.
+    /// Creates the label of a pass that copies or clears.
     pub(crate) fn transfer(label: &str) -> Self {
         PassTag {
             label: label.into(),
@@ -35,7 +35,8 @@ impl PassTag {
         }
     }
 
-    /// Creates the tag of a pass of dispatches with these titles.
+    /// Creates the label of a pass that runs the dispatches of a phase. `titles` contains the titles of all
+    /// dispatches.
     pub(crate) fn of(phase: &Phase, titles: &[String]) -> Self {
         let titles = phase.iter().filter_map(|ready| titles.get(ready.dispatch as usize));
         PassTag {
@@ -49,7 +50,7 @@ impl PassTag {
 pub(crate) struct MeasuredSubmission {
     /// Labels of the passes, in order.
     pub(crate) tags: Vec<PassTag>,
-    /// Ticket of the last submission of the step that this submission belongs to.
+    /// Ticket of the last submission of the step to which this submission belongs.
     pub(crate) step: Ticket,
     /// Host time of the submission to the device.
     pub(crate) submitted: Instant,
@@ -76,12 +77,12 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Adds the passes of a submission that was complete at the given host time, after all earlier
-    /// submissions.
+    /// Adds the passes of a submission that was complete at the host time `complete`. All earlier submissions must
+    /// have been added.
     pub(crate) fn add(&mut self, measured: MeasuredSubmission, timings: &bg::Timings, complete: Instant) {
         let sum: Duration = timings.iter().map(|(_, duration)| *duration).sum();
         let mut start = self.end.map_or(measured.submitted, |end| end.max(measured.submitted));
-        // The clocks differ slightly; the host's clock gives a bound.
+        // The clocks of host and device differ slightly. The host time limits the end of the passes.
         if start + sum > complete {
             start = complete.checked_sub(sum).unwrap_or(start).max(measured.submitted);
         }
@@ -104,7 +105,7 @@ impl Profile {
         std::mem::take(&mut self.passes)
     }
 
-    /// Returns the total time of the passes of a step, if it is the last step that was measured.
+    /// Returns the total time of the passes of a step if it is the last measured step.
     pub(crate) fn spent_on(&self, step: Ticket) -> Option<Duration> {
         self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
     }
@@ -133,10 +134,10 @@ mod tests {
         let at = |us| origin + Duration::from_micros(us);
         let mut profile = Profile::default();
         submission(&mut profile, 1, at(10), &[5, 20], at(100));
-        // Submitted while the first one ran, in two parts.
+        // This step was submitted in two parts, the first of them while the previous step ran.
         submission(&mut profile, 3, at(20), &[10], at(200));
         submission(&mut profile, 3, at(300), &[10], at(400));
-        // Longer by the device's clock than by the host's.
+        // The passes take longer by the device's clock than by the host's clock.
         submission(&mut profile, 4, at(500), &[50], at(540));
         let passes = profile.take();
         let starts: Vec<Duration> = passes.iter().map(|p| p.start - origin).collect();

@@ -1,5 +1,5 @@
-//! Tests of third-party kernels: which of them are used, and what happens if one is rejected or does not end.
-// A binary of its own: its operators and kernels are registered for the whole process.
+//! Tests of third-party kernels: when they are used, and the outcome if one is rejected or does not end.
+// This is a separate binary, because its operators and kernels are registered for the whole process.
 
 mod common;
 
@@ -19,7 +19,7 @@ register_op!(TWICE);
 static COUNTED: Composite = Composite::new("test.counted", 1, "2 x", |g, x, _| Ok(vec![g.add(x[0], x[0]).into()]));
 register_op!(COUNTED);
 
-/// An operator that cannot be one dispatch without a custom kernel.
+/// An operator that is one dispatch only with a custom kernel.
 static BEST: Composite = Composite::new("test.best", 1, "the largest two of the softmax", |g, x, _| {
     let probabilities = g.softmax(x[0], -1);
     let best = g.top_k(probabilities, -1, 2);
@@ -45,9 +45,9 @@ static VAST: Composite = Composite::new("test.vast", 1, "the sum of many copies"
 });
 register_op!(VAST);
 
-/// Numbers of elements that make the driver reject the kernels of [`TWICE`] or [`BEST`].
+/// Numbers of elements with which the driver rejects the kernel of [`TWICE`] or [`BEST`].
 const REFUSED: [usize; 3] = [5_003, 5_009, 5_010];
-/// Number of elements that makes the kernel of [`COUNTED`] report an endless loop.
+/// Number of elements with which the kernel of [`COUNTED`] reports an endless loop.
 const ENDLESS: usize = 1_009;
 
 /// A custom kernel in which one thread computes all elements.
@@ -113,7 +113,7 @@ fn best(elements: usize) -> String {
     )
 }
 
-/// Returns the code of `twice` that also reports for [`ENDLESS`] elements that a loop was ended.
+/// Returns the code of `twice`. For [`ENDLESS`] elements, it also reports that a loop was ended.
 fn counted(elements: usize) -> String {
     let report = match elements {
         ENDLESS => "atomicStore(&fault[0], 1u);\natomicStore(&fault[1u + 2u * reporter], 2u);\n",
@@ -122,7 +122,7 @@ fn counted(elements: usize) -> String {
     format!("{report}{}", twice(elements))
 }
 
-/// Returns the first usable device, with the custom kernels registered.
+/// Returns the first usable device. The custom kernels are registered before it is opened.
 fn device() -> Option<Arc<dyn Device>> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -192,7 +192,7 @@ fn a_kernel_that_the_driver_refuses_for_some_sizes_is_decomposed_there() {
     assert!(told, "{problems:?}");
 }
 
-/// A plan that was compiled without asking this driver runs decomposed if the driver rejects its kernel.
+/// A plan that was compiled without a device runs decomposed if the driver rejects its kernel.
 #[test]
 fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
     let Some(device) = device() else { return };
@@ -214,8 +214,8 @@ fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
     let twice: Vec<u8> = x.iter().flat_map(|v| (2.0 * v).to_le_bytes()).collect();
     assert!(found == twice);
 
-    // This operator cannot become other dispatches of an existing plan, which is an error. A plan
-    // that is compiled for the device decomposes it.
+    // In an existing plan, this operator cannot be decomposed, so compiling the plan is an error. A plan that is
+    // compiled for the device decomposes it.
     let graph = graph(&BEST, &[REFUSED[2] / 5, 5]);
     let plan = try_compile(&graph).expect("a plan");
     match device.compile(&plan).err() {

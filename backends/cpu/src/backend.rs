@@ -58,9 +58,8 @@ impl CpuDevice {
     }
 }
 
-/// Returns the pool with this number of threads. All devices of the process share it: idle workers
-/// of a second pool would take processor time from the first, and sessions that run at the same
-/// time take turns anyway.
+/// Returns the thread pool of this size. All devices of the process share it: the idle workers of a second
+/// pool would take processor time from the first, and sessions that run at the same time take turns anyway.
 fn shared_pool(threads: usize) -> Arc<ThreadPool> {
     static POOLS: Mutex<BTreeMap<usize, Weak<ThreadPool>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
@@ -81,19 +80,19 @@ fn available_threads() -> usize {
 /// Maximum number of threads. More threads only use memory, until the system refuses and the process ends.
 const MAX_THREADS: usize = 1024;
 
-/// Caps the number of threads at the limit, or at the available processors if there are more;
-/// `origin` names the source of the number in the warning.
+/// Caps a number of threads at [`MAX_THREADS`], or at the number of available processors if that is larger.
+/// The warning names `origin` as the source of the number.
 fn capped(threads: usize, origin: &str) -> usize {
-    static SAID: Once = Once::new();
+    static WARNED: Once = Once::new();
     let most = MAX_THREADS.max(available_threads());
     if threads > most {
-        SAID.call_once(|| log::warn!("{origin} is {threads}, above the maximum; {most} threads are used"));
+        WARNED.call_once(|| log::warn!("{origin} is {threads}, above the maximum; {most} threads are used"));
     }
     threads.min(most)
 }
 
-/// Returns the number of threads: from the environment, the configuration (`backend.cpu.threads`)
-/// or the number of processors.
+/// Returns the number of threads. The environment variable comes first, then the setting
+/// `backend.cpu.threads`, then the number of processors.
 fn thread_count(config: &Config) -> Result<usize> {
     let fail = |text: &str| Error::Config {
         origin: THREADS_VARIABLE.into(),
@@ -178,7 +177,7 @@ impl Device for CpuDevice {
 
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         plan.verify()?;
-        // No page of the arena is accessed.
+        // The estimate accesses no page of the arena.
         let arena = Arena::new(plan).map_err(out_of_memory)?;
         Ok(Program::new(plan, &arena)?.workspace_bytes(plan, self.pool.threads()))
     }
@@ -201,7 +200,7 @@ mod tests {
     fn more_threads_than_a_machine_can_have_are_not_started() {
         assert_eq!(capped(3, "a setting"), 3);
         assert_eq!(capped(1_000_000, "a setting"), MAX_THREADS.max(available_threads()));
-        // The variable takes precedence if it is set.
+        // The environment variable would override the configuration.
         if std::env::var_os(THREADS_VARIABLE).is_none() {
             let path = std::env::temp_dir().join(format!("meganeura-threads-{}.toml", std::process::id()));
             std::fs::write(&path, "[backend.cpu]\nthreads = 100000\n").expect("written");
@@ -211,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Kernel scratch that does not fit in memory is also refused before it is allocated.
+    /// Kernel scratch that does not fit in memory is also refused before its allocation.
     #[test]
     fn workspace_beside_the_buffers_has_to_fit() {
         let mut g = meganeura_core::Graph::new();
@@ -237,7 +236,7 @@ mod tests {
 
     #[test]
     fn devices_share_a_pool_while_one_is_open() {
-        // A number that no other test of this process uses.
+        // No other test of this process uses this number of threads.
         let (first, second) = (CpuDevice::new(5), CpuDevice::new(5));
         assert!(Arc::ptr_eq(&first.pool, &second.pool));
         assert!(!Arc::ptr_eq(&first.pool, &CpuDevice::new(6).pool));

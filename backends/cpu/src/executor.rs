@@ -23,15 +23,14 @@ use crate::share::share;
 use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
-/// Minimum time of a stage on one thread, in nanoseconds, that makes waking other threads
-/// worthwhile.
+/// Minimum duration of a stage on one thread, in nanoseconds, for which it wakes other threads.
 const PARALLEL_NANOS: u64 = 6_000;
 
 /// A phase of a dispatch, with the offset of its shared scratch.
 struct Entry {
     /// Name of the kernel.
     name: String,
-    /// Number of the dispatch.
+    /// Index of the dispatch in the plan.
     dispatch: u32,
     kernel: Box<dyn Kernel>,
     shared_offset: usize,
@@ -40,7 +39,7 @@ struct Entry {
 /// Phases of dispatches whose tasks may run at the same time.
 struct Stage {
     entries: Vec<Entry>,
-    /// Index in `entries` and task number of every task.
+    /// Index in `entries`, and number within the phase, of every task.
     tasks: Vec<(u32, u32)>,
     parallel: bool,
     /// Memory that each thread reads first in the next memory-bound stage.
@@ -53,7 +52,7 @@ struct Stage {
 /// A compiled segment of the plan.
 struct Part {
     stages: Vec<Stage>,
-    /// `u32` in the arena; the segment is skipped if it is not 0.
+    /// `u32` in the arena that is not 0 if the segment must be skipped.
     skip_if: Option<BufferRef>,
 }
 
@@ -69,15 +68,16 @@ pub(crate) struct CpuExecutable {
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
-    /// Storage orders of parameters that are not stored row by row.
+    /// Storage orders of the parameters that are not stored row by row.
     orders: Orders,
     /// Inputs that contain indices, by segment. The indices are checked before anything is computed.
     fed: Vec<Vec<HostIndices>>,
-    /// Parameters and states that are written before the last possible fault, with their values before the step.
+    /// Parameters and states that a step writes before its last possible fault, with their values before the
+    /// step.
     saved: Vec<(BufferRef, Vec<u8>)>,
     poisoned: bool,
     submissions: u64,
-    /// Times of the stages while profiling, else `None`.
+    /// Times of the stages; `None` unless profiling.
     timings: Option<Vec<PassTiming>>,
 }
 
@@ -90,11 +90,11 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
     }
 }
 
-/// Checks that a limit of the address space (`ulimit -v`) leaves room for host copies and for the
-/// `kept` bytes of exposed buffers. Host copies are made when parameters are set, read or saved;
-/// without room for them, the process would abort.
+/// Checks that the limit of the address space (`ulimit -v`) is large enough for host copies and for the
+/// `kept` bytes of exposed buffers. Setting, reading and saving parameters makes host copies; if their
+/// allocation failed, the process would abort.
 fn check_address_space(plan: &ExecutionPlan, kept: usize, left: Option<u64>) -> Result<()> {
-    /// Bytes for everything else: training examples, strings, thread stacks.
+    /// Number of bytes for all other allocations: training examples, strings, thread stacks.
     const REST: usize = 32 << 20;
     let Some(left) = left else { return Ok(()) };
     let leaves = plan.param_buffers.iter().map(|(_, buffer)| *buffer);
@@ -119,7 +119,7 @@ pub(crate) struct Program {
     scratch: Scratch,
     orders: Orders,
     fed: Vec<HostIndices>,
-    /// Parameters and states that are written before the last possible fault.
+    /// Parameters and states that a step writes before its last possible fault.
     exposed: Vec<BufferRef>,
 }
 
@@ -159,7 +159,7 @@ impl Program {
         })
     }
 
-    /// Returns the bytes that this number of threads needs in addition to the plan's buffers.
+    /// Returns the number of bytes that `threads` threads need in addition to the plan's buffers.
     pub(crate) fn workspace_bytes(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
         let floats = self.scratch.shared + aligned(self.scratch.private) * threads;
         let copies: usize = self.exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
@@ -170,7 +170,7 @@ impl Program {
 impl CpuExecutable {
     pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>, capabilities: &Capabilities) -> Result<Self> {
         let mut arena = Arena::new(plan).map_err(out_of_memory)?;
-        // No page of it has been touched.
+        // The program is compiled and checked before any page of the arena is accessed.
         let program = Program::new(plan, &arena)?;
         check_fit(plan, program.workspace_bytes(plan, pool.threads()), capabilities)?;
         for (buffer, data) in plan.constants() {
@@ -238,11 +238,10 @@ impl CpuExecutable {
                     .wrapping_add(worker * self.private_len),
                 faults: &self.faults,
             };
-            // SAFETY: the memory lives as long as `self`. The plan was verified: no dispatch of a
-            // level writes what another one of the level accesses, and their shared scratch does
-            // not overlap. The tasks of a phase are independent by the kernel's contract. No two
-            // threads have the same worker number at a time, so private scratch belongs to the
-            // task.
+            // SAFETY: the memory lives as long as `self`. The plan was verified: no dispatch of a level
+            // writes memory that another dispatch of the level accesses, and their shared scratch does not
+            // overlap. The tasks of a phase are independent by the kernel's contract. No two threads have the
+            // same worker number at a time, so only this task uses its private scratch.
             unsafe { entry.kernel.run(number as usize, &cx) }
         };
         if stage.parallel {
@@ -254,7 +253,7 @@ impl CpuExecutable {
 
     /// Returns true if the current step skips this segment.
     fn is_skipped(&self, part: &Part) -> bool {
-        // The pool has waited for the tasks of the previous stage.
+        // The pool has already waited for the tasks of the previous stage.
         part.skip_if.is_some_and(|buffer| self.arena.word(buffer) != 0)
     }
 
@@ -309,7 +308,7 @@ fn compile_segment(
     let mut next = range.start;
     while next < range.end {
         let current = plan.dispatches[next].level;
-        // Phase p of every dispatch of the level runs together.
+        // Phase p of every dispatch of the level runs at the same time.
         let mut phases: Vec<Vec<Entry>> = Vec::new();
         let mut shared_end = 0;
         while next < range.end && plan.dispatches[next].level == current {
@@ -450,7 +449,7 @@ impl Executable for CpuExecutable {
         let mut timings = self.timings.take();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let parts = args.segments.iter().filter_map(|&s| self.segments.get(s));
-            // Evaluated when a segment begins, because earlier segments may write the number.
+            // The condition is evaluated when a segment begins, because earlier segments may write its value.
             let stages = parts.flat_map(|part| if self.is_skipped(part) { &[] } else { &part.stages[..] });
             for stage in stages {
                 match &mut timings {
@@ -467,8 +466,8 @@ impl Executable for CpuExecutable {
                         });
                     }
                 }
-                // A missing row was replaced by a substitute: nothing may be computed from it,
-                // least of all an update.
+                // A kernel replaced a missing row by a substitute. Nothing may be computed from the
+                // substitute, especially no update.
                 if self.faults.any() {
                     break;
                 }

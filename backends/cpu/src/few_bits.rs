@@ -1,5 +1,6 @@
-//! Decoding of integers of 4, 5 or 6 bits in the layout of [`BlockFormat`](meganeura_core::quantization::BlockFormat):
-//! 16 bytes of nibbles, followed by bytes with the upper bits of each integer (`ABOVE`: none, one or two).
+//! Decoding of integers of 4, 5 or 6 bits in the layout of
+//! [`BlockFormat`](meganeura_core::quantization::BlockFormat): 16 bytes of nibbles, followed by bytes with
+//! the upper bits of the integers (`ABOVE`: 0, 1 or 2 bits of each).
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -8,10 +9,10 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 ///
-/// The block must be valid: 16 bytes, and 4 for each of the `ABOVE` upper bits.
+/// The block must be valid: 16 bytes, and another `4 * ABOVE` bytes of upper bits.
 #[inline(always)]
 pub(crate) unsafe fn integer<const ABOVE: u32, const OFFSET: i8>(from: *const u8, i: usize) -> i8 {
-    // Integers whose upper bits share a byte are `step` apart.
+    // Integers whose upper bits are in the same byte are `step` apart.
     let step = 4 * ABOVE as usize;
     // SAFETY: passed on to the caller.
     let (pair, above) = unsafe {

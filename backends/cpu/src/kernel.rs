@@ -22,8 +22,8 @@ pub(crate) struct RunCx<'a> {
 }
 
 impl RunCx<'_> {
-    /// Reports an index that is not below `rows`. `dispatch` is the position of the dispatch in the plan. Only the
-    /// first report of a step is kept.
+    /// Reports an index that is not below `rows`. `dispatch` is the index of the dispatch in the plan. Only the first
+    /// report of a step is kept.
     pub(crate) fn index_out_of_range(&self, dispatch: usize, index: u32, rows: usize) {
         self.faults.report(dispatch, index, rows);
     }
@@ -34,20 +34,19 @@ pub(crate) trait Kernel: Send + Sync {
     /// Returns the number of independent tasks.
     fn tasks(&self) -> usize;
 
-    /// Returns the approximate duration of all tasks on one thread, in nanoseconds: short stages
-    /// are not worth waking threads for.
+    /// Returns the estimated duration of all tasks on one thread, in nanoseconds. Short stages do not wake other
+    /// threads.
     fn nanos(&self) -> u64;
 
     /// Runs one task.
     ///
     /// # Safety
-    /// The task must exist and the executable's memory must be alive. Scratch must have the
-    /// requested size, and the private one must belong to the caller. The previous phases must have
-    /// ended. Meanwhile, no other dispatch may access this dispatch's results or write its
-    /// operands.
+    /// The task must exist and the executable's memory must be alive. Scratch must have the requested sizes, and no
+    /// other code may use the private scratch. The previous phases must have ended. Meanwhile, no other dispatch may
+    /// access this dispatch's results or write its operands.
     unsafe fn run(&self, task: usize, cx: &RunCx);
 
-    /// Adds the memory that a task reads once, from start to end, to the list, if the kernel is memory-bound.
+    /// Adds the memory that a task reads once, from start to end, to `_ahead`, if the kernel is memory-bound.
     fn reads(&self, _task: usize, _ahead: &mut Prefetch) {}
 }
 
@@ -55,9 +54,9 @@ pub(crate) trait Kernel: Send + Sync {
 pub(crate) struct Compiled {
     /// Phases, which run in this order.
     pub(crate) phases: Vec<Box<dyn Kernel>>,
-    /// Size of the scratch that all tasks share, from the first to the last phase, in `f32`s.
+    /// Number of `f32`s of the scratch that all tasks share, from the first to the last phase.
     pub(crate) shared: usize,
-    /// Size of the scratch that each thread needs during a task, in `f32`s.
+    /// Number of `f32`s of the scratch that each thread needs during a task.
     pub(crate) private: usize,
 }
 
@@ -81,7 +80,7 @@ impl Compiled {
 pub(crate) struct Task<F> {
     pub(crate) tasks: usize,
     pub(crate) nanos: u64,
-    /// Function that runs a task; it may assume the contract of [`Kernel::run`].
+    /// Function that runs a task. Its caller must fulfil the contract of [`Kernel::run`].
     pub(crate) body: F,
 }
 
@@ -99,13 +98,13 @@ impl<F: Fn(usize, &RunCx) + Send + Sync> Kernel for Task<F> {
     }
 }
 
-/// The dispatch to compile and its surroundings: buffers, storage orders, instruction set.
+/// The dispatch to compile, with its buffers, storage orders and instruction set.
 pub(crate) struct CompileCx<'a> {
     pub(crate) dispatch: &'a Dispatch,
-    /// Position of the dispatch in the plan, for error reports.
+    /// Index of the dispatch in the plan, for error reports.
     pub(crate) index: usize,
     pub(crate) arena: &'a Arena,
-    /// Storage orders of parameters that are not stored row by row.
+    /// Storage orders of the parameters that are not stored row by row.
     orders: &'a Orders,
     /// Instruction set of the vector functions.
     pub(crate) level: vmath::Level,
@@ -153,12 +152,12 @@ impl<'a> CompileCx<'a> {
         &self.output_types[i]
     }
 
-    /// Returns the panels in which operand `i` is stored, if its kernel supports them.
+    /// Returns the panel layout in which operand `i` is stored, or `None` if it is stored row by row.
     pub(crate) fn panels(&self, i: usize) -> Option<Panels> {
         self.orders.of(self.dispatch.inputs[i].buffer)
     }
 
-    /// Returns the elements of operand `i`, in the dtype that the kernel's `supports` accepted.
+    /// Returns the elements of operand `i`. `T` must match a dtype that `supports` accepted.
     pub(crate) fn input<T>(&self, i: usize) -> View<T> {
         self.view(self.dispatch.inputs[i].buffer, &self.input_types[i])
     }
@@ -183,7 +182,7 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// Function that returns the storage order in which a kernel can read operand `i` of a call.
+/// Function that returns the storage order of operand `i` of a call that a kernel can read.
 pub(crate) type OrderFn = fn(&Call, usize) -> Order;
 
 /// An entry of the kernel table: one operator and its kernel.
@@ -193,14 +192,14 @@ pub(crate) struct KernelDef {
     /// Function that checks whether the kernel can run a call. The error is the reason why not.
     pub(crate) supports: fn(&KernelDesc) -> Result<(), String>,
     /// Function that compiles a dispatch that `supports` accepted. Its plan was verified: types follow from the
-    /// operator's shape rule, results are different buffers, and an operand may only share a buffer with a result that
+    /// operator's shape rule, results are different buffers, and an operand shares a buffer only with a result that
     /// the operator updates in place. Only [`KernelDef::compile_checked`] calls it.
     pub(crate) compile: fn(&CompileCx) -> Result<Compiled, String>,
 }
 
 impl KernelDef {
-    /// Compiles a dispatch of a verified plan. The plan may have been made without this device's
-    /// checks, so they are repeated: operands are read as the types that `supports` accepted.
+    /// Compiles a dispatch of a verified plan. Repeats the check of `supports`, because the plan may have been made
+    /// without this device, and the kernel reads operands as the accepted types.
     pub(crate) fn compile_checked(&self, cx: &CompileCx) -> Result<Compiled, String> {
         (self.supports)(&KernelDesc {
             name: &cx.dispatch.kernel.name,

@@ -1,4 +1,4 @@
-//! The CPU backend of Meganeura, which runs on every machine and is optimized for speed.
+//! The CPU backend of Meganeura. It runs on every machine and is optimized for speed.
 //!
 //! A plan is compiled to stages of independent tasks. A persistent thread pool runs them without any allocation. The
 //! division of work depends only on shapes, so results are the same for any number of threads.

@@ -1,5 +1,5 @@
-//! Memory of an executable: one zeroed allocation that contains all buffers. Each buffer has separate cache lines, or
-//! shares them with buffers that are not needed at the same time.
+//! Memory of an executable: one zeroed allocation that contains all buffers. Buffers do not share cache lines, except
+//! buffers that are not needed at the same time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -24,21 +24,20 @@ pub(crate) struct Block {
     start: NonNull<u8>,
 }
 
-// SAFETY: the block owns its memory; access goes through raw pointers whose users uphold exclusivity.
+// SAFETY: the block owns its memory. All access is through raw pointers, whose users guarantee exclusivity.
 unsafe impl Send for Block {}
 // SAFETY: as above; shared references to a block only expose its address.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates a block; returns `None` if there is not enough memory. Does not access the pages of a large block.
+    /// Allocates a block. Returns `None` if there is not enough memory. Does not access the pages of a large block.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
-        // The allocator clears memory of a larger alignment by hand, which would access all of its
-        // pages.
+        // With a larger alignment, the allocator would clear the memory itself, which would access all of its pages.
         let layout = Layout::array::<u8>(bytes.checked_add(ALIGNMENT)?).ok()?;
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the size of the layout is not zero.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let before = memory.as_ptr().align_offset(ALIGNMENT);
-        // SAFETY: there are ALIGNMENT bytes more than requested.
+        // SAFETY: the layout has ALIGNMENT bytes more than requested.
         let start = unsafe { memory.add(before) };
         Some(Block { memory, layout, start })
     }
@@ -51,7 +50,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and not freed since.
+        // SAFETY: `new` allocated the memory with this layout, and it has not been freed since.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) }
     }
 }
@@ -65,8 +64,8 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates the buffers of a plan at the plan's offsets, or one after the other if it has
-    /// none. The error is the number of bytes that could not be allocated.
+    /// Allocates the buffers of a plan at the plan's offsets. If the plan has no offsets, buffers follow each other.
+    /// The error is the number of bytes that could not be allocated.
     pub(crate) fn new(plan: &ExecutionPlan) -> Result<Self, usize> {
         let (offsets, bytes) = if !plan.memory.offsets.is_empty() {
             (plan.memory.offsets.clone(), plan.memory.bytes)
@@ -80,22 +79,23 @@ impl Arena {
         })
     }
 
-    /// Returns the size of a buffer in bytes.
+    /// Returns the number of bytes of a buffer.
     pub(crate) fn size(&self, buffer: BufferRef) -> Option<usize> {
         self.sizes.get(buffer.index()).copied()
     }
 
     /// Returns the address of the first byte of a buffer, which must exist.
     pub(crate) fn pointer(&self, buffer: BufferRef) -> *mut u8 {
-        // SAFETY: offsets are within the block: the plan was verified, or they were computed here.
+        // SAFETY: the offset is within the block, because the plan was verified, or `new` computed the offset.
         unsafe { self.block.as_ptr().add(self.offsets[buffer.index()]) }
     }
 
-    /// Returns the first word of a buffer, which must exist and have at least one word. No task may run meanwhile.
+    /// Returns the first word of a buffer. The buffer must exist and have at least one word, and no task may run
+    /// meanwhile.
     pub(crate) fn word(&self, buffer: BufferRef) -> u32 {
         assert!(self.size(buffer) >= Some(size_of::<u32>()), "{buffer} has no word");
-        // SAFETY: the buffer has four bytes by the assertion, in initialised memory; its offset,
-        // like the block, is aligned; no code writes it meanwhile.
+        // SAFETY: by the assertion, the buffer has four bytes, and its memory is initialised. The block and the
+        // offset are aligned, and no code writes the buffer meanwhile.
         unsafe { self.pointer(buffer).cast::<u32>().read() }
     }
 
@@ -106,13 +106,13 @@ impl Arena {
         if offset.checked_add(len)? > size {
             return None;
         }
-        // SAFETY: the range is within one buffer of the block, which is initialised memory; the
-        // exclusive borrow of the arena keeps kernels from running meanwhile.
+        // SAFETY: the range is within one buffer of the block, whose memory is initialised. No kernel runs during the
+        // exclusive borrow of the arena.
         Some(unsafe { std::slice::from_raw_parts_mut(self.pointer(buffer).add(offset), len) })
     }
 }
 
-/// Returns the offsets of buffers of these sizes, one after the other, and the end of the last one.
+/// Returns offsets at which buffers of these sizes follow each other, and the end of the last buffer.
 fn side_by_side(sizes: &[usize]) -> Option<(Vec<usize>, usize)> {
     let mut offsets = Vec::with_capacity(sizes.len());
     let mut end = 0usize;
@@ -125,8 +125,8 @@ fn side_by_side(sizes: &[usize]) -> Option<(Vec<usize>, usize)> {
 
 /// A typed view of a buffer that kernels hold.
 ///
-/// Copies of it alias; the executor's schedule guarantees that no two tasks that run at the same time touch
-/// the same elements unless both only read.
+/// Copies of a view alias. The executor's schedule guarantees that tasks that run at the same time never access the
+/// same elements, unless all of them only read.
 #[derive(Debug)]
 pub(crate) struct View<T> {
     start: *mut T,
@@ -141,7 +141,7 @@ impl<T> Clone for View<T> {
 
 impl<T> Copy for View<T> {}
 
-// SAFETY: a view is an address; the unsafe methods below govern its use.
+// SAFETY: a view is only an address. The contracts of its unsafe methods guarantee safe access.
 unsafe impl<T: Send> Send for View<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for View<T> {}
@@ -174,7 +174,7 @@ impl<T> View<T> {
             range.start <= range.end && range.end <= self.len,
             "a kernel left its operand"
         );
-        // SAFETY: within the view by the assertion; liveness and absence of writers by contract.
+        // SAFETY: the range is within the view by the assertion. The memory is alive and not written by contract.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
     }
 
@@ -197,13 +197,13 @@ impl<T> View<T> {
             range.start <= range.end && range.end <= self.len,
             "a kernel left its operand"
         );
-        // SAFETY: within the view by the assertion; liveness and exclusivity by contract.
+        // SAFETY: the range is within the view by the assertion. The memory is alive and exclusive by contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }
 }
 
-/// Returns the bytes of memory that this process can use: the minimum of the machine's memory, including swap, and the
-/// limit of its control group. Returns `None` if neither is available.
+/// Returns the number of bytes of memory that this process can use: the minimum of the machine's memory, including
+/// swap, and the limit of its control group. Returns `None` if neither is available.
 pub(crate) fn host_memory() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo")
         .ok()
@@ -213,7 +213,7 @@ pub(crate) fn host_memory() -> Option<u64> {
     machine.into_iter().chain(group).min()
 }
 
-/// Parses the sum of memory and swap from `/proc/meminfo`, in bytes.
+/// Returns the sum of memory and swap in bytes, as `/proc/meminfo` reports them.
 fn total(meminfo: &str) -> Option<u64> {
     let kilobytes = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -234,7 +234,7 @@ mod tests {
         for bytes in [0, 1, 63, 64, 1000, 1 << 20] {
             let block = Block::new(bytes).expect("memory");
             assert!(block.as_ptr().addr().is_multiple_of(ALIGNMENT));
-            // SAFETY: the block's bytes, which are not written.
+            // SAFETY: the range is the whole block, and no code writes it.
             let zeros = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
             assert!(zeros.iter().all(|&byte| byte == 0));
         }

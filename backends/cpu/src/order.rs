@@ -1,8 +1,8 @@
-//! Storage orders of parameters: the order of a matrix's bytes in memory, from one step to the next.
+//! Storage orders of parameters: the order of a matrix's bytes in memory between steps.
 //!
-//! A parameter that no dispatch writes is reordered when the host writes it, and back when the host reads it, so that
-//! only its kernels see the order. All kernels that read a parameter have to agree: each lists the orders that it
-//! supports for an operand.
+//! A parameter that no dispatch writes can be stored in another order than row by row. It is reordered when the host
+//! writes it, and reordered back when the host reads it, so only its kernels see the order. All kernels that read a
+//! parameter have to support its order. Each kernel lists the orders that it supports for an operand.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -12,22 +12,22 @@ use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
 use crate::memory::View;
 use crate::pool::ThreadPool;
 
-/// The layout of a matrix with rows in panels. A panel contains a number of consecutive rows, cut into *units* of some
-/// bytes: first the first unit of each row, then the second unit of each row, and so on. Rows after the last whole
-/// panel are stored row by row.
+/// The layout of a matrix with rows in panels. A panel contains some consecutive rows. Each row is cut into *units*
+/// of a fixed number of bytes. A panel stores the first unit of each row, then the second unit of each row, and so
+/// on. Rows after the last whole panel are stored row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panels {
     /// Number of rows in a panel.
     pub(crate) rows: usize,
     /// Number of units in a row.
     pub(crate) units: usize,
-    /// Size of a unit in bytes.
+    /// Number of bytes of a unit.
     pub(crate) unit: usize,
     /// Number of panels.
     pub(crate) count: usize,
 }
 
-/// The storage orders in which a kernel can read an operand.
+/// The storage orders that a kernel supports for an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The kernel reads the operand only row by row.
@@ -52,8 +52,7 @@ impl Panels {
         })
     }
 
-    /// Returns the offset at which unit `number` is stored, where numbers count row by row. Offsets and numbers count
-    /// units.
+    /// Returns the offset at which unit `number` is stored. Units are numbered row by row. The offset counts units.
     pub(crate) fn offset(&self, number: usize) -> usize {
         let panel = self.rows * self.units;
         if number >= self.count * panel {
@@ -63,8 +62,8 @@ impl Panels {
         number / panel * panel + unit * self.rows + row
     }
 
-    /// Returns the offset of the first of `count` consecutive units of a row, and the distance between them. Returns
-    /// `None` if they are not in one row.
+    /// Returns the offset of the first of `count` consecutive units of a row, and the distance between the units.
+    /// Returns `None` if they are not in one row.
     pub(crate) fn in_row(&self, first: usize, count: usize) -> Option<[usize; 2]> {
         let units_in_panels = self.count * self.rows * self.units;
         match first {
@@ -74,12 +73,12 @@ impl Panels {
         }
     }
 
-    /// Calls `each` with the parts of a range of bytes in row order. Each part is within one unit, and its offset in
-    /// the stored matrix is the second argument.
+    /// Calls `each` with the parts of a range of bytes in row order. Each part is within one unit. The second
+    /// argument is its offset in the stored matrix.
     fn pieces(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>, usize)) {
         let mut at = range.start;
         let bytes_in_panels = self.count * self.rows * self.units * self.unit;
-        // Units of one row are `rows` units apart from each other.
+        // Neighbouring units of a row are `rows` units apart.
         let step = self.rows * self.unit;
         while at < range.end.min(bytes_in_panels) {
             let row_end = (at / (self.units * self.unit) + 1) * self.units * self.unit;
@@ -97,21 +96,21 @@ impl Panels {
         }
     }
 
-    /// Writes bytes, given in row order from `offset` on, to a stored matrix.
+    /// Writes bytes to a stored matrix. The bytes are in row order and begin at `offset`.
     pub(crate) fn write(&self, pool: &ThreadPool, bytes: &[u8], offset: usize, matrix: &mut [u8]) {
         let matrix: View<u8> = View::new(matrix.as_mut_ptr(), matrix.len());
         pool.run(bytes.len().div_ceil(TASK_BYTES), &|task, _| {
             let own = task * TASK_BYTES..bytes.len().min((task + 1) * TASK_BYTES);
             self.pieces(offset + own.start..offset + own.end, |piece, to| {
                 let from = &bytes[piece.start - offset..piece.end - offset];
-                // SAFETY: the exclusive borrow lasts until all tasks have ended; offsets of
-                // different bytes are different.
+                // SAFETY: the exclusive borrow lasts until all tasks have ended, and different bytes have different
+                // offsets.
                 unsafe { matrix.slice_mut(to..to + from.len()) }.copy_from_slice(from);
             });
         });
     }
 
-    /// Reads bytes from a stored matrix, in row order from `offset` on.
+    /// Reads bytes from a stored matrix, in row order, beginning at `offset`.
     pub(crate) fn read(&self, matrix: &[u8], offset: usize, bytes: &mut [u8]) {
         self.pieces(offset..offset + bytes.len(), |piece, to| {
             let len = piece.len();
@@ -120,7 +119,7 @@ impl Panels {
     }
 }
 
-/// Minimum bytes that are worth a separate task.
+/// Minimum number of bytes of a task.
 const TASK_BYTES: usize = 1 << 18;
 
 /// The panels of all parameters of a plan that are not stored row by row.
@@ -128,7 +127,7 @@ const TASK_BYTES: usize = 1 << 18;
 pub(crate) struct Orders(HashMap<BufferRef, Panels>);
 
 impl Orders {
-    /// Selects for each parameter a storage order that all its readers accept. `order` returns the orders that a
+    /// Selects for each parameter a storage order that all its readers support. `order` returns the orders that a
     /// dispatch supports for an operand. If a dispatch requests panels for several operands, it gets all of them or
     /// none.
     pub(crate) fn new(plan: &ExecutionPlan, order: impl Fn(&Dispatch, usize) -> Order) -> Self {
@@ -145,7 +144,7 @@ impl Orders {
             .filter(|buffer| !written.contains(buffer))
             .map(|buffer| (buffer, Vec::new()))
             .collect();
-        // Operands for which panels are requested, by dispatch.
+        // Buffers for which a dispatch requests panels, by dispatch.
         let mut together: Vec<Vec<BufferRef>> = Vec::new();
         for dispatch in &plan.dispatches {
             let mut asked = Vec::new();
@@ -165,7 +164,8 @@ impl Orders {
             .into_iter()
             .filter_map(|(buffer, orders)| Some((buffer, agreed(&orders)?)));
         let mut panels: HashMap<BufferRef, Panels> = agreed.collect();
-        // Removing a buffer may leave further buffers incomplete, so this repeats until none is.
+        // If one buffer of a dispatch is not in panels, the others are removed. This can affect further dispatches,
+        // so it repeats.
         while let Some(buffers) = together.iter().find(|buffers| {
             let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
             there > 0 && there < buffers.len()
@@ -183,7 +183,7 @@ impl Orders {
     }
 }
 
-/// Returns the panels that one reader requests and all readers can read.
+/// Returns the panels that one reader requests, if all readers support them.
 fn agreed(orders: &[Order]) -> Option<Panels> {
     let wanted = orders.iter().find_map(|order| match order {
         Order::Panels(panels) => Some(*panels),
@@ -232,7 +232,7 @@ mod tests {
         }
         assert_eq!(Panels::new(15, 64, 16, 4), None);
         assert_eq!(Panels::new(16, 66, 16, 4), None);
-        // A row of one unit.
+        // The matrix has rows of one unit.
         assert_eq!(Panels::new(16, 2, 16, 2), None);
     }
 

@@ -1,9 +1,9 @@
 //! A pool of persistent threads that share the tasks of one job at a time.
 //!
-//! A kernel launch on the CPU often takes only a few microseconds, so starting and finishing a job must cost well below
-//! one. Hence there is no allocation, and no lock that another thread contends for. Workers spin for a moment before
-//! they sleep. The caller waits only for workers that joined the job: a worker that wakes too late finds the job closed
-//! and delays no other thread.
+//! A kernel launch on the CPU often takes only a few microseconds, so starting and finishing a job must take far less
+//! than one. Hence a job needs no allocation, and no lock for which threads compete. Idle workers spin for a moment
+//! before they sleep. The caller waits only for workers that joined the job. A worker that wakes too late finds the
+//! job closed and delays no other thread.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -19,8 +19,8 @@ use crate::prefetch::Prefetch;
 use crate::share::share;
 
 /// Maximum time that an idle worker polls for the next job before it sleeps, and that a caller polls for the last
-/// worker. It is longer than the gaps between the launches of one training step, and short enough not to heat an idle
-/// machine.
+/// worker before it sleeps. It is longer than the gaps between the launches of one training step, but short enough to
+/// save power on an idle machine.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Number of polls between two readings of the clock.
@@ -42,13 +42,13 @@ type Payload = Box<dyn Any + Send>;
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// The job in progress. The reference's lifetime is erased: `ThreadPool::run`
-/// does not return before every worker has left the job.
+/// The current job. The lifetime of the reference is erased: `ThreadPool::run` does not return before every worker
+/// has left the job.
 #[derive(Clone, Copy)]
 struct Job {
     task: &'static Task,
     tasks: usize,
-    /// Memory that each thread will read next, by worker number.
+    /// Memory that each thread will read next, indexed by worker number.
     prefetch: &'static [Prefetch],
 }
 
@@ -59,17 +59,17 @@ impl Job {
 }
 
 struct PoolState {
-    /// Job number, `OPEN`, `CALLER_SLEEPS` and the count of workers inside. They are in one word, so that joining and
-    /// closing cannot cross.
+    /// Job number, `OPEN`, `CALLER_SLEEPS` and the number of workers inside the job. They are in one word, so that
+    /// joining and closing a job cannot overlap.
     state: Line<AtomicU64>,
-    /// Next task of each thread's share. It is at or beyond the end of the share if no task is left.
+    /// Next task of each thread's share. It is at or after the end of the share if no task is left.
     next: Box<[Line<AtomicUsize>]>,
     /// Current job, written by the caller while the job is closed and no worker is inside.
     job: UnsafeCell<Option<Job>>,
     /// First panic of the job.
     panic: Mutex<Option<Payload>>,
     panicked: AtomicBool,
-    /// Mutex of the condition variable `done`. On it, a caller sleeps until the last worker has left.
+    /// Mutex of the condition variable `done`, on which a caller sleeps until the last worker has left the job.
     gate: Mutex<()>,
     done: Condvar,
     stop: AtomicBool,
@@ -78,9 +78,8 @@ struct PoolState {
     spin: Duration,
 }
 
-// SAFETY: all fields but `job` are Sync by themselves. `job` is written only by the caller that
-// holds the pool's turn, while the state word is closed and empty. It is read only by workers that
-// joined through the state word in between.
+// SAFETY: all fields but `job` are Sync. Only the caller that holds the pool's turn writes `job`, while the job is
+// closed and no worker is inside. Only workers that joined through the state word read it, before the next write.
 unsafe impl Sync for PoolState {}
 
 thread_local! {
@@ -88,7 +87,7 @@ thread_local! {
     static CURRENT: Cell<(*const PoolState, usize)> = const { Cell::new((ptr::null(), 0)) };
 }
 
-/// A guard: until it is dropped, this thread is marked as running tasks of a pool.
+/// A guard. Until it is dropped, this thread is marked as running tasks of a pool.
 struct Scope((*const PoolState, usize));
 
 impl Scope {
@@ -103,12 +102,12 @@ impl Drop for Scope {
     }
 }
 
-/// Locks a mutex, even if a thread panicked while it held the lock: no invariant depends on it.
+/// Locks a mutex, even if a thread panicked while it held the lock, because no invariant depends on it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A fixed set of threads that run jobs made of independent tasks.
+/// A fixed set of threads that run jobs of independent tasks.
 pub struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
@@ -119,11 +118,10 @@ pub struct ThreadPool {
 impl ThreadPool {
     /// Creates a pool of `threads` threads, including the calling one; 0 counts as 1.
     ///
-    /// If the system refuses a thread, the pool continues with those that it has.
+    /// The pool has fewer threads if the system refuses to start one.
     pub fn new(threads: usize) -> Self {
         let wanted = threads.max(1);
-        // With more threads than processors a spinning worker only takes the
-        // processor from one that has work.
+        // With more threads than processors, a spinning worker only takes processor time from threads that have work.
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let spin = if wanted <= cores { SPIN } else { Duration::ZERO };
         let shared = Arc::new(PoolState {
@@ -162,26 +160,27 @@ impl ThreadPool {
     }
 
     /// Runs `job(task, worker)` once for every task in `0..tasks`, on the caller (worker 0) and on the workers
-    /// (`1..threads()`), and returns when all are done. Every thread has a share of neighbouring tasks and begins with
-    /// it, since neighbours commonly read neighbouring memory. A thread that has finished its share takes tasks from
-    /// other shares. The tasks of a share are taken one by one, in rising order.
+    /// (`1..threads()`). Returns when all tasks have ended. Every thread begins with a share of neighbouring tasks,
+    /// because neighbours commonly read neighbouring memory. A thread that has finished its share takes tasks from
+    /// other shares. The tasks of a share are taken one by one, in ascending order.
     ///
-    /// No two threads have the same worker number at the same time, so a kernel may own scratch per
-    /// worker. Calls from several threads take turns. A call from inside a job of the same pool
-    /// runs its tasks immediately, under the worker number of that thread. (Jobs of two pools that
-    /// each call the other pool would wait for each other's turn: do not.)
+    /// No two threads have the same worker number at the same time, so a kernel may have scratch per worker. Calls
+    /// from several threads take turns. A call from inside a job of the same pool runs its tasks immediately, under
+    /// the worker number of that thread. Jobs of two pools must not call each other's pool, because each would wait
+    /// for the other's turn.
     ///
     /// Allocates nothing.
     ///
     /// # Panics
     ///
-    /// If a task panics, on any thread: tasks not begun are skipped, and once those in progress
-    /// have ended, the first panic continues in the caller. The pool stays usable.
+    /// If a task panics on any thread, tasks that have not begun are skipped. When the running tasks have ended, the
+    /// first panic continues in the caller. The pool stays usable.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         self.run_before(tasks, job, &[]);
     }
 
-    /// Runs a job like [`Self::run`]. Waiting threads prefetch the memory that they will read next, by worker number.
+    /// Runs a job like [`Self::run`]. Waiting threads prefetch `prefetch[worker]`, the memory that they will read
+    /// next.
     pub(crate) fn run_before(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync), prefetch: &[Prefetch]) {
         let shared = &*self.shared;
         let (pool, worker) = CURRENT.get();
@@ -195,9 +194,9 @@ impl ThreadPool {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
-        // SAFETY: only the lifetimes change. The job is closed and empty of workers again before
-        // this function returns or unwinds (`work` catches every panic of a task), so the
-        // references are not used after their end.
+        // SAFETY: only the lifetimes change. The job is closed and all workers have left it before this function
+        // returns or unwinds (`work` catches every panic of a task), so the references are not used after their
+        // lifetimes.
         let (task, prefetch) = unsafe {
             (
                 std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job),
@@ -216,18 +215,18 @@ impl ThreadPool {
         }
     }
 
-    /// Publishes a job, and wakes sleeping workers: at most one for each task in addition to the first.
+    /// Publishes a job and wakes sleeping workers, at most one for each task after the first.
     fn open(&self, job: Job) {
         let shared = &*self.shared;
-        // SAFETY: this thread holds the turn, and the previous job was closed and left by all
-        // workers, so no other thread accesses the slot.
+        // SAFETY: this thread holds the turn. The previous job was closed and all workers have left it, so no other
+        // thread accesses the slot.
         unsafe { *shared.job.get() = Some(job) };
         for (thread, next) in shared.next.iter().enumerate() {
             next.0.store(shared.share(job.tasks, thread).start, Ordering::Relaxed);
         }
         let epoch = (shared.state.0.load(Ordering::Relaxed) >> EPOCH_SHIFT).wrapping_add(1);
-        // Sequentially consistent, as are the accesses in `PoolState::sleep`: either
-        // the worker sees the job or this thread sees the worker's flag.
+        // This store and the accesses in `PoolState::sleep` are sequentially consistent: either the worker sees the
+        // job, or this thread sees the worker's flag.
         let state = (epoch << EPOCH_SHIFT) | OPEN;
         shared.state.0.store(state, Ordering::SeqCst);
         for (flag, worker) in shared.asleep.iter().zip(&self.workers).take(job.tasks - 1) {
@@ -243,7 +242,7 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker ends by returning: panics of tasks are caught in `work`.
+            // Workers do not panic: `work` catches the panics of tasks.
             let _ = worker.join();
         }
     }
@@ -254,8 +253,8 @@ fn serve(shared: &PoolState, worker: usize) {
     let (mut last, mut prefetch) = (0, Prefetch::default());
     while let Some(epoch) = shared.join(last, worker, prefetch) {
         last = epoch;
-        // SAFETY: this thread is counted as inside, so the job does not change; the acquiring
-        // exchange in `join` made the caller's write visible.
+        // SAFETY: this thread is counted as inside the job, so the job does not change. The acquiring exchange in
+        // `join` made the caller's write visible.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             shared.work(job, worker);
@@ -266,7 +265,7 @@ fn serve(shared: &PoolState, worker: usize) {
 }
 
 impl PoolState {
-    /// Returns a thread's share of this number of tasks.
+    /// Returns the share of a thread, if a job has `tasks` tasks.
     fn share(&self, tasks: usize, thread: usize) -> Range<usize> {
         share(tasks, self.next.len(), thread)
     }
@@ -274,7 +273,7 @@ impl PoolState {
     /// Takes the next task of a thread's share, or returns `None` if none is left.
     fn take(&self, tasks: usize, thread: usize) -> Option<usize> {
         let (next, end) = (&self.next[thread].0, self.share(tasks, thread).end);
-        // A plain read first: it does not take the cache line from other threads.
+        // Reads first, because a read does not take the cache line from other threads.
         if next.load(Ordering::Relaxed) >= end {
             return None;
         }
@@ -307,8 +306,8 @@ impl PoolState {
                 }
             };
             drop(first);
-            // Dropping runs foreign code, which could panic as well. The payload of that panic is
-            // leaked, because dropping it could panic again.
+            // Dropping the payload runs code of the task, which could panic again. The payload of that panic is
+            // leaked, because dropping it could also panic.
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(spare))) {
                 std::mem::forget(again);
             }
@@ -320,7 +319,7 @@ impl PoolState {
         state & OPEN != 0 && state >> EPOCH_SHIFT != last
     }
 
-    /// Waits for a job other than `last` and joins it. Returns its number, or `None` when the pool ends.
+    /// Waits for a job other than `last` and joins it. Returns the number of the job, or `None` when the pool ends.
     fn join(&self, last: u64, worker: usize, mut prefetch: Prefetch) -> Option<u64> {
         loop {
             let joined = poll(self.spin, &mut prefetch, || {
@@ -354,17 +353,17 @@ impl PoolState {
 
     /// Removes this worker from the count of workers inside the job.
     fn leave(&self) {
-        // Releasing: the caller sees all writes of the tasks.
+        // With release ordering, the caller sees all writes of the tasks.
         let before = self.state.0.fetch_sub(1, Ordering::Release);
         if before & INSIDE == 1 && before & CALLER_SLEEPS != 0 {
-            // The caller set the bit under the gate, and gives the gate up only
-            // by waiting: past this lock it cannot miss the call.
+            // The caller sets the bit while it holds the lock `gate`, and releases the lock only by waiting. After
+            // this lock, it cannot miss the notification.
             drop(lock(&self.gate));
             self.done.notify_one();
         }
     }
 
-    /// Closes the job to further workers, and waits until all workers have left.
+    /// Closes the job, so that no more workers join, and waits until all workers have left.
     fn close(&self, mut prefetch: Prefetch) {
         let state = self.state.0.fetch_and(!OPEN, Ordering::Acquire);
         let left = |state: u64| state & INSIDE == 0;
@@ -383,7 +382,7 @@ impl PoolState {
 
 /// Polls `ready` for the time `limit`, at least once. Prefetches memory meanwhile.
 fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-    // The clock is not read before the first round, for the case of no wait.
+    // The clock is read only after the first round, because often there is no wait.
     let mut start = None;
     loop {
         for _ in 0..POLLS_PER_CLOCK {
@@ -404,8 +403,8 @@ fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> 
 mod tests {
     use super::*;
 
-    /// Returns the number of repetitions of a test. Under Miri it is smaller: Miri interprets the code slowly, and each
-    /// run tries another order of threads.
+    /// Returns the number of repetitions of a test. Under Miri it is smaller: Miri interprets the code slowly, and
+    /// each run tries another interleaving of the threads.
     fn rounds(rounds: usize) -> usize {
         if cfg!(miri) { rounds.div_ceil(500) } else { rounds }
     }
@@ -436,7 +435,7 @@ mod tests {
         let done = AtomicUsize::new(0);
         let others = if pool.threads() == 2 { 7 } else { 0 };
         pool.run(8, &|task, _| {
-            // The first task of a share; other threads have to take the remaining ones.
+            // The first task of a share waits until other threads have taken the remaining tasks.
             while task == 0 && done.load(Ordering::Acquire) < others {
                 thread::yield_now();
             }
@@ -528,7 +527,7 @@ mod tests {
         let pool = ThreadPool::new(2);
         for _ in 0..5 {
             thread::sleep(SPIN * 20);
-            // Each task waits for the other, so both threads must take part.
+            // Each task waits for the other, so each thread must run one of them.
             let met = AtomicUsize::new(0);
             pool.run(2, &|_, _| {
                 met.fetch_add(1, Ordering::SeqCst);

@@ -1,18 +1,18 @@
-//! Lists of the memory that a thread will read next. It prefetches this memory while it is idle.
+//! Lists of the memory that a thread will read next. The thread prefetches this memory while it is idle.
 //!
-//! The memory bus is idle between memory-bound stages: while a thread that has finished waits for the other threads,
-//! and while a short stage runs on one thread. A list contains the first ranges that the next memory-bound stage reads;
-//! idle threads prefetch them at no cost.
+//! The memory bus is idle between memory-bound stages: while a thread that has finished waits for other threads, and
+//! while a short stage runs on one thread. A list contains the first ranges that the next memory-bound stage reads.
+//! Idle threads prefetch them at no cost.
 
 use crate::simd::{LINE, prefetch_line};
 
-/// Maximum number of ranges in a list: numbers and scales of four products that share a stage.
+/// Maximum number of ranges in a list: the numbers and scales of four matmuls in a stage.
 const RANGES: usize = 8;
 /// Number of cache lines that are prefetched between two checks for work.
 const LINES: usize = 4;
 
-/// A list of address ranges. Addresses are not dereferenced, so they need not be valid: prefetching freed memory has no
-/// effect.
+/// A list of address ranges. Addresses are not dereferenced, so they need not be valid: prefetching freed memory has
+/// no effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Prefetch {
     /// Start and end address of each range.
@@ -21,12 +21,12 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Maximum bytes to prefetch. Threads wait only for some microseconds; a second-level cache would have room for
-    /// more.
+    /// Maximum number of bytes to prefetch. It is limited because threads wait only for some microseconds. A
+    /// second-level cache would have room for more.
     pub(crate) const MAX: usize = 96 << 10;
 
-    /// Adds memory: extends the last range if the memory follows it, else starts a new range. Ignores what exceeds the
-    /// capacity.
+    /// Adds memory to the list. If the memory follows the last range, extends this range, else begins a new range.
+    /// Ignores bytes beyond the capacity of the list.
     pub(crate) fn push(&mut self, start: *const u8, bytes: usize) {
         let bytes = bytes.min(Self::MAX - self.bytes);
         let start = start.addr();
@@ -60,7 +60,7 @@ impl Prefetch {
         self.ranges.iter().filter(|range| range[0] < range[1]).count()
     }
 
-    /// Prefetches the next few lines. Returns false if none is left.
+    /// Prefetches the next few cache lines. Returns false if none is left.
     pub(crate) fn prefetch_line(&mut self) -> bool {
         let Some(range) = self.ranges.iter_mut().find(|range| range[0] < range[1]) else {
             return false;

@@ -1,7 +1,7 @@
 //! The vector registers that kernels use, as a trait and its implementations.
 //!
-//! A kernel body is generic over [`Vector`] and inlined into a function that enables the instruction set, so each
-//! method becomes one instruction there.
+//! A kernel body is generic over [`Vector`] and inlined into a function that enables the instruction set. There, each
+//! method becomes one instruction or a few.
 
 use half::f16;
 
@@ -31,20 +31,21 @@ pub(crate) trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
     /// Returns the mask of the first `lanes` lanes, at most [`Self::LANES`].
     unsafe fn mask(lanes: usize) -> Self::Mask;
-    /// Reads one signed byte per lane.
+    /// Reads one signed byte per lane and converts it to f32.
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// Factor of all numbers that [`Vector::nibbles`] returns, a power of two.
+    /// Power of two by which all numbers of [`Vector::nibbles`] are multiplied.
     const NIBBLE_UNIT: f32;
-    /// Returns register `part` of 32 numbers: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus 8,
-    /// all times [`Vector::NIBBLE_UNIT`].
+    /// Returns register `part` of 32 numbers: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus
+    /// 8, all multiplied by [`Vector::NIBBLE_UNIT`].
     unsafe fn nibbles(from: *const u8, part: usize) -> Self;
     /// Returns register `part` of 32 integers in the layout of
-    /// [`BlockFormat`](meganeura_core::quantization::BlockFormat): nibbles as in [`Vector::nibbles`], with `ABOVE`
-    /// upper bits each (0, 1 or 2) in the bytes after the first 16, minus `OFFSET`.
+    /// [`BlockFormat`](meganeura_core::quantization::BlockFormat), minus `OFFSET`. Their lower four bits are nibbles
+    /// as in [`Vector::nibbles`]. The bytes after the first 16 contain `ABOVE` upper bits (0, 1 or 2) of each
+    /// integer.
     unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self;
-    /// Reads one IEEE 754 binary16 number per lane.
+    /// Reads one IEEE 754 binary16 number per lane and converts it to f32.
     unsafe fn load_f16(from: *const u16) -> Self;
-    /// Returns a register whose lanes are all the binary16 number `*from`.
+    /// Returns a register whose lanes are all the binary16 number `*from`, converted to f32.
     unsafe fn splat_f16(from: *const u16) -> Self;
     /// Returns `self * factor` for each lane.
     unsafe fn mul(self, factor: Self) -> Self;
@@ -60,11 +61,12 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// Returns the sum of all lanes.
     unsafe fn sum(self) -> f32;
-    /// Transposes a square of `LANES` rows and columns: `to[j][i] = from[i][j]`. Distances between rows are in f32s.
+    /// Transposes a square of `LANES` rows and columns: `to[j][i] = from[i][j]`. `from_row` and `to_row` are the
+    /// distances between rows in f32s.
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
-/// Bytes of a cache line.
+/// Number of bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
 /// Prefetches the cache line of an address into the second-level cache, if the target has an instruction for this.
@@ -93,7 +95,7 @@ pub(crate) fn prefetch(from: *const f32, count: usize) {
     let _ = (from, count);
 }
 
-/// Lanes of the portable vector: a NEON or SSE register.
+/// Number of lanes of the portable vector: a NEON or SSE register.
 const PORTABLE: usize = 4;
 
 /// A register as a plain array. The compiler maps it to the available registers.
@@ -161,7 +163,7 @@ impl Vector for Portable {
     unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self {
         let mut numbers = [0.0; PORTABLE];
         for (lane, x) in numbers.iter_mut().enumerate() {
-            // SAFETY: a block; the number is below its size.
+            // SAFETY: `from` is a block, and the index is below its number of integers.
             *x = f32::from(unsafe { few_bits::integer::<ABOVE, OFFSET>(from, part * PORTABLE + lane) });
         }
         Self(numbers)
@@ -192,7 +194,7 @@ impl Vector for Portable {
     unsafe fn load_masked(from: *const f32, mask: usize) -> Self {
         let mut lanes = [0.0; PORTABLE];
         for (i, lane) in lanes.iter_mut().enumerate().take(mask) {
-            // SAFETY: the caller's pointer is valid for the chosen lanes.
+            // SAFETY: the caller's pointer is valid for the lanes of the mask.
             *lane = unsafe { *from.add(i) };
         }
         Self(lanes)
@@ -201,7 +203,7 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn store_masked(self, to: *mut f32, mask: usize) {
         for (i, lane) in self.0.iter().enumerate().take(mask) {
-            // SAFETY: the caller's pointer is valid for the chosen lanes.
+            // SAFETY: the caller's pointer is valid for the lanes of the mask.
             unsafe { *to.add(i) = *lane };
         }
     }
@@ -220,7 +222,7 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, mut addend: Self) -> Self {
         for i in 0..PORTABLE {
-            // `mul_add` is a slow library call if the hardware lacks it.
+            // `mul_add` is a slow library call if the hardware has no such instruction.
             addend.0[i] = if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
                 self.0[i].mul_add(factor.0[i], addend.0[i])
             } else {
@@ -240,7 +242,7 @@ impl Vector for Portable {
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
         for i in 0..PORTABLE {
             for j in 0..PORTABLE {
-                // SAFETY: both squares are valid as the caller states.
+                // SAFETY: by the caller's contract, both squares are valid.
                 unsafe { *to.add(j * to_row + i) = *from.add(i * from_row + j) };
             }
         }
@@ -261,7 +263,7 @@ mod x86 {
     pub(crate) struct Avx2(__m256);
 
     /// Shuffle controls that move 8 bytes to the highest bytes of the lanes. Both halves of the register contain the
-    /// same 16 bytes; the controls select the first or the second 8 of them.
+    /// same 16 bytes. The controls select the first or the last 8 of these bytes.
     static HIGHEST: [[i8; 32]; 2] = [highest(0), highest(8)];
 
     const fn highest(first: i8) -> [i8; 32] {
@@ -275,11 +277,11 @@ mod x86 {
         control
     }
 
-    /// Masks of the first lanes: `MASKS[8 - n..]` is the mask of the first n lanes.
+    /// Source of masks: the eight words from `MASKS[8 - n]` on are the mask of the first n lanes.
     static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    // SAFETY of all blocks below: the CPU has AVX2, FMA and F16C, and the pointers are
-    // valid for the lanes touched, as the trait demands of its caller.
+    // SAFETY of all blocks below: the CPU has AVX2, FMA and F16C, and the pointers are valid for the accessed lanes.
+    // The trait requires this of its caller.
     impl Vector for Avx2 {
         const LANES: usize = 8;
         type Mask = __m256i;
@@ -327,8 +329,8 @@ mod x86 {
             // SAFETY: see above; there are 16 bytes, and two controls.
             unsafe {
                 let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-                // With the highest bit flipped the nibbles are numbers in two's complement. They go to the highest bits of
-                // their lane, where conversion takes their sign into account.
+                // With the highest bit flipped, the nibbles are two's complement numbers. They are moved to the
+                // highest bits of their lane, where the conversion interprets their sign.
                 let bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(0x88u8.cast_signed()));
                 let bytes = if part < 2 { _mm256_slli_epi16::<4>(bytes) } else { bytes };
                 let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(0xf0u8.cast_signed()));
@@ -417,8 +419,8 @@ mod x86 {
         unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
             // SAFETY: see above; the squares are 8 by 8.
             unsafe {
-                // Rows i and i + 4 share a register, four columns at a time, so
-                // that all that is left to do stays within 128-bit halves.
+                // Rows i and i + 4 share a register, four columns at a time, so that all further operations stay
+                // within the 128-bit halves.
                 for half in 0..2 {
                     let rows: [__m256; 4] = std::array::from_fn(|i| {
                         let low = from.add(i * from_row + 4 * half);
@@ -439,7 +441,7 @@ mod x86 {
         }
     }
 
-    /// Values of the nibbles 0 to 15.
+    /// Values of the nibbles 0 to 15, with the offset 8 subtracted.
     static NIBBLE_VALUES: [f32; 16] = [
         -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
     ];
@@ -448,12 +450,11 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
 
-    // SAFETY of all blocks below: the CPU has AVX-512F, and the pointers are
-    // valid for the lanes touched, as the trait demands of its caller.
+    // SAFETY of all blocks below: the CPU has AVX-512F, and the pointers are valid for the accessed lanes. The trait
+    // requires this of its caller.
     impl Vector for Avx512 {
         const LANES: usize = 16;
-        // With more steps the compiler loads values for later steps first, and runs out of
-        // registers.
+        // With more steps, the compiler loads values for later steps first and runs out of registers.
         const STEPS: usize = 1;
         type Mask = __mmask16;
 
@@ -496,7 +497,7 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn nibbles(from: *const u8, part: usize) -> Self {
-            // SAFETY: see above. A permutation looks at the lowest four bits of an index.
+            // SAFETY: see above. The permutation uses only the lowest four bits of an index.
             unsafe {
                 let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
                 let numbers = _mm512_loadu_ps(NIBBLE_VALUES.as_ptr());
@@ -578,8 +579,8 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-            // SAFETY: see above; the four quarters of a 16 by 16 square, each transposed into the
-            // position of its mirror image.
+            // SAFETY: see above. The square of 16 by 16 consists of four quarters. Each is transposed and written to
+            // the mirrored position.
             unsafe {
                 for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
                     let to = to.add(j * to_row + i);

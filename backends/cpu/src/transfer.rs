@@ -8,7 +8,7 @@ use meganeura_core::{Error, Result};
 use crate::memory::{Arena, View};
 use crate::pool::ThreadPool;
 
-/// Returns a contiguous part of `len` bytes at `offset`.
+/// Returns a part that consists of the `len` bytes at `offset`.
 pub(crate) fn one_run(offset: u64, len: usize) -> Result<Part> {
     let too_far = || Error::backend("cpu", format!("no buffer has a byte {offset}"));
     Ok(Part {
@@ -25,7 +25,7 @@ pub(crate) fn overwrite(arena: &mut Arena, buffer: BufferRef, bytes: &[u8]) -> R
     Ok(())
 }
 
-/// Returns the bytes from the first to the last byte of a part. The part must store a tensor of `len` bytes.
+/// Returns the range from the first to the last byte of a part. The part must store a tensor of `len` bytes.
 pub(crate) fn place<'a>(arena: &'a mut Arena, buffer: BufferRef, part: &Part, len: usize) -> Result<&'a mut [u8]> {
     if part.runs.checked_mul(part.run) != Some(len) {
         let message = format!("{len} bytes for {} runs of {}", part.runs, part.run);
@@ -48,24 +48,24 @@ fn range(arena: &mut Arena, buffer: BufferRef, offset: usize, len: usize) -> Res
     })
 }
 
-/// Calls `each` for each run of a part, with the run's offset in the buffer and its range in the tensor.
+/// Calls `each` for each run of a part. Its arguments are the run's offset in the buffer, and the run's range in the
+/// tensor.
 pub(crate) fn each_run(part: &Part, mut each: impl FnMut(usize, Range<usize>)) {
     for i in 0..part.runs {
         each(part.offset + i * part.stride, i * part.run..(i + 1) * part.run);
     }
 }
 
-/// Minimum bytes of a copy that are worth a separate task.
+/// Minimum number of bytes of a copy for a separate task.
 const COPIED_TOGETHER: usize = 1 << 20;
 
-/// Copies bytes on all threads. They also share the page faults of the first access.
+/// Copies bytes on all threads, so that they also share the page faults of the first access.
 fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
     let len = from.len();
     let to: View<u8> = View::new(to.as_mut_ptr(), to.len());
     pool.run(len.div_ceil(COPIED_TOGETHER), &|task, _| {
         let range = task * COPIED_TOGETHER..len.min((task + 1) * COPIED_TOGETHER);
-        // SAFETY: the exclusive borrow lasts until all tasks have ended; each has a range of its
-        // own.
+        // SAFETY: the exclusive borrow lasts until all tasks have ended, and each task has its own range.
         unsafe { to.slice_mut(range.clone()) }.copy_from_slice(&from[range]);
     });
 }

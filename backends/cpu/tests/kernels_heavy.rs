@@ -1,5 +1,5 @@
 //! Tests of convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
-// A binary of its own: `.ci/run` builds it with optimization, too.
+// This is a separate binary, because `.ci/run` also builds it with optimization.
 
 mod common;
 
@@ -109,8 +109,8 @@ fn convolutions_of_many_shapes() {
     }
 }
 
-/// Channels-last 3x3 convolutions by tiles of 4x4 are correct: with results that end within a tile, panels that are not
-/// full, several blocks of tiles, more channels than are multiplied at a time, no padding, and much padding.
+/// Channels-last 3x3 convolutions by tiles of 4x4 are correct: with results that end within a tile, panels that are
+/// not full, several blocks of tiles, more channels than are multiplied at a time, no padding, and much padding.
 #[test]
 fn convolutions_by_tiles() {
     let cases = [
@@ -137,8 +137,8 @@ fn convolutions_by_tiles() {
     }
 }
 
-/// A large convolution is correct at some elements. The test computes these itself, because the reference would take
-/// minutes.
+/// A large convolution is correct at some elements. The test computes these elements itself, because the reference
+/// would take minutes.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]
 fn large_convolution_at_some_elements() {
@@ -157,7 +157,7 @@ fn large_convolution_at_some_elements() {
         (a, b, got)
     };
     let pixel = |image: usize, channel: usize, y: usize, x: usize| ((image * c + channel) * size + y) * size + x;
-    // Offset by a tap, if inside.
+    // Index shifted by a tap, if it is inside the image.
     let shift = |at: usize, tap: usize, sign: isize| {
         usize::try_from(at as isize + sign * (tap as isize - 1))
             .ok()
@@ -248,7 +248,7 @@ fn norms_of_many_shapes() {
         let inputs = [&shape[..], &width, &width].map(SampleInput::f32).to_vec();
         check("core.layer_norm", &sample(inputs, Attrs::new().with("eps", 1e-5)), 2);
     }
-    // A mean that is large against the deviation.
+    // The mean is large relative to the deviation.
     let inputs = vec![
         SampleInput::range(&[4, 500], 99.0, 101.0),
         SampleInput::f32(&[500]),
@@ -283,7 +283,7 @@ fn norms_of_many_shapes() {
 }
 
 /// Derivatives of the normalisations are correct for many rows, for rows longer than a task, and for planes of one
-/// element, few, and many.
+/// element, of few and of many elements.
 #[test]
 fn norm_gradients_of_many_shapes() {
     let rstd = |shape: &[usize]| SampleInput::range(shape, 0.2, 2.0);
@@ -406,8 +406,8 @@ fn pooling_of_many_shapes() {
     }
 }
 
-/// The gradient of max pooling is correct for offsets that stay in their planes, as in a pooling, and for an offset
-/// that does not.
+/// The gradient of max pooling is correct for offsets within their planes, as in a pooling, and for an offset outside
+/// its plane.
 #[test]
 fn gradients_of_max_pooling() {
     const NAME: &str = "core.max_pool2d_grad";
@@ -447,7 +447,7 @@ fn updates_of_shared_parameters() {
         let [lr, decay] = ["lr", "decay"].map(|s| graph.input(s, &[]));
         let grad = if own_gradient { p } else { g };
         let new = graph.sgd_update([p.into(), grad.into()], [lr, decay]);
-        // Without a use of the old parameter together with the new one, the update happens in place.
+        // If no call uses both the old and the new parameter, the update happens in place.
         let other = if needed_after {
             before
         } else {

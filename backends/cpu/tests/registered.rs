@@ -1,5 +1,5 @@
 //! Tests of kernels that other crates register: their results, rejected kernels, and unsupported types.
-// A binary of its own: its operators and kernels are registered for the whole process.
+// This is a separate binary, because its operators and kernels are registered for the whole process.
 
 mod common;
 
@@ -23,7 +23,7 @@ static BLEND: Composite = Composite::new("linked.blend", 2, "k a + (1 - k) b", |
 })
 .with_attributes(&[("k", AttrKind::Float)], |sizes| {
     let long = 16 * 1024;
-    // Empty, scalar, odd, and with sizes at and around the cuts between pieces.
+    // Empty, scalar and odd sizes, and sizes near the boundaries between pieces.
     [
         vec![0],
         vec![],
@@ -48,7 +48,7 @@ register_kernel!(
     .with_nanos_per_element(2.0)
 );
 
-// The first three of these are rejected, and so is the second kernel of `linked.twice`.
+// The first three of these kernels are rejected, and so is the second kernel of `linked.twice`.
 register_kernel!(CpuKernel::elementwise("core.relu", 1, |_, _, _| ()));
 register_kernel!(CpuKernel::elementwise("linked.nothing", 0, |_, _, _| ()));
 register_kernel!(CpuKernel::elementwise("linked.many", 9, |_, _, _| ()));
@@ -65,7 +65,7 @@ fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-/// Returns the kernels in the plan of a call on inputs of these types, and its session.
+/// Returns the names of the kernels in the plan of a call on inputs of these types, and a session of the plan.
 fn planned(op: &'static Composite, attrs: Attrs, inputs: &[(&[usize], DType)]) -> (Vec<String>, Session) {
     let mut g = Graph::new();
     let operands = inputs.iter().enumerate().map(|(i, (shape, dtype))| {
@@ -110,7 +110,7 @@ fn rejected_kernels_are_listed() {
 #[test]
 fn calls_that_do_not_fit_are_decomposed() {
     let attrs = Attrs::new().with("k", 0.5);
-    // A row that is broadcast.
+    // The second operand is a row that is broadcast.
     let (names, mut session) = planned(&BLEND, attrs, &[(&[2, 3], DType::F32), (&[3], DType::F32)]);
     assert!(
         names.len() > 1 && !names.contains(&"linked.blend".to_owned()),

@@ -1,12 +1,12 @@
-//! Bandwidth of the all-reduce between GPUs, as one line of JSON per size. Start one process for
+//! Measures the bandwidth of the all-reduce between GPUs. Prints one line of JSON per size. Start one process for
 //! each GPU:
 //!
 //! ```sh
 //! torchrun --no-python --nproc-per-node 2 target/release/examples/all_reduce
 //! ```
 //!
-//! `algorithm` is bytes divided by time; `bus` is that times `2 (n - 1) / n`, which does not depend
-//! on the number of ranks. Both are in GB/s, as in NVIDIA's nccl-tests.
+//! `algorithm` is the number of bytes divided by the time. `bus` is `algorithm` times `2 (n - 1) / n`, which does not
+//! depend on the number of ranks `n`. Both are in GB/s, as in NVIDIA's nccl-tests.
 
 use std::time::Instant;
 
@@ -23,15 +23,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .device()
         .and_then(|device| device.rsplit(':').next()?.parse().ok());
     let device = result::device::get(device.ok_or("a device without a number")?)?;
-    // SAFETY: the device exists, and its context stays until the process ends.
+    // SAFETY: the device exists, and its context remains until the process ends.
     unsafe { result::ctx::set_current(result::primary_ctx::retain(device)?) }?;
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
     for megabytes in [1_usize, 16, 64, 256, 1024] {
         let elements = (megabytes << 20) / 4;
-        // SAFETY: nothing refers to the memory yet; it is freed below, when nothing is enqueued.
+        // SAFETY: nothing refers to the memory yet. It is freed below, when no work is enqueued.
         let address = unsafe { result::malloc_sync(4 * elements) }?;
         let own = vec![ranks.rank() as f32; elements];
-        // SAFETY: the memory is as large.
+        // SAFETY: the allocation has the size of `own`.
         unsafe { result::memcpy_htod_sync(address, &own) }?;
         let tensor = DeviceTensor {
             buffer: DeviceBuffer {
@@ -42,12 +42,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             elements,
             ready: None,
         };
-        // SAFETY: the stream is there.
+        // SAFETY: the stream exists.
         let wait = || unsafe { result::stream::synchronize(stream) };
         ranks.all_reduce_mean_on_device("warming up", &[tensor])?;
         wait()?;
         let mut found = vec![0.0_f32; elements];
-        // SAFETY: the memory is as large.
+        // SAFETY: the allocation has the size of `found`.
         unsafe { result::memcpy_dtoh_sync(&mut found, address) }?;
         let mean = (ranks.size() - 1) as f32 / 2.0;
         if found.iter().any(|value| *value != mean) {
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         wait()?;
         let seconds = begun.elapsed().as_secs_f64() / f64::from(ROUNDS);
-        // SAFETY: nothing is enqueued.
+        // SAFETY: no work is enqueued.
         unsafe { result::free_sync(address) }?;
         if ranks.rank() == 0 {
             let algorithm = 4.0 * elements as f64 / seconds / 1e9;
@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             );
         }
     }
-    // SAFETY: nothing is enqueued.
+    // SAFETY: no work is enqueued.
     unsafe { sys::cuStreamDestroy_v2(stream) }.result()?;
     Ok(())
 }

@@ -29,7 +29,7 @@ impl Backend for CudaBackend {
     }
 
     fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
-        // A missing driver is not an error, but the reason why there are no devices.
+        // A missing driver is not an error. It is the reason why there are no devices.
         let (Ok(driver), Ok(found)) = (Driver::get(), devices()) else {
             return Ok(Vec::new());
         };
@@ -100,7 +100,7 @@ impl CudaBackend {
     /// # Errors
     /// As [`Backend::open`].
     pub fn open_device(&self, index: usize, config: &Config) -> Result<Arc<CudaDevice>> {
-        /// Identification of an open device: its index and its settings.
+        /// Key of an open device: its index and its settings.
         type DeviceKey = (usize, Settings);
         static OPEN: Mutex<BTreeMap<DeviceKey, Weak<CudaDevice>>> = Mutex::new(BTreeMap::new());
         let failed = |why| Error::backend(NAME, why);

@@ -1,7 +1,7 @@
-//! Small copies by a kernel.
+//! Small copies. They are executed by a kernel.
 //!
-//! A copy engine is as fast for large copies, but switching between it and kernels takes several microseconds each
-//! time. That is long compared with a small step.
+//! A copy engine is as fast for large copies, but each switch between it and kernels takes several microseconds. That
+//! is long compared with a small step.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::gpu::{Gpu, NAME};
 
 /// Maximum number of copies per launch.
 const MAX_COPIES: usize = 16;
-/// Maximum bytes of a small copy. Up to this size, a few blocks are about as fast as a copy engine.
+/// Maximum number of bytes of a small copy. Up to this size, a few blocks are about as fast as a copy engine.
 const MAX_BYTES: u64 = 256 << 10;
 /// Number of bytes that each block copies.
 const BLOCK_BYTES: u64 = 4096;
@@ -47,7 +47,7 @@ const ENTRY: &str = "copy_small";
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SmallCopy {
-    /// Destination and source: addresses on the device, or of host memory that the driver allocated.
+    /// Destination and source: addresses on the device, or addresses of host memory that the driver allocated.
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
@@ -59,14 +59,14 @@ impl SmallCopy {
         self.bytes <= MAX_BYTES
     }
 
-    /// Returns `true` if this copy and another one write the same byte.
+    /// Returns `true` if the destinations of this copy and of another one overlap.
     fn overlaps(&self, other: &SmallCopy) -> bool {
         self.to < other.to + other.bytes && other.to < self.to + self.bytes
     }
 }
 
-/// Splits copies, in order, into runs. A run is either several small copies with disjoint destinations, or one large
-/// copy.
+/// Splits a list of copies into runs, in order. A run is either several small copies with disjoint destinations, or
+/// one large copy.
 pub(crate) fn runs(copies: &[SmallCopy]) -> Vec<&[SmallCopy]> {
     let (mut runs, mut first) = (Vec::new(), 0);
     for next in 1..copies.len() {
@@ -88,9 +88,9 @@ pub(crate) struct Copier {
     function: sys::CUfunction,
 }
 
-// SAFETY: modules and functions of CUDA belong to their context and to no thread.
+// SAFETY: modules and functions of CUDA belong to their context. They are not bound to a thread.
 unsafe impl Send for Copier {}
-// SAFETY: as above; they are not changed once they are loaded.
+// SAFETY: as above. They do not change after they are loaded.
 unsafe impl Sync for Copier {}
 
 impl Copier {
@@ -105,14 +105,14 @@ impl Copier {
                 .compile(SOURCE, anew)
                 .map_err(|why| Error::backend(NAME, why))?;
             gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are a complete image. The driver checks and copies them.
+                // SAFETY: the bytes are a complete image. The driver checks and copies it.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) }?;
                 Ok((module, function))
             })
         };
-        // A file on the disk may have been damaged.
+        // A file in the cache may be damaged.
         let (module, function) = load(false).or_else(|_| load(true))?;
         Ok(Copier {
             gpu: gpu.clone(),
@@ -121,10 +121,10 @@ impl Copier {
         })
     }
 
-    /// Enqueues copies. No copy may read bytes that another one writes.
+    /// Enqueues copies. No copy may read bytes that another copy writes.
     ///
     /// # Safety
-    /// All ranges must be valid until the copies are complete; host ranges must have been allocated by the driver.
+    /// All ranges must be valid until the copies are complete. The driver must have allocated host ranges.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -135,8 +135,8 @@ impl Copier {
             let mut parameters = [given.as_mut_ptr().cast::<c_void>()];
             let most = some.iter().map(|copy| copy.bytes).max().unwrap_or(0);
             let blocks = (some.len() as u32, most.div_ceil(BLOCK_BYTES).max(1) as u32, 1);
-            // SAFETY: the kernel takes the copies by value; their ranges are valid by the contract
-            // of this function.
+            // SAFETY: the kernel receives the copies by value. Their ranges are valid by the contract of this
+            // function.
             unsafe { result::launch_kernel(self.function, blocks, (THREADS, 1, 1), 0, stream, &mut parameters) }?;
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // SAFETY: it was loaded by the driver, and executables that use it keep it.
+        // SAFETY: the driver loaded it, and executables that use it keep it alive.
         self.gpu.free(|| unsafe { result::module::unload(self.module) });
     }
 }

@@ -1,4 +1,4 @@
-//! A cache of compiled kernels on disk. It finds machine code by source, architecture and compiler.
+//! A cache of compiled kernels on disk. The key of machine code is its source, architecture and compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use meganeura_core::files::sha256;
 use crate::nvrtc::{NVRTC_OPTIONS, Nvrtc};
 
 /// File name extension of compiled kernels.
-const ENDING: &str = "cubin";
-/// Total bytes above which the oldest files are deleted when a device is opened.
+const EXTENSION: &str = "cubin";
+/// Maximum total number of bytes. Opening a device deletes the oldest files above it.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// A compiler of CUDA C++ sources for one architecture, with a cache.
 pub(crate) struct Compiler {
-    /// NVRTC, opened for the first source that is not in the cache.
+    /// NVRTC. It is opened when a source is compiled for the first time.
     nvrtc: OnceLock<Result<Nvrtc, String>>,
     architecture: String,
     /// Folder of the cache, if it is enabled.
@@ -42,16 +42,16 @@ impl Compiler {
         }
     }
 
-    /// Returns NVRTC, and opens it at the first call.
+    /// Returns NVRTC. The first call opens it.
     ///
     /// # Errors
-    /// The reason why it is not available.
+    /// The reason why NVRTC is not available.
     pub(crate) fn nvrtc(&self) -> Result<&Nvrtc, String> {
         self.nvrtc.get_or_init(Nvrtc::open).as_ref().map_err(Clone::clone)
     }
 
-    /// Compiles a source to machine code, or reads it from the cache. The cache is not read if the second argument is
-    /// `true`.
+    /// Compiles a source to machine code, or reads the machine code from the cache. The cache is not read if the
+    /// second argument is `true`.
     ///
     /// # Errors
     /// There is no compiler, or the compiler rejects the source.
@@ -77,12 +77,12 @@ impl Compiler {
         let mut parts = vec![source.to_owned(), self.architecture.clone(), format!("{major}.{minor}")];
         parts.extend(NVRTC_OPTIONS.iter().map(|option| (*option).to_owned()));
         let hash = sha256(parts.iter().flat_map(|part| [part.as_bytes(), b"\0"]));
-        format!("{}.{ENDING}", &hash[..32])
+        format!("{}.{EXTENSION}", &hash[..32])
     }
 }
 
-/// Writes a file atomically. It need not survive a crash of the machine: a file that does not load
-/// is written again.
+/// Writes a file atomically. The file may be damaged by a crash of the machine, because a kernel that does not load
+/// is compiled and written again.
 fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -96,12 +96,12 @@ fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Deletes the oldest files of a folder until their total is at most `most` bytes.
+/// Deletes the oldest files of a folder until the total size is at most `most` bytes.
 fn limit(folder: &Path, most: u64) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let mut files: Vec<(SystemTime, u64, PathBuf)> = entries
         .flatten()
-        .filter(|entry| entry.path().extension().is_some_and(|ending| ending == ENDING))
+        .filter(|entry| entry.path().extension().is_some_and(|ending| ending == EXTENSION))
         .filter_map(|entry| {
             let metadata = entry.metadata().ok()?;
             Some((metadata.modified().ok()?, metadata.len(), entry.path()))

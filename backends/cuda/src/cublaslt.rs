@@ -8,7 +8,7 @@ use meganeura_shaders::{LibraryEpilogue, LibraryMatmul, MatmulLibrary};
 
 use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// Description of the library and its location.
+/// Description of the library, and how it is found.
 const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_CUBLASLT",
     names: if cfg!(windows) {
@@ -21,7 +21,7 @@ const WANTED: LibraryRequest = LibraryRequest {
              MEGANEURA_CUBLASLT name its libcublasLt.so.12 where the system does not find it",
 };
 
-/// Maximum workspace of a matmul in bytes, as NVIDIA recommends for Hopper.
+/// Maximum size of the workspace of a matmul in bytes, as NVIDIA recommends for Hopper.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
 type Status = c_int;
@@ -30,12 +30,12 @@ type Create = unsafe extern "C" fn(*mut Pointer) -> Status;
 type Destroy = unsafe extern "C" fn(Pointer) -> Status;
 type SetAttribute = unsafe extern "C" fn(Pointer, c_int, *const c_void, usize) -> Status;
 
-/// An algorithm of the library, in its own representation.
+/// An algorithm in the representation of the library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Algorithm([u64; 8]);
 
-/// The library's rating of an algorithm.
+/// An algorithm and the library's rating of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Heuristic {
@@ -59,7 +59,7 @@ const PREFERENCE_WORKSPACE: c_int = 1;
 const OPERATION_TRANSPOSE: c_int = 1;
 const POINTERS_TO_DEVICE: c_int = 1;
 
-/// The loaded library, with its handle for a device.
+/// The loaded library and its handle for a device.
 #[derive(Debug)]
 pub(crate) struct CublasLt {
     library: LoadedLibrary,
@@ -80,11 +80,11 @@ pub(crate) struct Matrix {
     pub(crate) half: bool,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Distance between two matrices of a batch, in elements; 0 if all products use the same matrix.
+    /// Distance between two matrices of a batch, in elements; 0 if all matmuls of the batch use the same matrix.
     pub(crate) stride: usize,
 }
 
-/// A matmul `d = a b`, `d = a b + c` or `d = alpha a b`, optionally batched. Sums are in `f32`.
+/// A matmul `d = a b`, `d = a b + c` or `d = alpha a b`, optionally batched. It accumulates in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matmul {
     /// Left operand, stored as `[m, k]`, or as `[k, m]` if it is transposed.
@@ -99,17 +99,17 @@ pub(crate) struct Matmul {
     pub(crate) epilogue: LibraryEpilogue,
 }
 
-/// Device addresses of a matmul.
+/// Device addresses of the operands and results of a matmul.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub(crate) a: sys::CUdeviceptr,
     pub(crate) b: sys::CUdeviceptr,
     pub(crate) d: sys::CUdeviceptr,
-    /// [`WORKSPACE_BYTES`] bytes.
+    /// Address of a workspace of [`WORKSPACE_BYTES`] bytes.
     pub(crate) workspace: sys::CUdeviceptr,
-    /// The matrix to add, or the factor, if the epilogue has an operand.
+    /// Address of the matrix to add or of the factor, if the epilogue has an operand.
     pub(crate) epilogue: sys::CUdeviceptr,
-    /// An `f32` zero.
+    /// Address of an `f32` zero.
     pub(crate) zero: sys::CUdeviceptr,
 }
 
@@ -122,17 +122,17 @@ pub(crate) struct PreparedMatmul {
     destroy: [Destroy; 2],
 }
 
-// SAFETY: the descriptors are host memory that this exclusively owns and does not change.
+// SAFETY: this exclusively owns the descriptors. They are host memory, and this does not change them.
 unsafe impl Send for PreparedMatmul {}
 // SAFETY: as above.
 unsafe impl Sync for PreparedMatmul {}
 
 impl CublasLt {
-    /// Opens the library for the current context. It is used for matmuls with at least `min_flops`
-    /// operations.
+    /// Opens the library for the current context. It is used for matmuls with at least `min_flops` operations, or
+    /// with a default minimum.
     ///
     /// # Errors
-    /// It is not found, or does not start.
+    /// The library is not found, or does not start.
     pub(crate) fn open(min_flops: Option<usize>) -> Result<Self, String> {
         WANTED.open(|library| {
             let create: Create = library.function(c"cublasLtCreate")?;
@@ -150,7 +150,7 @@ impl CublasLt {
         })
     }
 
-    /// Returns the minimum operations of a matmul that uses the library.
+    /// Returns the minimum number of operations of a matmul that uses the library.
     pub(crate) fn min_flops(&self) -> usize {
         self.min_flops
     }
@@ -168,7 +168,7 @@ impl CublasLt {
     /// Selects an algorithm for a matmul.
     ///
     /// # Errors
-    /// The library has none.
+    /// The library has no algorithm for it.
     pub(crate) fn prepare(&self, matmul: &Matmul) -> Result<PreparedMatmul, String> {
         let describe: unsafe extern "C" fn(*mut Pointer, c_int, c_int) -> Status =
             self.library.function(c"cublasLtMatmulDescCreate")?;
@@ -205,11 +205,11 @@ impl CublasLt {
         let described = unsafe { describe(&mut ready.description, COMPUTE_32F, R_32F) };
         check(described, "cublasLtMatmulDescCreate")?;
         let set = |set: SetAttribute, of: Pointer, attribute: c_int, value: &[u8]| {
-            // SAFETY: the object is valid, and the value has the given number of bytes.
+            // SAFETY: the object is valid, and the value has this number of bytes.
             let status = unsafe { set(of, attribute, value.as_ptr().cast(), value.len()) };
             check(status, "setting an attribute")
         };
-        // The library is column-major and we are row-major: its first operand is our second one.
+        // The library is column-major, and our matrices are row-major. Therefore its first operand is our second one.
         for (attribute, transposed) in [
             (DESC_TRANSPOSE_A, matmul.transpose_b),
             (DESC_TRANSPOSE_B, matmul.transpose_a),
@@ -255,7 +255,7 @@ impl CublasLt {
         let (mut found, mut count) = (Heuristic::default(), 0);
         let [a, b, d] = ready.layouts;
         let looked = room.and_then(|()| {
-            // SAFETY: all objects were created above, and there is room for one algorithm.
+            // SAFETY: all objects were created above, and `found` has room for one algorithm.
             let status = unsafe {
                 find(
                     self.handle,
@@ -272,7 +272,7 @@ impl CublasLt {
             };
             check(status, "cublasLtMatmulAlgoGetHeuristic")
         });
-        // SAFETY: it was made above, and nothing uses it.
+        // SAFETY: the preference was created above, and nothing uses it.
         unsafe { no_preference(preference) };
         looked?;
         if count == 0 || found.status != 0 {
@@ -288,14 +288,14 @@ impl CublasLt {
     /// Errors of the library.
     ///
     /// # Safety
-    /// The addresses belong to device matrices as described, and to the operand of the epilogue.
+    /// The addresses must point to device matrices with the prepared layouts, and to the operand of the epilogue.
     pub(crate) unsafe fn run(
         &self,
         ready: &PreparedMatmul,
         addresses: &Addresses,
         stream: sys::CUstream,
     ) -> Result<(), String> {
-        // Scale factors are on the host, or on the device with the pointer mode of [`LibraryEpilogue::Scale`].
+        // Scale factors are in host memory, or in device memory with the pointer mode of [`LibraryEpilogue::Scale`].
         type Factor = *const c_void;
         let multiply: unsafe extern "C" fn(
             Pointer,
@@ -332,7 +332,7 @@ impl CublasLt {
             LibraryEpilogue::Scale => (device(epilogue), device(stored_zero), d),
         };
         let [first, second, result] = ready.layouts;
-        // SAFETY: by the contract of this function; the factors live through the call, or are on the device.
+        // SAFETY: by the contract of this function. The factors outlive the call, or are in device memory.
         let status = unsafe {
             multiply(
                 self.handle,
@@ -360,7 +360,7 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if let Ok(destroy) = self.library.function::<Destroy>(c"cublasLtDestroy") {
-            // SAFETY: it was made by the library, and nothing uses it.
+            // SAFETY: the library created the handle, and nothing uses it.
             unsafe { destroy(self.handle) };
         }
     }
@@ -376,18 +376,19 @@ impl Drop for PreparedMatmul {
             (layout, self.layouts[2]),
         ] {
             if !of.is_null() {
-                // SAFETY: the library created it, and the library stays open as long as its device.
+                // SAFETY: the library created the descriptor, and stays open as long as its device.
                 unsafe { destroy(of) };
             }
         }
     }
 }
 
-/// Minimum operations (multiplications and additions) of a matmul that uses the library.
+/// Minimum number of operations (multiplications and additions) of a matmul that uses the library.
 const MIN_FLOPS: usize = 1 << 24;
-/// Minimum rows and columns of the result of such a matmul. For fewer, kernels that read a matrix once are as fast.
+/// Minimum number of rows and of columns of the result of such a matmul. For smaller results, kernels that read each
+/// matrix once are as fast.
 const MIN_SIDE: usize = 64;
-/// Vector size of tensor cores, in elements of `f16`. Rows whose length is not a multiple of it are slow.
+/// Vector size of tensor cores, in `f16` elements. Rows whose length is not a multiple of it are slow.
 const VECTOR: usize = 8;
 
 impl MatmulLibrary for CublasLt {

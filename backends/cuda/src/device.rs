@@ -25,19 +25,19 @@ pub struct CudaDevice {
     handle: Handle,
     /// Requested settings of tensor cores.
     wanted: CoopSettings,
-    /// The cooperative matrices in use, once they have been tested.
+    /// Cooperative matrices in use. They are tested when they are first requested.
     coop: OnceLock<Option<CoopConfig>>,
-    /// Cache of the answers to the question whether the device supports a call.
+    /// Cache of the results of support queries.
     answers: SupportCache,
 }
 
 impl CudaDevice {
-    /// Features of all devices. Subgroups are warps. Conversions from `f16` bits to `f32` are written as instructions,
-    /// so kernels need no `f16` type for them.
+    /// Features of all devices. A subgroup is a warp. Conversions from `f16` bits to `f32` are written as
+    /// instructions, so kernels need no `f16` type for them.
     const FEATURES: Features = Features {
         subgroup_size: Some(WARP),
         exact_f16: false,
-        // Available to every kernel without opting in to more.
+        // Shared memory that every kernel may use without an opt-in.
         workgroup_bytes: 48 << 10,
     };
 
@@ -71,11 +71,11 @@ impl CudaDevice {
         *self.coop.get_or_init(choose)
     }
 
-    /// Runs small computations with every kind of kernel that hardware may get wrong: elementwise
-    /// calls, sums, tensor-core products.
+    /// Runs small computations with every kind of kernel that could be wrong on a device: elementwise calls, sums,
+    /// tensor-core matmuls.
     ///
     /// # Errors
-    /// A rejected kernel, or a wrong result.
+    /// A kernel is rejected, or a result is wrong.
     pub(crate) fn self_test(&self) -> Result<()> {
         const ROWS: usize = 33;
         const COLUMNS: usize = 65;
@@ -106,7 +106,7 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the cooperative matrices for plans with this precision. There are none if the precision does not allow
+    /// Returns the cooperative matrices for plans with this precision. Returns `None` if the precision does not allow
     /// rounding of operands.
     fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
         match precision {

@@ -66,7 +66,7 @@ pub struct DLManagedTensor {
     pub dl_tensor: DLTensor,
     /// Data that the deleter frees.
     pub manager_ctx: *mut c_void,
-    /// Function that the receiver calls once when it does not use the tensor any more.
+    /// Function that the receiver calls once, when it no longer uses the tensor.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
@@ -76,11 +76,12 @@ struct TensorOwner {
     _owner: Box<dyn Any + Send>,
 }
 
-/// Converts a session's tensor on the CUDA device with this number to a `DLManagedTensor`. The receiver must call its
-/// deleter, which drops `owner`: pass an object that keeps the session alive, so that the memory stays valid.
+/// Converts a session's tensor to a `DLManagedTensor`. `device` is the number of the CUDA device. The receiver must
+/// call the deleter, which drops `owner`. Pass an object that keeps the session alive, so that the memory stays
+/// valid.
 ///
-/// The receiver must read or write in the order of the session's stream,
-/// [`DeviceBuffer::stream`](meganeura_core::backend::DeviceBuffer), which DLPack does not convey.
+/// The receiver must read and write in the order of the session's stream,
+/// [`DeviceBuffer::stream`](meganeura_core::backend::DeviceBuffer). DLPack does not convey the stream.
 pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>) -> *mut DLManagedTensor {
     let code = match tensor.ty.dtype {
         DType::F16 | DType::F32 => FLOAT,
@@ -119,9 +120,9 @@ pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>)
 /// Frees a tensor.
 ///
 /// # Safety
-/// [`to_dlpack`] returned the tensor, and it is not used any more.
+/// [`to_dlpack`] must have returned the tensor, and it must not be used afterwards.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
-    // SAFETY: both were made by boxes in `to_dlpack`, by the contract of this function.
+    // SAFETY: by the contract of this function, `to_dlpack` created both from boxes.
     unsafe {
         let tensor = Box::from_raw(tensor);
         drop(Box::from_raw(tensor.manager_ctx.cast::<TensorOwner>()));
@@ -157,15 +158,15 @@ mod tests {
         ] {
             let made = to_dlpack(&tensor(dtype), 1, Box::new(owner.clone()));
             assert_eq!(Arc::strong_count(&owner), 2);
-            // SAFETY: it was made above.
+            // SAFETY: the tensor was created above.
             let own = unsafe { &(*made).dl_tensor };
             assert_eq!((own.data as u64, own.ndim, own.byte_offset), (0x1000, 2, 0));
             assert_eq!((own.device.device_type, own.device.device_id), (2, 1));
             assert_eq!((own.dtype.code, own.dtype.bits, own.dtype.lanes), (code, bits, 1));
-            // SAFETY: there are two sizes, which live as long as the tensor.
+            // SAFETY: there are two sizes, and they are valid as long as the tensor.
             assert_eq!(unsafe { std::slice::from_raw_parts(own.shape, 2) }, [3, 4]);
             assert!(own.strides.is_null());
-            // SAFETY: it was made above, and is not used any more.
+            // SAFETY: the tensor was created above, and is not used afterwards.
             unsafe { (*made).deleter.map(|delete| delete(made)) };
             assert_eq!(Arc::strong_count(&owner), 1);
         }

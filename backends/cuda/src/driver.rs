@@ -1,4 +1,4 @@
-//! NVIDIA's driver: whether it is available, and the devices that it lists.
+//! NVIDIA's driver: its availability, and the devices that it lists.
 
 use std::sync::OnceLock;
 
@@ -6,9 +6,9 @@ use cudarc::driver::{DriverError, result, sys};
 use meganeura_core::backend::{DeviceInfo, DeviceKind, Fact};
 use sys::CUdevice_attribute as Attribute;
 
-/// Oldest supported version of the driver, CUDA 12.0. It has all functions that the backend uses.
+/// Oldest supported version of the driver: CUDA 12.0, which has all functions that the backend uses.
 const MIN_VERSION: i32 = 12_000;
-/// Minimum compute capability of a device, times ten: that of Volta.
+/// Minimum compute capability of a device, times ten: 7.0 (Volta).
 const MIN_CAPABILITY: i32 = 70;
 
 /// The initialised driver.
@@ -19,7 +19,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Loads and initialises the driver at the first call.
+    /// Returns the driver. The first call loads and initialises it.
     ///
     /// # Errors
     /// The reason why no driver can be used.
@@ -126,7 +126,7 @@ fn properties(ordinal: i32) -> Result<Properties, DriverError> {
         Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
     ]
     .map(|which| number(which).unwrap_or_default());
-    // The memory clock is in kHz, the bus width in bits; memory transfers twice per cycle.
+    // The memory clock is in kHz, and the bus width in bits. The memory transfers data twice per cycle.
     let memory_clock = number(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or_default();
     let memory_bits = number(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or_default();
     Ok(Properties {
@@ -158,13 +158,14 @@ impl Properties {
         self.capability >= (8, 0)
     }
 
-    /// Returns the memory bandwidth in bytes per second, from its clock and width.
+    /// Returns the memory bandwidth in bytes per second, computed from clock and bus width. Returns a default if they
+    /// are unknown.
     pub(crate) fn bytes_per_second(&self) -> f64 {
         if self.bandwidth > 0.0 { self.bandwidth } else { 500e9 }
     }
 
-    /// Returns the `f32` operations per second that kernels reach: half of the peak (one addition and one
-    /// multiplication in each of 128 lanes per cycle).
+    /// Returns the `f32` operations per second that kernels reach: half of the peak. The peak is one addition and one
+    /// multiplication per cycle in each of 128 lanes of a multiprocessor.
     pub(crate) fn flops_per_second(&self) -> f64 {
         let lanes = 128.0 * f64::from(self.multiprocessors);
         if self.clock > 0.0 {

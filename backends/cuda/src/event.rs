@@ -8,9 +8,9 @@ use meganeura_core::Result;
 
 use crate::gpu::Gpu;
 
-/// Maximum time of polling for an event. Polling is faster than the driver's wait, which puts the thread to sleep:
-/// waking it takes tens of microseconds.
-const ASKING: Duration = Duration::from_millis(3);
+/// Maximum duration of polling for an event. Polling is faster than the wait function of the driver, which puts the
+/// thread to sleep. Waking it takes tens of microseconds.
+const POLL_TIME: Duration = Duration::from_millis(3);
 
 /// A CUDA event.
 pub(crate) struct Event {
@@ -18,7 +18,7 @@ pub(crate) struct Event {
     raw: sys::CUevent,
 }
 
-// SAFETY: events of CUDA belong to their context and to no thread.
+// SAFETY: events of CUDA belong to their context. They are not bound to a thread.
 unsafe impl Send for Event {}
 
 impl Event {
@@ -46,7 +46,7 @@ impl Event {
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn record(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: both are valid.
+        // SAFETY: the event and the stream are valid.
         unsafe { result::event::record(self.raw, stream) }
     }
 
@@ -56,7 +56,7 @@ impl Event {
     /// Errors of the driver, which include errors of earlier kernels.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         self.gpu.call("waiting for the device", || {
-            // SAFETY: it is valid.
+            // SAFETY: the event is valid.
             match unsafe { result::event::query(self.raw) } {
                 Ok(()) => Ok(true),
                 Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -71,24 +71,24 @@ impl Event {
     /// As [`Event::is_complete`].
     pub(crate) fn wait(&self) -> Result<()> {
         let begun = Instant::now();
-        while begun.elapsed() < ASKING {
+        while begun.elapsed() < POLL_TIME {
             if self.is_complete()? {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
-        // SAFETY: it is valid.
+        // SAFETY: the event is valid.
         self.gpu.call("waiting for the device", || unsafe {
             result::event::synchronize(self.raw)
         })
     }
 
-    /// Returns the time from this event to a later one; both must be complete and timed.
+    /// Returns the time from this event to a later one. Both events must be complete and have timestamps.
     ///
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn until(&self, later: &Event) -> Result<Duration> {
-        // SAFETY: both are valid.
+        // SAFETY: both events are valid.
         let milliseconds = self.gpu.call("reading times", || unsafe {
             result::event::elapsed(self.raw, later.raw)
         })?;
@@ -98,7 +98,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the driver created it, and keeps it until the enqueued work has used it.
+        // SAFETY: the driver created the event, and keeps it until the enqueued work has used it.
         self.gpu.free(|| unsafe { result::event::destroy(self.raw) });
     }
 }

@@ -1,4 +1,4 @@
-//! The context of a device, which may be lost.
+//! The context of a device. It may be lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,18 +8,17 @@ use sys::CUresult;
 
 use crate::driver::{Properties, text};
 
-/// Name of the backend, in selectors and messages.
+/// Name of the backend in selectors and messages.
 pub(crate) const NAME: &str = "cuda";
 
-/// The primary context of a device, which it shares with other CUDA code of the process.
+/// The primary context of a device. Other CUDA code in the process shares it.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     lost: AtomicBool,
 }
 
-// SAFETY: contexts of CUDA are bound to no thread: each call first makes the context that of its
-// thread.
+// SAFETY: contexts of CUDA are not bound to a thread. Each call first makes the context current on its thread.
 unsafe impl Send for Gpu {}
 // SAFETY: as above; the driver locks internally.
 unsafe impl Sync for Gpu {}
@@ -31,7 +30,7 @@ impl Gpu {
     /// The driver does not create the context.
     pub(crate) fn open(properties: &Properties) -> Result<Self> {
         let device = properties.device;
-        // SAFETY: the device was listed by the driver. It is released when this is dropped.
+        // SAFETY: the driver listed the device. The context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) };
         let context =
             context.map_err(|e| Error::backend(NAME, format!("{} cannot be opened: {}", properties.name, text(e))))?;
@@ -62,9 +61,8 @@ impl Gpu {
     /// Calls the driver, with this context current on the thread.
     ///
     /// # Errors
-    /// Errors of the driver; an earlier call lost the device. An asynchronous error of the device,
-    /// such as an illegal address in a kernel, is returned by the next call of any kind, and loses
-    /// the device.
+    /// Errors of the driver; a device that an earlier call lost. An asynchronous error of the device, such as an
+    /// illegal address in a kernel, is returned by the next call of any kind. The device is then lost.
     pub(crate) fn call<T>(&self, doing: &str, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
         self.attempt(work).map_err(|error| match error {
             None => self.lose("it failed in an earlier call"),
@@ -73,12 +71,13 @@ impl Gpu {
         })
     }
 
-    /// Calls the driver like [`Gpu::call`], but returns the driver's error; `None` if the device is already lost.
+    /// Calls the driver like [`Gpu::call`], but returns the driver's error. The error is `None` if the device is
+    /// already lost.
     pub(crate) fn attempt<T>(&self, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Option<DriverError>> {
         if self.is_lost() {
             return Err(None);
         }
-        // SAFETY: the context lives as long as this.
+        // SAFETY: the context lives as long as `self`.
         unsafe { result::ctx::set_current(self.context) }.map_err(Some)?;
         work().map_err(Some)
     }
@@ -92,7 +91,8 @@ impl Gpu {
         work()
     }
 
-    /// Runs work that frees something. Does nothing if the device is lost: a lost device frees everything that it owns.
+    /// Runs work that frees a resource. Does nothing if the device is lost, because then the driver has freed all of
+    /// its resources.
     pub(crate) fn free(&self, work: impl FnOnce() -> Result<(), DriverError>) {
         if let Err(Some(error)) = self.attempt(work) {
             log::debug!("{NAME}: freeing fails: {}", text(error));
@@ -102,7 +102,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: the share was taken when this was opened, and nothing that was made with it is left.
+        // SAFETY: `open` retained the context, and no object that was created with it is left.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

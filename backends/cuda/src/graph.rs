@@ -1,4 +1,4 @@
-//! A step as a CUDA graph, whose launches have only the order that their memory requires.
+//! A step as a CUDA graph. Its launches are ordered only as far as their memory requires.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::program::{Access, KernelCall, MatmulCall, Phase, PreparedLaunch, Work
 /// ended.
 const PROGRAMMATIC_PORT: u8 = 1;
 
-/// The order of the launches of a step.
+/// Setting for the order of the launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
-    /// The order that is measured to be faster in the first steps.
+    /// The order that the first steps measure as faster.
     #[default]
     Measured,
     /// Each launch waits for the launches whose memory it needs.
@@ -24,9 +24,9 @@ pub(crate) enum Order {
     Chain,
 }
 
-/// An event that is recorded when all launches that use some memory have ended.
+/// An event that is recorded when all launches that use certain memory have ended.
 pub(crate) struct Signal {
-    /// Memory of the signal. It counts as written, so that the signal waits for all launches that use it.
+    /// Memory that the signal waits for. It counts as written, so that the signal waits for all launches that use it.
     pub(crate) accesses: Vec<Access>,
     pub(crate) event: Event,
 }
@@ -37,19 +37,20 @@ pub(crate) struct Graph {
     executable: sys::CUgraphExec,
 }
 
-// SAFETY: graphs of CUDA belong to their context and to no thread; this one is launched through exclusive references only.
+// SAFETY: graphs of CUDA belong to their context. They are not bound to a thread, and only exclusive references
+// launch this one.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Creates the graph of some launches. Each launch waits for the launches whose memory it needs or, if `chain`, for
-    /// its predecessor. Also returns `true` if the graph is a chain.
+    /// Creates the graph of some launches. Each launch waits for the launches whose memory it needs or, if `chain`,
+    /// for its predecessor. Also returns `true` if the graph is a chain.
     ///
-    /// A signal is recorded when all launches that use its memory have ended; if its memory is unused, it is recorded
-    /// at the beginning.
+    /// A signal is recorded when all launches that use its memory have ended. If no launch uses its memory, the
+    /// signal is recorded at the beginning.
     ///
-    /// With `programmatic`, a launch begins before its predecessor has ended, and waits in its code, as every kernel
-    /// does. This is used only between launches with a single dependency and a single dependent: with forks, an H100
-    /// with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
+    /// With `programmatic`, a launch begins before its predecessor has ended, and its code waits, as that of every
+    /// kernel does. This is used only between launches with a single dependency and a single dependent. With forks,
+    /// it failed on an H100 with driver 580 (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
     ///
     /// # Errors
     /// Errors of the driver.
@@ -94,8 +95,8 @@ impl Graph {
         Ok((template.instantiate(gpu, stream)?, is_chain))
     }
 
-    /// Creates the graph of launches in phases, each of which waits for the previous one. An event is recorded before
-    /// the first phase and after each phase.
+    /// Creates the graph of launches in phases. Each phase waits for the previous one. The graph records an event
+    /// before the first phase and after each phase.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -127,26 +128,26 @@ impl Graph {
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: both are valid, and everything that the launches use lives as long as the
-        // executable that owns this.
+        // SAFETY: the graph and the stream are valid. Everything that the launches use lives as long as the
+        // executable that owns this graph.
         unsafe { result::graph::launch(self.executable, stream) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the driver created it, and keeps a graph that is still running.
+        // SAFETY: the driver created the graph, and keeps it alive while it runs.
         self.gpu
             .free(|| unsafe { result::graph::exec_destroy(self.executable) });
     }
 }
 
-/// A CUDA graph under construction. Its instance is launched.
+/// A CUDA graph under construction. The instantiated [`Graph`] is launched.
 struct Template(sys::CUgraph);
 
 impl Drop for Template {
     fn drop(&mut self) {
-        // SAFETY: it was made by the driver.
+        // SAFETY: the driver created the graph.
         let _ = unsafe { result::graph::destroy(self.0) };
     }
 }
@@ -170,12 +171,12 @@ impl Template {
             executable,
         };
         // Upload it, so that the first launch takes no longer than later ones.
-        // SAFETY: both are valid.
+        // SAFETY: the graph and the stream are valid.
         unsafe { result::graph::upload(graph.executable, stream) }?;
         Ok(graph)
     }
 
-    /// Adds a node that records an event after some nodes.
+    /// Adds a node that records an event after the nodes `before`.
     fn add_event(&self, event: &Event, before: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, DriverError> {
         let mut node = std::ptr::null_mut();
         // SAFETY: the nodes belong to this graph, and the event lives as long as the graph.
@@ -185,7 +186,7 @@ impl Template {
         Ok(node)
     }
 
-    /// Adds a node for a launch; it has no dependencies yet.
+    /// Adds a node for a launch. The node has no dependencies yet.
     fn add_work(&self, gpu: &Arc<Gpu>, launch: &PreparedLaunch) -> Result<sys::CUgraphNode, DriverError> {
         match &launch.work {
             Work::Kernel(kernel) => self.add(kernel),
@@ -193,7 +194,7 @@ impl Template {
         }
     }
 
-    /// Adds a node for a kernel; it has no dependencies yet.
+    /// Adds a node for a kernel. The node has no dependencies yet.
     fn add(&self, launch: &KernelCall) -> Result<sys::CUgraphNode, DriverError> {
         let ([x, y, z], [tx, ty, tz]) = launch.shape();
         let mut parameters = launch.parameters();
@@ -212,28 +213,27 @@ impl Template {
             ctx: std::ptr::null_mut(),
         };
         let mut node = std::ptr::null_mut();
-        // SAFETY: the kernel has this number of parameters, which the driver copies; there are no
-        // dependencies.
+        // SAFETY: the kernel has this number of parameters. The driver copies them. There are no dependencies.
         unsafe { sys::cuGraphAddKernelNode_v2(&mut node, self.0, std::ptr::null(), 0, &kernel) }.result()?;
         Ok(node)
     }
 
-    /// Adds a node for work that a library enqueues; it has no dependencies yet.
+    /// Adds a node for the work that a library enqueues. The node has no dependencies yet.
     fn add_captured(&self, gpu: &Arc<Gpu>, matmul: &MatmulCall) -> Result<sys::CUgraphNode, DriverError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream was created above; only the library enqueues work meanwhile.
+        // SAFETY: the stream was created above, and only the library enqueues work in it meanwhile.
         let captured = unsafe { result::stream::begin_capture(stream, mode) }.and_then(|()| {
             let launched = matmul.launch(stream);
-            // SAFETY: as above. It ends in any case.
+            // SAFETY: as above. The capture ends even if the launch failed.
             let ended = unsafe { result::stream::end_capture(stream) };
             launched.and(ended)
         });
-        // SAFETY: as above, and nothing is enqueued in it.
+        // SAFETY: as above, and no work is enqueued in the stream.
         gpu.free(|| unsafe { result::stream::destroy(stream) });
         let child = Template(captured?);
         let mut node = std::ptr::null_mut();
-        // SAFETY: both graphs are there; the child is copied.
+        // SAFETY: both graphs are valid, and the driver copies the child.
         unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.0, std::ptr::null(), 0, child.0) }.result()?;
         Ok(node)
     }
@@ -250,7 +250,7 @@ impl Template {
             type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
             reserved: [0; 5],
         };
-        // SAFETY: as above; the driver's version has this function.
+        // SAFETY: as above. The version of the driver has this function.
         unsafe { sys::cuGraphAddDependencies_v2(self.0, &earlier, &later, &edge, 1) }.result()
     }
 }
@@ -259,8 +259,7 @@ fn is_kernel(launch: &PreparedLaunch) -> bool {
     matches!(launch.work, Work::Kernel(_))
 }
 
-/// Returns `true` if a launch has no blocks, as for a call without elements; CUDA rejects such a
-/// launch.
+/// Returns `true` if a launch has no blocks, as for a call without elements. CUDA rejects such a launch.
 fn is_empty(launch: &PreparedLaunch) -> bool {
     match &launch.work {
         Work::Kernel(kernel) => kernel.is_empty(),
@@ -268,8 +267,9 @@ fn is_empty(launch: &PreparedLaunch) -> bool {
     }
 }
 
-/// Returns, for each launch and then for each signal, the indices of the launches that it waits for: the launches whose
-/// memory it needs or, if `chain`, the predecessor of a launch. Nothing waits for a signal.
+/// Returns the indices of the launches that each launch waits for, and then of the launches that each signal waits
+/// for. A launch waits for the launches whose memory it needs or, if `chain`, for its predecessor. No launch waits
+/// for a signal.
 fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>> {
     dependencies(accesses.len(), |earlier, later| {
         let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
@@ -281,10 +281,10 @@ fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>
     })
 }
 
-/// Returns, for each of `count` launches, the earlier launches that it must wait for: all that it `conflicts` with,
-/// except launches that another dependency already waits for.
+/// Returns the earlier launches that each of `count` launches must wait for: all launches that it `conflicts` with,
+/// except launches for which another of its dependencies already waits.
 fn dependencies(count: usize, conflicts: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
-    // All direct and indirect dependencies of each launch, as bits.
+    // All direct and indirect dependencies of each launch, as a bit set.
     let words = count.div_ceil(64);
     let mut reached: Vec<Vec<u64>> = Vec::with_capacity(count);
     let mut all = Vec::with_capacity(count);
@@ -318,7 +318,7 @@ mod tests {
             bytes: start..start + 8,
             writes,
         };
-        // 0 writes a, 1 writes b, 2 reads a and writes c, 3 reads b and c and writes d, 4 writes a, 5 reads e.
+        // Launch 0 writes a, 1 writes b, 2 reads a and writes c, 3 reads b and c and writes d, 4 writes a, 5 reads e.
         let launches = [
             vec![access(0, true)],
             vec![access(8, true)],
@@ -343,8 +343,8 @@ mod tests {
             bytes: start..start + 8,
             writes,
         };
-        // 0 writes a, 1 reads a and writes b, 2 reads a, 3 writes c; signals of a, of b and c, of
-        // the unused d, and of a again.
+        // Launch 0 writes a, 1 reads a and writes b, 2 reads a, 3 writes c. The signals wait for a, for b and c, for
+        // the unused d, and for a again.
         let accesses: [&[Access]; 8] = [
             &[access(0, true)],
             &[access(0, false), access(8, true)],

@@ -21,7 +21,7 @@ use crate::settings::Settings;
 
 /// Maximum buffer size in bytes. Element counts then fit into 32 bits.
 const MAX_BUFFER: u64 = 4 << 30;
-/// Time of a launch that follows another one in a graph, for the cost model.
+/// Duration of a launch that follows another launch in a graph, for the cost model.
 const LAUNCH: Duration = Duration::from_nanos(1_000);
 /// Fraction of the memory bandwidth that kernels reach.
 const MEMORY_SHARE: f64 = 0.75;
@@ -47,7 +47,7 @@ impl Handle {
     /// Opens a device.
     ///
     /// # Errors
-    /// A device that cannot be opened, or no compiler.
+    /// The device cannot be opened, or there is no compiler.
     pub(crate) fn open(name: String, properties: Properties, driver: Driver, settings: &Settings) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(&properties)?);
         let programmatic = settings.programmatic && properties.capability >= (9, 0) && driver.has_programmatic_edges();
@@ -119,8 +119,8 @@ impl Handle {
         self.library.as_ref()
     }
 
-    /// Returns the number of multiprocessors, on which merging of small launches depends; `None` if merging is
-    /// disabled.
+    /// Returns the number of multiprocessors, which limits the merging of small launches. Returns `None` if merging
+    /// is disabled.
     pub(crate) fn merge(&self) -> Option<u32> {
         self.merge.then_some(self.properties.multiprocessors)
     }
@@ -135,7 +135,7 @@ impl Handle {
         self.programmatic
     }
 
-    /// Returns the kernel for small copies, and compiles it at the first call.
+    /// Returns the kernel for small copies. The first call compiles it.
     ///
     /// # Errors
     /// Errors of the compiler or the driver.

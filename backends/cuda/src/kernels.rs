@@ -1,4 +1,4 @@
-//! Kernels of a device: they are translated from WGSL to CUDA C++, compiled on several threads, loaded, and shared
+//! Kernels of a device. They are translated from WGSL to CUDA C++, compiled on several threads, loaded, and shared
 //! between plans.
 
 use std::collections::{HashMap, HashSet};
@@ -16,9 +16,9 @@ use crate::gpu::{Gpu, NAME};
 use crate::wgsl::read;
 use crate::writer::{Bounds, Call, MergedKernel, Options, waits_late, write, write_merged};
 
-/// Maximum number of kernels that are kept for later plans.
+/// Maximum number of prepared kernels that are kept for later plans.
 const KEPT: usize = 64;
-/// Stack size of compiling threads in bytes: custom kernels may be nested deeply, and the compiler recurses.
+/// Stack size of the threads that compile, in bytes. The compiler recurses, and custom kernels may be deeply nested.
 const STACK: usize = 32 << 20;
 
 /// Name of the entry point of WGSL modules.
@@ -27,11 +27,11 @@ const MAIN: &str = "main";
 /// A parameter of a kernel: the address of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
-    /// Index of the launch among the launches that are merged into the kernel.
+    /// Index of the parameter's launch among the launches that are merged into the kernel.
     pub(crate) launch: usize,
-    /// Index of the launch's binding that the parameter points to.
+    /// Index of the binding of this launch that the parameter points to.
     pub(crate) binding: usize,
-    /// `true` if another parameter with the buffer's size in bytes follows.
+    /// `true` if the next parameter is the size of the buffer in bytes.
     pub(crate) has_length: bool,
     /// Minimum size of the buffer in bytes.
     pub(crate) least_bytes: u64,
@@ -44,24 +44,25 @@ pub(crate) struct Kernel {
     gpu: Arc<Gpu>,
     module: sys::CUmodule,
     function: sys::CUfunction,
-    /// Threads of a block along each axis.
+    /// Number of threads of a block along each axis.
     threads: [u32; 3],
     blocks: Option<[u32; 3]>,
     pub(crate) parameters: Vec<Parameter>,
 }
 
-// SAFETY: modules and functions of CUDA belong to their context and to no thread.
+// SAFETY: modules and functions of CUDA belong to their context. They are not bound to a thread.
 unsafe impl Send for Kernel {}
-// SAFETY: as above; they are not changed once they are loaded.
+// SAFETY: as above. They do not change after they are loaded.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Returns the threads of a block along each axis.
+    /// Returns the number of threads of a block along each axis.
     pub(crate) fn threads(&self) -> [u32; 3] {
         self.threads
     }
 
-    /// Returns the number of blocks along each axis, if the kernel determines it because several launches are merged.
+    /// Returns the number of blocks along each axis, if several launches are merged into the kernel. Otherwise the
+    /// launch determines it.
     pub(crate) fn blocks(&self) -> Option<[u32; 3]> {
         self.blocks
     }
@@ -74,7 +75,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: it was loaded by the driver; plans that use it keep it.
+        // SAFETY: the driver loaded the module, and plans that use it keep it alive.
         self.gpu.free(|| unsafe { result::module::unload(self.module) });
     }
 }
@@ -85,21 +86,21 @@ pub(crate) struct Kernels {
     /// `true` if launches may begin before their predecessors have ended.
     programmatic: bool,
     known: Mutex<HashMap<Key, Weak<Kernel>>>,
-    /// Kernels created ahead of the plans that will use them.
+    /// Kernels that were prepared for later plans.
     kept: Mutex<Vec<Arc<Kernel>>>,
 }
 
-/// A request for a kernel that runs independent launches.
+/// A request for a kernel that runs one or more independent launches.
 pub(crate) struct Request<'a> {
-    /// Label of one of the dispatches, for errors.
+    /// Label of one of the dispatches, for error messages.
     pub(crate) label: &'a str,
     pub(crate) launches: Vec<&'a Launch>,
-    /// Plan buffers that no dispatch of the plan writes.
+    /// Buffers of the plan that no dispatch of the plan writes.
     pub(crate) unwritten: &'a HashSet<BufferRef>,
 }
 
-/// Everything that determines the machine code of a kernel: its launches, and their blocks if there
-/// are several.
+/// Everything that determines the machine code of a kernel: its launches, and their numbers of blocks if there are
+/// several launches.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     launches: Vec<LaunchKey>,
@@ -110,7 +111,7 @@ struct Key {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct LaunchKey {
     source: String,
-    /// `true` if no read-only buffer is also written.
+    /// `true` if the launch writes no buffer that it also binds as read-only.
     restrict: bool,
     custom: bool,
     /// Buffers that the kernel may read before it waits for earlier launches.
@@ -181,8 +182,7 @@ impl Kernels {
     /// Returns the kernels for requests, in order.
     ///
     /// # Errors
-    /// A kernel that cannot be written in CUDA C++, or that the compiler or the driver rejects; a
-    /// lost device.
+    /// A kernel that cannot be translated to CUDA C++, or that the compiler or the driver rejects; a lost device.
     pub(crate) fn of(&self, gpu: &Arc<Gpu>, requests: &[Request]) -> Result<Vec<Arc<Kernel>>, RejectedKernel> {
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,8 +213,7 @@ impl Kernels {
         Ok(keys.iter().map(|key| found[key].clone()).collect())
     }
 
-    /// Creates kernels of launches, like [`Kernels::of`], and keeps the last ones for the plans
-    /// that will use them.
+    /// Creates kernels of launches, like [`Kernels::of`], and keeps up to [`KEPT`] of them for later plans.
     ///
     /// # Errors
     /// As [`Kernels::of`].
@@ -294,12 +293,12 @@ impl Kernels {
         let load = |anew: bool| {
             let cubin = self.compiler.compile(&written.source, anew).map_err(refused)?;
             let loaded = gpu.call("loading a kernel", || {
-                // SAFETY: the bytes are a complete image, which the driver checks and copies.
+                // SAFETY: the bytes are a complete image. The driver checks and copies it.
                 let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast::<c_void>()) }?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, entry.clone()) };
                 let function = function.inspect_err(|_| {
-                    // SAFETY: as above, and nothing uses it.
+                    // SAFETY: as above, and nothing uses the module.
                     let _ = unsafe { result::module::unload(module) };
                 })?;
                 Ok((module, function))
@@ -368,8 +367,7 @@ impl Kernels {
 
     fn options(&self, launch: &LaunchKey) -> Options {
         Options {
-            // Third-party kernels get bounds checks; this project's kernels stay within their
-            // buffers themselves.
+            // Third-party kernels get bounds checks. The kernels of this project stay within their buffers.
             bounds: if launch.custom {
                 Bounds::Restrict
             } else {

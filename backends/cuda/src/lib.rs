@@ -1,17 +1,17 @@
-//! The CUDA backend: runs plans on NVIDIA's GPUs. Kernels of the crate `meganeura-shaders` are
-//! translated from WGSL to CUDA C++ and compiled by NVRTC for the card; a step is a CUDA graph. The
-//! driver and NVRTC are loaded at run time: building does not require CUDA.
+//! The CUDA backend, which runs plans on NVIDIA's GPUs. Kernels of the crate `meganeura-shaders` are translated from
+//! WGSL to CUDA C++, and NVRTC compiles them for the GPU. A step is a CUDA graph. The driver and NVRTC are loaded at
+//! run time, so building does not require CUDA.
 //!
-//! The writer can be used separately, without a GPU:
+//! The translation can be used separately, without a GPU:
 //!
 //! ```
 //! use meganeura_cuda::{Options, read, write};
 //!
 //! let wgsl = "
-//!     var<storage, read> a: array<f32>;
-//!     var<storage, read_write> b: array<f32>;
-//!     @compute @workgroup_size(64)
-//!     fn main(@builtin(global_invocation_id) id: vec3<u32>) { b[id.x] = 2.0 * a[id.x]; }";
+//! var<storage, read> a: array<f32>;
+//! var<storage, read_write> b: array<f32>;
+//! @compute @workgroup_size(64)
+//! fn main(@builtin(global_invocation_id) id: vec3<u32>) { b[id.x] = 2.0 * a[id.x]; }";
 //! let (module, info) = read(wgsl).expect("valid WGSL");
 //! let written = write(&module, &info, "main", &Options::default()).expect("CUDA has all of it");
 //! assert_eq!(written.threads, [64, 1, 1]);

@@ -14,7 +14,7 @@ const TOOLKIT_FOLDERS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
 /// Folders of libraries, relative to the folder of the toolkit.
 const LIBRARY_FOLDERS: [&str; 3] = ["lib64", "bin", "bin/x64"];
 
-/// A description of a library that is loaded.
+/// A description of a library to load.
 pub(crate) struct LibraryRequest {
     /// Environment variable that contains the path of the library file.
     pub(crate) variable: &'static str,
@@ -26,8 +26,8 @@ pub(crate) struct LibraryRequest {
 }
 
 impl LibraryRequest {
-    /// Opens the library and returns the result of `check`. Tries the file in the environment variable if it is set,
-    /// else the files of the system and of the toolkit until one is found.
+    /// Opens the library and returns the result of `check`. If the environment variable is set, tries only the file
+    /// in it. Otherwise tries the files of the system and of the toolkit until one is found.
     ///
     /// # Errors
     /// The library is not found, or the file is not the expected library.
@@ -44,7 +44,7 @@ impl LibraryRequest {
         for path in self.candidates() {
             match LoadedLibrary::load(&path).and_then(&check) {
                 Ok(found) => return Ok(found),
-                // Keep the first error: the system reports it for a library that does not exist.
+                // Keep only the first error. In it, the system reports a library that does not exist.
                 Err(error) if why.is_empty() => why = error,
                 Err(_) => {}
             }
@@ -65,8 +65,8 @@ impl LibraryRequest {
     }
 }
 
-/// A library that is loaded once and never unloaded. NVRTC and other libraries leak memory each time that they are
-/// unloaded (up to 80 kB, by NVRTC 12.9 after a compilation).
+/// A library that is loaded once and never unloaded. NVRTC and other libraries leak memory whenever they are
+/// unloaded: NVRTC 12.9 up to 80 kB after a compilation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadedLibrary(&'static Library);
 
@@ -77,8 +77,7 @@ impl LoadedLibrary {
         if let Some(library) = loaded.get(path) {
             return Ok(LoadedLibrary(library));
         }
-        // SAFETY: it is NVIDIA's library, or the user declares that it is; its initialisers cannot
-        // be checked.
+        // SAFETY: it is NVIDIA's library, or the user declares that it is. Its initialisers cannot be checked.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
         let library: &'static Library = Box::leak(Box::new(library));
         loaded.insert(path.to_owned(), library);
@@ -90,7 +89,7 @@ impl LoadedLibrary {
     /// # Errors
     /// The library has no such function.
     pub(crate) fn function<F: Copy>(&self, name: &CStr) -> Result<F, String> {
-        // SAFETY: callers pass a function of NVIDIA's header with its type.
+        // SAFETY: callers request a function of NVIDIA's header with its type.
         let symbol = unsafe { self.0.get::<F>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
     }

@@ -37,7 +37,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: the driver allocated it, and no enqueued work uses it: the owner has waited.
+        // SAFETY: the driver allocated the memory. Its owner has waited until no enqueued work uses it.
         self.gpu.free(|| unsafe { result::free_sync(self.first) });
     }
 }
@@ -49,11 +49,11 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates buffers of these sizes; the first ones are the plan's, in its layout. Contents are
-    /// undefined.
+    /// Allocates buffers of these sizes. The first ones are the buffers of the plan, in the plan's layout. The
+    /// contents are undefined.
     ///
     /// # Errors
-    /// A buffer beyond the limit; not enough memory.
+    /// A buffer larger than `limit`; not enough memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
         let (slabs, places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
@@ -98,30 +98,30 @@ impl Arena {
         self.slabs[place.slab].0.first + place.offset + offset
     }
 
-    /// Fills all buffers with zeros, in the order of a stream.
+    /// Enqueues writes of zeros to all buffers.
     ///
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn clear(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         for (memory, size) in &self.slabs {
-            // SAFETY: the range is that of the allocation.
+            // SAFETY: the range is the whole allocation.
             unsafe { result::memset_d8_async(memory.first, 0, *size as usize, stream) }?;
         }
         Ok(())
     }
 }
 
-/// Error of calls on a lost device. Users see the device's own message instead.
+/// Error of calls on a lost device. Users see the message of the device instead.
 const LOST: DriverError = DriverError(sys::CUresult::CUDA_ERROR_DEINITIALIZED);
 
-/// Growing page-locked host memory. The device copies to and from it asynchronously.
+/// A growing block of page-locked host memory. The device copies to and from it asynchronously.
 pub(crate) struct HostMemory {
     gpu: Arc<Gpu>,
     first: *mut c_void,
     bytes: usize,
 }
 
-// SAFETY: this exclusively owns the memory, which is bound to no thread.
+// SAFETY: this exclusively owns the memory, and the memory is not bound to a thread.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
@@ -134,7 +134,7 @@ impl HostMemory {
         }
     }
 
-    /// Returns the memory with at least this many bytes. The device must not be using it; growing
+    /// Returns the address of at least `bytes` bytes. The device must not be using the memory, because growing it
     /// discards the contents.
     ///
     /// # Errors
@@ -152,13 +152,13 @@ impl HostMemory {
         Ok(self.first)
     }
 
-    /// Copies bytes into the memory.
+    /// Copies bytes into the memory, and returns its address.
     ///
     /// # Errors
     /// Not enough memory.
     pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<*const c_void> {
         let first = self.with_capacity(bytes.len())?;
-        // SAFETY: there is room for the bytes; the device is not using it, by the contract above.
+        // SAFETY: the memory is large enough. By the contract above, the device is not using it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), first.cast(), bytes.len()) };
         Ok(first)
     }
@@ -167,8 +167,7 @@ impl HostMemory {
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
         let offset = offset as usize;
         assert!(offset + bytes.len() <= self.bytes, "a read leaves the staging memory");
-        // SAFETY: the range is within the memory by the assertion, and the device has finished with
-        // it.
+        // SAFETY: the range is within the memory by the assertion, and the device has finished using it.
         unsafe {
             std::ptr::copy_nonoverlapping(self.first.cast::<u8>().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -176,7 +175,7 @@ impl HostMemory {
 
     fn release(&mut self) {
         if !self.first.is_null() {
-            // SAFETY: it was allocated by the driver, and the device is not using it.
+            // SAFETY: the driver allocated the memory, and the device is not using it.
             self.gpu.free(|| unsafe { result::free_host(self.first) });
             (self.first, self.bytes) = (std::ptr::null_mut(), 0);
         }

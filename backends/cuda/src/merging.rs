@@ -1,5 +1,5 @@
-//! Merging of a phase's launches into fewer kernels. A launch costs about a microsecond, as much as a small kernel
-//! takes.
+//! Merging of the launches of a phase into fewer kernels. A launch takes about a microsecond, as long as a small
+//! kernel.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,17 @@ use crate::wgsl::read;
 
 /// Maximum number of launches that are merged into a kernel.
 const MAX_LAUNCHES: usize = 32;
-/// Maximum bytes of a kernel's parameters: the limit of every driver, minus a reserve for parameters that are not
-/// counted.
+/// Maximum number of bytes of a kernel's parameters: the limit of every driver, minus a reserve for parameters that
+/// are not counted.
 const MAX_PARAMETER_BYTES: usize = 3_800;
-/// Maximum workgroup memory of a kernel in bytes.
+/// Maximum size of the workgroup memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
-/// Maximum blocks per multiprocessor of merged launches with different code. A merged kernel needs the maximum number
-/// of registers of its parts, so fewer blocks of the other parts fit on a multiprocessor.
+/// Number of blocks per multiprocessor that merged launches with different modules may have in total. All parts of a
+/// merged kernel use the number of registers of its largest part, so fewer blocks of the other parts fit on a
+/// multiprocessor.
 const SMALL: u32 = 4;
 
-/// Properties of a WGSL module that merging depends on.
+/// Properties of a WGSL module on which merging depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
     threads: [u32; 3],
@@ -31,7 +32,7 @@ struct Facts {
 struct Batch<'a> {
     launches: Vec<Numbered<'a>>,
     facts: Facts,
-    /// Workgroup memory of all distinct modules in bytes.
+    /// Size of the workgroup memory of all distinct modules in bytes.
     shared_bytes: u32,
     blocks: u64,
     parameter_bytes: usize,
@@ -48,7 +49,7 @@ pub(crate) struct MergeDecisions {
 }
 
 impl MergeDecisions {
-    /// Creates the decisions for a device with this number of multiprocessors.
+    /// Creates an object that decides for a device with this number of multiprocessors.
     pub(crate) fn new(multiprocessors: u32) -> Self {
         MergeDecisions {
             most_blocks: u64::from(SMALL * multiprocessors),
@@ -56,7 +57,7 @@ impl MergeDecisions {
         }
     }
 
-    /// Divides the launches of a phase into groups that are merged.
+    /// Divides the launches of a phase into groups. Each group is merged into one kernel.
     pub(crate) fn batches<'a>(&mut self, phase: Vec<Numbered<'a>>) -> Vec<Vec<Numbered<'a>>> {
         if phase.len() == 1 {
             return vec![phase];
@@ -109,7 +110,7 @@ fn facts(source: &str) -> Option<Facts> {
 
 impl<'a> Batch<'a> {
     fn of(launch: Numbered<'a>, facts: Facts) -> Self {
-        // A pointer per binding, and a length for a few.
+        // Each binding has a pointer. A binding of a custom kernel also has a length.
         let bytes = |binding: &Binding| match binding {
             Binding::Custom(_) => 16,
             _ => 8,
@@ -201,11 +202,11 @@ mod tests {
                 .map(|batch| batch.iter().map(|(number, _)| *number).collect());
             numbers.collect()
         };
-        // The large one is not merged, as the others have two modules. The one without blocks is
-        // not launched.
+        // The large launch is not merged, because the other launches have two modules. The launch without blocks
+        // stays separate, because it is not executed.
         let found = numbers(MergeDecisions::new(10).batches(phase));
         assert_eq!(found, [vec![0, 1, 3], vec![2], vec![4], vec![5]]);
-        // Launches of equal code may have any size; each kernel has at most 32.
+        // Launches of the same module may have any number of blocks. Each kernel has at most 32 launches.
         let many: Vec<Launch> = (0..70).map(|_| launch(&a, 100, 3)).collect();
         let found = numbers(MergeDecisions::new(10).batches(many.iter().enumerate().collect()));
         assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [32, 32, 6]);

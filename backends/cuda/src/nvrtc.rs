@@ -1,13 +1,13 @@
-//! Bindings to NVRTC, NVIDIA's compiler as a library. It needs no GPU.
+//! Bindings to NVRTC, the compiler library of NVIDIA. It needs no GPU.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
 use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// Options of NVRTC in addition to the architecture. Most of them are defaults that kernels rely on: divisions and
-/// roots round correctly, denormals are kept, and multiplications followed by additions may be fused. Unused functions
-/// of the prelude must not cause warnings.
+/// Options of NVRTC in addition to the architecture. Most of them are defaults on which kernels rely: divisions and
+/// square roots round correctly, denormals are kept, and multiplications followed by additions may be fused. Another
+/// option disables warnings about unused functions of the prelude.
 pub const NVRTC_OPTIONS: &[&str] = &[
     "--std=c++17",
     "--fmad=true",
@@ -17,7 +17,7 @@ pub const NVRTC_OPTIONS: &[&str] = &[
     "--diag-suppress=177",
 ];
 
-/// Description of the library and its location.
+/// Description of the library, and how it is found.
 const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_NVRTC",
     names: if cfg!(windows) {
@@ -40,11 +40,12 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Opens the library: the file in the environment variable `MEGANEURA_NVRTC`, else the library of the system or of
-    /// the CUDA toolkit.
+    /// Opens the library. The environment variable `MEGANEURA_NVRTC` names its file. Otherwise, opens the library of
+    /// the system or of the CUDA toolkit.
     ///
     /// # Errors
-    /// The library is not found (the error lists the searched locations and how to get it), or the file is not NVRTC.
+    /// The library is not found, or the file is not NVRTC. The error lists the searched locations and how to install
+    /// NVRTC.
     pub fn open() -> Result<Self, String> {
         WANTED.open(|library| {
             let mut nvrtc = Nvrtc {
@@ -142,7 +143,7 @@ impl Nvrtc {
                 ))
             }
         };
-        // SAFETY: the program is valid, and nothing uses it any more.
+        // SAFETY: the program is valid, and is not used afterwards.
         self.check(unsafe { destroy(&mut program) }, "nvrtcDestroyProgram")?;
         result
     }

@@ -16,7 +16,8 @@ use crate::kernels::Kernel;
 use crate::memory::Arena;
 use crate::merging::MergeDecisions;
 
-/// A range of device memory that a launch reads or writes: index of the allocation, and range within it.
+/// A range of device memory that a launch reads or writes: the index of its allocation, and the range within the
+/// allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) slab: usize,
@@ -25,7 +26,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Returns the access to a whole location. An empty location counts as one byte, which no other location uses.
+    /// Returns the access to a whole location. An empty location counts as one byte, which belongs to no other
+    /// location.
     pub(crate) fn of(place: BufferLocation, writes: bool) -> Self {
         Access {
             slab: place.slab,
@@ -60,7 +62,7 @@ pub(crate) enum Work {
 /// A kernel with its arguments.
 pub(crate) struct KernelCall {
     kernel: Arc<Kernel>,
-    /// Arguments of the kernel: addresses and lengths.
+    /// Arguments of the kernel: addresses and lengths of buffers.
     arguments: Vec<u64>,
     groups: [u32; 3],
 }
@@ -78,8 +80,8 @@ impl MatmulCall {
     /// # Errors
     /// Errors of the library.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the addresses belong to buffers of the plan, which are as large as the matrices, to a workspace, and to
-        // the operand of the epilogue.
+        // SAFETY: the addresses point to plan buffers with the sizes of the matrices, to a workspace, and to the
+        // operand of the epilogue.
         let enqueued = unsafe { self.library.run(&self.matmul, &self.addresses, stream) };
         enqueued.map_err(|why| {
             log::error!("{NAME}: {why}");
@@ -89,7 +91,7 @@ impl MatmulCall {
 }
 
 impl KernelCall {
-    /// Returns pointers to the arguments, as the driver expects them.
+    /// Returns pointers to the arguments, as the driver requires them.
     pub(crate) fn parameters(&self) -> Vec<*mut c_void> {
         let pointers = self
             .arguments
@@ -98,7 +100,7 @@ impl KernelCall {
         pointers.collect()
     }
 
-    /// Returns the blocks, and the threads of a block, along each axis.
+    /// Returns the number of blocks, and the number of threads of a block, along each axis.
     pub(crate) fn shape(&self) -> ([u32; 3], [u32; 3]) {
         (self.groups, self.kernel.threads())
     }
@@ -117,7 +119,7 @@ impl KernelCall {
 /// Launches that may run in any order.
 pub(crate) type Phase = Vec<PreparedLaunch>;
 
-/// The locations of memory outside of the plan's buffers that launches bind.
+/// Locations of memory that launches bind and that is not a buffer of the plan.
 pub(crate) struct ExtraBindings {
     /// Location of the session's scalars.
     pub(crate) scalars: BufferLocation,
@@ -129,7 +131,7 @@ pub(crate) struct ExtraBindings {
 pub(crate) type Numbered<'a> = (usize, &'a Launch);
 
 /// Returns the launches of each phase of each segment, in groups that are merged. `merge` is the number of
-/// multiprocessors, on which merging of small launches depends; without it, no launches are merged.
+/// multiprocessors, which limits the merging of small launches. Without it, no launches are merged.
 pub(crate) fn batches<'a>(
     draft: &'a LaunchPlan,
     plan: &ExecutionPlan,
@@ -154,7 +156,7 @@ pub(crate) fn batches<'a>(
 /// Prepares the launches of a plan, and returns the phases of each segment.
 ///
 /// # Errors
-/// A buffer without a location.
+/// A buffer has no location.
 pub(crate) fn ready(
     draft: &LaunchPlan,
     batches: &[Vec<Vec<Vec<Numbered>>>],
@@ -206,7 +208,7 @@ fn bind(
             Bound::Scalars => (extras.scalars, 0),
         };
         arguments.push(arena.address(place, offset));
-        // An empty location also has at least one byte, which no other location uses.
+        // An empty location also has at least one byte, which belongs to no other location.
         let bytes = place.bytes.saturating_sub(offset).max(parameter.least_bytes);
         if parameter.has_length {
             arguments.push(bytes);
@@ -291,7 +293,7 @@ fn bind_matmul(
         d,
         workspace,
         epilogue,
-        // The first number of the table is 0, whose bits are those of 0.0.
+        // The first number of the table is 0, which has the same bits as 0.0.
         zero: arena.address(extras.numbers, 0),
     };
     Ok(PreparedLaunch {

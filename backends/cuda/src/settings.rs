@@ -11,21 +11,21 @@ use crate::graph::Order;
 
 /// Name of the setting that enables tensor cores.
 const TENSOR_CORES: &str = "tensor_cores";
-/// Name of the setting for the minimum workgroups of a matmul that uses tensor cores.
+/// Name of the setting for the minimum number of workgroups of a matmul that uses tensor cores.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-/// Name of the setting for the number of workgroups of large blocks that run at a time.
+/// Name of the setting for the number of workgroups with large blocks that run at the same time.
 const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
-/// Name of the setting for the type of results that only cooperative matrices read.
+/// Name of the setting for the dtype of results that only cooperative matrices read.
 const INTERMEDIATES: &str = "coop_intermediates";
-/// Name of the setting that makes launches begin before their predecessors have ended.
+/// Name of the setting with which launches begin before their predecessors have ended.
 const PROGRAMMATIC: &str = "programmatic_launch";
 /// Name of the setting for the order of the launches of a step.
 const GRAPH: &str = "graph";
-/// Name of the setting that enables merging small independent launches into one kernel.
+/// Name of the setting that enables merging of small independent launches into one kernel.
 const MERGE: &str = "merge_launches";
 /// Name of the setting that enables cuBLASLt for large matmuls.
 const CUBLASLT: &str = "cublaslt";
-/// Name of the setting for the minimum operations of a large matmul.
+/// Name of the setting for the minimum number of operations of a large matmul.
 const CUBLASLT_MIN_FLOPS: &str = "cublaslt_min_flops";
 /// Name of the setting that enables the cache of compiled kernels on disk.
 const CACHE: &str = "kernel_cache";
@@ -60,7 +60,7 @@ pub(crate) struct Settings {
     pub(crate) merge: bool,
     /// True if large matmuls use cuBLASLt.
     pub(crate) cublaslt: bool,
-    /// Minimum operations of a matmul that uses cuBLASLt; `None` for the default.
+    /// Minimum number of operations of a matmul that uses cuBLASLt; `None` for the default.
     pub(crate) cublaslt_min_flops: Option<usize>,
     /// Folder of the cache of compiled kernels; `None` if the cache is disabled.
     pub(crate) folder: Option<PathBuf>,
@@ -70,7 +70,7 @@ impl Settings {
     /// Reads the settings from a configuration.
     ///
     /// # Errors
-    /// A setting that is unknown, out of range, or of another type.
+    /// A setting is unknown, out of range, or of another type.
     pub(crate) fn of(config: &Config) -> Result<Settings> {
         config.check_backend(NAME, &NAMES)?;
         let groups = |key: &str, zero: &str| {

@@ -3,11 +3,11 @@
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-/// Parses and validates a WGSL module. Buffers without a binding, as in the modules of
-/// `meganeura-shaders`, get bindings in the order of their declarations.
+/// Parses and validates a WGSL module. Buffers without a binding, as in the modules of `meganeura-shaders`, get
+/// bindings in the order of their declarations.
 ///
 /// # Errors
-/// The error, with its position in the text.
+/// The error of the parser or validator, with its position in the text.
 pub fn read(text: &str) -> Result<(naga::Module, ModuleInfo), String> {
     let parsed = naga::front::wgsl::parse_str(text);
     let mut module = parsed.map_err(|error| error.emit_to_string(text))?;

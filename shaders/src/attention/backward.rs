@@ -1,7 +1,7 @@
-//! Gradients of attention on single threads (no cooperative matrices), from the saved log-sum-exp values. Scores are recomputed
-//! twice: with queries as rows for the gradient of the queries, with keys as rows for the gradients of keys and values. The
-//! kernels need no atomic additions: the query heads of a group write their partial key and value gradients to scratch, and a
-//! last launch adds them up.
+//! Gradients of attention without cooperative matrices, from the saved log-sum-exp values. Scores are recomputed
+//! twice: with queries as rows for the gradient of the queries, with keys as rows for the gradients of keys and
+//! values. The kernels need no atomic additions: the query heads of a group write their partial key and value
+//! gradients to scratch, and the last launch adds them up.
 
 use meganeura_core::ops::AttentionDims;
 
@@ -12,11 +12,11 @@ use super::super::template::Template;
 use super::heads::{Target, TiledOperand, load_body, store_body};
 use super::tiles;
 
-/// Maximum number of elements of a head. With more, the two results of a thread need too many registers.
+/// Maximum number of elements of a head. With more elements, the two results of a thread need too many registers.
 pub(super) const MAX_WIDTH: usize = 128;
 
-/// Destination of the gradients of keys and values. With grouped heads, each query head writes its partial gradients to two
-/// scratch buffers, which a second launch adds up.
+/// Destination of the gradients of keys and values. If heads are grouped, each query head writes its partial
+/// gradients to two scratch buffers. The last launch adds them up.
 pub(super) struct Parts {
     /// Index of the first of the two scratch buffers, if heads are grouped.
     scratch: Option<usize>,
@@ -33,13 +33,14 @@ impl Parts {
         self.scratch.is_none()
     }
 
-    /// Returns the sizes of the scratch buffers in bytes.
+    /// Returns the size of each scratch buffer in bytes.
     pub(super) fn bytes(&self, dims: &AttentionDims) -> Vec<usize> {
         let each = 4 * dims.batch * dims.rows_k * dims.heads * dims.head_dim;
         self.scratch.map_or_else(Vec::new, |_| vec![each; 2])
     }
 
-    /// Returns the memory for the gradient of the keys (`port` 0) or of the values (`port` 1).
+    /// Returns the memory for the gradient of the keys (`port` 0) or of the values (`port` 1). The first launches
+    /// write it.
     pub(super) fn target(&self, port: usize) -> Target {
         match self.scratch {
             None => Target::Output(1 + port),
@@ -90,7 +91,7 @@ fn keys(cx: &CompileCx, dims: &AttentionDims, rows: usize, parts: &Parts) -> Res
     module.finish_template(template, tiles::groups(dims, TiledOperand::Keys, rows))
 }
 
-/// Adds up the partial gradients of the query heads of a group.
+/// Compiles the launch that adds up the partial gradients of the query heads of a group.
 pub(super) fn join(cx: &CompileCx, dims: &AttentionDims, parts: &Parts) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     for (name, number) in ["given_dk", "given_dv"]

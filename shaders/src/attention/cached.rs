@@ -1,8 +1,9 @@
-//! Attention over a key-value cache. Its time is proportional to the valid rows, not to the capacity. A call with many queries
-//! uses the causal kernels, with the mask shifted by the position of the sequence. With few queries, each query and head has a
-//! workgroup, which reads the keys that the query sees in tiles and keeps the running maximum and the running sum of exponentials
-//! (Milakov and Gimelshein, 2018). For a long cache, too few workgroups would run: several workgroups then share the keys of a
-//! query, and a second launch combines their results ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
+//! Attention over a key-value cache. Its time is proportional to the number of valid rows, not to the capacity. A
+//! call with many queries uses the causal kernels, with the mask shifted by the position of the sequence. With few
+//! queries, each query of each head has a workgroup. It reads the visible keys in tiles and keeps the running maximum
+//! and the running sum of exponentials (Milakov and Gimelshein, 2018). With a long cache, these would be too few
+//! workgroups. Several workgroups then share the keys of a query, and a second launch combines their results
+//! ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 
 use meganeura_core::DType;
 use meganeura_core::ops::{AttentionDims, PagedDims};
@@ -17,20 +18,22 @@ use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window};
 
 /// Default number of threads that share a key. They read 64 adjacent bytes.
 const KEY_THREADS: usize = 4;
-/// Default number of keys of a tile. The partial scores use half of the shared memory that every device has.
+/// Default number of keys of a tile. The partial scores then use half of the shared memory that every device has.
 const KEYS: usize = 512;
-/// Other candidates for both numbers, if the partial scores need no more memory than with the defaults.
+/// Other candidates for the number of threads that share a key, and for the number of keys of a tile. The partial
+/// scores must not need more memory than with the defaults.
 const ALL_SHARING: [usize; 4] = [2, 4, 8, 16];
 const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
-/// Minimum number of key elements per query for which several workgroups share the keys, and the intended number of
-/// workgroups in that case.
+/// Minimum number of key elements per query for which several workgroups share the keys, and the desired number of
+/// workgroups in this case.
 const MANY_ELEMENTS: usize = 2048 * 64;
 const WANTED_GROUPS: usize = 256;
-/// Keys of a tile if workgroups share the keys: a cache that is not full has few tiles, and each tile belongs to one workgroup.
+/// Number of keys of a tile if workgroups share the keys. It is small, because a cache that is not full has few
+/// tiles, and each tile belongs to one workgroup.
 const SHARED_KEYS: usize = 128;
-/// Minimum number of keys of a workgroup, if all are valid and several workgroups share them.
+/// Minimum number of keys of a workgroup if several workgroups share the keys and all keys are valid.
 const MIN_KEYS: usize = 128;
-/// Maximum number of elements of a head whose query fits into shared memory.
+/// Maximum number of elements of a head. The query of a larger head does not fit into shared memory.
 pub(super) const MAX_ELEMENTS: usize = 2048;
 /// Maximum number of vectors of a key that a thread prefetches.
 const MAX_LOADS: usize = 16;
@@ -38,16 +41,16 @@ const MAX_LOADS: usize = 16;
 /// Distribution of the keys of a tile over threads, and of the tiles of a query over workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sharing {
-    /// Keys of a tile.
+    /// Number of keys of a tile.
     keys: usize,
-    /// Threads that share a key.
+    /// Number of threads that share a key.
     threads: usize,
-    /// Workgroups that share the keys of a query.
+    /// Number of workgroups that share the keys of a query.
     workgroups: usize,
 }
 
 impl Sharing {
-    /// Returns the default; `None` for a call without vector loads.
+    /// Returns the default distribution, or `None` for a call without vector loads.
     pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
         let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
         let seen = most_seen(dims);
@@ -66,7 +69,7 @@ impl Sharing {
         })
     }
 
-    /// Returns all variants.
+    /// Returns all distributions that are variants of the call.
     pub(super) fn all(cx: &CompileCx, dims: &AttentionDims) -> Vec<Self> {
         let Some(usual) = Sharing::usual(cx, dims) else {
             return Vec::new();
@@ -105,12 +108,12 @@ fn queries(dims: &AttentionDims) -> usize {
     dims.batch * dims.rows_q * dims.heads
 }
 
-/// Returns the maximum number of keys that a query sees.
+/// Returns the maximum number of keys that are visible to a query.
 fn most_seen(dims: &AttentionDims) -> usize {
     window(dims).map_or(dims.rows_k, |window| dims.rows_k.min(window))
 }
 
-/// Creates a template of a kernel file with the sizes of a call.
+/// Creates a template from a kernel file with the sizes of a call.
 fn sized(file: KernelFile, dims: &AttentionDims) -> Template {
     Template::new(file).sizes([
         ("ROWS_Q", dims.rows_q),
@@ -124,8 +127,8 @@ pub(super) const PAGED: &str = "core.paged_attention";
 /// Operand of [`PAGED`] with the block table.
 const BLOCK_TABLE: usize = 4;
 
-/// Compiles the launches of a call whose cache is paged (consists of blocks); every row is a query with its own row of
-/// the block table. Returns `None` if the call should be decomposed.
+/// Compiles the launches of a call whose cache is paged (consists of blocks). Every row is a query with its own row
+/// of the block table. Returns `None` if the call should be decomposed.
 pub(super) fn paged(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let PagedDims { dims, .. } = PagedDims::of(&cx.call())?;
     if cx.kernel.outputs[0].dtype != DType::F32 || dims.head_dim > MAX_ELEMENTS {
@@ -149,15 +152,15 @@ pub(super) fn paged(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     Ok(Some(compiled))
 }
 
-/// Minimum number of queries that are cut into tiles. Steps with fewer queries have one query per sequence.
+/// Minimum number of queries for tiles. Steps with fewer queries usually have one query per sequence.
 const MIN_TILED: usize = 32;
-/// Index of the scratch buffer with the description of the tiles.
+/// Index of the scratch buffer that describes the tiles.
 const TILES: usize = 2;
-/// Bytes of the description of a tile.
+/// Size of the description of a tile in bytes.
 const TILE_BYTES: usize = 16;
 
-/// Returns the tiling of queries for cooperative matrices, if there are enough queries. All queries of a prompt belong to one
-/// sequence, so a tile reads the keys of this sequence once.
+/// Returns the tiling of queries for cooperative matrices, or `None` if there are too few queries. All queries of a
+/// prompt belong to one sequence, so a tile reads the keys of the sequence once.
 fn tiling(cx: &CompileCx, dims: &AttentionDims) -> Option<forward::Tiling> {
     let together = AttentionDims {
         batch: 1,
@@ -168,9 +171,9 @@ fn tiling(cx: &CompileCx, dims: &AttentionDims) -> Option<forward::Tiling> {
     forward::usual(&config, together)
 }
 
-/// Compiles the launches of a call in tiles: first, one finds the tiles whose queries all belong to one sequence; then
-/// one or two compute the queries outside of such tiles one by one; the last one computes these tiles on cooperative
-/// matrices.
+/// Compiles the launches of a call in tiles. The first launch finds the tiles whose queries all belong to one
+/// sequence. The next one or two launches compute the queries outside of such tiles one by one. The last launch
+/// computes the tiles on cooperative matrices.
 fn by_tiles(
     cx: &CompileCx,
     dims: AttentionDims,
@@ -209,7 +212,7 @@ fn in_blocks(template: Template, module: &mut Module) -> Result<Template, String
         .returns("load_block", "", &module.load(BLOCK_TABLE, "index")))
 }
 
-/// Creates a template of a kernel that reads the cache, with the sizes and functions for this.
+/// Creates a template of a kernel that reads the cache, with the sizes and functions that this requires.
 fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Result<Template, String> {
     module.uses_faults();
     let mut template = sized(file, dims);
@@ -225,8 +228,8 @@ fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Resul
 
 /// Compiles the launches of the kernel whose threads share keys and read vectors of four elements. If several
 /// workgroups share the keys of a query, they write their results to scratch for a second launch: sums of values, and
-/// [two numbers](FOUND_NUMBERS). With `tile_rows`, the kernel skips tiles of this number of queries if all queries of
-/// the tile belong to one sequence.
+/// [two numbers](FOUND_NUMBERS). With `tile_rows`, the kernel skips each tile of this number of queries whose queries
+/// all belong to one sequence.
 pub(super) fn by_vectors(
     cx: &CompileCx,
     dims: AttentionDims,
@@ -267,7 +270,8 @@ pub(super) fn by_vectors(
     })
 }
 
-/// Numbers that a workgroup stores in addition to the sum of values: the maximum score and the sum of exponentials.
+/// Number of values that a workgroup stores in addition to the sum of values: the maximum score and the sum of
+/// exponentials.
 const FOUND_NUMBERS: usize = 2;
 
 /// Binds the buffers for the partial results of workgroups that share the keys of a query.
@@ -276,7 +280,7 @@ fn bind_found(module: &mut Module) {
     module.bind("found_numbers", module.cx().scratch(1));
 }
 
-/// Combines the partial results of workgroups that share the keys of a query.
+/// Compiles the launch that combines the partial results of workgroups that share the keys of a query.
 fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     bind_found(&mut module);
@@ -286,7 +290,8 @@ fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launc
     module.finish_template_elements(template, queries(dims) * dims.head_dim / 4)
 }
 
-/// Compiles the kernel for heads without vector loads: a thread computes one key of a tile, then some elements of the result.
+/// Compiles the kernel for heads without vector loads. A thread computes the scores of single keys of a tile, then
+/// some elements of the result.
 pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let template = reading(files::ATTENTION_CACHED_ELEMENTS, &mut module, &dims)?

@@ -1,4 +1,4 @@
-//! Forward attention on single threads: rows are queries, columns are keys.
+//! Forward attention without cooperative matrices. Rows are queries, and columns are keys.
 
 use meganeura_core::ops::AttentionDims;
 

@@ -1,4 +1,4 @@
-//! Memory layout of heads, and the template values that all kernel files of attention share.
+//! Memory layout of heads, and the template values that the kernel files of attention share.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::super::module::Module;
 use super::super::scalar::literal;
 use super::super::template::{KernelFile, Template};
 
-/// Maximum number of elements of a head. With more, the results of a thread need too many registers.
+/// Maximum number of elements of a head. With more elements, the results of a thread need too many registers.
 pub(super) const MAX_WIDTH: usize = 256;
 
 /// Kind of attention computation.
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// Creates a template with the values that all kernels share, except the one for few queries over a cache.
+/// Creates a template with the values that all kernels share, except the kernel for few queries over a cache.
 pub(super) fn template(file: KernelFile, dims: &AttentionDims) -> Template {
     Template::new(file)
         .sizes([
@@ -48,7 +48,7 @@ pub(super) fn template(file: KernelFile, dims: &AttentionDims) -> Template {
         .returns("scale", "", &scale(dims))
 }
 
-/// Adds the function that loads the position, if the call reads a cache.
+/// Adds the function that loads the position of a sequence, if the call reads a cache.
 pub(super) fn over_cache(template: Template, module: &mut Module) -> Template {
     let Some(positions) = positions(module.cx()) else {
         return template;
@@ -59,8 +59,8 @@ pub(super) fn over_cache(template: Template, module: &mut Module) -> Template {
         .returns("load_position", "", &module.load(positions, "batch"))
 }
 
-/// Returns the body of a function that loads the vector with index `vector` of the row that begins at element `start`. Elements
-/// past the end of the head are zero.
+/// Returns the body of a function that loads a vector of four elements. `start` is the first element of the row, and
+/// `vector` is the index of the vector in the row. Elements past the end of the head are zero.
 pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usize) -> String {
     let width = dims.head_dim;
     let is_whole = width.is_multiple_of(4);
@@ -83,8 +83,8 @@ pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usiz
     })
 }
 
-/// Returns the type and the body of a function that loads the same vector without conversion if it is stored as `f16` and the
-/// module supports `f16`, and as `f32` otherwise.
+/// Returns the type and the body of a function that loads the same vector. If the operand is stored as `f16` and the
+/// module supports `f16`, the vector is not converted; otherwise it is `f32`.
 pub(super) fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, operand: usize) -> (&'static str, String) {
     let stored = if dims.head_dim.is_multiple_of(4) {
         module.load_f16(operand, "start / 4u + vector")
@@ -97,20 +97,20 @@ pub(super) fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, ope
     }
 }
 
-/// Operand of a cached call with the number of cached keys.
+/// Index of the operand of a cached call that contains the number of cached keys.
 pub(super) const POSITIONS: usize = 3;
 
-/// Returns the operand with the number of cached keys, if there is one.
+/// Returns the index of the operand that contains the number of cached keys, if any.
 pub(super) fn positions(cx: &CompileCx) -> Option<usize> {
     (Kind::of(cx.kernel.name) == Some(Kind::Cached)).then_some(POSITIONS)
 }
 
-/// Returns the number of four-element vectors of a head; the last one may be partial.
+/// Returns the number of vectors of four elements of a head. The last one may be partial.
 pub(super) fn vectors(dims: &AttentionDims) -> usize {
     dims.head_dim.div_ceil(4)
 }
 
-/// The operand whose heads are tiled: queries or keys.
+/// The operand whose rows are cut into tiles: queries or keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TiledOperand {
     Queries,
@@ -118,7 +118,7 @@ pub(super) enum TiledOperand {
 }
 
 impl TiledOperand {
-    /// Returns the rows of an operand.
+    /// Returns the number of rows of an operand.
     pub(super) fn rows(self, dims: &AttentionDims) -> usize {
         match self {
             TiledOperand::Queries => dims.rows_q,
@@ -127,7 +127,7 @@ impl TiledOperand {
     }
 }
 
-/// Destination of rows of heads.
+/// Memory to which rows of heads are written.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Output(usize),
@@ -135,9 +135,10 @@ pub(super) enum Target {
     Scratch(usize),
 }
 
-/// Returns the body of a function that stores `value` as the vector with index `vector` of the row that begins at element
-/// `start`, without the elements past the end of the head. If the head consists of whole vectors, it stores whole vectors: the
-/// threads of a subgroup write to different rows, so each store of a single element would be a separate memory transaction.
+/// Returns the body of a function that stores `value`, a vector of four elements. `start` is the first element of the
+/// row, and `vector` is the index of the vector in the row. Elements past the end of the head are not stored. If the
+/// head consists of whole vectors, it stores whole vectors: the threads of a subgroup write to different rows, so
+/// each store of a single element would be a separate memory transaction.
 pub(super) fn store_body(module: &mut Module, dims: &AttentionDims, target: Target) -> String {
     let width = dims.head_dim;
     if width.is_multiple_of(4) {
@@ -168,7 +169,7 @@ pub(super) fn store_body(module: &mut Module, dims: &AttentionDims, target: Targ
     code
 }
 
-/// Returns the window, if it hides any key.
+/// Returns the window, or `None` if it hides no key.
 pub(super) fn window(dims: &AttentionDims) -> Option<usize> {
     Some(dims.window).filter(|&window| window > 0 && window < dims.rows_k)
 }

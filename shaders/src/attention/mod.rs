@@ -1,6 +1,6 @@
-//! Attention in dedicated kernels that never write the scores to memory. The softmax runs over tiles of keys and updates the
-//! maximum score and the sum (Milakov and Gimelshein, 2018; Dao et al., 2022). Unsupported calls, and calls with few queries and
-//! many keys, are decomposed like any other operator.
+//! Attention in dedicated kernels that never write the scores to memory. The softmax iterates over tiles of keys and
+//! updates the maximum score and the sum (Milakov and Gimelshein, 2018; Dao et al., 2022). Unsupported calls, and
+//! calls with few queries and many keys, are decomposed like other operators.
 
 mod backward;
 mod cached;
@@ -18,7 +18,7 @@ use super::variants::{self, Candidate as _};
 use heads::{Kind, MAX_WIDTH};
 use schedules::{Attention, Variant};
 
-/// Compiles the launches of an attention call; returns `None` if the call should be decomposed.
+/// Compiles the launches of an attention call. Returns `None` if the call should be decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if cx.kernel.name == cached::PAGED {
         return cached::paged(cx);
@@ -48,7 +48,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         return Ok(None);
     }
     if dims.batch * dims.rows_q == 0 {
-        // Without queries, the gradients of the keys are zeros.
+        // Without queries, the gradients of the keys are zeros. The decomposition computes them.
         return Ok((kind == Kind::Cached).then(Compiled::default));
     }
     let attention = Attention { cx, kind, dims };
@@ -60,7 +60,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     );
     match (chosen, attention.usual()) {
         (Some(compiled), _) => Ok(Some(compiled)),
-        // The products of the decomposition have their own variants.
+        // The matmuls of the decomposition have their own variants.
         (None, Variant::Decomposed) => Ok(None),
         (None, usual) => {
             let compiled = attention.compile(&usual)?;

@@ -1,5 +1,5 @@
-//! Variants of attention: tiles of queries or keys, on single threads or cooperative matrices; over a cache also one query at a
-//! time; or a decomposition into products and a softmax.
+//! Variants of attention: tiles of queries or keys, with or without cooperative matrices; one query at a time, only
+//! over a cache; or a decomposition into matmuls and a softmax.
 
 use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
@@ -14,29 +14,31 @@ use super::coop::{backward as coop_backward, forward as coop_forward};
 use super::heads::{Kind, MAX_WIDTH, TiledOperand, vectors, window};
 use super::{backward, forward, tiles};
 
-/// Maximum bytes of the scores if the decomposition is a candidate: the size of a buffer that every device can bind.
+/// Maximum size of the scores in bytes for which the decomposition is a candidate. Every device can bind a buffer of
+/// this size.
 const MAX_SCORES: usize = 1 << 27;
-/// Minimum number of queries of a call with many keys: rows of a tile without a query are wasted work.
+/// Minimum number of queries of a call with many keys. Rows of a tile without a query are wasted work.
 const MIN_QUERIES: usize = 8;
-/// Maximum number of keys for which any number of queries is fast.
+/// Maximum number of keys for which tiles are fast with any number of queries.
 const FEW_KEYS: usize = 256;
-/// Minimum number of workgroups for which any number of keys is fast, since one workgroup reads all keys that a tile sees.
+/// Minimum number of workgroups for which tiles are fast with any number of keys, because one workgroup reads all
+/// keys that are visible to a tile.
 const GROUPS_THRESHOLD: usize = 48;
-/// Maximum number of keys for which any number of workgroups is fast.
+/// Maximum number of keys for which tiles are fast with any number of workgroups.
 const SHORT_ROW: usize = 2048;
 
-/// The kernels that can compute an attention call, or its gradient. The schedule of the call chooses one variant.
+/// The kernels that can compute an attention call, or its gradient. The schedule of the call selects one variant.
 #[derive(Clone, Copy)]
 pub(super) enum Variant {
-    /// Kernels of the operator's decomposition: products and a softmax.
+    /// Kernels of the operator's decomposition: matmuls and a softmax.
     Decomposed,
-    /// Tiles of this many queries, without cooperative matrices.
+    /// Tiles of this number of queries, without cooperative matrices.
     Tiles(usize),
-    /// Gradients by tiles of this many queries and this many keys, without cooperative matrices.
+    /// Gradients by tiles of these numbers of queries and of keys, without cooperative matrices.
     GradientTiles([usize; 2]),
     Coop(coop_forward::Tiling),
     GradientCoop([coop_backward::Tiling; 2]),
-    /// A workgroup for each query of each head, whose threads share keys.
+    /// One workgroup for each query of each head, whose threads share keys.
     Vectors(Sharing),
     /// Like [`Variant::Vectors`], but with one thread for each key.
     Elements,
@@ -60,7 +62,7 @@ impl Candidate for Variant {
     }
 }
 
-/// A call with several variants.
+/// A call that has several variants.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub(super) cx: &'a CompileCx<'a>,
@@ -69,7 +71,7 @@ pub(super) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Returns the default variant, by thresholds that were measured on some devices.
+    /// Returns the default variant, according to thresholds that were measured on some devices.
     pub(super) fn usual(&self) -> Variant {
         let Attention { cx, kind, dims } = *self;
         match kind {
@@ -94,8 +96,8 @@ impl Attention<'_> {
         )
     }
 
-    /// Returns true if the rows can be cut into tiles. This is not possible if a result overwrites an operand: workgroups would
-    /// read what other workgroups have overwritten.
+    /// Returns true if the rows can be cut into tiles. They cannot if a result overwrites an operand, because
+    /// workgroups would read elements that other workgroups have overwritten.
     fn has_tiles(&self) -> bool {
         self.dims.head_dim <= MAX_WIDTH && !self.cx.overwrites()
     }
@@ -128,7 +130,8 @@ impl Attention<'_> {
         all
     }
 
-    /// Returns true if the decomposition is a candidate: it has kernels, and its intermediate values are small enough.
+    /// Returns true if the decomposition is a candidate: it must have kernels, and its intermediate values must be
+    /// small enough.
     fn can_be_apart(&self) -> bool {
         let AttentionDims {
             batch,
@@ -144,8 +147,8 @@ impl Attention<'_> {
         scores <= MAX_SCORES && self.decomposed().is_ok_and(fits)
     }
 
-    /// Compiles the launches of the decomposition in their default variants, so that the variant that runs is the one
-    /// that was measured.
+    /// Compiles the launches of the decomposition in their default variants, so that the variant that is used equals
+    /// the variant that was measured.
     fn decomposed(&self) -> Result<Compiled, String> {
         let cx = self.cx;
         let part = cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), cx.first_scratch);
@@ -166,7 +169,8 @@ impl Attention<'_> {
         }
     }
 
-    /// Returns the class of calls that share the fastest variant: by kind, sizes, visible keys, and types.
+    /// Returns the class of calls that share the fastest variant. It depends on the kind, sizes, visible keys, and
+    /// dtypes.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let Attention { cx, kind, dims } = *self;
         let AttentionDims {
@@ -207,7 +211,7 @@ impl Attention<'_> {
     }
 }
 
-/// Returns true if tiles of queries that each read all visible keys are probably faster than products and a softmax.
+/// Returns true if tiles of queries are probably faster than matmuls and a softmax. Each tile reads all visible keys.
 fn pays(dims: &AttentionDims) -> bool {
     let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
     let enough_queries = dims.rows_q >= MIN_QUERIES || dims.rows_k <= FEW_KEYS;

@@ -1,13 +1,13 @@
-//! Tiles of rows (queries or keys) on single threads, for the kernel files of attention and its gradients.
+//! Tiles of rows (queries or keys) without cooperative matrices, for the kernel files of attention and its gradients.
 
 use meganeura_core::ops::AttentionDims;
 
 use super::super::template::{KernelFile, Template};
 use super::heads::{self, TiledOperand, vectors};
 
-/// Maximum number of vectors of a slab, the part of a head that the threads of a row accumulate at a time.
+/// Maximum number of vectors of a slab. A slab is the part of a head that the threads of a row accumulate at a time.
 const SLAB: usize = 16;
-/// Number of rows of a tile: the smaller one for few workgroups, the larger one for many.
+/// Number of rows of a tile: the smaller number for few workgroups, the larger number for many.
 pub(super) const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 32;
 /// Minimum number of workgroups for the larger tile, which reads the columns half as often.

@@ -1,4 +1,4 @@
-//! A projection whose epilogue writes its rows into a cache; rows of keys are rotated first.
+//! A projection whose epilogue writes its rows into a cache. Rows of keys are rotated first.
 
 use std::fmt::Write as _;
 
@@ -14,12 +14,12 @@ use super::super::roles::{Role, is_matmul};
 use super::super::{matmul, neighbours, vectors};
 use super::{copied, has_pairs, store_one, store_pair};
 
-/// The operand that is written, and the operand with the positions.
+/// Index of the operand that is written, and of the operand with the positions.
 const CACHE: usize = 0;
 const PLACES: usize = 1;
 
-/// Compiles one launch for a call whose product has few rows. If the cache is not written in place, a launch that copies it comes
-/// first.
+/// Compiles one launch for a call whose matmul has few rows. If the cache is not written in place, a launch that
+/// copies the cache comes first.
 ///
 /// # Errors
 /// No kernel supports the call. Such a call is not decomposed here, because separate kernels are equally fast.
@@ -49,8 +49,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Returns the epilogue that stores element `i` of the rows in the cache. With half precision, every second element is stored
-/// together with its neighbour.
+/// Returns the epilogue that stores element `i` of the rows in the cache. In half precision, each element with an
+/// even index is stored together with the next element.
 fn epilogue(e: &mut Emitter, rows: Id, dims: &FusedWriteDims) -> Result<Epilogue, String> {
     let shape = e.body.ty(rows).shape.clone();
     let has_pairs = has_pairs(e.cx);
@@ -77,7 +77,8 @@ fn epilogue(e: &mut Emitter, rows: Id, dims: &FusedWriteDims) -> Result<Epilogue
     Ok(Epilogue::of_one(code))
 }
 
-/// Returns statements that compute `at`, the index of element `i` in the cache, and that return if the element is not written.
+/// Returns statements that compute `at`, the index of element `i` in the cache. They return from the function if the
+/// element is not written.
 fn place(e: &mut Emitter, dims: &FusedWriteDims) -> String {
     match dims {
         FusedWriteDims::Whole(dims) => {
@@ -94,7 +95,7 @@ fn place(e: &mut Emitter, dims: &FusedWriteDims) -> String {
             let (rows, width, slots) = (dims.rows, dims.width, dims.slots);
             let [given, other] = ["row", "later"].map(|row| e.module.load(PLACES, row));
             let slot = e.module.checked_index("given", dims.bound());
-            // If several rows have the same slot, the last row is written.
+            // If several rows have the same slot, the last of these rows is written.
             format!(
                 "let row = i / {width}u;\nlet given = {given};\nlet slot = {slot};\n\
                  var is_written = given == slot && slot < {slots}u;\n\

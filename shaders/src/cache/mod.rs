@@ -1,4 +1,4 @@
-//! Key-value caches: rows written in place, unchanged or rotated, into contiguous caches or into blocks.
+//! Key-value caches. Rows are written in place, unchanged or rotated, into contiguous caches or into blocks.
 
 mod fused;
 
@@ -14,7 +14,8 @@ use super::location::{self, Base};
 use super::module::Module;
 use super::template::Template;
 
-/// Operators of this module, with the operator that is applied to the new rows and their positions before the write.
+/// Operators of this module. The second operator, if any, is applied to the new rows and their positions before the
+/// write.
 const WRITES: [(&str, Option<&str>); 2] = [
     ("core.cache_write", None),
     ("core.rope_cache_write", Some("core.rope_dynamic_offset")),
@@ -23,8 +24,8 @@ const WRITES: [(&str, Option<&str>); 2] = [
 /// The operator that writes into blocks.
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
-/// Compiles the launches of an operator of this module, for a cache of `f32` or `f16` and new rows of `f32`. Returns `None` for
-/// other calls, which are decomposed.
+/// Compiles the launches of an operator of this module, for a cache of `f32` or `f16` and new rows of `f32`. Returns
+/// `None` for any other call. Such a call is decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let has_kernel = has_cache(cx) && cx.kernel.inputs.first().is_some_and(|new| new.dtype == DType::F32);
     if cx.kernel.name == PAGED_WRITE && has_kernel {
@@ -46,17 +47,17 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
-/// Returns true if the type of the cache, which is the result, is supported.
+/// Returns true if the dtype of the cache is supported. The cache is the result.
 fn has_cache(cx: &CompileCx) -> bool {
     matches!(cx.kernel.outputs, [cache] if matches!(cache.dtype, DType::F32 | DType::F16))
 }
 
-/// Returns true if the cache is of half precision, with two neighbours in a word.
+/// Returns true if the cache is in half precision, so that a word contains two neighbours.
 fn has_pairs(cx: &CompileCx) -> bool {
     cx.kernel.outputs[0].dtype.is_half()
 }
 
-/// Adds the function that stores elements: one by one, or in pairs.
+/// Adds the function that stores elements one by one or in pairs.
 fn stores(template: Template, module: &mut Module) -> Template {
     if !has_pairs(module.cx()) {
         template.body("store", store_one(module))
@@ -65,13 +66,13 @@ fn stores(template: Template, module: &mut Module) -> Template {
     }
 }
 
-/// Returns a statement that stores `value` as the element `at` of the cache.
+/// Returns a statement that stores `value` as element `at` of the cache.
 fn store_one(module: &mut Module) -> String {
     module.store(0, "at", "value")
 }
 
-/// Returns a statement that stores `first` and `second` in a cache of half precision, as the element with the even index `at` and
-/// the next one.
+/// Returns a statement that stores `first` as element `at` and `second` as element `at + 1` of a cache in half
+/// precision. `at` must be even.
 fn store_pair(module: &mut Module) -> String {
     let cx = module.cx();
     let dtype = cx.kernel.outputs[0].dtype;
@@ -80,15 +81,15 @@ fn store_pair(module: &mut Module) -> String {
     format!("{name}[at >> 1u] = {word};\n")
 }
 
-/// Compiles the write: one thread for each element (or pair of elements) of the new rows. The other rows are copied first, unless
-/// the cache is written in place.
+/// Compiles the write. There is one thread for each element (or pair of elements) of the new rows. The other rows are
+/// copied first, unless the cache is written in place.
 fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let dims = CacheDims::of(&cx.call())?;
     let CacheDims {
         rows, capacity, width, ..
     } = dims;
     let mut launches = copied(cx, 1)?;
-    // Only the rows and their positions.
+    // The kernel reads only the new rows and their positions.
     let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());
     let kernel = KernelDesc {
         inputs: &types,
@@ -117,7 +118,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     Ok(launches)
 }
 
-/// Copies the cache, an operand, to the result, unless it is overwritten in place.
+/// Compiles a copy of the cache to the result. Returns no launch if the cache is overwritten in place.
 fn copied(cx: &CompileCx, cache: usize) -> Result<Vec<Launch>, String> {
     if cx.is_overwritten(cache) {
         return Ok(Vec::new());

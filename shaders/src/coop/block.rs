@@ -1,28 +1,29 @@
-//! Block sizes of products on cooperative matrices, and the choice of the default block.
+//! Block sizes of contractions on cooperative matrices, and the selection of the default block.
 
 use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
-/// Minimum number of workgroups if the largest block is the default. With fewer workgroups (of any block), the summed
-/// dimension is split.
+/// Minimum number of workgroups for which the largest block is the default. With fewer workgroups of any block, the
+/// summed dimension is split.
 const GROUPS_THRESHOLD: usize = 100;
-/// Intended number of workgroups of a split sum, except for few rows. Measured for 72 blocks of sums of 1,536 terms: three parts
-/// are faster than two.
+/// Desired number of workgroups of a split sum, except for few rows. Measured for 72 blocks of sums of 1,536 terms:
+/// three parts are faster than two.
 const GROUPS_OF_PARTS: usize = 200;
 /// Minimum size of a block in elements, and minimum number of terms, for which sums are split until there are
 /// [`GROUPS_OF_PARTS`] workgroups. On an H200 through Vulkan, 128 blocks of 128 x 128 and 14,336 terms take 277 us in
 /// two parts and 473 us in one.
 const LARGE_BLOCK: usize = 128 * 128;
 const LONG_SUM: usize = 4096;
-/// Minimum number of workgroups for normal blocks. With fewer, small blocks whose subgroups share the terms of a step are faster.
+/// Minimum number of workgroups for normal blocks. With fewer workgroups, small blocks whose subgroups share the
+/// terms of a step are faster.
 const FEWER_GROUPS: usize = 60;
 
-/// Sizes of a workgroup's block, and of a subgroup's part of it.
+/// Sizes of a workgroup's block, and of the part that a subgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Length of a step along the summed dimension.
+    /// Number of terms of a step along the summed dimension.
     pub(crate) step: usize,
     pub(crate) sub_rows: usize,
     pub(crate) sub_columns: usize,
@@ -34,8 +35,9 @@ pub(crate) struct Block {
     enough: usize,
 }
 
-/// Blocks for tiles of 16, the largest first. With half the subgroups and twice the work for each, the second block
-/// takes the same time for the product but longer for the epilogue: no other subgroups run while one of them waits.
+/// Blocks for tiles of 16, the largest first. The second block has half the subgroups with twice the work for each.
+/// It takes the same time for the matmul but longer for the epilogue, because no other subgroups run while one of
+/// them waits.
 const BLOCKS_16: [Block; 2] = [
     Block {
         rows: 128,
@@ -59,8 +61,8 @@ const BLOCKS_16: [Block; 2] = [
     },
 ];
 
-/// More blocks for tiles of 16, used only if they were measured to be faster: wide and tall blocks, and blocks with more work for
-/// each subgroup.
+/// More blocks for tiles of 16: wide and tall blocks, and blocks with more work for each subgroup. They are used only
+/// if they are measured to be faster.
 const MORE_BLOCKS_16: [Block; 4] = [
     Block {
         rows: 64,
@@ -96,8 +98,8 @@ const MORE_BLOCKS_16: [Block; 4] = [
     },
 ];
 
-/// Blocks of one row of tiles of 16, for few rows of large matrices: a wide block reads the rows less often. Their subgroups
-/// share the terms of a step.
+/// Blocks of one row of tiles of 16, for few rows of large matrices. A wide block reads the rows less often. Its
+/// subgroups share the terms of a step.
 const WIDE_BLOCKS_16: [Block; 4] = [
     Block {
         rows: 16,
@@ -155,15 +157,16 @@ const BLOCKS_8: [Block; 1] = [Block {
 
 /// Maximum number of prefetched steps.
 const MAX_PREFETCH: usize = 8;
-/// Threads of a small block, and the maximum number of its subgroups that share the terms of a step if there are few rows.
+/// Number of threads of a small block, and maximum number of its subgroups that share the terms of a step if there
+/// are few rows.
 const DEEP_THREADS: usize = 256;
 const MAX_DEPTHS: usize = 8;
-/// Threads of a subgroup below which each subgroup computes one tile: more tiles would need too many registers, and software
-/// drivers would take minutes to compile.
+/// Minimum number of threads of a subgroup that computes several tiles. With fewer threads, more tiles would need too
+/// many registers, and software drivers would take minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
 
 impl Block {
-    /// Returns the default block. `is_few` excludes large blocks because there are few rows.
+    /// Returns the default block. If `is_few`, there are few rows, and large blocks are excluded.
     pub(super) fn usual(config: &CoopConfig, sizes: &Sizes, is_few: bool) -> Option<Self> {
         let blocks = Block::large(config);
         let large = blocks.iter().find(|b| !is_few && b.groups(sizes) >= b.enough);
@@ -175,7 +178,7 @@ impl Block {
         }
     }
 
-    /// Returns true if few rows of a large matrix are multiplied: a wide block reads the rows less often.
+    /// Returns true if few rows are multiplied by a large matrix. A wide block then reads the rows less often.
     fn suits_wide(config: &CoopConfig, sizes: &Sizes) -> bool {
         /// Minimum number of columns and of terms.
         const MIN_COLUMNS: usize = 1024;
@@ -184,7 +187,7 @@ impl Block {
         fits && sizes.n >= MIN_COLUMNS && sizes.k >= MIN_TERMS
     }
 
-    /// Returns the default number of parts of the summed dimension, if there are enough terms.
+    /// Returns the default number of parts of the summed dimension, provided that there are enough terms.
     pub(super) fn usual_parts(&self, sizes: &Sizes, is_few: bool) -> usize {
         let groups = self.groups(sizes).max(1);
         let is_large = self.rows * self.columns >= LARGE_BLOCK && sizes.k >= LONG_SUM;
@@ -197,7 +200,8 @@ impl Block {
         }
     }
 
-    /// Returns all blocks for a product, each with fewer and more prefetched steps than the default.
+    /// Returns all blocks for a contraction. Each block also occurs with fewer and with more prefetched steps than
+    /// the default.
     pub(super) fn all(config: &CoopConfig, sizes: &Sizes) -> Vec<Self> {
         let mut all = Block::large(config);
         if config.tile_size == 16 && config.subgroup_size >= SMALL_SUBGROUP {
@@ -207,7 +211,7 @@ impl Block {
             }
         }
         all.push(Block::deep(config, sizes.m, sizes.k));
-        // The block for many rows may be faster for few rows.
+        // The block for more rows may also be faster for few rows.
         all.push(Block::deep(config, FEW_ROWS + 1, sizes.k));
         let with_prefetch = |block: &Block| {
             let prefetch = [block.prefetch, 1, 2, 4];
@@ -239,7 +243,7 @@ impl Block {
         Block::large(config).first().copied()
     }
 
-    /// Returns the blocks of many rows and columns, the largest first.
+    /// Returns the blocks for many rows and columns, the largest first.
     fn large(config: &CoopConfig) -> Vec<Self> {
         let tile = config.tile_size as usize;
         match tile {
@@ -258,15 +262,16 @@ impl Block {
         }
     }
 
-    /// Returns a small block whose subgroups share the terms of each step, for `m` rows or more and sums of `k` terms.
+    /// Returns a small block whose subgroups share the terms of each step, for at least `m` rows and sums of `k`
+    /// terms.
     fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
         let tile = config.tile_size as usize;
         let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MAX_DEPTHS);
-        // Steps of about equal lengths, with an equal number of tiles for each subgroup.
+        // All steps have about the same length, and all subgroups have the same number of tiles.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
         let longest = if config.use_f16_input { 256 } else { 128 };
         let (side, sub, depths, step, max_prefetch) = match config.subgroup_size < SMALL_SUBGROUP {
-            // The smallest possible sizes.
+            // These are the smallest possible sizes.
             true => (tile, tile, 2, 2 * tile, 2),
             false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
             false => (32, 16, 2, 64, 4),

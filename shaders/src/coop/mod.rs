@@ -1,13 +1,14 @@
-//! Contractions on the cooperative matrices (tensor cores) of a GPU: like `tiled`, but with subgroups instead of single threads.
+//! Contractions on the cooperative matrices (tensor cores) of a GPU. They are like `tiled`, but with subgroups
+//! instead of single threads.
 //!
-//! A workgroup computes a block of the result. Each subgroup computes a part of the block, held as square tiles in
-//! registers. The workgroup iterates over the summed dimension in steps: it rounds parts of both operands to the input
-//! type of the matrices, copies them to shared memory in their memory order, prefetches the next ones, and every
-//! subgroup multiplies tiles. At the end, tiles are stored directly, or are passed to the epilogue through shared
-//! memory.
+//! A workgroup computes a block of the result. Each subgroup computes a part of the block as square tiles in
+//! registers. The workgroup iterates over the summed dimension in steps. It rounds parts of both operands to the
+//! input type of the matrices, copies them to shared memory in their memory order, and prefetches the next ones. Then
+//! every subgroup multiplies tiles. At the end, tiles are stored directly, or are passed to the epilogue through
+//! shared memory.
 //!
-//! Contractions with too few blocks are bound by memory latency: those with only one row of tiles, and those with few blocks.
-//! They use small blocks, whose subgroups share the terms of a step, and prefetch several steps.
+//! Contractions with only one row of tiles or with few blocks are bound by memory latency. They use small blocks,
+//! whose subgroups share the terms of a step, and prefetch several steps.
 
 mod block;
 mod tail;
@@ -23,45 +24,49 @@ use super::template::Template;
 pub(super) use block::Block;
 use tail::Tail;
 
-/// Minimum number of workgroups of two by two tiles for which a product uses cooperative matrices.
+/// Minimum number of workgroups of two by two tiles for which a contraction uses cooperative matrices.
 pub const MIN_COOP_WORKGROUPS: u32 = 128;
 /// [`MIN_COOP_WORKGROUPS`] for long sums.
 pub const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Minimum number of terms of a long sum.
 const HIGH_K: usize = 1024;
-/// Minimum number of steps of a part of the summed dimension: the launch that combines the parts takes as long as some steps.
+/// Minimum number of steps of a part of the summed dimension. The launch that combines the parts takes as long as
+/// some steps.
 const MIN_STEPS: usize = 8;
 
-/// Maximum number of rows of a product with few rows.
+/// Maximum number of rows of a contraction with few rows.
 const FEW_ROWS: usize = 16;
-/// Minimum number of elements of the matrix if a product of few rows uses cooperative matrices.
+/// Minimum number of elements of the matrix for which a contraction of few rows uses cooperative matrices.
 const MIN_ELEMENTS: usize = 1 << 16;
-/// Minimum number of multiplications if a product of more than [`FEW_ROWS`] rows uses cooperative matrices.
+/// Minimum number of multiplications for which a contraction of more than [`FEW_ROWS`] rows uses cooperative
+/// matrices.
 const MIN_MULTIPLICATIONS: usize = 1 << 21;
-/// Minimum number of terms if a product of few rows uses cooperative matrices: a step has at least twice this number.
+/// Minimum number of terms for which a contraction of few rows uses cooperative matrices. A step has at least twice
+/// this number.
 const MIN_TERMS: usize = 64;
 
-/// Returns true if cooperative matrices are probably faster, by the number of workgroups of two by two tiles.
+/// Returns true if cooperative matrices are probably faster. This depends on the number of workgroups of two by two
+/// tiles.
 pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: usize) -> bool {
     let side = 2 * config.tile_size as usize;
     let groups = batch.saturating_mul(m.div_ceil(side)).saturating_mul(n.div_ceil(side));
     groups >= config.min_workgroups as usize || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
 }
 
-/// Returns true if a product has so few rows that large blocks are excluded. Convolutions are not: their operands are located
-/// element by element, which small blocks do more often.
+/// Returns true if a contraction has so few rows that large blocks are excluded. Convolutions are never excluded from
+/// large blocks: the locations of their elements are computed one by one, and smaller blocks do this more often.
 fn has_few_rows(contraction: &dyn Contraction) -> bool {
     contraction.sizes().m <= FEW_ROWS && contraction.is_by_rows()
 }
 
-/// A product, cut into blocks.
+/// A contraction that is cut into blocks.
 pub(super) struct Blocks<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
     config: CoopConfig,
     block: Block,
     cut: KSplit,
-    /// The last blocks, if only these are split along the summed dimension.
+    /// The last blocks, if only these blocks are split along the summed dimension.
     tail: Option<Tail>,
 }
 
@@ -69,15 +74,15 @@ pub(super) struct Blocks<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KSplit {
     parts: usize,
-    /// Terms of each part except the last.
+    /// Number of terms of each part except the last.
     length: usize,
-    /// Steps of the last part.
+    /// Number of steps of the last part.
     last_steps: usize,
 }
 
 impl KSplit {
-    /// Cuts `k` terms into at most `wanted` parts. Each part has at least [`MIN_STEPS`] steps; rounding up can reduce the number
-    /// further.
+    /// Cuts `k` terms into at most `wanted` parts. Each part has at least [`MIN_STEPS`] steps, and rounding up can
+    /// reduce the number of parts further.
     fn new(k: usize, step: usize, wanted: usize) -> Self {
         let length = k
             .div_ceil(wanted.min(k / (MIN_STEPS * step)).max(1))
@@ -90,7 +95,8 @@ impl KSplit {
         }
     }
 
-    /// Cuts `k` terms into about `wanted` parts, at most `most`. Prefers a number of parts that have equal lengths.
+    /// Cuts `k` terms into about `wanted` parts, at most `most`. Prefers a number of parts with which the parts have
+    /// equal lengths.
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
         let most = most.min(k / (MIN_STEPS * step)).max(1);
         KSplit::new(k, step, epilogue::even_parts(k.div_ceil(step), wanted, most))
@@ -98,7 +104,8 @@ impl KSplit {
 }
 
 impl<'a> Blocks<'a> {
-    /// Cuts a product into blocks of the default size. Returns `None` if single threads are probably faster.
+    /// Cuts a contraction into blocks of the default size. Returns `None` if kernels without cooperative matrices are
+    /// probably faster.
     pub(super) fn new(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Option<Self> {
         let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
@@ -108,7 +115,7 @@ impl<'a> Blocks<'a> {
         let is_few = has_few_rows(contraction);
         let is_large = match config.min_workgroups {
             0 => true,
-            // The user requested a smaller minimum.
+            // The user has requested a smaller minimum.
             groups if groups > MIN_COOP_WORKGROUPS => prefers,
             _ if is_few => (products_of(1) >= MIN_ELEMENTS && k >= MIN_TERMS) || prefers,
             _ => (products_of(m) >= MIN_MULTIPLICATIONS && m > FEW_ROWS) || prefers,
@@ -127,7 +134,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// Returns all candidates: every block size, each with several numbers of parts.
+    /// Returns all candidates: every block size with several numbers of parts.
     pub(super) fn all(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {
@@ -144,8 +151,8 @@ impl<'a> Blocks<'a> {
         each.flatten().collect()
     }
 
-    /// Creates blocks of this size, with sums in at most `wanted` parts. Returns `None` if the copies cannot be divided evenly
-    /// among the threads.
+    /// Creates blocks of this size, with sums in at most `wanted` parts. Returns `None` if the copies cannot be
+    /// divided evenly among the threads.
     fn of(
         contraction: &'a dyn Contraction,
         config: CoopConfig,
@@ -156,7 +163,7 @@ impl<'a> Blocks<'a> {
         let sizes = contraction.sizes();
         let k = sizes.k;
         let cut = KSplit::even(k, block.step, wanted, epilogue::most_parts(total));
-        // The first steps of the last part are fetched without a bounds check.
+        // The first steps of the last part are fetched without a bounds check, so there must be enough of them.
         block.prefetch = block.prefetch.min(cut.last_steps);
         let blocks = Blocks {
             contraction,
@@ -194,15 +201,15 @@ impl<'a> Blocks<'a> {
         self.block.depths * self.config.subgroup()
     }
 
-    /// Returns the number of elements per thread of a slab, the part of the results that passes through shared memory
-    /// to the epilogue at a time. Slabs are as small as possible, because the shared memory of a workgroup limits the
-    /// number of resident workgroups of a multiprocessor.
+    /// Returns the number of elements per thread of a slab. A slab is the part of the results that passes through
+    /// shared memory to the epilogue at a time. Slabs are as small as possible, because the shared memory of a
+    /// workgroup limits the number of resident workgroups of a multiprocessor.
     pub(super) fn elements_of_a_thread(&self) -> usize {
         let columns = (self.threads_of_a_row() / self.config.tile()).clamp(self.config.tile(), self.block.sub_columns);
         self.config.tile() * columns / self.threads_of_a_row()
     }
 
-    /// Returns the number of an operand's lines in a block: rows of the first operand, columns of the second.
+    /// Returns the number of lines of an operand in a block: rows of the first operand, columns of the second.
     fn lines(&self, operand: usize) -> usize {
         if operand == 0 {
             self.block.rows
@@ -211,12 +218,12 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Returns the number of vectors that a step copies of an operand.
+    /// Returns the number of vectors of an operand that a step copies.
     fn vectors(&self, operand: usize) -> usize {
         self.lines(operand) * self.block.step / 4
     }
 
-    /// Compiles a launch that passes each sum to `sink`, or stores whole tiles in `plain`.
+    /// Compiles a launch that passes each sum to `sink`. With `plain`, it stores whole tiles there instead.
     pub(super) fn launch(&self, mut e: Emitter, sink: &SumConsumer, plain: Option<&RawSums>) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let Block { rows, columns, .. } = self.block;
@@ -247,7 +254,7 @@ impl<'a> Blocks<'a> {
         e.module.finish_template(template, groups)
     }
 
-    /// Adds the schedule to the kernel file: tiles, block, and its distribution over subgroups.
+    /// Adds the schedule to the kernel file: tiles, block, and distribution of the block over subgroups.
     fn schedule(&self, template: Template) -> Template {
         let (block, depths) = (&self.block, self.block.depths);
         let slab = self.config.tile() * self.elements_of_a_thread() * self.threads_of_a_row() / self.config.tile();
@@ -265,7 +272,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Adds the product and the memory layout of the operands to the kernel file.
+    /// Adds the contraction and the memory layout of the operands to the kernel file.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let loads = [self.load(e, 0)?, self.load(e, 1)?];
         Ok(contraction_of(e, template, self.contraction, loads)?
@@ -273,8 +280,8 @@ impl<'a> Blocks<'a> {
             .flag("B_K_MAJOR", self.contraction.is_along_k(1)))
     }
 
-    /// Returns statements that load four adjacent elements of an operand, and their value. Elements past the end of the summed
-    /// dimension are zero.
+    /// Returns statements that load four adjacent elements of an operand, and the value of these elements. Elements
+    /// past the end of the summed dimension are zero.
     fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };

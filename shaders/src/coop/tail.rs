@@ -1,8 +1,9 @@
 //! The blocks after the last full wave of blocks.
 //!
-//! A device runs a limited number of workgroups at a time. A few blocks more than a multiple of this number take as long as
-//! another full wave. These blocks are split along the sum into parts that fill a wave, as "stream-K" does with all blocks
-//! (Osama, Merrill, Cecka, Garland and Owens, 2023). The other blocks are computed as usual; a second launch adds up the parts.
+//! A device runs a limited number of workgroups at a time. If there are a few blocks more than a multiple of this
+//! number, they take as long as another full wave. These blocks are split along the sum into parts that fill a wave,
+//! as "stream-K" does with all blocks (Osama, Merrill, Cecka, Garland and Owens, 2023). The other blocks are computed
+//! as usual. A second launch adds up the parts.
 
 use super::super::body::Id;
 use super::super::contraction::Sizes;
@@ -13,24 +14,24 @@ use super::super::kernel::Launch;
 use super::super::template::Template;
 use super::{Blocks, KSplit};
 
-/// Minimum number of terms for which it pays to store and add up parts: on an H200 this takes 35 to 50 us, while a wave of 1,024
-/// terms takes 36 us and one of 4,096 terms takes 140 us.
+/// Minimum number of terms for which blocks are split. On an H200, storing and adding up parts takes 35 to 50 us,
+/// while a wave of 1,024 terms takes 36 us and a wave of 4,096 terms takes 140 us.
 const LONG_SUM: usize = 2048;
 
-/// The last blocks of a product. Several workgroups each compute a part of the sum of such a block.
+/// The last blocks of a contraction. Several workgroups each compute a part of the sums of such a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
     /// Number of blocks before the tail, each computed by one workgroup.
     pub(crate) whole: usize,
     /// Number of blocks that are split.
     pub(crate) blocks: usize,
-    /// Split of their sums.
+    /// Division of the sums of these blocks into parts.
     pub(super) cut: KSplit,
 }
 
 impl Tail {
-    /// Returns the blocks after the last full wave of `groups` workgroups, if splitting them occupies more of the
-    /// device.
+    /// Returns the blocks after the last full wave of `groups` workgroups. Returns `None` unless splitting them
+    /// occupies more of the device.
     pub(super) fn new(
         groups: usize,
         max_resident_workgroups: usize,
@@ -43,7 +44,7 @@ impl Tail {
             return None;
         }
         let cut = KSplit::new(k, step, max_resident_workgroups / blocks);
-        // The first steps of the last part are fetched without a bounds check.
+        // The first steps of the last part are fetched without a bounds check, so there must be enough of them.
         (cut.parts > 1 && cut.last_steps >= prefetch).then_some(Tail {
             whole: groups - blocks,
             blocks,
@@ -63,7 +64,8 @@ impl Tail {
 }
 
 impl<'a> Blocks<'a> {
-    /// Splits the blocks after the last full wave, if the number of resident workgroups is known and the blocks can be split.
+    /// Splits the blocks after the last full wave, if the number of resident workgroups is known and the blocks can
+    /// be split.
     pub(super) fn with_tail(mut self) -> Self {
         let block = &self.block;
         if self.cut.parts == 1 && block.depths == 1 {

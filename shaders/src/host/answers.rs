@@ -1,4 +1,4 @@
-//! Cached answers about which calls a device has kernels for, including registered kernels.
+//! Cached results of support queries: the calls that a device has kernels for, including registered kernels.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,20 +13,22 @@ use super::custom_trial::TrialResults;
 use super::device::Host;
 use crate::CustomKernel;
 
-/// A queried kernel: name, attributes, types of operands and results.
+/// A queried call: kernel name, attributes, types of operands and results.
 type SupportQuery = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
 
 /// Cache of the kernels that a device supports.
 #[derive(Default)]
 pub struct SupportCache {
-    /// Registered kernels of plugins, as far as they were queried.
+    /// Registered kernels of plugins that were queried, with the results of their tests.
     custom: TrialResults,
-    /// Cached answers: the number of launches, or the reason why no kernel exists. The same calls are queried repeatedly.
+    /// Cached results: the number of launches, or the reason why no kernel exists. The same calls are queried
+    /// repeatedly.
     given: Mutex<HashMap<SupportQuery, Result<u32, String>>>,
 }
 
 impl SupportCache {
-    /// Returns the number of launches of the kernel for a call, on a device that binds at most `max_buffer_bytes` bytes.
+    /// Returns the number of launches of the kernel for a call, on a device that supports buffers of up to
+    /// `max_buffer_bytes` bytes.
     ///
     /// # Errors
     /// No kernel supports the call; the text contains the reason.
@@ -54,8 +56,8 @@ impl SupportCache {
             crate::supports(kernel, max_buffer_bytes, custom)
         };
         let mut compiled = supports()?;
-        // A driver may accept a custom kernel only for some sizes. The check happens during planning, when the decomposition can
-        // still replace the kernel.
+        // A driver may accept a custom kernel only for some sizes. The check happens during planning, when a
+        // decomposition can still replace the kernel.
         if let Some(custom) = &custom
             && !self.custom.takes(host, custom, &compiled)
         {
@@ -69,8 +71,8 @@ impl SupportCache {
         self.custom.of_plan(host, plan)
     }
 
-    /// Returns a description of all registered kernels and whether they are used. It is part of the identity of a device's
-    /// kernels.
+    /// Returns a text that lists all registered kernels, and states for each whether it is used. The text is part of
+    /// the identity of a device's kernels.
     pub fn fingerprint(&self, host: &dyn Host) -> String {
         let known = shader_kernels().into_iter().map(|custom| {
             let used = self.custom.kernel(host, custom.op().name()).is_some();

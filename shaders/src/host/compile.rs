@@ -8,8 +8,9 @@ use super::device::Host;
 use super::draft::{CompileFailure, LaunchPlan};
 use crate::Class;
 
-/// Compiles the executable of a plan. If the driver rejects a schedule, `refuse_schedule` is called and must exclude the schedule
-/// from later calls of `draft`; a registered kernel that the driver rejects is disabled.
+/// Compiles the executable of a plan. If the driver rejects a schedule, it calls `refuse_schedule`, which must
+/// exclude the schedule from later calls of `draft`. If the driver rejects a registered kernel, the kernel is
+/// disabled.
 ///
 /// # Errors
 /// The device has no kernel for a dispatch, or not enough memory.
@@ -31,12 +32,13 @@ pub fn compile(
             Ok(executable) => return Ok(executable),
             Err(unmade) => unmade,
         };
-        // The default schedule always exists.
+        // The default schedule always exists, so this ends.
         if let Some(class) = &unmade.chosen {
             refuse_schedule(class, &unmade.error);
             continue;
         }
-        // This happens only for a plan of another driver, for example from a file: this driver was checked during planning.
+        // This happens only for a plan for another driver, for example from a file. For this driver, the kernel would
+        // have been checked during planning.
         let kernel = unmade.custom.as_ref().and_then(|(op, _)| custom.get(op));
         match (kernel, unmade.custom.as_ref(), refusal) {
             (Some(kernel), Some((_, source)), _) => {

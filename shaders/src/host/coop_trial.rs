@@ -1,8 +1,8 @@
-//! Selection of a device's cooperative matrices: the listed ones that pass a multiplication test.
+//! Selection of a device's cooperative matrices. Listed ones must pass a multiplication test.
 //!
-//! Drivers that list cooperative matrices may still reject kernels that use them, or compute wrong results. Values that blade
-//! does not report, such as the subgroup size, may be guessed wrongly. So the chosen configuration has to multiply some matrices
-//! first, and is disabled if it fails.
+//! Drivers that list cooperative matrices may still reject kernels that use them, or compute wrong results. Values
+//! that blade does not report, such as the subgroup size, may be guessed wrongly. So a test first multiplies some
+//! matrices with the selected configuration, and disables it if a result is wrong.
 
 use std::collections::HashMap;
 
@@ -18,18 +18,20 @@ use super::once::{Word, run_once};
 use crate::Features;
 use crate::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 
-/// Default subgroup size if the driver does not report it: the size of NVIDIA GPUs, and of other GPUs in one of their modes.
+/// Default subgroup size if the driver does not report it. It is the size of NVIDIA GPUs, and of other GPUs in one of
+/// their modes.
 const USUAL_SUBGROUP: u32 = 32;
-/// Resident workgroups of large blocks on a multiprocessor: measured on an H200, where shared memory and registers suffice for no
-/// more.
+/// Maximum number of resident workgroups with large blocks on a multiprocessor. Measured on an H200, where shared
+/// memory and registers permit no more.
 const MAX_RESIDENT: u32 = 2;
 
-/// Cooperative matrices that a driver lists: rows and columns of their tiles by operand type, 0 if unsupported.
+/// Cooperative matrices that a driver lists: number of rows and columns of their tiles, by operand type; 0 if
+/// unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tiles {
-    /// Tiles of `f16` operands, summed in `f32`.
+    /// Size of tiles of `f16` operands with sums in `f32`.
     pub f16: u32,
-    /// Tiles of `f32` operands.
+    /// Size of tiles of `f32` operands.
     pub f32: u32,
 }
 
@@ -38,17 +40,17 @@ pub struct Tiles {
 pub struct CoopSettings {
     /// Tile size; 0 disables cooperative matrices.
     pub tile: Option<u32>,
-    /// [`CoopConfig::min_workgroups`].
+    /// Value for [`CoopConfig::min_workgroups`].
     pub min_workgroups: Option<u32>,
-    /// [`CoopConfig::max_resident_workgroups`].
+    /// Value for [`CoopConfig::max_resident_workgroups`].
     pub max_resident_workgroups: Option<u32>,
-    /// True if results that only cooperative matrices read stay `f32` in memory instead of `f16`.
+    /// True if results that only cooperative matrices read are stored as `f32` instead of `f16`.
     pub wide_results: bool,
-    /// [`CoopConfig::wide_rows`].
+    /// Value for [`CoopConfig::wide_rows`].
     pub wide_rows: bool,
 }
 
-/// Returns the configuration for the listed tiles: `f16` if supported, otherwise `f32`, otherwise `None`.
+/// Selects the configuration for the listed tiles: `f16` if supported, otherwise `f32`, otherwise `None`.
 pub fn select_coop_config(tiles: Tiles) -> Option<CoopConfig> {
     let config = |tile_size, use_f16_input| CoopConfig {
         tile_size,
@@ -65,9 +67,9 @@ pub fn select_coop_config(tiles: Tiles) -> Option<CoopConfig> {
     }
 }
 
-/// Returns the configuration of a device: the default for its cooperative matrices, changed by the `wanted` settings,
-/// if it passes the test `multiplies`. The two numbers are the subgroup size and the number of multiprocessors, if the
-/// driver reports them.
+/// Returns the configuration of a device: the default for its cooperative matrices, modified by the `wanted`
+/// settings. Returns `None` if it fails the test `multiplies`. The two numbers are the subgroup size and the number
+/// of multiprocessors, if the driver reports them.
 pub fn choose(
     device: &str,
     tiles: Tiles,
@@ -98,7 +100,7 @@ pub fn choose(
     }
 }
 
-/// A product of the test: `output` is the factor times `a` times `b`; both may be stored transposed.
+/// A matmul of the test. `output` is the factor times `a` times `b`; both may be stored transposed.
 struct Product {
     operands: [&'static str; 2],
     sizes: [usize; 3],
@@ -106,10 +108,10 @@ struct Product {
     factor: f64,
 }
 
-/// Returns the products of the test: whole blocks, whose tiles are stored directly; odd sizes, whose elements are stored one by
-/// one; operands with and without transposition; small blocks of few rows and of more rows.
+/// Returns the matmuls of the test: whole blocks, whose tiles are stored directly; odd sizes, whose elements are
+/// stored one by one; operands with and without transposition; small blocks of few rows and of more rows.
 fn products(config: &CoopConfig) -> [Product; 5] {
-    // Sizes with enough tiles for cooperative matrices and large blocks.
+    // These sizes have enough tiles for cooperative matrices and large blocks.
     let side = 32 * config.tile_size as usize;
     let product = |operands, sizes, transposed, factor| Product {
         operands,
@@ -156,7 +158,7 @@ fn test_graph(products: &[Product]) -> Graph {
 /// The driver rejects the kernels, or the error of a result exceeds the rounding error.
 pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
     check_products(device.backend(), config, |graph, operands| {
-        // A plan for the device would query the cooperative matrices that are being tested.
+        // Compiling a plan for the device would query the cooperative matrices that are being tested.
         let mut plan = try_compile(graph)?;
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
         let with = KernelOptions {
@@ -179,8 +181,8 @@ pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
 /// Values of inputs by name.
 type Operands = HashMap<String, Vec<f32>>;
 
-/// Runs the comparison of [`test_coop_matmul`] on the results of `multiply`, which computes the outputs of a graph from its
-/// inputs.
+/// Runs the comparison of [`test_coop_matmul`] on the results of `multiply`, which computes the outputs of a graph
+/// from its inputs.
 fn check_products(
     backend: &'static str,
     config: &CoopConfig,
@@ -222,7 +224,7 @@ fn check_products(
             };
             let want = product.factor * (0..k).map(term).sum::<f64>();
             let got = f64::from(result[row * n + column]);
-            // The relative error of each factor is at most 2^-11, and no product is above 1.
+            // The relative error of each factor is at most 2^-11, and no product of two elements is above 1.
             let close = 2e-3 * (k as f64).sqrt();
             if (got - want).abs() > close || got.is_nan() {
                 return Err(Error::backend(
@@ -243,7 +245,7 @@ mod tests {
 
     const TILES: Tiles = Tiles { f32: 0, f16: 8 };
 
-    /// Returns the configuration that is chosen if `change` modifies the right results.
+    /// Returns the configuration that is selected if `change` modifies the correct results.
     fn choice(change: impl Fn(&mut Vec<Vec<f32>>)) -> Option<CoopConfig> {
         choose("a device", TILES, [Some(8), None], CoopSettings::default(), |config| {
             check_products("gpu", config, |graph, operands| {
@@ -279,11 +281,11 @@ mod tests {
     fn only_units_that_multiply_right_are_used() {
         let config = choice(|_| ()).expect("right results");
         assert_eq!((config.tile_size, config.subgroup_size), (8, 8));
-        // A misplaced tile, and a driver that computes nothing.
+        // First a misplaced tile, then a driver that computes nothing.
         assert_eq!(choice(|results| results[1].swap(0, 8)), None);
         assert_eq!(choice(|results| results[2].fill(0.0)), None);
-        // A driver that ignores the offset and always loads the first tile of shared memory: all tiles of a block equal the first
-        // one.
+        // A driver that ignores the offset and always loads the first tile of shared memory. All tiles of a block
+        // then equal the first one.
         let first_tile = |results: &mut Vec<Vec<f32>>| {
             let (side, tile) = (32 * 8, 8);
             let right = results[0].clone();

@@ -1,5 +1,5 @@
-//! Kernels of plugins that plans may use, and the reasons why others are disabled. [`TrialResults`](super::custom_trial::TrialResults) runs
-//! their tests.
+//! Kernels of plugins that plans may use, and the reasons why other kernels are disabled.
+//! [`TrialResults`](super::custom_trial::TrialResults) runs their tests.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,9 +20,9 @@ const MAX_PROBLEMS: usize = 100;
 pub struct AcceptedKernel {
     kernel: Arc<dyn ShaderKernel>,
     device: ShaderDevice,
-    /// Sources of this kernel, for some sizes, that the driver rejects.
+    /// Sources of this kernel that the driver rejected, for some sizes.
     refused: Mutex<HashSet<String>>,
-    /// The first rejection of one of them.
+    /// Error of the first rejected source.
     refusal: OnceLock<Error>,
 }
 
@@ -41,12 +41,12 @@ impl AcceptedKernel {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the reason why it is not used for some calls, if there is one.
+    /// Returns the reason why the kernel is not used for some calls, if any.
     pub fn refusal(&self) -> Option<&Error> {
         self.refusal.get()
     }
 
-    /// Returns the plugin that registered it.
+    /// Returns the plugin that registered the kernel.
     pub fn origin(&self) -> String {
         self.kernel.origin()
     }
@@ -67,7 +67,7 @@ impl CustomKernel for AcceptedKernel {
     }
 }
 
-/// A device as named in messages.
+/// A backend and a device, as error messages name them.
 #[derive(Clone, Copy)]
 pub(super) struct NamedDevice<'a> {
     pub(super) backend: &'static str,
@@ -83,11 +83,11 @@ pub fn problems(backend: &str) -> Vec<Error> {
     all.get(backend).cloned().unwrap_or_default()
 }
 
-/// Disables a kernel on a device for calls for which it generates this source.
+/// Disables a kernel on a device for the calls for which it generates `source`.
 pub(super) fn refuse(device: NamedDevice, kernel: &AcceptedKernel, source: Option<String>, error: &Error) {
     kernel.refused().extend(source);
     let problem = tell(device, kernel, error);
-    // The first refusal stays.
+    // The first error is kept.
     let _ = kernel.refusal.set(problem);
 }
 

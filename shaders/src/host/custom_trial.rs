@@ -1,4 +1,5 @@
-//! Tests of plugin kernels: before a device uses a kernel, the kernel runs on it and is compared with its operator's definition.
+//! Tests of plugin kernels. Before a device uses a kernel, the kernel runs on it, and its results are compared with
+//! its operator's definition.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,12 +32,12 @@ const MAX_CALLS: usize = 40;
 /// Test results of a device.
 #[derive(Default)]
 pub(super) struct TrialResults {
-    /// Result of each test by kernel content: the accepted kernel, or the reason why it is disabled.
+    /// Result of each test, by kernel content: the accepted kernel, or the reason why it is disabled.
     known: Mutex<BTreeMap<String, Result<Arc<AcceptedKernel>>>>,
 }
 
 impl TrialResults {
-    /// Returns the custom kernel of an operator, if it passes its test on the device. The test runs at the first query.
+    /// Returns the custom kernel of an operator if it passes its test on the device. The first query runs the test.
     pub(super) fn kernel(&self, device: &dyn Host, op: &str) -> Option<Arc<AcceptedKernel>> {
         let kernel = shader_kernel(op)?;
         let content = kernel.content();
@@ -108,11 +109,11 @@ struct TestedCall {
     results: Vec<Value>,
 }
 
-/// Runs a kernel on random shapes, and compares the results with the definition of its operator.
+/// Runs a kernel with random shapes, and compares the results with the definition of its operator.
 ///
 /// # Errors
-/// The driver rejects the kernel, the error of a result exceeds the rounding error, or the definition cannot be evaluated for any
-/// of the shapes.
+/// The driver rejects the kernel, the error of a result exceeds the rounding error, or the definition cannot be
+/// evaluated for any of the shapes.
 fn test(device: &dyn Host, kernel: &Arc<AcceptedKernel>) -> Result<()> {
     let mut graph = Graph::new();
     let mut feeds = HashMap::new();
@@ -121,7 +122,7 @@ fn test(device: &dyn Host, kernel: &Arc<AcceptedKernel>) -> Result<()> {
     let mut too_large = None;
     let samples = kernel.op().samples(&mut Sizes::new(29));
     for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MAX_CALLS) {
-        // The check comes before any allocation of that size.
+        // The check comes before allocations of this size.
         if let Err(error) = definition(device, kernel.op(), &sample).and_then(|(g, _)| extent(&g, MAX_EXTENT)) {
             too_large = Some(error);
             continue;
@@ -155,7 +156,7 @@ fn test(device: &dyn Host, kernel: &Arc<AcceptedKernel>) -> Result<()> {
         .try_for_each(|test| compare(device, test, &expected(device, kernel.op(), test)?, &mut found))
 }
 
-/// Returns a graph with only one call of the test, and its results.
+/// Returns a graph with only one call of the test, and the results of the call.
 fn definition(device: &dyn Host, op: OpRef, sample: &Sample) -> Result<(Graph, Vec<Value>)> {
     let types = sample.input_types().map_err(|e| Error::backend(device.backend(), e))?;
     let (mut graph, operands) = call_operands(&types);
@@ -203,7 +204,7 @@ fn run(
     feeds: &HashMap<String, Vec<f64>>,
     custom: &CustomKernels,
 ) -> Result<Vec<Vec<Word>>> {
-    // A plan for the device would query the kernel that is being tested.
+    // Compiling a plan for the device would query the kernel that is being tested.
     let plan = try_compile(graph)?;
     let with = KernelOptions {
         backend: device.backend(),
@@ -215,7 +216,7 @@ fn run(
         f16_storage: F16Storage::No,
     };
     let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
-    // Fills the outputs with NaN, so that elements that a kernel skips are not right by chance.
+    // The outputs are filled with NaN, so that elements that a kernel skips cannot be correct by chance.
     for buffer in &plan.output_buffers {
         executable.write(*buffer, 0, &vec![0xff; plan.buffers[buffer.index()]])?;
     }
@@ -249,7 +250,7 @@ fn compare<'a>(
             DType::I32 => f64::from(i32::from_le_bytes(*word)),
             _ => f64::from(f32::from_le_bytes(*word)),
         };
-        // Values beyond the range of the type are infinite on the device.
+        // Values beyond the range of the dtype are infinite on the device.
         let rounded = |v: f64| {
             if expected.ty.dtype.is_float() {
                 f64::from(v as f32)

@@ -21,10 +21,10 @@ pub trait Host {
     /// Creates an executable with the kernels and the memory of a plan.
     ///
     /// # Errors
-    /// The device has not enough memory, or the driver rejects a kernel.
+    /// The device does not have enough memory, or the driver rejects a kernel.
     fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure>;
 
-    /// Compiles labelled launches ahead of the plans that will use them.
+    /// Compiles labelled launches before the plans that will use them.
     ///
     /// # Errors
     /// The driver rejects a kernel.

@@ -1,4 +1,4 @@
-//! Generation of the kernels of a dispatch for its buffers.
+//! Generation of the kernels of a dispatch for the buffers of its plan.
 
 use std::collections::{HashMap, HashSet};
 
@@ -35,7 +35,8 @@ impl Sources {
         }
     }
 
-    /// Returns a key of everything that determines the kernels of a dispatch: its call and its memory, with buffers renumbered.
+    /// Returns a key of everything that determines the kernels of a dispatch: its call and its buffers, with the
+    /// buffers renumbered.
     pub fn describe(&self, dispatch: &Dispatch) -> String {
         let mut buffers: Vec<BufferRef> = Vec::new();
         let mut number = |buffer: BufferRef| {
@@ -75,7 +76,7 @@ impl Sources {
 pub struct KernelOptions<'a> {
     /// Name of the backend, for messages.
     pub backend: &'static str,
-    /// Cooperative matrices, for dispatches that use them according to the plan.
+    /// Cooperative matrices. They are used by the dispatches for which the plan requests them.
     pub coop: Option<CoopConfig>,
     /// Other device features that kernels may use.
     pub features: Features,
@@ -85,16 +86,16 @@ pub struct KernelOptions<'a> {
     pub custom: &'a CustomKernels,
     /// Chooser of the schedules of calls.
     pub choices: Option<&'a dyn ScheduleChooser>,
-    /// The buffers of `f32` that are stored as `f16`.
+    /// Selection of the `f32` buffers that are stored as `f16`.
     pub f16_storage: F16Storage<'a>,
 }
 
-/// Buffers of `f32` that are stored as `f16` in memory; see [`choose`](super::f16_storage::choose).
+/// Selection of the `f32` buffers that are stored as `f16` in memory; see [`choose`](super::f16_storage::choose).
 #[derive(Clone, Copy)]
 pub enum F16Storage<'a> {
     /// No buffers.
     No,
-    /// Results that all readers round to `f16`.
+    /// The results that all readers round to `f16`.
     Chosen,
     /// These buffers. Data that the caller writes to them must be `f16`.
     Given(&'a HashSet<BufferRef>),
@@ -108,17 +109,18 @@ pub(super) fn writes(dispatch: &Dispatch, to: &HashSet<BufferRef>) -> bool {
 /// Properties of a dispatch that depend on the plan.
 #[derive(Clone, Copy, Default)]
 pub struct DispatchContext<'a> {
-    /// The dispatch writes nothing if this word is not 0.
+    /// Word of a condition: the dispatch writes nothing if it is not 0.
     pub skip_if: Option<BufferRef>,
     /// True if the host validates the dispatch's indices.
     pub host_validated: bool,
-    /// True if a library may compute the dispatch, because it writes nothing that must be undone after a fault.
+    /// True if a library may compute the dispatch, because the dispatch writes no data that must be restored after a
+    /// fault.
     pub library: bool,
-    /// Buffers of `f32` that are stored as `f16`.
+    /// The `f32` buffers that are stored as `f16`.
     pub f16_storage: Option<&'a HashSet<BufferRef>>,
 }
 
-/// Generates the kernels of a dispatch, or returns the custom one.
+/// Generates the kernels of a dispatch, or returns the custom kernel.
 ///
 /// # Errors
 /// No kernel supports the dispatch.

@@ -1,4 +1,4 @@
-//! The launches of a plan, which the executable records in each step.
+//! The launches of a plan. The executable records them in each step.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::faults::{Reporter, SavedRange, joined, report_bytes};
 use super::places::BufferLocation;
 use crate::{Binding, Class, Compiled, Launch, Memory};
 
-/// Maximum number of submissions in flight. Each of them has an index below this number, its *frame*.
+/// Maximum number of submissions in flight. The index of each of them is its *frame*.
 pub const FRAMES: usize = 2;
 
-/// Buffer or number that is bound to a variable of a kernel.
+/// Buffer or number that a variable of a kernel is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// A buffer, by its index in [`LaunchPlan::sizes`].
@@ -28,28 +28,29 @@ pub enum Bound {
     Scalars,
 }
 
-/// Indices of the executable's buffers that do not belong to the plan, in this order.
+/// Indices of the executable's buffers that do not belong to the plan. The buffers are in this order.
 pub struct ExtraBuffers {
-    /// Scalars of the session; launches read the scalars from it that are not inlined.
+    /// Buffer of the session's scalars, from which launches read the scalars that are not inlined.
     pub scalars: usize,
-    /// Report of a fault.
+    /// Buffer of the fault report.
     pub fault: usize,
-    /// First of the backup copies: one for each buffer of [`LaunchPlan::saved`] and each submission in flight.
+    /// First buffer for backup copies. There is one for each buffer of [`LaunchPlan::saved`] and each submission in
+    /// flight.
     pub copies: usize,
-    /// First of the buffers for [`LaunchPlan::tables`].
+    /// First buffer for [`LaunchPlan::tables`].
     pub tables: usize,
-    /// First of the scratch buffers.
+    /// First scratch buffer.
     scratch: usize,
 }
 
-/// Reason why a plan has no executable.
+/// The reason why a plan has no executable.
 #[derive(Debug)]
 pub struct CompileFailure {
-    /// The reason.
+    /// The error.
     pub error: Box<Error>,
-    /// The operator whose custom kernel the driver rejects, and the kernel's source.
+    /// Operator whose custom kernel the driver rejects, and source of this kernel.
     pub custom: Option<(String, String)>,
-    /// The class of calls whose chosen schedule the driver rejects.
+    /// Class of calls whose selected schedule the driver rejects.
     pub chosen: Option<Arc<Class>>,
 }
 
@@ -74,39 +75,39 @@ impl From<CompileFailure> for Error {
 pub struct RejectedKernel {
     /// Error of the driver.
     pub error: Box<Error>,
-    /// The kernel's source, if one kernel is the cause.
+    /// Source of the kernel, if a single kernel is the cause.
     pub source: Option<String>,
 }
 
-/// Kernels of a plan, and the memory that they need.
+/// The kernels of a plan, and the memory that they need.
 pub struct LaunchPlan {
     /// Kernels of each dispatch.
     compiled: Vec<Compiled>,
-    /// Title of each dispatch, and whether it uses cooperative matrices.
+    /// Title of each dispatch. It states whether the dispatch uses cooperative matrices.
     pub titles: Vec<String>,
-    /// Bytes of all buffers: first the plan's, then [`ExtraBuffers`].
+    /// Sizes of all buffers in bytes: first the buffers of the plan, then [`ExtraBuffers`].
     pub sizes: Vec<u64>,
     /// Indices of the buffers that do not belong to the plan.
     pub extra: ExtraBuffers,
     /// Tables of constants, without duplicates.
     pub tables: Vec<Arc<[u32]>>,
-    /// First scratch buffer of each dispatch.
+    /// Index of the first scratch buffer of each dispatch.
     scratch: Vec<usize>,
     /// Dispatches that can report a fault, in their order.
     pub reporters: Vec<Reporter>,
     /// Index of each dispatch in `reporters`, if it is one of them.
     reporter: Vec<usize>,
-    /// Parameters and states that are written before the last possible fault.
+    /// Parameters and states that a step writes before its last possible fault.
     pub saved: Vec<BufferRef>,
 }
 
 impl LaunchPlan {
-    /// Returns the bytes of all buffers that do not belong to the plan.
+    /// Returns the total size in bytes of all buffers that do not belong to the plan.
     pub fn workspace_bytes(&self) -> u64 {
         self.sizes[self.extra.scalars..].iter().sum()
     }
 
-    /// Generates the kernels of a plan, or uses custom ones.
+    /// Generates the kernels of a plan, or uses custom kernels.
     ///
     /// # Errors
     /// A dispatch has no kernel.
@@ -115,7 +116,7 @@ impl LaunchPlan {
         let persistent: HashSet<BufferRef> = plan.persistent().collect();
         let mut skip_if = vec![None; plan.dispatches.len()];
         for segment in plan.segments.iter().filter(|s| s.skip_if.is_some()) {
-            // A skipped segment must not write persistent data; other buffers are unused after the step.
+            // A segment that is skipped must not write persistent data. Other buffers are unused after the step.
             for i in segment.range().filter(|&i| writes(&plan.dispatches[i], &persistent)) {
                 skip_if[i] = segment.skip_if;
             }
@@ -158,7 +159,7 @@ impl LaunchPlan {
         }
         let saved = plan.exposed_to_faults(&|i| may_fault(&compiled[i], host_validated.contains(&i)));
         if !reporters.is_empty() {
-            // Writes after the last possible fault are skipped if there was one.
+            // Writes after the last possible fault are skipped if a fault occurred.
             let mut guarded = persistent.clone();
             saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
             for (i, compiled) in compiled.iter_mut().enumerate() {
@@ -206,8 +207,8 @@ impl LaunchPlan {
         })
     }
 
-    /// Makes the kernels of consecutive dispatches differ, even if they are equal: dispatch `i` gets the variant
-    /// `i % codes` of its source text.
+    /// Makes the kernels of consecutive dispatches different even if they are equal. Dispatch `i` gets variant `i %
+    /// codes` of its source text.
     pub fn differ(&mut self, codes: usize) {
         for (number, compiled) in (0..codes)
             .cycle()
@@ -230,7 +231,8 @@ impl LaunchPlan {
         labelled.collect()
     }
 
-    /// Returns the error for a rejected kernel, with the operator of a registered kernel and the class of a chosen schedule.
+    /// Returns the error for a rejected kernel, with the operator of a registered kernel and the class of a selected
+    /// schedule.
     pub fn unmade(&self, plan: &ExecutionPlan, refused: RejectedKernel) -> CompileFailure {
         let is_it = |launch: &&Launch| Some(&launch.source) == refused.source.as_ref();
         let own = |launch: &Launch| launch.is_custom() && is_it(&launch);
@@ -285,8 +287,7 @@ impl LaunchPlan {
         sources.collect()
     }
 
-    /// Returns the ranges that the step of a frame backs up before it begins; the argument `place` returns the location
-    /// of a buffer.
+    /// Returns the ranges that the step of a frame saves before it begins. `place` returns the location of a buffer.
     pub fn saved_by(&self, frame: usize, place: impl Fn(usize) -> Option<BufferLocation>) -> Vec<SavedRange> {
         let first = self.extra.copies + frame * self.saved.len();
         let parts = self.saved.iter().enumerate().filter_map(|(i, buffer)| {
@@ -301,7 +302,7 @@ impl LaunchPlan {
     }
 }
 
-/// Returns the reason for the schedule of a launch, if there are several schedules.
+/// Returns the reason why a launch has its schedule, if there are several schedules.
 fn why(launch: &Launch) -> Option<String> {
     launch.schedule.as_ref()?;
     Some(match &launch.chosen {
@@ -325,15 +326,15 @@ fn reports(compiled: &Compiled) -> bool {
     compiled.launches.iter().any(Launch::reports)
 }
 
-/// Returns true if a dispatch can report a fault. With `host_validated`, the host checks its indices, but the loops of a custom
-/// kernel can still exceed their limit.
+/// Returns true if a dispatch can report a fault. With `host_validated`, the host checks its indices, but the loops
+/// of a custom kernel can still exceed their limit.
 fn may_fault(compiled: &Compiled, host_validated: bool) -> bool {
     let found = |launch: &Launch| launch.reports() && (!host_validated || launch.is_custom());
     compiled.launches.iter().any(found)
 }
 
-/// Assigns separate scratch buffers to the dispatches of a level; different levels share them. Returns the first scratch buffer
-/// of each dispatch, counted from `first`.
+/// Assigns separate scratch buffers to the dispatches of a level. Different levels share them. Returns the first
+/// scratch buffer of each dispatch, counted from `first`.
 fn lay_out_scratch(plan: &ExecutionPlan, compiled: &[Compiled], first: usize, sizes: &mut Vec<u64>) -> Vec<usize> {
     let mut places = vec![0; compiled.len()];
     for segment in &plan.segments {
@@ -355,7 +356,7 @@ fn lay_out_scratch(plan: &ExecutionPlan, compiled: &[Compiled], first: usize, si
     places
 }
 
-/// Returns the launches of a segment by phases, with barriers between them: phase p of all dispatches of a level runs
+/// Returns the launches of a segment by phases, which barriers separate. Phase p of all dispatches of a level runs
 /// concurrently. `ready` yields the launches of each dispatch of the segment.
 pub fn phases<T>(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Item = Vec<T>>) -> Vec<Vec<T>> {
     let mut phases: Vec<Vec<T>> = Vec::new();
@@ -374,7 +375,7 @@ pub fn phases<T>(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Itera
     phases
 }
 
-/// Returns the title of each dispatch, and whether it uses cooperative matrices.
+/// Returns the title of each dispatch. It states whether the dispatch uses cooperative matrices.
 fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
     let title = |(dispatch, compiled): (&Dispatch, &Compiled)| {
         if compiled.launches.iter().any(|l| l.coop) {

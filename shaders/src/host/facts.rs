@@ -14,7 +14,7 @@ use crate::{Compiled, Launch};
 /// # Errors
 /// A dispatch has no kernel.
 pub fn choose_variants(plan: &mut ExecutionPlan, with: &KernelOptions) -> Result<()> {
-    // Assumes that all dispatches can use them.
+    // This assumes that all dispatches can use cooperative matrices.
     let facts = facts_by(plan, |_| *with)?;
     for (dispatch, facts) in plan.dispatches.iter_mut().zip(facts) {
         dispatch.use_coop = facts.coop;
@@ -26,7 +26,7 @@ pub fn choose_variants(plan: &mut ExecutionPlan, with: &KernelOptions) -> Result
 /// Properties of the kernels of a dispatch that a plan needs before the kernels are generated for its buffers.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// Operands of which the kernels read only elements that they round to `f16`.
+    /// Operands whose elements the kernels always round to `f16` when they read them.
     pub rounded: Vec<usize>,
     /// True if one of the kernels is a custom kernel.
     pub is_custom: bool,
@@ -58,7 +58,7 @@ fn variant_of(launches: &[Launch]) -> Option<String> {
     (!schedules.is_empty()).then(|| schedules.join("; "))
 }
 
-/// Returns the facts of each dispatch, assuming that `f32` buffers are stored as `f32`.
+/// Returns the facts of each dispatch, under the assumption that `f32` buffers are stored as `f32`.
 ///
 /// # Errors
 /// A dispatch has no kernel.
@@ -69,7 +69,7 @@ pub fn facts_of(plan: &ExecutionPlan, with: &KernelOptions) -> Result<Vec<Rc<Fac
     })
 }
 
-/// Returns the facts of each dispatch. Equal calls, for example of repeated layers, are analyzed once.
+/// Returns the facts of each dispatch. Equal calls, for example of repeated layers, are analyzed only once.
 fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> KernelOptions<'a>) -> Result<Vec<Rc<Facts>>> {
     let (sources, persistent) = (Sources::of(plan), plan.persistent().collect());
     let mut all: HashMap<String, Rc<Facts>> = HashMap::new();
@@ -95,8 +95,8 @@ fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> KernelOptions<
     facts.collect()
 }
 
-/// Generates the kernels of each dispatch, assuming that all can use cooperative matrices, only to query the chooser. Calls
-/// `done` after each dispatch.
+/// Generates the kernels of each dispatch only so that they query the chooser. Assumes that all dispatches can use
+/// cooperative matrices. Calls `done` after each dispatch.
 ///
 /// # Errors
 /// A dispatch has no kernel.

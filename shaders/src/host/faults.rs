@@ -1,17 +1,17 @@
-//! Detection of steps with a fault, and how they are rolled back.
+//! Detection of steps with a fault, and their rollback.
 //!
-//! A kernel that finds an index out of range, or a custom kernel whose loop was terminated, sets a few words, which are copied to
-//! the host at the end of the step. Kernels that write parameters or states after the last possible fault check these words and
-//! do nothing after a fault; data that are written earlier are saved when the step begins. The words stay set until the host has
-//! read them, so a step that was submitted in the meantime does nothing either. Then the host restores the saved data, clears the
-//! words, and returns the error.
+//! A kernel reports a fault if it finds an index out of range, or if a loop of a custom kernel was terminated. It
+//! sets a few words. They are copied to the host at the end of the step. Kernels that write parameters or states
+//! after the last possible fault check these words, and do nothing after a fault. Data that are written earlier are
+//! saved when the step begins. The words stay set until the host has read them, so a step that was submitted in the
+//! meantime does nothing either. Then the host restores the saved data, clears the words, and returns the error.
 
 use meganeura_core::Error;
 use meganeura_core::backend::shader::ENDED_LOOP;
 
 use super::places::BufferLocation;
 
-/// Words of a report for each dispatch that reports: whether it found a fault, and the largest index.
+/// Number of words of a report for each dispatch that can report: a flag, and the largest index out of range.
 const REPORT_WORDS: usize = 2;
 
 /// A part of memory that is saved, and its backup.
@@ -23,29 +23,30 @@ pub struct SavedRange {
     pub copy: BufferLocation,
 }
 
-/// A dispatch that can report a fault, and the information for the error message.
+/// A dispatch that can report a fault, with the information for the error message.
 #[derive(Clone, Debug)]
 pub struct Reporter {
     /// Label of the dispatch.
     pub label: String,
     /// Exclusive upper bound of the indices.
     pub rows: usize,
-    /// The plugin of its kernel, if it is a custom one.
+    /// Plugin of the kernel, if it is a custom kernel.
     pub origin: Option<String>,
 }
 
-/// Faults that were found and are not handled yet.
+/// Faults that have not been handled yet.
 #[derive(Default)]
 pub struct Faults {
-    /// The frame of the step with a fault, until the step is rolled back.
+    /// Frame of the step with a fault, until this step is rolled back.
     pub to_undo: Option<usize>,
-    /// Error that was not yet returned to the caller.
+    /// Error that has not been returned to the caller yet.
     pub untold: Option<Error>,
     /// Number of steps that were rolled back.
     pub rolled_back: u64,
 }
 
-/// Returns the bytes of the report of this many dispatches: a flag word, then a few words for each dispatch.
+/// Returns the size in bytes of the report of `reporters` dispatches: a flag word, then a few words for each
+/// dispatch.
 pub fn report_bytes(reporters: usize) -> usize {
     match reporters {
         0 => 0,
@@ -53,7 +54,7 @@ pub fn report_bytes(reporters: usize) -> usize {
     }
 }
 
-/// Returns the fault of the first dispatch that found one.
+/// Returns the fault of the first dispatch that found a fault.
 pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     let words: Vec<u32> = report
         .chunks_exact(4)
@@ -82,7 +83,7 @@ pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     })
 }
 
-/// Merges parts that are adjacent both in their location and in their backup.
+/// Merges parts that are adjacent in their location and in their backup.
 pub(super) fn joined(parts: impl Iterator<Item = SavedRange>) -> Vec<SavedRange> {
     let mut all: Vec<SavedRange> = Vec::new();
     for part in parts.filter(|part| part.own.bytes > 0) {
@@ -119,7 +120,7 @@ mod tests {
         let error = fault_in(&report([1, 0, 0, 0, 0, ENDED_LOOP, 0]), &reporters).expect("a fault");
         let text = error.to_string();
         assert!(matches!(error, Error::Plugin { .. }) && text.contains("'a plugin'") && text.contains("for c did not"));
-        // With zero rows, index 0 is out of range.
+        // With zero rows, even index 0 is out of range.
         let empty = fault_in(&report([1, 1, 0, 0, 0, 0, 0]), &reporters);
         assert!(matches!(empty, Some(Error::IndexOutOfRange { index: 0, .. })));
     }

@@ -1,4 +1,4 @@
-//! Selection of the device features that kernels use: the listed ones that pass a test.
+//! Selection of the device features that kernels use. Listed features must pass a test.
 
 use half::f16;
 use meganeura_core::plan::try_compile;
@@ -12,14 +12,15 @@ use super::draft::LaunchPlan;
 use super::once::{Word, run_once};
 use crate::Features;
 
-/// Rows, terms and columns of the tested product: lanes of subgroups have several terms and sums each, and some have none.
+/// Number of rows, terms and columns of the tested matmul. Lanes of subgroups have several terms and sums each, and
+/// some lanes have none.
 const SIZES: [usize; 3] = [3, 580, 70];
 
-/// Function that returns the words of a graph's only output, with a feature enabled; its argument returns the words of an input
-/// by name.
+/// Function that returns the words of a graph's only output, with a feature enabled. Its argument returns the words
+/// of an input by name.
 type Run<'a> = dyn Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> + 'a;
 
-/// Returns the listed features that pass their test on the device. A failure is logged.
+/// Returns the listed features that pass their test on the device. Failures are logged.
 pub fn test_features(device: &dyn Host, listed: Features) -> Features {
     let passed = choose(device.name(), listed, |features| {
         move |graph, words| run(device, features, graph, words)
@@ -28,7 +29,7 @@ pub fn test_features(device: &dyn Host, listed: Features) -> Features {
     passed
 }
 
-/// Runs [`test_features`] with `run`, which evaluates a graph with some features enabled.
+/// Implements [`test_features`]. `run` returns a function that evaluates a graph with some features enabled.
 fn choose<R>(device: &str, listed: Features, run: impl Fn(Features) -> R) -> Features
 where
     R: Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>>,
@@ -63,7 +64,7 @@ where
 }
 
 fn run(device: &dyn Host, features: Features, graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> {
-    // A plan for the device would query the features that are being tested.
+    // Compiling a plan for the device would query the features that are being tested.
     let plan = try_compile(graph)?;
     let with = KernelOptions {
         backend: device.backend(),
@@ -83,7 +84,7 @@ fn wrong(what: String) -> Error {
     Error::misuse(what, "the driver computes a wrong result")
 }
 
-/// Checks a product of few rows, whose sums are added up by subgroups.
+/// Checks a matmul of few rows, whose sums are added up by subgroups.
 fn test_subgroups(run: &Run) -> Result<()> {
     let [m, k, n] = SIZES;
     let mut graph = Graph::new();
@@ -143,7 +144,7 @@ mod tests {
         workgroup_bytes: 0,
     };
 
-    /// Returns the chosen features if all are listed and `change` modifies the right results.
+    /// Returns the features that are selected if all are listed and `change` modifies the correct results.
     fn chosen(change: impl Fn(&mut [f32])) -> Features {
         choose("a device", ALL, |_| {
             |graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>| {
@@ -174,7 +175,7 @@ mod tests {
     fn only_features_that_compute_right_are_used() {
         assert_eq!(chosen(|_| ()), ALL);
         let is_product = |values: &[f32]| values.len() == SIZES[0] * SIZES[2];
-        // A subgroup that omits the terms of its last thread, or a driver that computes nothing.
+        // First a subgroup that omits the terms of its last thread, then a driver that computes nothing.
         let one_off = chosen(|values| {
             if is_product(values) {
                 values[77] += 1e-3;
@@ -186,7 +187,7 @@ mod tests {
         };
         assert_eq!(one_off, half_alone);
         assert_eq!(chosen(|values| values.fill(0.0)), Features::default());
-        // Small numbers flushed to zero.
+        // Small numbers are flushed to zero.
         let flushed = chosen(|values| {
             if !is_product(values) {
                 values.iter_mut().filter(|v| v.abs() < 6e-5).for_each(|v| *v = 0.0);
@@ -199,7 +200,7 @@ mod tests {
                 ..ALL
             }
         );
-        // Features that are not listed are not tried.
+        // Features that are not listed are not tested.
         let none = choose("a device", Features::default(), |_| {
             |_: &Graph, _: &dyn Fn(&str) -> Vec<Word>| -> Result<Vec<Word>> { panic!("nothing is run") }
         });

@@ -1,14 +1,14 @@
-//! Validation of indices in inputs by the host before a step: data that are written by such indices need no backup copy.
-//! Otherwise a key-value cache, whose write position is such an index, would be copied in every step.
+//! Validation of indices in inputs by the host, before a step. Data that are written at such indices need no backup
+//! copy. Otherwise every step would copy a key-value cache, whose write position is such an index.
 
 use std::collections::HashMap;
 
 use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices};
 use meganeura_core::{Error, Result};
 
-/// The validated indices, and the contents of the inputs.
+/// The indices that the host validates, and the contents of their inputs.
 pub struct HostValidated {
-    /// Validated indices by segment, with the labels of the dispatches.
+    /// Validated indices by segment, with the labels of their dispatches.
     segments: Vec<Vec<(HostIndices, String)>>,
     contents: HashMap<BufferRef, Vec<u8>>,
 }
@@ -38,7 +38,7 @@ impl HostValidated {
         }
     }
 
-    /// Records a write to a buffer, within its bounds.
+    /// Records a write to a buffer. The write must be within the buffer.
     pub fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) {
         if let Some(own) = self.contents.get_mut(&buffer) {
             own[offset as usize..][..bytes.len()].copy_from_slice(bytes);

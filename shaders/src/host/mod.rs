@@ -1,6 +1,7 @@
-//! Host code that all GPU backends of these kernels share: the launches of a plan ([`LaunchPlan`]), rollback of steps ([`fault_in`],
-//! [`HostValidated`]), memory layout ([`lay_out`]), results that are stored as `f16`, and the tests that registered kernels
-//! ([`SupportCache`]) and cooperative matrices ([`choose_coop`]) pass before a plan uses them.
+//! Host code that the GPU backends of these kernels share: the launches of a plan ([`LaunchPlan`]), rollback of steps
+//! ([`fault_in`], [`HostValidated`]), memory layout ([`lay_out`]), and results that are stored as `f16`. It also
+//! contains the tests that registered kernels ([`SupportCache`]) and cooperative matrices ([`choose_coop`]) must pass
+//! before a plan uses them.
 //!
 //! A backend implements only [`Host`]: a device, its memory, and the execution of launches.
 

@@ -6,8 +6,8 @@ use meganeura_core::{ExecutionPlan, Result};
 /// A 32-bit word of a tensor.
 pub type Word = [u8; 4];
 
-/// Writes the inputs of an executable, runs a step and waits for it; `words` returns the contents of an input by name. Returns
-/// the words of all outputs.
+/// Writes the inputs of an executable, runs a step and waits for it. `words` returns the contents of an input by
+/// name. Returns the words of all outputs.
 ///
 /// # Errors
 /// The device fails.

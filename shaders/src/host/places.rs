@@ -7,20 +7,20 @@ use meganeura_core::{Error, Result};
 /// Alignment of offsets that every device accepts for storage buffers.
 pub const ALIGNMENT: u64 = 256;
 
-/// Location of a logical buffer.
+/// Location of a buffer of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferLocation {
     /// Index of the allocation.
     pub slab: usize,
-    /// Offset of the first byte, a multiple of [`ALIGNMENT`].
+    /// Offset of the first byte of the buffer, a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Size in bytes.
+    /// Size of the buffer in bytes.
     pub bytes: u64,
 }
 
 impl BufferLocation {
-    /// Returns the union of both if the other one begins at the next aligned offset after this one; the padding between is
-    /// unused.
+    /// Returns the union of both locations if the other one begins at the next aligned offset after this one. The
+    /// padding between them must be unused.
     pub(super) fn joined(&self, other: &BufferLocation) -> Option<BufferLocation> {
         let len = self.bytes.next_multiple_of(ALIGNMENT);
         let follows = self.slab == other.slab && self.offset + len == other.offset;
@@ -31,9 +31,9 @@ impl BufferLocation {
     }
 }
 
-/// Lays out the buffers of a [`LaunchPlan`](super::LaunchPlan), those of the plan first, in allocations of at most `limit` bytes. Returns
-/// the sizes of the allocations and the locations of the buffers. The plan's buffers keep the offsets of the plan if its layout
-/// fits the device; the other buffers follow.
+/// Lays out the buffers of a [`LaunchPlan`](super::LaunchPlan) in allocations of at most `limit` bytes. Returns the
+/// sizes of the allocations and the locations of the buffers. The buffers of the plan come first. They keep the
+/// offsets of the plan if its layout fits the device. The other buffers follow.
 ///
 /// # Errors
 /// [`Error::BufferTooLarge`] for a buffer that exceeds the limit.
@@ -49,8 +49,9 @@ pub fn lay_out(sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<(Vec<u
     })
 }
 
-/// Lays out buffers of these sizes in slabs of at most `limit` bytes. Returns the sizes of the slabs and the locations of the
-/// buffers. The first buffers keep the offsets of the plan's layout if it fits the device; the other buffers follow.
+/// Lays out buffers of these sizes in slabs of at most `limit` bytes. Returns the sizes of the slabs and the
+/// locations of the buffers. The first buffers keep the offsets of the plan's layout if it fits the device. The other
+/// buffers follow.
 ///
 /// # Errors
 /// Returns the index of a buffer that exceeds the limit.
@@ -74,7 +75,7 @@ fn place_all(
     };
     let mut places = Vec::with_capacity(sizes.len());
     for (buffer, &bytes) in sizes.iter().enumerate() {
-        // A buffer without elements needs no memory, but bindings need a location with some bytes.
+        // A buffer without elements needs no memory, but a binding needs a location with some bytes.
         if let Some(&offset) = planned_for.get(buffer).filter(|_| bytes > 0) {
             let (slab, offset) = (offset as u64 / slab_bytes, offset as u64 % slab_bytes);
             places.push(BufferLocation {
@@ -124,7 +125,7 @@ mod tests {
             slab: Some(512),
             offsets: vec![0, 256, 512, 1280, 1024],
         };
-        // The fourth buffer is empty; the last two do not belong to the plan.
+        // The fourth buffer is empty, and the last two do not belong to the plan.
         let (slabs, places) = place_all(&[256, 200, 512, 0, 256, 8, 500], &planned, 512).expect("they fit");
         let of = |i: usize| (places[i].slab, places[i].offset, places[i].bytes);
         assert_eq!(
@@ -133,7 +134,7 @@ mod tests {
         );
         assert_eq!([of(3), of(5), of(6)], [(2, 256, 0), (3, 0, 8), (4, 0, 500)]);
         assert_eq!(slabs, [512, 512, 512, 256, 512]);
-        // A layout for a device with a larger limit does not apply here.
+        // The layout is for a device with a larger limit, so it is not used here.
         assert_eq!(place_all(&[256, 200, 512, 0, 256], &planned, 256), Err(2));
     }
 

@@ -1,25 +1,25 @@
-//! Host writes that wait for the next submission, and results that the host will probably read.
+//! Host writes that wait for the next submission, and results that the host is expected to read.
 
 use meganeura_core::plan::BufferRef;
 
-/// Maximum bytes of results that a step copies to the host because the host read them after the last step.
+/// Maximum number of bytes of results that a step copies to the host because the host read them after the last step.
 pub const MAX_EXPECTED: u64 = 64 << 10;
 
 /// A copy between device and host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// The buffer of the device.
+    /// Buffer on the device.
     pub buffer: BufferRef,
-    /// Offset in the buffer, in bytes.
+    /// Offset in the device buffer, in bytes.
     pub offset: u64,
-    /// Size in bytes.
+    /// Number of bytes to copy.
     pub len: u64,
-    /// Offset in the host's memory, in bytes.
+    /// Offset in the memory of the host, in bytes.
     pub host: u64,
 }
 
 impl Copy {
-    /// Returns true if both copy the same bytes of the device.
+    /// Returns true if both copies have the same device bytes.
     pub fn is_same(&self, other: &Copy) -> bool {
         (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
     }
@@ -40,7 +40,7 @@ pub struct PendingWrites {
 }
 
 impl PendingWrites {
-    /// Adds a write, or changes an earlier one that it replaces.
+    /// Adds a write. If it replaces an earlier write, changes that one instead.
     ///
     /// # Errors
     /// The queued writes would exceed `most` bytes and have to be submitted first.
@@ -54,7 +54,7 @@ impl PendingWrites {
         let known = self.copies.iter().rposition(|c| c.is_same(&copy));
         let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
         if let Some(at) = last {
-            // The earlier write was not submitted yet.
+            // The earlier write has not been submitted yet.
             let start = self.copies[at].host as usize;
             self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
             return Ok(());
@@ -70,7 +70,7 @@ impl PendingWrites {
         Ok(())
     }
 
-    /// Removes submitted writes.
+    /// Removes the queued writes after their submission.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.copies.clear();
@@ -82,11 +82,12 @@ impl PendingWrites {
     }
 }
 
-/// The queue of writes is full.
+/// The error that the queue of writes is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull;
 
-/// Assigns offsets in the host's memory, from `first` on, to copies that will probably be read, as far as they fit.
+/// Assigns offsets in the memory of the host, from `first` on, to copies that the host is expected to read. Omits
+/// copies that do not fit.
 pub fn place_expected(expected: impl Iterator<Item = Copy>, first: u64) -> Vec<Copy> {
     let mut next = first;
     let mut copies: Vec<Copy> = Vec::new();

@@ -1,5 +1,5 @@
-//! Kernels whose workgroups share loops along an axis: argmax, argmin, and running sums. A running sum may overwrite its operand:
-//! the thread that has read an element also writes it.
+//! Kernels whose workgroups share loops along an axis: argmax, argmin, and running sums. A running sum may overwrite
+//! its operand, because the thread that has read an element also writes it.
 
 mod schedules;
 
@@ -14,7 +14,7 @@ use super::template::{KernelFile, Template};
 use super::variants;
 use schedules::ArgReduction;
 
-/// Consecutive elements of a thread in each round of a running sum.
+/// Number of consecutive elements that a thread processes in each round of a running sum.
 const THREAD_ELEMENTS: usize = 8;
 
 /// Returns the number of elements before an axis, along it, and after it.
@@ -32,7 +32,7 @@ struct Rows {
     layout: Layout,
     rows: usize,
     len: usize,
-    /// Distance in memory of adjacent elements of a row.
+    /// Distance in memory between neighbouring elements of a row.
     inner: usize,
 }
 
@@ -71,8 +71,8 @@ impl Rows {
     }
 }
 
-/// Compiles the search for the index of the first element that comes before all others. The condition compares two values, `a`
-/// and `b`. Among elements of equal rank, the first one is returned.
+/// Compiles the search for the index of the first element in an order. `comes_before` is the order's condition on two
+/// values, `a` and `b`. Among elements of equal rank, the first one is returned.
 pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled, String> {
     let rows = Rows::of(cx)?;
     let extremes = ArgReduction { cx, rows, comes_before };

@@ -1,4 +1,4 @@
-//! Variants of argmax and argmin, by the number of parts of each row.
+//! Variants of argmax and argmin. They differ in the number of parts of each row.
 
 use meganeura_core::DType;
 use meganeura_core::precision::Precision;
@@ -12,14 +12,14 @@ use super::super::template::Template;
 use super::super::variants::{Candidate, range};
 use super::{Rows, THREADS};
 
-/// Candidate numbers of parts.
+/// Possible numbers of parts of a row.
 const PARTS: [usize; 4] = [4, 16, 64, 256];
 /// Minimum number of elements of a part.
 const MIN_PART: usize = 1024;
-/// Minimum total number of parts, of all rows, that occupies a device.
+/// Minimum total number of parts of all rows that occupies a device.
 const MIN_WORKGROUPS: usize = 256;
 
-/// A variant with this many parts of each row.
+/// A variant with this number of parts of each row.
 pub(super) struct Parts(usize);
 
 impl Candidate for Parts {
@@ -28,7 +28,7 @@ impl Candidate for Parts {
     }
 }
 
-/// Search for the first element of each row that comes before all others by a condition.
+/// Search in each row for the first element that comes before all others.
 pub(super) struct ArgReduction<'a> {
     pub(super) cx: &'a CompileCx<'a>,
     pub(super) rows: Rows,
@@ -42,9 +42,9 @@ impl ArgReduction<'_> {
         std::iter::once(1).chain(PARTS.into_iter().filter(long))
     }
 
-    /// Returns the default: the smallest number of parts that occupies the device, or else the largest possible number. A
-    /// workgroup waits for one load of each thread after the other: one part of 49,152 elements takes 62 to 81 us on an H100, for
-    /// one row as well as for 64 rows.
+    /// Returns the default number of parts: the smallest number that occupies the device, or else the largest
+    /// possible number. The loads of a thread wait for each other: one part of 49,152 elements takes 62 to 81 us on
+    /// an H100, for one row as well as for 64 rows.
     pub(super) fn usual(&self) -> Parts {
         let Rows { rows, layout, .. } = self.rows;
         let groups = rows.div_ceil(layout.width);
@@ -59,7 +59,8 @@ impl ArgReduction<'_> {
         std::iter::once(Parts(usual.0)).chain(others).collect()
     }
 
-    /// Returns the class of calls that share the fastest variant: by element type, sizes, and memory layout of rows.
+    /// Returns the class of calls that share the fastest variant. It depends on the dtype, sizes, and memory layout
+    /// of rows.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let Rows { rows, len, .. } = self.rows;
         let dtype = self.cx.kernel.inputs[0].dtype;

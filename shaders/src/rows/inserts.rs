@@ -12,16 +12,16 @@ use super::super::scalar::{compute_type, wgsl_type};
 use super::super::template::Template;
 use super::{Layout, Reduction, Rows, THREADS};
 
-/// Columns of a thread whose loads are in flight together if rows are long.
+/// Number of columns of a thread whose loads are in flight together if rows are long.
 const UNROLL: usize = 4;
-/// Threads that combine the partial results of the lanes of a row; each combines some of them.
+/// Number of threads that combine the partial results of the lanes of a row. Each thread combines some lanes.
 const JOIN_LANES: usize = 16;
-/// Maximum number of reductions of a kernel: each has an array in shared memory.
+/// Maximum number of reductions of a kernel. Each reduction has an array in shared memory.
 const MAX_REDUCTIONS: usize = 12;
 
 impl Rows<'_> {
     fn check_size(&self) -> Result<(), String> {
-        // Indices of threads past the last row or column must not overflow, though these threads read nothing.
+        // Indices of threads past the last row or column must not overflow, although these threads read no elements.
         let numbers = self.rows.saturating_mul(self.columns).saturating_add(UNROLL * THREADS);
         if u32::try_from(numbers).is_err() {
             return Err("it has more elements than a kernel can number".into());
@@ -32,7 +32,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Compiles the reductions in one launch.
+    /// Compiles the reductions to one launch.
     pub(super) fn whole(&self, cx: &CompileCx, layout: &Layout) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
         let template = self.template(&mut e, layout)?;
@@ -57,7 +57,7 @@ impl Rows<'_> {
         let template = self.template(&mut e, layout)?;
         let mut stores = String::new();
         for (number, r) in self.reductions.iter().enumerate() {
-            // Uses the type of the computation, even if the sum is of half precision.
+            // This is the dtype of the computation, even if the sum is in half precision.
             let array = e
                 .module
                 .array(cx.scratch(number), compute_type(self.body.ty(r.id).dtype), true);
@@ -92,8 +92,8 @@ impl Rows<'_> {
         e.module.finish_template(template, self.rows.div_ceil(THREADS))
     }
 
-    /// Creates the template with all reductions, in the order of their dependencies, and the other values with one element per
-    /// row.
+    /// Creates the template with all reductions, in the order of their dependencies, and with the values that have
+    /// one element per row.
     fn template(&self, e: &mut Emitter, layout: &Layout) -> Result<Template, String> {
         self.check_size()?;
         let unroll = if self.columns >= 2 * UNROLL * layout.lanes {
@@ -150,7 +150,7 @@ impl Rows<'_> {
         format!("let {name} = {number};\n")
     }
 
-    /// Returns the code of an element's value within a loop over columns.
+    /// Returns the code for the value of an element within a loop over columns.
     fn in_loop(
         &self,
         e: &mut Emitter,
@@ -208,7 +208,8 @@ impl Rows<'_> {
         Ok((template, joined))
     }
 
-    /// Combines the lanes of each row, so that every thread has the results, and computes the values that depend on them.
+    /// Combines the lanes of each row, so that every thread has the results. Computes the values that depend on the
+    /// results.
     fn join_lanes(
         &self,
         e: &mut Emitter,
@@ -268,7 +269,7 @@ impl Rows<'_> {
 
     /// Returns true if all reductions that a value depends on have been computed.
     fn is_ready(&self, e: &Emitter, id: Id) -> bool {
-        // A product after the reductions has a variable, but only in its epilogue.
+        // A contraction after the reductions has a variable, but only in its epilogue.
         if e.fixed(id).is_some() && self.body.role(id) != Some(Role::Contraction) {
             return true;
         }
@@ -289,7 +290,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Stores the results with one element for each row.
+    /// Stores the results that have one element for each row.
     fn store_rows(&self, e: &mut Emitter, location: &str, template: Template) -> Result<Template, String> {
         if self.by_row.is_empty() {
             return Ok(template);
@@ -299,7 +300,7 @@ impl Rows<'_> {
         Ok(template.insert(location, code))
     }
 
-    /// Stores the results with one element for each element of the domain.
+    /// Stores the results that have one element for each element of the domain.
     fn store_elements(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         if self.by_element.is_empty() {
             return Ok(template);
@@ -317,7 +318,7 @@ impl Rows<'_> {
     }
 }
 
-/// Returns a numbered name of the kernel file.
+/// Returns a name in the kernel file that ends with a number.
 pub(super) fn numbered(name: &str, number: usize) -> String {
     format!("{name}_{number}")
 }

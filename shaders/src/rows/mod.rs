@@ -1,9 +1,9 @@
-//! Kernels of bodies with reductions over some axes, including the computation of their operands and of results for the same row,
-//! such as decomposed norms, softmaxes and losses.
+//! Kernels of bodies with reductions over some axes, such as decomposed norms, softmaxes and losses. They also
+//! compute the operands of the reductions, and results for the same row.
 //!
-//! A *row* contains the elements that one reduction combines: the kept axes of its operand index the rows, the reduced axes
-//! index the *columns*. `kernels/reduce.wgsl` distributes both over threads; `inserts.rs` generates the code that is inserted
-//! there.
+//! A *row* contains the elements that one reduction combines. The kept axes of its operand index the rows, and the
+//! reduced axes index the *columns*. `kernels/reduce.wgsl` distributes both over threads. `inserts.rs` generates the
+//! code that is inserted into this file.
 
 mod inserts;
 mod layout;
@@ -22,30 +22,31 @@ use super::roles::Role;
 use super::variants;
 pub(super) use layout::Layout;
 
-/// Threads of a workgroup.
+/// Number of threads of a workgroup.
 pub(super) const THREADS: usize = 256;
-/// Minimum number of threads for a device. With fewer, reductions are split into parts.
+/// Minimum number of threads that occupies a device. With fewer threads, rows are split into parts.
 const THREADS_THRESHOLD: usize = 65_536;
 /// Minimum number of columns of a part.
 const MIN_PART: usize = 2_048;
 /// Maximum number of parts of a row.
 const MAX_PARTS: usize = 256;
-/// Maximum length of a row that every workgroup of a product may reduce redundantly.
+/// Maximum length of a row that every workgroup of a matmul may reduce redundantly.
 const MAX_PROLOGUE_COLUMNS: usize = 16_384;
 
 /// A reduction of a body.
 #[derive(Clone, Debug)]
 struct Reduction {
-    /// Its index in the body, which numbers its array and functions in the kernel file.
+    /// Index of the reduction in the body. It numbers the array and the functions of the reduction in the kernel
+    /// file.
     number: usize,
     id: Id,
     input: Id,
     fold: Fold,
-    /// One more than the highest level of the reductions that it depends on.
+    /// Level of the reduction: one more than the highest level of the reductions that it depends on.
     level: usize,
 }
 
-/// Common properties of all reductions of a body.
+/// Properties that all reductions of a body share.
 #[derive(Clone)]
 pub(super) struct Rows<'a> {
     body: &'a Body,
@@ -55,9 +56,9 @@ pub(super) struct Rows<'a> {
     reduced: Vec<bool>,
     rows: usize,
     columns: usize,
-    /// Columns of a thread whose code is unrolled; 0 for a loop.
+    /// Number of columns of a thread whose code is unrolled; 0 for a loop.
     written_out: usize,
-    /// Results with one element for each row, and results with one for each element of the domain.
+    /// Results with one element for each row, and results with one element for each element of the domain.
     by_row: Vec<usize>,
     by_element: Vec<usize>,
 }
@@ -71,7 +72,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if rows.rows == 0 {
         return Ok(Compiled::default());
     }
-    // A body that does not fit into one kernel has no variants; it is split into stages.
+    // A body that does not fit into one kernel has no variants. It is split into stages.
     variants::compile(
         cx,
         |precision| rows.class(cx, precision),
@@ -82,7 +83,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 impl<'a> Rows<'a> {
-    /// Collects the reductions of a body. Its results are not classified yet.
+    /// Collects the reductions of a body. The results of the body are not classified yet.
     pub(super) fn of(body: &'a Body) -> Result<Self, String> {
         let mut levels = vec![0; body.nodes.len()];
         let mut reductions = Vec::new();
@@ -139,7 +140,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// Collects the reductions of a single row that a product depends on. Every workgroup of the product computes them
+    /// Collects the reductions of a single row that a matmul depends on. Every workgroup of the matmul computes them
     /// redundantly and stores `results`.
     pub(super) fn before_matmul(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;
@@ -185,7 +186,7 @@ impl<'a> Rows<'a> {
         wanted.min(self.columns / MIN_PART).max(1)
     }
 
-    /// Sets the variables of the indices of the domain's elements.
+    /// Sets the variables that contain the indices of the domain's elements.
     fn name_indices(&self, e: &mut Emitter, base: &Base, known: Location) {
         let whole = location::split(base, 1, &self.domain);
         for (index, name) in whole.into_iter().zip(known) {
@@ -195,7 +196,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Returns the location of an element of the domain by the index of its row and the variable of its column.
+    /// Returns the location of an element of the domain, given the index of its row and the variable of its column.
     fn location(&self, column: &str) -> Location {
         let dims = |of: bool| -> Vec<usize> { self.axes(of).map(|a| self.domain[a]).collect() };
         let location = |name: &str, of: bool| {
@@ -211,7 +212,7 @@ impl<'a> Rows<'a> {
         (0..self.domain.rank()).filter(move |&a| self.reduced[a] == reduced)
     }
 
-    /// Returns the base of the domain's elements.
+    /// Returns the base for the elements of the domain.
     fn element(&self) -> Base {
         Base::new("i", self.rows * self.columns)
     }
@@ -220,11 +221,11 @@ impl<'a> Rows<'a> {
         Base::new("row", self.rows)
     }
 
-    /// Fixes a value with one element for each row.
+    /// Sets the variable that contains a value with one element for each row.
     fn fix(&self, e: &mut Emitter, id: Id, variable: &str) {
         let shape = self.body.ty(id).shape.clone();
         let by_row = location::split(&self.row(), 1, &shape);
-        // The location of the value at an element of the domain: without the reduced axes.
+        // For an element of the domain, the location of the value omits the reduced axes.
         let dims: Vec<usize> = self.axes(false).map(|a| self.domain[a]).collect();
         let by_element = |base: Base| {
             let whole = location::split(&base, 1, &self.domain);

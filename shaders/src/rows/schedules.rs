@@ -1,4 +1,5 @@
-//! Variants of reductions: the threads of a row, the parts of a row, and unrolled columns of a thread.
+//! Variants of reductions. They differ in the number of threads of a row, of parts of a row, and of unrolled columns
+//! of a thread.
 
 use meganeura_core::precision::Precision;
 
@@ -8,22 +9,22 @@ use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::{CompileCx, Compiled, Layout, MAX_PARTS, Rows, THREADS};
 
-/// Rough number of multiplications that take as long as loading an element.
+/// Approximate number of multiplications that take as long as loading an element.
 const WORK_OF_ELEMENT: u128 = 64;
-/// Maximum number of columns of a thread, for variants that are candidates.
+/// Maximum number of columns of a thread in a candidate variant.
 const MAX_COLUMNS: usize = 4_096;
-/// Minimum number of columns of a part, for variants that are candidates.
+/// Minimum number of columns of a part in a candidate variant.
 const MIN_COLUMNS: usize = 512;
-/// Maximum number of threads for which rows are split into parts.
+/// Maximum number of threads for which candidates split rows into parts.
 const MAX_THREADS: usize = 1 << 20;
 
 /// A variant of a reduction kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Variant {
     pub(super) layout: Layout,
-    /// Parts of a row.
+    /// Number of parts of a row.
     pub(super) parts: usize,
-    /// Columns of a thread whose code is unrolled; 0 for a loop.
+    /// Number of columns of a thread whose code is unrolled; 0 for a loop.
     pub(super) written: usize,
 }
 
@@ -37,7 +38,7 @@ impl Candidate for Variant {
 }
 
 impl Rows<'_> {
-    /// Returns the default variant, by thresholds that were measured on some devices.
+    /// Returns the default variant, according to thresholds that were measured on some devices.
     pub(super) fn usual(&self) -> Variant {
         let layout = Layout::of(self);
         let parts = self.parts(&layout);
@@ -71,7 +72,7 @@ impl Rows<'_> {
         all
     }
 
-    /// Returns the maximum number of parts of the candidates.
+    /// Returns the maximum number of parts of a row in the candidates.
     fn most_parts(&self, layout: &Layout) -> usize {
         if !self.can_be_cut() {
             return 1;
@@ -81,13 +82,13 @@ impl Rows<'_> {
         most.min(MAX_THREADS / threads).max(1)
     }
 
-    /// Returns the class of calls that share the fastest variant: by reductions, loads and stores, sizes, and memory layout of
-    /// rows.
+    /// Returns the class of calls that share the fastest variant. It depends on the reductions, loads and stores,
+    /// sizes, and the memory layout of rows.
     pub(super) fn class(&self, cx: &CompileCx, precision: Precision) -> Class {
         let Rows { rows, columns, .. } = *self;
         let all = self.reductions.iter();
         let all = all.map(|r| format!("{:?}.{}", r.fold, r.level).to_lowercase());
-        // One element for each element of the domain, for each row, or neither.
+        // An operand has one element for each element of the domain, one element for each row, or neither.
         let location = |numel: usize| match numel {
             numel if numel == rows * columns => 'e',
             numel if numel == rows => 'r',

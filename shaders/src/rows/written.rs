@@ -1,4 +1,5 @@
-//! Unrolled code for rows with few columns per thread: their loads are in flight together, and results reuse the loaded values.
+//! Unrolled code for rows with few columns per thread. The loads of these columns are in flight together, and results
+//! reuse the loaded values.
 
 use super::super::emit::Emitter;
 use super::super::location::{self, Base};
@@ -6,25 +7,25 @@ use super::super::template::Template;
 use super::inserts::numbered;
 use super::{Layout, Reduction, Rows};
 
-/// Maximum number of unrolled columns of a thread, whose loads are in flight together and are not repeated, and maximum number of
-/// values that are computed for them.
+/// Maximum number of unrolled columns of a thread, and maximum number of values that are computed for them. The loads
+/// of these columns are in flight together and are not repeated.
 const MAX_UNROLLED: usize = 16;
 const MAX_VALUES: usize = 512;
 
 impl Rows<'_> {
-    /// Returns the number of unrolled columns of a thread: all of them, if they are few.
+    /// Returns the number of unrolled columns of a thread: all of its columns if they are few, else 0.
     pub(super) fn written(&self, layout: &Layout) -> usize {
         let columns = self.columns.div_ceil(layout.lanes);
         let fits = columns <= MAX_UNROLLED && columns * self.body.nodes.len() <= MAX_VALUES;
         if fits { columns } else { 0 }
     }
 
-    /// Returns the base of the element in one of the unrolled columns of a thread.
+    /// Returns the base for the element in one of the unrolled columns of a thread.
     pub(super) fn written_element(&self, number: usize) -> Base {
         Base::new(&numbered("element", number), self.rows * self.columns)
     }
 
-    /// Returns true if some threads lack this column.
+    /// Returns true if some threads do not have this column.
     fn is_short(&self, lanes: usize, number: usize) -> bool {
         (number + 1) * lanes > self.columns
     }

@@ -8,14 +8,14 @@ use super::items::words;
 /// Maximum number of lines after the expansion.
 const MAX_LINES: usize = 200_000;
 
-/// Line-by-line expander of constants and directives.
+/// Expands constants and directives line by line.
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
-    /// Statements by the name of the insertion point.
+    /// Statements to insert, by the name of the insertion point.
     inserts: &'a HashMap<String, String>,
-    /// Insertion points of the file.
+    /// Names of the insertion points of the file.
     inserted: Vec<String>,
-    /// Constants of `u32` and `bool` so far, and indices of repeats.
+    /// Values of the `u32` and `bool` constants so far, and of the indices of repeats.
     values: HashMap<String, u64>,
     /// Names of all constants.
     known: Vec<String>,
@@ -93,7 +93,7 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// Returns the statements for an insertion point, whose name may contain indices.
+    /// Returns the statements for an insertion point. The name of the insertion point may contain indices.
     fn inserted_at(&mut self, location: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
         let location = substituted(location, indices);
         let statements = self.inserts.get(&location).map(|text| &**text);
@@ -101,7 +101,8 @@ impl<'a> Expander<'a> {
         statements
     }
 
-    /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j in FIRST..END`.
+    /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j in FIRST..END`. Recurses
+    /// for the other indices.
     fn repeat(&mut self, bounds: &str, lines: &[&str], indices: &[(&str, u64)]) -> Result<(), String> {
         let (first, others) = match comma(bounds) {
             Some(at) => (&bounds[..at], Some(bounds[at + 1..].trim_start())),
@@ -137,7 +138,7 @@ impl<'a> Expander<'a> {
 
     fn line(&mut self, line: &str, indices: &[(&str, u64)]) -> Result<(), String> {
         self.lines += 1;
-        // Code after `//#` is a comment only in the unexpanded file.
+        // Text after `//#` is a comment only in the unexpanded file.
         let uncommented = line.trim_start().strip_prefix("//# ");
         let line = uncommented.unwrap_or(line);
         if self.lines > MAX_LINES {
@@ -199,7 +200,7 @@ fn directive(line: &str) -> Option<(&str, &str)> {
     Some((word.trim_end(), rest.trim()))
 }
 
-/// Returns the lines of the `@else`, if there is one, and of the `@end` of the block that begins at a line.
+/// Returns the line of the `@else`, if any, and the line of the `@end` of the block that begins at a line.
 fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String> {
     let (mut depth, mut middle) = (0_usize, None);
     for (at, line) in lines.iter().enumerate().skip(begin) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::items::is_word;
 
-/// Returns the value of an expression; true is 1, false is 0.
+/// Returns the value of an expression. True is 1, and false is 0.
 ///
 /// # Errors
 /// The text is not an expression, a name has no value, or a result is not a `u32`.
@@ -22,7 +22,7 @@ pub(super) fn evaluate(text: &str, values: &HashMap<String, u64>) -> Result<u64,
     }
 }
 
-/// Operators by precedence, the lowest first.
+/// Operators by precedence, lowest precedence first.
 const LEVELS: [&[&str]; 6] = [
     &["||"],
     &["&&"],

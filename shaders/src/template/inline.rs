@@ -9,17 +9,18 @@ pub(crate) struct Functions {
     declarations: String,
 }
 
-/// Inlined statements of a function for some arguments.
+/// The inlined statements of a function, for certain arguments.
 pub(crate) struct InlinedCall {
     pub(crate) statements: String,
     /// The returned expression.
     pub(crate) value: String,
-    /// Names of its variables in the function, and their names in the statements.
+    /// Names of the variables in the function, and their names in the statements.
     variables: Vec<(String, String)>,
 }
 
 impl InlinedCall {
-    /// Returns the name of the function's variable in the statements, if the function has this variable.
+    /// Returns the name in the statements of a variable of the function. Returns `None` if the function does not have
+    /// this variable.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let known = self.variables.iter().find(|(own, _)| own == name);
         known.map(|(_, renamed)| &**renamed)
@@ -42,7 +43,8 @@ impl Functions {
         &self.declarations
     }
 
-    /// Inlines a function that ends with `return`. The arguments are names. The names of its variables get a suffix.
+    /// Inlines a function that ends with `return`. The arguments are names. The suffix is added to the names of the
+    /// function's variables.
     ///
     /// # Errors
     /// The function does not exist, has another number of parameters, or does not end with `return`.

@@ -1,9 +1,9 @@
-//! Parser of a WGSL module into items: the parts between top-level semicolons and braces.
+//! Parser that splits a WGSL module into items. An item ends with a top-level semicolon or brace.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// Kind of an item.
+/// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Enable,
@@ -31,24 +31,24 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An item with the comments before it.
+/// An item with its preceding comments.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) name: String,
     pub(crate) text: String,
-    /// Names that it uses, computed on first use.
+    /// Names that the item uses, computed on first use.
     needs: OnceLock<Vec<String>>,
 }
 
 impl Item {
-    /// Returns the names that may refer to other items.
+    /// Returns the names in the item that may refer to other items.
     pub(crate) fn needs(&self) -> &[String] {
         let find = || free_names(&self.text).into_iter().map(str::to_owned).collect();
         self.needs.get_or_init(find)
     }
 
-    /// Returns its text without the preceding comments.
+    /// Returns the text of the item without the preceding comments.
     pub(crate) fn code(&self) -> &str {
         &self.text[code_start(&self.text, 0).unwrap_or(0)..]
     }
@@ -78,7 +78,7 @@ impl Item {
         Some(value.trim_end().trim_end_matches(';').trim().to_owned())
     }
 
-    /// Returns the element type of a buffer's array, and true if it is written.
+    /// Returns the element type of a buffer's array, and true if the kernel may write the buffer.
     pub(super) fn buffer(&self) -> Option<(String, bool)> {
         let declared = &self.text[self.text.find("var<storage")?..];
         let (space, rest) = declared.split_once('>')?;
@@ -161,7 +161,7 @@ fn code_start(text: &str, from: usize) -> Option<usize> {
     code(rest).find_map(|(start, line)| line.find(|c: char| !c.is_whitespace()).map(|at| from + start + at))
 }
 
-/// Returns the end of the first block from a position on.
+/// Returns the end of the first block after a position.
 fn block_end(text: &str, from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (start, line) in code(&text[from..]) {
@@ -181,7 +181,7 @@ fn block_end(text: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// Returns the identifiers in an item that may refer to other items: neither members nor local declarations.
+/// Returns the identifiers in an item that may refer to other items. Excludes members and local declarations.
 fn free_names(text: &str) -> Vec<&str> {
     let names = names(text);
     let declares = |before: &str| matches!(before, "let" | "var" | "const");
@@ -203,7 +203,7 @@ fn parameters(text: &str) -> Vec<&str> {
     let mut names: Vec<&str> = names
         .filter_map(|part| part.split(|c: char| !is_word(c)).next_back())
         .collect();
-    // The last part is a type.
+    // The text after the last colon is a type.
     names.pop();
     names.retain(|name| !name.is_empty());
     names

@@ -1,8 +1,8 @@
 //! Templates: kernel files whose parts are replaced for a call.
 //!
-//! A file in `kernels/` is a complete and valid WGSL kernel. Sizes are constants with defaults, element types are aliases, and
-//! functions with default bodies contain the code that depends on the call. [`Template`] replaces these by name for a call; an
-//! unknown name is an error. Directives in comments cover what WGSL cannot express:
+//! A file in `kernels/` is a complete and valid WGSL kernel. Sizes are constants with defaults, element types are
+//! aliases, and functions with default bodies contain the code that depends on the call. [`Template`] replaces these
+//! by name for a call. An unknown name is an error. Directives in comments express what WGSL cannot:
 //!
 //! ```wgsl
 //! // @repeat i < TILES_DOWN, j < TILES_ACROSS
@@ -19,12 +19,13 @@
 //! // @end
 //! ```
 //!
-//! `@repeat` writes lines once for each value of its indices. An index is replaced by its value if it is an identifier, or a part
-//! of an identifier after an underscore. Its range (`i < N` or `i in N..M`) and the condition of `@if` are expressions of
-//! constants. Text after `//#` becomes code only when directives are expanded; the unexpanded file contains the other branch.
-//! `@insert` is an insertion point for statements, and `@replace` contains lines that are replaced if statements are given. In
-//! the unexpanded file, the indices are constants, and everything has one instance. The expansion keeps only the items that
-//! `main` uses, so replaced defaults and their buffers disappear.
+//! `@repeat` writes lines once for each value of its indices. An index is replaced by its value if it is an
+//! identifier, or a part of an identifier after an underscore. Its range (`i < N` or `i in N..M`) and the condition
+//! of `@if` are expressions of constants. Text after `//#` becomes code only when directives are expanded. The
+//! unexpanded file contains the other branch. `@insert` is an insertion point for statements. `@replace` contains
+//! lines that are replaced if statements are given. In the unexpanded file, the indices are constants, and all
+//! repeated code has one instance. The expansion keeps only the items that `main` uses, so default functions that
+//! were replaced disappear together with their buffers.
 
 mod expand;
 mod expression;
@@ -46,13 +47,13 @@ pub use variant::Replacements;
 /// A kernel file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFile {
-    /// Its name, without `.wgsl`.
+    /// Name of the file, without `.wgsl`.
     pub name: &'static str,
-    /// Its text.
+    /// Text of the file.
     pub text: &'static str,
 }
 
-/// The line of the entry point that reads the index of its workgroup. The first checks of a launch replace it.
+/// The line of the entry point that reads the index of its workgroup. The first checks of a launch replace this line.
 pub(crate) const WORKGROUP: &str = "let group_number = group.x;";
 
 /// A kernel file with the replacements for a call.
@@ -69,15 +70,15 @@ pub(crate) struct Template {
 /// A kernel file that is expanded for a call, before its buffers are bound.
 #[derive(Debug)]
 pub(crate) struct Expanded {
-    /// The file's name.
+    /// Name of the kernel file.
     pub(crate) kernel: &'static str,
-    /// WGSL extensions that it uses.
+    /// WGSL extensions that the kernel uses.
     pub(crate) enables: Vec<&'static str>,
     /// Buffers that are declared and used.
     pub(crate) buffers: Vec<Buffer>,
-    /// All used items except buffers, with functions of the library.
+    /// All used items except buffers, including functions of the library.
     pub(crate) text: String,
-    /// Threads of a workgroup.
+    /// Number of threads of a workgroup.
     pub(crate) threads: usize,
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct Expanded {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) name: &'static str,
-    /// Element type of its array.
+    /// Element type of the buffer's array.
     pub(crate) element: String,
     pub(crate) writes: bool,
 }
@@ -137,7 +138,7 @@ impl Template {
         self
     }
 
-    /// Replaces the body of a function that returns a value: statements, and the value.
+    /// Replaces the body of a function that returns a value. `statements` come before the `return` of `value`.
     pub(crate) fn returns(self, name: impl Into<String>, statements: &str, value: &str) -> Self {
         self.body(name, [statements, "return ", value, ";\n"].concat())
     }
@@ -148,7 +149,7 @@ impl Template {
         self
     }
 
-    /// Adds declarations that bodies use.
+    /// Adds declarations that replaced bodies use.
     pub(crate) fn with(mut self, declarations: &str) -> Self {
         self.more.push_str(declarations);
         self
@@ -160,10 +161,10 @@ impl Template {
         format!("{folder}{name}.wgsl: {what}")
     }
 
-    /// Returns the file's functions, for inlining.
+    /// Returns the functions of the file, for inlining.
     ///
     /// # Errors
-    /// The same errors as [`Template::expand`].
+    /// As [`Template::expand`].
     pub(crate) fn functions(&self) -> Result<Functions, String> {
         let items = self.items().map_err(|what| self.error(what))?;
         Ok(Functions::new(self.file.name, items))
@@ -172,14 +173,15 @@ impl Template {
     /// Returns the kernel with all replacements, without unused items.
     ///
     /// # Errors
-    /// The file does not have a name or has it with another kind, or a directive is invalid.
+    /// The file does not contain a name, a name has another kind, or a directive is invalid.
     pub(crate) fn expand(&self) -> Result<Expanded, String> {
         let mut items = self.items().map_err(|what| self.error(what))?;
         self.replace(&mut items, Kind::Alias, &self.aliases)?;
         self.replace(&mut items, Kind::Function, &self.bodies)?;
         let more = items::parse(&self.more).map_err(|what| self.error(what))?;
         items.extend(more);
-        // The library's functions replace the short ones that make the unexpanded file valid.
+        // The functions of the library replace the short functions of the same names that make the unexpanded file
+        // valid.
         let library = library::items()?;
         items.retain(|item| library.iter().all(|own| own.name != item.name));
         let items: Vec<&Item> = items.iter().chain(library).collect();
@@ -215,11 +217,12 @@ impl Template {
         Ok(expanded)
     }
 
-    /// Returns the statements of the entry point after the index of the workgroup, for insertion into another kernel, and the
-    /// declarations that they use. Constants are replaced by their values, because the other kernel has its own constants.
+    /// Returns the statements of the entry point that follow the index of the workgroup, and the declarations that
+    /// they use. Another kernel can include them. Constants are replaced by their values, because the other kernel
+    /// has its own constants.
     ///
     /// # Errors
-    /// The same errors as [`Template::expand`].
+    /// As [`Template::expand`].
     pub(crate) fn prologue(&self) -> Result<[String; 2], String> {
         let expanded = self.expand()?;
         let items = items::parse(&expanded.text).map_err(|what| self.error(what))?;
@@ -270,7 +273,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the threads of a workgroup, by the attribute of the entry point.
+    /// Returns the number of threads of a workgroup, according to the attribute of the entry point.
     fn size_of(&self, main: &Item, items: &[&Item]) -> Result<usize, String> {
         let size = main
             .text
@@ -298,7 +301,7 @@ impl Template {
     }
 }
 
-/// Returns the names of the items that the entry point needs.
+/// Returns the names of the items that the entry point needs, directly or indirectly.
 fn reached<'a>(items: &[&'a Item]) -> Result<HashSet<&'a str>, String> {
     let mut known: HashMap<&str, &Item> = HashMap::with_capacity(items.len());
     let mut twice = HashSet::new();

@@ -1,4 +1,4 @@
-//! Description of a kernel by what it replaces in its file.
+//! Description of a kernel by its replacements in the kernel file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Kind, Template, items};
 
-/// The replacements by which the kernel of a launch differs from its file in `kernels/`.
+/// The replacements in a kernel file of `kernels/` that make it the kernel of a launch.
 #[derive(Clone, Debug)]
 pub struct Replacements(Arc<Template>);
 
@@ -15,8 +15,8 @@ impl Replacements {
         Replacements(Arc::new(template))
     }
 
-    /// Returns the replacements of a kernel with this source: text by kind and name, such as `constant UNROLL` or `function load_a`.
-    /// Added declarations that the source does not use are left out.
+    /// Returns the replacements of a kernel with this source. The key is a kind and a name, such as `constant UNROLL`
+    /// or `function load_a`; the value is the text. Added declarations that the source does not use are omitted.
     pub fn parts(&self, source: &str) -> BTreeMap<String, String> {
         let template = &*self.0;
         let constants = template.constants.iter();
@@ -26,7 +26,7 @@ impl Replacements {
             map.iter().map(part).collect()
         };
         let used = items::names(source);
-        // The kernel was expanded, so that its declarations are valid.
+        // The declarations are valid, because the kernel was expanded.
         let added = items::parse(&template.more).unwrap_or_default();
         let added = added
             .into_iter()

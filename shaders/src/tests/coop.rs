@@ -1,5 +1,5 @@
-//! Tests of kernels for cooperative matrices: they are valid, translate to the languages of other devices, and fit into the
-//! memory of a workgroup.
+//! Tests of kernels for cooperative matrices. They are valid, can be translated to the languages of other devices,
+//! and fit into the shared memory of a workgroup.
 
 use std::cell::RefCell;
 
@@ -20,7 +20,7 @@ pub(super) const KINDS: [CoopConfig; 5] = [
     kind(16, true, 16),
 ];
 
-/// Creates a configuration from the side of a tile, the operand type (`f16` or `f32`), and the subgroup size.
+/// Creates a configuration from the tile size, true for `f16` operands (false for `f32`), and the subgroup size.
 const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopConfig {
     CoopConfig {
         tile_size,
@@ -32,7 +32,7 @@ const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopCo
     }
 }
 
-/// Returns the launches of large products on cooperative matrices of every kind.
+/// Returns the launches of large contractions on cooperative matrices of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     each_on_units(&[DType::F32, DType::F16], &mut |label, cx| {
@@ -43,7 +43,7 @@ fn coop_launches() -> Vec<(String, Launch)> {
     all
 }
 
-/// Calls `each` with the input of every compilation, for operands of these types.
+/// Calls `each` with the label and the input of every compilation, for operands of these dtypes.
 fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
     let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
     let window = |attrs: Attrs| {
@@ -75,7 +75,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
             transposed(false, false),
             vec![vec![512, 3000], vec![3000, 512], vec![512]],
         ),
-        // Products with fewer steps than the block prefetches: a single step, and a short last part.
+        // These have fewer steps than the block prefetches: a single step, and a short last part.
         (
             "core.matmul",
             transposed(false, false),
@@ -86,7 +86,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
             transposed(false, false),
             vec![vec![16, 10_496], vec![10_496, 256]],
         ),
-        // Products with small blocks: of few rows, and with too few columns for large blocks.
+        // These use small blocks: few rows, and too few columns for large blocks.
         (
             "core.matmul",
             transposed(false, true),
@@ -109,7 +109,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
         ),
     ];
     for (name, attrs, shapes) in calls {
-        // Only a plain product can have a result type that differs from its operands.
+        // The result of a matmul with an addend has the dtype of its operands, and must be `f32` here.
         let alone = |float: &&DType| **float == DType::F32 || name != "core.matmul_add";
         for &float in floats.iter().filter(alone) {
             let mut graph = Graph::new();
@@ -168,7 +168,8 @@ fn kernels_for_matrix_units_are_valid_and_translate() {
     }
 }
 
-/// Checks the shared memory: Metal devices have 32 KiB and tiles of 8, other devices with cooperative matrices at least 48 KiB.
+/// Checks the size of the shared memory. Metal devices have 32 KiB and tiles of 8. Other devices with cooperative
+/// matrices have at least 48 KiB.
 fn check_shared(label: &str, launch: &Launch) {
     let most = if launch.source.contains("coop_mat16x16") {
         40 << 10
@@ -179,7 +180,7 @@ fn check_shared(label: &str, launch: &Launch) {
     assert!(bytes <= most, "{label}: {bytes} bytes");
 }
 
-/// Chooser that records the variants of a product and selects one of them.
+/// A chooser that records the variants of a contraction and selects one of them.
 #[derive(Default)]
 struct Variants {
     offered: RefCell<Vec<Schedule>>,
@@ -201,7 +202,7 @@ impl ScheduleChooser for Variants {
     }
 }
 
-/// Variants that only tuning selects also have valid kernels; they run on few devices otherwise.
+/// Variants that only tuning selects also have valid kernels. Other tests run them on few devices.
 #[test]
 fn every_way_on_matrix_units_is_valid() {
     let mut seen = HashSet::new();
@@ -224,7 +225,8 @@ fn every_way_on_matrix_units_is_valid() {
         for variant in units {
             let text = variant.to_string();
             let block = text.split(" split_k").next().unwrap_or_default().to_owned();
-            // Variants that differ only in the number of parts differ only in stores, which are tested with the default variants.
+            // Variants that differ only in the number of parts differ only in their stores. The default variants test
+            // the stores.
             if !blocks.insert(block.clone()) {
                 continue;
             }
@@ -235,7 +237,7 @@ fn every_way_on_matrix_units_is_valid() {
             .launches[0]
                 .clone();
             assert!(launch.coop && launch.chosen.is_some(), "{label}, {variant}");
-            // Most variants differ only in sizes.
+            // Most variants differ only in sizes, so equal sources are validated once.
             if seen.insert(launch.source.clone()) {
                 let label = format!("{label}, {variant}");
                 validated(&label, &launch, UNITS);
@@ -254,7 +256,7 @@ fn every_way_on_matrix_units_is_valid() {
     }
 }
 
-/// Returns the bytes of shared memory of a workgroup.
+/// Returns the number of bytes of shared memory of a workgroup.
 fn shared_bytes(launch: &Launch) -> u32 {
     let module = naga::front::wgsl::parse_str(&launch.source).expect("it is valid");
     let mut layouter = naga::proc::Layouter::default();
@@ -266,7 +268,8 @@ fn shared_bytes(launch: &Launch) -> u32 {
     shared.map(|(_, v)| layouter[v.ty].size).sum()
 }
 
-/// Checks every operator that is a product, or has one in its decomposition, however small: forward and backward.
+/// Every operator that is a contraction, or whose decomposition contains one, has a kernel for cooperative matrices,
+/// even if it is small.
 #[test]
 fn every_product_has_a_kernel_for_matrix_units() {
     let config = CoopConfig {
@@ -304,7 +307,7 @@ fn attention_on_matrix_units_is_valid_and_translates() {
     for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
         for config in KINDS {
             let made = compile_attention(false, [500, 511], heads, Some(config));
-            // The widest heads in full precision do not fit into shared memory.
+            // In full precision, the largest heads do not fit into shared memory.
             let fits = config.use_f16_input || heads[2] < 128;
             assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
             translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], UNITS);
@@ -324,7 +327,7 @@ fn attention_on_matrix_units_is_valid_and_translates() {
     }
 }
 
-/// Checks all tiles of queries, keys and steps that fit, of which usually one is used.
+/// All tiles of queries, keys and steps that fit have valid kernels. Usually only one of them is used.
 #[test]
 fn every_way_of_attention_on_matrix_units_is_valid() {
     let mut names = HashSet::new();

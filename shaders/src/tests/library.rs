@@ -1,4 +1,4 @@
-//! Tests of matmuls that a library computes, and of packed matrices that are expanded before a product.
+//! Tests of matmuls that a library computes, and of packed matrices that are expanded before a matmul.
 
 use super::*;
 use crate::kernel::{LibraryEpilogue, LibraryMatmul, MatmulLibrary};
@@ -43,7 +43,8 @@ fn the_library_adds_and_scales() {
         ("core.add", &left, whole, Some(LibraryEpilogue::Add)),
         ("core.add", &right, whole, Some(LibraryEpilogue::Add)),
         ("core.mul", &right, &[], Some(LibraryEpilogue::Scale)),
-        // A bias, a product of elements and a difference are computed from the stored product.
+        // The library does not apply a bias, a multiplication by elements, or a difference. Another launch computes
+        // them from the stored result.
         ("core.add", &left, &[72], None),
         ("core.mul", &left, whole, None),
         ("core.sub", &left, whole, None),
@@ -71,7 +72,7 @@ fn packed_matrices_are_expanded_once_for_many_rows() {
     ];
     let attrs = program(3, &calls);
     for (rows, library, launches) in [(512, false, 2), (64, false, 1), (512, true, 3)] {
-        // Blocks of Q4_0 along the columns.
+        // The rows of the matrix consist of Q4_0 blocks.
         let inputs = [
             tensor(DType::F32, &[rows, 128]),
             tensor(DType::U32, &[128, 8 * 4]),
@@ -79,7 +80,7 @@ fn packed_matrices_are_expanded_once_for_many_rows() {
         ];
         let made = compiled(&attrs, &inputs, &tensor(DType::F32, &[rows, 256]), library);
         let kernels: Vec<&str> = made.launches.iter().map(|launch| launch.kernel).collect();
-        // For the library, the rows are rounded as well.
+        // With the library, a launch also rounds the rows.
         assert_eq!(kernels.len(), launches, "{rows} rows: {kernels:?}");
         let is_expanded = made.scratch.contains(&(2 * 128 * 256));
         assert_eq!(is_expanded, rows == 512, "{:?}", made.scratch);

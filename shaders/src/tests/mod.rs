@@ -1,4 +1,4 @@
-//! Tests of every kernel of every operator's samples without a device: the kernels are valid and can be translated.
+//! Tests of every kernel of every operator's samples, without a device. The kernels are valid and can be translated.
 
 mod coop;
 mod library;
@@ -19,7 +19,7 @@ use super::ScheduleChooser;
 use super::coop::CoopConfig;
 use super::{Binding, CompileCx, Compiled, Launch, Memory, compile, supports};
 
-/// Returns the types of a sample's operands and results; floats may be of half precision.
+/// Returns the types of a sample's operands and results. Floats have the dtype `float`.
 fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, Vec<TensorType>)> {
     let mut graph = Graph::new();
     let operand = |dtype: DType| if dtype == DType::F32 { float } else { dtype };
@@ -47,7 +47,8 @@ fn launches() -> Vec<(String, Launch)> {
     launches_with(None)
 }
 
-/// Returns the launches with cooperative matrices, if there is a configuration.
+/// Returns the launches of the samples of all operators, with cooperative matrices if `coop` contains a
+/// configuration.
 fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     let mut seen = HashSet::new();
@@ -85,7 +86,7 @@ fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     all
 }
 
-/// Parses and validates a kernel with only these capabilities, and binds the variables.
+/// Parses a kernel, binds its variables, and validates it with only these capabilities.
 fn validated(label: &str, launch: &Launch, capabilities: Capabilities) -> (naga::Module, naga::valid::ModuleInfo) {
     let fail = |what: &str| -> ! { panic!("{label}: {what}\n{}", launch.source) };
     let mut module = match naga::front::wgsl::parse_str(&launch.source) {
@@ -110,7 +111,7 @@ fn validated(label: &str, launch: &Launch, capabilities: Capabilities) -> (naga:
 fn every_kernel_is_valid_and_translates() {
     let launches = launches();
     assert!(launches.len() > 500, "{}", launches.len());
-    // Requires only capabilities that every device has.
+    // The kernels require only capabilities that every device has.
     for (label, launch) in &launches {
         translate(label, launch, Capabilities::empty());
     }
@@ -155,7 +156,7 @@ fn equal_kernels_can_have_different_codes() {
 
 #[test]
 fn no_kernel_asks_for_the_length_of_its_memory() {
-    // `arrayLength` would include the rest of the slab.
+    // `arrayLength` would include other buffers in the same slab.
     for (label, launch) in launches() {
         assert!(!launch.source.contains("arrayLength"), "{label}");
     }
@@ -202,7 +203,7 @@ fn guarded_kernels_look_before_they_do_anything() {
     }
 }
 
-/// Returns the maximum number of launches of an operator's samples.
+/// Returns the maximum number of launches of the samples of an operator.
 fn most_launches(name: &str) -> usize {
     let op = registry::op(name).expect("an operator");
     let counts = op.samples(&mut Sizes::new(0)).into_iter().filter_map(|sample| {
@@ -237,7 +238,7 @@ fn losses_norms_and_attention_take_few_kernels() {
     }
 }
 
-/// Creates a program from calls with an operator, attributes and operands.
+/// Creates a program from calls. Each call has an operator, attributes and operands.
 fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
         op: registry::op(name).expect("an operator"),
@@ -295,7 +296,7 @@ fn parts_of_half_precision_are_valid() {
 
 #[test]
 fn what_a_dispatch_computes_on_the_way_is_counted() {
-    // The first product has more elements than 32 bits can number.
+    // The first matmul has more elements than can be indexed with 32 bits.
     let first = [Slot::Operand(0), Slot::Operand(1)];
     let second = [Slot::Step(0), Slot::Operand(0)];
     let calls: [(&str, Attrs, &[Slot]); 2] = [("core.matmul", matmul(), &first), ("core.matmul", matmul(), &second)];
@@ -308,7 +309,8 @@ fn what_a_dispatch_computes_on_the_way_is_counted() {
     );
 }
 
-/// Returns the attributes, operands and results of an attention: queries, keys; heads, key-value heads, width.
+/// Returns the attributes, operands and results of an attention, given the numbers of queries and keys, and the
+/// number of heads, of key-value heads, and the head size.
 fn attention(
     gradient: bool,
     [rows_q, rows_k]: [usize; 2],
@@ -336,7 +338,7 @@ fn attention(
     }
 }
 
-/// Compiles an attention, with or without cooperative matrices, in the chosen variants.
+/// Compiles an attention, with or without cooperative matrices, in the variants that the chooser selects.
 fn try_attention(
     gradient: bool,
     rows: [usize; 2],
@@ -396,7 +398,7 @@ fn what_attention_keeps_grows_with_the_rows_only() {
 
 #[test]
 fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
-    // Few queries of many keys are decomposed.
+    // Attention of few queries to many keys is decomposed.
     let (attrs, inputs, outputs) = attention(false, [4, 2_500], [1, 1, 16]);
     let kernel = KernelDesc {
         name: "core.attention",
@@ -425,7 +427,7 @@ fn sums_of_many_elements_have_kernels() {
         };
         supports(&kernel, u64::MAX, None).map(|compiled| compiled.launches.len())
     };
-    // The logits of a language model.
+    // The logits of a language model have this size.
     assert_eq!(reduction(&[512, 49_152]), Ok(2), "parts, and what puts them together");
     let reason = reduction(&[1 << 16, 1 << 16]).expect_err("too many elements");
     assert!(reason.contains("can number"), "{reason}");
@@ -436,7 +438,7 @@ fn launches_of(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> u32 
     each_launch(build).len() as u32
 }
 
-/// Returns the launches of a call whose operands and results are `f32`, except for some indices.
+/// Returns the launches of a call. Operands and results are `f32`, except for indices.
 fn each_launch(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> Vec<Launch> {
     let mut g = Graph::new();
     let y = build(&mut g);

@@ -1,4 +1,4 @@
-//! Tests of projections whose epilogues read other sums of their workgroup than the current one.
+//! Tests of projections whose epilogues read several sums of their workgroup.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn rotation(head_dim: i64) -> Attrs {
         .with("inverse", false)
 }
 
-/// Compiles the product of a row of 64 elements and `[width, 64]`, with the calls that follow it.
+/// Compiles the matmul of a row of 64 elements and `[width, 64]`, with the calls that follow it.
 fn projected(width: usize, after: &[(&str, Attrs, &[Slot])]) -> Result<Vec<Launch>, String> {
     let product = Attrs::new().with("transpose_a", false).with("transpose_b", true);
     let mut calls = vec![("core.matmul", product, &[Slot::Operand(0), Slot::Operand(1)][..])];
@@ -35,7 +35,7 @@ fn samples_are_written_by_the_kernel_that_multiplies() {
         }));
         match made {
             Ok(made) => {
-                // The cache is not written in place here, so it is copied first.
+                // The cache is not written in place here, so the first launch copies it.
                 let [_, launch] = &made.launches[..] else {
                     panic!("{}: {} launches", sample.label, made.launches.len());
                 };
@@ -47,8 +47,8 @@ fn samples_are_written_by_the_kernel_that_multiplies() {
                 );
                 counts[usize::from(sample.label.contains("f16"))] += 1;
             }
-            // The call has more than four rows, small heads do not fill the columns of a workgroup, or several rows have a
-            // separate norm.
+            // There are three reasons: the call has more than four rows, small heads do not fill the columns of a
+            // workgroup, or several rows have a separate norm.
             Err(what) => {
                 let other = what.starts_with("the epilogue reads other elements of a product");
                 assert!(

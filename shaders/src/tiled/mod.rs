@@ -1,9 +1,9 @@
 //! Tiled contractions, for matmuls and convolutions.
 //!
-//! A workgroup computes a tile of `m` by `n` results of a batch. It iterates over the summed dimension in steps. In each step it
-//! copies a part of both operands to shared memory, and every thread sums up some elements of the tile. If there are too few
-//! tiles to occupy a device, the summed dimension is split into parts, which a second launch adds up. Small products use one
-//! thread for each result instead.
+//! A workgroup computes a tile of `m` by `n` results of a batch. It iterates over the summed dimension in steps. In
+//! each step, it copies a part of both operands to shared memory, and every thread sums up some elements of the tile.
+//! If there are too few tiles to occupy a device, the summed dimension is split into parts, and a second launch adds
+//! them up. Small contractions use one thread for each result instead.
 
 pub(super) mod schedules;
 
@@ -23,30 +23,30 @@ use super::variants::Candidate as _;
 use super::{expanded, library_matmul, neighbours, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
-/// Threads along each side of a tile.
+/// Number of threads along each side of a tile.
 const BLOCK_THREADS: usize = 16;
-/// Length of a step along the summed dimension.
+/// Number of terms of a step along the summed dimension.
 const STEP: usize = 16;
 /// Minimum number of workgroups for larger tiles.
 const GROUPS_THRESHOLD: usize = 64;
 /// Maximum number of workgroups for which the summed dimension is split.
 const GROUPS_IN_PARTS: usize = 160;
-/// Elements along each side of the tile of one thread, the largest first, and the minimum number of workgroups for which this
-/// tile is faster than the next one.
+/// Number of elements along each side of the tile of one thread, the largest first, and minimum number of workgroups
+/// for which this tile is faster than the next one.
 const TILES: [(usize, usize); 4] = [
     (8, 2 * GROUPS_THRESHOLD),
     (4, GROUPS_THRESHOLD),
     (2, GROUPS_THRESHOLD),
     (1, 0),
 ];
-/// Minimum length of a part of the summed dimension.
+/// Minimum number of terms of a part of the summed dimension.
 const MIN_PART: usize = 8 * STEP;
-/// Maximum number of columns for which rows may be computed when they are loaded, because only few workgroups then
-/// repeat this computation.
+/// Maximum number of columns for which rows may be computed when they are loaded. With more columns, too many
+/// workgroups would repeat this computation.
 const COLUMNS_ON_THE_WAY: usize = 256;
 /// Maximum number of result elements that a thread computes together.
 const MAX_TOGETHER: usize = 8;
-/// Maximum number of values that a thread computes for these elements, because their code is unrolled.
+/// Maximum number of values that a thread computes for these elements. It is limited, because their code is unrolled.
 const MAX_VALUES_TOGETHER: usize = 256;
 
 impl Tiles<'_> {
@@ -84,10 +84,10 @@ impl Tiles<'_> {
     }
 }
 
-/// Checks that an operand of a product may be computed when it is loaded. Every workgroup recomputes the rows that it reads, only
-/// once if the rows fit into its memory; `sizes` is passed in this case. Otherwise programs are split, and so are operators whose
-/// rows are read by many workgroups and computed from several operands: the first operand is then computed once before the
-/// product.
+/// Checks that an operand of a contraction may be computed when it is loaded. Every workgroup recomputes the rows
+/// that it reads, but only once if the rows fit into its memory; `sizes` is passed in this case. An error splits a
+/// program, or an operator whose rows are computed from several operands and read by many workgroups: the first
+/// operand is then computed once, before the contraction.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
     // Reductions are computed together with the values that depend on them.
     if matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty() {
@@ -108,7 +108,7 @@ pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Op
     }
 }
 
-/// Compiles the launches of a body whose only product is `id`.
+/// Compiles the launches of a body whose only contraction is `id`.
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Contraction) -> Result<Compiled, String> {
     let total = body.ty(id).numel();
     if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
@@ -148,7 +148,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
     compile_call(&product, &results)
 }
 
-/// Compiles the launches of a product whose operands and results are checked.
+/// Compiles the launches of a contraction whose operands and results were checked.
 pub(super) fn compile_call(product: &MatMulCall, results: &Results) -> Result<Compiled, String> {
     if let Some(compiled) = library_matmul::compile(product, results)? {
         return Ok(compiled);
@@ -171,7 +171,7 @@ pub(super) fn compile_call(product: &MatMulCall, results: &Results) -> Result<Co
 }
 
 impl Tiles<'_> {
-    /// Compiles the launches of a product.
+    /// Compiles the launches of a contraction.
     fn compile(&self, product: &MatMulCall, results: &Results) -> Result<Compiled, String> {
         let &MatMulCall {
             body,
@@ -194,12 +194,12 @@ impl Tiles<'_> {
             let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
             let plain = plain.then(|| cx.outputs[0]);
             let together = if body.results == [id] {
-                // The epilogue reads nothing.
+                // The epilogue reads no operands.
                 1
             } else {
                 self.most_together().min(MAX_VALUES_TOGETHER / body.nodes.len().max(1))
             };
-            // Must be a power of two, like the number of elements.
+            // The number must be a power of two, like the number of elements.
             let together = 1 << together.max(1).ilog2();
             let sink = SumConsumer::Finish(epilogue(&mut e, id, &results.of_product, together)?);
             let launch = self.launch(e, product, &sink, plain.as_ref())?;
@@ -249,7 +249,7 @@ fn direct(mut e: Emitter, contraction: &dyn Contraction, total: usize, sink: &Su
 pub(super) struct Tiling<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
-    /// Rows and columns of the tile of one thread.
+    /// Number of rows and columns of the tile of one thread.
     pub(super) tile: usize,
     pub(super) parts: usize,
 }
@@ -265,7 +265,7 @@ impl<'a> Tiling<'a> {
         Tiling::of(contraction, total, tile, Tiling::usual_parts(&sizes, tile))
     }
 
-    /// Returns all tiles, with fewer and more parts than the default.
+    /// Returns all tiles, also with fewer and more parts than the default.
     pub(super) fn all(contraction: &'a dyn Contraction, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         let each = TILES.into_iter().flat_map(|(tile, _)| {
@@ -289,7 +289,7 @@ impl<'a> Tiling<'a> {
         }
     }
 
-    /// Returns the terms of each part except the last.
+    /// Returns the number of terms of each part except the last.
     fn length(k: usize, parts: usize) -> usize {
         k.div_ceil(parts).next_multiple_of(STEP).max(STEP)
     }
@@ -302,7 +302,8 @@ impl<'a> Tiling<'a> {
         GROUPS_IN_PARTS.div_ceil(Tiling::groups(sizes, tile).max(1))
     }
 
-    /// Returns the elements of an operand that a thread loads together: neighbours in memory and in shared memory.
+    /// Returns the number of elements of an operand that a thread loads together. They are neighbours in memory and
+    /// in shared memory.
     fn width(&self) -> usize {
         self.tile.min(4)
     }
@@ -340,8 +341,8 @@ impl<'a> Tiling<'a> {
             .finish_template(template, Tiling::groups(&self.sizes, self.tile) * self.parts)
     }
 
-    /// Returns statements that load adjacent elements of an operand, and their value. Past the end of the summed dimension the
-    /// value is zero, even if the memory contains NaN.
+    /// Returns statements that load adjacent elements of an operand, and the value of these elements. Past the end of
+    /// the summed dimension, the value is zero, even if the memory contains NaN.
     fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };

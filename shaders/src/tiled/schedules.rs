@@ -1,4 +1,4 @@
-//! Variants of contractions: a thread for each result, tiles, lanes or wide columns, or cooperative matrices.
+//! Variants of contractions: one thread for each result, tiles, lanes or wide columns, or cooperative matrices.
 
 use meganeura_core::precision::Precision;
 
@@ -12,16 +12,16 @@ use super::super::variants::{Candidate, range};
 use super::super::vectors::{self, RowMatmul};
 use super::Tiling;
 
-/// Maximum number of multiplications for which a thread for each result is equally fast, and simpler.
+/// Maximum number of multiplications for which one thread for each result is equally fast, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;
-/// Maximum length of a sum if a thread for each result is the default.
+/// Maximum number of terms of a sum for which one thread for each result is the default.
 const SHORT_SUM: usize = 256;
-/// Maximum number of multiplications if a thread for each result is a candidate.
+/// Maximum number of multiplications for which one thread for each result is a candidate.
 const MAX_DIRECT: usize = 1 << 22;
 
-/// A product, cut into tiles of one kind.
+/// A contraction that is cut into tiles of one kind.
 pub(super) enum Tiles<'a> {
-    /// A thread for each result.
+    /// One thread for each result.
     Direct,
     Threads(Tiling<'a>),
     Coop(Blocks<'a>),
@@ -35,15 +35,15 @@ pub(crate) struct MatMulCall<'a> {
     pub(crate) id: Id,
     pub(crate) cx: &'a CompileCx<'a>,
     pub(crate) contraction: &'a dyn Contraction,
-    /// Elements of the result.
+    /// Number of elements of the result.
     pub(crate) total: usize,
-    /// True if reductions come before the product, which only [`vectors`] supports.
+    /// True if reductions precede the contraction. Only [`vectors`] supports this.
     pub(crate) reduces: bool,
 }
 
 impl MatMulCall<'_> {
-    /// Returns the class of calls that share the fastest variant: by the kind of product, memory layout of operands, sizes, and
-    /// whether the kernel has an epilogue.
+    /// Returns the class of calls that share the fastest variant. It depends on the kind of contraction, the memory
+    /// layout of operands, sizes, and the presence of an epilogue.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let &MatMulCall {
             body, id, contraction, ..
@@ -82,7 +82,8 @@ impl MatMulCall<'_> {
 }
 
 impl<'a> Tiles<'a> {
-    /// Returns the default variant, by thresholds that were measured on some devices; `None` for many rows after reductions.
+    /// Returns the default variant, according to thresholds that were measured on some devices. Returns `None` for
+    /// many rows after reductions.
     pub(super) fn usual(product: &MatMulCall<'a>) -> Option<Self> {
         let MatMulCall {
             cx, contraction, total, ..
@@ -96,7 +97,7 @@ impl<'a> Tiles<'a> {
             return Some(Tiles::Direct);
         }
         let units = cx.coop.and_then(|config| Blocks::new(contraction, config, total));
-        // Cooperative matrices compute whole tiles even for few rows; kernels without them are faster in this case.
+        // Cooperative matrices compute whole tiles even for few rows. Kernels without them are faster in this case.
         let few = sizes.m <= vectors::FEW_ROWS;
         Some(match (units, RowMatmul::new(contraction, total, cx)) {
             (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Coop(blocks),

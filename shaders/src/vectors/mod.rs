@@ -1,8 +1,8 @@
-//! Contractions of few rows with a matrix, as in the decode phase of a language model: every element of the matrix is read once,
-//! and the memory bandwidth limits the speed.
+//! Contractions of few rows with a matrix, as in the decode phase of a language model. Every element of the matrix is
+//! read once, and the memory bandwidth limits the speed.
 //!
-//! Several threads of a workgroup, the *lanes* of a column, share the sum of the column; adjacent threads read adjacent memory.
-//! If there are too few columns to occupy a device, sums are split into parts.
+//! Several threads of a workgroup, the *lanes* of a column, share the sum of the column. Adjacent threads read
+//! adjacent memory. If there are too few columns to occupy a device, sums are split into parts.
 
 mod staged;
 mod wide;
@@ -22,39 +22,41 @@ use super::variants::scheduled;
 use staged::StagedRowMatmul;
 use wide::WideRowMatmul;
 
-/// Maximum number of rows.
+/// Maximum number of rows of such a contraction.
 const MAX_ROWS: usize = 16;
 /// Maximum number of rows if operands are not row-major, and if cooperative matrices are available.
 pub(super) const FEW_ROWS: usize = 4;
-/// Threads of a workgroup.
+/// Number of threads of a workgroup.
 const THREADS: usize = 256;
-/// Terms of a vector.
+/// Number of terms of a vector.
 const WIDTH: usize = 4;
-/// Maximum number of lanes: if neighbours in memory are columns, eight columns are a memory sector.
+/// Maximum number of lanes. If neighbours in memory are columns, the remaining eight columns of a workgroup fill a
+/// memory sector.
 const MAX_LANES: usize = 32;
 /// Minimum number of lanes.
 const MIN_LANES: usize = 8;
-/// Maximum number of terms, of all rows, that a thread loads before it adds them up.
+/// Maximum number of terms, over all rows, that a thread loads before it adds them up.
 const MAX_UNROLL: usize = 16;
 /// Minimum number of terms of a row that a thread loads before it adds them up.
 const MIN_UNROLL: usize = 4;
-/// Maximum number of rows of a product whose epilogue reads other sums of the workgroup. For more rows, cooperative matrices are
-/// faster even with a separate launch for the epilogue.
+/// Maximum number of rows of a contraction whose epilogue reads other sums of the workgroup. For more rows,
+/// cooperative matrices are faster even with a separate launch for the epilogue.
 const MAX_SHARED_ROWS: usize = FEW_ROWS;
 /// Maximum number of row elements that are computed once for all columns of a workgroup.
 const MAX_STAGED: usize = 3072;
-/// Minimum number of terms of a part for each lane: with fewer, the launch that combines the parts takes longer than it saves.
+/// Minimum number of terms per lane of a part. With fewer terms, the launch that combines the parts takes longer than
+/// the split saves.
 const MIN_PART: usize = 32;
 /// Minimum number of workgroups that occupies a device.
 const GROUPS_THRESHOLD: usize = 256;
-/// Minimum number of workgroups for which a second launch, which combines parts, takes longer than it saves.
+/// Number of workgroups from which on a second launch that combines parts takes longer than the split saves.
 const GROUPS_WITHOUT_PARTS: usize = 48;
 
-/// Checks that there can be a kernel for a product of one row that depends on reductions of this row, for example a norm. Every
-/// workgroup computes the reductions redundantly, which takes less time than a separate launch.
+/// Checks that a kernel can compute a contraction of one row that depends on reductions of this row, for example a
+/// norm. Every workgroup computes the reductions redundantly, which takes less time than a separate launch.
 ///
 /// # Errors
-/// The product does not meet these conditions.
+/// The contraction does not meet these conditions.
 pub(super) fn check(body: &Body, id: Id, contraction: &dyn Contraction) -> Result<(), String> {
     let (sizes, total) = (contraction.sizes(), body.ty(id).numel());
     let reductions = body.calls(Role::Reduction);
@@ -71,11 +73,11 @@ pub(super) fn can_stage(sizes: Sizes) -> bool {
     sizes.m <= MAX_ROWS && sizes.batch * sizes.m * sizes.k <= MAX_STAGED
 }
 
-/// Name of the function by which an epilogue reads sums of its workgroup.
+/// Name of the function with which an epilogue reads sums of its workgroup.
 const PRODUCT_AT: &str = "product_at";
 
-/// Compiles one launch for a product of few rows whose epilogue reads other elements of it: adjacent ones, or the rotation
-/// partners `half` columns away. All elements that `epilogue` needs are in the same workgroup.
+/// Compiles one launch for a contraction of few rows whose epilogue reads several elements of it: adjacent ones, or
+/// rotation partners that are `half` columns apart. All elements that `epilogue` needs are in the same workgroup.
 ///
 /// # Errors
 /// The operands or sizes are not supported.
@@ -106,15 +108,15 @@ pub(super) fn compile_shared(
     compiled.launches.pop().ok_or_else(|| "there is no launch".into())
 }
 
-/// Settings of a kernel that keeps the sums of a workgroup in shared memory, for epilogues that read other sums. If they rotate
-/// heads, `half` is the distance of the columns of a pair.
+/// Settings of a kernel that stores the sums of a workgroup in shared memory, for epilogues that read several of
+/// them. If they rotate heads, `half` is the distance between the columns of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SharedSums {
     half: Option<usize>,
 }
 
 impl SharedSums {
-    /// Sets the constants of a kernel file for these settings; `None` disables shared sums.
+    /// Sets the constants of a kernel file according to these settings. `None` disables shared sums.
     fn tell(shared: Option<Self>, template: Template) -> Template {
         template
             .flag("SHARED_SUMS", shared.is_some())
@@ -128,20 +130,20 @@ impl SharedSums {
     }
 }
 
-/// A product of few rows.
+/// A contraction of few rows.
 pub(super) struct RowMatmul<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
     lanes: usize,
     parts: usize,
-    /// Launch for a large matrix (preferred), and launch for vectors of terms, each if supported.
+    /// Launch for a large matrix, if supported (it is preferred), and launch for vectors of terms, if supported.
     staged: Option<StagedRowMatmul<'a>>,
     wide: Option<WideRowMatmul<'a>>,
     shared: Option<SharedSums>,
 }
 
 impl<'a> RowMatmul<'a> {
-    /// Returns the default; `None` for too many rows.
+    /// Returns the default, or `None` for too many rows.
     pub(super) fn new(contraction: &'a dyn Contraction, total: usize, cx: &CompileCx) -> Option<Self> {
         let sizes = contraction.sizes();
         if sizes.m > RowMatmul::most_rows(contraction) {
@@ -157,13 +159,14 @@ impl<'a> RowMatmul<'a> {
         })
     }
 
-    /// Returns the launch whose workgroups share their sums; `None` if a workgroup cannot contain both columns of each pair.
+    /// Returns the launch whose workgroups share their sums. Returns `None` if a workgroup cannot contain both
+    /// columns of each pair.
     fn shared(contraction: &'a dyn Contraction, cx: &CompileCx, shared: SharedSums) -> Option<Self> {
         let sizes = contraction.sizes();
         let staged = StagedRowMatmul::new(contraction, cx, 1, None, Some(shared));
         let wide = WideRowMatmul::new(contraction, cx, 1, None, Some(shared));
         let usual = RowMatmul::usual_lanes(contraction);
-        // More lanes mean fewer columns of a workgroup.
+        // With more lanes, a workgroup has fewer columns.
         let fits = |lanes: &usize| shared.fits(THREADS / lanes, sizes.n);
         let lanes = [MIN_LANES, 2 * MIN_LANES, MAX_LANES]
             .into_iter()
@@ -193,8 +196,8 @@ impl<'a> RowMatmul<'a> {
         lanes
     }
 
-    /// Returns all numbers of lanes, and of columns of a thread, with fewer and more parts than the default. The list is empty
-    /// for too many rows.
+    /// Returns variants with all numbers of lanes and of columns of a thread, and with fewer and more parts than the
+    /// default. Returns none for too many rows.
     pub(super) fn all(contraction: &'a dyn Contraction, total: usize, cx: &CompileCx) -> Vec<Self> {
         let sizes = contraction.sizes();
         if sizes.m > RowMatmul::most_rows(contraction) {
@@ -267,19 +270,20 @@ impl<'a> RowMatmul<'a> {
         }
     }
 
-    /// Returns the wanted number of parts, or fewer if the parts would be too short or need too much memory.
+    /// Returns the wanted number of parts. Returns fewer if the parts would be too short or need too much memory.
     fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
         let room = epilogue::most_parts(total);
         wanted.min(sizes.k / (lanes * MIN_PART)).min(room).max(1)
     }
 
-    /// Compiles the launches of a product that depends on reductions, which [`check`] has accepted.
+    /// Compiles the launches of a contraction that depends on reductions. [`check`] must have accepted it.
     pub(super) fn compile(&self, body: &Body, id: Id, cx: &CompileCx, results: &Results) -> Result<Compiled, String> {
         let total = body.ty(id).numel();
         let before = Rows::before_matmul(body, &results.before, cx)?;
         let mut e = Emitter::new(body, cx);
         if self.parts() == 1 {
-            // Must come before the reductions have values: results may depend on them only through the product.
+            // This must come before the reductions have values, because results may depend on the reductions only
+            // through the contraction.
             let sink = SumConsumer::Finish(epilogue::epilogue(&mut e, id, &results.of_product, 1)?);
             before.begin(&mut e)?;
             e.share_fixed();
@@ -298,7 +302,7 @@ impl<'a> RowMatmul<'a> {
         })
     }
 
-    /// Returns the schedule of the product.
+    /// Returns the schedule of the contraction.
     pub(super) fn schedule(&self) -> Schedule {
         match (&self.staged, &self.wide) {
             (Some(staged), _) => staged.schedule(),
@@ -340,19 +344,19 @@ impl<'a> RowMatmul<'a> {
             .finish_template(template, RowMatmul::groups(&self.sizes, self.lanes) * self.parts)
     }
 
-    /// Returns true if the elements of rows are computed once before the sums, instead of once for each column.
+    /// Returns true if the elements of rows are computed once, before the sums, instead of once for each column.
     fn is_staged(&self) -> bool {
         self.contraction.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MAX_STAGED
     }
 }
 
-/// Returns true if an operand is in memory, and its vectors are contiguous along K.
+/// Returns true if an operand is in memory, and its vectors are contiguous along the summed dimension.
 fn has_vectors(contraction: &dyn Contraction, cx: &CompileCx, operand: usize) -> bool {
     let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
     stored.is_some_and(|stored| cx.has_vectors(stored))
 }
 
-/// Adds the vectors of the rows to a kernel file, or their elements if these are computed.
+/// Adds the code that loads the rows to a kernel file: vectors, or single elements if they are computed.
 fn load_rows(
     contraction: &dyn Contraction,
     e: &mut Emitter,
@@ -368,7 +372,7 @@ fn load_rows(
     Ok(template.returns("load_a", &a, &value))
 }
 
-/// Returns statements that load the vector `k` of a line of an operand, and its value.
+/// Returns statements that load the vector `k` of a line of an operand, and the value of this vector.
 fn vector(contraction: &dyn Contraction, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
     let (code, found) = e.block(|e| {
         let first = e.bind(&format!("k * {WIDTH}u"))?;

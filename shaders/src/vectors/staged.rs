@@ -1,5 +1,5 @@
-//! Contractions of few rows with a large matrix, for models with billions of parameters: rows are in shared memory, and each row
-//! element is read from there once for several columns.
+//! Contractions of few rows with a large matrix, for models with billions of parameters. The rows are in shared
+//! memory, and each row element is read once for several columns.
 
 use meganeura_core::quantization::BLOCK;
 
@@ -13,7 +13,7 @@ use super::super::schedule::Schedule;
 use super::super::template::Template;
 use super::{SharedSums, THREADS, WIDTH, has_vectors, load_rows, vector};
 
-/// Threads that share the sum of a column.
+/// Number of threads that share the sum of a column.
 const LANES: usize = 32;
 /// Number of columns of a tile for each column of a thread.
 const GROUPS: usize = THREADS / LANES;
@@ -21,19 +21,19 @@ const GROUPS: usize = THREADS / LANES;
 pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
 /// Maximum number of sums of a thread.
 const MAX_SUMS: usize = 16;
-/// Minimum number of terms of a part: for fewer, storing the rows takes longer than it saves.
+/// Minimum number of terms of a part. For fewer terms, copying the rows to shared memory takes longer than it saves.
 const MIN_LENGTH: usize = 2048;
 /// Minimum number of elements of the matrix.
 const MIN_ELEMENTS: usize = 1 << 21;
-/// Vectors of a plain matrix that a thread loads together.
+/// Number of vectors of an unpacked matrix that a thread loads together.
 const LOADED_VECTORS: usize = 8;
-/// Minimum number of workgroups that occupies a device, and minimum number for several tiles per workgroup, which then
-/// stores the rows only once for all of them.
+/// Minimum number of workgroups that occupies a device, and minimum number for which a workgroup has several tiles.
+/// It then copies the rows to shared memory only once for all of its tiles.
 const ENOUGH_GROUPS: usize = 224;
 const MANY_GROUPS: usize = 896;
 /// Maximum number of tiles of a workgroup.
 const MAX_TILES: usize = 4;
-/// Bytes of shared memory for sums.
+/// Number of bytes of shared memory for sums.
 const OTHER_BYTES: usize = 4096;
 
 /// A launch of `kernels/matmul_rows_staged.wgsl`. A *unit* is the part of a column that a thread loads at a time: a
@@ -46,7 +46,7 @@ pub(crate) struct StagedRowMatmul<'a> {
     columns: usize,
     tiles: usize,
     parts: usize,
-    /// Terms of a part.
+    /// Number of terms of a part.
     length: usize,
     /// Number of units of a row that are in shared memory at a time.
     chunk: usize,
@@ -54,8 +54,8 @@ pub(crate) struct StagedRowMatmul<'a> {
 }
 
 impl<'a> StagedRowMatmul<'a> {
-    /// Returns the launch with `columns` columns of a thread, or the maximum that the number of workgroups allows; `None` for
-    /// operands or sizes that other kernels compute.
+    /// Returns the launch with `columns` columns per thread, or with the maximum that the number of workgroups
+    /// allows. Returns `None` for operands or sizes that other kernels compute.
     pub(super) fn new(
         contraction: &'a dyn Contraction,
         cx: &CompileCx,
@@ -86,7 +86,7 @@ impl<'a> StagedRowMatmul<'a> {
             Some(columns) => fitting == columns,
             None => fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
         })?;
-        // Rows in several chunks would be stored again for each tile.
+        // If the rows do not fit into one chunk, they would be copied again for each tile.
         let tiles = if shared.is_some() || chunk * terms < length {
             1
         } else {
@@ -106,7 +106,7 @@ impl<'a> StagedRowMatmul<'a> {
         })
     }
 
-    /// Returns the schedule of the product.
+    /// Returns the schedule of the contraction.
     pub(crate) fn schedule(&self) -> Schedule {
         Schedule::of("matmul_rows_staged")
             .with("columns", [self.columns])
@@ -149,8 +149,8 @@ impl<'a> StagedRowMatmul<'a> {
     }
 
     /// Returns the number of units of a column that a thread loads together. For a packed matrix, one block of each
-    /// column is enough to keep the memory busy; more blocks need registers that other workgroups could use: on an
-    /// H200, two were 9 % slower and four 50 %.
+    /// column is enough to keep the memory busy. More blocks need registers that other workgroups could use: on an
+    /// H200, two blocks were 9 % slower and four blocks 50 % slower.
     fn count(&self) -> usize {
         let own = self.chunk.div_ceil(LANES);
         match self.packed {
@@ -159,7 +159,7 @@ impl<'a> StagedRowMatmul<'a> {
         }
     }
 
-    /// Adds the blocks of a packed matrix, their scales, and their expansion and summation to the kernel file.
+    /// Adds the blocks of a packed matrix, their scales, and the code that expands and sums them to the kernel file.
     fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
         let block = |e: &mut Emitter| {
             let first = e.bind(&format!("k * {BLOCK}u"))?;
@@ -194,8 +194,8 @@ impl<'a> StagedRowMatmul<'a> {
     }
 }
 
-/// Returns the number of units of a row, of `bytes` bytes each, that are in shared memory at a time: all, or equal
-/// chunks that are multiples of the lanes; `None` if not even one unit for each lane fits.
+/// Returns the number of units of a row, of `bytes` bytes each, that are in shared memory at a time: all units, or
+/// equal chunks that are multiples of the lanes. Returns `None` if not even one unit per lane fits.
 fn chunk(units: usize, bytes: usize, workgroup_bytes: usize) -> Option<usize> {
     let most = workgroup_bytes.saturating_sub(OTHER_BYTES) / bytes;
     if units <= most {

@@ -1,5 +1,6 @@
-//! Contractions of few rows whose operands are contiguous along the summed dimension. Threads load four terms or a word of packed
-//! weights at a time, and issue all loads of the matrix, up to a limit, before they wait for other data.
+//! Contractions of few rows whose operands are contiguous along the summed dimension. Threads load four terms or a
+//! word of packed weights at a time. They issue all loads of the matrix, up to a limit, before they wait for other
+//! data.
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
@@ -14,22 +15,23 @@ use super::super::schedule::Schedule;
 use super::super::template::Template;
 use super::{GROUPS_THRESHOLD, MAX_STAGED, SharedSums, THREADS, WIDTH, has_vectors, load_rows, vector};
 
-/// Threads that share the sum of a column.
+/// Number of threads that share the sum of a column.
 const LANES: usize = 32;
 /// Number of columns of a workgroup for each column of a thread.
 const COLUMN_GROUPS: usize = THREADS / LANES;
-/// Possible numbers of columns of a thread, the largest first: each thread reads rows once for all its columns.
+/// Possible numbers of columns of a thread, the largest first. Each thread reads rows once for all of its columns.
 pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
-/// Minimum number of rows for which vectors of rows are not loaded all at once, because they need too many registers.
+/// Minimum number of rows for which the vectors of the rows are not loaded all at once, because they would need too
+/// many registers.
 const SOME_ROWS: usize = 4;
 /// Maximum number of sums of a thread.
 const MAX_SUMS: usize = 32;
 /// Maximum number of vectors of the matrix that a thread has in flight.
 const MAX_LOADS: usize = 16;
-/// Minimum number of loads that each lane must still have if a load has several words.
+/// Minimum number of loads that each lane must have if a load has several words.
 const MIN_LOADS: usize = 4;
-/// Maximum number of sums of each thread that are in shared memory together, if it does not also contain rows: all
-/// devices have 16 KiB.
+/// Maximum number of sums of each thread that are in shared memory together, if shared memory does not also contain
+/// rows. All devices have 16 KiB.
 const MAX_STORED_SUMS: usize = 8;
 /// Maximum number of threads that add up the sums of a column.
 const MAX_ADDERS: usize = 8;
@@ -38,22 +40,22 @@ const MAX_ADDERS: usize = 8;
 pub(crate) struct WideRowMatmul<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
-    /// Words of packed weights that a thread loads at once.
+    /// Number of words of packed weights that a thread loads at once.
     words: usize,
     /// True if the lanes of a column are a subgroup of the device.
     subgroups: bool,
-    /// Columns of a thread.
+    /// Number of columns of a thread.
     columns: usize,
     parts: usize,
-    /// Terms of a part.
+    /// Number of terms of a part.
     length: usize,
-    /// Settings for an epilogue that reads other sums of the workgroup, if there is one.
+    /// Settings for an epilogue that reads other sums of the workgroup, if any.
     shared: Option<SharedSums>,
 }
 
 impl<'a> WideRowMatmul<'a> {
-    /// Returns the launch with `columns` columns of a thread, or the default; `None` if operands have no such vectors, or there
-    /// would be too many sums.
+    /// Returns the launch with `columns` columns per thread, or with the default number. Returns `None` if the
+    /// operands have no such vectors, or if there would be too many sums.
     pub(super) fn new(
         contraction: &'a dyn Contraction,
         cx: &CompileCx,
@@ -93,7 +95,7 @@ impl<'a> WideRowMatmul<'a> {
         })
     }
 
-    /// Returns the schedule of the product.
+    /// Returns the schedule of the contraction.
     pub(crate) fn schedule(&self) -> Schedule {
         Schedule::of("matmul_rows_wide")
             .with("columns", [self.columns])
@@ -146,27 +148,27 @@ impl<'a> WideRowMatmul<'a> {
     }
 
     /// Returns the number of threads (*adders*) that reduce the partial sums of one column, if a workgroup reduces
-    /// `columns` columns at once. It is a power of two, so that each adder adds up the same number of partial sums.
+    /// `columns` columns at once. It is a power of two, so that all adders add up the same number of partial sums.
     fn adders(columns: usize) -> usize {
         1 << (THREADS / columns).min(MAX_ADDERS).ilog2()
     }
 
-    /// Returns the sum that one adder computes, over every `adders`-th lane of a column, as WGSL.
+    /// Returns the WGSL expression of the sum that one adder computes, over every `adders`-th lane of a column.
     fn add_lanes(adders: usize) -> String {
         pairwise((0..LANES / adders).map(|i| format!("sums[at + {}u]", i * adders)), sum)
     }
 
-    /// Returns the sum of the results of a column's adders, as WGSL.
+    /// Returns the WGSL expression of the sum of the results of a column's adders.
     fn add_few(adders: usize) -> String {
         pairwise((0..adders).map(|i| format!("few[own * {adders}u + {i}u]")), sum)
     }
 
-    /// Returns the matrix, if it is packed.
+    /// Returns the packed matrix, or `None` if the matrix is not packed.
     fn packed(&self) -> Option<Packed> {
         self.contraction.packed(1)
     }
 
-    /// Returns the number of vectors of a unit: the part of a column that a thread loads at once.
+    /// Returns the number of vectors of a unit. A unit is the part of a column that a thread loads at once.
     fn unit(&self) -> usize {
         self.packed().map_or(1, |packed| packed.terms(self.words) / WIDTH)
     }
@@ -176,7 +178,8 @@ impl<'a> WideRowMatmul<'a> {
         (self.length / WIDTH / self.unit()).div_ceil(LANES)
     }
 
-    /// Returns the number of rounds in which a thread loads its units; all rounds load about the same number.
+    /// Returns the number of rounds in which a thread loads its units. All rounds load about the same number of
+    /// units.
     fn rounds(&self) -> usize {
         self.units().div_ceil(MAX_LOADS / self.columns).max(1)
     }
@@ -200,10 +203,10 @@ impl<'a> WideRowMatmul<'a> {
         self.contraction.stored(0).is_none()
     }
 
-    /// Adds the units of a packed matrix, their scales, and their expansion to a kernel file.
+    /// Adds the units of a packed matrix, their scales, and the code that expands them to a kernel file.
     fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
         let terms = packed.terms(self.words);
-        // Returns the index of the unit `k`, in pieces of `together` terms.
+        // Returns the index of the unit `k`, counted in pieces of `together` terms.
         let number = |e: &mut Emitter, together: usize| {
             let first = e.bind(&format!("k * {terms}u"))?;
             let found = self.contraction.number_of(e, 1, "line", &first)?;
@@ -229,9 +232,10 @@ impl<'a> WideRowMatmul<'a> {
             .returns("vector_of", "", &packed.vector_of(self.words)))
     }
 
-    /// Returns the words that a thread loads at once of a line of `length` terms: for 8-bit weights, the maximum that leaves each
-    /// lane enough loads. For 4-bit weights, a word has more terms, and a lane would read their rows from more distant memory: on
-    /// an H200, a tenth slower through Vulkan.
+    /// Returns the number of words that a thread loads at once from a line of `length` terms. For 8-bit weights, it
+    /// is the maximum that leaves each lane enough loads. For 4-bit weights, it is 1: a word has more terms, and with
+    /// several words, a lane would read the row elements from more distant memory. On an H200, this was a tenth
+    /// slower through Vulkan.
     fn words_together(packed: Packed, length: usize) -> usize {
         let words = length / packed.terms(1);
         let enough = |together: &usize| packed.format == BlockFormat::Q8_0 && words >= together * LANES * MIN_LOADS;

@@ -1,4 +1,4 @@
-//! Calls whose kernels are kept as snapshots, and translated to other languages by tests of backends.
+//! Calls whose kernels are stored as snapshots. Tests of backends translate these kernels to other languages.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,22 +12,22 @@ use meganeura_core::{DType, Graph, TensorType, Value, registry};
 use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 use meganeura_shaders::{CompileCx, Features, Launch, Limits, Memory, compile, generate};
 
-/// Number of rows of a product whose operand is computed when it is loaded.
+/// Number of rows of a matmul whose operand is computed when it is loaded.
 const FEW_ROWS: usize = 1;
 
-/// A call, its operands, and the device that it is compiled for.
+/// A call with its operands, and the device for which it is compiled.
 struct Call {
     op: &'static str,
     attrs: Attrs,
-    /// Shape and dtype of each operand; true if it is a state.
+    /// Shape and dtype of each operand, and true if the operand is a state.
     operands: Vec<(Vec<usize>, DType, bool)>,
     coop: Option<CoopConfig>,
     features: Features,
-    /// Operands of `f32` that are stored as `f16`.
+    /// Indices of the `f32` operands that are stored as `f16`.
     halves: &'static [u32],
-    /// The operand that the result overwrites.
+    /// Index of the operand that the result overwrites.
     overwritten: Option<u32>,
-    /// Another schedule than the default one, as text.
+    /// Schedule other than the default one, as text.
     schedule: Option<&'static str>,
 }
 
@@ -51,7 +51,7 @@ impl Call {
         Call::sample_where(op, |_| true)
     }
 
-    /// Creates the call of an operator's first sample with a cache of `f16`.
+    /// Creates the call of an operator's first sample that has an `f16` cache.
     fn sample_with_half_cache(op: &'static str) -> Self {
         Call::sample_where(op, |sample| {
             sample.inputs.get(1).is_some_and(|cache| cache.dtype == DType::F16)
@@ -73,7 +73,7 @@ impl Call {
         self
     }
 
-    /// Sets a device with subgroups of 32 threads and exact conversions of `f16`.
+    /// Selects a device with subgroups of 32 threads and exact conversions of `f16`.
     fn with_features(mut self) -> Self {
         self.features = Features {
             subgroup_size: Some(32),
@@ -93,7 +93,7 @@ impl Call {
         self
     }
 
-    /// Sets the schedule, for a device without optional features.
+    /// Sets the schedule, and selects a device without optional features.
     fn by(mut self, schedule: &'static str) -> Self {
         self.schedule = Some(schedule);
         self
@@ -105,7 +105,7 @@ impl Call {
         self
     }
 
-    /// Sets the dtype of these operands to that of indices.
+    /// Sets the dtype of these operands to the dtype of indices.
     fn indices(mut self, operands: &[usize]) -> Self {
         for &operand in operands {
             self.operands[operand].1 = DType::U32;
@@ -127,7 +127,7 @@ impl Call {
         let op = registry::op(self.op).expect("an operator");
         let call = graph.call(op, self.attrs.clone(), inputs);
         assert!(graph.errors().is_empty(), "{}: {:?}", self.op, graph.errors());
-        // Products have operands of half precision, but results of `f32`. Written caches keep their type.
+        // Matmuls in half precision have `f32` results. Written caches keep their dtype.
         let has_half_cache = self
             .operands
             .iter()
@@ -163,7 +163,7 @@ impl Call {
     }
 }
 
-/// Creates the attributes of a fused program from calls with an operator, attributes and operands.
+/// Creates the attributes of a fused program from calls. Each call has an operator, attributes and operands.
 fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
         op: registry::op(name).expect("an operator"),
@@ -175,8 +175,7 @@ fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     Attrs::new().with("program", program.expect("a program"))
 }
 
-/// Returns a configuration of cooperative matrices with `f16` operands, by the side of a tile and the threads of a
-/// subgroup.
+/// Returns a configuration of cooperative matrices with `f16` operands, given the tile size and the subgroup size.
 fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
     Some(CoopConfig {
         tile_size,
@@ -188,7 +187,8 @@ fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
     })
 }
 
-/// Returns all launches by kernel and name: the name of the call, with a number if it launches a kernel several times.
+/// Returns all launches by kernel and name. The name is that of the call, with a number if the call launches a kernel
+/// several times.
 pub(crate) fn launches() -> BTreeMap<&'static str, BTreeMap<String, Launch>> {
     let mut all: BTreeMap<&str, BTreeMap<String, Launch>> = BTreeMap::new();
     for (call, launches) in named_launches() {
@@ -318,8 +318,8 @@ fn elementwise() -> Vec<(String, Call)> {
     .collect()
 }
 
-/// Returns matmuls of a matrix of `m` rows and `k` columns with one of `n` columns, which is stored transposed if
-/// `turned`.
+/// Returns matmuls of a matrix of `m` rows and `k` columns with a matrix of `n` columns. The second matrix is stored
+/// transposed if `turned`.
 fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let (none, step) = (Attrs::new, Slot::Step);
@@ -350,11 +350,11 @@ fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
         ("epilogue", Call::new("core.fused", epilogue, &with_bias)),
         ("add", Call::new("core.matmul_add", plain, &with_bias)),
     ];
-    // If `turned`, another call of the snapshots shows the layout that is not transposed.
+    // If `turned`, other snapshots contain the layout that is not transposed.
     if !turned {
         all.push(("transposed-b", matmul(transposed(false, true), &[&[m, k], &[n, k]])));
     }
-    // Only products of few rows compute an operand when they load it.
+    // Only matmuls of few rows compute an operand when they load it.
     if m <= FEW_ROWS {
         all.push(("prologue", Call::new("core.fused", prologue, &shapes)));
     }
@@ -398,7 +398,7 @@ fn convolutions() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Returns attention, forward and backward.
+/// Returns calls of attention, forward and backward.
 fn attention() -> Vec<(&'static str, Call)> {
     let attrs = Attrs::new()
         .with("num_heads", 4usize)
@@ -417,8 +417,8 @@ fn attention() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Creates the attention of one query to a cache of `rows` rows, with heads of `head_dim` elements. In a long cache,
-/// workgroups share the keys of a query; if heads consist of whole vectors, threads share each key.
+/// Creates the call of attention of one query to a cache of `rows` rows, with heads of `head_dim` elements. In a long
+/// cache, workgroups share the keys of a query. If heads consist of whole vectors, threads share each key.
 fn cached_attention(head_dim: usize, rows: usize) -> Call {
     let cached = Attrs::new()
         .with("num_heads", 4usize)
@@ -431,7 +431,7 @@ fn cached_attention(head_dim: usize, rows: usize) -> Call {
     Call::new("core.cached_attention", cached, &cache).indices(&[3])
 }
 
-/// Creates the attention of `rows` tokens to paged caches.
+/// Creates the call of attention of `rows` tokens to paged caches.
 fn paged_attention(rows: usize, head_dim: usize) -> Call {
     let attrs = Attrs::new()
         .with("num_heads", 4usize)

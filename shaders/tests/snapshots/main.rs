@@ -1,8 +1,10 @@
-//! Snapshots of representative kernels in `shaders/snapshots/`: a change of the generators shows its effect on the kernels.
+//! Snapshots of representative kernels in `shaders/snapshots/`. They show the effect of a change of the generators on
+//! the kernels.
 //!
-//! The shortest variant of each kernel file is stored as a whole (`KERNEL.CALL.wgsl`). `KERNEL.variants.txt` lists for each other
-//! variant only the replaced constants, aliases, functions and insertions that differ from those of the whole one.
-//! `MEGANEURA_UPDATE_SNAPSHOTS=1 cargo test -p meganeura-shaders --test snapshots` rewrites all files.
+//! The shortest variant of each kernel file is stored as a whole (`KERNEL.CALL.wgsl`). For each other variant,
+//! `KERNEL.variants.txt` lists only the replaced constants, aliases, functions and insertions that differ from those
+//! of the stored one. `MEGANEURA_UPDATE_SNAPSHOTS=1 cargo test -p meganeura-shaders --test snapshots` rewrites all
+//! files.
 
 mod calls;
 
@@ -14,7 +16,7 @@ use meganeura_shaders::{KERNEL_FILES, Launch};
 use naga::AddressSpace;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Returns the snapshots by the names of their files.
+/// Returns the snapshots by their file names.
 fn snapshots() -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     for (kernel, launches) in calls::launches() {
@@ -32,7 +34,7 @@ fn snapshots() -> BTreeMap<String, String> {
     files
 }
 
-/// Describes a variant by its differences from another one.
+/// Describes a variant by its differences from the variant `base`.
 fn variant(name: &str, launch: &Launch, base: &Launch) -> String {
     let parts = |launch: &Launch| {
         let replacements = launch.replacements.as_ref().expect("the kernel has a file");
@@ -79,7 +81,7 @@ fn files() -> BTreeSet<String> {
         .collect()
 }
 
-/// Describes the first difference between a file and a text: the number of the line, and both lines.
+/// Describes the first difference between a file and a text: the line number, and both lines.
 fn difference(file: &str, text: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (file.lines().collect(), text.lines().collect());
     let at = (0..old.len().max(new.len())).find(|&i| old.get(i) != new.get(i));
@@ -136,7 +138,7 @@ fn kernels_translate() {
 fn translate(name: &str, launch: &Launch) {
     let parsed = naga::front::wgsl::parse_str(&launch.source);
     let mut module = parsed.unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&launch.source)));
-    // Hosts bind by name.
+    // Bindings are added here, because hosts bind variables by name.
     for (binding, (_, variable)) in (0..).zip(module.global_variables.iter_mut()) {
         if matches!(variable.space, AddressSpace::Storage { .. } | AddressSpace::Uniform) {
             variable.binding = Some(naga::ResourceBinding { group: 0, binding });

@@ -6,8 +6,8 @@ use super::BladeExecutable;
 use meganeura_shaders::host::{FRAMES, fault_in, report_bytes};
 
 impl BladeExecutable {
-    /// Waits for the submission of a frame, and records a fault in it. Older submissions must
-    /// already be finished.
+    /// Waits for the submission of a frame, and records its fault, if any. Older submissions must already be
+    /// finished.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
         self.collect(at)?;
@@ -20,7 +20,7 @@ impl BladeExecutable {
             return Ok(());
         };
         self.faults.rolled_back += 1;
-        // Later submissions detected the fault and did nothing.
+        // Later submissions have detected the fault and have done nothing.
         for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
             if self.frames[later].ticket > self.frames[at].ticket {
                 self.wait_for(later)?;
@@ -51,7 +51,7 @@ impl BladeExecutable {
     /// Returns a recorded fault as an error, once.
     ///
     /// # Errors
-    /// The fault.
+    /// The recorded fault.
     pub(super) fn tell(&mut self) -> Result<()> {
         self.faults.untold.take().map_or(Ok(()), Err)
     }

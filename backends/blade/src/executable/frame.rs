@@ -1,4 +1,4 @@
-//! The submissions of one step, and how the host waits for them.
+//! The resources of a submission, and how the host waits for it.
 
 use std::time::{Duration, Instant};
 
@@ -11,40 +11,39 @@ use crate::memory::HostBuffer;
 use crate::timing::MeasuredSubmission;
 use meganeura_shaders::host::Copy;
 
-/// Number of launches in the first part of a step; the device starts it before the whole step is
-/// recorded.
+/// Number of launches in the first part of a step. The device starts this part before the whole step is recorded.
 const FIRST_PART: usize = 24;
-/// Ratio of launches between successive parts: recording a launch takes a half to a third of its
-/// time on the device, so a part is recorded before the previous one completes.
+/// Ratio of the numbers of launches of successive parts. Recording a launch takes a third to a half of its time on
+/// the device, so a part is recorded before the previous one completes.
 const GROWTH: usize = 2;
-/// Maximum time of polling for a submission; afterwards, the host lets the driver wait for it.
-const ASKING: Duration = Duration::from_millis(3);
+/// Maximum duration of polling for a submission. Afterwards, the host uses the wait function of the driver.
+const POLL_TIME: Duration = Duration::from_millis(3);
 
 /// A command encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);
 
-// SAFETY: it exclusively owns everything that it points to. Mapped memory and driver objects are not
-// bound to a thread, and the encoder is used only through exclusive references.
+// SAFETY: it exclusively owns everything that it points to. Mapped memory and driver objects are not bound to a
+// thread, and the encoder is used only through exclusive references.
 unsafe impl Send for Encoder {}
 
-/// Resources of one step, or of a submission between steps.
+/// Resources of the submission of one step, or of a submission between steps.
 pub(super) struct Frame {
-    /// One encoder for each part of a step; other submissions have one part.
+    /// Encoders, one for each part of a step. Other submissions have one part.
     encoders: Vec<Encoder>,
     /// Index of the encoder that is recording.
     open: usize,
-    /// `true` if the first encoder was already started, in order to read the times of its last submission.
+    /// `true` if the first encoder was already restarted, in order to read the times of its last submission.
     pub(super) started: bool,
     /// Labels of the passes of this submission, if the passes are measured.
     pub(super) measured: Option<MeasuredSubmission>,
     pub(super) upload: HostBuffer,
     pub(super) download: HostBuffer,
-    /// Results that are copied to `download`.
+    /// Results that the submission copies to `download`.
     pub(super) copied: Vec<Copy>,
     /// Synchronization point of the last part.
     pub(super) sync: Option<bg::SyncPoint>,
     pub(super) ticket: Ticket,
-    /// `true` if `download` begins with a fault report that was not read yet.
+    /// `true` if `download` begins with a fault report that has not been read yet.
     pub(super) unread_report: bool,
 }
 
@@ -53,7 +52,7 @@ impl Frame {
     pub(super) fn new(gpu: &std::sync::Arc<Gpu>, launches: usize) -> Result<Self> {
         let parts = 1 + cuts(std::iter::repeat_n(1, launches)).len();
         let encoder = |_| {
-            // One buffer only, since restarting the encoder reads its times.
+            // Each encoder has only one buffer, because restarting it reads the times of this buffer.
             gpu.guard("making a command encoder", |context| {
                 Encoder(context.create_command_encoder(bg::CommandEncoderDesc {
                     name: "meganeura",
@@ -114,8 +113,8 @@ impl Frame {
     }
 }
 
-/// Returns the indices of the phases that begin a new part of a step. `phases` contains the number of launches of each
-/// phase. Short steps, and short remainders, are not worth a separate submission.
+/// Returns the indices of the phases that begin a new part of a step. `phases` contains the number of launches of
+/// each phase. Short steps, and short remainders, are not submitted separately.
 pub(super) fn cuts(phases: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
     let mut left: usize = phases.clone().sum();
     let (mut cuts, mut part, mut wanted) = (Vec::new(), 0, FIRST_PART);
@@ -131,12 +130,12 @@ pub(super) fn cuts(phases: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
     cuts
 }
 
-/// Waiting strategy. A thread that the driver puts to sleep needs tens of microseconds to wake up,
-/// and its processor to speed up again, which is long compared with a short step. So the host polls
-/// while submissions usually complete soon.
+/// Strategy for waiting. When the driver puts a thread to sleep, the thread takes tens of microseconds to wake up,
+/// and its processor takes time to raise its clock. This is long compared with a short step. So the host polls if
+/// submissions usually complete soon.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// `true` if polling helps. It does not if the host itself is the device, or has only one processor.
+    /// `true` if polling helps. It does not if the device is the host's processor, or if there is only one processor.
     may_ask: bool,
     soon: bool,
 }
@@ -156,14 +155,14 @@ impl Patience {
     /// A lost device.
     pub(super) fn wait(&mut self, gpu: &Gpu, sync: &bg::SyncPoint) -> Result<()> {
         let begun = Instant::now();
-        while self.may_ask && self.soon && begun.elapsed() < ASKING {
+        while self.may_ask && self.soon && begun.elapsed() < POLL_TIME {
             if is_complete(gpu, sync)? {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
         let done = wait_for(gpu, sync, u32::MAX)?;
-        self.soon = begun.elapsed() < ASKING;
+        self.soon = begun.elapsed() < POLL_TIME;
         if done {
             Ok(())
         } else {
@@ -180,7 +179,7 @@ pub(super) fn is_complete(gpu: &Gpu, sync: &bg::SyncPoint) -> Result<bool> {
     wait_for(gpu, sync, 0)
 }
 
-/// Waits for a submission for at most `milliseconds`, and returns whether it is complete.
+/// Waits for a submission for at most `milliseconds`. Returns `true` if it is complete.
 fn wait_for(gpu: &Gpu, sync: &bg::SyncPoint, milliseconds: u32) -> Result<bool> {
     let done = gpu.guard("waiting", |context| context.wait_for(sync, milliseconds))?;
     done.map_err(|error| gpu.lose(&error.to_string()))

@@ -10,12 +10,12 @@ use super::record::record_phase;
 use crate::timing::MAX_PASSES;
 use meganeura_shaders::host::FRAMES;
 
-/// Maximum measured phases of a submission. The copies at its end need one more pass.
+/// Maximum number of measured phases of a submission. The copies at the end of the submission need one more pass.
 const MAX_PHASES: usize = MAX_PASSES - 1;
 
 impl BladeExecutable {
-    /// Records a step with a separate pass for each phase. If a submission cannot time that many phases, the step is
-    /// submitted in parts, and the host waits for each part.
+    /// Records a step with a separate pass for each phase. If there are more phases than a submission can time, the
+    /// step is submitted in parts, and the host waits for each part.
     pub(super) fn record_measured(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
         let segments = args.segments.iter().filter(|&&s| s < self.segments.len());
@@ -25,7 +25,7 @@ impl BladeExecutable {
         let begun = self.frames[self.current].measured.as_ref().map_or(0, |m| m.tags.len());
         let mut room = MAX_PHASES.saturating_sub(begun);
         let parts = phases.len().saturating_sub(room).div_ceil(MAX_PHASES);
-        // Ticket of the last part, which identifies the step.
+        // The step is identified by the ticket of its last part.
         let step = Ticket(self.submissions + 1 + parts as u64);
         for (segment, number) in phases {
             if room == 0 {
@@ -59,7 +59,7 @@ impl BladeExecutable {
         self.submit()?;
         self.collect(at)?;
         let frame = &mut self.frames[at];
-        // Restarting the encoder has read its times.
+        // `collect` has already restarted the encoder to read its times.
         frame.started = false;
         frame.measured = Some(Default::default());
         Ok(())

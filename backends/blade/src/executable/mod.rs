@@ -29,8 +29,8 @@ use meganeura_shaders::host::{
     PendingWrites, Reporter, SavedRange,
 };
 
-/// Maximum bytes per copy between host and device. If more bytes of writes are collected, they are submitted without a
-/// step.
+/// Maximum number of bytes per copy between host and device. When the collected writes reach it, they are submitted
+/// without a step.
 const STAGED: usize = 64 << 20;
 
 fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
@@ -44,7 +44,7 @@ pub(crate) struct BladeExecutable {
     extra: ExtraBuffers,
     plan_buffers: usize,
     scalars: Vec<BufferRef>,
-    /// Values of the first scalars. Each launch takes them as an argument instead of reading them from a buffer.
+    /// Values of the first scalars. Launches receive them as an argument instead of reading them from a buffer.
     inline_scalars: Scalars,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
@@ -56,12 +56,12 @@ pub(crate) struct BladeExecutable {
     profile: Profile,
     reporters: Vec<Reporter>,
     host_validated: HostValidated,
-    /// Parameters and states that a step writes before its last possible fault is found.
+    /// Parameters and states that a step writes while a fault can still occur.
     exposed: Vec<BufferRef>,
-    /// Copies of the `exposed` buffers. Each frame's step saves them.
+    /// Copies of the `exposed` buffers for each frame. The step of the frame saves them.
     saved: [Vec<SavedRange>; FRAMES],
     faults: Faults,
-    /// Maximum bytes per copy between host and device.
+    /// Maximum number of bytes per copy between host and device.
     staged: usize,
     frames: [Frame; FRAMES],
     patience: Patience,
@@ -70,7 +70,7 @@ pub(crate) struct BladeExecutable {
     submissions: u64,
     /// Writes since the last submission.
     writes: PendingWrites,
-    /// Host reads since the last step. The same reads are expected after the next step.
+    /// Reads of the host since the last step. The same reads are expected after the next step.
     expected: Vec<Copy>,
 }
 
@@ -153,7 +153,7 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// Returns the arena location of a range in a plan buffer, and the offset there.
+    /// Returns the arena location of a range in a plan buffer, and the offset of the range in this location.
     fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(BufferLocation, u64)> {
         if buffer.index() < self.plan_buffers {
             self.any_place(buffer, offset, len)
@@ -162,7 +162,7 @@ impl BladeExecutable {
         }
     }
 
-    /// Returns the arena location of a range in any buffer, and the offset there.
+    /// Returns the arena location of a range in any buffer, and the offset of the range in this location.
     fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(BufferLocation, u64)> {
         let outside = || outside(buffer, offset, len);
         let scalar = self.scalars.iter().position(|s| *s == buffer);
@@ -171,7 +171,7 @@ impl BladeExecutable {
             return Err(outside());
         }
         match scalar {
-            // Scalars are stored together in one buffer that kernels read.
+            // All scalars are stored in one buffer that kernels read.
             Some(number) => {
                 let all = self.arena.place(self.extra.scalars).ok_or_else(outside)?;
                 Ok((all, 4 * number as u64 + offset))
@@ -180,8 +180,8 @@ impl BladeExecutable {
         }
     }
 
-    /// Returns the value of a scalar that launches take as an argument, as bytes. Returns `None` for scalars that kernels
-    /// read from a buffer, and for other buffers.
+    /// Returns the value, as bytes, of a scalar that launches receive as an argument. Returns `None` for scalars that
+    /// kernels read from a buffer, and for other buffers.
     fn inline_scalar(&mut self, buffer: BufferRef) -> Option<&mut [u8; 4]> {
         let number = self.scalars.iter().position(|s| *s == buffer)?;
         self.inline_scalars.get_mut(number)
@@ -233,7 +233,7 @@ impl BladeExecutable {
                 }
             }
             let Some(staged) = staged else { return };
-            // Copies to the same destination need an order, which copies of one pass do not have.
+            // Copies of one pass have no order, so copies to the same destination need separate passes.
             let mut first = 0;
             while first < copies.len() {
                 let clash = |&end: &usize| copies[first..end].iter().any(|c| c.overlaps(&copies[end]));
@@ -305,7 +305,7 @@ impl Executable for BladeExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            // Bind only the bytes of one scalar: the common buffer is longer.
+            // Write only the bytes of this scalar: `bytes` may be longer.
             let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
@@ -359,7 +359,7 @@ impl Executable for BladeExecutable {
 
 impl Drop for BladeExecutable {
     fn drop(&mut self) {
-        // The outcome of the steps cannot be reported here.
+        // The result of the steps cannot be reported here.
         let _ = self.finish_all();
         for frame in &mut self.frames {
             frame.free(&self.gpu);

@@ -10,7 +10,7 @@ use crate::program::Phase;
 use crate::timing::PassTag;
 
 impl BladeExecutable {
-    /// Records the kernels of a step. If the device is idle, the first kernels are submitted before the last ones are
+    /// Records the kernels of a step. If the device is idle, the first kernels are submitted before all kernels are
     /// recorded.
     pub(super) fn record_step(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
@@ -20,7 +20,7 @@ impl BladeExecutable {
             .filter_map(|&s| self.segments.get(s))
             .flatten()
             .collect();
-        // Short steps need no idle check. Segments may be requested several times.
+        // Short steps need no check for an idle device. Segments may be requested several times.
         let most = self.frames[self.current].parts() - 1;
         let mut cuts = if most > 0 && self.is_idle()? {
             frame::cuts(phases.iter().map(|phase| phase.len()))

@@ -11,14 +11,14 @@ use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use meganeura_shaders::host::{CustomKernels, F16Storage, KernelOptions, LaunchPlan};
 
-/// Bytes of the input of the test plan.
+/// Number of bytes of the input of the test plan.
 const BYTES: usize = 4 * 2_501;
 
-/// Creates an executable. Returns `None` without a device; the integration tests report its absence.
+/// Creates an executable. Returns `None` without a device. The integration tests report a missing device.
 fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let devices = BladeBackend.devices(&Config::default()).ok()?;
     let usable = devices.into_iter().find(|d| d.rejected.is_none())?;
-    // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+    // SAFETY: the function is unsafe only because it loads a driver. blade states no other requirement.
     let context = unsafe {
         blade_graphics::Context::init(blade_graphics::ContextDesc {
             device_id: usable.numeric_id.map(|id| id as u32),
@@ -55,7 +55,7 @@ fn large_transfers_go_in_pieces() {
         let buffer = plan.input_buffers[0].1;
         let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         executable.write(buffer, 0, &data).expect("written");
-        // Across the end of a piece, before and after the pending write was submitted.
+        // The write crosses the end of a piece. The reads come before and after its submission.
         executable.write(buffer, 34, &[255; 70]).expect("written");
         let mut found = vec![0; BYTES];
         executable.read(buffer, 0, &mut found).expect("read");
@@ -75,7 +75,7 @@ fn large_transfers_go_in_pieces() {
 
 #[test]
 fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
-    // Each call needs the previous one, and cannot be fused with it.
+    // Each call needs the result of the previous one, and cannot be fused with it.
     const CALLS: usize = 150;
     const SIDE: usize = 12;
     let mut g = Graph::new();
@@ -109,7 +109,8 @@ fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
         assert!(executable.is_idle().expect("a device"));
         executable.run(&step).expect("run in parts");
         let parted = read(&mut executable);
-        // After another step that is incomplete, or was so fast that this one is also in parts.
+        // The second step runs after a step that is incomplete, or that was so fast that the second step is also in
+        // parts.
         executable.run(&step).expect("run");
         executable.run(&step).expect("run behind another");
         assert!(read(&mut executable) == parted, "seed {seed}");

@@ -9,7 +9,7 @@ use crate::timing::PassTag;
 use meganeura_shaders::host::{Copy, MAX_EXPECTED, place_expected};
 
 impl BladeExecutable {
-    /// Records copies to the host's memory of the current frame.
+    /// Records copies to the current frame's host memory.
     pub(super) fn record_downloads(&mut self, copies: Vec<Copy>, report: bool) -> Result<()> {
         let bytes = self.report_bytes() as u64;
         let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(0).max(bytes);
@@ -39,18 +39,18 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// Returns copies of the expected reads to host memory, if there is enough room for them.
+    /// Returns copies of the expected reads to host memory, unless they need too much memory.
     pub(super) fn expected_copies(&mut self) -> Vec<Copy> {
         let first = self.report_bytes() as u64;
         place_expected(self.expected.drain(..), first)
     }
 
-    /// Collects a write that is small enough to be staged.
+    /// Adds a write to the collected writes. It must be small enough to be staged.
     pub(super) fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         if self.writes.add(buffer, offset, bytes, self.staged).is_err() {
             self.begin()?;
             self.submit()?;
-            // A single piece always fits.
+            // A single piece always fits into empty writes.
             let _ = self.writes.add(buffer, offset, bytes, self.staged);
         }
         Ok(())

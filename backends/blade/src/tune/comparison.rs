@@ -1,19 +1,20 @@
-//! Comparison of variants of a call. It finds a variant that is correct, and faster than the default one by more than
-//! the scatter of the times.
+//! Comparison of the variants of a call. It finds a variant that is correct, and faster than the default variant by
+//! more than the scatter of the times.
 //!
-//! The default variant and another one run in turns. A turn runs one variant several times.
+//! The default variant and another one run alternately, in turns. In a turn, one variant runs several times.
 
 use meganeura_core::Result;
 use meganeura_core::backend::RefusedSchedule;
 
-/// Number of turns of each pair to find the most promising variant.
+/// Number of turns of each pair of variants for finding the most promising variant.
 const FIRST_TURNS: usize = 5;
-/// Number of turns before a variant can be dropped, if it is slower by more than the factor [`HOPELESS`].
+/// Number of turns before a variant can be dropped. It is dropped if it is slower by more than the factor
+/// [`HOPELESS`].
 const FEW_TURNS: usize = 2;
 const HOPELESS: f64 = 1.3;
 /// Number of turns of the final comparison.
 const LAST_TURNS: usize = 15;
-/// Minimum relative saving of time of a winner.
+/// Minimum relative reduction of the time of a winner.
 const MIN_GAIN: f64 = 0.03;
 /// Minimum duration of a turn, in seconds.
 const TURN: f64 = 0.005;
@@ -22,23 +23,22 @@ const MAX_TIMES: u32 = 512;
 
 /// A computation that has several variants.
 pub(super) trait Subject {
-    /// Type of a variant that is ready to run.
+    /// Type of a variant that is prepared to run.
     type Prepared;
 
-    /// Returns the names of the variants, the default one first.
+    /// Returns the names of the variants, beginning with the default one.
     fn variants(&self) -> &[String];
 
     /// Prepares a variant for running.
     ///
     /// # Errors
-    /// No kernel, or one that the driver rejects.
+    /// The variant has no kernel, or the driver rejects the kernel.
     fn prepare(&self, variant: &str) -> Result<Self::Prepared>;
 
-    /// Compares the results of a variant and of the default one, and returns the first
-    /// difference.
+    /// Compares the results of a variant and of the default one, and returns the first difference.
     ///
     /// # Errors
-    /// Failure of the device. A difference is not an error.
+    /// The device fails. A difference is not an error.
     fn difference(&self, usual: &mut Self::Prepared, other: &mut Self::Prepared) -> Result<Option<String>>;
 
     /// Measures `times` successive runs, and returns the seconds per run.
@@ -47,7 +47,7 @@ pub(super) trait Subject {
     /// The device fails.
     fn time(&self, ready: &mut Self::Prepared, times: u32) -> Result<f64>;
 
-    /// Warms the device up to its full clock.
+    /// Keeps the device busy until it has reached its full clock.
     ///
     /// # Errors
     /// The device fails.
@@ -60,23 +60,23 @@ pub(super) trait Subject {
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Decision {
-    /// Name of the variant that is faster than the default one, if there is one.
+    /// Name of the variant that is faster than the default one, if any.
     pub(super) winner: Option<String>,
     /// Median time of a run of the default variant, in seconds.
     pub(super) usual: f64,
-    /// Median time of a run of the winner, in seconds, if there is one.
+    /// Median time of a run of the winner, in seconds.
     pub(super) best: f64,
     /// Number of variants that were timed, in addition to the default one.
     pub(super) timed: usize,
-    /// Number of variants that were not tried because the time was over.
+    /// Number of variants that were not tried because of the time limit.
     pub(super) untried: usize,
     pub(super) refused: Vec<RefusedSchedule>,
 }
 
-/// Runs the variants in turns and compares them.
+/// Runs the variants alternately and compares them.
 ///
 /// # Errors
-/// The default variant fails, or the device does.
+/// The default variant or the device fails.
 pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     let [usual_name, others @ ..] = subject.variants() else {
         return Err(meganeura_core::Error::misuse("it cannot be computed", "report this"));
@@ -122,11 +122,11 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
             best = Some((ratio, variant, other));
         }
     }
-    // The minimum of several scattering times is probably too low, so measure it again.
+    // The minimum of several measured times is probably too low, so it is measured again.
     if let Some((ratio, variant, mut other)) = best
         && ratio < 1.0 - MIN_GAIN
     {
-        // The device was idle while kernels were compiled.
+        // The device was idle during the compilation of kernels.
         subject.warm_up(&mut usual)?;
         let turns = VariantTimes::of(subject, [&mut usual, &mut other], times, LAST_TURNS)?;
         let [usual_time, time] = turns.medians();
@@ -139,10 +139,10 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     Ok(decision)
 }
 
-/// Returns the number of runs in a turn, so that a turn of the default variant is long enough.
+/// Returns the number of runs of a turn of the default variant that takes long enough.
 fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Prepared) -> Result<u32> {
     let mut times = 1;
-    // The first run includes one-time work of the driver.
+    // The first run includes work that the driver does only once.
     subject.time(usual, 1)?;
     while times < MAX_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
         times *= 2;
@@ -175,8 +175,8 @@ impl VariantTimes {
         self.0.each_ref().map(|times| times[times.len() / 2])
     }
 
-    /// Returns `true` if the upper quartile of the other variant's times is below the lower quartile of the default
-    /// variant's.
+    /// Returns `true` if the times clearly differ: the upper quartile of the other variant's times is below the lower
+    /// quartile of the default variant's times.
     fn are_apart(&self) -> bool {
         let [usual, other] = &self.0;
         other[3 * (other.len() - 1) / 4] < usual[usual.len() / 4]
@@ -194,9 +194,9 @@ mod tests {
     /// Variants with predefined times.
     struct PredefinedTimes {
         variants: Vec<String>,
-        /// Seconds of the turns of each variant, used cyclically.
+        /// Seconds per run in each turn of each variant. After the last turn, they repeat.
         times: Vec<Vec<f64>>,
-        /// Number of times that each variant was timed.
+        /// Number of turns of each variant so far.
         turns: RefCell<Vec<usize>>,
         over: bool,
     }

@@ -1,11 +1,12 @@
 //! Selection of kernel variants by measurement.
 //!
-//! By default, limits in the program select variants (`shaders/src/variants.rs`).
-//! [`Tune::tune`](meganeura_core::backend::Tune::tune) runs all variants of the calls of some plans in turns on the
-//! device ([`comparison`]), after comparing the results of each with the default one ([`trial`]), and stores the
-//! winners in a file ([`store`]). A device reads that file when it is opened. Its plans use the stored variants, after
-//! comparing each once with the default one for the actual call ([`validate`]). If a variant is wrong, or the driver no
-//! longer accepts it, it is removed and the default variant is used.
+//! By default, fixed limits select variants (`shaders/src/variants.rs`).
+//! [`Tune::tune`](meganeura_core::backend::Tune::tune) measures all variants of the calls of some plans. It first
+//! compares the results of each variant with the results of the default one ([`trial`]), then runs them alternately
+//! on the device ([`comparison`]), and stores the winners in a file ([`store`]). A device reads that file when it is
+//! opened, and its plans use the stored variants. Before a call uses a variant, the variant is compared once with the
+//! default one for this call ([`validate`]). If a variant is wrong, or the driver rejects it, it is removed and the
+//! default variant is used.
 
 mod comparison;
 mod operands;
@@ -42,7 +43,7 @@ pub(crate) const FOLDER: &str = "tune_folder";
 /// Returns the folder of stored variants, unless they are disabled.
 ///
 /// # Errors
-/// An invalid setting.
+/// A setting is invalid.
 pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
     if config.backend_choice(NAME, TUNE, ["stored", "off"])? == "off" {
         return Ok(None);
@@ -53,14 +54,14 @@ pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
 
 /// The measured variants of a device.
 pub(crate) struct Tuning {
-    /// File of stored variants; `None` if nothing is stored.
+    /// File of stored variants; `None` if variants are not stored.
     path: Option<PathBuf>,
     key: Key,
     stored: Mutex<DeviceMeasurements>,
 }
 
 impl Tuning {
-    /// Creates the tuning of a device without measurements and storage.
+    /// Creates the tuning of a device that neither measures nor stores variants.
     pub(crate) fn none() -> Self {
         Tuning {
             path: None,
@@ -69,8 +70,7 @@ impl Tuning {
         }
     }
 
-    /// Reads the stored variants of a device from a folder. An unusable file is ignored with a
-    /// warning.
+    /// Reads the stored variants of a device from a folder. If the file is unusable, logs a warning and ignores it.
     pub(crate) fn open(folder: Option<&Path>, key: Key) -> Self {
         let path = folder.map(|folder| folder.join(key.file_name()));
         let read = path
@@ -100,7 +100,7 @@ impl Tuning {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an identifier of the stored variants, or `None` if all calls use the default ones.
+    /// Returns a text that identifies the stored variants, or `None` if all calls use the default variants.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         let stored = self.lock();
         let variants: BTreeSet<String> = stored
@@ -114,7 +114,7 @@ impl Tuning {
         }
     }
 
-    /// Returns the stored variants for plans with this precision, or `None` if all calls use the default ones.
+    /// Returns the stored variants for plans with this precision, or `None` if all calls use the default variants.
     pub(crate) fn choices(&self, precision: Precision) -> Option<StoredChoices<'_>> {
         let any = self.lock().winners().next().is_some();
         any.then_some(StoredChoices {
@@ -145,8 +145,8 @@ impl Tuning {
         });
     }
 
-    /// Returns `true` if the stored variant of a class was compared with the default one for a call
-    /// with these kernels.
+    /// Returns `true` if the stored variant of a class was already compared with the default one for a call with
+    /// these kernels.
     pub(crate) fn is_qualified(&self, class: &Class, kernels: &str) -> bool {
         let stored = self.lock();
         let entry = stored.entries.get(&class.name);
@@ -166,8 +166,8 @@ impl Tuning {
         self.change_file(|stored| add(stored, variant.as_deref()));
     }
 
-    /// Applies a change to the file, which another process may have written meanwhile. If writing fails, the file is
-    /// unchanged.
+    /// Applies a change to the file, which another process may have written meanwhile. If the write fails, the file
+    /// is unchanged.
     fn change_file(&self, change: impl FnOnce(&mut DeviceMeasurements)) {
         let Some(path) = &self.path else { return };
         let Ok(Some(there)) = DeviceMeasurements::read(path, &self.key) else {
@@ -185,7 +185,7 @@ impl Tuning {
     /// Stores a measurement in this process and in the file.
     ///
     /// # Errors
-    /// The file, or its folder, cannot be written; or there is none.
+    /// The file or its folder cannot be written, or there is no file.
     pub(crate) fn keep(&self, class: &str, entry: Entry) -> Result<()> {
         let path = self.file()?;
         // Another process may have measured other classes meanwhile.
@@ -203,7 +203,7 @@ impl Tuning {
     /// Deletes all measurements. Returns `true` if there was a file.
     ///
     /// # Errors
-    /// It cannot be deleted.
+    /// The file cannot be deleted.
     pub(crate) fn forget(&self) -> Result<bool> {
         let path = self.file()?;
         *self.lock() = DeviceMeasurements::default();
@@ -221,7 +221,7 @@ impl Tuning {
     /// Returns the path of the file of stored variants.
     ///
     /// # Errors
-    /// There is none, because of the settings or because no folder is available.
+    /// The settings disable the file, or no folder is available.
     pub(crate) fn file(&self) -> Result<&Path> {
         self.path.as_deref().ok_or_else(|| {
             Error::misuse(
@@ -270,8 +270,7 @@ impl ScheduleChooser for StoredChoices<'_> {
     }
 
     fn missing(&self, class: &Class, schedule: &Schedule) {
-        // Another number of rows of the class may have fewer variants, as may a call that is
-        // computed in place.
+        // A call of the class with another number of rows, or one that is computed in place, may have fewer variants.
         log::info!(
             "{}: no schedule '{schedule}' for this call of {class}; the default schedule is used",
             self.tuning.key.device
@@ -279,7 +278,7 @@ impl ScheduleChooser for StoredChoices<'_> {
     }
 }
 
-/// Writes a warning only once per text, because devices are opened and plans compiled repeatedly.
+/// Logs a warning only once per text, because devices are opened and plans are compiled repeatedly.
 fn warn_once(text: &str) {
     static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);

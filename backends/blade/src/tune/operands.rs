@@ -1,4 +1,4 @@
-//! Operands and results of the calls of a trial, with the same properties as in a model.
+//! Operands and results of the calls of a trial. They have the same properties as in a model.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -10,21 +10,21 @@ use meganeura_core::{DType, Result};
 
 use crate::executable::BladeExecutable;
 
-/// Maximum number of indices that count as few, and are therefore spread evenly.
+/// Maximum number of indices that are spread evenly over their range.
 const FEW_INDICES: usize = 16;
 
 /// The properties of an operand in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OperandProperties {
-    /// Number of tensors of this size that a step reads before it reads the same one again. It is 1 for results of
-    /// other calls, because they are written shortly before they are read and may be in a cache.
+    /// Number of tensors of this size that a step reads before it reads the same tensor again. It is 1 for results of
+    /// other calls. They are written shortly before they are read and may be in a cache.
     pub(super) copies: usize,
-    /// `true` if the operand is stored in `f16`, provided that the kernel rounds it to `f16` anyway.
+    /// `true` if the model stores the operand in `f16`. A trial does so only if the kernel rounds it to `f16` anyway.
     pub(super) f16_storage: bool,
 }
 
 impl OperandProperties {
-    /// Properties of a single tensor that is stored in its declared type.
+    /// Properties of an operand that is a single tensor and has its declared dtype.
     pub(super) const ONE: OperandProperties = OperandProperties {
         copies: 1,
         f16_storage: false,
@@ -39,8 +39,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Returns the properties of a call of a plan. The arguments are the plan's persistent data, and its buffers in
-    /// `f16`.
+    /// Returns the properties of a call of a plan, given the persistent data of the plan and its buffers in `f16`.
     pub(super) fn of(dispatch: &Dispatch, persistent: &Persistent, f16_storage: &HashSet<BufferRef>) -> Self {
         let held = dispatch.inputs.iter().map(|operand| OperandProperties {
             copies: if persistent.buffers.contains(&operand.buffer) {
@@ -60,7 +59,7 @@ impl Operands {
         }
     }
 
-    /// Returns properties for which each operand is a single tensor in its declared type.
+    /// Returns properties for which each operand is a single tensor with its declared dtype.
     pub(super) fn plain(dispatch: &Dispatch) -> Self {
         Operands {
             held: vec![OperandProperties::ONE; dispatch.inputs.len()],
@@ -86,16 +85,16 @@ impl Persistent {
 /// The data of one input of a trial.
 pub(super) struct Datum {
     pub(super) buffer: BufferRef,
-    /// Its elements, shared between inputs with equal contents.
+    /// Elements of the input, shared between inputs with equal contents.
     pub(super) contents: Rc<Contents>,
-    /// `true` if the input may be stored in `f16` although its type is `f32`.
+    /// `true` if the input may be stored in `f16` although its dtype is `f32`.
     pub(super) f16_storage: bool,
 }
 
 /// The elements of an input.
 pub(super) struct Contents {
     pub(super) bytes: Vec<u8>,
-    /// Elements converted from `f32` to `f16`; empty for other types.
+    /// Elements converted from `f32` to `f16`; empty for other dtypes.
     pub(super) halves: Vec<u8>,
 }
 
@@ -104,10 +103,10 @@ pub(super) fn name(call: usize, operand: usize) -> String {
     format!("x{call}.{operand}")
 }
 
-/// Returns the contents of the operands of all calls. Floats are quarters from -1 to 1: they are exact in half
-/// precision, and sums of their products need no rounding. Indices are within their bounds; other integers have random
-/// bits. A few indices, such as the positions of sequences in a cache, are spread evenly, because they determine the
-/// amount of work.
+/// Returns the contents of the operands of all calls. Floats are multiples of 1/4 from -1 to 1: they are exact in
+/// half precision, and sums of their products need no rounding. Indices are within their bounds, and other integers
+/// have random bits. If there are few indices, such as the positions of sequences in a cache, they are spread evenly,
+/// because they determine the amount of work.
 pub(super) fn data_of(
     dispatch: &Dispatch,
     plan: &ExecutionPlan,
@@ -153,8 +152,7 @@ pub(super) fn data_of(
     all
 }
 
-/// An executable with some results stored in `f16` that its plan declares as `f32`; reads convert
-/// them.
+/// An executable that stores some results in `f16` although its plan declares them as `f32`. Reads convert them.
 pub(super) struct WidenedExecutable<'a> {
     pub(super) executable: &'a mut BladeExecutable,
     pub(super) f16_storage: &'a HashSet<BufferRef>,
@@ -193,7 +191,7 @@ impl Executable for WidenedExecutable<'_> {
     }
 }
 
-/// Returns `count` quarters in their storage format.
+/// Returns `count` / 4 in the storage format of the dtype.
 fn quarters(dtype: DType, count: i32) -> Vec<u8> {
     let value = 0.25 * count as f32;
     match dtype {
@@ -231,7 +229,7 @@ mod tests {
         );
         let of = |number: usize| Operands::of(&plan.dispatches[number], &persistent, &f16_storage);
         let held = |number: usize| of(number).held;
-        // Twice 2,048 bytes, and 64 bytes.
+        // Two tensors of 2,048 bytes, and one of 64 bytes.
         let weights = OperandProperties {
             copies: 2,
             ..OperandProperties::ONE

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use meganeura_shaders::Schedule;
 
-/// First words of every file, before the version.
+/// Beginning of every file, before the version.
 const MAGIC: &str = "// meganeura tuned kernels, format ";
 /// Version of the file format.
 const VERSION: u32 = 3;
 /// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 1 << 24;
-/// Maximum number of letters of the device's name in the file name.
+/// Maximum number of characters of the device's name in the file name.
 const MAX_LETTERS: usize = 40;
 
 /// The conditions under which measurements are valid.
@@ -35,8 +35,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Returns the file name for the device and settings of the key. It does not contain the driver and the backend:
-    /// when they change, the file becomes stale and is replaced.
+    /// Returns the file name for the device and the settings of the key. It does not contain the versions of the
+    /// driver and the backend: if they change, the file becomes stale and is replaced.
     pub(crate) fn file_name(&self) -> String {
         let letter = |c: char| {
             if c.is_ascii_alphanumeric() {
@@ -50,7 +50,7 @@ impl Key {
         format!("blade-{name}-{}.ron", &hash[..8])
     }
 
-    /// Describes the difference between this key and that of a file, if there is any.
+    /// Describes the difference between this key and the key of a file, if they differ.
     fn difference(&self, file: &Key) -> Option<String> {
         let parts = [
             ("device", &file.device, &self.device),
@@ -67,15 +67,15 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
-    /// Sizes of the call that was measured, in the order of the class's name.
+    /// Sizes of the measured call, in the order of the class's name.
     pub(crate) sizes: Vec<usize>,
     /// Name of the default variant at the time of the measurement.
     pub(crate) usual: String,
-    /// Name of the variant that was faster, if there was one.
+    /// Name of the variant that was faster than the default one, if any.
     pub(crate) winner: Option<String>,
-    /// Speedup: time of the default variant divided by that of the winner; 1 without a winner.
+    /// Speedup: the time of the default variant divided by the time of the winner. It is 1 without a winner.
     pub(crate) gain: f64,
-    /// Hashes of the kernels of calls for which the winner was compared with the default variant.
+    /// Hashes of the kernels of calls whose winner was compared with the default variant.
     pub(crate) qualified: BTreeSet<String>,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Entry {
 pub(crate) struct DeviceMeasurements {
     /// Time of the last measurement, in seconds since 1970.
     pub(crate) at: u64,
-    /// Measurements by the name of the class.
+    /// Measurements, by name of the class.
     pub(crate) entries: BTreeMap<String, Entry>,
 }
 
@@ -97,7 +97,7 @@ struct Contents {
 }
 
 impl DeviceMeasurements {
-    /// Reads a file. Returns `None` if there is none.
+    /// Reads a file. Returns `None` if it does not exist.
     ///
     /// # Errors
     /// The reason why the file cannot be used, with a remedy.
@@ -114,7 +114,7 @@ impl DeviceMeasurements {
             Err(error) => return Err(unusable(&format!("cannot be read ({error})"))),
         };
         let mut text = String::new();
-        // A device file has no size, so limit the bytes that are read.
+        // The number of bytes is limited, because special files such as devices can be endless.
         if let Err(error) = file.take(MAX_BYTES).read_to_string(&mut text) {
             return Err(unusable(&format!("cannot be read ({error})")));
         }
@@ -143,7 +143,7 @@ impl DeviceMeasurements {
     /// Writes a file, and creates its folder.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be written; an earlier file is then unchanged.
+    /// [`Error::File`] if it cannot be written. An existing file is then unchanged.
     pub(super) fn write(&self, path: &Path, key: &Key) -> Result<()> {
         let folder = files::folder_of(path);
         fs::create_dir_all(&folder).map_err(|error| {
@@ -201,7 +201,7 @@ fn date_of(days: i64) -> [i64; 3] {
     let of_era = days.rem_euclid(146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
-    // Months counted from March.
+    // Months are counted from March.
     let month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
@@ -294,7 +294,7 @@ mod tests {
         }
         fs::write(&path, [0xff, 0xfe]).expect("writes");
         assert!(read(&key()).contains("cannot be read"));
-        // A folder instead of the file.
+        // A folder has the path of the file.
         fs::remove_file(&path).expect("it is there");
         fs::create_dir(&path).expect("makes");
         assert!(read(&key()).contains("cannot be read"));

@@ -31,7 +31,7 @@ pub(super) fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
     Some(BladeBackend.open_device(usable.index, &config).expect("it opens"))
 }
 
-/// Returns the text about stored variants in the device listing.
+/// Returns the text about stored variants in the device list.
 fn fact(folder: &Path, more: &str) -> String {
     let text = format!("[backend.blade]\ntune_folder = '{}'\n{more}", folder.display());
     let config: Config = toml::from_str(&text).expect("a configuration");
@@ -72,7 +72,7 @@ pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a CallClass) -> Trial<
     trial.expect("the call stands alone")
 }
 
-/// Checks that every variant of a class gives the same results as the default one.
+/// Checks that every variant of a class has the same results as the default one.
 pub(super) fn check_ways(device: &BladeDevice, found: &CallClass) {
     let trial = trial(device, found);
     let mut usual = trial.prepare(&found.variants[0]).expect("the default variant");
@@ -92,7 +92,7 @@ fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> CallClass {
     classes.remove(0)
 }
 
-/// Results in `f16` are compared by their values. Skipped on drivers without `f16` in shaders.
+/// Results in `f16` are compared by their values. This is skipped on drivers without `f16` in shaders.
 #[test]
 fn results_in_halves_are_compared_by_their_values() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -134,7 +134,7 @@ fn code_of_their_own_changes_no_results() {
     assert_eq!(difference.expect("it runs"), None);
 }
 
-/// A trial with predefined times and one variant with wrong results.
+/// A trial in which times are predefined, and in which one variant has wrong results.
 struct PredefinedTrial<'a> {
     trial: Trial<'a>,
     wrong: &'a str,
@@ -339,7 +339,7 @@ fn a_way_that_the_driver_refuses_is_dropped() {
     assert!(!std::fs::read_to_string(path).expect("it is there").contains(&class));
 }
 
-/// Compares the stored variants of a plan, using the test's comparison.
+/// Compares the stored variants of a plan by means of `difference`.
 fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
     let chosen = device.tuning().choices(plan.precision).expect("a variant is stored");
     validate_by(
@@ -371,7 +371,7 @@ fn stored_ways_are_compared_before_they_are_used() {
     assert_ne!(file(), before, "that it was is remembered");
     compare_stored(&device, &plan, &right).expect("it was compared");
     assert_eq!(asked.get(), 1, "once");
-    // Another number of rows of the class has other kernels.
+    // A call of the class with another number of rows has other kernels.
     let other = self::plan(&device, |g| {
         let (a, b) = (g.input("a", &[71, 90]), g.input("b", &[90, 50]));
         g.matmul(a, b)
@@ -408,7 +408,7 @@ fn damaged_files_and_unwritable_folders_harm_nothing() {
     );
     drop(second);
 
-    // Root may write to a read-only folder, but not to a file as if it were one.
+    // Root may write to a read-only folder, but cannot use a file as a folder.
     let third = device(&path).expect("as before");
     let found = only_class(&third, &plan);
     let entry = Entry {
@@ -446,7 +446,7 @@ fn wrong_settings_are_errors() {
     }
 }
 
-/// Tuning with real measurements ends, and reports no variant as wrong.
+/// Tuning with real measurements finishes, and reports no variant as wrong.
 #[test]
 fn tuning_measures_and_keeps() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -472,7 +472,7 @@ fn tuning_measures_and_keeps() {
     run_product(&device, &plans[0]);
 }
 
-/// Returns matmuls of odd sizes, in all layouts.
+/// Returns graphs of matmuls of odd sizes, in all layouts.
 fn products() -> Vec<fn(&mut Graph) -> NodeId> {
     vec![
         |g| {
@@ -483,13 +483,13 @@ fn products() -> Vec<fn(&mut Graph) -> NodeId> {
             let (a, b) = (g.input("a", &[140, 35]), g.input("b", &[140, 67]));
             g.matmul_at(a, b)
         },
-        // Long sums, split into parts.
+        // Long sums. They are split into parts.
         |g| {
             let (a, b) = (g.input("a", &[19, 1030]), g.input("b", &[33, 1030]));
             let product = g.matmul_bt(a, b);
             g.neg(product)
         },
-        // Few rows, with operands that can or cannot be read as vectors.
+        // Few rows, with operands that can be read as vectors, and with operands that cannot.
         |g| {
             let (a, b) = (g.input("a", &[3, 1100]), g.input("b", &[70, 1100]));
             g.matmul_bt(a, b)
@@ -504,7 +504,7 @@ fn products() -> Vec<fn(&mut Graph) -> NodeId> {
             let [a, b] = [a, b].map(|x| g.cast(x, DType::F32));
             g.matmul_bt(a, b)
         },
-        // Batched, and with one matrix for the whole batch.
+        // In batches, and with one matrix for the whole batch.
         |g| {
             let (a, b) = (g.input("a", &[3, 21, 70]), g.input("b", &[3, 70, 30]));
             g.matmul(a, b)
@@ -543,7 +543,7 @@ fn every_way_gives_what_the_usual_one_does() {
     }
 }
 
-/// The default variants of these calls match the oracle, and therefore all variants do.
+/// The default variants of these calls agree with the oracle, and therefore all variants do.
 #[test]
 fn the_usual_ways_are_right() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -566,7 +566,7 @@ fn the_usual_ways_are_right() {
             .iter()
             .any(|(name, _)| size(name).dtype != DType::F32)
         {
-            // This test writes inputs as `f32` only.
+            // This test can write only `f32` inputs.
             continue;
         }
         let feeds = plan.input_buffers.iter();

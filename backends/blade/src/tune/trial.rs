@@ -1,4 +1,4 @@
-//! Trials: plans of several equal calls that run in a given variant.
+//! Trials: plans of several equal calls that use a given variant.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -22,19 +22,20 @@ use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::host::{self, CustomKernels, F16Storage, KernelOptions, LaunchPlan};
 use meganeura_shaders::{Class, ScheduleChooser};
 
-/// Maximum operand bytes of the calls of a plan. The plan has enough calls that operands are evicted from caches before
-/// they are read again. On emulated devices, the limit is lower.
+/// Maximum number of operand bytes of the calls of a plan. It is so large that operands are evicted from caches
+/// before they are read again. On emulated devices, the limit is lower.
 const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Maximum number of calls in a plan.
 const MAX_CALLS: usize = 16;
-/// Number of different kernels (with equal results) that equal calls use in turns, on devices that are not emulated.
+/// Number of different kernels (with equal results) that the calls of a plan use in turns, on devices that are not
+/// emulated.
 ///
-/// In a step, other kernels run between two calls, and may evict a kernel from the instruction cache. On an H200,
-/// missing code costs some microseconds per call, more for long code. Repeated calls of a single kernel would not show
-/// this cost.
+/// In a step of a model, other kernels run between two calls, and may evict a kernel from the instruction cache. On
+/// an H200, reloading the code takes some microseconds per call, and more for long code. Repeated calls of a single
+/// kernel would not show this time.
 const CODES: usize = 8;
-/// Minimum length of a warm-up batch, and maximum repetitions of the plan to reach it.
+/// Minimum duration of a warm-up batch, and maximum number of repetitions of the plan in it.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
 const MAX_TIMES: u32 = 512;
 
@@ -48,7 +49,7 @@ pub(super) struct Trial<'a> {
     calls: u32,
     /// Data of the inputs.
     data: Vec<Datum>,
-    /// Results that are stored in `f16` although their type is `f32`.
+    /// Results that are stored in `f16` although their dtype is `f32`.
     f16_results: HashSet<BufferRef>,
     /// Number of different kernels that the calls use in turns.
     pub(super) codes: usize,
@@ -56,10 +57,10 @@ pub(super) struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    /// Creates several calls like that of a dispatch, with operands as in a model, in the variants of a class.
+    /// Creates several calls like that of a dispatch, with operands as in a model, for the variants of a class.
     ///
     /// # Errors
-    /// A call that cannot be run separately.
+    /// The call cannot run separately.
     pub(super) fn new(
         device: &'a Handle,
         dispatch: &Dispatch,
@@ -98,7 +99,7 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// Creates an executable for a variant, and writes its operands. All results are NaN at first.
+    /// Creates an executable for a variant, and writes its operands. All results are initially NaN.
     pub(super) fn executable(&self, variant: &str) -> Result<BladeExecutable> {
         let usual = variant == self.variants[0];
         let forced = ForcedVariant::new(self.class, (!usual).then_some(variant), self.plan.precision);
@@ -139,7 +140,7 @@ impl<'a> Trial<'a> {
         Ok(executable)
     }
 
-    /// Returns the inputs to store in `f16`: the inputs that the model stores so, if every kernel rounds them.
+    /// Returns the inputs to store in `f16`. The model must store them in `f16`, and every kernel must round them.
     fn f16_storage(&self, with: &KernelOptions) -> Result<HashSet<BufferRef>> {
         let f16_storage = self
             .data
@@ -178,7 +179,7 @@ impl<'a> Trial<'a> {
         Ok(words.collect())
     }
 
-    /// Changes the operands of an executable, in order to simulate a variant with wrong results.
+    /// Changes the operands of an executable. This simulates a variant with wrong results.
     #[cfg(test)]
     pub(super) fn spoil(&self, executable: &mut BladeExecutable) -> Result<()> {
         let datum = &self.data[0];
@@ -247,7 +248,7 @@ impl Subject for Trial<'_> {
     }
 }
 
-/// A selection that forces the variant of one class. Other classes use their default variants.
+/// A selector that forces the variant of one class. Other classes use their default variants.
 pub(super) struct ForcedVariant<'a> {
     class: &'a Class,
     variant: Option<&'a str>,
@@ -311,7 +312,7 @@ fn plan_of(
         return Err(alone("compiled by itself, the call has other types"));
     }
     plan.precision = precision;
-    // Equal calls with equal operands would have been merged, so make them equal only here.
+    // Equal calls with equal operands would have been merged, so the operands become equal only here.
     let named: HashMap<&str, BufferRef> = plan
         .input_buffers
         .iter()

@@ -26,9 +26,9 @@ pub(super) struct CallClass {
     pub(super) class: Class,
     pub(super) precision: Precision,
     pub(super) variants: Vec<String>,
-    /// An example call of the class, including fused operations.
+    /// Example of a call of the class, including fused operations.
     pub(super) dispatch: Dispatch,
-    /// Properties of the example's operands and results in the plan.
+    /// Properties of the operands and results of the example in its plan.
     pub(super) operands: Operands,
     pub(super) calls: usize,
 }
@@ -55,7 +55,7 @@ impl Tune for BladeDevice {
         let end = Instant::now() + options.time;
         for (number, found) in classes.iter().enumerate() {
             let left = end.saturating_duration_since(Instant::now());
-            // Unused time of a class is available to later ones.
+            // Time that a class does not use is available to later classes.
             let until = Instant::now() + left / (classes.len() - number) as u32;
             let tuned = if left.is_zero() {
                 skipped(found, "the time limit was reached")
@@ -81,7 +81,7 @@ impl Tune for BladeDevice {
 }
 
 impl BladeDevice {
-    /// Returns the classes of calls of the plans. Classes with the most work come first.
+    /// Returns the classes of calls of the plans, in descending order of work.
     pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<CallClass>> {
         let mut found: Vec<CallClass> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();
@@ -194,7 +194,7 @@ fn skipped(found: &CallClass, why: &str) -> TunedClass {
     }
 }
 
-/// A selection that records the classes that kernels ask for, and selects the default variants.
+/// A selector that records the classes that kernels request, and selects the default variants.
 struct QueriedClasses {
     precision: Precision,
     found: RefCell<Vec<(Class, Vec<String>)>>,

@@ -1,7 +1,8 @@
-//! Validation of stored variants: each is compared with the default variant before a call uses it for the first time.
+//! Validation of stored variants. Each variant is compared with the default one before a call uses it for the first
+//! time.
 //!
-//! A variant is stored for a class of calls, which differ in rows and fused operations. The hash of the kernels of each
-//! validated call is recorded. With the same driver, such a call is not validated again.
+//! A variant is stored for a class of calls, which can differ in the number of rows and in fused operations. The hash
+//! of the kernels of each validated call is recorded. With the same driver, such a call is not validated again.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -23,7 +24,7 @@ use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::{self as kernels, CompileCx};
 use meganeura_shaders::{Class, ScheduleChooser};
 
-/// Returns the hash of the kernels of a call with separate buffers; `None` if there are none.
+/// Returns the hash of the kernels of a call with separate buffers, or `None` if the call has no kernels.
 pub(super) fn text_hash(
     dispatch: &Dispatch,
     coop: Option<CoopConfig>,
@@ -39,7 +40,7 @@ pub(super) fn text_hash(
     Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
 }
 
-/// Compares the stored variants that a plan would use with the default ones, unless that was done before. A wrong
+/// Compares the stored variants that a plan would use with the default ones, unless this was done before. A wrong
 /// variant is no longer used.
 ///
 /// # Errors
@@ -55,7 +56,7 @@ pub(crate) fn validate(
     })
 }
 
-/// Validates the variants of a plan like [`validate`], with the given comparison.
+/// Validates the variants of a plan like [`validate`], but compares them by means of `difference`.
 pub(super) fn validate_by(
     device: &Handle,
     chosen: &StoredChoices,
@@ -109,13 +110,13 @@ fn first_difference(
 /// Type of a comparison: a function that returns the difference between two variants of a call.
 pub(super) type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
 
-/// A class whose stored variant is used: its default variant and the stored one.
+/// A class whose stored variant is used, with the default variant and the stored one.
 struct UsedVariant {
     class: Class,
     variants: [String; 2],
 }
 
-/// A selection of stored variants that records which of them are used.
+/// A selector of stored variants that records which of them are used.
 struct UsageRecorder<'a> {
     choices: &'a dyn ScheduleChooser,
     asked: RefCell<Vec<UsedVariant>>,

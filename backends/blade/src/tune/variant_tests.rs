@@ -1,5 +1,5 @@
-//! Tests of variants of reductions, extremes and attention: each gives the same results as the default one, and stored
-//! variants are used.
+//! Tests of the variants of reductions, argmax, argmin and attention. Each variant has the same results as the
+//! default one, and stored variants are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn rows() -> Vec<Build> {
             let x = g.input("x", &[3, 1]);
             vec![g.softmax(x, -1).into()]
         },
-        // Neighbouring rows are neighbours in memory.
+        // Elements of neighbouring rows are adjacent in memory.
         |g| {
             let x = g.input("x", &[2, 67, 45]);
             vec![g.softmax(x, 1).into()]
@@ -56,7 +56,7 @@ fn rows() -> Vec<Build> {
     ]
 }
 
-/// Returns graphs of reductions that are split because of long rows, for several types.
+/// Returns graphs of reductions with long rows that are split, for several dtypes.
 fn long_rows() -> Vec<Build> {
     vec![
         |g| {
@@ -79,7 +79,7 @@ fn long_rows() -> Vec<Build> {
     ]
 }
 
-/// Returns graphs of losses with labels and with probabilities, with both results.
+/// Returns graphs of losses with class indices and with probabilities, with both results.
 fn losses() -> Vec<Build> {
     vec![
         |g| {
@@ -95,8 +95,8 @@ fn losses() -> Vec<Build> {
     ]
 }
 
-/// Returns graphs of argmax and argmin along either axis, for several types, with rows that are split. The data of a
-/// trial contains many ties.
+/// Returns graphs of argmax and argmin along either axis, for several dtypes, with rows that are split. The data of a
+/// trial contains many equal elements.
 fn extremes() -> Vec<Build> {
     vec![
         |g| {
@@ -126,7 +126,7 @@ fn attend(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: Attention
     g.values(out).collect()
 }
 
-/// Returns graphs of attention with grouped heads, odd widths, and fewer or more rows than a tile.
+/// Returns graphs of attention with grouped heads, odd head sizes, and fewer or more rows than a tile.
 fn attentions() -> Vec<Build> {
     vec![
         |g| attend(g, [2, 37, 131], AttentionOptions::new(4, 2, 12)),
@@ -139,7 +139,7 @@ fn attentions() -> Vec<Build> {
             };
             attend(g, [1, 67, 70], options)
         },
-        // Commonly decomposed.
+        // The default variant of this call is a decomposition.
         |g| attend(g, [1, 3, 2_100], AttentionOptions::new(2, 1, 16)),
     ]
 }
@@ -209,7 +209,7 @@ fn families(builds: Vec<Build>, check: fn(&BladeDevice, &CallClass)) -> Option<B
     });
     for plan in plans {
         let mut classes = device.classes(&[plan]).expect("it has kernels");
-        // Ignore the matmuls of decomposed attention, which have tests of their own.
+        // Ignore the matmuls of decomposed attention, which have other tests.
         classes.retain(|found| !found.class.name.starts_with("matmul"));
         assert!(!classes.is_empty());
         for found in classes {
@@ -304,7 +304,7 @@ fn every_way_to_attend_to_a_cache_gives_what_the_usual_one_does() {
     check_families(caches(), &expected);
 }
 
-/// Adds a softmax, a norm, and attention.
+/// Returns a softmax, a norm, and an attention.
 fn several(g: &mut Graph) -> Vec<Value> {
     let (x, w) = (g.input("x", &[40, 96]), g.input("w", &[96]));
     let shares = g.softmax(x, -1);
@@ -348,7 +348,7 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
             "{tuned:?}"
         );
     }
-    // Measurements vary, so store the last variants as if they were the fastest.
+    // Measured times vary, so the last variants are stored as if they were the fastest.
     for found in &classes {
         let entry = Entry {
             sizes: found.class.sizes.clone(),

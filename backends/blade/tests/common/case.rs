@@ -1,4 +1,4 @@
-//! Graphs whose inputs have random values, with the oracle's results.
+//! Graphs whose inputs have random values, with the expected results of the oracle.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Creates a graph of inputs with these shapes.
+    /// Creates a graph whose inputs have these shapes.
     pub(crate) fn new<V: Into<Value> + Copy>(
         shapes: &[&[usize]],
         build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
@@ -27,8 +27,8 @@ impl Case {
         Case::with(&inputs, build, |_, _, value| value)
     }
 
-    /// Creates a graph of these inputs. `change` returns the new value of an input's element, given the index of the
-    /// input, the index of the element, and the original value.
+    /// Creates a graph with these inputs. `change` returns the new value of an element, given the index of the input,
+    /// the index of the element, and the original value.
     pub(crate) fn with<V: Into<Value> + Copy>(
         inputs: &[SampleInput],
         build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
@@ -81,8 +81,8 @@ impl Case {
         self.expected.iter().enumerate().map(read).collect()
     }
 
-    /// Runs a step, and compares every output with the oracle's: no element may differ by more than
-    /// the tolerance times the largest one, and NaN must match.
+    /// Runs a step, and compares every output with that of the oracle. No element may differ by more than the
+    /// tolerance times the largest element, and NaN must match.
     pub(crate) fn check(&self, mut session: Session, tolerance: f64) {
         let found = self.run(&mut session);
         for (i, (expected, found)) in self.expected().iter().zip(&found).enumerate() {

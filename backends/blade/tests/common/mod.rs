@@ -7,14 +7,15 @@ use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 
-/// Environment variable that, if it is 1, makes tests fail without a Vulkan device.
+/// Environment variable. If it is 1, tests fail without a Vulkan device.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_VULKAN";
 
 /// The backend under test.
 #[allow(dead_code, reason = "not every test binary names it")]
 pub(crate) const BACKEND: BladeBackend = BladeBackend;
 
-/// Returns the first usable device. Without a device, tests are skipped with a message, or fail if the variable is set.
+/// Returns the first usable device. Without a device, prints a message so that the test is skipped, or fails if the
+/// variable is set.
 pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let config = Config::default();
     let devices = BladeBackend.devices(&config).expect("a listing");
@@ -28,13 +29,13 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
     None
 }
 
-/// Prints the requirement of a skipped test, or fails if the variable is set.
+/// Prints the requirement of a skipped test. Fails instead if the variable is set.
 pub(crate) fn not_tested(variable: &str, mark: &str, what: &str) {
     assert!(
         std::env::var(variable).as_deref() != Ok("1"),
         "{variable} is 1, but there is no {what}"
     );
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Not with a macro, whose output the test harness captures.
+    // Not with a macro such as `eprintln!`, because the test harness would capture its output.
     let _ = writeln!(std::io::stderr(), "{mark}: {name} needs a {what}");
 }

@@ -4,8 +4,8 @@ use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph, Session};
 
-/// A matmul `x [rows, length] * weight [columns, length]` transposed, or `x [rows, columns] * weight`, which computes
-/// the gradient of the former's `x`.
+/// A matmul `x [rows, length]` times the transposed `weight [columns, length]`; or `x [rows, columns] * weight`,
+/// which computes the gradient of the first matmul's `x`.
 pub(crate) struct PackedProduct {
     pub(crate) graph: Graph,
     /// Name of the format, and number of rows.
@@ -21,12 +21,12 @@ pub(crate) struct PackedProduct {
 }
 
 impl PackedProduct {
-    /// Packs a weight in blocks, or in `f16` if there is no format. `length` must be a multiple of the block length.
+    /// Packs a weight in blocks, or in `f16` without a format. `length` must be a multiple of the block length.
     pub(crate) fn new(format: Option<BlockFormat>, sizes: [usize; 3]) -> Self {
         PackedProduct::of(format, sizes, true)
     }
 
-    /// Packs a weight for a product with the weight itself, not transposed.
+    /// Packs a weight for a matmul by the weight itself, not by its transpose.
     pub(crate) fn gradient(format: BlockFormat, sizes: [usize; 3]) -> Self {
         PackedProduct::of(Some(format), sizes, false)
     }
@@ -62,7 +62,7 @@ impl PackedProduct {
                     let scales = g.parameter_typed("scales", &scales, DType::F16);
                     g.quantized_matmul(x, words, Some(scales.into()))
                 } else {
-                    // Inputs, because inference expands parameters once for all steps.
+                    // These are inputs, because inference would expand parameters once for all steps.
                     let words = g.input_u32("weight", &words);
                     let scales = g.input_typed("scales", &scales, DType::F16);
                     let weight = g.dequantize(words, scales);

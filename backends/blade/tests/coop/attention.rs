@@ -14,7 +14,8 @@ use meganeura_core::{NodeId, Session, registry};
 use crate::case::Case;
 use crate::{check, devices, devices_from};
 
-/// Sizes of a call: queries and keys, heads of both, width of a head, and the window if it is causal.
+/// Sizes of a call: number of queries and of keys, number of heads of both, head size, and the window if it is
+/// causal.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 2],
@@ -48,7 +49,7 @@ impl Call {
     /// Compares the gradients on cooperative matrices with the oracle's, row by row. `sizes` are factors as in
     /// [`Call::gradients`].
     fn check_gradients(&self, sizes: &[&dyn Fn(usize, usize) -> f64]) {
-        // Operands are rounded to 11 bits, and terms cancel, of `dout v^T - delta` and of sums.
+        // Operands are rounded to 11 bits, and terms of `dout v^T - delta` and of sums cancel.
         const TOLERANCE: f64 = 1.5e-2;
         let cases: Vec<Case> = sizes.iter().map(|size| self.gradients(size)).collect();
         for device in devices_from(Some(0)) {
@@ -71,7 +72,7 @@ impl Call {
         }
     }
 
-    /// Returns a session for gradients. Both launches that multiply must use cooperative matrices.
+    /// Returns a session for gradients. Both launches with matmuls must use cooperative matrices.
     fn session(&self, device: Arc<dyn Device>, case: &Case) -> Session {
         let plan = compile_at(&case.graph, &*device, Precision::Mixed).expect("a plan");
         assert!(plan.dispatches.iter().all(|d| d.use_coop), "{self:?}");
@@ -81,12 +82,12 @@ impl Call {
         Session::on(device, plan).expect("a session")
     }
 
-    /// Returns a graph that contains only the gradients. `size` gives the factor of an element of `dout` or `delta`,
-    /// for a sequence and a query.
+    /// Returns a graph that contains only the gradients. `size` returns the factor of an element of `dout` or
+    /// `delta`, given its sequence and query.
     fn gradients(&self, size: &dyn Fn(usize, usize) -> f64) -> Case {
         let ([q, kv], [rows_q, rows_k]) = (self.shapes(), self.rows);
         let rows = [Self::BATCH, self.heads[0] as usize, rows_q];
-        // As large as for real scores.
+        // This is as large as for real scores.
         let lse = (rows_k as f64).ln() + 0.5;
         let inputs = [
             SampleInput::f32(&q),
@@ -151,7 +152,7 @@ fn odd_sizes() {
     .check_all();
 }
 
-/// Attention with windows is correct, also if no query sees the first keys.
+/// Attention with windows is correct, also if the first keys are visible to no query.
 #[test]
 fn windows() {
     Call {
@@ -175,13 +176,13 @@ fn gradients_of_wider_heads() {
     .check_gradients(&[&|_, _| 1.0]);
 }
 
-/// Gradients are correct if they are beyond the range of `f16`, or if their ratio is.
+/// Gradients are correct even if they, or their ratios, are beyond the range of `f16`.
 #[test]
 fn gradients_of_any_size() {
     ODD.check_gradients(&[
         &|_, _| 1e-12,
         &|_, _| 1e9,
-        // Later queries have smaller values, so that tiles of keys see different maxima.
+        // Later queries have smaller values, so the maximum differs between tiles of keys.
         &|sequence, query| 10f64.powi(-8 * sequence as i32) * 0.9f64.powi(query as i32),
         &|_, query| if query < 60 { 0.0 } else { 1.0 },
     ]);

@@ -1,4 +1,4 @@
-//! Tests of results that only cooperative matrices read: stored in `f16`, they give the same bits as in `f32`.
+//! Tests of results that only cooperative matrices read. Stored in `f16`, they give the same bits as in `f32`.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use super::training::{feed_transformer, session, transformer};
 use crate::case::Case;
 use crate::devices_with;
 
-/// Returns the same device twice: with such results in `f16`, and in `f32`. It has only one tile size, because software
-/// drivers compile slowly.
+/// Returns the same device twice: with such results in `f16`, and with such results in `f32`. It uses only one tile
+/// size, because software drivers compile slowly.
 fn both() -> Option<[Arc<dyn Device>; 2]> {
     let of = |between: &str| {
         let settings = format!("coop_min_workgroups = 0\ncoop_intermediates = \"{between}\"");
@@ -24,10 +24,10 @@ fn both() -> Option<[Arc<dyn Device>; 2]> {
     Some([of("f16")?, of("f32")?])
 }
 
-/// Returns the number of kernels that write elements in `f16`.
+/// Returns the number of kernels that write `f16` elements.
 fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
     let sources = device.kernel_sources(session.plan()).expect("sources");
-    // Buffers are b0, b1 and so on; workgroup memory has other names.
+    // Buffers are named b0, b1 and so on; workgroup memory has other names.
     let is_buffer = |line: &str| {
         line.trim_start()
             .strip_prefix('b')
@@ -43,8 +43,8 @@ fn bits(outputs: &[Vec<f32>]) -> Vec<Vec<u32>> {
     outputs.iter().map(bits).collect()
 }
 
-/// Runs a graph on both devices, with inputs multiplied by each of some factors. `f16_storage` is the expected number
-/// of kernels that write elements in `f16`.
+/// Runs a graph on both devices, with inputs multiplied by each factor of `sizes`. `f16_storage` is the expected
+/// number of kernels that write `f16` elements.
 fn compare<V: Into<Value> + Copy>(
     shapes: &[&[usize]],
     sizes: &[f64],
@@ -68,9 +68,9 @@ fn compare<V: Into<Value> + Copy>(
     assert!(f16 == f32, "{shapes:?}");
 }
 
-/// Chains of matmuls give the same bits: with a result of a separate kernel, a matmul with an epilogue, and an operand
-/// that is read along the other axis. Odd sizes, whose elements are read one by one, and other sizes are tested, as
-/// well as numbers beyond the range of `f16` and numbers that it flushes to zero.
+/// Chains of matmuls give the same bits, if the intermediate result comes from a separate kernel, from a matmul with
+/// an epilogue, and if it is an operand that is read along the other axis. The sizes include odd ones, whose elements
+/// are read one by one. The numbers include some beyond the range of `f16`, and some that it flushes to zero.
 #[test]
 fn chains_of_products() {
     for [m, k, n, p] in [[33, 77, 41, 19], [32, 64, 48, 20]] {
@@ -93,7 +93,7 @@ fn products_of_products() {
     });
 }
 
-/// A result stays in `f32` if it also has another reader: a residual addition, an output, or a sum.
+/// A result remains in `f32` if it also has another reader: a residual addition, an output, or a sum.
 #[test]
 fn what_others_read_is_not_rounded() {
     let shapes: [&[usize]; 2] = [&[24, 24], &[24, 24]];

@@ -1,6 +1,6 @@
 //! Tests of matmuls on cooperative matrices, on devices that support them: with every tile size, odd sizes, transposed,
 //! batched, with prologues and epilogues.
-// A binary of its own: `.ci/run` copies it to a system with a newer driver.
+// This is a separate binary, because `.ci/run` copies it to a system with a newer driver.
 
 mod attention;
 #[path = "../common/case.rs"]
@@ -26,20 +26,20 @@ use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, NodeId, Session};
 
-/// Environment variable that, if it is 1, makes these tests fail without cooperative matrices.
+/// Environment variable. If it is 1, these tests fail without cooperative matrices.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
 
-/// Returns the first usable device, once for each tile size that it supports.
+/// Returns the first usable device, opened once for each tile size that it supports.
 fn devices() -> Vec<Arc<dyn Device>> {
     devices_from(None)
 }
 
-/// Returns [`devices`] with a minimum number of workgroups for using cooperative matrices.
+/// Returns [`devices`] that use cooperative matrices from a minimum number of workgroups on.
 fn devices_from(min_workgroups: Option<u32>) -> Vec<Arc<dyn Device>> {
     devices_with(&min_workgroups.map_or_else(String::new, |n| format!("coop_min_workgroups = {n}")))
 }
 
-/// Returns [`devices`] with more settings of the backend.
+/// Returns [`devices`] with additional settings of the backend.
 fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     let mut found = Vec::new();
     if common::device().is_some() {
@@ -64,13 +64,13 @@ fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     found
 }
 
-/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is the
-/// number of dispatches that use cooperative matrices.
+/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is the expected number of
+/// dispatches that use cooperative matrices.
 fn check<V: Into<Value> + Copy>(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>) {
     check_from(None, shapes, used, build);
 }
 
-/// Checks a graph like [`check`], with a minimum number of workgroups for using cooperative matrices.
+/// Checks a graph like [`check`], with a minimum number of workgroups for the use of cooperative matrices.
 fn check_from<V: Into<Value> + Copy>(
     min_workgroups: Option<u32>,
     shapes: &[&[usize]],
@@ -112,7 +112,7 @@ fn transposed_and_batched_products() {
 #[test]
 fn long_sums_are_cut_into_parts() {
     check(&[&[200, 2060], &[2060, 200]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
-    // The last part is shorter than the pipelined loads.
+    // The last part is shorter than the loads that are pipelined.
     check(&[&[16, 10_496], &[10_496, 56]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
         let product = g.matmul(x[0], x[1]);
@@ -120,8 +120,8 @@ fn long_sums_are_cut_into_parts() {
     });
 }
 
-/// Matmuls are correct if blocks after the last full wave are cut: for several lengths, with an epilogue, in batches,
-/// and with blocks that extend past the end of the result.
+/// Matmuls are correct if blocks after the last full wave are divided: for several lengths, with an epilogue, in
+/// batches, and with blocks that extend past the end of the result.
 #[test]
 fn blocks_behind_the_last_wave_are_cut() {
     for max_resident_workgroups in [70, 100, 41] {
@@ -141,8 +141,8 @@ fn blocks_behind_the_last_wave_are_cut() {
     }
 }
 
-/// Matmuls of few rows are correct for steps within one round and in several, for a tile of rows and for less, and with
-/// both layouts of the matrix.
+/// Matmuls of few rows are correct for one or several rounds of steps, for a whole tile of rows or fewer rows, and
+/// for both layouts of the matrix.
 #[test]
 fn products_of_few_rows() {
     check(&[&[11, 203], &[203, 404]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
@@ -154,7 +154,7 @@ fn products_of_few_rows() {
         });
     }
     check(&[&[3, 7, 160], &[3, 200, 160]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
-    // A batch with one matrix is equivalent to more rows.
+    // A batch with one matrix is equivalent to a matmul with more rows.
     check(&[&[2, 3, 2, 260], &[260, 260]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     for [n, k] in [[50, 64], [1200, 60]] {
         check(&[&[16, k], &[n, k]], 0, |g, x| vec![g.matmul_bt(x[0], x[1])]);
@@ -164,7 +164,7 @@ fn products_of_few_rows() {
     }
 }
 
-/// Matmuls of few rows are correct with the matrix in `f16`, as weights are stored.
+/// Matmuls of few rows are correct if the matrix is in `f16`, like stored weights.
 #[test]
 fn products_of_few_rows_with_halves() {
     check(&[&[6, 320], &[230, 320]], 1, |g, x| {
@@ -174,7 +174,8 @@ fn products_of_few_rows_with_halves() {
     });
 }
 
-/// Matmuls are correct with both operands in `f16`, read as vectors of eight, or as smaller ones for other row lengths.
+/// Matmuls are correct if both operands are in `f16`. They are read as vectors of eight, or of fewer elements for
+/// other row lengths.
 #[test]
 fn products_of_halves() {
     for [m, n, k] in [[72, 136, 40], [33, 41, 77]] {
@@ -228,7 +229,7 @@ fn small_products_and_full_precision_use_no_matrix_units() {
     }
 }
 
-/// Matmuls smaller than a tile, or slightly larger, use cooperative matrices if the settings request it.
+/// Matmuls that are smaller than a tile, or slightly larger, use cooperative matrices if the settings request this.
 #[test]
 fn small_products_on_request() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 2], [8, 8, 8], [17, 1, 40], [1, 33, 9], [16, 24, 100]] {

@@ -12,7 +12,7 @@ use super::packed_product::PackedProduct;
 use super::{check_on, devices_from};
 
 /// Matmuls with weights in blocks and in `f16` are correct, also if the last tile is not full. The software driver
-/// takes seconds for each kernel, so not every format is tested with every size; `blade:quantized` has all of them
+/// takes seconds for each kernel, so not every format is tested with every size. `blade:quantized` tests all formats
 /// without cooperative matrices.
 #[test]
 fn products_of_packed_weights() {
@@ -36,7 +36,7 @@ fn products_of_packed_weights() {
     }
 }
 
-/// Products of many rows expand the matrix once, in a launch before the product.
+/// Matmuls of many rows expand the matrix once, in a separate launch.
 #[test]
 fn products_of_many_rows() {
     let [rows, columns, length] = [200, 70, 3 * BLOCK];
@@ -55,7 +55,7 @@ fn products_of_many_rows() {
     }
 }
 
-/// Expert matmuls use no cooperative matrices in any precision, so their results equal the results in `f32`.
+/// Expert matmuls never use cooperative matrices, so their results equal the results in `f32`.
 #[test]
 fn products_of_experts_are_exact() {
     const EXPERTS: usize = 3;
@@ -111,13 +111,13 @@ fn products_of_experts_are_exact() {
     }
 }
 
-/// All steps of a recurrent layer are one dispatch, whose matmuls run on cooperative matrices.
+/// All steps of a recurrent layer are one dispatch. Its matmuls use cooperative matrices.
 #[test]
 fn recurrent_layers() {
     const STEPS: usize = 2;
     const BATCH: usize = 10;
     const HIDDEN: usize = 12;
-    /// Factor of the weights. With it, sums are about as large as in trained layers.
+    /// Factor of the weights. With it, the sums are about as large as in trained layers.
     const WEIGHT: f64 = 0.2;
     let inputs = |gates: usize, others: &[&[usize]]| {
         let own: [&[usize]; 2] = [&[STEPS, BATCH, gates * HIDDEN], &[gates * HIDDEN, HIDDEN]];

@@ -1,5 +1,5 @@
-//! Tests of training on cooperative matrices: losses as in full precision, updates skipped if gradients overflow, and
-//! the conformance suite.
+//! Tests of training on cooperative matrices: losses are as in full precision, updates are skipped if gradients
+//! overflow, and the conformance suite passes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::devices_from;
 
 const STEPS: usize = 50;
 /// Maximum difference of losses, relative to the first loss. There are about ten successive matmuls, each of which
-/// rounding changes by at most 2^-10, and fifty steps, each based on the previous one.
+/// rounding changes by at most 2^-10. There are fifty steps, each based on the previous one.
 const APART: f32 = 0.02;
 
 const ROWS: usize = 32;
@@ -31,7 +31,7 @@ fn linear(g: &mut Graph, name: &str, x: NodeId, from: usize, to: usize) -> NodeI
     g.matmul(x, w)
 }
 
-/// Returns a perceptron whose loss is multiplied by a factor.
+/// Returns the graph of a perceptron whose loss is multiplied by a factor.
 fn perceptron(factor: f32) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[ROWS, 20]);
@@ -48,7 +48,7 @@ fn perceptron(factor: f32) -> Graph {
     g
 }
 
-/// Returns two blocks of a language model.
+/// Returns the graph of two blocks of a language model.
 pub(super) fn transformer() -> Graph {
     const DIM: usize = 16;
     let mut g = Graph::new();
@@ -123,7 +123,7 @@ fn on_units(session: &Session) -> usize {
     session.plan().dispatches.iter().filter(|d| d.use_coop).count()
 }
 
-/// Checks that the losses of both precisions stay close and decrease.
+/// Checks that the losses of both precisions decrease and stay close to each other.
 fn compare_curves(graph: &Graph, feed: fn(&mut Session)) {
     for device in devices_from(Some(0)) {
         let mut exact = session(&device, graph, Precision::F32, feed);
@@ -166,7 +166,7 @@ fn updates_are_left_out_until_gradients_fit_into_halves() {
         mixed.step();
         assert_eq!((mixed.skipped_updates(), mixed.loss_scale()), (1, Some(32_768.0)));
         assert_eq!(mixed.read_parameter("w1"), before);
-        // The host does not wait for these.
+        // The host does not wait for these steps.
         (0..30).for_each(|_| mixed.step());
         let skipped = mixed.skipped_updates();
         assert!((2..20).contains(&skipped), "{skipped}");
@@ -176,8 +176,8 @@ fn updates_are_left_out_until_gradients_fit_into_halves() {
     }
 }
 
-/// Some training cases of the suite conform with every matmul on cooperative matrices.
-/// `meganeura conformance --precision mixed` runs all cases.
+/// Some training cases of the suite conform if every matmul uses cooperative matrices. `meganeura conformance
+/// --precision mixed` runs all cases.
 #[test]
 fn training_steps_conform_with_every_product_on_matrix_units() {
     for device in devices_from(Some(0)) {
@@ -193,8 +193,8 @@ fn training_steps_conform_with_every_product_on_matrix_units() {
     }
 }
 
-/// Error cases conform in mixed precision. They contain no matmuls, so nothing runs on cooperative matrices. `.ci/run`
-/// runs the semantics cases, which contain matmuls, with the optimized command.
+/// Error cases conform in mixed precision. They contain no matmuls, so they do not use cooperative matrices.
+/// `.ci/run` runs the semantics cases, which contain matmuls, with the optimized command.
 #[test]
 fn errors_conform_in_mixed_precision() {
     for device in devices_from(Some(0)) {

@@ -12,8 +12,8 @@ use meganeura_core::precision::Precision;
 
 use crate::devices;
 
-/// Variants with and without cooperative matrices agree. The second matmul reads the first one's result in `f16` if it
-/// uses cooperative matrices, and in `f32` otherwise.
+/// Variants with and without cooperative matrices agree. The second matmul reads the result of the first one in `f16`
+/// if it uses cooperative matrices, else in `f32`.
 #[test]
 fn ways_on_and_off_matrix_units_agree() {
     if devices().is_empty() {

@@ -1,4 +1,4 @@
-//! Tests of attention kernels: masks, heads, sizes around the size of a tile, and difficult values.
+//! Tests of attention kernels: masks, heads, numbers of rows around the size of a tile, and critical values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{ExecutionPlan, NodeId, Session, autodiff, registry};
 
-/// Sizes of a call: batch, queries, keys; query heads, key-value heads, width; and the window if it is causal.
+/// Sizes of a call: batch, number of queries and of keys; query heads, key-value heads, head size; and the window if
+/// it is causal.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 3],
@@ -70,8 +71,8 @@ impl Call {
         g.attention(x[0], x[1], x[2], options)
     }
 
-    /// Returns the call with changed values. `change` returns the new value, given the operand, the index of the
-    /// element, and the original value.
+    /// Returns the call with changed values. `change` returns the new value of an element, given the index of the
+    /// operand, the index of the element, and the original value.
     fn case(self, change: impl Fn(usize, usize, f64) -> f64) -> Case {
         let build = |g: &mut Graph, x: &[NodeId]| -> Vec<Value> {
             let y = self.build(g, x);
@@ -158,7 +159,7 @@ fn masks() {
             Call::new(rows, [2, 1, 8]).window(window).check();
         }
     }
-    // More queries than keys; keys that no query sees.
+    // More queries than keys; keys that are visible to no query.
     Call::new([1, 300, 5], [2, 2, 64]).check();
     Call::new([1, 9, 200], [2, 1, 8]).window(3).check();
     // A window that excludes whole tiles.
@@ -177,7 +178,7 @@ fn heads_of_all_widths() {
             .case(|_, _, value| value);
         case.check(session(&device, &case.graph), 1e-5);
     }
-    // Wider heads are decomposed.
+    // Attention with larger heads is decomposed.
     let call = Call::new([1, 20, 30], [2, 1, 260]).causal();
     for case in [call.case(|_, _, value| value), call.gradient()] {
         let plan = compile_for(&case.graph, &*device).expect("a plan");
@@ -207,12 +208,12 @@ fn scores_far_from_zero() {
             });
             case.check(session(&device, &case.graph), 1e-5);
         };
-        // All scores of a row are equal and far below or above zero: gives the mean of the values,
-        // and no infinity.
+        // If all scores of a row are equal and far below or above zero, the result is the mean of the values, without
+        // infinities.
         for score in [-1e30, -1e4, 1e4, 1e30] {
             check(score / 2.0, &|_| 1.0);
         }
-        // Scores that grow with the key: every tile has a much greater maximum.
+        // The scores grow with the key: every tile has a much larger maximum than the previous one.
         check(1.0, &|at| (at / 4 * 64) as f64);
         check(1.0, &|at| -((at / 4 * 64) as f64));
     }
@@ -230,7 +231,7 @@ fn infinite_scores_are_what_the_definition_makes_of_them() {
     };
     let case = call.case(late);
     case.check(session(&device, &case.graph), 1e-5);
-    // An infinite score gives NaN.
+    // An infinite score results in NaN.
     let case = call.case(|operand, at, value| match (operand, at) {
         (0, _) => 1.0,
         (1, 70) => f64::INFINITY,
@@ -248,7 +249,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
         let case = call.case(nan);
         case.check(session(&device, &case.graph), 2e-5);
     }
-    // A NaN value: rows that do not see it may or may not be NaN, but their sums are valid.
+    // Rows that cannot see the NaN value may be NaN or not, but their sums are valid.
     let case = call.case(|o, at, value| if o == 2 && at == 240 { f64::NAN } else { value });
     let found = case.run(&mut session(&device, &case.graph));
     for row in 0..150 {
@@ -307,12 +308,12 @@ fn a_training_step() {
     }
 }
 
-/// Attention to a cache is correct for few and many queries, around the sizes of tiles, with NaN in all rows after a
-/// position.
+/// Attention to a cache is correct for few and many queries, for numbers of rows around the sizes of tiles, and with
+/// NaN in all rows after a position.
 #[test]
 fn caches_that_are_filled_so_far() {
     let Some(device) = common::device() else { return };
-    /// A test case: queries, capacity, positions of the sequences, heads, and a window.
+    /// A test case: number of queries, capacity, positions of the sequences, heads, and a window.
     type CacheCase<'a> = (usize, usize, &'a [u32], [usize; 3], Option<u32>);
     let cases: [CacheCase; 22] = [
         (1, 1300, &[0], [2, 1, 64], None),
@@ -329,7 +330,7 @@ fn caches_that_are_filled_so_far() {
         (20, 100, &[3, 80], [4, 2, 16], Some(5)),
         (33, 300, &[129, 200], [2, 1, 64], Some(64)),
         (40, 64, &[24], [1, 1, 80], None),
-        // Several workgroups share the keys of a query, and some have none.
+        // Several workgroups share the keys of a query. Some of them have no keys.
         (1, 2048, &[0], [2, 1, 64], None),
         (1, 2048, &[2047], [9, 3, 64], None),
         (1, 4500, &[511], [2, 2, 64], None),

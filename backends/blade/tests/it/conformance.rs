@@ -1,6 +1,6 @@
-//! Parts of the conformance suite; `meganeura conformance --device` runs all of it. The cases of
-//! the operators take minutes on a software device, which compiles thousands of kernels. Tests of
-//! other GPU backends include this file, with their own `common`.
+//! Parts of the conformance suite. `meganeura conformance --device` runs all of it. The cases of the operators take
+//! minutes on a software device, which compiles thousands of kernels. Tests of other GPU backends include this file,
+//! with their own `common`.
 
 use crate::common;
 use meganeura_conformance::{Section, run_on_backend};

@@ -15,7 +15,7 @@ fn a_context_of_the_host_is_shared() {
     if common::device().is_none() {
         return;
     }
-    // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+    // SAFETY: the function is unsafe only because it loads a driver. blade states no other requirement.
     let context = unsafe { bg::Context::init(bg::ContextDesc::default()) }.expect("a context");
     let context = Arc::new(context);
     let device =

@@ -1,4 +1,4 @@
-//! Tests of expert matmuls on GPUs: every storage format, with few and with many rows, against the definition.
+//! Tests of expert matmuls on GPUs. Every storage format, with few and with many rows, agrees with the definition.
 
 use crate::common;
 use meganeura_compiler::builder::Builder;
@@ -18,7 +18,7 @@ fn products_agree_with_their_definition() {
     assert!(report.is_ok() && report.cases.len() > 60, "{report}");
 }
 
-/// The kernel of the matmul dequantizes the matrices itself, and does not read matrices of experts without rows.
+/// The kernel of the matmul dequantizes the matrices itself. It does not read the matrices of experts without rows.
 #[test]
 fn matrices_are_expanded_by_the_kernel() {
     let Some(device) = common::device() else { return };

@@ -1,4 +1,4 @@
-//! Tests that a faulty step has no effect.
+//! Tests that a step with a fault has no effect.
 
 use std::sync::Arc;
 
@@ -11,15 +11,14 @@ use meganeura_core::{Adam, Error, Graph, Session, Sgd, autodiff};
 const GOOD: [u32; 4] = [1, 6, 0, 1];
 const BAD: [u32; 4] = [1, 7, 0, 9];
 
-/// Source of the indices into the table: an input (the host checks it before a step), or a computation in the step.
+/// Source of the indices into the table: an input that the host checks before a step, or a computation in the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Indices {
     HostValidated,
     Computed,
 }
 
-/// Returns a classifier with a table, a random mask, and a state that is written before the table
-/// is read.
+/// Returns a classifier with a table, a random mask, and a state that is written before the table is read.
 fn classifier(indices: Indices) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 5]);
@@ -74,7 +73,7 @@ fn updates() -> [Update; 3] {
     ]
 }
 
-/// Returns all data that later steps depend on, as bits.
+/// Returns all data on which later steps depend, as bits.
 fn persistent(session: &mut Session) -> Vec<(String, Vec<u32>)> {
     let names = |views: Vec<TensorView>| -> Vec<String> { views.iter().map(|v| v.name.clone()).collect() };
     let (parameters, states) = (names(session.plan().parameters()), names(session.plan().states()));
@@ -93,13 +92,13 @@ fn persistent(session: &mut Session) -> Vec<(String, Vec<u32>)> {
 
 fn expect_fault(outcome: Result<(), Error>) {
     match outcome {
-        // The largest of several wrong indices.
+        // The error contains the largest of several invalid indices.
         Err(Error::IndexOutOfRange { index: 9, rows: 7, .. }) => {}
         other => panic!("{other:?}"),
     }
 }
 
-/// Type of the test actions: a step with an invalid index, and a wait at some later time.
+/// Type of the test actions: a step with an invalid index, followed by a wait at some later time.
 type Faulty = fn(&mut Session);
 
 const CALLERS: [(&str, Faulty); 4] = [
@@ -156,8 +155,8 @@ fn a_faulty_step_is_as_if_it_had_not_been_made() {
     }
 }
 
-/// The host checks indices in inputs before a step. An invalid one is reported at once and the step does not run, so no
-/// copies for a rollback are needed.
+/// The host checks indices in inputs before a step. It reports an invalid index at once, and the step does not run.
+/// Hence no data has to be saved for a rollback.
 #[test]
 fn fed_indices_are_looked_at_before_a_step() {
     let Some(device) = common::device() else { return };
@@ -197,13 +196,13 @@ fn counters_are_taken_back_before_anything_else_is_done() {
     session.step();
     expect_fault(session.try_wait().map(|_| ()));
     assert_eq!(session.progress(), before);
-    // Another rule recompiles the plan and keeps the state.
+    // A new update rule recompiles the plan and keeps the state.
     session.set_optimizer(sgd);
     session.set_input_u32("ids", &GOOD);
     session.step();
     session.wait();
     assert_eq!(session.progress().steps, 2);
-    // After a wrong first step, there is nothing to read.
+    // If the first step has a fault, there is no result to read.
     let mut session = training(&device, &accumulating);
     session.set_input_u32("ids", &BAD);
     session.step();
@@ -211,7 +210,8 @@ fn counters_are_taken_back_before_anything_else_is_done() {
     assert!(matches!(session.try_read_loss(), Err(Error::InvalidUse { .. })));
 }
 
-/// A rollback restores states written before, in and after the level of the fault, and by the faulting kernel itself.
+/// A rollback restores states that are written before, in and after the level of the fault, including states that the
+/// kernel with the fault writes.
 #[test]
 fn the_order_of_writes_and_faults_does_not_matter() {
     const ROWS: usize = 3_000;
@@ -241,7 +241,7 @@ fn the_order_of_writes_and_faults_does_not_matter() {
     session.set_input_u32("zeros", &[0; ROWS]);
     let names: Vec<String> = (0..DEPTHS).map(name).chain(["within".into()]).collect();
     for round in 0..20 {
-        // Three wrong indices, at changing positions.
+        // Three invalid indices, at changing positions.
         let id = |i: usize| if i % 1_000 == 50 * round { ROWS + i / 1_000 } else { i };
         let ids: Vec<u32> = (0..ROWS).map(|i| id(i) as u32).collect();
         session.set_input_u32("ids", &ids);

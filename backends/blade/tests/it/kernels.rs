@@ -1,4 +1,4 @@
-//! Tests of kernels at sizes that the conformance suite does not cover and that use other variants.
+//! Tests of kernels at sizes that the conformance suite does not cover. These sizes use other variants.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeI
 
 #[test]
 fn products_in_tiles_of_all_sizes() {
-    // The summed dimension is not a multiple of a step, and the sides are not multiples of a tile.
+    // The summed dimension is not a multiple of the tile's step, and the sides are not multiples of the tile's sides.
     for [m, n, k] in [[530, 530, 41], [270, 290, 61], [100, 110, 130], [1, 700, 300]] {
         check(&[&[m, k], &[k, n]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
     }
@@ -66,8 +66,8 @@ fn products_of_few_rows() {
     }
 }
 
-/// Matmuls of few rows that read operands as vectors of four along the summed dimension are correct: with one, two and
-/// four columns per thread, sums that a thread reads at once and in rounds, and split sums.
+/// Matmuls of few rows are correct if they read operands as vectors of four along the summed dimension: with one, two
+/// and four columns per thread, with sums that a thread reads at once or in rounds, and with split sums.
 #[test]
 fn products_of_few_rows_by_vectors() {
     for [m, n, k] in [
@@ -89,14 +89,14 @@ fn products_of_few_rows_by_vectors() {
         });
     }
     check(&[&[3, 2, 8], &[3, 50, 8]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
-    // Rows that are computed in the prologue, once per workgroup.
+    // Each workgroup computes the row of the left operand in its prologue.
     check(&[&[1, 260], &[1, 260], &[300, 260]], 2e-5, |g, x| {
         let gated = g.swiglu(x[0], x[1]);
         vec![g.matmul_bt(gated, x[2])]
     });
 }
 
-/// Every `f16` number is multiplied correctly as the only weight of a row.
+/// Each `f16` number is multiplied correctly if it is the only weight of a row.
 #[test]
 fn halves_are_multiplied_as_what_they_are() {
     const NUMBERS: usize = 1 << 16;
@@ -130,17 +130,17 @@ fn norms_before_products_of_one_row() {
         let op = registry::op(name).expect("an operator");
         g.call(op, attrs, inputs.iter().map(|&i| i.into()).collect())
     };
-    // Long sums of few columns are split.
+    // Long sums for few columns are split.
     for [n, k] in [[700, 301], [33, 5_000], [16, 9_001], [1, 64], [3_001, 577], [7, 1]] {
         let eps = Attrs::new().with("eps", 1e-5);
         check(&[&[1, k], &[k], &[k, n]], 2e-5, |g, x| {
             let y = call(g, "core.rms_norm_matmul", eps.clone(), x);
-            // Use both results: one of them is the reduced value.
+            // Both results are used: one of them is the reduced value.
             let rstd = g.port(y, 1);
             let rstd = g.neg(rstd);
             vec![y, rstd]
         });
-        // Two reductions, one after the other; a product with a transposed matrix, plus an addend.
+        // Two reductions, one after the other, and a matmul by a transposed matrix, plus an addend.
         let step = |name, attrs, inputs: &[Slot]| Step {
             op: registry::op(name).expect("an operator"),
             attrs,
@@ -231,7 +231,7 @@ fn convolutions_and_their_derivatives() {
     });
     let Some(_) = common::device() else { return };
     check(&[&[3, 8, 17, 15], &[16, 4, 3, 3]], 1e-4, |g, x| {
-        // dx and dw by the rule of the convolution, with y itself as its gradient.
+        // Computes dx and dw by the gradient rule of the convolution. The gradient of y is y itself.
         let y = g.conv2d(x[0], x[1], options);
         let shape = g.shape(y).to_vec();
         let ones = g.full(meganeura_core::DType::F32, 1.0, &shape);
@@ -284,7 +284,7 @@ fn scatters_of_many_updates() {
     });
 }
 
-/// Partial results are in `f32`, for any type of the whole result.
+/// Partial results are in `f32` for every dtype of the result.
 #[test]
 fn parts_of_half_precision() {
     let step = |name, attrs, inputs: &[Slot]| Step {
@@ -311,7 +311,7 @@ fn parts_of_half_precision() {
     }
 }
 
-/// Rotary embedding is correct for heads that are a part of a packed projection, also with odd sizes.
+/// Rotary embedding is correct if the heads are a part of a packed projection, also with odd sizes.
 #[test]
 fn rows_are_turned_where_they_are_a_part_of_others() {
     let Some(device) = common::device() else { return };
@@ -341,8 +341,9 @@ fn rows_with_several_reductions() {
     check(&[&[500, 40, 3]], 1e-4, |g, x| vec![g.softmax(x[0], 0)]);
 }
 
-/// Row kernels are correct for all lengths. One to sixteen columns per thread are unrolled (some threads lack the last
-/// one), and more use a loop. With many rows, each has fewer threads.
+/// Row kernels are correct for all lengths. For one to sixteen columns per thread, the loop is unrolled, and some
+/// threads may have one column fewer. For more columns, there is a loop. If there are many rows, each row has fewer
+/// threads.
 #[test]
 fn rows_that_are_written_out_and_longer_ones() {
     for [rows, columns] in [
@@ -365,11 +366,11 @@ fn rows_that_are_written_out_and_longer_ones() {
 
 #[test]
 fn what_takes_several_kernels() {
-    // Scores, their softmax and the values; heads are shared by pairs of queries.
+    // Scores, their softmax and the values; pairs of query heads share a key-value head.
     check(&[&[90, 4 * 16], &[90, 2 * 16], &[90, 2 * 16]], 1e-4, |g, x| {
         vec![g.causal_attention(x[0], x[1], x[2], 4, 2, 16)]
     });
-    // Rows, and the mean over them.
+    // Losses of rows, and the mean over the rows.
     check(&[&[300, 40], &[300, 40]], 1e-4, |g, x| {
         let labels = g.softmax(x[1], -1);
         vec![g.cross_entropy_loss(x[0], labels)]
@@ -399,8 +400,8 @@ fn more_elements_than_one_row_of_workgroups() {
     assert!(found.iter().zip(&data).all(|(f, d)| *f == -d));
 }
 
-/// Results are correct if a thread computes four elements. From half a million elements on, it computes four elements
-/// that are a quarter of the result apart, if four divides the number of elements.
+/// Results are correct if a thread computes four elements. From half a million elements on, these elements are a
+/// quarter of the result apart, if the number of elements is divisible by four.
 #[test]
 fn several_elements_of_large_results_by_each_thread() {
     for [m, n] in [[512, 1_028], [727, 722]] {
@@ -443,7 +444,8 @@ fn updates_of_large_parameters() {
     }
 }
 
-/// Returns values of which many are equal, and some NaN or infinite, so that ties and their order matter.
+/// Returns values with many equal ones, and some NaN and infinite ones, so that the treatment and order of equal
+/// values matter.
 fn ties(shape: &[usize], seed: u64) -> Vec<f32> {
     let mut random = SplitMix64::new(seed);
     let value = |bits: u64| match bits % 97 {

@@ -1,5 +1,5 @@
-//! Tests of this crate that may share a process, in one binary to save linking time. Other test
-//! binaries state why they are separate.
+//! Tests of this crate that may share a process. They are one binary, because one is faster to link. Other test
+//! binaries give their reason at the top.
 
 mod attention_kernels;
 #[path = "../common/case.rs"]

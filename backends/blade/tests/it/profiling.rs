@@ -26,7 +26,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
 }
 
-/// Runs a chain's plan once with its passes measured.
+/// Runs the plan of a chain once, and measures its passes.
 fn measured(executable: &mut dyn Executable, plan: &ExecutionPlan) -> Vec<PassTiming> {
     let input = plan.input_buffers[0].1;
     let data: Vec<u8> = [1.0f32, -2.0, 3.0, 0.5].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -58,7 +58,7 @@ fn dispatches(passes: &[PassTiming]) -> Vec<u32> {
 #[test]
 fn every_pass_of_a_step_is_measured_also_beyond_the_limit_of_a_submission() {
     let Some(device) = common::device() else { return };
-    // blade measures 1000 passes of a submission.
+    // blade measures at most 1000 passes of a submission.
     for length in [3, 999, 1000, 2100] {
         let plan = compile_for(&chain(length), &*device).expect("a plan");
         let mut executable = device.compile(&plan).expect("compiles");
@@ -68,8 +68,7 @@ fn every_pass_of_a_step_is_measured_also_beyond_the_limit_of_a_submission() {
             assert_eq!(dispatches(&passes), (0..length as u32).collect::<Vec<_>>());
             assert_eq!(&*passes[0].label, "upload");
             for pass in &passes[1..] {
-                // The second step also copies the result to the host, because it was read after the
-                // first.
+                // The second step also copies the result to the host, because the host read it after the first step.
                 let expected = if pass.dispatches.is_empty() {
                     "download"
                 } else {
@@ -141,8 +140,7 @@ fn measured_steps_compute_what_others_do_and_tell_faults() {
     assert!(!session.take_timings().rows.is_empty());
 }
 
-/// Returns a training session whose graph has independent branches, so that levels have several
-/// dispatches.
+/// Returns a training session whose graph has independent branches, so that levels have several dispatches.
 fn branches(device: &Arc<dyn Device>, debug: DebugOptions) -> Session {
     let mut g = Graph::new();
     let x = g.input("x", &[8, 6]);
@@ -211,7 +209,7 @@ fn kernels_are_written_to_a_folder() {
         ..DebugOptions::default()
     };
     let session = branches(&device, debug.clone());
-    // One file for the plan without an update, one for the plan with it.
+    // There is one file for the plan without an update, and one for the plan with an update.
     let mut plans: Vec<_> = fs::read_dir(&path)
         .expect("made")
         .map(|e| e.expect("readable").path())

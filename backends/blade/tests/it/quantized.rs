@@ -1,4 +1,4 @@
-//! Tests of quantized weights on GPUs: the kernel of the matmul dequantizes them, for any number of rows.
+//! Tests of quantized weights on GPUs. The kernel of the matmul dequantizes them, for any number of rows.
 
 use crate::common;
 use crate::packed::PackedProduct;
@@ -22,7 +22,8 @@ fn products_expand_weights_themselves() {
     }
 }
 
-/// The gradient of a product multiplies with the weight itself, whose rows are blocks along the other dimension.
+/// The matmul of the gradient reads the weight without a transposition. The rows of the weight are then blocks along
+/// the other dimension.
 #[test]
 fn gradients_expand_weights_themselves() {
     let Some(device) = common::device() else { return };

@@ -1,4 +1,4 @@
-//! Tests of sessions on a device that the conformance suite does not contain. Tests of other GPU backends include this
+//! Tests of sessions on a device that are not in the conformance suite. Tests of other GPU backends include this
 //! file, with their own `common`.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use meganeura_core::plan::memory::fit_to_budget;
 use meganeura_core::plan::{ExecutionPlan, MemoryBudget, compile_for, try_compile};
 use meganeura_core::{DType, Error, Graph, Session, autodiff};
 
-/// Returns a classifier with an embedding, so that it has a table whose index can be out of range.
+/// Returns a classifier with an embedding, which has a table whose index can be out of range.
 pub(crate) fn classifier() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[4]);
@@ -24,7 +24,7 @@ pub(crate) fn classifier() -> Graph {
     g
 }
 
-/// Returns a session on a device, with an optimizer, its parameters and inputs set.
+/// Returns a session on a device with an optimizer, whose parameters and inputs are set.
 pub(crate) fn training(device: &Arc<dyn Device>) -> Session {
     let full = autodiff::differentiate(&classifier());
     let plan = compile_for(&full, &**device).expect("a plan");
@@ -58,7 +58,7 @@ fn training_is_repeatable_and_learns() {
     assert!(end < 0.5 * begin, "{begin} to {end}");
 }
 
-/// Returns a perceptron with dropout on many rows, whose plan has large activations.
+/// Returns a perceptron with dropout and many rows. Its plan has large activations.
 fn deep() -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[48, 8]);
@@ -165,7 +165,7 @@ fn writes_are_seen_in_their_order() {
     let mut bytes = [0; 20];
     executable.read(buffer, 0, &mut bytes).expect("read");
     assert_eq!(bytes[..], [[3; 12].as_slice(), &[2; 4], &[1; 4]].concat());
-    // The same range again, after it has been expected, and not before it is submitted.
+    // The same range is read again. The read is expected, but its copy must come after the submission of the write.
     executable.write(buffer, 0, &[4; 20]).expect("written");
     executable.read(buffer, 0, &mut bytes).expect("read");
     assert_eq!(bytes, [4; 20]);
@@ -181,7 +181,7 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
     let x = g.input("wide", &[limit / 4 + 64]);
     let y = g.neg(x);
     g.set_outputs(vec![y]);
-    // Both for a plan that is compiled for the device, and for a plan that is not.
+    // The error is the same for a plan that is compiled for the device, and for a plan that is not.
     let made = compile_for(&g, &*device).map(|_| ());
     let custom = try_compile(&g).and_then(|plan| device.compile(&plan).map(|_| ()));
     for outcome in [made, custom] {
@@ -252,7 +252,7 @@ fn scalars_and_single_elements_of_half_precision() {
     }
 }
 
-/// A program may open and close devices repeatedly. Drivers stay loaded, because some cannot be loaded twice.
+/// A program may open and close devices repeatedly. Drivers remain loaded, because some cannot be loaded twice.
 #[test]
 fn devices_are_opened_again_and_again() {
     let mut first = None;

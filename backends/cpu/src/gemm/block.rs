@@ -11,7 +11,7 @@ pub(crate) struct Blocks {
     set: &'static KernelSet,
 }
 
-/// A block of B in the layout that the inner loops read: panels of adjacent columns.
+/// A block of B in the layout that the inner loops read: each panel contains some adjacent columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels {
     /// Address of element (0, 0).
@@ -38,7 +38,7 @@ pub(crate) struct Target {
     pub(crate) start: *mut f32,
     /// Distance between rows, in `f32`s.
     pub(crate) row: usize,
-    /// Set to add to the current values of C instead of overwriting them.
+    /// True to add to the current values of C, false to overwrite them.
     pub(crate) add: bool,
 }
 
@@ -71,8 +71,8 @@ impl Blocks {
     /// As for [`Self::multiply`]; each pointer of a row must be valid for `k` elements.
     pub(crate) unsafe fn multiply_pieces(&self, a: &Pieces, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
         for panel in 0..cols.div_ceil(self.set.tile_cols) {
-            // SAFETY: elements of the block in B and C; the kernel for the tile's rows and columns.
-            // The pieces replace A.
+            // SAFETY: the addresses are elements of the block in B and C, and the kernel matches the tile's
+            // rows and columns. The kernel reads the pieces instead of A.
             unsafe {
                 let none = LeftBlock {
                     start: b.start,
@@ -122,7 +122,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the size of a packed block of B in f32s.
+    /// Returns the number of f32s of a packed block of B.
     pub(crate) fn packed_len(&self, k: usize, cols: usize) -> usize {
         k * cols.next_multiple_of(self.set.tile_cols)
     }
@@ -148,8 +148,8 @@ impl Blocks {
         }
     }
 
-    /// Returns a block that is read in place and whose rows are `row` apart. This is fast if the rows are close
-    /// together.
+    /// Returns the panels of a block of B that is read in place and whose rows are `row` f32s apart. Reading
+    /// it is fast if the rows are close together.
     pub(crate) fn in_place(&self, start: *const f32, row: usize) -> Panels {
         Panels {
             start,
@@ -158,12 +158,13 @@ impl Blocks {
         }
     }
 
-    /// Computes `C[rows, cols] = A[rows, k] · B[k, cols]` for few rows. Rows of A are contiguous. Each column of B is
-    /// contiguous; columns are `column` apart and are read in place.
+    /// Computes `C[rows, cols] = A[rows, k] · B[k, cols]` for few rows. The elements of a row of A are
+    /// contiguous, and so are the elements of a column of B. The columns of B are `column` f32s apart and are
+    /// read in place.
     ///
     /// # Safety
     ///
-    /// As for [`Self::multiply`]; C is overwritten, not added to.
+    /// As for [`Self::multiply`]. C is overwritten, not added to.
     pub(crate) unsafe fn few_rows(
         &self,
         (a, a_row): (*const f32, usize),

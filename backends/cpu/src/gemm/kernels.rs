@@ -21,9 +21,9 @@ pub(super) struct KernelSet {
     pub lanes: usize,
     /// Number of columns of the widest tile: two vectors.
     pub tile_cols: usize,
-    /// Kernels for an A with contiguous columns: `by_cols[r - 1]` has `r` rows.
+    /// Kernels for an A with contiguous columns; `by_cols[r - 1]` computes `r` rows.
     pub by_cols: &'static [TileRow],
-    /// Kernels for an A with contiguous rows, by number of rows in the same way.
+    /// Kernels for an A with contiguous rows; `by_rows[r - 1]` computes `r` rows.
     pub by_rows: &'static [TileRow],
     /// Kernels that also copy B to panels.
     pub copying: &'static [TileRow],
@@ -31,7 +31,7 @@ pub(super) struct KernelSet {
     pub pieces: &'static [TileRow<PiecesFn>],
     pub panels: PanelsFn,
     pub stream: StreamFn,
-    /// Products of columns: `dots[r - 1]` has `r` rows.
+    /// Kernels of dot products with contiguous columns; `dots[r - 1]` computes `r` rows.
     pub dots: [DotsFn; 4],
     /// Kernels for weights in `f16`, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q6, in this order.
     pub packed: [PackedKernels; 7],
@@ -71,12 +71,12 @@ impl KernelSet {
     }
 }
 
-/// Vectors of columns in the widest tile. With two, all narrower tiles are
-/// either a masked pair or a masked single vector.
+/// Number of vectors of columns in the widest tile. With two, every narrower tile has either two vectors or
+/// one, the last of them masked.
 const VECTORS: usize = 2;
 
-/// Defines `pub static SET` in a module: the generic kernels, compiled for one
-/// vector type with its instruction set enabled, for tiles of the given rows.
+/// Defines `pub static SET` in a module. It contains the generic kernels, compiled for one vector type and
+/// instruction set, for tiles with the given numbers of rows.
 macro_rules! kernel_set {
     ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
@@ -271,9 +271,9 @@ macro_rules! kernel_set {
     };
 }
 
-// The number of rows is limited by registers: they hold the sums, the vectors of B and one element
-// of A. AVX-512 and NEON have 32 registers, other sets have 16. (With 12 rows of AVX-512 the
-// compiler spills sums to memory if A's rows are contiguous.)
+// Registers limit the number of rows: they contain the sums, the vectors of B and one element of A. AVX-512
+// and NEON have 32 registers, other instruction sets have 16. (With 12 rows of AVX-512, the compiler spills
+// sums to memory if A's rows are contiguous.)
 #[cfg(target_arch = "x86_64")]
 kernel_set!(avx512, Kernel::Avx512, Avx512, [#[target_feature(enable = "avx512f")]],
     [1 2 3 4 5 6 7 8 9 10 11]);

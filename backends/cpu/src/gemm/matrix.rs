@@ -8,41 +8,43 @@ use super::spec::{GemmSpec, Operands, Strides};
 use super::tile::Tile;
 use crate::share::share;
 
-/// Maximum steps along k in a block. A panel of B then has 32 KiB with AVX2. It is partly read from the second-level
-/// cache, but that is fast enough. Each tile computes long enough to hide its loads and stores of C.
+/// Maximum number of steps along k in a block. With AVX2, a panel of B then has 32 KiB, and a part of it is
+/// read from the second-level cache. That is fast enough: each tile computes long enough to hide its loads
+/// and stores of C.
 const K_BLOCK: usize = 512;
-/// Maximum rows in a block: a block of A has about 400 KB, a part of the second-level cache.
+/// Maximum number of rows in a block. A block of A then has about 400 KB, a part of the second-level cache.
 const ROW_BLOCK: usize = 192;
-/// Number of columns that a task packs at a time; they take about as much memory as a block of A.
+/// Number of columns that a task packs at a time. They take about as much memory as a block of A.
 const COL_BLOCK: usize = 256;
 
-/// Minimum operations that are worth a separate task: some microseconds of work.
+/// Minimum number of operations of a task: some microseconds of work.
 const TASK_FLOPS: u64 = 400_000;
 /// Maximum number of tasks of a matmul of medium size, and the number of operations per additional
 /// task of a large one, which may run on many threads.
 const MEDIUM_TASKS: u64 = 16;
 const LARGE_TASK_FLOPS: u64 = 100_000_000;
 const MAX_TASKS: u64 = 64;
-/// Maximum rows for which C is cut by columns only. Each task then packs its columns of B itself,
-/// in cache, and no thread waits for a common phase.
+/// Maximum number of rows of a C that is cut by columns only. Each task then packs its columns of B itself,
+/// in cache, and no thread waits for a common packing phase.
 const WIDE_ROWS: usize = 128;
-/// Minimum rows of a task in a taller C, and minimum panels if C has to be cut by columns too.
+/// Minimum number of rows of a task in a taller C, and minimum number of panels if C has to be cut by columns
+/// too.
 const TASK_ROWS: usize = 48;
 const TASK_PANELS: usize = 4;
 
-/// Maximum f32s of a B that is not packed (half of a 1 MiB second-level cache), unless C is tall
-/// and the matmul has at least `IN_PLACE_FLOPS`. Rows of B that are no whole cache lines, or are
-/// far apart, keep its panels out of the first-level cache. With many rows of C, packing pays.
+/// Maximum number of f32s of a B that is read in place: half of a 1 MiB second-level cache. Exception: B is
+/// packed if C is tall and the matmul has at least `IN_PLACE_FLOPS`. Rows of B that are far apart, or are not
+/// whole cache lines, make it hard to keep a panel in the first-level cache. With many rows of C, packing
+/// pays off.
 const OPERAND_LEN: usize = 128 * 1024;
 const IN_PLACE_FLOPS: u64 = 8_000_000;
-/// Maximum panels of a block for which a tile's rows of A are multiplied by all panels before the
-/// next rows are read. Rows of A are then read only once, from any level of memory, and the panels
-/// come from the second-level cache.
+/// Maximum number of panels of a block for which rows are the outer loop of its tiles. A tile's rows of A are
+/// then read only once, from any level of memory, and the panels come from the second-level cache.
 const FEW_PANELS: usize = 4;
-/// Minimum `f32`s of B that are worth a separate packing task.
+/// Minimum number of `f32`s of B for a packing task.
 const PACK_LEN: usize = 32 * 1024;
 const MAX_PACK_TASKS: usize = 16;
-/// Row distance of A, in `f32`s, at whose multiples rows compete for few cache sets.
+/// Distance between rows of A, in `f32`s, at whose multiples the rows compete for few cache sets.
 const CROWDING: usize = 256;
 
 /// The memory from which tiles read B.
@@ -54,8 +56,8 @@ enum Source {
     Panels,
     /// Panels in the worker's scratch. Each task packs its own columns, which no other task uses.
     Worker,
-    /// Panels in the worker's scratch, too. The task's first rows of A read B in place and copy it to the panels for
-    /// the remaining rows. This overlaps memory reads with arithmetic.
+    /// Panels in the worker's scratch, like `Worker`. The tiles of the task's first rows read B in place and
+    /// copy it to the panels for the remaining rows. This overlaps memory reads with arithmetic.
     Copied,
     /// Panels in the shared scratch. The first phase packs them for all tasks.
     Shared,
@@ -63,23 +65,23 @@ enum Source {
 
 /// The partition of a matmul.
 ///
-/// C is cut into a grid of tasks. Within its part, a task iterates over blocks of k, blocks of
-/// columns (where it packs B for itself), blocks of rows, and then over tiles: columns in the outer
-/// loop, rows in the inner one. So the panel of B stays in the first-level cache and the block of A
-/// in the second-level one. With few panels, rows are the outer loop.
+/// C is cut into a grid of tasks. A task iterates over blocks of k, blocks of columns (which it packs if each
+/// task packs B), blocks of rows, and then over tiles: columns in the outer loop, rows in the inner one. The
+/// panel of B therefore stays in the first-level cache, and the block of A in the second-level cache. With
+/// few panels, rows are the outer loop.
 #[derive(Clone, Debug)]
 pub(super) struct MatrixPlan {
     source: Source,
     /// Number of parts into which C is cut by rows, and by columns.
     row_parts: usize,
     col_parts: usize,
-    /// Columns of the widest tile, and number of panels of that width in B.
+    /// Number of columns of the widest tile, and number of panels of this width in B.
     width: usize,
     panels: usize,
-    /// Steps along k in a block, and number of such blocks.
+    /// Number of steps along k in a block, and number of such blocks.
     k_block: usize,
     k_blocks: usize,
-    /// Maximum rows, and maximum panels, of a block.
+    /// Maximum number of rows, and maximum number of panels, of a block.
     row_block: usize,
     panel_block: usize,
     /// True if blocks of A are copied before use: A has no contiguous axis, or its rows compete for the same cache
@@ -91,12 +93,12 @@ pub(super) struct MatrixPlan {
 
 /// A right operand of a matmul that can be packed into panels.
 pub(super) trait RightOperand {
-    /// Packs some panels for some steps along k, in the order of [`pack::panels`].
+    /// Packs `panels` for `steps` along k, in the order of [`pack::panels`].
     ///
     /// # Safety
     ///
-    /// The operand must be valid, `to` must have room for the panels without access by other code,
-    /// and the CPU must be able to run `set`.
+    /// The operand must be valid. `to` must have room for the panels, and no other code may access it
+    /// meanwhile. The CPU must be able to run `set`.
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32);
 }
 
@@ -104,8 +106,8 @@ pub(super) trait RightOperand {
 struct StridedF32(*const f32);
 
 impl MatrixPlan {
-    /// Creates a plan with one phase, in which each task computes its own columns and no part of the right operand is
-    /// packed twice. The right operand is never read in place. Blocks of k begin at multiples of `step`.
+    /// Creates a plan with one phase. Each task computes its own columns, and no part of the right operand is
+    /// packed twice or read in place. Blocks of k begin at multiples of `step`.
     pub(super) fn of_columns(spec: &GemmSpec, set: &KernelSet, step: usize) -> Self {
         let plan = MatrixPlan::new(spec, set, false);
         let k_block = plan.k_block.next_multiple_of(step);
@@ -123,8 +125,8 @@ impl MatrixPlan {
         }
     }
 
-    /// Plans a matmul. With `in_panels`, B is stored in panels that each contain all of k, and the spec's strides of B
-    /// are ignored.
+    /// Plans a matmul. With `in_panels`, B is stored in panels that each contain all of k, and the strides of
+    /// B in the spec are ignored.
     pub(super) fn new(spec: &GemmSpec, set: &KernelSet, in_panels: bool) -> Self {
         let width = set.tile_cols;
         let panels = spec.n.div_ceil(width);
@@ -187,7 +189,7 @@ impl MatrixPlan {
         }
     }
 
-    /// Returns the rows and columns of C that a task of the last phase completes.
+    /// Returns the ranges of rows and of columns of C that a task of the last phase computes.
     pub(super) fn part(&self, spec: &GemmSpec, task: usize) -> (Range<usize>, Range<usize>) {
         let rows = share(spec.m, self.row_parts, task / self.col_parts);
         let panels = share(self.panels, self.col_parts, task % self.col_parts);
@@ -207,7 +209,7 @@ impl MatrixPlan {
         self.worker_panels_len() + a_len
     }
 
-    /// Returns the size of the panels of B in a worker's scratch; the copy of A follows them.
+    /// Returns the number of f32s of the panels of B in a worker's scratch. The copy of A follows them.
     fn worker_panels_len(&self) -> usize {
         match self.source {
             Source::Worker | Source::Copied => self.panel_block * self.k_block * self.width,
@@ -215,7 +217,7 @@ impl MatrixPlan {
         }
     }
 
-    /// Returns true if tiles read B from memory and prefetch the next panel.
+    /// Returns true if tiles read B from main memory and prefetch the next panel.
     fn reads_on(&self) -> bool {
         matches!(self.source, Source::Copied | Source::Panels)
     }
@@ -226,8 +228,8 @@ impl MatrixPlan {
         start..(start + self.k_block).min(spec.k)
     }
 
-    /// Returns the offset of a panel in the shared scratch. The scratch is ordered by blocks of k, panels
-    /// and steps.
+    /// Returns the offset of a panel in the shared scratch. The scratch is ordered by block of k, then by
+    /// panel, then by step.
     fn shared_at(&self, steps: &Range<usize>, panel: usize) -> usize {
         (steps.start * self.panels + steps.len() * panel) * self.width
     }
@@ -260,8 +262,8 @@ impl MatrixPlan {
         unsafe { self.multiply_by(spec, set, task, &StridedF32(operands.b), operands) }
     }
 
-    /// Runs a task of the last phase with a right operand that replaces `operands.b`, unless
-    /// `operands.b` is read in place.
+    /// Runs a task of the last phase with the right operand `right` instead of `operands.b`. If the plan
+    /// reads B in place, it still reads `operands.b`.
     ///
     /// # Safety
     ///
@@ -280,9 +282,8 @@ impl MatrixPlan {
             let steps = self.steps(spec, block);
             for first_panel in panels.clone().step_by(self.panel_block) {
                 let some = first_panel..(first_panel + self.panel_block).min(panels.end);
-                // SAFETY: steps and columns are within B; the panels fit into the
-                // worker's scratch, and into the shared one as the first phase
-                // left them.
+                // SAFETY: steps and columns are within B. The panels fit into the worker's scratch, and the
+                // first phase has written the panels of the shared scratch.
                 let b = unsafe {
                     match self.source {
                         Source::Operand | Source::Panels => None,
@@ -315,9 +316,9 @@ impl MatrixPlan {
         }
     }
 
-    /// Returns the memory from which tile `tile` of `tiles` reads panel `index` of a block. `packed` is the address of
-    /// the block's panels, if there are any, and `b` that of B. The addresses are only computed; they need not be
-    /// valid.
+    /// Returns the memory from which tile `tile` of `tiles` reads panel `index` of a block. `packed` is the
+    /// address of the block's packed panels, if any; `b` is the address of B. The returned addresses may be
+    /// invalid.
     fn lines(
         &self,
         spec: &GemmSpec,
@@ -327,7 +328,7 @@ impl MatrixPlan {
         index: usize,
         (tile, tiles): (usize, usize),
     ) -> TileSource {
-        // Otherwise, a task would read B in place again for the first rows of each of its blocks of rows.
+        // Otherwise, each block of rows of a task would read B in place again.
         const { assert!(WIDE_ROWS <= ROW_BLOCK) };
         let k = part.steps.len();
         let (step_row, panel_row) = match self.source {
@@ -375,7 +376,8 @@ impl MatrixPlan {
         let rows = part.rows.len();
         let by_rows = spec.a.col == 1;
         let kernels = if by_rows { set.by_rows } else { set.by_cols };
-        // Tiles of equal heights, or nearly: a low one would starve the pipeline.
+        // All tiles have nearly the same height: a tile with few rows would not keep the arithmetic units
+        // busy.
         let tiles = rows.div_ceil(kernels.len());
         // SAFETY: the first element of the block, and a copy within the scratch.
         let a = unsafe {
@@ -399,7 +401,7 @@ impl MatrixPlan {
             let col = (part.panels.start + index) * self.width;
             let right = self.lines(spec, part, b, operands.b, index, (tile, tiles));
             let rows = share(rows, tiles, tile);
-            // The copy is in the order of tiles.
+            // The copy of A is stored tile by tile.
             let (a_at, a_row, a_col) = if !self.copy_a {
                 (rows.start * spec.a.row, spec.a.row, spec.a.col)
             } else if by_rows {
@@ -444,21 +446,22 @@ impl MatrixPlan {
     }
 }
 
-/// The source of B for one tile, and the lines that the tile prefetches.
+/// The address of B for one tile, and of the lines that the tile prefetches.
 struct TileSource {
-    /// Address of the first line (row of B in the tile), and distance to the next one.
+    /// Address of the first line (row of B in the tile), and distance to the next line.
     b: *const f32,
     row: usize,
-    /// Panel that contains the lines, or to which they are copied if the tile is the first to read
-    /// them; null if B is not packed.
+    /// Panel that contains the lines, or the panel to which they are copied if the tile is the first that
+    /// reads them; null if B is not packed.
     panel: *const f32,
     first: bool,
-    /// Address of the first line to prefetch while multiplying (it may be invalid), and distance to the next one.
+    /// Address of the first line to prefetch while multiplying (it may be invalid), and distance to the next
+    /// line.
     prefetch: *const f32,
     ahead_row: usize,
 }
 
-/// Returns the floating-point operations of a matmul, saturating at the maximum of the type.
+/// Returns the number of floating-point operations of a matmul, saturating at the maximum of the type.
 fn flops(spec: &GemmSpec) -> u64 {
     let lengths = [spec.m, spec.n, spec.k];
     lengths
@@ -466,7 +469,7 @@ fn flops(spec: &GemmSpec) -> u64 {
         .fold(2, |product, len| product.saturating_mul(*len as u64))
 }
 
-/// Returns the number of tasks that is worthwhile for a matmul.
+/// Returns the desired number of tasks of a matmul.
 fn wanted_tasks(spec: &GemmSpec) -> usize {
     let flops = flops(spec);
     let most = (MEDIUM_TASKS + flops / LARGE_TASK_FLOPS).min(MAX_TASKS);
@@ -474,12 +477,12 @@ fn wanted_tasks(spec: &GemmSpec) -> usize {
     (flops / TASK_FLOPS).clamp(1, most) as usize
 }
 
-/// A block of the matmul.
+/// The rows, panels and steps of a block of the matmul.
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
     steps: Range<usize>,
-    /// First step and first panel of the block that this task multiplies next, if any.
+    /// First step and first panel of the next block of this task, if any.
     next: Option<(usize, usize)>,
 }
 
@@ -489,7 +492,7 @@ impl RightOperand for StridedF32 {
         let first = panels.start * width;
         let cols = (panels.end * width).min(spec.n) - first;
         let Strides { row, col } = spec.b;
-        // SAFETY: the first element of the panels, which are within B.
+        // SAFETY: this is the first element of the panels, and the panels are within B.
         unsafe {
             let from = self.0.add(steps.start * row + first * col);
             (set.panels)(from, spec.b, steps.len(), cols, width, to);

@@ -1,9 +1,9 @@
 //! Matmul of `f32` matrices, planned once and replayed without allocation.
 //!
-//! A [`Gemm`] cuts `C[m, n] = A[m, k] · B[k, n]` into phases of independent tasks. The caller
-//! distributes the tasks of one phase over any threads, waits for all, and continues with the next
-//! phase. The partition and the order in which each element of C is summed up depend only on the
-//! [`GemmSpec`] and the kernel: results are bitwise equal for any number of threads.
+//! A [`Gemm`] cuts `C[m, n] = A[m, k] · B[k, n]` into phases of independent tasks. The caller distributes the
+//! tasks of one phase over any threads, waits for all of them, and continues with the next phase. The
+//! partition, and the order of the additions for each element of C, depend only on the [`GemmSpec`] and the
+//! kernel. Results are therefore bitwise equal for any number of threads.
 
 mod block;
 mod kernels;
@@ -33,7 +33,7 @@ use crate::order::Panels;
 /// The algorithm of a matmul.
 #[derive(Clone, Debug)]
 enum Plan {
-    /// There is nothing to do.
+    /// The matmul has no results to compute.
     Nothing,
     /// C is set to 0, because k is 0.
     Clear,
@@ -66,8 +66,8 @@ impl Gemm {
         Self::planned(spec, Kernel::detect(), true)
     }
 
-    /// Returns the panel layout in which tiles read a matrix `B[k, n]`, stored as `[k, n]` or transposed. Returns
-    /// `None` if the panels would not be full.
+    /// Returns the panel layout of a matrix `B[k, n]`, stored as `[k, n]` or transposed, that tiles can read
+    /// in place. Returns `None` if the last panel would not be full.
     pub(crate) fn panels([k, n]: [usize; 2], transposed: bool) -> Option<Panels> {
         Self::panels_for([k, n], transposed, Kernel::detect())
     }
@@ -128,8 +128,8 @@ impl Gemm {
         }
     }
 
-    /// Returns the rows and columns of C that a task of the last phase computes, if they are a
-    /// rectangle. They are complete when the task has ended.
+    /// Returns the ranges of rows and of columns of C that a task of the last phase computes, or `None` if
+    /// they are not a rectangle. These elements are complete when the task has ended.
     pub fn part(&self, task: usize) -> Option<(Range<usize>, Range<usize>)> {
         match &self.plan {
             Plan::Matrix(plan) => Some(plan.part(&self.spec, task)),
@@ -139,8 +139,8 @@ impl Gemm {
         }
     }
 
-    /// Returns the size of the scratch shared by all tasks, in f32s. It carries data from one phase
-    /// to the next, but not from call to call.
+    /// Returns the number of f32s of the scratch that all tasks share. A phase leaves data in it for the next
+    /// phase, but not for the next call.
     pub fn shared_len(&self) -> usize {
         match &self.plan {
             Plan::Matrix(plan) => plan.shared_len(),
@@ -149,8 +149,7 @@ impl Gemm {
         }
     }
 
-    /// Returns the size of each worker's own scratch, in f32s. It carries no data from task to
-    /// task.
+    /// Returns the number of f32s of each worker's own scratch. No task leaves data in it for another task.
     pub fn worker_len(&self) -> usize {
         match &self.plan {
             Plan::Nothing | Plan::Clear => 0,
@@ -159,7 +158,7 @@ impl Gemm {
         }
     }
 
-    /// Returns the floating-point operations of the matmul: 2 m n k.
+    /// Returns the number of floating-point operations of the matmul: 2 m n k.
     pub fn flops(&self) -> u64 {
         2 * self.spec.m as u64 * self.spec.n as u64 * self.spec.k as u64
     }
@@ -200,20 +199,19 @@ impl Gemm {
         unsafe { self.run_task_on(phase, task, operands) }
     }
 
-    /// Runs a task like [`Self::run_task`], and also adds the operands' addend.
+    /// Runs a task like [`Self::run_task`], and also adds the addend of the operands.
     ///
     /// # Safety
     ///
-    /// As for [`Self::run_task`]; the addend must be null or valid for the elements of C, and no
-    /// other code may write it meanwhile.
+    /// As for [`Self::run_task`]; the addend must be null or valid for the elements of C, and no other code
+    /// may write it meanwhile.
     pub unsafe fn run_task_on(&self, phase: usize, task: usize, operands: Operands) {
         let c = operands.c;
         match &self.plan {
             Plan::Nothing => {}
             Plan::Clear => {
                 for i in 0..self.spec.m {
-                    // SAFETY: row `i` of C and of the addend, which are valid by the function's
-                    // contract.
+                    // SAFETY: row `i` of C and of the addend. They are valid by the function's contract.
                     unsafe {
                         let row = c.add(i * self.spec.ldc);
                         match operands.addend.at(i, 0) {

@@ -3,14 +3,14 @@
 use super::spec::Strides;
 use crate::simd::Vector;
 
-/// Copies B[k, cols] into panels of `width` columns: element (p, j) goes to
-/// `to[(j / width) * k * width + p * width + j % width]`. Elements of the last panel beyond `cols`
-/// stay unchanged; masked tiles do not read them.
+/// Copies B[k, cols] into panels of `width` columns: element (p, j) goes to `to[(j / width) * k * width + p *
+/// width + j % width]`. In the last panel, elements of columns from `cols` on stay unchanged; masked tiles do
+/// not read them.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, `b` must be valid for the block, and `to` for whole
-/// panels that no other code accesses meanwhile. `width` must be a multiple of `V::LANES`.
+/// The CPU must have `V`'s instruction set. `b` must be valid for the block, and `to` for whole panels that
+/// no other code accesses meanwhile. `width` must be a multiple of `V::LANES`.
 #[inline(always)]
 pub(super) unsafe fn panels<V: Vector>(
     b: *const f32,
@@ -20,8 +20,8 @@ pub(super) unsafe fn panels<V: Vector>(
     width: usize,
     to: *mut f32,
 ) {
-    // SAFETY: panel number `first / width` has columns `first..first + here` of the
-    // block and begins at `first * k`.
+    // SAFETY: panel `first / width` has columns `first..first + here` of the block and begins at offset
+    // `first * k`.
     unsafe {
         if strides.col == 1 {
             rows::<V>(b, strides.row, k, cols, width, to);
@@ -35,8 +35,7 @@ pub(super) unsafe fn panels<V: Vector>(
     }
 }
 
-/// Prefetch distance in rows of B. Rows are too short, and too far apart, for the hardware
-/// prefetcher.
+/// Prefetch distance in rows of B. The rows are too short and too far apart for the hardware prefetcher.
 pub(super) const AHEAD: usize = 8;
 
 /// Packs all panels of a B with contiguous rows. It reads row by row, because that is the order in memory.
@@ -46,8 +45,8 @@ pub(super) const AHEAD: usize = 8;
 /// As for [`panels`].
 #[inline(always)]
 unsafe fn rows<V: Vector>(b: *const f32, row: usize, k: usize, cols: usize, width: usize, to: *mut f32) {
-    // SAFETY: reads rows below `k`, columns below `cols`; writes the same of the
-    // panels. The mask keeps the last vector within `cols`.
+    // SAFETY: reads and writes rows below `k` and columns below `cols`. The mask keeps the last vector within
+    // `cols`.
     unsafe {
         let mask = V::mask(cols % V::LANES);
         for p in 0..k {
@@ -75,8 +74,8 @@ unsafe fn rows<V: Vector>(b: *const f32, row: usize, k: usize, cols: usize, widt
 /// As for [`panels`], with `cols <= width`.
 #[inline(always)]
 unsafe fn columns<V: Vector>(b: *const f32, strides: Strides, k: usize, cols: usize, width: usize, to: *mut f32) {
-    // SAFETY: reads rows below `k`, columns below `cols`, squares only where all
-    // of one is inside; writes the same of the panel.
+    // SAFETY: reads and writes rows below `k` and columns below `cols`. Only squares that are entirely within
+    // the panel are transposed as squares.
     unsafe {
         let mut j = 0;
         let mut squares = 0;
@@ -101,18 +100,19 @@ unsafe fn columns<V: Vector>(b: *const f32, strides: Strides, k: usize, cols: us
     }
 }
 
-/// Copies A[rows, k] for tiles, one after the other, whose heights are [`super::share`]`(rows, tiles, _)`. If A's rows
-/// are contiguous, the copy has rows of `k` f32s, else columns of a tile's height. The copy has `rows * k` f32s.
+/// Copies A[rows, k] tile by tile. The heights of the tiles are [`super::share`]`(rows, tiles, _)`. If A's
+/// rows are contiguous, the copy has rows of `k` f32s, else columns of a tile's height. The copy has `rows *
+/// k` f32s.
 ///
-/// The contiguous axis stays contiguous: tiles read single elements of A, in either order. Only the distance between a
-/// tile's elements matters.
+/// The contiguous axis stays contiguous: tiles read single elements of A, in either order. Only the distance
+/// between a tile's elements matters.
 ///
 /// # Safety
 ///
-/// `a` must be valid for the block, and `to` for the copy, which no other code accesses meanwhile.
+/// `a` must be valid for the block, and `to` for the copy. No other code may access the copy meanwhile.
 pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usize, tiles: usize, to: *mut f32) {
     if strides.col == 1 {
-        // Rows in order of tiles are rows in order.
+        // In this case, the order of tiles is the order of rows.
         for i in 0..rows {
             // SAFETY: row `i` of the block and of the copy.
             unsafe {
@@ -121,7 +121,7 @@ pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usiz
         }
         return;
     }
-    // All tiles at once, column by column: a column is one run of memory.
+    // All tiles are copied at once, column by column, because a column is contiguous in memory.
     let (low, higher) = (rows / tiles, rows % tiles);
     for p in 0..k {
         let mut row = 0;
@@ -149,7 +149,7 @@ unsafe fn line(from: *const f32, stride: usize, len: usize, to: *mut f32) {
     // SAFETY: all indices are below `len`.
     unsafe {
         if stride == 1 {
-            // A constant length avoids the call of a library function.
+            // With a constant length, the copy is not a call of a library function.
             while i + CHUNK <= len {
                 std::ptr::copy_nonoverlapping(from.add(i), to.add(i), CHUNK);
                 i += CHUNK;

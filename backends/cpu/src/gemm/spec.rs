@@ -1,7 +1,7 @@
 //! The specification of a matmul, and the operands of a call.
 
-/// Distances between neighbouring elements of a matrix, in f32s. Any distance is allowed; kernels are fast if at least
-/// one of the two is 1.
+/// Distances between neighbouring elements of a matrix, in f32s. Any distance is allowed. Kernels are fast if one of
+/// the two distances is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
     /// Distance from element (i, j) to (i + 1, j).
@@ -13,11 +13,11 @@ pub struct Strides {
 /// A matmul `C[m, n] = A[m, k] · B[k, n]`, or `C += A · B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmSpec {
-    /// Rows of A and C.
+    /// Number of rows of A and C.
     pub m: usize,
-    /// Columns of B and C.
+    /// Number of columns of B and C.
     pub n: usize,
-    /// Columns of A, rows of B. If it is 0, the product is all zeros.
+    /// Number of columns of A and of rows of B. If it is 0, the product is all zeros.
     pub k: usize,
     /// Strides of A.
     pub a: Strides,
@@ -25,7 +25,7 @@ pub struct GemmSpec {
     pub b: Strides,
     /// Distance between rows of C, in f32s, at least `n`. C's columns are adjacent.
     pub ldc: usize,
-    /// Adds the product to C instead of overwriting C.
+    /// True to add the product to C, false to overwrite C.
     pub accumulate: bool,
 }
 
@@ -45,7 +45,7 @@ pub enum Kernel {
 pub struct Addend {
     /// Address of element (0, 0); null to add nothing.
     pub start: *const f32,
-    /// Distance between rows, in f32s: 0 if all rows add the same values.
+    /// Distance between rows, in f32s. It is 0 if the same row is added to every row of the result.
     pub row: usize,
 }
 
@@ -56,7 +56,7 @@ impl Addend {
         row: 0,
     };
 
-    /// Returns the address of element (i, j), if there is an addend. It is valid if the addend is.
+    /// Returns the address of element (i, j), or `None` without an addend. The address is valid if the addend is.
     pub(super) fn at(self, i: usize, j: usize) -> Option<*const f32> {
         (!self.start.is_null()).then(|| self.start.wrapping_add(i * self.row + j))
     }

@@ -6,13 +6,13 @@ use crate::pool::ThreadPool;
 /// All combinations of transposed and plain operands.
 const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
-/// Length of k that is a little more than a block.
+/// Length of k that is slightly greater than a block of k.
 const K_OVER: usize = 517;
 
-/// Initial value of C between its rows and after them.
+/// Initial value of the memory between the rows of C and after them.
 const UNTOUCHED: f32 = -77.0;
 
-/// Returns numbers in -1..1 that look random.
+/// Returns pseudo-random numbers in -1..1.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
@@ -52,7 +52,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Creates scratch full of NaN, so that a result shows if it was read before it was written.
+    /// Creates scratch full of NaN. A result is NaN if it depends on scratch that was read before it was written.
     fn new(len: usize) -> Self {
         Self {
             lines: vec![[f32::NAN; 16]; len.div_ceil(16) + 1],
@@ -70,7 +70,7 @@ struct Pointers<'a>(&'a Operands, &'a [*mut f32]);
 // worker has scratch of its own.
 unsafe impl Sync for Pointers<'_> {}
 
-/// Computes the matmul in a new C, whose elements are 0.5 before.
+/// Computes the matmul in a new C, whose elements are initially 0.5.
 fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool) -> Vec<f32> {
     let spec = gemm.spec();
     let mut c = vec![UNTOUCHED; spec.m * spec.ldc + 3];
@@ -92,8 +92,8 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool)
     for phase in 0..gemm.phases() {
         pool.run(gemm.tasks(phase), &|task, worker| {
             let Pointers(o, workers) = &pointers;
-            // SAFETY: the operands have the extents of the spec, the scratch the
-            // lengths that the plan asks for; `run` separates the phases.
+            // SAFETY: the operands have the extents of the spec, and the scratch has the lengths that the plan
+            // requests. `run` separates the phases.
             unsafe {
                 if o.addend.start.is_null() {
                     gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker])
@@ -140,7 +140,8 @@ fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
     assert!(c[spec.m * spec.ldc..].iter().all(|x| *x == UNTOUCHED));
 }
 
-/// Returns plans for all kernels with their B: as in the spec and, if panels would be full, in panels.
+/// Returns plans for all kernels, each with its B. B is stored as in the spec, and also in panels if they would be
+/// full.
 fn ways(spec: &GemmSpec, b: &[f32]) -> Vec<(Kernel, Gemm, Vec<f32>)> {
     let mut ways = Vec::new();
     let is_dense = [(spec.n, 1), (1, spec.k)].contains(&(spec.b.row, spec.b.col));
@@ -164,7 +165,7 @@ fn try_spec(spec: GemmSpec, pools: &[ThreadPool]) {
     try_plus(spec, None, pools);
 }
 
-/// Checks a spec like [`try_spec`], with an addend whose rows are `addend_row` apart, if given.
+/// Checks a spec like [`try_spec`]. If `addend_row` is given, adds an addend whose rows are this far apart.
 fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
     let d = numbers(addend_row.map_or(0, |row| spec.m * row + spec.n), 3);
     let addend = match addend_row {
@@ -191,7 +192,8 @@ fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
     }
 }
 
-/// Checks a shape in one form. With `add`, C is added to and lines have gaps; otherwise C is overwritten and dense.
+/// Checks a shape in one form. If `add` is true, the product is added to C and lines have gaps; otherwise C is
+/// overwritten and dense.
 fn try_form(m: usize, k: usize, n: usize, form: (bool, bool), add: bool, pools: &[ThreadPool]) {
     let gap = if add { 3 } else { 0 };
     let spec = GemmSpec {
@@ -240,7 +242,7 @@ fn sizes_around_tasks_and_blocks() {
         (37, 101, 111),
         (2, 300, 700),
         (13, K_OVER, 350),
-        // The same with several tiles of rows, the first of which leaves the panels; three blocks of k.
+        // The same with several tiles of rows, the first of which writes the panels; three blocks of k.
         (100, 260, 529),
         (47, 1030, 131),
         // Cut by rows; B read directly, then packed for all.
@@ -251,10 +253,10 @@ fn sizes_around_tasks_and_blocks() {
         // Few panels, the last of them narrow, for many rows.
         (521, K_OVER, 49),
         (331, 256, 17),
-        // Lines of A at a power of two.
+        // Lines of A whose length is a power of two.
         (130, 256, 80),
         (256, 129, 80),
-        // Whole panels, of each kernel.
+        // Only whole panels, with each kernel.
         (2, 40, 64),
         (33, K_OVER, 352),
         (128, 1030, 96),
@@ -263,7 +265,7 @@ fn sizes_around_tasks_and_blocks() {
     ];
     for (m, k, n) in shapes {
         for (a, b) in FORMS {
-            // Both values of each, in other combinations for other forms.
+            // Each form has both values of `add`, combined with different shapes.
             try_form(m, k, n, (a, b), a != b, &pools);
         }
     }
@@ -276,7 +278,7 @@ fn vectors() {
         (1, 1),
         (1, 9000),
         (40, 9001),
-        // Whole rows are distributed; the last tasks have fewer.
+        // Whole rows are distributed; the last tasks have fewer rows.
         (577, 1234),
         (130, 519),
         (2100, 8200),

@@ -3,7 +3,7 @@
 use super::pack::AHEAD;
 use crate::simd::{Vector, prefetch_line};
 
-/// Operands of the matmul of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
+/// Operands of the matmul of one tile: C[rows, cols] = A[rows, k] · B[k, cols] + base.
 ///
 /// The kernel determines the number of rows. Distances are in f32s.
 pub(super) struct Tile {
@@ -18,38 +18,38 @@ pub(super) struct Tile {
     /// Element (0, 0) of C, and the distance between its rows. Its columns are adjacent.
     pub c: *mut f32,
     pub c_row: usize,
-    /// Columns of A, rows of B.
+    /// Number of columns of A and of rows of B.
     pub k: usize,
-    /// Columns of B and C.
+    /// Number of columns of B and C.
     pub cols: usize,
-    /// Matrix added to the result: element (0, 0), which may be that of C, or null; and the distance between its rows.
+    /// Matrix added to the result: address of element (0, 0), and distance between rows. The address may be null, or
+    /// that of C.
     pub base: *const f32,
     pub base_row: usize,
-    /// Destination of the rows of B for kernels that copy them, and the distance between rows there.
+    /// Destination of the rows of B for kernels that copy them, and distance between rows in the destination.
     pub copy: *mut f32,
     pub copy_row: usize,
-    /// Row to prefetch while multiplying (its address may be invalid), and the distance to the next one.
+    /// Address of a row to prefetch while multiplying (it may be invalid), and distance to the next row.
     pub prefetch: *const f32,
     pub ahead_row: usize,
 }
 
-/// A kernel for tiles of one size. Unsafe to call: the CPU must have the kernel's instruction set,
-/// the operands must be valid, and no other code may access the tile of C meanwhile.
+/// A kernel for tiles of one size. It is unsafe to call: the CPU must have the kernel's instruction set, the operands
+/// must be valid, and no other code may access the tile of C meanwhile.
 pub(super) type TileFn = unsafe fn(&Tile);
 
-/// The kernels for one number of rows and one order of A, by number of columns.
+/// Kernels for one number of rows and one order of A, by number of columns.
 pub(super) struct TileRow<F = TileFn> {
     /// Kernel for all columns of the widest tile, which has two vectors.
     pub full: F,
-    /// Kernel for more than one vector of columns, but less than two.
+    /// Kernel for more than one vector of columns, but fewer than two.
     pub wide: F,
     /// Kernel for at most one vector of columns.
     pub narrow: F,
 }
 
 /// A left operand whose rows consist of pieces anywhere in memory. A piece has [`Tile::k`] elements; piece `p` of row
-/// `i` begins at `pointers[p * step + i]`. B starts with the rows for piece 0, followed by the rows for piece 1, and so
-/// on.
+/// `i` begins at `pointers[p * step + i]`. B contains the rows for piece 0, then the rows for piece 1, and so on.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces {
     pub(crate) pointers: *const *const f32,
@@ -71,8 +71,8 @@ pub(super) unsafe fn multiply_pieces<V: Vector, const ROWS: usize, const VECTORS
     tile: &Tile,
     pieces: &Pieces,
 ) {
-    // SAFETY: all reads and writes are within the operands that the caller vouches for: pieces below their count, rows below
-    // ROWS, k steps below tile.k, columns below tile.cols.
+    // SAFETY: the caller guarantees that the operands are valid. All reads and writes are within them: pieces below
+    // their count, rows below ROWS, k steps below tile.k, columns below tile.cols.
     unsafe {
         let mask = V::mask(tile.cols - (VECTORS - 1) * V::LANES);
         let mut sums = [[V::zero(); VECTORS]; ROWS];
@@ -101,14 +101,14 @@ pub(super) unsafe fn multiply_pieces<V: Vector, const ROWS: usize, const VECTORS
     }
 }
 
-/// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns. If `MASKED`, the last vector ends at `tile.cols`.
-/// A's rows are contiguous if `BY_ROWS`, else its columns are. If `COPY`, B is also copied to `tile.copy`, in whole
-/// vectors with zeros after `tile.cols`.
+/// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns. If `MASKED`, the last vector ends at
+/// `tile.cols`. If `BY_ROWS`, the rows of A are contiguous, else its columns are. If `COPY`, B is also copied to
+/// `tile.copy`, in whole vectors with zeros after `tile.cols`.
 ///
 /// # Safety
 ///
-/// As for [`TileFn`], and `tile.cols` must end in the last vector: exactly at its
-/// end unless `MASKED`.
+/// As for [`TileFn`], and `tile.cols` must end within the last vector. Unless `MASKED`, it must be the end of this
+/// vector.
 #[inline(always)]
 pub(super) unsafe fn multiply<
     V: Vector,
@@ -120,21 +120,20 @@ pub(super) unsafe fn multiply<
 >(
     tile: &Tile,
 ) {
-    // SAFETY: all reads and writes are within the operands that the caller
-    // vouches for: rows below ROWS, k steps below tile.k, columns below tile.cols.
+    // SAFETY: the caller guarantees that the operands are valid. All reads and writes are within them: rows below
+    // ROWS, k steps below tile.k, columns below tile.cols.
     unsafe {
         let mask = V::mask(tile.cols - (VECTORS - 1) * V::LANES);
         let mut sums = [[V::zero(); VECTORS]; ROWS];
-        // The addresses of A's elements must not depend on multiplications or on
-        // each other, or computing them takes longer than the arithmetic: either
-        // a pointer per row, or one pointer and constant offsets.
+        // The addresses of A's elements must not depend on multiplications or on each other. Otherwise computing them
+        // takes longer than the arithmetic. Use either a pointer per row, or one pointer and constant offsets.
         let mut rows = [tile.a; ROWS];
         if BY_ROWS {
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = tile.a.add(i * tile.a_row);
             }
         }
-        // C may be far away in the memory hierarchy: prefetch it now, for the end.
+        // C may not be in a cache yet: prefetch it now, because it is used at the end.
         for i in 0..ROWS {
             let row = tile.c.wrapping_add(i * tile.c_row);
             V::prefetch(row);
@@ -166,17 +165,17 @@ pub(super) unsafe fn multiply<
     }
 }
 
-/// The next row of B, and the destination of its copy.
+/// Address of the next row of B, and of its copy.
 struct Line {
     b: *const f32,
     copy: *mut f32,
 }
 
-/// Adds one step along k to the sums: a row of B times column `p` of A, counted from `rows`. Then advances to the next
-/// row of B.
+/// Adds one step along k to the sums: a row of B times the elements of A that are `p` steps after `rows`. Then
+/// advances to the next row of B.
 ///
-/// This is a function, not a closure: a closure cannot be forced inline, and out of line it would lack the kernel's
-/// instruction set, so that every multiplication became a call.
+/// This is a function, not a closure, because only functions can be forced inline. A closure that is not inlined
+/// would lack the kernel's instruction set, and every multiplication would become a call.
 ///
 /// # Safety
 ///

@@ -3,7 +3,7 @@
 
 use crate::simd::Vector;
 
-/// Number of matrix rows that [`stream`] adds up together.
+/// Number of matrix rows that [`stream`] adds to `y` in one pass.
 const ROWS: usize = 8;
 /// Computes `y[cols] = x[k] · matrix[k, cols]` for a matrix with contiguous rows that are `row`
 /// f32s apart. `y` should fit in the first-level cache.
@@ -21,7 +21,7 @@ pub(super) unsafe fn stream<V: Vector>(
     cols: usize,
     y: *mut f32,
 ) {
-    // SAFETY: `y` has `cols` f32s; the groups of rows end at `k`.
+    // SAFETY: `y` has `cols` f32s, and the groups of rows end at `k`.
     unsafe {
         std::ptr::write_bytes(y, 0, cols);
         let mut p = 0;
@@ -36,7 +36,7 @@ pub(super) unsafe fn stream<V: Vector>(
     }
 }
 
-/// Adds `N` rows of the matrix, each times its element of `x`, to `y`.
+/// Adds `N` rows of the matrix to `y`, each multiplied by its element of `x`.
 ///
 /// # Safety
 ///
@@ -72,10 +72,10 @@ unsafe fn add_rows<V: Vector, const N: usize>(x: *const f32, matrix: *const f32,
 
 /// Computes `y[M, cols] = x[M, k] · matrix[k, cols]` for a matrix with contiguous columns. `distances` are the
 /// distances between rows of `x`, between columns of the matrix, and between rows of `y`, in f32s. Each row has `S`
-/// running sums, a power of two, which keep the arithmetic units busy.
+/// running sums, which keep the arithmetic units busy. `S` must be a power of two.
 ///
-/// The columns are processed one by one. Several at once would save reads of `x`, but memory is faster when it is read
-/// in one stream.
+/// The columns are processed one by one. Several at once would save reads of `x`, but memory is faster when it is
+/// read in one stream.
 ///
 /// # Safety
 ///
@@ -99,16 +99,16 @@ pub(super) unsafe fn dots<V: Vector, const M: usize, const S: usize>(
     }
 }
 
-/// Returns the dot products of `M` vectors with one vector, of `k` f32s each.
+/// Returns the dot products of `M` vectors with one vector. All vectors have `k` f32s.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set. The pointers must be valid for `k` f32s; the `M` vectors start `x_row` f32s
-/// apart.
+/// The CPU must have `V`'s instruction set. The pointers must be valid for `k` f32s; the `M` vectors start `x_row`
+/// f32s apart.
 #[inline(always)]
 unsafe fn dot<V: Vector, const M: usize, const S: usize>([x, y]: [*const f32; 2], x_row: usize, k: usize) -> [f32; M] {
     const { assert!(S.is_power_of_two()) };
-    // SAFETY: all reads end at `k`, the last with the help of a mask.
+    // SAFETY: all reads end at `k`; the last one is masked.
     unsafe {
         let mut sums = [[V::zero(); S]; M];
         let mut p = 0;

@@ -6,36 +6,37 @@ use super::kernels::KernelSet;
 use super::spec::{GemmSpec, Operands};
 use crate::share::share;
 
-/// Minimum matrix elements that are worth a separate task: 128 KiB, some microseconds of reading.
+/// Minimum number of matrix elements of a task: 128 KiB, some microseconds of reading.
 const TASK_ELEMENTS: usize = 32 * 1024;
 /// Maximum number of tasks. More tasks would only cut long runs of memory into short ones.
 const MAX_TASKS: usize = 32;
 /// Ones: the second phase of [`Walk::Rows`] multiplies the partial sums by them to add them up.
 static ONES: [f32; MAX_TASKS] = [1.0; MAX_TASKS];
-/// Minimum adjacent results of a task if rows of the matrix are contiguous: a quarter of a page. Each row is in other
-/// pages, and shorter runs spend more time on address translation than on reading.
+/// Minimum number of adjacent results of a task if rows of the matrix are contiguous: a quarter of a page. Each row
+/// is in other pages, and shorter runs spend more time on address translation than on reading.
 const TASK_RUN: usize = 256;
-/// Minimum rows of the matrix per task if tasks divide the rows: the sums are written and read once more.
+/// Minimum number of matrix rows of a task if tasks divide the rows, because each task also writes its sums and reads
+/// them once.
 const TASK_ROWS: usize = 48;
-/// Minimum number of tasks for a division by whole rows. A smaller matrix may be in a cache; then the second phase
+/// Minimum number of tasks for a division by whole rows. A smaller matrix may be in a cache. Then the second phase
 /// costs more than reading parts of rows.
 const ROW_TASKS: usize = 8;
 /// Number of results that are computed at a time: half of a 32 KiB first-level cache.
 const BLOCK: usize = 4096;
 
-/// The order in which the matrix is read.
+/// Reading order of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Walk {
-    /// Row by row, with contiguous rows; each task computes some of the results.
+    /// Row by row, for contiguous rows. Each task computes some of the results.
     Stream,
     /// Like `Stream`, for a matrix stored in panels of this number of columns.
     Panels(usize),
-    /// Like `Stream`, but each task adds up whole rows of the matrix, one contiguous range of memory. A second phase
-    /// adds up the sums of all tasks.
+    /// Like `Stream`, but each task adds up whole rows of the matrix. They are one contiguous range of memory. A
+    /// second phase adds up the sums of all tasks.
     Rows,
-    /// Column by column, with contiguous columns (along k).
+    /// Column by column (along k), for contiguous columns.
     Dots,
-    /// Element by element, without a contiguous axis.
+    /// Element by element, for a matrix without a contiguous axis.
     Scalar,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct VectorPlan {
     k: usize,
     /// Distance between elements of the vector.
     x_stride: usize,
-    /// Distances between elements of the matrix along k and along the results.
+    /// Distances between elements of the matrix, along k and along the results.
     k_stride: usize,
     len_stride: usize,
     /// Distance between results in C.
@@ -108,7 +109,7 @@ impl VectorPlan {
         }
     }
 
-    /// Returns the results of a task of the last phase.
+    /// Returns the range of results that a task of the last phase computes.
     pub(super) fn part(&self, task: usize, set: &KernelSet) -> Range<usize> {
         if self.walk == Walk::Rows {
             return task * BLOCK..self.len.min((task + 1) * BLOCK);
@@ -117,13 +118,13 @@ impl VectorPlan {
             let panels = share(self.len / width, self.tasks, task);
             return panels.start * width..panels.end * width;
         }
-        // Whole vectors, except for the last task.
+        // Tasks compute whole vectors, except for the last task.
         let vectors = share(self.len.div_ceil(set.lanes), self.tasks, task);
         vectors.start * set.lanes..(vectors.end * set.lanes).min(self.len)
     }
 
-    /// Returns the size of the shared scratch, in f32s: the sums of all tasks of the first phase, if there is a second
-    /// one.
+    /// Returns the number of f32s of the shared scratch. It contains the sums of all tasks of the first phase if
+    /// there is a second phase.
     pub(super) fn shared_len(&self) -> usize {
         if self.walk == Walk::Rows {
             self.tasks * self.sums_len()
@@ -132,14 +133,14 @@ impl VectorPlan {
         }
     }
 
-    /// Returns the size of a worker's scratch, in f32s: a block of results, and a copy of the vector if it is not
-    /// contiguous.
+    /// Returns the number of f32s of a worker's scratch. It contains a block of results, and a copy of the vector if
+    /// the vector is not contiguous.
     pub(super) fn worker_len(&self) -> usize {
         self.block() + if self.x_stride == 1 { 0 } else { self.k }
     }
 
     fn block(&self) -> usize {
-        // Whole cache lines, so that the copy after it is aligned.
+        // The length is a multiple of a cache line, so that the copy after it is aligned.
         BLOCK.min(self.sums_len())
     }
 
@@ -166,7 +167,7 @@ impl VectorPlan {
         // SAFETY: all indices stay below `len` and `k`; the worker's scratch has room for a block of results.
         unsafe {
             let (x, matrix) = match self.walk {
-                // The sums of the first phase are rows of another matrix.
+                // The sums of the first phase are the rows of the second phase's matrix.
                 Walk::Rows => (ONES.as_ptr(), operands.shared.cast_const()),
                 _ => self.operands(operands),
             };
@@ -218,8 +219,8 @@ impl VectorPlan {
         }
     }
 
-    /// Runs a task of the first phase of [`Walk::Rows`]: adds up some rows of the matrix, each times its element of the
-    /// vector.
+    /// Runs a task of the first phase of [`Walk::Rows`]: adds up some rows of the matrix, each multiplied by its
+    /// element of the vector.
     ///
     /// # Safety
     ///
@@ -246,7 +247,7 @@ impl VectorPlan {
     /// As for [`Self::run`]; `first + count` must not be beyond `len`.
     unsafe fn write(&self, first: usize, count: usize, operands: Operands) {
         for j in 0..count {
-            // SAFETY: `first + j < len`, and the worker's scratch holds the sums.
+            // SAFETY: `first + j < len`, and the worker's scratch contains the sums.
             unsafe {
                 let to = operands.c.add((first + j) * self.y_stride);
                 let [row, column] = if self.matrix_is_a {
@@ -268,8 +269,8 @@ impl VectorPlan {
     ///
     /// # Safety
     ///
-    /// `x` must be valid for `k` f32s, `matrix` for k by `count` with this plan's
-    /// strides, `y` for `count`.
+    /// `x` must be valid for `k` f32s, `y` for `count` f32s, and `matrix` for `[k, count]` f32s with the strides of
+    /// this plan.
     unsafe fn scalar(&self, x: *const f32, matrix: *const f32, count: usize, y: *mut f32) {
         for j in 0..count {
             let mut sum = 0.0;

@@ -33,9 +33,9 @@ pub(super) const KERNELS: &[KernelDef] = &[
 #[derive(Clone, Copy)]
 struct Dims {
     outer: usize,
-    /// Elements of the indices along the axis.
+    /// Number of elements of the indices along the axis.
     count: usize,
-    /// Elements of the indexed tensor along the axis.
+    /// Number of elements of the indexed tensor along the axis.
     size: usize,
     inner: usize,
 }
@@ -48,7 +48,7 @@ impl Dims {
         (2 * CHUNK / self.size.max(1)).clamp(LINE, 16 * LINE).min(self.inner)
     }
 
-    /// Divides the work into tasks: each has some whole outer indices, or some columns of one.
+    /// Divides the work into tasks: each has some whole outer indices, or some columns of one outer index.
     fn strips(self) -> Strips {
         let columns = self.columns();
         let per_part = self.inner.div_ceil(columns.max(1));
@@ -78,7 +78,7 @@ impl Strips {
         self.items.div_ceil(self.per_task)
     }
 
-    /// Calls `visit(outer, columns)` for each outer index of a task, with the columns to process.
+    /// Calls `visit(outer, columns)` for each outer index of a task. `columns` are the columns to process.
     fn for_each(self, task: usize, mut visit: impl FnMut(usize, Range<usize>)) {
         for item in task * self.per_task..((task + 1) * self.per_task).min(self.items) {
             let start = item % self.per_part * self.columns;
@@ -87,8 +87,8 @@ impl Strips {
     }
 }
 
-/// Compiles a gather of elements by index, as words. The dtype only determines `missing`, the value for invalid
-/// indices.
+/// Compiles a gather of elements by index. Elements are copied as words. The dtype only determines `missing`, the
+/// value for invalid indices.
 fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (x, indices, out) = (cx.input::<T>(0), cx.input::<u32>(1), cx.output::<T>(0));
     let axis = cx.attrs().int("axis")?;
@@ -106,13 +106,13 @@ fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<C
         nanos: stream_nanos((x.len() + 2 * out.len()) * size_of::<T>()) + out.len() as u64,
         body: move |task: usize, cx: &RunCx| {
             strips.for_each(task, |outer, columns| {
-                // SAFETY: the operand is not written by this dispatch.
+                // SAFETY: this dispatch does not write the operand.
                 let x = unsafe { x.slice(outer * size * inner..(outer + 1) * size * inner) };
-                // With one column the rows are one slice.
+                // With one column, the rows are contiguous and form one slice.
                 let (rows, step) = if inner == 1 { (1, count) } else { (count, columns.len()) };
                 for i in 0..rows {
                     let start = (outer * count + i) * inner + columns.start;
-                    // SAFETY: only this task writes these columns; the indices are another buffer.
+                    // SAFETY: only this task writes these columns, and the indices are in another buffer.
                     let (ids, out) =
                         unsafe { (indices.slice(start..start + step), out.slice_mut(start..start + step)) };
                     for ((slot, &id), j) in out.iter_mut().zip(ids).zip(columns.start..) {
@@ -130,8 +130,8 @@ fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<C
     }))
 }
 
-/// Compiles a put along an axis, with `add` to combine elements that have the same index. Each task owns whole columns
-/// of the result and processes the indices in order.
+/// Compiles a put along an axis. `add` combines elements that have the same index. Each task writes whole columns of
+/// the result and processes the indices in order.
 fn put<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     add: impl Fn(T, T) -> T + Send + Sync + 'static,
@@ -152,7 +152,7 @@ fn put<T: Copy + Default + Send + Sync + 'static>(
         nanos: stream_nanos(2 * (updates.len() + out.len()) * size_of::<T>()) + updates.len() as u64,
         body: move |task: usize, cx: &RunCx| {
             strips.for_each(task, |outer, columns| {
-                // With one column the rows are one slice.
+                // With one column, the rows are contiguous and form one slice.
                 let (rows, step) = if inner == 1 { (1, count) } else { (count, columns.len()) };
                 let (out_rows, out_step) = if inner == 1 { (1, size) } else { (size, columns.len()) };
                 for r in 0..out_rows {
@@ -163,7 +163,7 @@ fn put<T: Copy + Default + Send + Sync + 'static>(
                 let part = View::new(out.as_ptr().wrapping_add(outer * size * inner).cast(), size * inner);
                 for i in 0..rows {
                     let start = (outer * count + i) * inner + columns.start;
-                    // SAFETY: operands are other buffers than the result.
+                    // SAFETY: the operands are in other buffers than the result.
                     let (ids, updates) =
                         unsafe { (indices.slice(start..start + step), updates.slice(start..start + step)) };
                     for ((&id, &update), j) in ids.iter().zip(updates).zip(columns.start..) {

@@ -1,4 +1,4 @@
-//! Kernels of argmax and argmin: positions of extreme elements along an axis.
+//! Kernels of argmax and argmin, which search for the position of the extreme element along an axis.
 
 use std::marker::PhantomData;
 
@@ -40,7 +40,7 @@ trait Order: Send + Sync + 'static {
 #[inline(always)]
 fn float_key(x: f32) -> i32 {
     let bits = (x + 0.0).to_bits() as i32;
-    // Inverts the magnitude's bits of negative numbers.
+    // Inverts the magnitude bits of negative numbers.
     let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
     if x.is_nan() { i32::MAX } else { key }
 }
@@ -60,7 +60,7 @@ macro_rules! orders {
 
 orders! {
     GreatestFloat: |bits| float_key(f32::from_bits(bits));
-    // NaN also wins a minimum.
+    // NaN also wins the search for a minimum.
     LeastFloat: |bits| float_key(-f32::from_bits(bits));
     GreatestSigned: |bits| bits as i32;
     LeastSigned: |bits| !(bits as i32);
@@ -68,11 +68,12 @@ orders! {
     LeastUnsigned: |bits| !((bits ^ (1 << 31)) as i32);
 }
 
-/// Maximum columns that are searched together if the axis is not the last: their best keys stay on the stack.
+/// Maximum number of columns that are searched together if the axis is not the last. Their best keys stay on the
+/// stack.
 const COLUMNS: usize = 256;
 
-/// Elements of a row whose greatest key is computed first. Only a block with a better key is searched again for its
-/// position, while it is in the first-level cache.
+/// Number of elements of a block of a row. The greatest key of each block is computed first. Only a block with a
+/// better key is searched again for the position of the key, while the block is in the first-level cache.
 const BLOCK: usize = 2048;
 
 /// Number of keys that are compared in parallel.
@@ -130,8 +131,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Writes the position of the best element of each column, of which there are at most [`COLUMNS`] and whose
-    /// rows are `stride` apart.
+    /// Writes the position of the best element of each column. There are at most [`COLUMNS`] columns, and rows are
+    /// `stride` apart.
     fn best_of_columns<O: Order>(order: PhantomData<O>, x: &[u32], stride: usize, out: &mut [u32]) = best_of_columns_body;
 }
 
@@ -153,7 +154,7 @@ fn best_of_rows_body<const FMA: bool, O: Order>(_: PhantomData<O>, x: &[u32], le
     }
 }
 
-/// Returns the position of the best element, without branches that depend on elements.
+/// Returns the position of the best element. No branch depends on the elements.
 #[inline(always)]
 fn best_of_few<O: Order>(x: &[u32]) -> u32 {
     let mut best = O::key(x[0]);
@@ -187,7 +188,7 @@ fn greatest_key<O: Order>(x: &[u32]) -> i32 {
     greatest
 }
 
-/// Returns the position of the first element with this key; one must exist.
+/// Returns the position of the first element with this key. Such an element must exist.
 #[inline(always)]
 fn position<O: Order>(x: &[u32], key: i32) -> usize {
     let (blocks, rest) = x.as_chunks::<LANES>();
@@ -237,7 +238,8 @@ mod tests {
     use super::*;
     use crate::vmath::detect;
 
-    /// Returns the position of the first element that is better than all previous ones, as a reference.
+    /// Returns the position of the first element that is better than all previous ones. Tests use it as the
+    /// reference.
     fn plain(x: &[f32], better: fn(f32, f32) -> bool) -> u32 {
         let mut best = 0;
         for i in 1..x.len() {
@@ -288,7 +290,7 @@ mod tests {
                     best_of_rows(level, PhantomData::<GreatestFloat>, &bits(&x), len, &mut most);
                     best_of_rows(level, PhantomData::<LeastFloat>, &bits(&x), len, &mut least);
                     assert_eq!([most[0], least[0]], want, "row of {len}, seed {seed}");
-                    // The same elements as the middle one of three columns.
+                    // The row is the middle one of three columns.
                     let spread: Vec<f32> = x.iter().flat_map(|&x| [0.0, x, 1.0]).collect();
                     let (mut most, mut least) = ([7; 2], [7; 2]);
                     best_of_columns(level, PhantomData::<GreatestFloat>, &bits(&spread)[..], 3, &mut most);

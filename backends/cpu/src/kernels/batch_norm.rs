@@ -47,7 +47,7 @@ impl Dims {
         (self.images * self.plane) as f32
     }
 
-    /// Returns, for each image, the range of elements of some channels.
+    /// Returns the range of elements of some channels for each image.
     fn segments(self, channels: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Range<usize>> {
         let first = channels.start * self.plane;
         let len = channels.len() * self.plane;
@@ -58,12 +58,12 @@ impl Dims {
     }
 }
 
-/// Minimum size of planes that are summed one by one; smaller planes are summed in parallel lanes.
+/// Minimum number of elements of planes that are summed one by one. Smaller planes are summed in parallel lanes.
 const SMALL_PLANE: usize = 16;
-/// Maximum elements of an image that are summed in parallel lanes.
+/// Maximum number of elements of an image that are summed in parallel lanes.
 const SIDE_BY_SIDE: usize = 256;
 
-/// Computation of the mean and variance of some channels, at most [`Statistics::batch`] at a time.
+/// Computation of the mean and variance of channels, at most [`Statistics::batch`] at a time.
 #[derive(Clone, Copy)]
 struct Statistics {
     dims: Dims,
@@ -81,7 +81,7 @@ impl Statistics {
     }
 
     /// Sums a function of the elements over each channel, in an order that depends only on shapes. `by_slice` returns
-    /// the sum of a slice; `side_by_side` adds each element to a separate sum.
+    /// the sum of a slice. `side_by_side` adds each element of a slice to a separate sum.
     fn totals(
         self,
         x: &[f32],
@@ -131,10 +131,10 @@ impl Statistics {
     }
 }
 
-/// Maximum of [`Statistics::batch`].
+/// Maximum value of [`Statistics::batch`].
 const MAX_BATCH: usize = SIDE_BY_SIDE;
 
-/// Number of tables in shared scratch for the normalising phase: mean, factor and bias of each channel.
+/// Number of tables in shared scratch for the phase that normalises: mean, factor and bias of each channel.
 const TABLES: usize = 3;
 
 fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
@@ -151,12 +151,11 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
             let own = task * batch..((task + 1) * batch).min(dims.channels);
             let (mut means, mut variances) = ([0.0; MAX_BATCH], [0.0; MAX_BATCH]);
             let (means, variances) = (&mut means[..own.len()], &mut variances[..own.len()]);
-            // SAFETY: operands are written in the last phase at the earliest.
+            // SAFETY: no phase before the last one writes operands.
             let (x, weight, bias) = unsafe { (x.all(), weight.slice(own.clone()), bias.slice(own.clone())) };
             statistics.compute(x, own.clone(), means, variances);
-            // SAFETY: only this task accesses these channels of the results and of the tables:
-            // three tables for the normalization and one for variances. Results of this phase are
-            // no operands.
+            // SAFETY: only this task accesses these channels of the results and of the tables: three tables for the
+            // normalization, and one for variances. No result of this phase is an operand.
             let (mean, rstd, tables) = unsafe {
                 let table = |t: usize| cx.shared.add(t * dims.channels + own.start);
                 let tables: [&mut [f32]; TABLES + 1] =
@@ -185,13 +184,13 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Compiles the last phase, which updates the running statistics. Other operands may share a buffer with them; all of
-/// these have been read by then.
+/// Compiles the last phase, which updates the running statistics. Other operands may share a buffer with them; the
+/// earlier phases have read all of these operands.
 fn running_statistics(cx: &CompileCx, dims: Dims) -> Result<Box<dyn Kernel>, String> {
     let momentum = cx.attrs().float("momentum")? as f32;
     let old = [3, 4].map(|i| cx.input::<f32>(i));
     let new = [1, 2].map(|i| cx.output::<f32>(i));
-    // One element has no unbiased variance; in this case the biased one, 0, is used.
+    // The unbiased variance of one element is undefined. In this case, the biased one, 0, is used.
     let unbias = dims.count() / (dims.count().max(2.0) - 1.0);
     Ok(Box::new(Task {
         tasks: 1,
@@ -201,8 +200,8 @@ fn running_statistics(cx: &CompileCx, dims: Dims) -> Result<Box<dyn Kernel>, Str
             let tables = unsafe { std::slice::from_raw_parts(cx.shared, (TABLES + 1) * dims.channels) };
             let (means, variances) = (&tables[..dims.channels], &tables[TABLES * dims.channels..]);
             for (c, (&mean, &variance)) in means.iter().zip(variances).enumerate() {
-                // SAFETY: the only task. Old and new statistics may be one buffer, so no reference to an
-                // element outlives its read or write.
+                // SAFETY: this is the only task. The old and the new statistics may be in one buffer, so no reference
+                // to an element outlives its read or write.
                 unsafe {
                     let [running_mean, running_variance] = old.map(|view| view.slice(c..c + 1)[0]);
                     let values = [
@@ -226,7 +225,7 @@ fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
         tasks: 1,
         nanos: 4 * dims.channels as u64,
         body: move |_, cx: &RunCx| {
-            // SAFETY: no operand is written by this dispatch; the only task of its phase has the scratch.
+            // SAFETY: this dispatch does not write any operand, and the phase has only this task.
             let (weight, bias, mean, var, tables) = unsafe {
                 let tables = std::slice::from_raw_parts_mut(cx.shared, TABLES * dims.channels);
                 (weight.all(), bias.all(), mean.all(), var.all(), tables)
@@ -249,8 +248,8 @@ fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
 
 /// Compiles the phase that computes `(x - mean) * factor + bias` from the tables in shared scratch.
 fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn Kernel> {
-    // Planes of one element are processed by images, whose channels are contiguous; larger planes
-    // one by one.
+    // If planes have one element, the channels of an image are processed together, because they are contiguous.
+    // Larger planes are processed one by one.
     let (rows, width) = if dims.plane == 1 {
         (dims.images, dims.channels)
     } else {
@@ -263,8 +262,8 @@ fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn 
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
             let elements = own.start * width..own.end * width;
-            // SAFETY: only this task writes these elements; the previous phase has filled the
-            // tables; `x` and `out` are different buffers, and this phase writes no other memory.
+            // SAFETY: only this task writes these elements, and the previous phase has filled the tables. `x` and
+            // `out` are different buffers, and this phase writes no other memory.
             let (tables, x, out) = unsafe {
                 let tables = std::slice::from_raw_parts(cx.shared, TABLES * dims.channels);
                 (tables, x.slice(elements.clone()), out.slice_mut(elements))

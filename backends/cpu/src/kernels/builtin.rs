@@ -26,18 +26,18 @@ pub(super) fn built_in(name: &str) -> Option<&'static KernelDef> {
         .find(|def| def.name == name)
 }
 
-/// Returns the fraction of the device's peak rates that the kernel of a call reaches, relative to other kernels.
+/// Returns the fraction of the device's peak rates that the kernel of a call reaches, relative to the other kernels.
 pub(crate) fn efficiency(kernel: &KernelDesc) -> f64 {
     conv::efficiency(kernel)
 }
 
-/// Returns the storage orders in which a kernel can read operand `i` of a call.
+/// Returns the storage order that the kernel of a call supports for operand `i`.
 pub(crate) fn order(name: &str, call: &Call, i: usize) -> Order {
     let of_kernel = ORDERS.iter().find(|(kernel, _)| *kernel == name);
     of_kernel.map_or(Order::Plain, |(_, order)| order(call, i))
 }
 
-/// Operators whose kernels can also read operands in other storage orders than row by row.
+/// Operators whose kernels also support operands that are not stored row by row.
 const ORDERS: &[(&str, OrderFn)] = &[
     experts::ORDER,
     fused::ORDER,

@@ -34,14 +34,13 @@ fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
         tasks: dims.batch,
         nanos: stream_nanos(8 * moved),
         body: move |sequence: usize, cx: &RunCx| {
-            // SAFETY: positions are not written by this dispatch.
+            // SAFETY: this dispatch does not write positions.
             let positions = unsafe { positions.all() };
             // All positions are checked before anything is written.
             if let Some(&bad) = positions.iter().find(|&&p| p as usize >= dims.bound()) {
                 return cx.index_out_of_range(dispatch, bad, dims.bound());
             }
-            // SAFETY: only this task accesses the cache of this sequence; the new rows are another
-            // buffer.
+            // SAFETY: only this task accesses the cache of this sequence, and the new rows are in another buffer.
             let (new, own) = unsafe {
                 (
                     new.slice(sequence * new_len..(sequence + 1) * new_len),
@@ -49,7 +48,7 @@ fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
                 )
             };
             if !in_place {
-                // SAFETY: the cache is another buffer than the result.
+                // SAFETY: the old cache is in another buffer than the result.
                 own.copy_from_slice(unsafe { cache.slice(sequence * own_len..(sequence + 1) * own_len) });
             }
             let first = positions[sequence] as usize * dims.width;

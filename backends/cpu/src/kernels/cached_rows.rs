@@ -1,4 +1,4 @@
-//! Rows of key-value caches. The cache has the type of the written rows, or `f16` for rows of `f32`.
+//! Rows of key-value caches. The cache has the dtype of the written rows, or `f16` for rows of `f32`.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;

@@ -11,7 +11,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile,
 }];
 
-/// A storage type, with conversions by way of types that represent all its values exactly.
+/// A storage type. Its values are converted by way of types that represent all of them exactly.
 trait Storage: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     fn from_f32(v: f32) -> Self;
@@ -44,7 +44,7 @@ impl Storage for bf16 {
     }
 }
 
-// Integers to f32 round to nearest; from f32 they truncate and saturate.
+// Conversions of integers to f32 round to nearest. Conversions from f32 truncate and saturate.
 impl Storage for u32 {
     fn to_f32(self) -> f32 {
         self as f32
@@ -76,7 +76,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 
 fn from<S: Storage>(cx: &CompileCx) -> Result<Compiled, String> {
     match (cx.input_type(0).dtype, cx.output_type(0).dtype) {
-        // The same words: integers wrap, equal types copy.
+        // The words stay the same: integers wrap, and equal types are copied.
         (DType::U32 | DType::I32, DType::U32 | DType::I32) | (DType::F32, DType::F32) => convert::<u32, u32>(cx, |v| v),
         (_, DType::F32) => convert::<S, f32>(cx, S::to_f32),
         (_, DType::F16) => convert::<S, f16>(cx, |v| f16::from_f32(v.to_f32())),
@@ -95,7 +95,7 @@ fn convert<S: Storage, T: Storage>(cx: &CompileCx, f: fn(S) -> T) -> Result<Comp
         nanos: stream_nanos(bytes).max(y.len() as u64 / 2),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(y.len(), task);
-            // SAFETY: only this task writes its chunk; the operand is another buffer.
+            // SAFETY: only this task writes its chunk, and the operand is in another buffer.
             let (x, y) = unsafe { (x.slice(range.clone()), y.slice_mut(range)) };
             y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
         },

@@ -1,7 +1,7 @@
 //! Derivatives of the normalisations by channels: batch norm and group norm.
 //!
-//! They need only two sums over the elements of a channel in an image: of `dy` and of `dy (x - mean)`. Given these,
-//! `dx` is linear in `dy` and `x - mean`, with factors that are constant over the channel.
+//! They need only two sums over the elements of a channel in an image: the sum of `dy` and the sum of `dy (x -
+//! mean)`. Given these sums, `dx` is linear in `dy` and `x - mean`, with factors that are constant over the channel.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 multiversion! {
-    /// Returns the sums of `dy` and of `dy (x - mean)`, by partial sums of a fixed number of lanes.
+    /// Returns the sums of `dy` and of `dy (x - mean)`. Each is computed as partial sums in a fixed number of lanes.
     fn sums(x: &[f32], dy: &[f32], mean: f32) -> [f32; 2] = sums_body;
 }
 multiversion! {
@@ -49,7 +49,7 @@ multiversion! {
 }
 
 const LANES: usize = 16;
-/// Minimum number of elements for which lanes are faster than sequential sums.
+/// Minimum number of elements for which sums in lanes are faster than sequential sums.
 const SHORT: usize = 32;
 
 /// The factors of a channel in `dx = by_dy dy + by_x (x - mean) + shift`.
@@ -138,7 +138,8 @@ fn channel_gradient(level: Level, x: &[f32], dy: &[f32], factors: Factors, dx: &
 const TABLES: usize = 4;
 /// Number of images per partial sum, if a channel has one element in each image.
 const IMAGES: usize = 256;
-/// Number of channels of one task, if channels are columns and in phases with few operations per channel.
+/// Number of channels of one task, if a channel has one element in each image, and in phases with few operations per
+/// channel.
 const STRIP: usize = 256;
 
 /// Operands and sizes of a batch normalisation's derivative.
@@ -155,8 +156,8 @@ struct Batch {
     level: Level,
 }
 
-/// Compiles a batch normalisation's derivative. The shared scratch contains the sums, `[parts, 2, channels]`, and then
-/// the tables.
+/// Compiles the derivative of a batch normalisation. The shared scratch contains the sums, `[parts, 2, channels]`,
+/// and then the tables.
 fn batch_norm(cx: &CompileCx) -> Compiled {
     let shape = &cx.input_type(0).shape;
     let (images, channels, plane) = (shape[0], shape[1], shape[2..].iter().product());
@@ -191,8 +192,7 @@ impl Batch {
             body: move |task: usize, cx: &RunCx| {
                 let (part, start) = (task / strips, task % strips * STRIP);
                 let own = start..(start + STRIP).min(self.channels);
-                // SAFETY: operands are not written; only this task uses this part of these
-                // channels' sums.
+                // SAFETY: no task writes operands, and only this task uses this part of the sums of these channels.
                 let (x, dy, mean, [plain, along]) = unsafe {
                     let sums = [0, 1].map(|k| {
                         let first = cx.shared.add((2 * part + k) * self.channels + start);
@@ -220,7 +220,7 @@ impl Batch {
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let (image, c) = (row / self.channels, row % self.channels);
                     let elements = row * self.plane..(row + 1) * self.plane;
-                    // SAFETY: operands are not written; only this task uses the sums of these rows.
+                    // SAFETY: no task writes operands, and only this task uses the sums of these rows.
                     unsafe {
                         let (x, dy) = (self.x.slice(elements.clone()), self.dy.slice(elements));
                         let [plain, along] = channel_sums(self.level, x, dy, self.mean.slice(c..c + 1)[0]);
@@ -232,7 +232,7 @@ impl Batch {
         })
     }
 
-    /// Compiles the phase that computes the parameters' gradients and the tables for the last phase.
+    /// Compiles the phase that computes the parameter gradients and the tables for the last phase.
     fn tables(self, cx: &CompileCx) -> Box<dyn Kernel> {
         let (weight, rstd) = (cx.input::<f32>(1), cx.input::<f32>(3));
         let (dweight, dbias) = (cx.output::<f32>(1), cx.output::<f32>(2));
@@ -242,8 +242,8 @@ impl Batch {
             nanos: (2 * self.parts * self.channels) as u64,
             body: move |task: usize, cx: &RunCx| {
                 let own = task * STRIP..((task + 1) * STRIP).min(self.channels);
-                // SAFETY: only this task accesses these channels of the results and of the tables;
-                // the previous phase has filled the sums.
+                // SAFETY: only this task accesses these channels of the results and of the tables. The previous phase
+                // has filled the sums.
                 let (weight, rstd, mean, dweight, dbias, sums, tables) = unsafe {
                     let tables: [&mut [f32]; TABLES] = std::array::from_fn(|t| {
                         let first = cx.shared.add((2 * self.parts + t) * self.channels + own.start);
@@ -323,8 +323,7 @@ impl Batch {
     }
 }
 
-/// Adds up the sums `[parts, 2, channels]` of at most [`STRIP`] channels, in the order of the
-/// parts.
+/// Adds up the sums `[parts, 2, channels]` over the parts, in order, for the channels `own` (at most [`STRIP`]).
 fn add_parts(sums: &[f32], parts: usize, channels: usize, own: &Range<usize>) -> [[f64; 2]; STRIP] {
     let mut totals = [[0.0; 2]; STRIP];
     for part in 0..parts {
@@ -339,9 +338,9 @@ fn add_parts(sums: &[f32], parts: usize, channels: usize, own: &Range<usize>) ->
     totals
 }
 
-/// Compiles a group normalization's derivative. A task has some groups of some images. It computes the sums, then `dx`,
-/// reading the operands from the cache unless the group is large. The sums, `[images, 2, channels]`, are kept for the
-/// parameters' gradients.
+/// Compiles the derivative of a group normalization. A task has some groups of some images. It computes the sums,
+/// then `dx`. The second pass reads the operands from the cache unless the group is large. The sums, `[images, 2,
+/// channels]`, are kept for the parameter gradients.
 fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
     let [x, weight, mean, rstd, dy] = [0, 1, 2, 3, 4].map(|i| cx.input::<f32>(i));
     let (dx, level) = (cx.output::<f32>(0), cx.level);
@@ -355,8 +354,7 @@ fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
                 let (image, g) = (group / dims.groups, group % dims.groups);
                 let channels = g * per_group..(g + 1) * per_group;
                 let elements = group * dims.elements()..(group + 1) * dims.elements();
-                // SAFETY: operands are not written; only this task writes this group's `dx` and
-                // sums.
+                // SAFETY: no task writes operands, and only this task writes `dx` and the sums of this group.
                 let (x, dy, weight, mean, rstd, dx, [plain, along]) = unsafe {
                     let sums = [0, 1].map(|k| {
                         let first = cx.shared.add((2 * image + k) * dims.channels + channels.start);

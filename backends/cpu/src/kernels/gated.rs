@@ -41,7 +41,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 type Forward = fn(Level, &[f32], &[f32], &mut [f32]);
 type Backward = fn(Level, [&[f32]; 3], [&mut [f32]; 2]);
 
-/// Returns the estimated time in nanoseconds: the larger one of the times for memory and for arithmetic.
+/// Returns the estimated time in nanoseconds: the maximum of the times for memory and for arithmetic.
 fn nanos(bytes: usize, elements: usize) -> u64 {
     stream_nanos(bytes).max(elements as u64)
 }
@@ -54,7 +54,7 @@ fn forward(cx: &CompileCx, f: Forward) -> Result<Compiled, String> {
         nanos: nanos(12 * len, len),
         body: move |task: usize, _: &RunCx| {
             let own = chunk(len, task);
-            // SAFETY: only this task writes these elements; no operand is written by this dispatch.
+            // SAFETY: only this task writes these elements, and this dispatch does not write any operand.
             unsafe {
                 f(
                     level,
@@ -85,12 +85,12 @@ fn backward(cx: &CompileCx, f: Backward) -> Result<Compiled, String> {
     }))
 }
 
-/// Division of a packed operand (each row has a gate half and an up half) among tasks: whole rows if they are short,
-/// else pieces of one row.
+/// Division of a packed operand among tasks. Each row has a gate half and an up half. Tasks have whole rows if rows
+/// are short, else pieces of one row.
 #[derive(Clone, Copy)]
 struct Pieces {
     rows: usize,
-    /// Width of the gate half, and of the up half after it.
+    /// Number of elements of the gate half, and of the up half after it.
     half: usize,
     rows_per_task: usize,
     pieces: usize,
@@ -110,8 +110,8 @@ impl Pieces {
         self.rows.div_ceil(self.rows_per_task) * self.pieces
     }
 
-    /// Returns, for each row or piece of a task: its offset in a tensor of half the width, its offset in the packed
-    /// tensor, and its length.
+    /// Returns three numbers for each row or piece of a task: its offset in a tensor of half the width, its offset in
+    /// the packed tensor, and its length.
     fn parts(self, task: usize) -> impl Iterator<Item = [usize; 3]> {
         let (group, piece) = (task / self.pieces, task % self.pieces);
         let first = group * self.rows_per_task;
@@ -124,7 +124,7 @@ impl Pieces {
     }
 }
 
-/// Returns half the width of operand 0.
+/// Returns half of the row length of operand 0.
 fn half_width(cx: &CompileCx) -> usize {
     cx.input_type(0).shape.last().copied().unwrap_or(0) / 2
 }

@@ -38,7 +38,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Storage orders of a gather: it can read rows from panels of any size with a unit of one element.
+/// Storage orders of a gather. It supports tables in panels of any size, if a unit has one element.
 pub(super) const ORDER: (&str, OrderFn) = ("core.gather", |call, i| match (i, around_axis_of(call)) {
     (1, Ok([1, _, width])) if width > 1 => Order::Any {
         unit: call.inputs[1].dtype.block().bytes,
@@ -57,8 +57,8 @@ pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String
     Ok([product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])])
 }
 
-/// Compiles a gather of rows by index, as words. The dtype only determines `missing`, the value of rows with an invalid
-/// index.
+/// Compiles a gather of rows by index. Elements are copied as words. The dtype only determines `missing`, the value
+/// of rows with an invalid index.
 fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let [outer, rows, width] = around_axis_of(&cx.call())?;
@@ -71,10 +71,10 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
         body: move |task: usize, cx: &RunCx| {
             let first = task * per_task;
             let last = (first + per_task).min(outer * count);
-            // SAFETY: only this task writes these rows; operands are other buffers.
+            // SAFETY: only this task writes these rows, and the operands are in other buffers.
             let (ids, out) = unsafe { (indices.all(), out.slice_mut(first * width..last * width)) };
             if width == 1 && outer == 1 {
-                // SAFETY: operands are not written by this dispatch.
+                // SAFETY: this dispatch does not write operands.
                 let table = unsafe { table.all() };
                 for (slot, &id) in out.iter_mut().zip(&ids[first..last]) {
                     *slot = *table.get(id as usize).unwrap_or(&missing);
@@ -121,8 +121,8 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
     }))
 }
 
-/// Compiles an addition of rows by index. Each task owns a range of the result: rows, or columns if there are few rows.
-/// It processes all indices in order, so the order of summation is fixed.
+/// Compiles an addition of rows by index. Each task computes a range of the result: rows, or columns if there are few
+/// rows. It processes all indices in order, so the order of summation is fixed.
 fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     add: impl Fn(&mut [T], &[T]) + Send + Sync + 'static,
@@ -136,7 +136,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
             tasks: 1,
             nanos: indices.len() as u64,
             body: move |_, cx: &RunCx| {
-                // SAFETY: the operand is not written by this dispatch.
+                // SAFETY: this dispatch does not write the operand.
                 let ids = unsafe { indices.all() };
                 if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
                     cx.index_out_of_range(dispatch, id, rows);
@@ -147,7 +147,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     if outer > 1 {
         return Ok(scatter_add_slices(cx, [outer, rows, width], add));
     }
-    // Every task scans all indices, so there should not be many.
+    // Every task reads all indices, so there should be few tasks.
     const MAX_TASKS: usize = 8;
     let by_columns = width >= 64;
     let extent = if by_columns { width } else { rows };
@@ -164,7 +164,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
         body: move |task: usize, cx: &RunCx| {
             let start = (task * step).min(extent);
             let end = (start + step).min(extent);
-            // SAFETY: operands are other buffers than the result.
+            // SAFETY: the operands are in other buffers than the result.
             let ids = unsafe { indices.all() };
             let columns = if by_columns { start..end } else { 0..width };
             let own_rows = if by_columns { 0..rows } else { start..end };
@@ -214,7 +214,7 @@ fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
         nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (outer * indices.len()) as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(outer);
-            // SAFETY: only this task writes these parts of the result; operands are other buffers.
+            // SAFETY: only this task writes these parts of the result, and the operands are in other buffers.
             let (ids, updates, out) = unsafe {
                 (
                     indices.all(),
@@ -236,8 +236,8 @@ fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
     })
 }
 
-/// Adds each update to its row of one element. `out` starts at row `first`; rows that are not in `out` are passed to
-/// `other`.
+/// Adds each update to its row, for rows of one element. `out` begins with row `first`. Calls `other` with the
+/// indices of rows that are not in `out`.
 fn scalars<T: Copy>(ids: &[u32], updates: &[T], out: &mut [T], first: usize, add: fn(T, T) -> T, other: impl Fn(u32)) {
     for (&id, &update) in ids.iter().zip(updates) {
         match out.get_mut((id as usize).wrapping_sub(first)) {

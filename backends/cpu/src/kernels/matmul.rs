@@ -30,10 +30,10 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Storage orders of matmuls: a right operand is best stored in the panels that tiles multiply.
+/// Storage orders of matmuls. A right operand is best stored in the panels that tiles multiply.
 pub(super) const ORDERS: [(&str, OrderFn); 2] = [("core.matmul", order), ("core.matmul_add", order)];
 
-/// Returns the storage orders in which a matmul can read operand `i`.
+/// Returns the storage orders that a matmul supports for operand `i`.
 pub(super) fn order(call: &Call, i: usize) -> Order {
     if i != 1 {
         return Order::Plain;
@@ -47,8 +47,8 @@ pub(super) fn order(call: &Call, i: usize) -> Order {
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the matmul's";
 
-/// Returns the distance between rows of an addend as wide as the result; 0 if all rows add the same values. Returns
-/// `None` for other addends.
+/// Returns the distance between the rows of an addend that is as wide as the result: 0 if all rows add the same
+/// values. Returns `None` for other addends.
 fn row_distance(d: &TensorType, matmul: &TensorType) -> Option<usize> {
     let [.., m, n] = matmul.shape.dims() else {
         return None;
@@ -60,7 +60,7 @@ fn row_distance(d: &TensorType, matmul: &TensorType) -> Option<usize> {
     }
 }
 
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 40;
 
 /// A batch of matmuls of the same shape.
@@ -72,15 +72,16 @@ pub(super) struct Batch {
     c: View<f32>,
     /// Addend, and distance between its rows.
     addend: Option<(View<f32>, usize)>,
-    /// Element offsets of the operands and of the addend of each matmul.
+    /// Element offsets of the two operands and of the addend of each matmul.
     offsets: Arc<Vec<[usize; 3]>>,
-    /// Size of the shared scratch of one matmul, in `f32`s.
+    /// Number of `f32`s of the shared scratch of one matmul.
     shared: usize,
-    /// Elements of the result of one matmul.
+    /// Number of elements of the result of one matmul.
     pub(super) c_len: usize,
 }
 
-/// Returns the distance between rows of a call's third operand, the addend, or `None` if there is no addend.
+/// Returns the distance between the rows of the addend, the third operand of a call. Returns `None` if there is no
+/// addend.
 ///
 /// # Errors
 /// The kernel cannot add this operand.
@@ -90,8 +91,8 @@ pub(super) fn addend_of(inputs: &[TensorType], matmul: &TensorType) -> Result<Op
 }
 
 impl Batch {
-    /// Plans the matmuls of a call, on its two or three operands and its result. With `in_panels`,
-    /// the second operand is stored in the order of [`order`].
+    /// Plans the matmuls of a call with its two or three operands and its result. With `in_panels`, the second
+    /// operand is stored in the order that [`order`] returns.
     pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>, in_panels: bool) -> Result<Self, String> {
         let mut dims = MatMulDims::of(call)?;
         let &[a, b, ref addend @ ..] = operands else {
@@ -100,9 +101,9 @@ impl Batch {
         let row = addend_of(call.inputs, &call.outputs[0])?;
         let addend = addend.first().copied().zip(row);
         let mut offsets = product_offsets(&dims, call.inputs);
-        // One right operand for the whole batch: the rows of all matmuls are one matrix.
+        // If the whole batch has one right operand, the rows of all matmuls form one matrix.
         let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
-        // The addend has to allow it: one row for all, or one for each row.
+        // The addend must also allow this: it has one row for all rows, or one for each.
         let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
         if shares_b && goes_on && offsets.len() > 1 {
             dims.m *= offsets.len();
@@ -143,7 +144,7 @@ impl Batch {
         })
     }
 
-    /// Returns the size of the shared scratch in `f32`s.
+    /// Returns the number of `f32`s of the shared scratch.
     pub(super) fn shared_len(&self) -> usize {
         self.shared * self.offsets.len()
     }
@@ -156,9 +157,8 @@ impl Batch {
         let tasks = self.gemm.tasks(phase);
         let (matmul, task) = (task / tasks, task % tasks);
         let [a, b, d] = self.offsets[matmul];
-        // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint
-        // parts of the result and of the scratch, by the contract of the multiply; scratch has the
-        // requested size.
+        // SAFETY: offsets and sizes come from the operands' shapes. By the contract of [`Gemm`], tasks of a phase
+        // write disjoint parts of the result and of the scratch. Scratch has the requested size.
         unsafe {
             let addend = match self.addend {
                 Some((view, row)) => Addend {
@@ -232,7 +232,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Returns the offsets of each matmul's operands and of its addend, with batch axes broadcast.
+/// Returns the offsets of the operands and of the addend of each matmul. Batch axes are broadcast.
 fn product_offsets(dims: &MatMulDims, operands: &[TensorType]) -> Vec<[usize; 3]> {
     let mut strides = [const { Vec::new() }; 3];
     let mut sizes = [0; 3];

@@ -1,6 +1,6 @@
 //! The kernels, one file for each family, and the list of families.
 //!
-//! A kernel is compiled from a dispatch to one or more phases. Phases run one after the other; the tasks of a phase are
+//! A kernel compiles a dispatch to one or more phases. Phases run one after the other. The tasks of a phase are
 //! independent and may run on any thread in any order. The division into tasks depends only on shapes, so results do
 //! not depend on the number of threads.
 

@@ -1,5 +1,5 @@
-//! Kernels that move elements: permute, expand, flip, slice, narrow, pad, concat, assign. They copy
-//! words of the element's size, for any dtype.
+//! Kernels that move elements: permute, expand, flip, slice, narrow, pad, concat, assign. They copy elements of any
+//! dtype as words of the same size.
 
 use meganeura_core::DType;
 
@@ -32,12 +32,12 @@ pub(super) const KERNELS: &[KernelDef] = &[
     by_size!("core.assign", assign),
 ];
 
-/// Compiles a copy of rows of `x`, from element `x_start` on, to rows of `y`, from `y_start` on. The nest contains the
-/// strides (operand 0 is `x`, 1 is `y`); it must contain every element of `y` once.
+/// Compiles a copy of rows of `x`, from element `x_start` on, to rows of `y`, from element `y_start` on. The nest has
+/// the strides of `x` (operand 0) and of `y` (operand 1). It must contain every element of `y` once.
 fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_start: usize) -> Box<dyn Kernel> {
     let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
     let split = RowDivision::new(&nest);
-    // Strided reads use a fraction of each cache line.
+    // Strided reads use only a fraction of each cache line.
     let cost = if (-1..=1).contains(&xs) { 1 } else { 4 };
     Box::new(Task {
         tasks: split.tasks(),
@@ -47,9 +47,9 @@ fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_s
             let skip = piece.start as isize;
             nest.for_rows(rows, |_, [xo, yo]| {
                 let (xo, yo) = (x_start as isize + xo + skip * xs, y_start as isize + yo + skip * ys);
-                // SAFETY: starts and strides follow from shapes and attributes that fit each other by the
-                // operator's shape rule, so all these elements exist; tasks write different elements; the
-                // operand is another buffer than the result.
+                // SAFETY: starts and strides follow from shapes and attributes. By the operator's shape rule these
+                // fit each other, so all elements exist. Tasks write different elements, and the operand is in
+                // another buffer than the result.
                 unsafe { copy_row(x.as_ptr().offset(xo), xs, y.as_ptr().offset(yo), ys, piece.len()) }
             });
         },
@@ -68,7 +68,7 @@ unsafe fn copy_row<T: Word>(x: *const T, xs: isize, y: *mut T, ys: isize, len: u
             (1, 1) => std::ptr::copy_nonoverlapping(x, y, len),
             (0, 1) => std::slice::from_raw_parts_mut(y, len).fill(*x),
             (-1, 1) => {
-                // Slices, so that the loop is vectorised.
+                // With slices, the compiler vectorises the loop.
                 let x = std::slice::from_raw_parts(x.offset(1 - len as isize), len);
                 let y = std::slice::from_raw_parts_mut(y, len);
                 y.iter_mut().zip(x.iter().rev()).for_each(|(y, &x)| *y = x);
@@ -124,7 +124,7 @@ fn slice<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let from = row_major(&cx.input_type(0).shape);
     let (starts, steps) = (cx.attrs().ints("starts")?, cx.attrs().ints("steps")?);
     let start: isize = starts.iter().zip(&from).map(|(&s, &f)| s as isize * f).sum();
-    // A product wraps only where at most one element is taken: its stride does not matter.
+    // The product wraps only if at most one element is taken along the axis. Its stride is then not used.
     let strides = steps.iter().zip(&from).map(|(&s, &f)| f.wrapping_mul(s as isize));
     let to = &cx.output_type(0).shape;
     let nest = Nest::collapsed(to, [strides.collect(), row_major(to)]);
@@ -148,7 +148,7 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let to = row_major(&cx.output_type(0).shape);
     let (low, interior) = (cx.attrs().ints("low")?, cx.attrs().ints("interior")?);
     let start: isize = low.iter().zip(&to).map(|(&l, &t)| l as isize * t).sum();
-    // As in `slice`: a product wraps only if there is at most one element.
+    // As in `slice`, the product wraps only if there is at most one element along the axis.
     let strides = interior.iter().zip(&to);
     let strides = strides.map(|(&i, &t)| t.wrapping_mul((i as isize).wrapping_add(1)));
     let from = &cx.input_type(0).shape;
@@ -212,7 +212,8 @@ impl KernelGroup {
         KernelGroup { parts, starts }
     }
 
-    /// Returns the kernel that a task belongs to, by binary search: a concatenation may have thousands of parts.
+    /// Returns the index of the kernel that a task belongs to. It is a binary search, because a concatenation may
+    /// have thousands of parts.
     fn part_of(&self, task: usize) -> usize {
         self.starts.partition_point(|&start| start <= task) - 1
     }
@@ -246,7 +247,7 @@ fn assign<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: stream_nanos(2 * out.len() * size_of::<T>()),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: only this task writes its chunk; the value is another buffer.
+            // SAFETY: only this task writes its chunk, and the value is in another buffer.
             unsafe { out.slice_mut(range.clone()).copy_from_slice(value.slice(range)) };
         },
     }))

@@ -43,11 +43,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Minimum length of rows for wider vectors. For shorter rows, the call would cost more than it saves.
+/// Minimum length of rows that use the wider vectors. For shorter rows, the call would cost more than it saves.
 const SHORT: usize = 64;
 
-/// An operand that is added to operand 0 before the normalization. The indices of all later operands and results are
-/// then higher by one.
+/// An operand that is added to operand 0 before the normalization. It increases the indices of all later operands and
+/// results by one.
 #[derive(Clone, Copy)]
 struct Residual {
     b: View<f32>,
@@ -62,13 +62,12 @@ impl Residual {
         }
     }
 
-    /// Writes the sum of a range of elements, and returns it.
+    /// Writes a range of elements of the sum, and returns them.
     ///
     /// # Safety
-    /// These elements of the sum must belong to the caller, and the operands must not be written
-    /// meanwhile.
+    /// Only the caller may access these elements of the sum, and the operands must not be written meanwhile.
     unsafe fn add<'a>(self, level: Level, a: &[f32], elements: std::ops::Range<usize>) -> &'a [f32] {
-        // SAFETY: by contract; the result is another buffer than the operands.
+        // SAFETY: by contract; the result is in another buffer than the operands.
         unsafe {
             let (b, sum) = (self.b.slice(elements.clone()), self.sum.slice_mut(elements));
             sum_rows(level, a, b, sum);
@@ -82,11 +81,11 @@ multiversion! {
     fn sum_rows(a: &[f32], b: &[f32], out: &mut [f32]) = sum_rows_body;
 }
 multiversion! {
-    /// Returns `sum of (x - mean)^2`, as a fixed number of partial sums.
+    /// Returns the sum of `(x - mean)^2`. It consists of a fixed number of partial sums.
     pub(super) fn sum_squares(x: &[f32], mean: f32) -> f32 = sum_squares_body;
 }
 multiversion! {
-    /// Writes `(x - mean) * scale + bias`, with constants for the whole slice.
+    /// Writes `(x - mean) * scale + bias`. The parameters are constant for the whole slice.
     fn scale_row(x: &[f32], parameters: [f32; 3], out: &mut [f32]) = scale_row_body;
 }
 multiversion! {
@@ -102,7 +101,7 @@ multiversion! {
     fn scale_rms(x: &[f32], rstd: f32, weight: &[f32], out: &mut [f32]) = scale_rms_body;
 }
 multiversion! {
-    /// Adds `(x - mean)^2` to `sums`. Each `plane` neighbouring elements share a mean.
+    /// Adds `(x - mean)^2` to `sums`. Groups of `plane` neighbouring elements have the same mean.
     pub(super) fn add_squares(sums: &mut [f32], x: &[f32], means: &[f32], plane: usize) = add_squares_body;
 }
 
@@ -190,14 +189,15 @@ pub(super) fn layer_norm_row(level: Level, x: &[f32], parameters: [&[f32]; 2], e
     [mean, rstd]
 }
 
-/// Normalises a row. Returns the reciprocal of its root mean square.
+/// Normalises a row by its root mean square (RMS). Returns the reciprocal of the RMS.
 pub(super) fn rms_norm_row(level: Level, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> f32 {
     let rstd = 1.0 / (sum_squares(level, x, 0.0) / x.len() as f32 + eps).sqrt();
     scale_rms(level, x, rstd, weight, out);
     rstd
 }
 
-/// Compiles a layer normalization. Each row is added up, measured and normalized while it is in the first-level cache.
+/// Compiles a layer normalization. Each row is added up, its statistics are computed, and it is normalized, while it
+/// is in the first-level cache.
 fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, String> {
     let first = usize::from(residual.is_some());
     let x = cx.input::<f32>(0);
@@ -213,7 +213,7 @@ fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, St
             let own = task * per_task..((task + 1) * per_task).min(rows);
             for row in own {
                 let elements = row * width..(row + 1) * width;
-                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows, and this dispatch does not write any operand.
                 let (x, weight, bias, out, mean, rstd) = unsafe {
                     let x = x.slice(elements.clone());
                     let x = residual.map_or(x, |residual| residual.add(level, x, elements.clone()));
@@ -242,7 +242,7 @@ fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, Stri
             let own = task * per_task..((task + 1) * per_task).min(rows);
             for row in own {
                 let elements = row * width..(row + 1) * width;
-                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows, and this dispatch does not write any operand.
                 let (x, weight, out, rstd) = unsafe {
                     let x = x.slice(elements.clone());
                     let x = residual.map_or(x, |residual| residual.add(level, x, elements.clone()));
@@ -255,8 +255,8 @@ fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, Stri
     }))
 }
 
-/// Compiles a group normalization. A task has some groups of some images; it computes the statistics of each group,
-/// then normalizes it from the cache. If there are no statistics to write, a SiLU follows in the same pass.
+/// Compiles a group normalization. A task has some groups of some images. It computes the statistics of each group,
+/// then normalizes it from the cache. Without `statistics`, it also applies a SiLU in the same pass.
 fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Compiled, String> {
     let dims = GroupDims::of(&cx.call())?;
     let [x, weight, bias] = [0, 1, 2].map(|i| cx.input::<f32>(i));
@@ -271,8 +271,7 @@ fn group_norm(cx: &CompileCx, statistics: Option<[View<f32>; 2]>) -> Result<Comp
         body: move |task: usize, _: &RunCx| {
             for group in task * per_task..((task + 1) * per_task).min(groups) {
                 let elements = group * width..(group + 1) * width;
-                // SAFETY: only this task writes these groups; no operand is written by this
-                // dispatch.
+                // SAFETY: only this task writes these groups, and this dispatch does not write any operand.
                 let (x, weight, bias, out) = unsafe {
                     (
                         x.slice(elements.clone()),
@@ -315,12 +314,12 @@ fn scale_group(level: Level, x: &[f32], statistics: [f32; 2], parameters: [&[f32
     }
 }
 
-/// Returns the sum of blocks in `f64`, for long slices, where a running `f32` sum would lose digits.
+/// Returns the sum of `block_sum` over blocks, in `f64`. In long slices, a running `f32` sum would lose digits.
 fn long_sum(x: &[f32], block_sum: impl Fn(&[f32]) -> f32) -> f32 {
     x.chunks(CHUNK).map(|block| f64::from(block_sum(block))).sum::<f64>() as f32
 }
 
-/// Computes the same as [`scale_row`]. For short slices it runs the code inline, because a call would cost more.
+/// Computes the same as [`scale_row`]. For short slices, the code runs inline, because a call would cost more.
 pub(super) fn scale_channel(level: Level, x: &[f32], parameters: [f32; 3], out: &mut [f32]) {
     if x.len() < SHORT {
         scale_row_body::<false>(x, parameters, out);

@@ -1,7 +1,7 @@
 //! Derivatives of the normalisations of rows: layer norm, RMS norm, and group norm of single elements.
 //!
-//! A row is read twice, the second time from the cache. Each task adds up the contributions of its rows to the
-//! parameters' gradients; a second phase adds up the tasks' sums in order.
+//! Each row is read twice, the second time from the cache. Each task adds up the contributions of its rows to the
+//! parameter gradients. A second phase adds up the sums of all tasks in order.
 
 use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::memory::View;
@@ -30,7 +30,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Returns the statistics that a forward call with centring saved, and the gradient of its result.
+/// Returns the statistics that the forward call of a centred normalisation saved, and the gradient of its result.
 fn centred(cx: &CompileCx) -> (Statistics, View<f32>) {
     let statistics = Statistics {
         mean: Some(cx.input(2)),
@@ -39,7 +39,8 @@ fn centred(cx: &CompileCx) -> (Statistics, View<f32>) {
     (statistics, cx.input(4))
 }
 
-/// Returns the statistics that a forward call without centring saved, and the gradient of its result.
+/// Returns the statistics that the forward call of a normalisation without centring saved, and the gradient of its
+/// result.
 fn about_zero(cx: &CompileCx) -> (Statistics, View<f32>) {
     let statistics = Statistics {
         mean: None,
@@ -54,7 +55,7 @@ pub(super) fn group_rows(cx: &CompileCx, groups: usize) -> Compiled {
     rows::<LayerNorm>(cx, centred(cx), None, groups)
 }
 
-/// The type of normalization. It determines whether rows are centred before they are scaled; only then there is a bias.
+/// The type of normalization. Rows are centred before they are scaled if `CENTRED`; only then there is a bias.
 trait Normalization: Copy + Default + Send + Sync + 'static {
     const CENTRED: bool;
 }
@@ -73,12 +74,12 @@ impl Normalization for AboutZero {
 }
 
 multiversion! {
-    /// Returns the sums of `d` (if centred) and of `d (x - mean)`, where `d = dy weight`, as a fixed number of partial
-    /// sums.
+    /// Returns the sum of `d` (if centred) and the sum of `d (x - mean)`, where `d = dy weight`. Each consists of a
+    /// fixed number of partial sums.
     fn row_sums<F: Normalization>(form: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] = row_sums_body;
 }
 multiversion! {
-    /// Computes `dx` of a row, and adds the row's contribution to the parameters' gradients.
+    /// Computes `dx` of a row, and adds the row's contribution to the parameter gradients.
     fn row_gradient<F: Normalization>(form: F, row: [&[f32]; 3], constants: Constants, dx: &mut [f32], parameters: [&mut [f32]; 2])
         = row_gradient_body;
 }
@@ -130,7 +131,7 @@ fn row_gradient_body<const FMA: bool, F: Normalization>(
     dx: &mut [f32],
     [dweight, dbias]: [&mut [f32]; 2],
 ) {
-    // Equal lengths that the compiler can prove, so that the loop has no checks.
+    // The compiler can prove that these slices have equal lengths, so the loop has no bounds checks.
     let len = dx.len();
     let (x, dy, weight, dweight) = (&x[..len], &dy[..len], &weight[..len], &mut dweight[..len]);
     if F::CENTRED {
@@ -150,19 +151,19 @@ fn row_gradient_body<const FMA: bool, F: Normalization>(
     }
 }
 
-/// The statistics of each row that the forward call saved.
+/// The statistics of each row, as the forward call saved them.
 struct Statistics {
     mean: Option<View<f32>>,
     rstd: View<f32>,
 }
 
-/// Maximum number of tasks, each of which keeps partial sums of the parameters' gradients.
+/// Maximum number of tasks. Each task has partial sums of the parameter gradients.
 const MAX_TASKS: usize = 64;
 /// Number of columns of one task of the second phase.
 const STRIP: usize = 2048;
 
-/// Compiles the derivative of normalized rows. `groups` neighbouring rows belong to one image; row `i` uses the weights
-/// of group `i % groups`. `residual` is added to `dx`, row by row.
+/// Compiles the derivative of normalized rows. `groups` neighbouring rows belong to one image, and row `i` uses the
+/// weights of group `i % groups`. `residual` is added to `dx`, row by row.
 fn rows<F: Normalization>(
     cx: &CompileCx,
     (statistics, dy): (Statistics, View<f32>),
@@ -181,8 +182,7 @@ fn rows<F: Normalization>(
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
             let elements = own.start * width..own.end * width;
-            // SAFETY: only this task writes these rows and this part of the scratch; no operand is
-            // written.
+            // SAFETY: only this task writes these rows and this part of the scratch, and no task writes an operand.
             let (x, dy, weight, rstd, mean, dx, sums) = unsafe {
                 (
                     x.slice(elements.clone()),
@@ -223,7 +223,7 @@ fn rows<F: Normalization>(
                 );
                 if let Some(residual) = residual {
                     let row = own.start + i;
-                    // SAFETY: no operand is written by this dispatch.
+                    // SAFETY: this dispatch does not write any operand.
                     let residual = unsafe { residual.slice(row * width..(row + 1) * width) };
                     vmath::add_assign(level, dx, residual);
                 }
@@ -248,8 +248,7 @@ fn total(outs: Vec<View<f32>>, parts: usize, period: usize, level: Level) -> Box
         body: move |task: usize, cx: &RunCx| {
             let (parameter, start) = (task / strips, task % strips * STRIP);
             let end = (start + STRIP).min(period);
-            // SAFETY: only this task writes these elements; the previous phase has filled the
-            // scratch.
+            // SAFETY: only this task writes these elements, and the previous phase has filled the scratch.
             let (out, sums) = unsafe {
                 let sums = std::slice::from_raw_parts(cx.shared, parts * outs.len() * period);
                 (outs[parameter].slice_mut(start..end), sums)

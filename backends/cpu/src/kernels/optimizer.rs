@@ -46,8 +46,8 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Updates the loss scale. Its states and scalars have one element each; they are passed as tensors and
-/// hyper-parameters.
+/// Updates the loss scale. Its states and scalars have one element each. They are passed like the tensors and
+/// hyper-parameters of other updates.
 fn loss_scale_rule(_: Level, tensors: [&mut [f32]; 4], found: &[f32], [interval]: [f32; 1]) {
     let [scale, inverse, good, skipped] = tensors.map(|t| &mut t[0]);
     let change = |up: &mut f32, down: &mut f32| {
@@ -73,8 +73,8 @@ fn loss_scale_rule(_: Level, tensors: [&mut [f32]; 4], found: &[f32], [interval]
 /// Function that updates `T` tensors (the parameter first), given a gradient and `S` scalars.
 type Rule<const T: usize, const S: usize> = fn(Level, [&mut [f32]; T], &[f32], [f32; S]);
 
-/// Compiles an update. Operands are the parameter, the gradient, further tensors and the scalars; results are the
-/// updated tensors.
+/// Compiles an update. The operands are the parameter, the gradient, further tensors and the scalars. The results are
+/// the updated tensors.
 fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> Result<Compiled, String> {
     let operand = |tensor: usize| if tensor == 0 { 0 } else { tensor + 1 };
     let old: [View<f32>; T] = std::array::from_fn(|t| cx.input(operand(t)));
@@ -83,7 +83,7 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
     let (grad, level) = (cx.input::<f32>(1), cx.level);
     let scalars: [View<f32>; S] = std::array::from_fn(|s| cx.input(T + 1 + s));
     let written = |operand: usize| (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(operand));
-    // A gradient that is one of the written tensors is copied before it changes.
+    // A gradient that shares a buffer with a written tensor is copied before the tensor changes.
     let copy_grad = written(1);
     if chunks(grad.len()) > 1 && (T + 1..T + 1 + S).any(written) {
         return Err("a hyper-parameter is part of a tensor that the update changes".into());
@@ -93,21 +93,21 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
         nanos: stream_nanos(4 * (2 * T + 1) * grad.len()),
         body: move |task: usize, cx: &RunCx| {
             let range = chunk(grad.len(), task);
-            // SAFETY: no other dispatch writes scalars meanwhile. This one writes them only if it
-            // has a single task, which holds no reference to a written tensor yet.
+            // SAFETY: no other dispatch writes scalars meanwhile. This dispatch writes them only if it has a single
+            // task, which has no reference to a written tensor yet.
             let scalars = scalars.map(|s| unsafe { s.slice(0..1)[0] });
             for t in (0..T).filter(|&t| !in_place[t]) {
-                // SAFETY: a result that is not computed in place is no operand's buffer; only this
-                // task accesses its range.
+                // SAFETY: a result that is not computed in place shares no buffer with an operand, and only this task
+                // accesses its range.
                 unsafe {
                     new[t]
                         .slice_mut(range.clone())
                         .copy_from_slice(old[t].slice(range.clone()))
                 }
             }
-            // SAFETY: only this task accesses these elements of the results, which are different
-            // buffers, and of operands that share one. The gradient is none of them, or is copied
-            // to scratch of `CHUNK` elements before they are borrowed.
+            // SAFETY: the results are different buffers. Only this task accesses these elements of the results, and
+            // of the operands that share a buffer with them. The gradient shares no buffer with them, or is copied to
+            // scratch of `CHUNK` elements before they are borrowed.
             let (tensors, grad) = unsafe {
                 let mut own = grad.slice(range.clone());
                 if copy_grad {
@@ -146,7 +146,7 @@ multiversion! {
     fn adamw(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) = adamw_body;
 }
 
-// None of the bodies fuses products and sums: updates are the same on every processor.
+// None of these functions uses fused multiply-add: updates are the same on every processor.
 
 #[inline(always)]
 fn momentum_body<const FMA: bool>(tensors: [&mut [f32]; 2], grad: &[f32], scalars: [f32; 3]) {
@@ -205,7 +205,7 @@ fn adam_rule<const DECOUPLED: bool>(
     [lr, b1, b2, eps, decay, c1, c2]: [f32; 7],
 ) {
     let (rest1, rest2) = (1.0 - b1, 1.0 - b2);
-    // Reciprocals once: the square root and the one division left are the slowest operations here.
+    // The reciprocals are computed once. The remaining square root and division are the slowest operations here.
     let (unbias1, unbias2) = (1.0 / c1, 1.0 / c2);
     for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(grad) {
         let decayed = *p * decay;

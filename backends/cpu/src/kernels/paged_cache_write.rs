@@ -33,14 +33,14 @@ fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
         tasks: 1,
         nanos: stream_nanos(8 * moved),
         body: move |_: usize, cx: &RunCx| {
-            // SAFETY: the only task; the new rows and the slots are other buffers than the result.
+            // SAFETY: this is the only task, and the new rows and the slots are in other buffers than the result.
             let (slots, new, out) = unsafe { (slots.all(), new.all(), out.slice_mut(0..dims.slots * dims.width)) };
             // All slots are checked before anything is written.
             if let Some(&bad) = slots.iter().find(|&&slot| slot as usize > dims.slots) {
                 return cx.index_out_of_range(dispatch, bad, dims.slots + 1);
             }
             if !in_place {
-                // SAFETY: the cache is another buffer than the result.
+                // SAFETY: the old cache is in another buffer than the result.
                 out.copy_from_slice(unsafe { cache.all() });
             }
             for (row, &slot) in slots

@@ -8,8 +8,8 @@ use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_o
 use crate::memory::View;
 use crate::vmath::{self, Binary, Bits, Compare, Element, Int, IntBinary, Level, Operand, Unary};
 
-// Each macro defines the kernels of a table, and a function that returns the table's row for an
-// operator: fused kernels compute with these rows.
+// Each macro defines the kernels of a table. It also defines a function that returns the table's entry for an
+// operator, which fused kernels use.
 
 macro_rules! unary {
     ($($name:literal => $op:expr),* $(,)?) => {
@@ -23,7 +23,7 @@ macro_rules! unary {
             },
         }),*];
 
-        /// Returns the function of an operator on one float.
+        /// Returns the float function of a unary operator.
         pub(super) fn unary_of(name: &str, attrs: &Attrs) -> Option<Result<Unary, String>> {
             let make: fn(&Attrs) -> Result<Unary, String> = match name {
                 $($name => $op,)*
@@ -43,7 +43,7 @@ macro_rules! binary {
             compile: |cx| binary(cx, Binary::$float, $int),
         }),*];
 
-        /// Returns the functions of an operator on two floats, and on two integers if there is one.
+        /// Returns the float function of a binary operator, and its integer function, if any.
         pub(super) fn binary_of(name: &str) -> Option<(Binary, Option<IntBinary>)> {
             match name {
                 $($name => Some((Binary::$float, $int)),)*
@@ -247,7 +247,7 @@ fn binary_int<T: Int + Send + Sync>(cx: &CompileCx, op: IntBinary, level: Level)
     })
 }
 
-/// Compiles a function of words. Operators with one operand have the constant `second`. Signed integers have the same
+/// Compiles a function of words. Operators with one operand use the constant `second`. Signed integers have the same
 /// bits as unsigned ones.
 fn bits(cx: &CompileCx, op: Bits, second: Option<u32>) -> Result<Compiled, String> {
     let level = cx.level;
@@ -312,8 +312,8 @@ where
         body: move |task: usize, _: &RunCx| {
             let (range, piece) = split.part(task);
             nest.for_rows(range, |row, offsets| {
-                // SAFETY: only this task accesses these elements of the result, which is no
-                // operand's buffer; no task writes an operand.
+                // SAFETY: only this task accesses these elements of the result, which shares no buffer with an
+                // operand. No task writes an operand.
                 unsafe {
                     let inputs =
                         std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
@@ -325,8 +325,8 @@ where
     }))
 }
 
-/// Returns part `piece` of an operand's row that starts at `offset`. Operands are dense and broadcast, so the innermost
-/// stride is 1, or 0 if a single element is repeated.
+/// Returns the part `piece` of an operand's row that begins at `offset`. Operands are dense and broadcast, so the
+/// innermost stride is 1, or 0 if a single element is repeated.
 ///
 /// # Safety
 /// As [`View::slice`].

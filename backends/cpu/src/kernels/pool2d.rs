@@ -1,4 +1,4 @@
-//! Two-dimensional pooling, by windows over padded planes.
+//! Two-dimensional pooling, with sliding windows over padded planes.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Window elements per nanosecond that one thread is expected to process.
+/// Expected number of window elements that one thread processes per nanosecond.
 const ELEMENTS_PER_NANO: usize = 4;
 
 /// Returns the windows along rows and along columns.
@@ -59,8 +59,8 @@ fn axes(dims: &Pool2dDims) -> [Axis; 2] {
     })
 }
 
-/// Compiles a kernel whose tasks call `visit(plane, strip, scratch)` for some planes, or strips of planes. The private
-/// scratch contains the padded rows.
+/// Compiles a kernel whose tasks call `visit(plane, index, strip, scratch)` for some planes, or for strips of planes.
+/// `scratch` is private and contains the padded rows.
 fn by_strips(
     planes: usize,
     plane: Plane,
@@ -95,7 +95,7 @@ fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
     by_strips(planes, plane, move |plane, index, strip, scratch| {
         let (source, result) = (index * plane.elements(), index * plane.windows());
         let width = plane.columns.windows;
-        // SAFETY: only the task of a strip accesses its results; the operand is another buffer.
+        // SAFETY: only the task of a strip accesses its results, and the operand is in another buffer.
         let (x, out) = unsafe {
             (
                 x.slice(source..source + plane.elements()),
@@ -108,7 +108,7 @@ fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
     })
 }
 
-/// Marker of windows that contain no element above negative infinity.
+/// Offset for windows that contain no element above negative infinity.
 const NO_TAP: u32 = u32::MAX;
 
 fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
@@ -116,7 +116,7 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
     let (x, out, indices) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<u32>(1));
     let level = cx.level;
     let [rows, columns] = axes(&dims);
-    // Distance of each tap's input from that of the first tap.
+    // Distance of the input of each tap from that of the first tap.
     let width = dims.input[1];
     let steps: Vec<usize> = (0..dims.kernel[0])
         .flat_map(|j| (0..dims.kernel[1]).map(move |k| j * width + k))
@@ -124,7 +124,7 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
     let visit = move |plane: &Plane, index: usize, strip: Range<usize>, scratch: &mut [f32]| {
         let (source, result, width) = (index * plane.elements(), index * plane.windows(), dims.output[1]);
         let own = result + strip.start * width..result + strip.end * width;
-        // SAFETY: only the task of a strip accesses its results; the operand is another buffer.
+        // SAFETY: only the task of a strip accesses its results, and the operand is in another buffer.
         let (x, out, indices) = unsafe {
             (
                 x.slice(source..source + plane.elements()),
@@ -181,8 +181,8 @@ fn largest_of_row_body<const FMA: bool>(
         for (&tap, &step) in taps.iter().zip(steps) {
             let (x, step) = (lanes(x, tap + block * LANES), step as u32);
             for i in 0..LANES {
-                // The first of equal ones; NaN counts as largest. By masks: the compiler makes branches of a
-                // choice between the two, which random data mispredicts.
+                // The first of equal elements wins, and NaN counts as largest. The code uses masks: for a choice, the
+                // compiler would generate branches, which random data mispredicts.
                 let better = (x[i] > values[i]) | (x[i].is_nan() & !values[i].is_nan());
                 let mask = u32::from(better).wrapping_neg();
                 indices[i] = (step & mask) | (indices[i] & !mask);
@@ -202,8 +202,9 @@ fn largest_of_row_body<const FMA: bool>(
     }
 }
 
-/// Compiles the derivative of max pooling. Tasks process separate planes, as long as offsets stay in their planes. The
-/// offsets of a pooling always do. If an offset leaves its plane, one task repeats the whole computation.
+/// Compiles the derivative of max pooling. Tasks process separate planes. This is correct if the offsets of each
+/// plane are within the plane. This is always true of the offsets that max pooling computes. If an offset is outside
+/// its plane, one task repeats the whole computation.
 fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add: fn(T, T) -> T) -> Compiled {
     let (indices, dy, dx) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let shape = &cx.output_type(0).shape;
@@ -218,8 +219,7 @@ fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add:
             let mut strays = false;
             for plane in task * per_task..((task + 1) * per_task).min(planes) {
                 let (own, first) = (plane * windows..(plane + 1) * windows, plane * elements);
-                // SAFETY: operands are not written by this dispatch; only this task writes these
-                // planes.
+                // SAFETY: this dispatch does not write operands, and only this task writes these planes.
                 let (ids, dy, dx) = unsafe {
                     let dx = dx.slice_mut(first..first + elements);
                     (indices.slice(own.clone()), dy.slice(own), dx)
@@ -232,7 +232,7 @@ fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add:
                     }
                 }
             }
-            // SAFETY: slot `task` of the shared scratch is this task's own.
+            // SAFETY: only this task uses slot `task` of the shared scratch.
             unsafe { *cx.shared.add(task) = f32::from(u8::from(strays)) };
         },
     };
@@ -245,7 +245,7 @@ fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add:
             if strays.iter().all(|&s| s == 0.0) {
                 return;
             }
-            // SAFETY: the only task of this phase; operands are not written.
+            // SAFETY: this is the only task of its phase, and no task writes operands.
             let (ids, dy, dx) = unsafe { (indices.all(), dy.all(), dx.slice_mut(0..dx.len())) };
             dx.fill(T::default());
             for (&id, &dy) in ids.iter().zip(dy) {

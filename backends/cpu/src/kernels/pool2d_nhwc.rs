@@ -1,4 +1,4 @@
-//! Pooling of channels-last images, by vectors of channels.
+//! Pooling of channels-last images, for vectors of channels at a time.
 
 use meganeura_core::ops::{ImageLayout, Pool2dDims};
 
@@ -18,10 +18,10 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Window elements per nanosecond that one thread is expected to process.
+/// Expected number of window elements that one thread processes per nanosecond.
 const ELEMENTS_PER_NANO: usize = 16;
 
-/// Function that computes row `index` of the result, counted over all images.
+/// Function that computes row `index` of the result. Rows are counted over all images.
 type RowFn = fn(Level, &Pool2dDims, &[f32], usize, &mut [f32]);
 
 fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
@@ -35,8 +35,7 @@ fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
         nanos: (rows * seen / ELEMENTS_PER_NANO) as u64,
         body: move |task: usize, _: &RunCx| {
             for index in task * per_task..((task + 1) * per_task).min(rows) {
-                // SAFETY: the operand is another buffer, and only this task accesses its rows of
-                // the result.
+                // SAFETY: the operand is in another buffer, and only this task accesses its rows of the result.
                 let (x, y) = unsafe { (x.all(), y.slice_mut(index * row..(index + 1) * row)) };
                 compute(level, &d, x, index, y);
             }
@@ -44,7 +43,8 @@ fn compile(cx: &CompileCx, compute: RowFn) -> Result<Compiled, String> {
     }))
 }
 
-/// Calls `visit` for each position of a window inside the image, in order, with the offset of its first channel.
+/// Calls `visit` for each position of a window that is inside the image, in order, with the offset of its first
+/// channel.
 #[inline(always)]
 fn for_each_tap(d: &Pool2dDims, index: usize, column: usize, mut visit: impl FnMut(usize)) {
     let (image, window) = (index / d.output[0], index % d.output[0]);
@@ -60,7 +60,7 @@ fn for_each_tap(d: &Pool2dDims, index: usize, column: usize, mut visit: impl FnM
 }
 
 multiversion! {
-    /// Computes the largest element of each window; NaN wins over all numbers.
+    /// Computes the largest element of each window. NaN counts as larger than all numbers.
     fn largest(d: &Pool2dDims, x: &[f32], index: usize, y: &mut [f32]) = largest_body;
 }
 
@@ -70,7 +70,7 @@ fn largest_body<const FMA: bool>(d: &Pool2dDims, x: &[f32], index: usize, y: &mu
         y.fill(f32::NEG_INFINITY);
         for_each_tap(d, index, column, |at| {
             for (most, &x) in y.iter_mut().zip(&x[at..at + d.channels]) {
-                // The comparison is false where either is NaN.
+                // The comparison is false if either operand is NaN.
                 let keeps = *most >= x || most.is_nan();
                 *most = if keeps { *most } else { x };
             }

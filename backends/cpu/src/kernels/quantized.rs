@@ -1,4 +1,4 @@
-//! Kernels of matmuls with weights of few bits, and of the expansion of such weights.
+//! Kernels of matmuls with quantised or `f16` weights, and of the expansion of such weights.
 
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::{Call, QuantizedDims};
@@ -32,7 +32,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Storage orders of numbers and scales: the panels in which matmuls are fastest.
+/// Storage orders of numbers and scales: the panels with which matmuls are fastest.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
     let panels = QuantizedDims::of(call)
         .ok()
@@ -41,7 +41,7 @@ pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
     panels.map_or(Order::Plain, Order::Panels)
 });
 
-/// Checks that an operand, plain weights or scales, is `f16`.
+/// Checks that an operand (`f16` weights, or scales) is `f16`.
 fn has_halves(ty: &TensorType) -> Result<(), String> {
     match ty.dtype {
         DType::F16 => Ok(()),
@@ -49,7 +49,7 @@ fn has_halves(ty: &TensorType) -> Result<(), String> {
     }
 }
 
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 40;
 
 fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
@@ -70,8 +70,8 @@ fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
         phases.push(Box::new(Task {
             tasks: gemm.preparations(),
             nanos: stream_nanos(x.len() * size_of::<f32>()),
-            // SAFETY: the view has the size of the call; scratch has the requested size, is
-            // aligned, and is not used by other code.
+            // SAFETY: the view has the size of the call. The scratch has the requested size and is aligned, and no
+            // other code uses it.
             body: move |task: usize, run: &RunCx| unsafe { gemm.prepare(task, x.as_ptr(), run.shared) },
         }));
     }
@@ -91,7 +91,7 @@ fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The phase that multiplies, after rows have been prepared.
+/// The phase that multiplies, after the rows have been prepared.
 struct Matmul {
     gemm: PackedGemm,
     nanos: u64,
@@ -123,9 +123,8 @@ impl Kernel for Matmul {
 
     unsafe fn run(&self, task: usize, run: &RunCx) {
         let (x, y) = (self.x.as_ptr(), self.y.as_ptr());
-        // SAFETY: views of operands have the sizes of the call, and are not written. Each task
-        // writes a separate part of the result. Scratch has the requested size, and the previous
-        // phase has prepared the shared one.
+        // SAFETY: views of operands have the sizes of the call, and are not written. Each task writes a separate part
+        // of the result. The scratch has the requested size, and the previous phase has prepared the shared scratch.
         unsafe { self.gemm.run(task, x, self.weights(), y, [run.shared, run.private]) };
     }
 

@@ -29,8 +29,7 @@ fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: out.len() as u64 * NANOS_PER_WORD,
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: only this task writes its chunk; operands, scalars of one element, are other
-            // buffers.
+            // SAFETY: only this task writes its chunk. The operands are scalars of one element in other buffers.
             let (seed, step, out) = unsafe { (seed.all()[0], step.all()[0], out.slice_mut(range.clone())) };
             for (o, i) in out.iter_mut().zip(range) {
                 *o = random_word(seed, uid, step, i as u32);
@@ -52,7 +51,8 @@ pub(super) struct Chances {
 }
 
 multiversion! {
-    /// Writes each element as 0 at random, otherwise times the scale. `first` is the index of the first element.
+    /// Copies each element, multiplied by the scale, or writes 0 at random. `first` is the index of the first
+    /// element.
     pub(super) fn drop_some(x: &[f32], chances: Chances, first: u32, out: &mut [f32]) = drop_some_body;
 }
 
@@ -82,9 +82,9 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: out.len() as u64 * NANOS_PER_WORD,
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: only this task writes its chunk; operands are other buffers.
+            // SAFETY: only this task writes its chunk, and the operands are in other buffers.
             let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range.clone())) };
-            // SAFETY: the scalars are other buffers than the result, and have one element.
+            // SAFETY: the scalars are in other buffers than the result, and have one element.
             let (seed, step) = unsafe { (seed.all()[0], step.all()[0]) };
             let chances = Chances {
                 seed,

@@ -54,7 +54,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// The function of a reduction. A sum has a factor, for means.
+/// The function of a reduction. A sum is multiplied by a factor, so that it can be a mean.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fold {
     Sum(f32),
@@ -82,7 +82,7 @@ impl Fold {
         }
     }
 
-    /// Applies [`Fold::slice`] to each row of `x`; `out` has an element for each.
+    /// Applies [`Fold::slice`] to each row of `x`. `out` has an element for each row.
     pub(super) fn each_row(self, level: Level, x: &[f32], width: usize, out: &mut [f32]) {
         match self {
             Fold::Sum(_) => vmath::row_sums(level, x, width, out),
@@ -122,7 +122,7 @@ impl Fold {
     }
 }
 
-/// Loops over an operand: over the axes that are kept, and over the axes that are reduced.
+/// Loops over an operand: over the axes that remain, and over the axes that are reduced.
 struct Axes {
     kept: Nest<1>,
     reduced: Nest<1>,
@@ -160,17 +160,18 @@ fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
     Ok(columns(x, out, axes, fold, level))
 }
 
-/// Compiles a reduction over no elements: fills the result with `start`.
+/// Compiles a reduction over no elements, which fills the result with `start`.
 fn of_nothing<T: Copy + Send + Sync + 'static>(out: View<T>, start: T) -> Compiled {
     Compiled::one(Task {
         tasks: usize::from(out.len() > 0),
         nanos: out.len() as u64,
-        // SAFETY: the only task.
+        // SAFETY: this is the only task.
         body: move |_, _: &RunCx| unsafe { out.slice_mut(0..out.len()) }.fill(start),
     })
 }
 
-/// Compiles a reduction of the whole tensor to one number. It reduces chunks, then the chunks' results in order.
+/// Compiles a reduction of the whole tensor to one number. It reduces chunks, then the results of the chunks in
+/// order.
 fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
     let parts = x.len().div_ceil(CHUNK);
     let first = Task {
@@ -178,7 +179,7 @@ fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
         nanos: stream_nanos(4 * x.len()),
         body: move |task: usize, cx: &RunCx| {
             let range = crate::kernel::chunk(x.len(), task);
-            // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
+            // SAFETY: no task writes the operand, and only this task uses slot `task` of the shared scratch.
             unsafe { *cx.shared.add(task) = fold.slice(level, x.slice(range)) };
         },
     };
@@ -189,7 +190,7 @@ fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
     }
 }
 
-/// Creates a phase that folds each `parts` adjacent elements of the shared scratch to one result.
+/// Creates a phase that folds groups of `parts` adjacent elements of the shared scratch to one result each.
 pub(super) fn join_adjacent(out: View<f32>, parts: usize, fold: Fold, level: Level) -> Box<dyn Kernel> {
     join(out, parts, move |scratch, out| {
         for (o, parts) in out.iter_mut().zip(scratch.chunks_exact(parts)) {
@@ -218,7 +219,7 @@ fn join(out: View<f32>, parts: usize, fold: impl Fn(&[f32], &mut [f32]) + Send +
         tasks: 1,
         nanos: stream_nanos(4 * len),
         body: move |_, cx: &RunCx| {
-            // SAFETY: the previous phases have filled the scratch; the only task of this phase.
+            // SAFETY: the previous phases have filled the scratch, and this is the only task of its phase.
             let (scratch, out) = unsafe { (std::slice::from_raw_parts(cx.shared, len), out.slice_mut(0..out.len())) };
             fold(scratch, out);
         },
@@ -235,7 +236,7 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
         nanos: stream_nanos(4 * x.len()) + 4 * out.len() as u64,
         body: move |task: usize, _: &RunCx| {
             let range = task * per_task..(task * per_task + per_task).min(out.len());
-            // SAFETY: only this task writes these results; the operand is another buffer.
+            // SAFETY: only this task writes these results, and the operand is in another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(range.clone())) };
             let stride = axes.kept.inner_stride(0);
             if axes.reduced.rows() == 1 && axes.kept.rows() == 1 && stride == run as isize {
@@ -245,7 +246,7 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
             axes.kept.for_rows(
                 range.start / kept_inner..range.end.div_ceil(kept_inner),
                 |row, [offset]| {
-                    // The task's part of the row: further tasks do the rest.
+                    // The task's part of the row. Other tasks compute the rest.
                     let first = range.start.max(row * kept_inner);
                     let last = range.end.min((row + 1) * kept_inner);
                     for position in first..last {
@@ -266,9 +267,9 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
     })
 }
 
-/// Number of columns of one task: its accumulators stay in the first-level cache.
+/// Number of columns of one task. Its accumulators stay in the first-level cache.
 const COLUMNS: usize = 1024;
-/// Number of rows that one task of a tall, narrow reduction sums up. The partial results are added up afterwards.
+/// Number of rows that one task of a tall, narrow reduction folds. The partial results are folded afterwards.
 const TALL: usize = 2048;
 
 /// Compiles a reduction that folds rows onto each other, if the result's innermost axis is contiguous in the operand.
@@ -276,7 +277,7 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
     let (inner, outer) = (axes.kept.inner(), axes.kept.rows());
     let reduced = axes.reduced.rows() * axes.reduced.inner();
     let strips = inner.div_ceil(COLUMNS);
-    // Few results from many rows: cut the rows, so that threads can share them.
+    // A reduction of many rows to few results is cut into parts of the rows, so that threads can share it.
     let parts = if outer * strips < 4 {
         reduced.div_ceil(TALL).clamp(1, 16)
     } else {
@@ -296,8 +297,7 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
             let (strip, row) = (rest % strips, rest / strips);
             let start = strip * COLUMNS;
             let len = COLUMNS.min(inner - start);
-            // SAFETY: only this task writes this strip of the result, or of its part of the
-            // scratch.
+            // SAFETY: only this task writes this strip of the result, or of its part of the scratch.
             let acc = unsafe {
                 if parts == 1 {
                     out.slice_mut(row * inner + start..row * inner + start + len)
@@ -306,7 +306,7 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
                 }
             };
             acc.fill(fold.start());
-            // SAFETY: the operand is not written by this dispatch.
+            // SAFETY: this dispatch does not write the operand.
             let x = unsafe { x.all() };
             axes.kept.for_rows(row..row + 1, |_, [base]| {
                 let own = part * part_len..((part + 1) * part_len).min(reduced);
@@ -330,7 +330,7 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
     }
 }
 
-/// Compiles a reduction of integers with plain loops, as such reductions are rare and small.
+/// Compiles a reduction of integers with simple loops, because such reductions are rare and small.
 fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Compiled, String> {
     let (x, out) = (cx.input::<u32>(0), cx.output::<u32>(0));
     let axes = axes(cx)?;
@@ -341,7 +341,7 @@ fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Com
         tasks: 1,
         nanos: 2 * x.len() as u64,
         body: move |_, _: &RunCx| {
-            // SAFETY: the only task; the operand is another buffer.
+            // SAFETY: this is the only task, and the operand is in another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(0..out.len())) };
             let (kept, reduced) = (axes.kept.inner(), axes.reduced.inner());
             axes.kept.for_rows(0..axes.kept.rows(), |row, [outer]| {

@@ -9,12 +9,11 @@ use meganeura_core::{Error, Result, registry};
 use super::builtin::built_in;
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 
-/// The function of a registered kernel. It computes a piece of the call: from the attributes and
-/// the elements of every operand, the elements of the result at the same indices. All slices have
-/// equal lengths.
+/// The function of a registered kernel. It receives the attributes, a slice of the elements of each operand, and the
+/// slice of the result at the same indices. It must write this slice. All slices have equal lengths.
 pub type Elementwise = fn(&Attrs, &[&[f32]], &mut [f32]);
 
-/// Maximum operands of a registered kernel. The limit allows to collect their slices without allocation.
+/// Maximum number of operands of a registered kernel. With this limit, their slices are collected without allocation.
 const MAX_OPERANDS: usize = 8;
 
 /// A kernel for an operator of another crate. It computes in `f32`, element by element: operands and result have
@@ -41,8 +40,7 @@ pub struct CpuKernel {
 }
 
 impl CpuKernel {
-    /// Creates a kernel for the operator `name`, which has this number of operands (1 to 8) and one
-    /// result.
+    /// Creates a kernel for the operator `name`, which has `operands` operands (1 to 8) and one result.
     pub const fn elementwise(name: &'static str, operands: usize, run: Elementwise) -> Self {
         CpuKernel {
             name,
@@ -52,8 +50,8 @@ impl CpuKernel {
         }
     }
 
-    /// Sets the time that one element takes on one thread, in nanoseconds (default: 1). Calls that
-    /// are shorter than waking a thread stay on one.
+    /// Sets the time that one element takes on one thread, in nanoseconds (default: 1). Short calls run on one
+    /// thread, because waking other threads would take longer.
     #[must_use]
     pub const fn with_nanos_per_element(mut self, nanos: f32) -> Self {
         self.nanos = nanos;
@@ -132,7 +130,7 @@ fn table() -> &'static RwLock<Table> {
 /// Registers a kernel while the program runs. Sessions that are built afterwards use it.
 ///
 /// # Errors
-/// [`Error::Plugin`] when there is a kernel for the operator already, or the number of operands is not 1 to 8.
+/// [`Error::Plugin`] if the operator already has a kernel, or the number of operands is not 1 to 8.
 pub fn register_kernel(kernel: CpuKernel) -> Result<()> {
     table().write().unwrap_or_else(PoisonError::into_inner).add(kernel)
 }
@@ -155,7 +153,7 @@ fn lookup(name: &str) -> Option<CpuKernel> {
     table.kernels.iter().find(|k| k.name == name).copied()
 }
 
-/// Returns the common kernel-table entry of all registered kernels, if a kernel is registered for the operator.
+/// Returns the kernel-table entry that all registered kernels share, if a kernel is registered for the operator.
 pub(super) fn find(name: &str) -> Option<&'static KernelDef> {
     static ENTRY: KernelDef = KernelDef {
         name: "",
@@ -201,14 +199,13 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let bytes = 4 * len * (inputs.len() + 1);
     Ok(Compiled::one(Task {
         tasks: chunks(len),
-        // The conversion saturates, also for NaN.
+        // The conversion to an integer saturates, also for NaN.
         nanos: stream_nanos(bytes).max((len as f32 * kernel.nanos) as u64),
         body: move |task: usize, _: &RunCx| {
             let own = chunk(len, task);
             let mut operands: [&[f32]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-            // SAFETY: only this task writes these elements; no operand is written by this dispatch,
-            // since its buffers differ from the result's. The registered function only receives
-            // slices.
+            // SAFETY: only this task writes these elements. The operands are in other buffers than the result, so
+            // this dispatch does not write them. The registered function only receives slices.
             unsafe {
                 for (slot, view) in operands.iter_mut().zip(&inputs) {
                     *slot = view.slice(own.clone());

@@ -1,5 +1,5 @@
-//! Kernels of rotary position embedding. Tables contain all angles, or one row's angles at a time if positions are
-//! data. Keys can also be rotated while they are written to a cache.
+//! Kernels of rotary position embedding. Tables contain the cosines and sines of all angles, or only of one row's
+//! angles if the positions are an operand. Keys can also be rotated while they are written to a cache.
 
 use half::f16;
 use meganeura_core::ops::{CacheDims, RopeDims};
@@ -32,7 +32,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 const ANGLE_NANOS: usize = 4;
 
 multiversion! {
-    /// Rotates the pairs of all heads of a row. `tables` are the cosines and sines of the angles.
+    /// Rotates the pairs of all heads of a row. `tables` contains the cosines and sines of the angles.
     fn rotate(x: &[f32], tables: [&[f32]; 2], out: &mut [f32]) = rotate_body;
 }
 
@@ -69,7 +69,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             for row in task * per_task..((task + 1) * per_task).min(rows) {
                 let own = row * width..(row + 1) * width;
                 let angles = row % dims.rows * half..(row % dims.rows + 1) * half;
-                // SAFETY: only this task writes these rows; no operand is written by this dispatch.
+                // SAFETY: only this task writes these rows, and this dispatch does not write any operand.
                 let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
                 rotate(level, x, [&cos[angles.clone()], &sin[angles]], out);
             }
@@ -77,7 +77,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
-/// Returns, for each pair, the fraction of a full turn that it is rotated by from one position to the next.
+/// Returns the rotation of each pair from one position to the next, as a fraction of a full turn.
 fn turns(dims: &RopeDims) -> Vec<f64> {
     dims.speeds()
         .iter()
@@ -85,15 +85,15 @@ fn turns(dims: &RopeDims) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the cosines and sines of a position's angles. They are in the last two thirds of `angles`.
+/// Returns the cosines and sines of the angles of a position. They are in the last two thirds of `angles`.
 fn angles_at<'a>(level: Level, position: u32, turns: &[f64], angles: &'a mut [f32]) -> [&'a [f32]; 2] {
-    /// Constant that rounds numbers below 2^51 to the nearest integer if it is added and then subtracted.
+    /// Rounding constant: adding and then subtracting it rounds numbers below 2^51 to the nearest integer.
     const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
     let (reduced, tables) = angles.split_at_mut(turns.len());
     let (cos, sin) = tables.split_at_mut(turns.len());
     for (angle, per_position) in reduced.iter_mut().zip(turns) {
         let turned = f64::from(position) * per_position;
-        // Whole turns are removed before anything is rounded to f32.
+        // Whole turns are subtracted before the angle is rounded to f32.
         *angle = ((turned - (turned + ROUND - ROUND)) * std::f64::consts::TAU) as f32;
     }
     vmath::unary(Unary::Cos, level, reduced, cos);
@@ -113,16 +113,14 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
             tasks: rows.div_ceil(per_task),
             nanos: stream_nanos(8 * x.len()) + (rows * half * ANGLE_NANOS) as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: private scratch has the requested size; the operand is not written by
-                // this dispatch.
+                // SAFETY: private scratch has the requested size, and this dispatch does not write the operand.
                 let (angles, offsets) =
                     unsafe { (std::slice::from_raw_parts_mut(cx.private, 3 * half), offsets.all()) };
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let position = offsets[row / dims.rows].wrapping_add((row % dims.rows) as u32);
                     let tables = angles_at(level, position, &turns, angles);
                     let own = row * width..(row + 1) * width;
-                    // SAFETY: only this task writes this row; no operand is written by this
-                    // dispatch.
+                    // SAFETY: only this task writes this row, and this dispatch does not write any operand.
                     let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
                     rotate(level, x, tables, out);
                 }
@@ -147,8 +145,8 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
 /// Function that rotates a row by the angles of two tables and writes it. The fourth argument is scratch for one row.
 type WriteTurned<C> = fn(Level, &[f32], [&[f32]; 2], &mut [f32], &mut [C]);
 
-/// Compiles a cache write of rotated rows. A task has some rows of a sequence if the cache is updated in place, else a
-/// whole sequence.
+/// Compiles a cache write of rotated rows. If the cache is updated in place, a task has some rows of a sequence, else
+/// a whole sequence.
 fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned<C>) -> Result<Compiled, String> {
     let call = cx.call();
     let (dims, cache) = (RopeDims::of_dynamic(&call)?, CacheDims::of(&call)?);
@@ -169,8 +167,7 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
             tasks: cache.batch * tasks_each,
             nanos: stream_nanos(8 * moved) + (rows * half * ANGLE_NANOS) as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: private scratch has the requested size; positions are not written by this
-                // dispatch.
+                // SAFETY: private scratch has the requested size, and this dispatch does not write positions.
                 let (scratch, positions) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(cx.private, 3 * half + width),
@@ -186,14 +183,14 @@ fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned
                 let start = sequence * cache.capacity;
                 if !in_place {
                     let own = start * width..(start + cache.capacity) * width;
-                    // SAFETY: only this task writes the cache of this sequence, which is another
-                    // buffer than the old one.
+                    // SAFETY: only this task writes the cache of this sequence, and the old cache is in another
+                    // buffer.
                     unsafe { out.slice_mut(own.clone()).copy_from_slice(old.slice(own)) };
                 }
                 for row in first..(first + per_task).min(cache.rows) {
                     let position = positions[sequence] + row as u32;
                     let (from, to) = (sequence * cache.rows + row, start + position as usize);
-                    // SAFETY: only this task writes this row; the new rows are another buffer.
+                    // SAFETY: only this task writes this row, and the new rows are in another buffer.
                     let (x, out) = unsafe {
                         (
                             new.slice(from * width..(from + 1) * width),

@@ -35,7 +35,7 @@ impl Number for u32 {
     }
 }
 
-/// The type of scan: `exclusive` sums leave out the element itself, `reverse` sums run from the end.
+/// The type of scan: `exclusive` sums exclude the element itself, `reverse` sums begin at the end of the axis.
 #[derive(Clone, Copy)]
 struct ScanKind {
     exclusive: bool,
@@ -65,7 +65,7 @@ fn cumsum<T: Number>(cx: &CompileCx, float: bool) -> Result<Compiled, String> {
         nanos: stream_nanos(8 * x.len()).max(x.len() as u64 / 2),
         body: move |task: usize, _: &RunCx| {
             let rows = task * per_task * len..((task + 1) * per_task * len).min(x.len());
-            // SAFETY: only this task writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows, and the operand is in another buffer.
             let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
             for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 row(level, x, out, T::default(), form);
@@ -74,8 +74,8 @@ fn cumsum<T: Number>(cx: &CompileCx, float: bool) -> Result<Compiled, String> {
     }))
 }
 
-/// Compiles running sums of few long rows. Sums of chunks are computed first; then each chunk starts from the sum of
-/// all previous ones, in order.
+/// Compiles running sums of few long rows. The first phase sums chunks. In the second phase, each chunk begins with
+/// the sum of all previous chunks, added in order.
 fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: ScanKind, level: Level) -> Compiled {
     let parts = len.div_ceil(CHUNK);
     let range = move |task: usize| {
@@ -86,7 +86,7 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: ScanK
         tasks: outer * parts,
         nanos: stream_nanos(4 * x.len()),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
+            // SAFETY: no task writes the operand, and only this task uses slot `task` of the shared scratch.
             unsafe { *cx.shared.add(task) = vmath::sum(level, x.slice(range(task))) };
         },
     };
@@ -95,7 +95,7 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: ScanK
         nanos: stream_nanos(8 * x.len()).max(x.len() as u64 / 2),
         body: move |task: usize, cx: &RunCx| {
             let first = task / parts * parts;
-            // SAFETY: the first phase has filled the scratch; only this task writes its chunk.
+            // SAFETY: the first phase has filled the scratch, and only this task writes its chunk.
             let (sums, x, out) = unsafe {
                 (
                     std::slice::from_raw_parts(cx.shared.add(first), parts),
@@ -119,12 +119,12 @@ fn long_rows(x: View<f32>, out: View<f32>, [outer, len]: [usize; 2], form: ScanK
     }
 }
 
-/// Number of elements that are summed up among themselves before the carry is added to all of them. The chain of
-/// dependent additions then has one link per block.
+/// Number of elements of a block. Its running sums are computed first, then the carry is added to all of them. The
+/// chain of dependent additions then has only one addition per block.
 const BLOCK: usize = 8;
 
 multiversion! {
-    /// Writes the running sums of a contiguous row. They start from `carry`.
+    /// Writes the running sums of a contiguous row, starting with `carry`.
     fn row<T: Number>(x: &[T], out: &mut [T], carry: T, form: ScanKind) = row_body;
 }
 
@@ -192,7 +192,7 @@ fn block<T: Number>(x: [T; BLOCK], carry: T, exclusive: bool) -> ([T; BLOCK], T)
     (sums, next)
 }
 
-/// Number of columns of a strip, if the axis is not the last. Their sums stay on the stack.
+/// Number of columns of a strip, if the axis is not the last. The sums of the columns stay on the stack.
 const COLUMNS: usize = 256;
 
 /// Compiles running sums along an axis that is not the last, `[outer, len, inner]`, by strips of columns.
@@ -212,7 +212,7 @@ fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: ScanKind
                 for k in 0..len {
                     let k = if form.reverse { len - 1 - k } else { k };
                     let at = (item / strips * len + k) * inner + start;
-                    // SAFETY: only this task writes this strip; the operand is another buffer.
+                    // SAFETY: only this task writes this strip, and the operand is in another buffer.
                     let (x, out) = unsafe { (x.slice(at..at + width), out.slice_mut(at..at + width)) };
                     add_row(level, x, out, &mut sums[..width], form.exclusive);
                 }
@@ -222,7 +222,7 @@ fn columns<T: Number>(x: View<T>, out: View<T>, dims: [usize; 3], form: ScanKind
 }
 
 multiversion! {
-    /// Adds a row to the sums of its columns, and writes the sums before (`exclusive`) or after the addition.
+    /// Adds a row to the sums of its columns. Writes the sums before (`exclusive`) or after the addition.
     fn add_row<T: Number>(x: &[T], out: &mut [T], sums: &mut [T], exclusive: bool) = add_row_body;
 }
 

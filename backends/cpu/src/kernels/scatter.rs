@@ -14,10 +14,11 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// Number of columns of a task. It writes the rows of all indices in order, so that of equal indices the last one wins.
+/// Number of columns of a task. The task writes the rows of all indices in order: of equal indices, the last one
+/// wins.
 const COLUMNS: usize = 1024;
 
-/// Compiles a copy of the tensor followed by the updates, as words.
+/// Compiles a copy of the tensor followed by the updates. Elements are copied as words.
 fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, String> {
     let (x, indices, updates) = (cx.input::<T>(0), cx.input::<u32>(1), cx.input::<T>(2));
     let out = cx.output::<T>(0);
@@ -28,7 +29,7 @@ fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, 
         nanos: stream_nanos(2 * out.len() * size_of::<T>()),
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: only this task writes its chunk in this phase; the operand is another buffer.
+            // SAFETY: only this task writes its chunk in this phase, and the operand is in another buffer.
             unsafe { out.slice_mut(range.clone()).copy_from_slice(x.slice(range)) };
         },
     };
@@ -36,7 +37,7 @@ fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, 
         tasks: usize::from(count > 0),
         nanos: count as u64,
         body: move |_, cx: &RunCx| {
-            // SAFETY: the operand is not written by this dispatch.
+            // SAFETY: this dispatch does not write the operand.
             let ids = unsafe { indices.all() };
             if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
                 cx.index_out_of_range(dispatch, id, rows);
@@ -50,7 +51,7 @@ fn scatter<T: Copy + Send + Sync + 'static>(cx: &CompileCx) -> Result<Compiled, 
         tasks: items.div_ceil(per_task),
         nanos: stream_nanos(2 * updates.len() * size_of::<T>()) + (items * count) as u64,
         body: move |task: usize, _: &RunCx| {
-            // SAFETY: operands are not written by this dispatch.
+            // SAFETY: this dispatch does not write operands.
             let ids = unsafe { indices.all() };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let (outer, start) = (item / strips, item % strips * COLUMNS);

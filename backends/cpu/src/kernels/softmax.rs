@@ -50,7 +50,7 @@ enum SoftmaxKind {
     Log,
 }
 
-/// Number of columns of a block, if the axis is not the last. Their maxima and sums stay on the stack.
+/// Number of columns of a block, if the axis is not the last. The maxima and sums of the columns stay on the stack.
 const COLUMNS: usize = 256;
 
 /// Returns the estimated time for this number of elements, in nanoseconds: an exponential and three passes.
@@ -74,7 +74,7 @@ fn along_axis(cx: &CompileCx, form: SoftmaxKind) -> Result<Compiled, String> {
         nanos: nanos(x.len()),
         body: move |task: usize, _: &RunCx| {
             let rows = task * per_task * len..((task + 1) * per_task * len).min(x.len());
-            // SAFETY: only this task writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows, and the operand is in another buffer.
             let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
             for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 match form {
@@ -106,7 +106,7 @@ fn columns(x: View<f32>, out: View<f32>, [outer, len, inner]: [usize; 3], form: 
                     len,
                     stride: inner,
                 };
-                // SAFETY: blocks are disjoint, and only this task has this one.
+                // SAFETY: blocks are disjoint, and only this task has this block.
                 unsafe { block.run(form, level) };
             }
         },
@@ -137,8 +137,7 @@ impl Block {
             (0..self.len).map(|i| {
                 let at = self.base + i * self.stride;
                 let row = at..at + self.width;
-                // SAFETY: the row is within the block, by the caller's contract; one row is
-                // borrowed at a time.
+                // SAFETY: the row is within the block, by the caller's contract. Only one row is borrowed at a time.
                 unsafe { (self.x.slice(row.clone()), self.out.slice_mut(row)) }
             })
         };
@@ -172,12 +171,12 @@ impl Block {
 enum Labels {
     /// One probability for each logit.
     Probabilities(View<f32>),
-    /// One class index for each row. `dispatch` is needed to report an invalid index.
+    /// One class index for each row. `dispatch` is the dispatch that an error report names for an invalid index.
     Ids { ids: View<u32>, dispatch: usize },
 }
 
-/// Compiles a cross-entropy. The losses of the rows are written to shared scratch; then their mean is computed in a
-/// fixed order.
+/// Compiles a cross-entropy. The first phase writes the losses of the rows to shared scratch. The second phase
+/// computes their mean in a fixed order.
 fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
     let (x, loss, lse, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<f32>(1), cx.level);
     let rows = lse.len();
@@ -196,7 +195,7 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
                 )
             };
             for ((row, loss), lse) in own.zip(losses).zip(lse) {
-                // SAFETY: no operand is written by this dispatch.
+                // SAFETY: this dispatch does not write any operand.
                 let x = unsafe { x.slice(row * classes..(row + 1) * classes) };
                 let [max, log] = vmath::log_sum_exp(level, x);
                 *lse = max + log;
@@ -208,7 +207,7 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
         tasks: 1,
         nanos: rows as u64 / 4,
         body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the scratch; this is the only task of its phase.
+            // SAFETY: the first phase has filled the scratch, and this is the only task of its phase.
             let (losses, loss) = unsafe { (std::slice::from_raw_parts(cx.shared, rows), loss.slice_mut(0..1)) };
             loss[0] = vmath::sum(level, losses) / rows as f32;
         },
@@ -224,7 +223,7 @@ fn row_loss(level: Level, labels: Labels, row: usize, x: &[f32], [max, log]: [f3
     match labels {
         Labels::Probabilities(labels) => {
             let start = row * x.len();
-            // SAFETY: no operand is written by this dispatch.
+            // SAFETY: this dispatch does not write any operand.
             let labels = unsafe { labels.slice(start..start + x.len()) };
             vmath::weighted_loss(level, labels, x, [max, log])
         }
@@ -242,7 +241,8 @@ fn row_loss(level: Level, labels: Labels, row: usize, x: &[f32], [max, log]: [f3
     }
 }
 
-/// Compiles the gradient of a cross-entropy: `(e^(x - lse) total - label) dloss / rows` for every element.
+/// Compiles the gradient of a cross-entropy. For every element, it is `(e^(x - lse) total - label) dloss / rows`,
+/// where `total` is the sum of the labels of the row.
 fn cross_entropy_grad(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
     let (x, lse, dloss) = (cx.input::<f32>(0), cx.input::<f32>(2), cx.input::<f32>(3));
     let (out, level) = (cx.output::<f32>(0), cx.level);
@@ -255,8 +255,7 @@ fn cross_entropy_grad(cx: &CompileCx, labels: Labels) -> Result<Compiled, String
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
             let elements = own.start * classes..own.end * classes;
-            // SAFETY: only this task writes these rows of the result; no operand is written by this
-            // dispatch.
+            // SAFETY: only this task writes these rows of the result, and this dispatch does not write any operand.
             let (x, lse, dloss, out) = unsafe {
                 (
                     x.slice(elements.clone()),

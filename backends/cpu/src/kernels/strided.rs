@@ -1,13 +1,14 @@
-//! Index arithmetic of kernels that broadcast or permute, done once when a plan is compiled.
+//! Index arithmetic of kernels that broadcast or permute. It runs once, when a plan is compiled.
 
 use crate::kernel::CHUNK;
 
-/// Maximum number of outer dimensions, innermost first, whose indices are incremented from row to row. Real plans have
-/// one or two after collapsing. The indices of further dimensions are computed by division, once for many rows.
+/// Maximum number of outer dimensions whose indices are incremented from row to row: the innermost of the outer
+/// dimensions. Typical plans have one or two outer dimensions after collapsing. The indices of further dimensions are
+/// computed by division, once for many rows.
 const COUNTED: usize = 8;
 
-/// A loop nest over an output in row-major order. Each dimension has a stride for each operand, in elements (0 along
-/// broadcast axes). The innermost dimension is the last.
+/// A loop nest over an output in row-major order. Each dimension has a stride for each operand, in elements; it is 0
+/// along broadcast axes. The innermost dimension is the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Nest<const N: usize> {
     pub(super) dims: Vec<usize>,
@@ -15,8 +16,8 @@ pub(super) struct Nest<const N: usize> {
 }
 
 impl<const N: usize> Nest<N> {
-    /// Creates a nest in which neighbouring dimensions are merged if a single stride suffices for every operand, and
-    /// dimensions of size 1 are removed.
+    /// Creates a nest without dimensions of size 1. Neighbouring dimensions are merged if one stride per operand
+    /// describes both.
     pub(super) fn collapsed(dims: &[usize], strides: [Vec<isize>; N]) -> Self {
         let mut nest = Nest {
             dims: Vec::new(),
@@ -71,13 +72,14 @@ impl<const N: usize> Nest<N> {
         self.strides[operand].last().copied().unwrap_or(0)
     }
 
-    /// Calls `visit(row, offsets)` for a range of rows. `offsets` are the element offsets of the operands' rows.
+    /// Calls `visit(row, offsets)` for each row of a range. `offsets` are the element offsets of the row in the
+    /// operands.
     pub(super) fn for_rows(&self, rows: std::ops::Range<usize>, mut visit: impl FnMut(usize, [isize; N])) {
         let outer = self.dims.len().saturating_sub(1);
         let counted = outer.saturating_sub(COUNTED)..outer;
         let period: usize = self.dims[counted.clone()].iter().product();
         let mut row = rows.start;
-        // No division by a dimension of size 0 is reached: such a nest has no rows.
+        // A nest with a dimension of size 0 has no rows, so this never divides by 0.
         while row < rows.end {
             let end = rows.end.min((row / period + 1) * period);
             self.count_rows(row..end, counted.clone(), &mut visit);
@@ -85,7 +87,7 @@ impl<const N: usize> Nest<N> {
         }
     }
 
-    /// Iterates like [`Nest::for_rows`] over rows that differ only in the `counted` dimensions.
+    /// Calls `visit` like [`Nest::for_rows`], for rows that differ only in the `counted` dimensions.
     fn count_rows(
         &self,
         rows: std::ops::Range<usize>,
@@ -126,7 +128,7 @@ impl<const N: usize> Nest<N> {
     }
 }
 
-/// Division of the rows of a nest among tasks: long rows are cut into pieces, short rows are grouped.
+/// Division of the rows of a nest among tasks. Long rows are cut into pieces, short rows are grouped.
 pub(super) struct RowDivision {
     inner: usize,
     rows: usize,
@@ -145,12 +147,12 @@ impl RowDivision {
         }
     }
 
-    /// Returns the number of tasks: none if there are no elements.
+    /// Returns the number of tasks; 0 without elements.
     pub(super) fn tasks(&self) -> usize {
         self.rows.div_ceil(self.rows_per_task) * self.pieces
     }
 
-    /// Returns the rows of a task, and the range of elements within each row.
+    /// Returns the range of rows of a task, and the range of elements within each row.
     pub(super) fn part(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let (group, piece) = (task / self.pieces, task % self.pieces);
         let first = group * self.rows_per_task;

@@ -1,5 +1,5 @@
-//! Kernels that sum over all elements of a tensor: their squares, or the number of non-finite ones. Chunks are summed
-//! first, then the chunks' results in order.
+//! Kernels that sum over all elements of a tensor: the squares, or the number of non-finite elements. They sum chunks
+//! first, then the results of the chunks in order.
 
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::vmath::{Isa, Level, multiversion};
@@ -18,7 +18,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 multiversion! {
-    /// Returns the sum of squares, as a fixed number of partial sums.
+    /// Returns the sum of squares. It consists of a fixed number of partial sums.
     fn squares(x: &[f32]) -> f32 = squares_body;
 }
 
@@ -39,7 +39,7 @@ fn squares_body<const FMA: bool>(x: &[f32]) -> f32 {
 }
 
 multiversion! {
-    /// Counts the elements that are not finite. The count of a chunk is exact in `f32`.
+    /// Counts the elements that are not finite. The count of a chunk is exact as an `f32`.
     fn non_finite(x: &[f32]) -> f32 = non_finite_body;
 }
 
@@ -48,7 +48,7 @@ fn non_finite_body<const FMA: bool>(x: &[f32]) -> f32 {
     x.iter().map(|x| u32::from(!x.is_finite())).sum::<u32>() as f32
 }
 
-/// Compiles a kernel that adds up the results of `part` for each chunk.
+/// Compiles a kernel that adds up the results of `part` for all chunks.
 fn sum(cx: &CompileCx, part: fn(Level, &[f32]) -> f32) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
     let parts = chunks(x.len());
@@ -56,7 +56,7 @@ fn sum(cx: &CompileCx, part: fn(Level, &[f32]) -> f32) -> Result<Compiled, Strin
         tasks: parts,
         nanos: stream_nanos(4 * x.len()),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
+            // SAFETY: no task writes the operand, and only this task uses slot `task` of the shared scratch.
             unsafe { *cx.shared.add(task) = part(level, x.slice(chunk(x.len(), task))) };
         },
     };
@@ -64,9 +64,9 @@ fn sum(cx: &CompileCx, part: fn(Level, &[f32]) -> f32) -> Result<Compiled, Strin
         tasks: 1,
         nanos: parts as u64,
         body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the slots; the only task of this phase.
+            // SAFETY: the first phase has filled the slots, and this is the only task of its phase.
             let (parts, out) = unsafe { (std::slice::from_raw_parts(cx.shared, parts), out.slice_mut(0..1)) };
-            // Partial sums differ in size by orders of magnitude for long tensors.
+            // In long tensors, the partial sums can differ by orders of magnitude: add in f64.
             out[0] = parts.iter().map(|&part| f64::from(part)).sum::<f64>() as f32;
         },
     };

@@ -16,7 +16,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// An element type that can be mapped to words in the same order.
+/// An element type whose values can be mapped to words in the same order.
 trait Key: Copy + Send + Sync + 'static {
     fn key(self) -> u32;
 }
@@ -24,7 +24,7 @@ trait Key: Copy + Send + Sync + 'static {
 const SIGN: u32 = 1 << 31;
 
 impl Key for f32 {
-    /// Returns a word that orders elements: both zeros are equal, and NaN is greater than all numbers.
+    /// Returns a word that orders elements. Both zeros are equal, and NaN is greater than all numbers.
     #[inline(always)]
     fn key(self) -> u32 {
         let bits = (self + 0.0).to_bits();
@@ -56,7 +56,7 @@ fn before(a: &Entry, b: &Entry) -> std::cmp::Ordering {
     b[0].cmp(&a[0]).then(a[1].cmp(&b[1]))
 }
 
-/// Maximum k for keeping the best entries sorted by insertion. For a larger k, all entries are partitioned.
+/// Maximum k for which the best entries are kept sorted by insertion. For a larger k, all entries are partitioned.
 const FEW: usize = 64;
 
 fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
@@ -73,8 +73,8 @@ fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
             tasks: rows.div_ceil(per_task),
             nanos: if k <= FEW { 1 } else { 10 } * x.len() as u64,
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: the thread's own scratch has the requested size below; entries are as
-                // aligned as its numbers, and any bits are words.
+                // SAFETY: private scratch has the size that is requested below, and only this thread uses it. Entries
+                // have the alignment of its numbers, and every bit pattern is a valid word.
                 let (keys, entries) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(cx.private.cast::<u32>(), len),
@@ -83,7 +83,7 @@ fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {
                 };
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let (o, i) = (row / inner, row % inner);
-                    // SAFETY: the operand is not written by this dispatch.
+                    // SAFETY: this dispatch does not write the operand.
                     let part = unsafe { x.slice(o * len * inner..(o + 1) * len * inner) };
                     read_keys(level, part, keys, [i, inner]);
                     let best = select(level, keys, entries, k);
@@ -121,7 +121,7 @@ fn read_keys_body<const FMA: bool, T: Key>(x: &[T], keys: &mut [u32], [first, st
     }
 }
 
-/// Returns the `k` largest entries in order. There must be at least `k`.
+/// Returns the `k` largest entries in order. There must be at least `k` keys.
 fn select<'a>(level: Level, keys: &[u32], entries: &'a mut [Entry], k: usize) -> &'a [Entry] {
     if k <= FEW {
         insert_all(level, keys, entries);
@@ -146,7 +146,7 @@ fn insert_all(level: Level, keys: &[u32], best: &mut [Entry]) {
     let mut filled = 0;
     let mut threshold = 0;
     for (block, start) in keys.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
-        // An equal key comes after the kept ones, and so does not replace one.
+        // An element with an equal key comes after the kept ones, so it does not replace one of them.
         if filled == best.len() && largest(level, block) <= threshold {
             continue;
         }

@@ -1,9 +1,9 @@
-//! Permutations whose innermost axis differs between operand and result, as batches of matrix transpositions, tile by
-//! tile.
+//! Permutations whose innermost axis differs between operand and result. They are batches of matrix transpositions,
+//! computed tile by tile.
 //!
-//! A tile of the plane of both innermost axes is read line by line, transposed on the stack, and written line by line.
-//! So every cache line is accessed once and completely. Strides of powers of two, whose lines share a few cache sets,
-//! cost no more than any other stride.
+//! A tile of the plane of both innermost axes is read line by line, transposed on the stack, and written line by
+//! line. Every cache line is therefore accessed once and completely. Strides of powers of two, whose lines share few
+//! cache sets, are as fast as all other strides.
 
 use std::mem::MaybeUninit;
 
@@ -20,10 +20,10 @@ pub(super) trait Word: Copy + Default + Send + Sync + 'static {
     fn of_bits(bits: u32) -> Self;
 
     /// Transposes the squares of a tile. `rows` and `columns` are multiples of [`SQUARE`]. Rows of `x` are `stride`
-    /// apart, rows of the transposed tile [`TILE`].
+    /// elements apart, and rows of the transposed tile are [`TILE`] elements apart.
     ///
     /// # Safety
-    /// All elements of both must exist, and no other code may access the transposed ones.
+    /// All elements of both tiles must exist, and no other code may access the transposed tile.
     unsafe fn squares(level: Level, x: *const Self, stride: isize, turned: *mut Self, size: [usize; 2]);
 }
 
@@ -44,7 +44,7 @@ impl Word for u32 {
     }
 
     unsafe fn squares(level: Level, x: *const u32, stride: isize, turned: *mut u32, size: [usize; 2]) {
-        // SAFETY: forwarded; a level other than the baseline has AVX2.
+        // SAFETY: forwarded; every level except the baseline has AVX2.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if level != Level::BASELINE {
@@ -56,19 +56,19 @@ impl Word for u32 {
     }
 }
 
-/// Rows and columns of a tile. They fill a few cache lines, so that pages do not change at every line, and the
-/// transposed tile stays in the first-level cache.
+/// Number of rows and columns of a tile. A line of this length fills a few cache lines, so that not every cache line
+/// is in another page. The transposed tile stays in the first-level cache.
 const TILE: usize = 64;
 
-/// Rows and columns of the squares that are transposed in registers.
+/// Number of rows and columns of the squares that are transposed in registers.
 const SQUARE: usize = 8;
 
 /// Number of columns of a block. A task processes a block tile by tile.
 const BLOCK_COLUMNS: usize = 512;
 
-/// A plane of the operand and the result, with rows and columns of the result. Neighbours in a row are `x_stride` apart
-/// in the operand and adjacent in the result. Neighbours in a column are adjacent in the operand and `y_stride` apart
-/// in the result.
+/// A plane of the operand and the result. It has the rows and columns of the result. Neighbours in a row are
+/// `x_stride` apart in the operand and adjacent in the result. Neighbours in a column are adjacent in the operand and
+/// `y_stride` apart in the result.
 #[derive(Clone, Copy)]
 struct Plane {
     rows: usize,
@@ -77,16 +77,16 @@ struct Plane {
     y_stride: isize,
 }
 
-/// Compiles a copy that permutes axes. Operand 0 of the nest is `x`, operand 1 is `y`, in row-major order. The last
-/// axis of `y` is not the last axis of `x`.
+/// Compiles a copy that permutes axes. Operand 0 of the nest is `x`; operand 1 is `y`, in row-major order. The last
+/// axis of `y` must not be the last axis of `x`.
 pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: View<T>) -> Compiled {
     let last = nest.dims.len() - 1;
     let Some(axis) = nest.strides[0].iter().position(|&s| s == 1) else {
-        // The operand has one element, or none: a nest of several has its innermost axis.
+        // The operand has at most one element. With several elements, its innermost axis would be in the nest.
         return Compiled::one(Task {
             tasks: x.len().min(1),
             nanos: 0,
-            // SAFETY: the only task; the operand is another buffer.
+            // SAFETY: this is the only task, and the operand is in another buffer.
             body: move |_, _: &RunCx| unsafe { y.slice_mut(0..1).copy_from_slice(x.slice(0..1)) },
         });
     };
@@ -97,7 +97,7 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
         y_stride: nest.strides[1][axis],
     };
     let size = plane.rows * plane.columns;
-    // The other axes; a last one of size 1 makes each of their positions a row.
+    // The remaining axes. The last one has size 1, so that each position along all other axes is a row.
     let others: Vec<usize> = (0..last).filter(|&a| a != axis).collect();
     let pick = |of: &[isize]| others.iter().map(|&a| of[a]).chain([0]).collect();
     let planes = Nest {
@@ -108,7 +108,7 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
     let block_columns = plane.columns.min(BLOCK_COLUMNS);
     let block_rows = (CHUNK / block_columns.max(1)).next_multiple_of(TILE);
     let row_blocks = plane.rows.div_ceil(block_rows);
-    // A task is either some whole planes, or a block of one.
+    // A task has either some whole planes, or a block of one plane.
     let blocks = row_blocks * plane.columns.div_ceil(BLOCK_COLUMNS);
     let per_task = if blocks > 1 { 1 } else { rows_per_task(size) };
     Compiled::one(Task {
@@ -125,8 +125,8 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
                     for c in columns.clone().step_by(TILE) {
                         let (height, width) = (TILE.min(rows.end - r), TILE.min(columns.end - c));
                         let (r, c) = (r as isize, c as isize);
-                        // SAFETY: offsets and strides come from the shapes of both tensors, which hold these
-                        // elements; tasks write different ones; the operand is another buffer.
+                        // SAFETY: offsets and strides come from the shapes of both tensors, so the elements exist.
+                        // Tasks write different elements, and the operand is in another buffer.
                         unsafe {
                             let x = x.as_ptr().offset(xo + r + c * plane.x_stride);
                             let y = y.as_ptr().offset(yo + r * plane.y_stride + c);
@@ -142,15 +142,14 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
 /// Copies a tile of at most [`TILE`] rows and columns.
 ///
 /// # Safety
-/// All its elements must exist from `x` and `y` on. The operand must not be written, and no other
-/// code may access the result, meanwhile.
+/// All elements of the tile must exist from `x` and `y` on. Meanwhile, the operand must not be written, and no other
+/// code may access the result.
 unsafe fn tile<T: Word>(level: Level, plane: Plane, x: *const T, y: *mut T, [rows, columns]: [usize; 2]) {
     let mut turned = [const { MaybeUninit::<T>::uninit() }; TILE * TILE];
     let turned: *mut T = turned.as_mut_ptr().cast();
     let (square_rows, square_columns) = (rows / SQUARE * SQUARE, columns / SQUARE * SQUARE);
-    // SAFETY: rows and columns are at most a tile's side, so all offsets are within the buffer;
-    // those of the operand and the result exist by contract. Every element of the buffer is written
-    // before it is read.
+    // SAFETY: there are at most TILE rows and columns, so all offsets are within the buffer. The offsets in the
+    // operand and the result exist by contract. Every element of the buffer is written before it is read.
     unsafe {
         T::squares(level, x, plane.x_stride, turned, [square_rows, square_columns]);
         for c in 0..columns {
@@ -192,7 +191,7 @@ unsafe fn portable_squares<T: Word>(x: *const T, stride: isize, turned: *mut T, 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2_squares(x: *const u32, stride: isize, turned: *mut u32, [rows, columns]: [usize; 2]) {
     const { assert!(Avx2::LANES == SQUARE) };
-    // Strides of a dense tensor are not negative. The bits pass through float registers unchanged.
+    // Strides of a dense tensor are not negative. Float registers do not change the bits.
     let (from_row, x, turned) = (stride.unsigned_abs(), x.cast::<f32>(), turned.cast::<f32>());
     for c in (0..columns).step_by(SQUARE) {
         for r in (0..rows).step_by(SQUARE) {

@@ -17,7 +17,7 @@ macro_rules! triangle {
 
 pub(super) const KERNELS: &[KernelDef] = &[triangle!("core.tril", true), triangle!("core.triu", false)];
 
-/// Compiles the copy of a triangle, as words. The remaining elements of each row are zero.
+/// Compiles the copy of a triangle. Elements are copied as words, and the remaining elements of each row are zero.
 fn triangle<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, lower: bool) -> Result<Compiled, String> {
     let (x, out) = (cx.input::<T>(0), cx.output::<T>(0));
     let diagonal = cx.attrs().int("diagonal")?;
@@ -34,9 +34,9 @@ fn triangle<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, lower: bo
         body: move |task: usize, _: &RunCx| {
             for row in task * per_task..((task + 1) * per_task).min(total) {
                 let range = row * columns..(row + 1) * columns;
-                // SAFETY: only this task writes this row; the operand is another buffer.
+                // SAFETY: only this task writes this row, and the operand is in another buffer.
                 let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range)) };
-                // First column right of the lower part, or within the upper one.
+                // First column to the right of the lower triangle, or first column of the upper one.
                 let edge = (row % rows) as i64 + diagonal + i64::from(lower);
                 let cut = edge.clamp(0, columns as i64) as usize;
                 let kept = if lower { 0..cut } else { cut..columns };

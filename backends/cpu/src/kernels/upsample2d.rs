@@ -1,5 +1,5 @@
-//! Kernels of image resizing and its transposed operation. They compute one output row at a time: first between rows,
-//! then within the row.
+//! Kernels of image resizing and of its transposed operation. They compute one output row at a time: first they
+//! interpolate between rows, then within the row.
 
 use meganeura_core::ops::AxisTaps;
 
@@ -53,10 +53,10 @@ fn add_scaled_body<const FMA: bool>(acc: &mut [f32], x: &[f32], scale: f32) {
     }
 }
 
-/// Sizes and taps of a resizing of planes. `from` and `to` refer to the forward operation.
+/// Sizes and taps of a resizing of planes. `from` and `to` are the sizes of the forward operation.
 struct Image {
     planes: usize,
-    /// Rows and columns before resizing (`from`), and after it (`to`).
+    /// Number of rows and columns before resizing (`from`), and after it (`to`).
     from: [usize; 2],
     to: [usize; 2],
     rows: AxisTaps,
@@ -90,8 +90,8 @@ impl Image {
         [self.from, self.to].map(|[h, w]| h * w)
     }
 
-    /// Returns the two rows of a plane that an output row mixes, with the weight of the second row. There is no second
-    /// row if the number of rows does not change.
+    /// Returns the two rows of a plane that an output row interpolates, with the weight of the second row. There is
+    /// no second row if the number of rows does not change.
     fn neighbours<'a>(&self, plane: &'a [f32], row: usize) -> (&'a [f32], Option<(&'a [f32], f32)>) {
         let width = self.from[1];
         let at = |i: u32| &plane[i as usize * width..(i as usize + 1) * width];
@@ -111,7 +111,7 @@ fn nearest(cx: &CompileCx, image: Image) -> Compiled {
         nanos: stream_nanos(4 * x.len()) + out.len() as u64 / 2,
         body: move |task: usize, _: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
-            // SAFETY: only this task writes these rows; the operand is another buffer.
+            // SAFETY: only this task writes these rows, and the operand is in another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(own.start * w..own.end * w)) };
             let mut written: Option<(usize, u32)> = None;
             for (i, row) in own.clone().enumerate() {
@@ -136,7 +136,8 @@ fn nearest(cx: &CompileCx, image: Image) -> Compiled {
     })
 }
 
-/// Compiles bilinear resizing. Each task has some output rows; its private scratch contains the mix of two rows.
+/// Compiles bilinear resizing. Each task has some output rows. Its private scratch contains an interpolation of two
+/// rows.
 fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
     let ([h, w], [before, _]) = (image.to, image.elements());
@@ -147,8 +148,8 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
         nanos: stream_nanos(8 * x.len()) + out.len() as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
-            // SAFETY: only this task writes these rows and the private scratch, whose length is
-            // requested below; the operand is another buffer.
+            // SAFETY: only this task writes these rows and the private scratch, whose length is requested below. The
+            // operand is in another buffer.
             let (x, out, mixed) = unsafe {
                 (
                     x.all(),
@@ -185,9 +186,9 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     }
 }
 
-/// The results to which each element along an axis contributes (its *receivers*), with their weights. All elements have
-/// the same number of receivers, `[receivers, elements]`; unused entries have a weight of 0 and the index after the
-/// last result.
+/// The results to which each element along an axis contributes (its *receivers*), with their weights. All elements
+/// have the same number of receivers, and the tables are `[receivers, elements]`. Unused entries have a weight of 0
+/// and the index after the last result.
 struct Receivers {
     elements: usize,
     indices: Vec<u32>,
@@ -217,15 +218,16 @@ impl Receivers {
         }
     }
 
-    /// Returns the indices and weights of the first receivers of all elements, then of the second ones, and so on.
+    /// Returns the indices and weights of the first receivers of all elements, then of the second receivers, and so
+    /// on.
     fn turns(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
         let indices = self.indices.chunks_exact(self.elements);
         indices.zip(self.shares.chunks_exact(self.elements))
     }
 }
 
-/// Compiles the transposed resizing. Each task has some rows of `dx`. Its private scratch contains the sum of the rows
-/// to which each of these rows contributed, and a zero.
+/// Compiles the transposed resizing. Each task has some rows of `dx`. Its private scratch contains the sum of the
+/// rows to which such a row contributed, and a zero.
 fn transposed(cx: &CompileCx, image: Image, bilinear: bool) -> Compiled {
     let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
     let ([h, w], [_, after], [rows_after, width]) = (image.from, image.elements(), image.to);

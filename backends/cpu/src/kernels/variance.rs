@@ -13,7 +13,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile: variance,
 }];
 
-/// Accepts calls that reduce the last axes, if rows are short or many.
+/// Accepts calls that reduce the last axes, if the reduced rows are short or there are many of them.
 fn contiguous_rows(k: &KernelDesc) -> Result<(), String> {
     f32_only(k)?;
     let shape = &k.inputs[0].shape;
@@ -40,7 +40,7 @@ fn variance(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: 2 * stream_nanos(4 * x.len()) + 4 * out.len() as u64,
         body: move |task: usize, _: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(out.len());
-            // SAFETY: only this task writes these results; the operand is another buffer.
+            // SAFETY: only this task writes these results, and the operand is in another buffer.
             let (x, out) = unsafe { (x.slice(own.start * width..own.end * width), out.slice_mut(own)) };
             for (x, out) in x.chunks_exact(width).zip(out) {
                 let mean = vmath::sum(level, x) / width as f32;

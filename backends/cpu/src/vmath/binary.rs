@@ -14,15 +14,15 @@ pub(crate) enum Binary {
     Div,
     /// Power `a^b`, with the special cases of `f32::powf`.
     Pow,
-    /// Minimum of IEEE 754-2019: NaN if either is NaN, and `-0 < +0`.
+    /// Minimum of IEEE 754-2019: NaN if either operand is NaN, and `-0 < +0`.
     Min,
-    /// Maximum of IEEE 754-2019: NaN if either is NaN, and `+0 > -0`.
+    /// Maximum of IEEE 754-2019: NaN if either operand is NaN, and `+0 > -0`.
     Max,
-    /// Remainder `a - floor(a/b) * b` as in Python and NumPy. It has the sign of the divisor, also if it is zero.
+    /// Remainder `a - floor(a/b) * b` as in Python and NumPy. It has the sign of the divisor, even if it is zero.
     Mod,
 }
 
-/// A comparison, by the rules of IEEE 754: with a NaN, only `NotEqual` is true.
+/// A comparison by the rules of IEEE 754. If an operand is NaN, only `NotEqual` is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     Less,
@@ -100,7 +100,7 @@ multiversion! {
     ) = select_body;
 }
 
-/// An alias for two bounds, because `multiversion!` takes a single path.
+/// A trait with both bounds, because `multiversion!` accepts only one path.
 trait OrderedElement: Element + PartialOrd {}
 impl<T: Element + PartialOrd> OrderedElement for T {}
 
@@ -161,10 +161,11 @@ fn select_body<const FMA: bool, T: Element>(cond: &[u32], a: Operand<'_, T>, b: 
     }
 }
 
-/// Returns the floored remainder. It is exact except for the one rounding of the final addition.
+/// Returns the floored remainder. It is exact except for the rounding of the final addition.
 ///
-/// The `%` of floats is C's `fmod`: exact, with the sign of the dividend, and not vectorisable. A remainder of the
-/// wrong sign is moved by one divisor, so an infinite divisor of the other sign gives itself; a zero divisor gives NaN.
+/// The `%` of floats is C's `fmod`. It is exact, has the sign of the dividend, and cannot be vectorised. A remainder
+/// of the wrong sign is moved by one divisor. Therefore an infinite divisor of the other sign returns itself, and a
+/// zero divisor returns NaN.
 #[inline(always)]
 fn floored_mod(a: f32, b: f32) -> f32 {
     let r = a % b;

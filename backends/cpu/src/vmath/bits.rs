@@ -9,10 +9,10 @@ pub(crate) enum Bits {
     And,
     Or,
     Xor,
-    /// Left shift. Shifts by 32 and more give 0, also for `ShiftRight`.
+    /// Left shift. Shifts by 32 or more return 0, as for `ShiftRight`.
     ShiftLeft,
     ShiftRight,
-    /// Logical and, 1 or 0. A word that is not 0 is true, also for the functions that follow.
+    /// Logical and: 1 or 0. A word is true if it is not 0, also for the following functions.
     LogicalAnd,
     LogicalOr,
     LogicalXor,

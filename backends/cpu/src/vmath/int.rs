@@ -7,7 +7,7 @@ use super::operand::{Element, Operand, zip_map};
 /// A binary function of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IntBinary {
-    /// Sum, which wraps around on overflow, like `Sub` and `Mul`.
+    /// Sum. It wraps around on overflow, like `Sub` and `Mul`.
     Add,
     Sub,
     Mul,
@@ -28,8 +28,8 @@ pub(crate) trait Int: Element + Ord {
     fn apply_mod(self, other: Self) -> Self;
 }
 
-/// Implements [`Int`]. The wrapping operations have the same names on both types; `$modulo` is the floored remainder
-/// for a divisor that is not 0.
+/// Implements [`Int`]. The wrapping operations have the same names for both types. `$modulo` is the floored
+/// remainder; its divisor is not 0.
 macro_rules! impl_int {
     ($t:ty, $modulo:expr) => {
         impl Int for $t {

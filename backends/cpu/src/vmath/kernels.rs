@@ -1,27 +1,27 @@
 //! Scalar `f32` functions, written so that a loop over them vectorises.
 //!
-//! Every function is branch-free (an `if` here is a select) and calls nothing from the C library. It rounds to integers
-//! by adding a large number instead of by casts, which in Rust saturate and cost extra instructions. `FMA` chooses
-//! between one fused instruction and a separate multiply and add; that is the only difference between levels.
+//! Every function is branch-free (an `if` here is a select) and calls no function of the C library. To round to an
+//! integer, it adds a large number. A cast would saturate in Rust and cost extra instructions. `FMA` selects between
+//! one fused instruction and a separate multiplication and addition. This is the only difference between levels.
 //!
-//! Range reductions are the classic ones (Cody and Waite, "Software Manual for the Elementary Functions", 1980; Muller,
-//! "Elementary Functions", 3rd ed.).
+//! Range reductions are the classic ones (Cody and Waite, "Software Manual for the Elementary Functions", 1980;
+//! Muller, "Elementary Functions", 3rd ed.).
 
 use super::coeffs;
 
-/// `1.5 * 2^23`: adding it to `|t| < 2^22` leaves `t` rounded to the nearest
-/// integer in the low mantissa bits, and subtracting it again gives that integer.
+/// Rounding constant `1.5 * 2^23`. Adding it to `|t| < 2^22` leaves `t`, rounded to the nearest integer, in the low
+/// mantissa bits. Subtracting it again returns this integer.
 const ROUND: f32 = 12_582_912.0;
 
-/// Leading bits of ln(2). There are few of them, so that `n * LN2_HI` is exact for `|n| < 2^9`.
+/// Leading bits of ln(2). Their number is small, so that `n * LN2_HI` is exact for `|n| < 2^9`.
 const LN2_HI: f32 = f32::from_bits(0x3f31_7200);
-/// Remaining bits: `ln(2) - LN2_HI`.
+/// Remaining bits of ln(2): `ln(2) - LN2_HI`.
 const LN2_LO: f32 = (std::f64::consts::LN_2 - LN2_HI as f64) as f32;
 
-/// Bits of the float nearest to `sqrt(1/2)`, where mantissas start in [`split`].
+/// Bits of the float nearest to `sqrt(1/2)`, the lowest mantissa that [`split`] returns.
 const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
 
-/// Returns `a * b + c`, fused if that is a single instruction.
+/// Returns `a * b + c`. It is fused if `FMA`.
 #[inline(always)]
 pub(crate) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
@@ -39,14 +39,14 @@ pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, coeffs: &[f32; N]) -
     total
 }
 
-/// Limits `x` to `[lo, hi]`. Unlike `f32::max` and `f32::min`, it keeps NaN.
+/// Limits `x` to `[lo, hi]`. Unlike `f32::max` and `f32::min`, it returns NaN for NaN.
 #[inline(always)]
 pub(super) fn clamp(x: f32, lo: f32, hi: f32) -> f32 {
     let x = if x < lo { lo } else { x };
     if x > hi { hi } else { x }
 }
 
-/// Returns the minimum of the two, or `x` if it is NaN.
+/// Returns the minimum of `x` and `hi`, or `x` if it is NaN.
 #[inline(always)]
 fn at_most(x: f32, hi: f32) -> f32 {
     if x > hi { hi } else { x }
@@ -65,18 +65,18 @@ fn square<const FMA: bool>(a: f32) -> (f32, f32) {
     }
 }
 
-/// Returns the maximum of IEEE 754-2019: NaN if either is NaN, and `+0 > -0`.
+/// Returns the maximum of IEEE 754-2019: NaN if either operand is NaN, and `+0 > -0`.
 #[inline(always)]
 pub(super) fn maximum(a: f32, b: f32) -> f32 {
-    // Equal operands are either identical or zeros of two signs; the AND of
-    // their bits is right for both.
+    // Equal operands are either identical, or zeros with different signs. The AND of their bits is correct in both
+    // cases.
     let tie = f32::from_bits(a.to_bits() & b.to_bits());
     let m = if a > b { a } else { b };
     let m = if a == b { tie } else { m };
     if a.is_nan() { a } else { m }
 }
 
-/// Returns the minimum of IEEE 754-2019: NaN if either is NaN, and `-0 < +0`.
+/// Returns the minimum of IEEE 754-2019: NaN if either operand is NaN, and `-0 < +0`.
 #[inline(always)]
 pub(super) fn minimum(a: f32, b: f32) -> f32 {
     let tie = f32::from_bits(a.to_bits() | b.to_bits());
@@ -87,9 +87,8 @@ pub(super) fn minimum(a: f32, b: f32) -> f32 {
 
 /// Rounds `t` to the nearest integer `n`. Returns `n` as a float, and `2^n` as two factors.
 ///
-/// `|t|` must be below 2^22. The halves `2^(n/2)` and `2^(n - n/2)` exist so that
-/// results below the smallest normal number, where `2^n` is not representable,
-/// still come from two multiplications with one rounding.
+/// `|t|` must be below 2^22. There are two factors, `2^(n/2)` and `2^(n - n/2)`, because `2^n` may not be
+/// representable if the result is subnormal. Two multiplications then compute the result with one rounding.
 #[inline(always)]
 fn split_power(t: f32) -> (f32, f32, f32) {
     let shifted = t + ROUND;
@@ -98,7 +97,7 @@ fn split_power(t: f32) -> (f32, f32, f32) {
     (shifted - ROUND, power_of_two(half), power_of_two(n.wrapping_sub(half)))
 }
 
-/// Returns `2^n` for `n` in `-126..=127`. Other arguments give an arbitrary number, but do not panic.
+/// Returns `2^n` for `n` in `-126..=127`. For other arguments, it returns an arbitrary number and does not panic.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
@@ -107,8 +106,7 @@ fn power_of_two(n: i32) -> f32 {
 /// Returns `e^x`.
 #[inline(always)]
 pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
-    // Beyond these bounds the result is 0 or infinity, and the power of two
-    // would leave its range.
+    // Beyond these bounds the result is 0 or infinity, and the exponent of the power of two would overflow.
     let x = clamp(x, -105.0, 89.0);
     let (n, scale_a, scale_b) = split_power(x * std::f32::consts::LOG2_E);
     let r = mul_add::<FMA>(n, -LN2_HI, x);
@@ -118,8 +116,8 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     p * scale_a * scale_b
 }
 
-/// Returns `e^x` for non-positive `x`, as a softmax needs it, with a third fewer instructions than [`exp`]. It is 0
-/// below -87.3, where normal numbers end.
+/// Returns `e^x` for non-positive `x`, as in a softmax, with a third fewer instructions than [`exp`]. It is 0 below
+/// -87.3, where results would be subnormal.
 #[inline(always)]
 pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
     const MIN_EXPONENT: f32 = -87.3;
@@ -139,8 +137,8 @@ pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
 fn exp_gradual<const FMA: bool>(hi: f32, lo: f32) -> f32 {
     // Below this bound the result is 0.
     const MIN_EXPONENT: f32 = -105.0;
-    // The power of two is scaled by 2^64, so that it is a normal number; the factor that undoes it
-    // does the only rounding.
+    // The power of two is multiplied by 2^64, so that it is a normal number. The final multiplication by 2^-64 is the
+    // only rounding.
     const RAISED: i32 = 64;
     const LOWERED: f32 = 1.0 / (1u128 << RAISED) as f32;
     let bounded = if hi < MIN_EXPONENT { MIN_EXPONENT } else { hi };
@@ -161,7 +159,7 @@ pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {
     poly::<FMA, 7>(x - n, &coeffs::EXP2) * scale_a * scale_b
 }
 
-/// Returns `e^x - 1` for `x` in `[0, 40]`, with a small relative error also near 0.
+/// Returns `e^x - 1` for `x` in `[0, 40]`. The relative error is also small near 0.
 #[inline(always)]
 fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
     let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
@@ -174,16 +172,16 @@ fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
     mul_add::<FMA>(q, scale, scale - 1.0)
 }
 
-/// Magnitude below which `expm1(x)` and `log1p(x)` are `x`, to the last bit.
+/// Magnitude below which `expm1(x)` and `log1p(x)` equal `x` after rounding.
 const OWN_IMAGE: f32 = 1e-10;
 
 /// Returns `e^x - 1`.
 ///
-/// With `e^x = 2^n e^r` it is `2^n (e^r - 1) + (2^n - 1)`, in which neither term loses anything to the other near
-/// 0. All is computed halved, as `2^128` is not a float.
+/// With `e^x = 2^n e^r`, it is `2^n (e^r - 1) + (2^n - 1)`. Near 0, neither term loses digits in the addition. All
+/// values are halved, because `2^128` is not a float.
 #[inline(always)]
 pub(super) fn expm1<const FMA: bool>(x: f32) -> f32 {
-    // It rounds to -1 below -17.4, and overflows from 88.8 on.
+    // The result rounds to -1 below -17.4, and overflows from 88.8 on.
     let bounded = clamp(x, -18.0, 89.0);
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
@@ -197,9 +195,9 @@ pub(super) fn expm1<const FMA: bool>(x: f32) -> f32 {
     if x.abs() < OWN_IMAGE { x } else { half + half }
 }
 
-/// Writes a positive `x` as `2^e * (1 + f)` with `1 + f` in `[sqrt(1/2), sqrt(2))`.
+/// Splits a positive `x` into `2^e * (1 + f)` with `1 + f` in `[sqrt(1/2), sqrt(2))`.
 ///
-/// Zero, negative numbers, infinities and NaN give values with no meaning.
+/// For zero, negative numbers, infinities and NaN, the results are meaningless.
 #[inline(always)]
 pub(super) fn split(x: f32) -> (f32, f32) {
     // Subnormals have no hidden bit, so they are first scaled by 2^23.
@@ -212,13 +210,12 @@ pub(super) fn split(x: f32) -> (f32, f32) {
     (exponent as f32 + bias, f32::from_bits(mantissa) - 1.0)
 }
 
-/// Returns `result`, a logarithm computed for a positive finite `x`, or the special value if `x` is not positive and
-/// finite.
+/// Returns the special value of the logarithm if `x` is not positive and finite, else `result`.
 #[inline(always)]
 fn log_special(x: f32, result: f32) -> f32 {
     let result = if x == f32::INFINITY { x } else { result };
     let result = if x == 0.0 { f32::NEG_INFINITY } else { result };
-    // Written as "not >=" so that NaN lands here too.
+    // The condition is false for NaN, which therefore returns NaN.
     if x >= 0.0 { result } else { f32::NAN }
 }
 
@@ -236,7 +233,7 @@ pub(crate) fn log<const FMA: bool>(x: f32) -> f32 {
 /// Returns the base-2 logarithm.
 #[inline(always)]
 pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
-    // log2(e) - 1: splitting off the 1 keeps the leading term `f` exact.
+    // This is log2(e) - 1. Without the 1, the leading term `f` stays exact.
     const LOG2_E_M1: f32 = (std::f64::consts::LOG2_E - 1.0) as f32;
     let (e, f) = split(x);
     let z = f * f;
@@ -249,8 +246,8 @@ pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
 
 /// Returns `ln(1 + x)`.
 ///
-/// The sum `u = 1 + x` is rounded. The two-sum algorithm (Knuth, 4.2.2) gives the rounding error exactly; the logarithm
-/// is corrected by the error over `u`.
+/// The sum `u = 1 + x` is rounded. The two-sum algorithm (Knuth, 4.2.2) computes the rounding error exactly. The
+/// correction of the logarithm is this error divided by `u`.
 #[inline(always)]
 pub(super) fn log1p<const FMA: bool>(x: f32) -> f32 {
     let u = 1.0 + x;
@@ -285,16 +282,16 @@ pub(super) fn hard_sigmoid(x: f32) -> f32 {
     clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0)
 }
 
-/// Magnitude from which on every float is an integer.
+/// Magnitude above which every float is an integer.
 const WHOLE: f32 = 8_388_608.0;
 
-/// Returns the nearest integer; of two equally near ones, the even one. `f32::round_ties_even` is not used, because at
-/// the baseline of x86-64 it is a call into the C library.
+/// Returns the nearest integer, or the even one of two equally near integers. It does not use `f32::round_ties_even`,
+/// which calls the C library at the baseline of x86-64.
 #[inline(always)]
 pub(super) fn round(x: f32) -> f32 {
     let a = x.abs();
     let rounded = ((a + WHOLE) - WHOLE).copysign(x);
-    // Also false for NaN.
+    // The condition is also false for NaN.
     if a < WHOLE { rounded } else { x }
 }
 
@@ -327,8 +324,8 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     (t / (t + 2.0)).copysign(x)
 }
 
-/// Returns `1 / (1 + e^-x)`. The exponential's argument is never positive, so neither tail overflows and the left one
-/// keeps its relative accuracy.
+/// Returns `1 / (1 + e^-x)`. The argument of the exponential is never positive, so it does not overflow, and the
+/// relative accuracy is good for negative `x`, too.
 #[inline(always)]
 pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     let z = exp_gradual::<FMA>(-x.abs(), -0.0);
@@ -346,8 +343,7 @@ pub(super) fn softplus<const FMA: bool>(x: f32) -> f32 {
 /// Returns `x * sigmoid(x)`.
 #[inline(always)]
 pub(super) fn silu<const FMA: bool>(x: f32) -> f32 {
-    // The lower bound is past where the sigmoid is 0: it turns `-inf * 0`, which
-    // would be NaN, into the limit -0.
+    // Below the bound, the sigmoid is 0. The bound turns `-inf * 0`, which would be NaN, into the limit -0.
     clamp(x, -200.0, f32::INFINITY) * sigmoid::<FMA>(x)
 }
 
@@ -357,15 +353,14 @@ pub(super) fn silu<const FMA: bool>(x: f32) -> f32 {
 pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
     const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
     let cubic = mul_add::<FMA>(0.044_715 * x * x, x, x);
-    // As in `silu`; the sigmoid is 0 from about -10.6 down.
+    // As in `silu`. The sigmoid is 0 below about -10.6.
     clamp(x, -20.0, f32::INFINITY) * sigmoid::<FMA>(TWICE_SQRT_2_PI * cubic)
 }
 
 /// Returns the normal distribution function `Phi(x)`, and `e^(-x^2/2)`.
 ///
-/// `Phi(-a) = e^(-a^2/2) * g(a) / (1 + a)` with a smooth `g` (the scaled
-/// complementary error function, fitted in `(a - 4)/(a + 4)`), so the left tail
-/// does not come from a cancelling `1 - erf`.
+/// It uses `Phi(-a) = e^(-a^2/2) * g(a) / (1 + a)`. `g` is smooth: the scaled complementary error function, fitted as
+/// a polynomial of `(a - 4)/(a + 4)`. The left tail therefore has no cancellation, as `1 - erf` would.
 #[inline(always)]
 pub(super) fn normal<const FMA: bool>(x: f32) -> (f32, f32) {
     // Phi(-20) is far below the smallest float.
@@ -373,7 +368,7 @@ pub(super) fn normal<const FMA: bool>(x: f32) -> (f32, f32) {
     // The exponential would magnify the rounding error of a plain a * a.
     let (square, low) = square::<FMA>(a);
     let e = exp_gradual::<FMA>(-0.5 * square, -0.5 * low);
-    // One division for both quotients: 1/((a + 4)(a + 1)).
+    // One division computes both quotients: 1/((a + 4)(a + 1)).
     let (p, q) = (a + 4.0, a + 1.0);
     let inverse = 1.0 / (p * q);
     let t = (a - 4.0) * (q * inverse);
@@ -393,11 +388,11 @@ pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
 pub(super) fn gelu_tanh_derivative<const FMA: bool>(x: f32) -> f32 {
     const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
     const CUBIC: f32 = (3.0 * 0.044_715 * 1.595_769_121_605_730_7_f64) as f32;
-    // Beyond, the sigmoid is 0 or 1.
+    // Beyond these bounds, the sigmoid is 0 or 1.
     let x = clamp(x, -20.0, 20.0);
     let square = x * x;
     let cubic = mul_add::<FMA>(0.044_715 * square, x, x);
-    // By the exponential, because 1 - s would lose digits that the factor x w amplifies.
+    // `1 - s` would lose digits, and the factor `x w` amplifies the error. The exponential does not.
     let z = exp_gradual::<FMA>(-(TWICE_SQRT_2_PI * cubic).abs(), -0.0);
     let inverse = 1.0 / (1.0 + z);
     let tail = z * inverse;

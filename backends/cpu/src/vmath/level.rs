@@ -2,9 +2,9 @@
 
 /// The widest instruction set that loops compiled by `multiversion!` may use.
 ///
-/// A `Level` other than [`Level::BASELINE`] only comes from [`detect`] or [`Level::available`], so
-/// holding one proves that the CPU has its instructions. That proof is what makes the calls in
-/// `multiversion!` sound.
+/// Only [`detect`] and [`Level::available`] create a `Level` other than [`Level::BASELINE`]. A value of this type
+/// therefore proves that the CPU has the instructions. `multiversion!` relies on this proof for the safety of its
+/// calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level(Isa);
 
@@ -22,8 +22,8 @@ impl Level {
     /// Level with only the features that the compilation target guarantees.
     pub(crate) const BASELINE: Self = Self(Isa::Baseline);
 
-    /// True if the baseline has a fused multiply-add instruction; without one, `f32::mul_add` would
-    /// be a call into the C library for every element.
+    /// True if the baseline has a fused multiply-add instruction. Without it, `f32::mul_add` would call the C library
+    /// for every element.
     pub(crate) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
     /// Returns the instruction set, for `multiversion!`.
@@ -79,7 +79,7 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Returns true if the CPU has every feature of the AVX-512 arm of `multiversion!`.
+/// Returns true if the CPU has every feature of the AVX-512 branch of `multiversion!`.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     has_avx2()
@@ -92,10 +92,9 @@ fn has_avx512() -> bool {
 /// Defines a function whose first argument is a `Level`. It runs `body`, compiled for this level. `Isa` and `Level`
 /// must be in scope.
 ///
-/// `body` must be `#[inline(always)]`, as must everything hot that it calls:
-/// only code inlined into the `#[target_feature]` functions is compiled with
-/// their instructions. Its first generic parameter is `const FMA: bool`, true
-/// where `f32::mul_add` is one instruction.
+/// `body` must be `#[inline(always)]`, and so must all hot functions that it calls: only code that is inlined into
+/// the `#[target_feature]` functions is compiled with their instructions. The first generic parameter of `body` is
+/// `const FMA: bool`. It is true if `f32::mul_add` is one instruction.
 macro_rules! multiversion {
     (
         $(#[$meta:meta])*
@@ -120,8 +119,8 @@ macro_rules! multiversion {
                 Isa::Baseline => {
                     $body::<{ Level::BASELINE_FMA } $(, $g)?>($($arg),*)
                 }
-                // SAFETY: a `Level` with this `Isa` exists only after the CPU
-                // was found to have every feature that the function enables.
+                // SAFETY: a `Level` with this `Isa` is created only if the CPU has every feature that the function
+                // enables.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.

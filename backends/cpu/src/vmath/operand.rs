@@ -24,8 +24,8 @@ impl Element for i32 {}
 impl<T> Operand<'_, T> {
     /// Panics if a slice operand does not have the length of the output.
     ///
-    /// Checked once up front, so that a wrong length is a clear failure and not
-    /// a partly written output (the loops stop at the shortest slice).
+    /// The check comes first, so that a wrong length is a clear failure and not a partly written output (the loops
+    /// stop at the shortest slice).
     #[track_caller]
     pub(super) fn check_len(&self, expected: usize) {
         if let Operand::Slice(slice) = self {
@@ -36,9 +36,8 @@ impl<T> Operand<'_, T> {
 
 /// Computes `out[i] = f(a[i], b[i])`, with one loop for each form of the operands.
 ///
-/// A macro and not a function of a closure, as closures cannot be marked
-/// `#[inline(always)]`: one that the compiler decides to call would be compiled
-/// for the baseline, with a call into the C library for each multiply-add.
+/// This is a macro, not a function with a closure, because closures cannot be marked `#[inline(always)]`. A closure
+/// that is not inlined would be compiled for the baseline, and would call the C library for each multiply-add.
 macro_rules! zip_map {
     ($a:expr, $b:expr, $out:expr, |$x:ident, $y:ident| $f:expr) => {
         match ($a, $b) {

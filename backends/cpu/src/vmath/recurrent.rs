@@ -1,4 +1,4 @@
-//! One step of a recurrent layer for one row of a batch, after the state was multiplied by the weight.
+//! One step of a recurrent layer for one row of a batch, after the multiplication of the state by the weight.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
@@ -9,9 +9,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// Adds the gradient of the gates' activations to `dgates`, and turns the result into the gradient of the gates.
-    /// `saved` are the activations, the cell after the step and the cell before it. `dc` becomes the gradient of the
-    /// cell before the step.
+    /// Adds the gradient of the gates' activations to `dgates`, and turns the sum into the gradient of the gates.
+    /// `saved` contains the activations, the cell after the step and the cell before the step. `dc` becomes the
+    /// gradient of the cell before the step.
     pub(crate) fn lstm_cell_grad(saved: [&[f32]; 3], dh: &[f32], dc: &mut [f32], dgates: &mut [f32]) = lstm_cell_grad_body;
 }
 
@@ -31,14 +31,15 @@ multiversion! {
 }
 
 multiversion! {
-    /// Adds the gradients of z and n, which follow from the state's gradient `d`, to the blocks r, z, n of `dgates`.
-    /// Then turns z and n into gradients of the gates; block r is not changed. `saved` are the activations and the
-    /// state before the step. `kept` becomes the part of the gradient that goes directly to the state before the step.
+    /// Adds the gradients of z and n to the blocks r, z, n of `dgates`; they follow from the gradient `d` of the
+    /// state. Then turns z and n into gradients of the gates; block r is not changed. `saved` contains the
+    /// activations and the state before the step. `kept` becomes the part of the gradient that passes directly to the
+    /// state before the step.
     pub(crate) fn gru_grad(saved: [&[f32]; 2], d: &[f32], dgates: &mut [f32], kept: &mut [f32]) = gru_grad_body;
 }
 
 multiversion! {
-    /// Adds `a b` to the gradient `dr` of a reset gate's activation, and turns the result into the gradient of the
+    /// Adds `a b` to the gradient `dr` of the activation of a reset gate, and turns the sum into the gradient of the
     /// gate.
     pub(crate) fn reset_grad(r: &[f32], a: &[f32], b: &[f32], dr: &mut [f32]) = reset_grad_body;
 }
@@ -58,7 +59,7 @@ multiversion! {
     pub(crate) fn relu_grad(y: &[f32], d: &[f32], dx: &mut [f32]) = relu_grad_body;
 }
 
-/// Returns the four blocks of a row. The compiler sees that their lengths are equal.
+/// Returns the four blocks of a row. The compiler can infer that their lengths are equal.
 #[inline(always)]
 fn four(x: &[f32], len: usize) -> [&[f32]; 4] {
     [0, 1, 2, 3].map(|i| &x[i * len..(i + 1) * len])
@@ -88,13 +89,13 @@ fn lstm_cell_body<const FMA: bool>(gates: [&mut [f32]; 4], before: &[f32], cell:
     }
 }
 
-/// Returns the gradient of the argument of a sigmoid, given the gradient `d` of its value `y`.
+/// Returns the gradient of the argument of a sigmoid, given the gradient `d` of the sigmoid's value `y`.
 #[inline(always)]
 fn through_sigmoid(d: f32, y: f32) -> f32 {
     d * (y * (1.0 - y))
 }
 
-/// Returns the gradient of the argument of a tanh, given the gradient `d` of its value `y`.
+/// Returns the gradient of the argument of a tanh, given the gradient `d` of the value `y` of the tanh.
 #[inline(always)]
 fn through_tanh<const FMA: bool>(d: f32, y: f32) -> f32 {
     d * k::mul_add::<FMA>(-y, y, 1.0)

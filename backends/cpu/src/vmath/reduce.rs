@@ -1,18 +1,19 @@
 //! Reductions of a slice, and row-wise accumulations for reductions of columns.
 //!
-//! A reduction keeps [`LANES`] partial results: lane `i` takes the elements `i`, `i + LANES`, `i + 2 LANES`, ... in
-//! order. Then the lanes are folded in halves (`i` with `i + 16`, then with `i + 8`, and so on). This order defines the
-//! result and is the same at every level. It also allows the loop to vectorise, since float addition may not be
-//! reordered.
+//! A reduction has [`LANES`] partial results: lane `i` accumulates the elements `i`, `i + LANES`, `i + 2 LANES`, ...
+//! in order. Then the lanes are folded in halves (`i` with `i + 16`, then with `i + 8`, and so on). This order
+//! defines the result and is the same at every level. It allows the compiler to vectorise the loop, although it may
+//! not reorder float additions.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 
-/// Number of partial results of a reduction: four AVX2 registers, enough to hide most of the latency of an addition.
+/// Number of partial results of a reduction. They fill four AVX2 registers, which hides most of the latency of an
+/// addition.
 const LANES: usize = 32;
 
-/// Number of elements that `sum_exp_sub` writes before it reads them back to add them up: a multiple of `LANES` that
-/// stays in the first-level cache.
+/// Number of elements that `sum_exp_sub` writes before it reads them back to add them up. It is a multiple of
+/// `LANES`, and the elements stay in the first-level cache.
 const EXP_BLOCK: usize = 1024;
 
 multiversion! {
@@ -21,18 +22,18 @@ multiversion! {
 }
 
 multiversion! {
-    /// Computes the [`sum`] of each row of `width` elements in `x`; `sums` has an element for each
-    /// row. Separate calls would dominate the time of short rows. Panics if the lengths differ.
+    /// Computes the [`sum`] of each row of `width` elements in `x`. `sums` has an element for each row. One call for
+    /// all rows is faster than a call per row if rows are short. Panics if the lengths differ.
     pub(crate) fn row_sums(x: &[f32], width: usize, sums: &mut [f32]) = row_sums_body;
 }
 
 multiversion! {
-    /// Returns the maximum element by IEEE 754-2019: NaN if any element is NaN, `-inf` if there are none.
+    /// Returns the maximum element by IEEE 754-2019: NaN if any element is NaN, `-inf` if there are no elements.
     pub(crate) fn max(x: &[f32]) -> f32 = max_body;
 }
 
 multiversion! {
-    /// Returns the minimum element by IEEE 754-2019: NaN if any element is NaN, `inf` if there are none.
+    /// Returns the minimum element by IEEE 754-2019: NaN if any element is NaN, `inf` if there are no elements.
     pub(crate) fn min(x: &[f32]) -> f32 = min_body;
 }
 
@@ -42,7 +43,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Computes `acc[i] = minimum(acc[i], x[i])`, NaN if either is NaN. Panics if the lengths differ.
+    /// Computes `acc[i] = minimum(acc[i], x[i])`. The result is NaN if either operand is NaN. Panics if the lengths
+    /// differ.
     pub(crate) fn min_assign(acc: &mut [f32], x: &[f32]) = min_assign_body;
 }
 
@@ -52,10 +54,10 @@ multiversion! {
 }
 
 multiversion! {
-    /// Writes `e^(x - m)` to `out` and returns its sum, in the order of [`sum`].
+    /// Writes `e^(x - m)` to `out` and returns the sum of `out`, in the order of [`sum`].
     ///
-    /// With the maximum element as `m`, these are the softmax numerators and denominator. If `x`
-    /// and `m` are the same infinity, the difference is NaN. Panics if the lengths differ.
+    /// These are the softmax numerators and denominator if `m` is the maximum element. If `x` and `m` are the same
+    /// infinity, the difference is NaN. Panics if the lengths differ.
     pub(crate) fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
 }
 
@@ -65,7 +67,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Computes `acc[i] = maximum(acc[i], x[i])`, NaN if either is NaN. Panics if the lengths differ.
+    /// Computes `acc[i] = maximum(acc[i], x[i])`. The result is NaN if either operand is NaN. Panics if the lengths
+    /// differ.
     pub(crate) fn max_assign(acc: &mut [f32], x: &[f32]) = max_assign_body;
 }
 
@@ -81,7 +84,7 @@ fn row_sums_body<const FMA: bool>(x: &[f32], width: usize, sums: &mut [f32]) {
     assert_eq!(x.len(), width * sums.len(), "not as many rows as sums");
     match width {
         0 => sums.fill(0.0),
-        // The usual head sizes, for which the compiler knows the number of iterations.
+        // These are common head sizes, with a number of iterations that is a compile-time constant.
         16 => fixed_row_sums::<FMA, 16>(x, sums),
         32 => fixed_row_sums::<FMA, 32>(x, sums),
         64 => fixed_row_sums::<FMA, 64>(x, sums),
@@ -170,7 +173,7 @@ fn max_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
 /// Combines `x` into the lanes; `x` must start at a multiple of `LANES`.
 #[inline(always)]
 fn accumulate(lanes: &mut [f32; LANES], x: &[f32], f: impl Fn(f32, f32) -> f32) {
-    // A local copy can live in registers across the loop.
+    // A local copy can stay in registers during the loop.
     let mut local = *lanes;
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {

@@ -1,18 +1,18 @@
-//! Softmax, its logarithm, and the logarithm of its denominator, for rows and columns.
+//! Softmax, the logarithm of the softmax, and the logarithm of its denominator, for rows and columns.
 //!
-//! Elements are shifted by the maximum, so no exponential is above 1; exponentials below `e^-87.3` become zero. All
-//! results of a row with a NaN are NaN: the maximum ignores NaN, but the sum does not.
+//! The maximum is subtracted from all elements, so no exponential is above 1. Exponentials below `e^-87.3` become
+//! zero. If a row contains a NaN, all of its results are NaN: the maximum ignores NaN, but the sum does not.
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
 use super::reduce::fold;
 
-/// Number of partial results: lane `i` has the elements `i`, `i + LANES`, ... in order, and the
-/// lanes are folded in halves.
+/// Number of partial results. Lane `i` has the elements `i`, `i + LANES`, ... in order, and the lanes are folded in
+/// halves.
 const LANES: usize = 32;
 
-/// Number of elements whose exponentials are summed up by lanes. The sums of such blocks are added in order, because a
-/// longer running sum would lose digits.
+/// Number of elements of a block, whose exponentials are summed in lanes. The sums of the blocks are added in order,
+/// because a longer running sum would lose digits.
 const BLOCK: usize = 2048;
 
 multiversion! {
@@ -26,24 +26,25 @@ multiversion! {
 }
 
 multiversion! {
-    /// Returns the maximum element and `ln(sum of e^(x - maximum))`. They are not added: the sum would lose the bits of
-    /// a small loss of large logits.
+    /// Returns the maximum element and `ln(sum of e^(x - maximum))`. They are separate, because their sum would lose
+    /// the digits of a small loss if logits are large.
     pub(crate) fn log_sum_exp(x: &[f32]) -> [f32; 2] = log_sum_exp_body;
 }
 
 multiversion! {
-    /// Computes `acc[i] = max(acc[i], x[i])`; keeps `acc[i]` if `x[i]` is NaN. Ends with the shortest slice.
+    /// Computes `acc[i] = max(acc[i], x[i])`, but does not change `acc[i]` if `x[i]` is NaN. Stops at the end of the
+    /// shortest slice.
     pub(crate) fn greatest_assign(acc: &mut [f32], x: &[f32]) = greatest_assign_body;
 }
 
 multiversion! {
-    /// Writes `e^(x - shift)` of each element, and adds it to the column's sum. No element may be above its shift. Ends
-    /// with the shortest slice.
+    /// Writes `e^(x - shift)` of each element, and adds it to the sum of its column. No element may be above its
+    /// shift. Stops at the end of the shortest slice.
     pub(crate) fn exp_columns(x: &[f32], shift: &[f32], sum: &mut [f32], out: &mut [f32]) = exp_columns_body;
 }
 
 multiversion! {
-    /// Returns `-(sum of weight * (x - max - log))`, where `shift` is `[max, log]`.
+    /// Returns `-(sum of weight * (x - max - log))`. `shift` contains `max` and `log`.
     pub(crate) fn weighted_loss(weights: &[f32], x: &[f32], shift: [f32; 2]) -> f32 = weighted_loss_body;
 }
 
@@ -78,7 +79,7 @@ fn log_sum_exp_body<const FMA: bool>(x: &[f32]) -> [f32; 2] {
     [shift, sum.ln()]
 }
 
-/// Returns the maximum element; an arbitrary number if one is NaN.
+/// Returns the maximum element. The result is arbitrary if an element is NaN.
 #[inline(always)]
 fn greatest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -94,7 +95,7 @@ fn greatest(x: &[f32]) -> f32 {
     greatest_lane(lanes)
 }
 
-/// Returns some elements, filled up with minus infinity, whose exponential is 0.
+/// Returns the elements of `x`, followed by minus infinity, whose exponential is 0.
 #[inline(always)]
 fn filled(x: &[f32]) -> [f32; LANES] {
     let mut all = [f32::NEG_INFINITY; LANES];
@@ -125,7 +126,7 @@ fn exponentials<const FMA: bool>(x: &[f32], shift: f32, out: &mut [f32]) -> f32 
     total(lanes)
 }
 
-/// Returns the same sum as [`exponentials`] without writing anything.
+/// Returns the same sum as [`exponentials`], but does not write the exponentials.
 #[inline(always)]
 fn sum_exponentials<const FMA: bool>(x: &[f32], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -149,7 +150,7 @@ pub(crate) fn total<const N: usize>(lanes: [f32; N]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Returns the maximum of `N` lanes, where `N` is a power of two; an arbitrary number if a lane is NaN.
+/// Returns the maximum of `N` lanes, where `N` is a power of two. The result is arbitrary if a lane is NaN.
 #[inline(always)]
 pub(crate) fn greatest_lane<const N: usize>(lanes: [f32; N]) -> f32 {
     fold(lanes, |a, b| if b > a { b } else { a })
@@ -206,7 +207,7 @@ mod tests {
                 log_softmax_row(level, &x, &mut logarithm);
                 for ((&x, &p), &l) in x.iter().zip(&plain).zip(&logarithm) {
                     let want = f64::from(x).exp() / exact;
-                    // Differences from the greatest are rounded: to 2^-20 from 16 on.
+                    // The differences from the maximum are rounded: to 2^-20 from 16 on.
                     assert!((f64::from(p) - want).abs() <= 4e-6 * want, "{len}: {p}, not {want}");
                     assert!(
                         (f64::from(l) - want.ln()).abs() <= 4e-6,
@@ -229,7 +230,7 @@ mod tests {
                     x[at] = bad;
                     let mut out = vec![7.0; len];
                     softmax_row(level, &x, &mut out);
-                    // With an infinity, all further elements are 0 times NaN as well.
+                    // An infinite element becomes NaN. All other elements become 0 times NaN, also NaN.
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");
                     log_softmax_row(level, &x, &mut out);
                     assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");

@@ -9,19 +9,19 @@ use super::wide;
 pub(crate) enum Unary {
     Neg,
     Abs,
-    /// Exponential `e^x`. It overflows to infinity and underflows through subnormals to 0.
+    /// Exponential `e^x`. It overflows to infinity, and underflows through subnormals to 0.
     Exp,
-    /// Power `2^x`, with the limits of `Exp`.
+    /// Power `2^x`. It overflows and underflows like `Exp`.
     Exp2,
-    /// Natural logarithm. It is `-inf` at both zeros and NaN below.
+    /// Natural logarithm. It is `-inf` at both zeros and NaN below 0.
     Log,
-    /// Base-2 logarithm, with the limits of `Log`.
+    /// Base-2 logarithm. It has the same special values as `Log`.
     Log2,
     /// Sine. Elements above 1.3e7 in magnitude use the slower `f32::sin`.
     Sin,
     Reciprocal,
     Sqrt,
-    /// Reciprocal root `1 / sqrt(x)`, by a square root and a division.
+    /// Reciprocal square root `1 / sqrt(x)`, computed by a square root and a division.
     Rsqrt,
     Square,
     Tanh,
@@ -33,11 +33,11 @@ pub(crate) enum Unary {
     LeakyRelu(f32),
     /// Softplus `ln(1 + e^x)`.
     Softplus,
-    /// SiLU `x / (1 + e^-x)`. It tends to -0 at `-inf`.
+    /// SiLU `x / (1 + e^-x)`. It is -0 at `-inf`.
     Silu,
-    /// Approximate GELU `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`. It tends to -0 at `-inf`.
+    /// Approximate GELU `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`. It is -0 at `-inf`.
     GeluTanh,
-    /// Exact GELU `x/2 (1 + erf(x / sqrt(2)))`. It tends to -0 at `-inf`.
+    /// Exact GELU `x/2 (1 + erf(x / sqrt(2)))`. It is -0 at `-inf`.
     GeluErf,
     /// Derivative of `GeluTanh`.
     GeluTanhDerivative,
@@ -48,7 +48,7 @@ pub(crate) enum Unary {
     Cos,
     /// Difference `e^x - 1`, accurate near 0.
     Expm1,
-    /// Logarithm `ln(1 + x)`, accurate near 0. It is `-inf` at -1 and NaN below.
+    /// Logarithm `ln(1 + x)`, accurate near 0. It is `-inf` at -1 and NaN below -1.
     Log1p,
     /// ELU: `x` if it is positive, else the factor times `e^x - 1`.
     Elu(f32),
@@ -56,13 +56,13 @@ pub(crate) enum Unary {
     HardSigmoid,
     /// Product `x min(max(x + 3, 0), 6) / 6`.
     HardSwish,
-    /// Sign: 1 above 0, -1 below, else `x`.
+    /// Sign: 1 for positive `x`, -1 for negative `x`, else `x`.
     Sign,
     Floor,
     Ceil,
-    /// Rounding to the nearest integer; of two equally near ones, the even one.
+    /// Rounding to the nearest integer, or to the even one of two equally near integers.
     Round,
-    /// Clamp to `lo..=hi`. A NaN bound does not limit, and `hi` takes precedence over `lo`.
+    /// Clamp to `lo..=hi`. A bound that is NaN has no effect, and `hi` takes precedence over `lo`.
     Clamp(f32, f32),
 }
 
@@ -95,12 +95,12 @@ fn apply_in_place_body<const FMA: bool>(op: Unary, x: &mut [f32]) {
     run::<FMA>(op, InPlace { x });
 }
 
-/// The elements that a function reads, and the memory for its results: a separate buffer, or the elements themselves.
+/// The inputs of a function, and the memory for its results: a separate buffer, or the inputs themselves.
 trait Target {
     /// Returns each element and the slot of its result.
     fn cells(&mut self) -> impl Iterator<Item = (f32, &mut f32)>;
 
-    /// Calls `f` with inputs and outputs of at most `BLOCK` elements.
+    /// Calls `f` with blocks of inputs and outputs, of at most `BLOCK` elements each.
     fn for_blocks(&mut self, f: impl FnMut(&[f32], &mut [f32]));
 }
 
@@ -113,7 +113,7 @@ struct InPlace<'a> {
     x: &'a mut [f32],
 }
 
-/// Number of elements between two checks for arguments that need a slow function.
+/// Number of elements of a block. Each block is checked once for arguments that need a slow function.
 const BLOCK: usize = 64;
 
 impl Target for SeparateBuffers<'_> {
@@ -147,7 +147,7 @@ impl Target for InPlace<'_> {
     }
 }
 
-/// Replaces every cell of a target by a function of it. It is a macro for the reason given at `zip_map!`.
+/// Replaces every cell of a target by a function of it. It is a macro for the same reason as `zip_map!`.
 macro_rules! map {
     ($target:expr, |$x:ident| $f:expr) => {
         for ($x, o) in $target.cells() {
@@ -195,8 +195,8 @@ fn run<const FMA: bool>(op: Unary, mut target: impl Target) {
     }
 }
 
-/// Computes the sine of a block: first of all elements by the vectorised reduction, then again of the elements beyond
-/// its range.
+/// Computes the sine of a block. The vectorised reduction computes all elements. Elements beyond its range are then
+/// computed again.
 #[inline(always)]
 fn sin_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
     let mut any_large = false;

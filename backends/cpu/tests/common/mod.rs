@@ -1,4 +1,4 @@
-//! Helpers of tests that run graphs with a single call, and compare it with the operator's definition.
+//! Helpers of tests that run a graph with a single call, and compare the results with the operator's definition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
     }
 }
 
-/// Returns the bytes that store some numbers.
+/// Returns the bytes that store `values` in a dtype.
 pub(crate) fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     let each = values.iter();
     match dtype {
@@ -64,7 +64,7 @@ pub(crate) fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// Returns the numbers that some bytes store.
+/// Returns the numbers that `bytes` store in a dtype.
 pub(crate) fn numbers(bytes: &[u8], dtype: DType) -> Vec<f64> {
     let (words, _) = bytes.as_chunks::<4>();
     let (halves, _) = bytes.as_chunks::<2>();
@@ -116,7 +116,7 @@ pub(crate) fn check(name: &str, sample: &Sample, seed: u64) {
     check_case(name, sample, &case(op(name), sample, seed));
 }
 
-/// Runs [`check`] on a case of the sample, which may specify its values.
+/// Checks a case like [`check`]. The case contains the operand values.
 pub(crate) fn check_case(name: &str, sample: &Sample, case: &Case) {
     let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
     let got = results(case, 2);

@@ -1,5 +1,4 @@
-//! Tests of attention, rotary embedding and gated units, at sizes and values that are critical for tiles and
-//! exponentials.
+//! Tests of attention, rotary embedding and gated units. Sizes and values are critical for tiles and exponentials.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use meganeura_cpu::CpuDevice;
 
 use crate::common::{case, check, check_case, numbers, op, results, sample};
 
-/// Sizes of a call: batch, queries, keys; query heads, key-value heads, width; causal, window.
+/// Sizes of a call: batch, number of queries and of keys; query heads, key-value heads, head size; causal, window.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     rows: [usize; 3],
@@ -53,7 +52,7 @@ impl Call {
             .with("window", self.window)
             .with("scale", 1.0 / (width as f64).sqrt());
         let large = |shape: &[usize]| SampleInput::range(shape, -self.size, self.size);
-        // Positive, so that their means do not cancel.
+        // The values are positive, so that their means do not cancel.
         let values = SampleInput::range(&kv, 0.25, 2.0);
         let mut inputs = vec![large(&q), large(&kv), values];
         if backward {
@@ -66,7 +65,7 @@ impl Call {
             ]);
         }
         let mut sample = sample(inputs, attrs);
-        // Scores are sums of products, and an exponential magnifies their rounding.
+        // Scores are sums of products, and the exponential amplifies their rounding errors.
         sample.tolerance = 3e-6 * self.size * self.size;
         sample
     }
@@ -89,13 +88,13 @@ fn attention_of_many_shapes() {
             call.causal(10_000).check();
         }
     }
-    // More queries than keys; wide heads; many batch entries with one head each.
+    // More queries than keys; a large head size; many batch entries with one head each.
     Call::new([1, 300, 5], [2, 2, 64]).check();
     Call::new([1, 20, 30], [2, 1, 260]).causal(0).check();
     Call::new([19, 3, 4], [1, 1, 7]).causal(2).check();
     // A window that excludes whole tiles.
     Call::new([1, 500, 500], [1, 1, 8]).causal(33).check();
-    // One key-value head whose keys several tasks share out.
+    // One key-value head whose keys are divided among several tasks.
     Call::new([1, 100, 900], [2, 1, 8]).causal(0).check();
 }
 
@@ -129,13 +128,14 @@ fn scores_far_from_zero() {
         Call::new([1, 80, 200], [2, 1, 4]),
         Call::new([1, 80, 200], [2, 1, 4]).causal(50),
     ] {
-        // All scores of a row equal and far below or above zero: the mean of the values, and no infinity.
+        // If all scores of a row are equal and far below or above zero, the result is the mean of the values, without
+        // infinities.
         for score in [-1e30, -1e4, 1e4, 1e30] {
             let q = move |_| score / 2.0;
             let results = compare(call, [Box::new(q), Box::new(|_| 1.0), Box::new(noise)]);
             assert!(results.iter().flatten().all(|v| v.is_finite()));
         }
-        // Scores that grow with the key: every tile has a new greatest one, by far.
+        // The scores grow with the key: every tile has a new maximum, much larger than the previous one.
         let k = |at: usize| (at / 4 * 64) as f64;
         compare(call, [Box::new(|_| 1.0), Box::new(k), Box::new(noise)]);
         let k = |at: usize| -((at / 4 * 64) as f64);
@@ -147,7 +147,7 @@ fn scores_far_from_zero() {
 fn a_nan_stays_with_the_queries_that_see_it() {
     let call = Call::new([1, 150, 150], [1, 1, 2]).causal(0);
     let mut case = case(op("core.attention"), &call.sample(false), 1);
-    // The key of row 120 is NaN: queries in whole tiles before it must not change.
+    // The key of row 120 is NaN. Queries in whole tiles before it must not change.
     case.values.get_mut("operand1").expect("keys")[240] = f64::NAN;
     let lse = numbers(&results(&case, 2)[1], DType::F32);
     for (query, lse) in lse.iter().enumerate() {
@@ -200,7 +200,7 @@ fn a_training_step_of_attention() {
     }
 }
 
-/// No buffer of a training plan contains a number for each pair of a query and a key.
+/// No buffer of a training plan has an element for each pair of a query and a key.
 #[test]
 fn buffers_grow_with_the_rows_only() {
     let largest = |rows: usize| {
@@ -283,8 +283,8 @@ fn gates_at_the_ends_of_their_range() {
     }
 }
 
-/// Keys can be divided among tasks: with positions at which tasks have no tile, one or several, with NaN in all later
-/// rows, and with scores that dominate the result.
+/// Keys can be divided among tasks: with positions at which tasks have no tile, one tile or several tiles, with NaN
+/// in all later rows, and with scores that dominate the result.
 #[test]
 fn parts_of_long_caches() {
     for ([rows, capacity], [heads, kv_heads, width], window) in [

@@ -1,4 +1,4 @@
-//! Tests of key-value caches: they are written in place, and the capacity does not change the cost of a step.
+//! Tests of key-value caches. They are written in place, and the capacity does not change the cost of a step.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use meganeura_cpu::CpuDevice;
 
 const LAYERS: usize = 3;
 
-/// Returns a decoding step over several layers. The position is an input, or is computed.
+/// Returns the graph of a decoding step over several layers. The position is an input, or is computed.
 fn decoder(capacity: usize, computed: bool) -> Graph {
     let mut g = Graph::new();
     let mut position = g.input_u32("position", &[1]);
@@ -54,7 +54,7 @@ fn caches_are_written_where_they_are() {
             count += 1;
         }
         assert_eq!(count, 2 * LAYERS);
-        // Positions in inputs are checked before the step, so nothing has to be saved for it.
+        // Positions in inputs are checked before the step, so the step saves no state.
         let fed = plan.host_indices();
         assert_eq!(fed.len(), 3 * LAYERS);
         assert!(fed.iter().all(|f| f.bound == capacity && f.count == 1));

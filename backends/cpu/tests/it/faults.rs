@@ -26,7 +26,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 // ---- indices outside of a table ---------------------------------------------------------------------
 
 /// Returns a session of an embedding (two ids in a table of four rows), a layer and a mean. A state that is written
-/// later counts the steps.
+/// after them counts the steps.
 fn embedding_model() -> Session {
     let mut graph = Graph::new();
     let ids = graph.input_u32("ids", &[2]);
@@ -63,7 +63,7 @@ fn a_bad_id_changes_no_parameter() {
         }
         assert_eq!(state(&mut session), before);
     }
-    // The next good step is that of a session which never saw the bad one.
+    // After the failure, the next valid step has the same results as in a session without a failure.
     let mut other = embedding_model();
     for ids in [[0, 1], [2, 3]] {
         other.set_input_u32("ids", &ids);
@@ -115,7 +115,7 @@ fn emptied(sample: &Sample, size: usize, operand: Option<usize>) -> Sample {
     sample
 }
 
-/// Returns true if the operator accepts the call with a defined result, and the device has a kernel for it.
+/// Returns true if the operator accepts the call, the result is defined, and the device has a kernel for it.
 fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     let inputs = sample.input_types().expect("shapes");
     let call = Call {
@@ -140,7 +140,7 @@ fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     matches!(device.supports(&desc), Support::Yes)
 }
 
-/// Returns the sample with all indices in range, because an emptied operand may have fewer elements.
+/// Returns the sample with indices that are in range even if an emptied operand has fewer elements.
 fn bounded(op: OpRef, mut sample: Sample) -> Sample {
     let inputs = sample.input_types().expect("shapes");
     let call = Call {
@@ -264,7 +264,7 @@ fn reductions_of_nothing() {
 #[test]
 fn twelve_dimensions() {
     let full = [2, 3, 2, 1, 2, 3, 2, 2, 3, 2, 1, 2];
-    // Alternating axes of size 1 keep neighbours from being joined.
+    // Alternating axes of size 1 prevent neighbouring axes from being merged.
     let part = |odd: usize| -> Vec<usize> {
         let sizes = full.iter().enumerate();
         sizes.map(|(axis, &d)| if axis % 2 == odd { d } else { 1 }).collect()
@@ -323,7 +323,7 @@ fn twelve_dimensions() {
     check("core.concat", &sample(vec![whole.clone(), whole], attrs), 1);
 }
 
-/// Long rows are cut among tasks correctly if no divisor of their length gives equal pieces.
+/// Long rows are cut into tasks correctly, even if no divisor of their length gives equal pieces.
 #[test]
 fn long_rows_are_cut() {
     let prime = 1_000_003;
@@ -342,7 +342,7 @@ fn long_rows_are_cut() {
     check("core.concat", &sample(parts, Attrs::new().with("axis", 0i64)), 1);
 }
 
-/// Any step is valid if at most one element is taken.
+/// Any step is valid if at most one element is taken along the axis.
 #[test]
 fn steps_beyond_all_bounds() {
     let attrs = Attrs::new()

@@ -1,4 +1,4 @@
-//! Tests of fused programs: sample cases, random clusters, and sizes that are cut into runs and tasks.
+//! Tests of fused programs: samples, random clusters, and sizes that are cut into runs and tasks.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ fn device(threads: usize) -> Arc<dyn Device> {
 fn samples_agree_with_the_definition() {
     for seed in 0..6 {
         let samples = op("core.fused").samples(&mut Sizes::new(seed));
-        // This device computes the operands of products in separate calls.
+        // On this device, separate calls compute the operands of products.
         for sample in samples.iter().filter(|s| !s.label.contains("product of a gate")) {
             check("core.fused", sample, seed);
         }
     }
 }
 
-/// Returns the bytes of a graph's outputs after a step, and the number of dispatches that were programs.
+/// Returns the outputs of a graph after a step, and the number of dispatches that run fused programs.
 fn outputs(
     graph: &Graph,
     feeds: &std::collections::HashMap<String, Vec<f64>>,
@@ -70,8 +70,8 @@ fn compare(what: &str, Dag { graph, feeds }: &Dag) -> usize {
         for (i, (&w, &g)) in want.iter().zip(got).enumerate() {
             let own = f64::from(plain[port][i]);
             let error = (w - f64::from(g)).abs();
-            // A comparison may have the other result if this is also true for the unclustered
-            // graph.
+            // A comparison may have another result than the definition, if this also happens in the graph without
+            // clusters.
             let close = error <= 2e-5 * scale || (f64::from(g) - own).abs() <= 2e-5 * scale;
             assert!(
                 close,
@@ -150,7 +150,7 @@ fn sizes_beyond_runs_and_tasks() {
             let scaled = g.mul(log, x);
             let values = [sum, y, root, scaled].map(meganeura_core::Value::from);
             let all = [&values[..], &[mean, rstd]].concat();
-            // Ports are outputs by way of a call.
+            // A port can only be a graph output through a call.
             all.into_iter().map(|v| g.stop_gradient(v)).collect()
         });
         assert!(around >= 3, "{around}");
@@ -185,7 +185,7 @@ fn products_of_many_shapes_go_on_with_their_results() {
                 vec![sum, z]
             });
             assert_eq!(programs, 1, "{shape:?}");
-            // A right operand for each product, and the product itself as a result.
+            // Each product has its own right operand, and the product is also a result.
             large("products", &shape, |g, s| {
                 let (x, w) = (g.input("x", s), g.input("w", &[batch, &[n, k]].concat()));
                 let product = g.matmul_bt(x, w);

@@ -1,5 +1,5 @@
-//! Tests of randomly changed calls that are accepted: kernels agree with the definitions, for several numbers of
-//! threads.
+//! Tests of randomly changed calls that are still accepted. Kernels agree with the definitions, for several numbers
+//! of threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Shape, TensorType, registry};
 use meganeura_cpu::CpuDevice;
 
-/// Returns true if the call is accepted, is small, and has a kernel. Reduces indices to their bound.
+/// Returns true if the call is accepted, is small, and has a kernel. Reduces indices so that they are in range.
 fn runnable(op: OpRef, sample: &mut Sample, device: &CpuDevice) -> bool {
     let Ok(inputs) = sample.input_types() else {
         return false;
@@ -47,7 +47,7 @@ fn runnable(op: OpRef, sample: &mut Sample, device: &CpuDevice) -> bool {
         }
         sample.inputs[operand].fill = Fill::Below(bound as u32);
     }
-    // Numbers that every type represents exactly.
+    // Every type can represent these numbers exactly.
     let mut operands = sample.inputs.iter_mut();
     for input in operands
         .by_ref()

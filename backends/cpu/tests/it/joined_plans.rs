@@ -22,7 +22,7 @@ fn plan(graph: &Graph) -> ExecutionPlan {
         .0
 }
 
-/// Returns a model: `x [rows, 3]` times `w`, scaled by `factor`. `count` counts rows over all steps.
+/// Returns a model: `x [rows, 3]` times `w`, scaled by `factor`. The state `count` counts rows over all steps.
 fn model(rows: usize, factor: f32, wide: usize) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[rows, 3]);
@@ -48,7 +48,7 @@ fn segments_share_weights_and_states() {
     assert_eq!(joined.param_buffers.len(), 1);
     let mut session = Session::on(device(), joined).expect("a session");
     session.set_parameter("w", &[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
-    // Only inputs that a segment reads have to be set.
+    // Only the inputs that a segment reads have to be set.
     session.set_input("one.x", &[0.5, 0.25, 7.0]);
     session.try_step_of("one").expect("a step");
     let mut row = [0.0; 2];
@@ -92,7 +92,7 @@ fn memory_within_steps_is_that_of_the_largest() {
     joined.join(&small, "small", None).expect("they fit");
     let [large, small, joined] = [&large, &small, &joined].map(ExecutionPlan::memory_forecast);
     assert!(small.transient > 2048 * 64 * 4 - 1, "{small}");
-    // The only addition is the alignment.
+    // The transient memory only grows by alignment.
     assert!(joined.transient < large.transient + small.transient / 100, "{joined}");
     assert_eq!(joined.parameters, large.parameters);
 }
@@ -114,7 +114,7 @@ fn what_is_stored_in_another_way_is_listed() {
     }
     assert_eq!(first, before, "nothing was changed");
 
-    // The same two parameters, once packed and once not.
+    // Two plans contain the same two parameters, packed in one plan and separate in the other.
     let mut g = Graph::new();
     let x = g.input("x", &[2, 3]);
     let parts = ["a", "b"].map(|name| g.parameter(name, &[3, 2]));
@@ -143,7 +143,7 @@ fn what_is_stored_in_another_way_is_listed() {
     assert_eq!(rows, [1.0, 2.0, 3.0, 4.0, 2.0, 4.0, 6.0, 8.0]);
 }
 
-/// Returns a plan whose results are the unchanged input `x` and its double.
+/// Returns a plan whose results are the double of the input `x`, and `x` itself.
 fn passing(x: &str) -> ExecutionPlan {
     let mut g = Graph::new();
     let x = g.input(x, &[2]);
@@ -162,7 +162,7 @@ fn inputs_that_are_results_belong_to_their_segment() {
     assert_eq!(output, 2);
     let mut session = Session::on(device(), joined).expect("a session");
     session.set_input("x", &[1.0, 2.0]);
-    // The input that the other segment passes through is not needed here.
+    // This segment does not need the input that is a result of the other segment.
     session.try_step().expect("a step");
     assert_eq!(session.read_output(2), [2.0, 4.0]);
     let error = session.try_step_of("only").expect_err("no input").to_string();
@@ -202,7 +202,7 @@ fn what_cannot_be_joined_is_refused() {
             "{error}"
         );
     }
-    // It has the same beginning, but is another plan.
+    // The name only begins like a reserved one, so it is accepted.
     own.join(&other, "forward_backward_2", None).expect("they fit");
     let error = other.clone().join(&own, "both", None).expect_err("joined").to_string();
     assert!(error.contains("merged plans cannot be merged"), "{error}");

@@ -1,5 +1,5 @@
-//! Tests of running sums, selection and writes by index in cases without samples: sizes that are cut into tasks, ties,
-//! and invalid indices.
+//! Tests of running sums, selection and writes by index in cases without samples: sizes that are cut into tasks,
+//! ties, and invalid indices.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ fn extremes_of_long_rows_and_many_columns() {
                 (vec![400, 63], 1),
             ] {
                 for dtype in [DType::F32, DType::U32, DType::I32] {
-                    // Distinct numbers are not whole.
+                    // The distinct values are fractions, so they need a float type.
                     if fill == Fill::Distinct && dtype != DType::F32 {
                         continue;
                     }
@@ -195,7 +195,7 @@ fn reductions_of_many_short_rows_and_few_long_ones() {
                 check(name, &sample(x(), attrs(axis)), 11);
             }
             let mut product = sample(x(), attrs(axis));
-            // A product of n factors may be off by n roundings.
+            // A product of n factors may have n rounding errors.
             product.tolerance = 5e-3;
             check("core.prod", &product, 12);
         }
@@ -207,8 +207,8 @@ fn reductions_of_many_short_rows_and_few_long_ones() {
     }
 }
 
-/// Checks that a step with an invalid index fails with the index and the bound, and that a step with valid indices then
-/// succeeds. Returns the result of the valid step.
+/// Checks that a step with an invalid index fails, that the error contains the index and the bound, and that a step
+/// with valid indices then succeeds. Returns the result of the valid step.
 fn bad_index(graph: &mut Graph, y: NodeId, bad: &[u32], good: &[u32], want: (u32, usize)) -> Vec<f32> {
     let count = graph.shape(y).iter().product();
     let mut session = open(graph, y);
@@ -243,7 +243,7 @@ fn bad_indices_stop_the_step() {
     assert_eq!(bad_index(&mut g, y, &[0, 4], &[2, 2], (4, 3)), [3.0, 3.0]);
 }
 
-/// A step fails if the mask (the input `ids`) requires a third element from a source of two.
+/// A step fails if the mask (the input `ids`) requires a third element, but the source has only two.
 #[test]
 fn a_short_source_stops_the_step() {
     let mut g = Graph::new();

@@ -1,5 +1,5 @@
-//! Tests of this crate that may share a process: one binary is linked only once. Other test binaries give their reason
-//! at the top.
+//! Tests of this crate that may share a process. They are one binary, because one is faster to link. Other test
+//! binaries give their reason at the top.
 
 mod attention;
 mod cached;

@@ -1,4 +1,4 @@
-//! Tests of parameters that kernels read in another order than row by row. Users do not see the order.
+//! Tests of parameters that are stored in another order than row by row. Users do not see the order.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph, NodeId, Session};
 use meganeura_cpu::CpuDevice;
 
-/// Number of rows: more than one panel has, and some rows are in no panel.
+/// Number of rows. It is larger than a panel, and some rows are in no panel.
 const ROWS: usize = 53;
 const WIDTH: usize = 3 * BLOCK;
 
@@ -30,7 +30,7 @@ fn table(g: &mut Graph, name: &str, format: BlockFormat) -> [NodeId; 2] {
     [words, scales]
 }
 
-/// Returns a graph that multiplies table rows, gathered by index, by the table, as in models with tied embeddings.
+/// Returns a graph that gathers rows of a table and multiplies them by the table, as in models with tied embeddings.
 fn tied(format: BlockFormat, rows: usize) -> Graph {
     let mut g = Graph::new();
     let [words, scales] = table(&mut g, "table", format);
@@ -42,7 +42,7 @@ fn tied(format: BlockFormat, rows: usize) -> Graph {
     g
 }
 
-/// Returns the bytes of the integers and of the scales, and the numbers that they represent.
+/// Returns the bytes of the integers, the bytes of the scales, and the numbers that they represent.
 fn numbers(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let bytes: Vec<u8> = (0..ROWS * WIDTH / BLOCK * format.bytes())
         .map(|i| (i * 37 % 253) as u8)
@@ -62,7 +62,7 @@ fn check(y: &[f32], ids: &[u32], numbers: &[f32], what: &str) {
             let terms = terms.map(|(a, b)| f64::from(*a) * f64::from(*b));
             let (sum, size) = terms.fold((0.0, 0.0), |(s, z), t| (s + t, z + t.abs()));
             let found = f64::from(y[i * ROWS + j]);
-            // CPUs with VNNI round each number of a row by about 2^-16 of the largest of its block.
+            // On CPUs with VNNI, each number of a row is rounded by about 2^-16 of the largest number of its block.
             assert!(
                 (found - sum).abs() <= 6e-5 * size,
                 "{what} [{i}, {j}]: {found}, not {sum}"
@@ -99,7 +99,7 @@ fn tied_tables_are_read_by_row_and_as_a_matrix() {
     }
 }
 
-/// Segments of a plan share weights, for one row, a few rows, and many rows.
+/// Segments of a plan, with one row, a few rows and many rows, share weights.
 #[test]
 fn segments_read_the_same_table() {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
@@ -136,7 +136,7 @@ fn segments_read_the_same_table() {
     }
 }
 
-/// If one reader requires row order, all readers of the same weights use it.
+/// All readers of the same weights use row order if one of them requires it.
 #[test]
 fn expanded_tables_stay_in_the_order_of_rows() {
     for format in BlockFormat::ALL {

@@ -1,4 +1,5 @@
-//! Tests of tensors that are parts of a larger buffer, with the executable's own access functions and the general ones.
+//! Tests of tensors that are parts of a larger buffer. They use the executable's own access functions and the default
+//! ones.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use meganeura_core::plan::{BufferRef, Part};
 use meganeura_core::{Graph, Result, Shape, TensorType};
 use meganeura_cpu::CpuDevice;
 
-/// An executable that uses the general access functions for parts.
+/// An executable that uses the default access functions for parts.
 struct ExecutableWithoutParts(Box<dyn Executable>);
 
 impl Executable for ExecutableWithoutParts {
@@ -29,8 +30,8 @@ impl Executable for ExecutableWithoutParts {
     }
 }
 
-/// Returns two executables of a plan, with and without its own access functions, and the buffer and type of a parameter
-/// of this shape.
+/// Returns two executables of a plan, with and without its own access functions, and the buffer and type of its
+/// parameter, which has this shape.
 fn pair(shape: &[usize]) -> ([Box<dyn Executable>; 2], BufferRef, TensorType) {
     let mut graph = Graph::new();
     let p = graph.parameter("p", shape);
@@ -54,7 +55,7 @@ fn contents(executable: &mut dyn Executable, buffer: BufferRef, ty: &TensorType)
 
 #[test]
 fn parts_are_where_the_general_way_has_them() {
-    // The last ones are worth several tasks.
+    // The last parts are large enough for several tasks.
     for (shape, axis, start, size) in [
         (vec![7], 0, 2, 3),
         (vec![5, 9], 1, 2, 4),

@@ -1,4 +1,4 @@
-//! Tests of parameters of few bits in sessions, and of training the layers around them.
+//! Tests of quantised parameters in sessions, and of training the layers around them.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn packed(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     (bytes, scales.iter().flat_map(|s| s.to_le_bytes()).collect(), numbers)
 }
 
-/// Returns a loss of `x [3, WIDTH]` times the trained `a [WIDTH, WIDTH]`, times a weight that is not trained.
+/// Returns a loss of `x [3, WIDTH]` times the trained weight `a [WIDTH, WIDTH]`, times a weight that is not trained.
 fn graph(format: Option<BlockFormat>) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[3, WIDTH]);
@@ -95,7 +95,7 @@ fn bytes_of_parameters_go_in_and_out() {
     let mut first = session(&g, Mode::Inference);
     first.try_set_parameter_bytes("words", &bytes).expect("words");
     first.try_set_parameter_bytes("scales", &scales).expect("scales");
-    // Distributions are for numbers that are trained.
+    // Initial distributions only apply to trained parameters.
     first.initialize_parameters(3);
     assert_eq!(first.try_read_parameter_bytes("words").expect("words"), bytes);
     let mut second = session(&g, Mode::Inference);
@@ -118,7 +118,7 @@ fn bytes_of_parameters_go_in_and_out() {
     assert!(second.try_set_parameter_bytes("other", &[]).is_err());
 }
 
-/// Weights in `f16` are read without conversion in advance, also by a kernel for many rows.
+/// Weights in `f16` are not converted in advance, even for the kernel of many rows.
 #[test]
 fn products_of_half_precision() {
     for rows in [1, 5, 40] {

@@ -48,7 +48,7 @@ fn another_number_of_steps_starts_a_new_average() {
     assert_eq!(session.read_parameter("w"), [0.0; 3], "one of two steps");
     step(&mut session, 3.0);
     assert_eq!(session.read_parameter("w"), [-2.0; 3]);
-    // A change of the rate does not change the average, and neither does a pause.
+    // A change of the rate does not change the average, and neither does a pause of the optimizer.
     step(&mut session, 2.0);
     session.clear_optimizer();
     step(&mut session, 1000.0);

@@ -6,8 +6,8 @@ use meganeura_shaders::host::{FRAMES, fault_in};
 use super::CudaExecutable;
 
 impl CudaExecutable {
-    /// Waits for the submission of a frame, and records a fault in it. Older submissions must
-    /// already be finished.
+    /// Waits for the submission of a frame, and records its fault, if any. Older submissions must already be
+    /// finished.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
         if let Some((segments, number, time)) = self.frames[at].take_compared()?
@@ -25,7 +25,7 @@ impl CudaExecutable {
             return Ok(());
         };
         self.faults.rolled_back += 1;
-        // Later submissions detected the fault and did nothing.
+        // Later submissions have detected the fault and have done nothing.
         for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
             if self.frames[later].ticket > self.frames[at].ticket {
                 self.wait_for(later)?;
@@ -58,7 +58,7 @@ impl CudaExecutable {
     /// Returns a recorded fault as an error, once.
     ///
     /// # Errors
-    /// The fault.
+    /// The recorded fault.
     pub(super) fn tell(&mut self) -> Result<()> {
         self.faults.untold.take().map_or(Ok(()), Err)
     }

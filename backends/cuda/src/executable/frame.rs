@@ -1,4 +1,4 @@
-//! The submission of one step, and how the host waits for it.
+//! The resources of a submission, and how the host waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,22 +11,23 @@ use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::memory::HostMemory;
 
-/// Resources of one step, or of a submission between steps.
+/// Resources of the submission of one step, or of a submission between steps.
 pub(super) struct Frame {
     pub(super) upload: HostMemory,
     pub(super) download: HostMemory,
-    /// Results that are copied to `download`.
+    /// Results that the submission copies to `download`.
     pub(super) copied: Vec<Copy>,
     /// Event at the end of the submission.
     pub(super) complete: Event,
     /// `true` if the submission is enqueued and the host has not waited for it yet.
     pub(super) running: bool,
     pub(super) ticket: Ticket,
-    /// Events before and after the launches of a step. They are created for the first step whose time is compared.
+    /// Events before and after the launches of a step. They are created when the time of a step is measured for the
+    /// first time.
     around: Option<[Event; 2]>,
-    /// Segments of the step, and index of the graph whose time is measured.
+    /// Segments of the step, and index of the graph whose time is measured; `None` if no time is measured.
     pub(super) compared: Option<(Vec<usize>, usize)>,
-    /// `true` if `download` begins with a fault report that was not read yet.
+    /// `true` if `download` begins with a fault report that has not been read yet.
     pub(super) unread_report: bool,
 }
 
@@ -57,8 +58,7 @@ impl Frame {
         Ok(self.around.insert(events))
     }
 
-    /// Returns segments and index of the measured graph, and its time. The submission must be
-    /// complete.
+    /// Returns the segments and index of the measured graph, and its time. The submission must be complete.
     ///
     /// # Errors
     /// Errors of the driver.

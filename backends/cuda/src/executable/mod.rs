@@ -31,12 +31,12 @@ use crate::kernels::Request;
 use crate::memory::Arena;
 use crate::program::{Access, ExtraBindings, Phase, batches, ready};
 
-/// Maximum bytes per copy between host and device. If more bytes of writes are collected, they are submitted without a
-/// step.
+/// Maximum number of bytes per copy between host and device. When the collected writes reach it, they are submitted
+/// without a step.
 const STAGED: usize = 64 << 20;
-/// Size of the scalar block that kernels read, in bytes. It does not depend on the number of scalars.
+/// Size of the scalar block that kernels read, in bytes. It does not depend on the number of scalars of the plan.
 const SCALAR_BYTES: usize = 4 * meganeura_shaders::INLINE_SCALARS;
-/// Maximum number of graphs that are kept, for different combinations of segments.
+/// Maximum number of graphs in the cache, one for each combination of segments.
 const MAX_GRAPHS: usize = 64;
 
 fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
@@ -49,12 +49,12 @@ struct Stream {
     raw: sys::CUstream,
 }
 
-// SAFETY: streams of CUDA belong to their context and to no thread.
+// SAFETY: streams of CUDA belong to their context. They are not bound to a thread.
 unsafe impl Send for Stream {}
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: it was made by the driver.
+        // SAFETY: the driver created the stream.
         self.gpu.free(|| unsafe { result::stream::destroy(self.raw) });
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Stream {
 struct Scalars {
     buffers: Vec<BufferRef>,
     bytes: Vec<u8>,
-    /// `true` if the values were changed since they were copied to the device.
+    /// `true` if the values have changed since the last copy to the device.
     changed: bool,
 }
 
@@ -76,7 +76,7 @@ impl Scalars {
 
 /// A compiled plan with its memory.
 pub(crate) struct CudaExecutable {
-    // Fields are dropped in this order: graphs go before the memory that they use.
+    // Fields are dropped in this order: graphs must be dropped before the memory that they use.
     graphs: HashMap<Vec<usize>, Replay>,
     /// Graphs with an event after each phase, by segments and frame.
     measured: HashMap<(Vec<usize>, usize), MeasuredGraph>,
@@ -91,7 +91,7 @@ pub(crate) struct CudaExecutable {
     plan_buffers: usize,
     scalars: Scalars,
     copier: Arc<Copier>,
-    /// Events that each step records when it has finished using certain buffers.
+    /// Events that each step records when it no longer uses certain buffers.
     signals: Vec<Signal>,
     /// Setting for the order of launches within a step.
     order: Order,
@@ -103,16 +103,16 @@ pub(crate) struct CudaExecutable {
     profile: Profile,
     reporters: Vec<Reporter>,
     host_validated: HostValidated,
-    /// Parameters and states that a step writes before its last possible fault is found.
+    /// Parameters and states that a step writes while a fault can still occur.
     exposed: Vec<BufferRef>,
-    /// Copies of the `exposed` buffers. Each frame's step saves them.
+    /// Copies of the `exposed` buffers for each frame. The step of the frame saves them.
     saved: [Vec<SavedRange>; FRAMES],
     faults: Faults,
     /// Index of the frame of the last submission.
     current: usize,
     submissions: u64,
     writes: PendingWrites,
-    /// Host reads since the last step. The same reads are expected after the next step.
+    /// Reads of the host since the last step. The same reads are expected after the next step.
     expected: Vec<Copy>,
 }
 
@@ -123,7 +123,8 @@ impl CudaExecutable {
     /// Not enough memory; kernels that the compiler or the driver rejects.
     pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Self, CompileFailure> {
         let gpu = device.gpu();
-        // After the buffers of the draft: the scalar block of kernels, and the numbers from 0 on.
+        // Two more buffers follow the buffers of the draft: the scalar block of kernels, and a table of the numbers
+        // from 0 on.
         let numbers = draft.reporters.len().max(1);
         let mut sizes = draft.sizes.clone();
         sizes.extend([SCALAR_BYTES as u64, 4 * numbers as u64]);
@@ -192,8 +193,8 @@ impl CudaExecutable {
         Ok(executable)
     }
 
-    /// Writes initial contents: zeros, constants, nonzero initial values of states, constant tables, and the numbers
-    /// from 0 on.
+    /// Writes the initial contents: zeros, constants, nonzero initial values of states, constant tables, and the
+    /// table of the numbers from 0 on.
     fn fill(&mut self, plan: &ExecutionPlan, tables: &[Arc<[u32]>]) -> Result<()> {
         let (arena, stream) = (&self.arena, self.stream.raw);
         self.gpu.call("clearing memory", || arena.clear(stream))?;
@@ -215,7 +216,8 @@ impl CudaExecutable {
         let address = self.arena.address(self.extras.numbers, 0);
         self.begin()?;
         // The driver copies this memory before the call returns.
-        // SAFETY: the range is that of the buffer, and the bytes are copied or waited for before they go.
+        // SAFETY: the range is that of the buffer. The bytes are copied, or the stream is synchronized, before they
+        // are dropped.
         self.gpu.call("uploading", || unsafe {
             result::memcpy_htod_async(address, &numbers, stream)?;
             result::stream::synchronize(stream)
@@ -224,7 +226,7 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Returns the location in memory of a range in a plan buffer.
+    /// Returns the memory location of a range of a plan buffer.
     fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<BufferLocation> {
         if buffer.index() < self.plan_buffers {
             self.any_place(buffer, offset, len)
@@ -233,7 +235,7 @@ impl CudaExecutable {
         }
     }
 
-    /// Returns the location in memory of a range in any buffer.
+    /// Returns the memory location of a range of any buffer.
     fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<BufferLocation> {
         let outside = || outside(buffer, offset, len);
         let own = self.arena.place(buffer.index()).ok_or_else(outside)?;
@@ -253,13 +255,13 @@ impl CudaExecutable {
         (self.current + 1) % FRAMES
     }
 
-    /// Collects a write, in pieces that are small enough to be staged.
+    /// Adds a write to the collected writes, in pieces that are small enough to be staged.
     fn stage(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         for (offset, piece) in (offset..).step_by(STAGED).zip(bytes.chunks(STAGED)) {
             if self.writes.add(buffer, offset, piece, STAGED).is_err() {
                 self.begin()?;
                 self.submit()?;
-                // A single piece always fits.
+                // A single piece always fits into empty writes.
                 let _ = self.writes.add(buffer, offset, piece, STAGED);
             }
         }
@@ -392,8 +394,7 @@ impl Executable for CudaExecutable {
     fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
         let place = self.place(buffer, 0, 0)?;
         let is_scalar = self.scalars.buffers.contains(&buffer);
-        // Data that is restored after a fault, or read by the host, must be written through the
-        // executable.
+        // Data that is restored after a fault, or that the host reads, must be written through the executable.
         if is_scalar || self.host_validated.holds(buffer) || self.exposed.contains(&buffer) {
             return Ok(None);
         }
@@ -428,7 +429,7 @@ impl Executable for CudaExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            // A scalar may be smaller than a word.
+            // Write only the bytes of this scalar: `bytes` may be longer.
             let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
@@ -477,7 +478,7 @@ impl Executable for CudaExecutable {
 
 impl Drop for CudaExecutable {
     fn drop(&mut self) {
-        // The outcome of the steps cannot be reported here.
+        // The result of the steps cannot be reported here.
         let _ = self.finish_all();
     }
 }

@@ -1,21 +1,21 @@
 //! Replay of the launches of a combination of segments, and selection of the faster of two graphs.
 //!
-//! The launches have one of two orders. As branches, independent launches run in parallel; as a chain, each launch
-//! begins before its predecessor has ended. Which order is faster depends on the step, so the first replays use both in
-//! turns.
+//! The graphs order the launches in two ways. As branches, independent launches run in parallel. As a chain, each
+//! launch begins before its predecessor has ended. Which graph is faster depends on the step, so the first replays
+//! use both alternately.
 
 use std::time::Duration;
 
 use crate::graph::Graph;
 
-/// Number of replays of each order that are not counted, because caches are cold and clocks are low.
+/// Number of replays of each graph whose times are discarded, because caches are cold and clocks are low.
 const WARM_UP: usize = 2;
-/// Number of replays of each order whose times are compared.
+/// Number of replays of each graph whose times are compared.
 const COMPARED: usize = 8;
 
-/// The graphs of the same launches, and the times for selecting one of them.
+/// The graphs of the same launches, and the times by which one of them is selected.
 pub(super) struct Replay<G = Graph> {
-    /// The selected graph, or both graphs while they are used in turns.
+    /// The selected graph, or both graphs while they are used alternately.
     graphs: Vec<G>,
     launched: usize,
     /// Measured times of each graph.
@@ -23,7 +23,7 @@ pub(super) struct Replay<G = Graph> {
 }
 
 impl<G> Replay<G> {
-    /// Creates a replay that uses the graphs in turns until it has selected the fastest.
+    /// Creates a replay that uses the graphs alternately until it has selected the fastest one.
     pub(super) fn new(graphs: Vec<G>) -> Self {
         Replay {
             times: vec![Vec::new(); graphs.len()],
@@ -43,9 +43,9 @@ impl<G> Replay<G> {
         Some((self.graphs.get(number)?, counts.then_some(number)))
     }
 
-    /// Records a time of a graph. Keeps only the fastest graph once there are enough times of each.
+    /// Records a time of a graph. When there are enough times of each graph, keeps only the fastest graph.
     ///
-    /// Returns the index of the selected graph if this time decided.
+    /// Returns the index of the selected graph if this time completed the measurement.
     pub(super) fn note(&mut self, number: usize, time: Duration) -> Option<usize> {
         self.times.get_mut(number)?.push(time);
         if self.graphs.len() < 2 || self.times.iter().any(|times| times.len() < COMPARED) {
@@ -58,7 +58,7 @@ impl<G> Replay<G> {
         let medians: Vec<Duration> = self.times.iter_mut().map(median).collect();
         let fastest = (0..medians.len()).min_by_key(|&number| medians[number])?;
         log::debug!("{}: graphs take {medians:?}; graph {fastest} is kept", crate::gpu::NAME);
-        // The driver keeps a graph that is still running.
+        // The driver keeps a graph alive while it runs.
         self.graphs = vec![self.graphs.swap_remove(fastest)];
         self.times.clear();
         Some(fastest)
@@ -81,7 +81,7 @@ mod tests {
                 continue;
             };
             measured.push(number);
-            // The slower one has the shortest time once.
+            // The slower graph has the shortest single time.
             let micros = match (number, measured.len()) {
                 (0, 1) => 1,
                 (0, _) => 30,
@@ -96,7 +96,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(replay.next(), Some((&"chain", None)));
         }
-        // A late time has no effect.
+        // A time after the selection has no effect.
         assert_eq!(replay.note(0, Duration::ZERO), None);
         assert_eq!(replay.next(), Some((&"chain", None)));
     }

@@ -1,4 +1,4 @@
-//! Work that a submission enqueues before and after the launches of its step.
+//! The work that a submission enqueues before and after the launches of its step.
 
 use std::ffi::c_void;
 use std::time::Instant;
@@ -14,11 +14,11 @@ use crate::copies::{Copier, SmallCopy, runs};
 use crate::event::Event;
 use crate::graph::Graph;
 
-/// Enqueues copies between host and device memory. A kernel does the small ones.
+/// Enqueues copies between host and device memory. A kernel executes the small ones.
 ///
 /// # Safety
-/// All ranges must be valid and must not change until the copies are complete; host ranges must have been allocated by
-/// the driver.
+/// All ranges must be valid and must not change until the copies are complete. The driver must have allocated host
+/// ranges.
 unsafe fn copy(
     copier: &Copier,
     copies: &[SmallCopy],
@@ -76,7 +76,7 @@ impl CudaExecutable {
         let (arena, stream) = (&self.arena, self.stream.raw);
         self.gpu.call("uploading", || {
             if let Some((frame, fault)) = undone {
-                // SAFETY: the ranges are within buffers, also below.
+                // SAFETY: the ranges are within buffers, here and below.
                 unsafe { result::memset_d8_async(arena.address(fault, 0), 0, fault.bytes as usize, stream) }?;
                 for part in &self.saved[frame] {
                     let (own, copy) = (arena.address(part.own, 0), arena.address(part.copy, 0));
@@ -97,7 +97,7 @@ impl CudaExecutable {
             if scalars {
                 let len = self.scalars.bytes.len() as u64;
                 let from = staged + (self.writes.bytes.len() as u64 - len);
-                // The block that kernels bind, and the list for kernels that need more scalars.
+                // The scalar block that kernels bind, and the list of scalars for kernels that need more of them.
                 all.push(SmallCopy {
                     to: arena.address(self.extras.scalars, 0),
                     from,
@@ -112,7 +112,7 @@ impl CudaExecutable {
                     bytes: len,
                 }));
             }
-            // SAFETY: the frame's memory has these bytes, and stays until the frame is finished.
+            // SAFETY: the memory of the frame contains these bytes, and stays valid until the frame is finished.
             unsafe { copy(&self.copier, &all, Direction::ToDevice, stream) }
         })?;
         self.writes.clear();
@@ -196,8 +196,8 @@ impl CudaExecutable {
         });
         let all: Vec<SmallCopy> = report.into_iter().chain(results).collect();
         self.gpu.call("downloading", || {
-            // SAFETY: the frame's memory has room, and stays valid until the frame is finished; the
-            // other ranges are within buffers.
+            // SAFETY: the memory of the frame is large enough, and stays valid until the frame is finished. The other
+            // ranges are within buffers.
             unsafe { copy(&self.copier, &all, Direction::ToHost, stream) }
         })?;
         frame.unread_report = fault.is_some();

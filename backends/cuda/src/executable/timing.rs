@@ -1,4 +1,4 @@
-//! Steps whose launches are measured by device events between them.
+//! Measured steps: device events between launches measure their times.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Tag {
 }
 
 impl Tag {
-    /// Creates the label of dispatches with these titles.
+    /// Creates the label for dispatches. `titles` contains the titles of all dispatches.
     pub(super) fn of(dispatches: &[u32], titles: &[String]) -> Self {
         let titles = dispatches.iter().filter_map(|&dispatch| titles.get(dispatch as usize));
         Tag {
@@ -28,7 +28,7 @@ impl Tag {
     }
 }
 
-/// A step as a graph with an event before its first phase, and one after each phase.
+/// A graph of a step with an event before the first phase, and an event after each phase.
 pub(super) struct MeasuredGraph {
     pub(super) graph: Graph,
     pub(super) events: Vec<Event>,
@@ -37,7 +37,7 @@ pub(super) struct MeasuredGraph {
 
 /// A step whose times are measured.
 pub(super) struct MeasuredStep {
-    /// Segments and frame of the step's graph. The graph is not launched again before its times are read.
+    /// Segments and frame of the step's graph. The graph is not launched again until its times are read.
     pub(super) graph: (Vec<usize>, usize),
     pub(super) step: Ticket,
     pub(super) submitted: Instant,
@@ -46,7 +46,7 @@ pub(super) struct MeasuredStep {
 /// The measured times of steps.
 #[derive(Default)]
 pub(super) struct Profile {
-    /// Steps whose times were not read yet; they may be incomplete.
+    /// Steps whose times have not been read yet. They may be incomplete.
     pub(super) pending: Vec<MeasuredStep>,
     passes: Vec<PassTiming>,
     /// Ticket of the last measured step, and the total time of its launches.
@@ -54,7 +54,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Reads the times of all steps up to the last completed one.
+    /// Reads the times of all measured steps up to `last`.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -89,7 +89,7 @@ impl Profile {
         std::mem::take(&mut self.passes)
     }
 
-    /// Returns the total time of a step's launches, if it is the last step that was measured.
+    /// Returns the total time of a step's launches if it is the last measured step.
     pub(super) fn spent_on(&self, step: Ticket) -> Option<Duration> {
         self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
     }

@@ -20,23 +20,25 @@ use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::memory::DeviceMemory;
 
-/// Interval at which the progress of collectives is checked.
-const LOOK: Duration = Duration::from_millis(10);
-/// Maximum time of polling for a collective.
-const ASKING: Duration = Duration::from_millis(2);
-/// Priority of collectives that run concurrently with kernels. It is below every device's range, so it is clamped to
-/// the highest priority. Otherwise the few blocks of a collective would wait for the many blocks of large kernels.
+/// Interval between checks of the progress of collectives.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum duration of polling for a collective.
+const POLL_TIME: Duration = Duration::from_millis(2);
+/// Priority of the stream of collectives that run concurrently with kernels. It is below the range of every device,
+/// so it is clamped to the highest priority. With a lower priority, the few blocks of a collective would wait for the
+/// many blocks of large kernels.
 const FIRST: i32 = -100;
-/// Maximum time that an NCCL call needs for its first instructions. It must not be aborted during them.
-const ENTERING: Duration = Duration::from_millis(100);
+/// Time limit for the first instructions of an NCCL call. The call must not be aborted during them.
+const ENTRY_TIME: Duration = Duration::from_millis(100);
 
-/// Returns the bytes of a slice of numbers.
+/// Returns the numbers of a slice as bytes.
 pub(super) fn bytes_of(data: &mut [f32]) -> &mut [u8] {
-    // SAFETY: `f32` has no padding and every bit pattern is valid; the length in bytes is that of the slice; the borrow is exclusive.
+    // SAFETY: `f32` has no padding and every bit pattern is valid. The slice of bytes has the same size, and the
+    // borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
-/// Makes work that is enqueued later wait for an event.
+/// Makes a stream wait for an event before later work.
 ///
 /// # Safety
 /// The stream and the event must be valid.
@@ -49,7 +51,7 @@ fn transport(error: impl std::fmt::Display) -> CollectiveFailure {
     CollectiveFailure::Transport(error.to_string())
 }
 
-/// NCCL's communicator. It is aborted if a collective stalls.
+/// The communicator of NCCL. It is aborted if a collective stalls.
 struct Comm {
     nccl: Nccl,
     raw: RawComm,
@@ -61,8 +63,7 @@ struct Comm {
     lost: Box<dyn Fn() -> Option<LostRank> + Send + Sync>,
 }
 
-// SAFETY: the library's communicators may be used from any thread, one at a time; aborting
-// concurrently is allowed.
+// SAFETY: any thread may use a communicator, but only one at a time. Only the abort may be concurrent.
 unsafe impl Send for Comm {}
 // SAFETY: as above: enqueueing requires an exclusive reference to the device.
 unsafe impl Sync for Comm {}
@@ -100,21 +101,21 @@ impl Comm {
         }
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
         let begun = Instant::now();
-        while self.inside.load(Ordering::SeqCst) > 0 && begun.elapsed() < ENTERING {
+        while self.inside.load(Ordering::SeqCst) > 0 && begun.elapsed() < ENTRY_TIME {
             thread::sleep(Duration::from_millis(1));
         }
-        // SAFETY: no more calls enter; calls inside are waiting, and this ends them.
+        // SAFETY: no more calls enter. The calls inside the library are waiting, and the abort ends them.
         unsafe { self.nccl.abort(self.raw) };
         true
     }
 
-    /// Returns the reason why a collective that started at `since` has stalled, if it has.
+    /// Returns the failure if a collective that started at `since` has stalled, or if NCCL or a peer failed.
     fn stalled(&self, since: Option<Instant>, limit: Duration) -> Option<CollectiveFailure> {
         if let Some((peer, reason)) = (self.lost)() {
             return Some(CollectiveFailure::PeerLost { peer, reason });
         }
         let error = match self.enter() {
-            // SAFETY: it was not aborted.
+            // SAFETY: the communicator has not been aborted.
             Ok(_inside) => unsafe { self.nccl.asynchronous_error(self.raw) },
             Err(failure) => return Some(failure),
         };
@@ -129,16 +130,16 @@ impl Comm {
     }
 }
 
-/// A collective on the device that may not be complete.
+/// A collective on the device that may still be running.
 struct RunningCollective {
     before: Event,
     behind: Event,
-    /// Start of the time limit: when the collective became the next one to run.
+    /// Start of the time limit: the time when the collective became the first in the queue.
     since: Option<Instant>,
     limit: Duration,
 }
 
-/// State that is shared with the watching thread.
+/// State that the watching thread shares with the device.
 #[derive(Default)]
 struct Watch {
     queue: Mutex<VecDeque<RunningCollective>>,
@@ -150,7 +151,7 @@ impl Watch {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes completed collectives, and aborts stalled ones.
+    /// Removes completed collectives from the queue, and aborts stalled ones.
     fn look(&self, comm: &Comm) {
         let mut queue = self.queue();
         while queue
@@ -172,7 +173,7 @@ impl Watch {
     }
 }
 
-/// Growing device memory for host data.
+/// Growing device memory for the data of the host.
 #[derive(Default)]
 struct Staging(Option<(DeviceMemory, usize)>);
 
@@ -192,7 +193,7 @@ pub(super) struct Device {
     gpu: Arc<Gpu>,
     comm: Arc<Comm>,
     ordinal: sys::CUdevice,
-    /// Stream for host data, and for tensors that are complete before the rest of their queue.
+    /// Stream for data of the host, and for tensors that are complete before the other work in their queue.
     stream: sys::CUstream,
     from: Staging,
     to: Staging,
@@ -200,11 +201,11 @@ pub(super) struct Device {
     thread: Option<JoinHandle<()>>,
 }
 
-// SAFETY: streams of CUDA belong to their context and to no thread.
+// SAFETY: streams of CUDA belong to their context. They are not bound to a thread.
 unsafe impl Send for Device {}
 
 impl Device {
-    /// Joins the other ranks with a GPU. `lost` returns a rank that ended early, if there is one.
+    /// Joins the other ranks with a GPU. `lost` returns a rank that ended early, if any.
     ///
     /// # Errors
     /// Errors of the driver and the library.
@@ -241,7 +242,7 @@ impl Device {
             move || {
                 while !watch.stops.load(Ordering::Acquire) {
                     watch.look(&comm);
-                    thread::sleep(LOOK);
+                    thread::sleep(CHECK_INTERVAL);
                 }
             }
         });
@@ -266,12 +267,12 @@ impl Device {
         self.comm.enter().map(|_| ())
     }
 
-    /// Aborts all enqueued and later work. Returns `true` if it was not aborted before.
+    /// Aborts all enqueued and future work. Returns `true` if it was not aborted before.
     pub(super) fn end(&self) -> bool {
         self.comm.end(None)
     }
 
-    /// Returns whether an address in GPU memory belongs to this GPU; `None` for other memory.
+    /// Returns `true` if an address in GPU memory belongs to this GPU, and `None` for other memory.
     pub(super) fn holds(&self, address: u64) -> Option<bool> {
         let attribute = |which, to: *mut c_void| {
             // SAFETY: the target is as large as the attribute, a 32-bit number.
@@ -325,12 +326,12 @@ impl Device {
         {
             let inside = self.comm.enter()?;
             let enqueued = self.gpu.within(|| {
-                // SAFETY: the device memory is large enough, and the bytes stay valid until the
-                // copy is complete: it is awaited below, or the driver has copied them.
+                // SAFETY: the device memory is large enough. The bytes stay valid until the copy is complete, because
+                // it is awaited below, or the driver has already copied them.
                 unsafe { result::memcpy_htod_async(source, from, stream) }
                     .map_err(|error| Error::backend(NAME, crate::driver::text(error)))?;
-                // SAFETY: the communicator was not aborted; the memory is as large as the operation
-                // requires, and stays valid.
+                // SAFETY: the communicator has not been aborted. The memory has the size that the operation requires,
+                // and stays valid.
                 unsafe {
                     self.comm
                         .nccl
@@ -346,7 +347,7 @@ impl Device {
         }
         let begun = Instant::now();
         while !behind.is_complete().map_err(transport)? {
-            if begun.elapsed() < ASKING {
+            if begun.elapsed() < POLL_TIME {
                 std::hint::spin_loop();
                 continue;
             }
@@ -355,18 +356,19 @@ impl Device {
             }
             thread::sleep(Duration::from_micros(200));
         }
-        // An aborted collective also completes.
+        // Aborted collectives also end the wait.
         self.usable()?;
         let Some(to) = to else { return Ok(()) };
         let read = self.gpu.call("downloading", || {
-            // SAFETY: the memory is as large.
+            // SAFETY: the device memory has the size of `to`.
             unsafe { result::memcpy_dtoh_sync(to, target) }
         });
         read.map_err(transport)
     }
 
-    /// Enqueues the averages of tensors, either in the tensors' own queue, or on a separate stream as soon as each is
-    /// ready. In the second case, the queue then waits for all averages.
+    /// Enqueues the averages of tensors. If each tensor has an event, they are enqueued on a separate stream as soon
+    /// as the tensors are ready, and the tensors' queue then waits for all averages. Otherwise they are enqueued in
+    /// the tensors' queue.
     ///
     /// # Errors
     /// As [`Device::run`], including errors of earlier averages.
@@ -386,7 +388,7 @@ impl Device {
             return Err(CollectiveFailure::PeerLost { peer, reason });
         }
         let queue = queue as sys::CUstream;
-        // If a tensor has no event, all wait for their queue.
+        // If one of the tensors has no event, all of them are averaged in their queue.
         let is_early = tensors.iter().all(|tensor| tensor.ready.is_some());
         let stream = if is_early { self.stream } else { queue };
         let groups = tensors.chunk_by(|a, b| !is_early || a.ready == b.ready);
@@ -397,8 +399,7 @@ impl Device {
         let enqueued = self.gpu.within(|| {
             for (number, group) in groups.enumerate() {
                 if let Some(ready) = group[0].ready.filter(|_| is_early) {
-                    // SAFETY: the event belongs to the owner of the tensors, who keeps it as long
-                    // as them.
+                    // SAFETY: the event belongs to the owner of the tensors, and lives as long as the tensors.
                     unsafe { wait_for(stream, ready as sys::CUevent) }.map_err(failed)?;
                 }
                 if number == 0 {
@@ -408,9 +409,8 @@ impl Device {
                     group.iter().try_for_each(|tensor| {
                         let places = [tensor.buffer.address; 2];
                         let operation = Operation::AllReduce { mean: true };
-                        // SAFETY: the communicator was not aborted; the buffers have at least this
-                        // many elements, by the test above, and stay valid until their queue has
-                        // passed this point.
+                        // SAFETY: the communicator has not been aborted. By the check above, the buffers have at
+                        // least this number of elements. They stay valid until their queue has passed this point.
                         unsafe {
                             self.comm
                                 .nccl
@@ -422,7 +422,7 @@ impl Device {
             }
             behind.record(stream).map_err(failed)?;
             if is_early {
-                // SAFETY: both are valid; a deleted event is still waited for.
+                // SAFETY: the queue and the event are valid. The wait remains valid after the event is deleted.
                 unsafe { wait_for(queue, behind.raw()) }.map_err(failed)
             } else {
                 Ok(())
@@ -444,7 +444,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         // Enqueued work completes, or the watching thread aborts it.
         while !self.watch.queue().is_empty() && !self.comm.ended.load(Ordering::SeqCst) {
-            thread::sleep(LOOK);
+            thread::sleep(CHECK_INTERVAL);
         }
         self.watch.stops.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -452,12 +452,12 @@ impl Drop for Device {
         }
         if !self.comm.ended.swap(true, Ordering::SeqCst) {
             let _ = self.gpu.within(|| {
-                // SAFETY: no more calls enter, and all enqueued work is complete.
+                // SAFETY: no more calls enter the library, and all enqueued work is complete.
                 unsafe { self.comm.nccl.destroy(self.comm.raw) };
                 Ok(())
             });
         }
-        // SAFETY: the driver created it, and no work is enqueued in it.
+        // SAFETY: the driver created the stream, and no work is enqueued in it.
         self.gpu.free(|| unsafe { result::stream::destroy(self.stream) });
     }
 }

@@ -1,9 +1,9 @@
 //! The group of processes that this rank belongs to, from the environment variables of a launcher.
 
-/// Default port of the first rank if `MASTER_PORT` is not set, as in PyTorch.
+/// Default port of the first rank if `MASTER_PORT` is not set; the same as in PyTorch.
 const PORT: u16 = 29_500;
 
-/// Environment variables of each launcher: for the rank, the number of ranks, the local rank, and the number of local
+/// Environment variables of each launcher: the rank, the number of ranks, the local rank, and the number of local
 /// ranks.
 const LAUNCHERS: [[&str; 4]; 4] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
@@ -30,10 +30,10 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Reads the group from environment variables, which `variable` returns.
+    /// Reads the group from environment variables. `variable` returns the value of a variable.
     ///
     /// # Errors
-    /// There are no variables, or they are inconsistent.
+    /// The variables are missing or inconsistent.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let number = |name: &str| match variable(name) {
             None => Ok(None),
@@ -93,7 +93,7 @@ impl Group {
     /// There are too few GPUs.
     pub(super) fn device(&self, count: usize) -> Result<usize, String> {
         match (self.local_rank, count) {
-            // Each process sees only its own GPU.
+            // The launcher has assigned this GPU to the process: it is the only one that the process sees.
             (_, 1) => Ok(0),
             (local, count) if local < count => Ok(local),
             (local, count) => Err(format!(

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use crate::library::{LibraryRequest, LoadedLibrary};
 
-/// Description of the library and its location.
+/// Description of the library, and how it is found.
 const WANTED: LibraryRequest = LibraryRequest {
     variable: "MEGANEURA_NCCL",
     names: &["libnccl.so.2", "libnccl.so"],
@@ -30,21 +30,21 @@ const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 const AVERAGE: c_int = 4;
 
-/// An identifier with which all ranks find the first rank.
+/// The identifier of a group of ranks. With it, all ranks connect to the first rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// An operation between ranks.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Sum of `f32`, or its mean, on every rank.
     AllReduce { mean: bool },
-    /// Sum of `f32` on one rank.
+    /// Sum of `f32`, only on one rank.
     Reduce { root: usize },
-    /// Sum of `f32`, one part on each rank.
+    /// Sum of `f32`, of which each rank receives one part.
     ReduceScatter,
-    /// Bytes of all ranks, on every rank.
+    /// Bytes of all ranks, concatenated on every rank.
     AllGather,
     /// Bytes of one rank, on every rank.
     Broadcast { root: usize },
@@ -66,7 +66,7 @@ impl Nccl {
     /// Opens the library.
     ///
     /// # Errors
-    /// It is not found, or too old.
+    /// The library is not found, or is too old.
     pub(super) fn open() -> Result<Self, String> {
         WANTED.open(|library| {
             let version_of: unsafe extern "C" fn(*mut c_int) -> Status = library.function(c"ncclGetVersion")?;
@@ -94,7 +94,7 @@ impl Nccl {
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
         let make: unsafe extern "C" fn(*mut UniqueId) -> Status = self.library.function(c"ncclGetUniqueId")?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: the pointer is to a local id.
+        // SAFETY: the pointer is to a local identifier.
         self.check(unsafe { make(&mut id) }, "ncclGetUniqueId")?;
         Ok(id)
     }
@@ -157,12 +157,11 @@ impl Nccl {
         }
     }
 
-    /// Enqueues an operation on `elements` of this rank: `f32`, or bytes for operations without a
-    /// sum.
+    /// Enqueues an operation on `elements` elements of this rank: `f32` for sums, bytes for the other operations.
     ///
     /// # Safety
-    /// The communicator is valid; the memory is on its device, as large as the operation requires,
-    /// and stays valid until the stream has passed this point.
+    /// The communicator must be valid. The memory must be on its device, have the size that the operation requires,
+    /// and stay valid until the stream has passed this point.
     ///
     /// # Errors
     /// Errors of the library.
@@ -174,7 +173,7 @@ impl Nccl {
         comm: RawComm,
         stream: sys::CUstream,
     ) -> Result<(), String> {
-        // SAFETY: by the contract of this function, for all calls.
+        // SAFETY: by the contract of this function, which includes all of these calls.
         let (status, name) = unsafe {
             match operation {
                 Operation::AllReduce { mean } => {
@@ -220,7 +219,7 @@ impl Nccl {
         // SAFETY: the function takes no arguments.
         self.check(unsafe { begin() }, "ncclGroupStart")?;
         let enqueued = enqueue();
-        // SAFETY: as above; each group that begins ends.
+        // SAFETY: as above. Every group that was started is ended.
         let ended = self.check(unsafe { end() }, "ncclGroupEnd");
         enqueued.and(ended)
     }
@@ -232,7 +231,7 @@ impl Nccl {
         }
     }
 
-    /// Formats an error with the library's description and its last message.
+    /// Formats an error. The text contains the library's description of the status, and its last error message.
     fn text(&self, status: Status) -> String {
         type Text = unsafe extern "C" fn(Status) -> *const c_char;
         let Ok(describe) = self.library.function::<Text>(c"ncclGetErrorString") else {
@@ -246,8 +245,8 @@ impl Nccl {
             .library
             .function::<unsafe extern "C" fn(RawComm) -> *const c_char>(c"ncclGetLastError");
         let last = last.ok().and_then(|last| {
-            // SAFETY: the argument is not used; it returns null, or a text that is valid until the
-            // next error.
+            // SAFETY: the library does not use the argument. It returns null, or a text that is valid until the next
+            // error.
             let text = unsafe { last(ptr::null_mut()) };
             // SAFETY: as above.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())

@@ -10,26 +10,26 @@ use std::time::{Duration, Instant};
 
 use super::group::Group;
 
-/// First message of a rank. Another program, or another version of this one, sends a different message.
+/// First message of a rank. Connections whose first message differs come from another program or version.
 const GREETING: &[u8; 16] = b"meganeura-nccl 1";
 /// Maximum time to wait for the first message on a connection.
-const FIRST_WORDS: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between attempts to connect.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum length of a failure reason that is sent, in bytes.
 const MAX_REASON: usize = 4096;
 
 /// Maximum size of a message in bytes. It may contain the data of many ranks.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// Kinds of messages: a rank ends with an error (`ENDED`) or after its work, the data of one rank for an exchange, and
-/// the data of all ranks.
+/// Types of messages: a rank ends with an error (`ENDED`) or after its work, the data of one rank for an exchange,
+/// and the data of all ranks.
 const ENDED: u8 = 1;
 const LEFT: u8 = 2;
 const BROUGHT: u8 = 3;
 const ALL: u8 = 4;
 
-/// A rank that ended with an error, and the reason.
+/// A rank that ended with an error, and the reason of the error.
 pub(super) type LostRank = (usize, String);
 
 /// The connections of one rank.
@@ -39,33 +39,33 @@ pub(super) struct Links {
     shared: Arc<LinkState>,
 }
 
-/// State shared between the callers and the threads that listen to connections.
+/// State that callers share with the threads that receive messages.
 #[derive(Default)]
 struct LinkState {
     state: Mutex<State>,
     changed: Condvar,
-    /// Connections, with the rank at the other end.
+    /// Connections, each with the rank at its other end.
     peers: Mutex<Vec<(usize, TcpStream)>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// First rank that was lost.
+    /// First rank that ended with an error.
     lost: Option<LostRank>,
-    /// Ranks that ended after their work was done.
+    /// Ranks that ended after their work was complete.
     left: Vec<usize>,
-    /// Received data of each rank that no exchange has used yet.
-    brought: Vec<(usize, VecDeque<Vec<u8>>)>,
+    /// Data that was received from each rank, and that no exchange has used yet.
+    received: Vec<(usize, VecDeque<Vec<u8>>)>,
 }
 
 impl State {
     fn queue(&mut self, rank: usize) -> &mut VecDeque<Vec<u8>> {
-        let at = self.brought.iter().position(|(known, _)| *known == rank);
+        let at = self.received.iter().position(|(known, _)| *known == rank);
         let at = at.unwrap_or_else(|| {
-            self.brought.push((rank, VecDeque::new()));
-            self.brought.len() - 1
+            self.received.push((rank, VecDeque::new()));
+            self.received.len() - 1
         });
-        &mut self.brought[at].1
+        &mut self.received[at].1
     }
 }
 
@@ -73,11 +73,11 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ExchangeError {
     Lost(LostRank),
-    /// The ranks that did not arrive in time, according to this rank.
+    /// Ranks that did not report in time to this rank.
     Missing(Vec<usize>),
 }
 
-/// The reason why ranks did not find each other.
+/// The reason why the ranks could not connect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RendezvousError {
     /// The ranks that did not arrive in time.
@@ -94,7 +94,7 @@ impl LinkState {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message to all other ranks except one. Errors are ignored, because a rank that cannot receive has ended.
+    /// Sends a message to all other ranks except one. Ignores errors: a rank that cannot receive has already ended.
     fn tell(&self, except: usize, message: &[u8]) {
         for (_, stream) in self.peers().iter_mut().filter(|(peer, _)| *peer != except) {
             let _ = stream.write_all(message);
@@ -151,7 +151,7 @@ impl LinkState {
     }
 }
 
-/// Returns the message of a rank that ends with an error.
+/// Returns the message that reports that a rank ends with an error.
 fn ending(rank: usize, reason: &str) -> Vec<u8> {
     let end = (0..=reason.len().min(MAX_REASON))
         .rev()
@@ -187,7 +187,7 @@ fn read_message(stream: &mut TcpStream) -> io::Result<(u8, usize, Vec<u8>)> {
 }
 
 impl Links {
-    /// Connects all ranks of a group with the first one, which sends `id` to each of them.
+    /// Connects all ranks of a group to the first rank, which sends `id` to each of them.
     ///
     /// # Errors
     /// Ranks that do not arrive within the limit, or that belong to another group; no network.
@@ -226,8 +226,7 @@ impl Links {
         Ok((id, links))
     }
 
-    /// Returns a function for any thread. The function returns the first rank that ended before its work was done, if
-    /// there is one.
+    /// Returns a function that any thread may call. It returns the first rank that ended with an error, if any.
     pub(super) fn watcher(&self) -> impl Fn() -> Option<LostRank> + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.state().lost.clone()
@@ -274,7 +273,7 @@ impl Links {
     }
 }
 
-/// Splits joined data into `count` parts. Each part follows its length.
+/// Splits concatenated data into `count` parts. The length of each part precedes it.
 fn split(mut joined: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
@@ -295,7 +294,7 @@ impl Drop for Links {
     }
 }
 
-/// Accepts the connections of all other ranks, on the first rank.
+/// Accepts the connections of all other ranks. The first rank calls it.
 fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStream)>, RendezvousError> {
     let failed = |what: &str, error: io::Error| RendezvousError::Other(format!("{what} port {}: {error}", group.port));
     let is_local = matches!(group.address.as_str(), "127.0.0.1" | "localhost");
@@ -315,7 +314,7 @@ fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStrea
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
-                thread::sleep(AGAIN / 5);
+                thread::sleep(RETRY_INTERVAL / 5);
                 continue;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -324,7 +323,7 @@ fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStrea
             }
             Err(error) => return Err(failed("waiting at", error)),
         };
-        // Ignore a connection with another first message: it is not a rank.
+        // A connection with another first message is not from a rank: ignore it.
         let Ok((rank, size, mut stream)) = greeting(stream) else {
             continue;
         };
@@ -356,7 +355,7 @@ fn accept(group: &Group, end: Instant, id: &[u8]) -> Result<Vec<(usize, TcpStrea
 /// Receives the first message of a rank, and returns the rank and the size of its group.
 fn greeting(mut stream: TcpStream) -> io::Result<(usize, usize, TcpStream)> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(FIRST_WORDS))?;
+    stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
     stream.set_nodelay(true)?;
     let mut words = [0; 24];
     stream.read_exact(&mut words)?;
@@ -367,7 +366,7 @@ fn greeting(mut stream: TcpStream) -> io::Result<(usize, usize, TcpStream)> {
     Ok((word(&words, 16), word(&words, 20), stream))
 }
 
-/// Connects a rank to the first rank. The first rank answers once all ranks are connected.
+/// Connects a rank to the first rank. The first rank answers when all ranks are connected.
 fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStream), RendezvousError> {
     let place = (group.address.as_str(), group.port);
     let left = || end.saturating_duration_since(Instant::now());
@@ -379,13 +378,13 @@ fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStre
             ))
         })?;
         let connected = places.into_iter().find_map(|place| {
-            let wait = left().clamp(Duration::from_millis(1), FIRST_WORDS);
+            let wait = left().clamp(Duration::from_millis(1), GREETING_TIMEOUT);
             TcpStream::connect_timeout(&place, wait).ok()
         });
         match connected {
             Some(stream) => break stream,
             None if left().is_zero() => return Err(RendezvousError::Missing(vec![0])),
-            None => thread::sleep(AGAIN),
+            None => thread::sleep(RETRY_INTERVAL),
         }
     };
     let mut words = GREETING.to_vec();
@@ -407,7 +406,7 @@ fn call<const N: usize>(group: &Group, end: Instant) -> Result<([u8; N], TcpStre
         Ok((LEFT, _)) => Ok((id, stream)),
         Ok((_, why)) => Err(RendezvousError::Other(String::from_utf8_lossy(&why).into_owned())),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-            // The first rank is running, and waits for other ranks.
+            // The first rank is running, but still waits for other ranks.
             Err(RendezvousError::Missing(Vec::new()))
         }
         Err(error) => Err(RendezvousError::Other(format!("rank 0 disconnected: {error}"))),
@@ -441,7 +440,7 @@ mod tests {
     }
 
     fn all(size: usize) -> Vec<Links> {
-        // Start the first rank last: the others retry.
+        // The first rank starts last, so the other ranks have to retry.
         let threads: Vec<_> = groups(size).into_iter().rev().map(connect).collect();
         let links = threads.into_iter().rev().map(|thread| {
             let (id, links) = thread.join().expect("no panic").expect("a group");
@@ -477,7 +476,7 @@ mod tests {
     #[test]
     fn a_rank_that_dies_is_known_to_all() {
         let links = all(3);
-        // As if the process were killed: the connection ends without a message.
+        // The connection ends without a message, as if the process were killed.
         for (_, stream) in links[1].shared.peers().iter() {
             stream.shutdown(Shutdown::Both).expect("open");
         }
@@ -504,7 +503,7 @@ mod tests {
             .into_iter()
             .map(|thread| thread.join().expect("no panic"))
             .collect();
-        // The first rank names a rank that does not arrive; a rank that left is not waited for.
+        // The first rank names a rank that does not arrive. It does not wait for a rank that has left.
         let limit = Duration::from_millis(100);
         assert_eq!(
             links[0].exchange(b"", limit),
@@ -564,12 +563,12 @@ mod tests {
         };
         assert!(words(first).contains("expects 2 ranks, found 3"));
         assert!(words(second).contains("expects 2 ranks, found 3"));
-        // A browser connects first.
+        // A browser connects before the ranks.
         let first = connect(groups[0].clone());
         let mut stranger = loop {
             match TcpStream::connect(("127.0.0.1", groups[0].port)) {
                 Ok(stream) => break stream,
-                Err(_) => thread::sleep(AGAIN),
+                Err(_) => thread::sleep(RETRY_INTERVAL),
             }
         };
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").expect("sent");

@@ -1,9 +1,9 @@
-//! NCCL: collectives between NVIDIA's GPUs, as a communicator of data-parallel training.
+//! NCCL: collectives between NVIDIA's GPUs, as a communicator for data-parallel training.
 //!
-//! Ranks are processes with one GPU each. They find each other by their launcher's environment variables (`group`) and
-//! one TCP connection from each rank to the first (`links`). Over the connections they also compare their calls,
-//! exchange a few bytes and report that they end. Tensors go through NCCL (`library`, `device`): gradients from GPU
-//! memory to GPU memory, after the kernels that compute them.
+//! Ranks are processes with one GPU each. They find each other through the environment variables of their launcher
+//! (`group`), and through a TCP connection from each rank to the first rank (`links`). Over these connections they
+//! also compare their calls, exchange a few bytes and report that they end. NCCL transfers tensors (`library`,
+//! `device`): gradients go from GPU memory to GPU memory, after the kernels that compute them.
 
 mod device;
 mod group;
@@ -28,27 +28,27 @@ use self::links::{ExchangeError, Links, RendezvousError};
 /// Name of the communicator.
 pub const NAME: &str = "nccl";
 
-/// Maximum bytes of data that are sent with the comparison of calls instead of through the GPU.
+/// Maximum number of bytes that are sent together with the comparison of calls, instead of through the GPU.
 const SMALL: usize = 4096;
-/// Maximum length of a data title in the comparison of calls.
+/// Maximum length of the tensor name in the comparison of calls, in bytes.
 const MAX_TITLE: usize = 200;
 
-/// Returns the version of NCCL, if it is found.
+/// Returns the version of NCCL.
 ///
 /// # Errors
-/// The reason why it is not found, and how to get it.
+/// The reason why NCCL is not found, and how to install it.
 pub(crate) fn version() -> Result<String, String> {
     Nccl::open().map(|nccl| nccl.version_text())
 }
 
-/// A rank in a group whose GPUs communicate through NCCL.
+/// A rank of a group whose GPUs communicate through NCCL.
 pub struct NcclCommunicator {
     group: Group,
     limit: Duration,
     /// Device selector of this rank's GPU.
     selector: String,
-    /// Lock for one collective at a time. It is dropped first: the other ranks are notified that
-    /// this rank leaves after all work is done.
+    /// GPU of this rank. The lock permits one collective at a time. This field is dropped first, because the other
+    /// ranks may be notified only after all work is complete.
     device: Mutex<Device>,
     links: Links,
 }
@@ -62,7 +62,7 @@ impl fmt::Debug for NcclCommunicator {
     }
 }
 
-/// The title of a call: operation, data and sizes. Ranks compare it before any data is moved.
+/// The title of a call: operation, tensor and sizes. Ranks compare it before they move data.
 struct Title {
     operation: Collective,
     root: usize,
@@ -82,7 +82,8 @@ impl Title {
         bytes
     }
 
-    /// Returns the data that follows an equal title in another rank's message, or the difference of the titles.
+    /// Compares the titles of two messages. Returns the data after the title in the message of another rank if the
+    /// titles are equal. Otherwise returns the difference of the titles.
     fn compare<'a>(own: &[u8], other: &'a [u8]) -> Result<&'a [u8], String> {
         fn line(bytes: &[u8]) -> (&[u8], &[u8]) {
             let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
@@ -107,11 +108,11 @@ impl Title {
 }
 
 impl NcclCommunicator {
-    /// Joins the group that this process was started in.
+    /// Joins the group in which this process was started.
     ///
     /// # Errors
-    /// [`Error::Collective`] for a process that was not started in a group, ranks that do not
-    /// arrive, and errors of NCCL; [`Error::Backend`] if NCCL or a GPU for this rank is missing.
+    /// [`Error::Collective`] for a process that was not started in a group, ranks that do not arrive, and errors of
+    /// NCCL; [`Error::Backend`] if NCCL or a GPU for this rank is missing.
     pub fn open(options: &CommunicatorOptions) -> Result<Self> {
         let group = Group::of(|name| std::env::var(name).ok()).map_err(|why| {
             Error::misuse(
@@ -206,17 +207,17 @@ impl NcclCommunicator {
         data.collect()
     }
 
-    /// Ends all ranks if the call failed on this one.
+    /// Ends all ranks if the call failed on this rank.
     fn checked<T>(&self, (operation, tensor): (Collective, &str), called: Result<T, CollectiveFailure>) -> Result<T> {
         called.map_err(|failure| {
             let error = self.error(operation, tensor, failure);
-            // Without the remedy, which applies to this rank only.
+            // The `help:` line is omitted, because it applies to this rank only.
             self.abort(error.to_string().lines().next().unwrap_or_default());
             error
         })
     }
 
-    /// Runs a collective on host memory, after comparing the calls. Small data is sent with the comparison.
+    /// Runs a collective on host memory, after the comparison of the calls. Small data is sent with the comparison.
     fn call(
         &self,
         what: (Collective, &str),
@@ -259,7 +260,7 @@ impl NcclCommunicator {
     }
 }
 
-/// Sums the data of all ranks in the order of ranks, so that the sums are equal on every rank.
+/// Sums the data of all ranks. The order is that of the ranks, so the sums are equal on every rank.
 fn sum(all: &[Vec<u8>], data: &mut [f32]) {
     data.fill(0.0);
     for brought in all {

@@ -1,4 +1,4 @@
-//! The body of a function while it is written, with the C++ names of its values.
+//! The body of a function during translation, with the C++ names of its values.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,8 +20,7 @@ pub(super) struct Body<'a> {
     pub(super) values: HashMap<Handle<Expression>, String>,
     /// Values that are declared before the loop that computes them.
     pub(super) declared: HashSet<Handle<Expression>>,
-    /// Labels of the enclosing loops. `continue` jumps to the label if the loop has work to do before its next
-    /// iteration.
+    /// Labels of the enclosing loops. `continue` jumps to the label of a loop that has a continuing block.
     pub(super) loops: Vec<Option<String>>,
     pub(super) text: String,
     pub(super) indent: usize,
@@ -76,7 +75,8 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Returns the C++ name for a value that is about to be computed: the name of the `let` in WGSL, or a number.
+    /// Returns the C++ name for a value that is about to be computed: the name of the `let` in WGSL, or a generated
+    /// name.
     pub(super) fn name_of(&mut self, handle: Handle<Expression>) -> String {
         let wanted = match self.function.named_expressions.get(&handle) {
             Some(name) => name.clone(),

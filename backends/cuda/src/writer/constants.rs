@@ -25,7 +25,7 @@ impl Context<'_> {
                 format!("f16{{0x{:04x}}}", value.to_bits())
             }
             Literal::U32(value) => format!("{value}u"),
-            // C++ has no negative numbers, only positive ones with a sign before them.
+            // C++ has no negative literals, only a minus sign before a positive literal, which would overflow here.
             Literal::I32(i32::MIN) => "(-2147483647 - 1)".to_owned(),
             Literal::I32(value) if value < 0 => format!("({value})"),
             Literal::I32(value) => format!("{value}"),
@@ -34,7 +34,8 @@ impl Context<'_> {
         })
     }
 
-    /// Writes a constant expression of the module, such as the initial value of a constant or variable.
+    /// Returns the C++ code of a constant expression of the module, such as the initial value of a constant or
+    /// variable.
     pub(super) fn constant_value(&self, handle: Handle<Expression>) -> Result<String> {
         let expressions = &self.module.global_expressions;
         let Ok(expression) = expressions.try_get(handle) else {
@@ -66,7 +67,8 @@ impl Context<'_> {
         let values = components.iter().map(|part| self.constant_value(*part));
         match *self.inner(ty) {
             TypeInner::Vector { .. } => {
-                // Write vectors element by element: a constant's initializer cannot call functions.
+                // Vectors are written element by element, because the initializer of a constant cannot call
+                // functions.
                 let parts: Result<Vec<Vec<String>>> =
                     components.iter().map(|part| self.elements_of_constant(*part)).collect();
                 Ok(format!("{name}{{{{{}}}}}", parts?.concat().join(", ")))
@@ -84,7 +86,7 @@ impl Context<'_> {
         }
     }
 
-    /// Returns a constant scalar, or the elements of a constant vector.
+    /// Returns the C++ code of a constant scalar, or of each element of a constant vector.
     fn elements_of_constant(&self, handle: Handle<Expression>) -> Result<Vec<String>> {
         let TypeInner::Vector { size, scalar } = *self.info[handle].inner_with(&self.module.types) else {
             return Ok(vec![self.constant_value(handle)?]);
@@ -102,7 +104,7 @@ impl Context<'_> {
         }
     }
 
-    /// Writes the declarations of the used constants.
+    /// Returns the declarations of the used constants.
     pub(super) fn declare_constants(&self, used: &HashSet<Handle<Constant>>) -> Result<String> {
         let mut text = String::new();
         for (handle, constant) in self.module.constants.iter().filter(|(handle, _)| used.contains(handle)) {
@@ -112,7 +114,7 @@ impl Context<'_> {
                 TypeInner::Scalar(scalar) => scalar.width == 4 || scalar.kind == naga::ScalarKind::Bool,
                 _ => false,
             };
-            // An indexed constant is in memory.
+            // A constant that is indexed must be in memory.
             let kind = if of_compiler {
                 "static constexpr"
             } else {
@@ -129,7 +131,7 @@ impl Context<'_> {
     }
 }
 
-/// Writes an array with these values.
+/// Returns the C++ code of an array with these values.
 pub(super) fn array_of(ty: &str, values: Vec<String>, padded: bool) -> String {
     let values: Vec<String> = if padded {
         values.iter().map(|value| format!("{{{value}}}")).collect()

@@ -1,4 +1,4 @@
-//! Information about a module that is needed while it is written.
+//! Information about a module that its translation needs.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -27,18 +27,19 @@ pub(super) struct Context<'a> {
     pub(super) restrict: bool,
     pub(super) programmatic: bool,
     pub(super) natives: bool,
-    /// Buffers that are read before the kernel waits for earlier launches; `None` if the kernel does not mark where it
-    /// may wait.
+    /// Buffers that may be read before the kernel waits for earlier launches. `None` if the kernel does not mark the
+    /// position of the wait.
     pub(super) early: Option<HashSet<Handle<GlobalVariable>>>,
     /// `true` if the kernel becomes a part of a merged kernel.
     pub(super) is_part: bool,
-    /// Names that are taken, so that local variables must not have them.
+    /// Names that local variables must not have, because they are already in use.
     pub(super) names: Names,
     pub(super) structs: HashMap<Handle<Type>, String>,
     pub(super) members: HashMap<Handle<Type>, Vec<String>>,
     pub(super) constants: HashMap<Handle<Constant>, String>,
     pub(super) globals: HashMap<Handle<GlobalVariable>, String>,
-    /// Names of the parameters that contain a buffer's size in bytes, for buffers whose length the kernel needs.
+    /// Names of the parameters that contain the sizes of buffers in bytes. Only buffers whose length the kernel needs
+    /// have such a parameter.
     pub(super) lengths: HashMap<Handle<GlobalVariable>, String>,
     pub(super) functions: HashMap<Handle<Function>, String>,
     half: Cell<bool>,
@@ -65,7 +66,7 @@ impl<'a> Context<'a> {
                 structs.insert(handle, names.unique(ty.name.as_deref().unwrap_or("Struct")));
             }
         }
-        // A member with the name of a type would hide it.
+        // A member with the same name as a type would hide the type.
         let mut members = HashMap::new();
         for (handle, ty) in module.types.iter() {
             if let TypeInner::Struct { members: list, .. } = &ty.inner {
@@ -136,7 +137,7 @@ impl<'a> Context<'a> {
         self.part(part).get()
     }
 
-    /// Returns the module's variables that a function uses, directly or through functions that it calls.
+    /// Returns the module's variables that a function uses, directly or through the functions that it calls.
     pub(super) fn used<'b>(
         &'b self,
         info: &'b FunctionInfo,
@@ -150,7 +151,7 @@ pub(super) fn is_buffer(space: AddressSpace) -> bool {
     matches!(space, AddressSpace::Storage { .. } | AddressSpace::Uniform)
 }
 
-/// Returns `true` if a type is, or ends with, a run-time sized array.
+/// Returns `true` if a type is a run-time sized array, or ends with one.
 fn has_unsized_end(module: &naga::Module, ty: Handle<Type>) -> bool {
     module.types[ty].inner.is_dynamically_sized(&module.types)
 }

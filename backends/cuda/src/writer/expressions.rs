@@ -1,5 +1,5 @@
-//! Writing of expressions. A value gets a name if it is used more than once, has a name in WGSL, or reads memory. All
-//! other values are written as expressions at their use.
+//! Translation of expressions. A value gets a C++ name if it is used more than once, has a name in WGSL, or reads
+//! memory. All other values are written as expressions where they are used.
 
 use naga::{Expression, Handle, SwizzleComponent, TypeInner};
 
@@ -9,7 +9,7 @@ use super::error::{Result, WriteError};
 use super::places::Index;
 
 impl Body<'_> {
-    /// Writes the definition of a value here, if the position of its computation matters.
+    /// Writes the definition of a value at this position, if the position matters.
     pub(super) fn emit(&mut self, handle: Handle<Expression>) -> Result<()> {
         if self.gets_name(handle) {
             let value = self.computed(handle)?;
@@ -101,7 +101,7 @@ impl Body<'_> {
             Expression::As { expr, kind, convert } => self.convert(expr, kind, convert)?,
             Expression::ArrayLength(pointer) => self.array_length(pointer)?,
             Expression::CooperativeLoad { role, ref data, .. } => {
-                // Getting the type checks that such matrices are supported.
+                // `type_of` checks that such matrices are supported.
                 self.type_of(handle)?;
                 self.load_matrix(role, data)?
             }
@@ -128,7 +128,7 @@ impl Body<'_> {
         })
     }
 
-    /// Writes the access to a component or element of a value.
+    /// Returns the C++ code of the access to a component or element of a value.
     fn part(&self, base: Handle<Expression>, index: Index) -> Result<String> {
         if self.inner(base).pointer_space().is_some() {
             return Err(WriteError::unsupported("pointers as values"));
@@ -157,7 +157,7 @@ impl Body<'_> {
             TypeInner::Vector { size, .. } if values.len() == size as usize => {
                 format!("{name}{{{{{}}}}}", values.join(", "))
             }
-            // A vector of one vector is that vector.
+            // A vector that is composed of one vector equals that vector.
             TypeInner::Vector { .. } if values.len() == 1 => values.join(""),
             TypeInner::Vector { .. } => format!("wgsl::join({})", values.join(", ")),
             TypeInner::Array { base, size, stride } => {

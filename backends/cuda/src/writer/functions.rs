@@ -1,4 +1,4 @@
-//! Writing of functions, and of the kernel itself.
+//! Translation of functions and of the kernel.
 
 use naga::valid::FunctionInfo;
 use naga::{Binding, BuiltIn, EntryPoint, Expression, Function, Handle, TypeInner};
@@ -9,18 +9,19 @@ use super::error::{Result, WriteError};
 use super::natives::native;
 use super::waits::MARKER;
 
-/// Number of threads in a warp, which implements a subgroup.
+/// Number of threads in a warp. A warp implements a subgroup.
 const WARP: u32 = 32;
 /// Type of the block index and of the number of blocks, if the kernel is a part of a merged kernel.
 const BLOCKS: &str = "wgsl::blocks";
-/// Names of the block index and of the number of blocks. They contain two underscores, so they cannot be names of WGSL.
+/// Names of the block index and of the number of blocks. They contain two underscores, so no WGSL name can equal
+/// them.
 const PART_BLOCK: &str = "part__block";
 const PART_BLOCKS: &str = "part__blocks";
 /// Maximum number of threads in a block.
 const MAX_THREADS: u32 = 1024;
 
 impl Context<'_> {
-    /// Writes a function that the kernel calls.
+    /// Returns the C++ code of a function that the kernel calls.
     pub(super) fn function(&self, handle: Handle<Function>) -> Result<String> {
         let (function, info) = (&self.module.functions[handle], &self.info[handle]);
         let name = self.function_name(handle)?;
@@ -55,8 +56,8 @@ impl Context<'_> {
         ))
     }
 
-    /// Writes the kernel. A part of a merged kernel is written as a function that receives its block index and number
-    /// of blocks.
+    /// Returns the C++ code of the kernel. A part of a merged kernel is a function that receives its block index and
+    /// number of blocks.
     pub(super) fn kernel(&self, entry: &EntryPoint, info: &FunctionInfo, name: &str) -> Result<String> {
         let threads = threads(entry)?;
         let mut body = Body::new(self, &entry.function, info);
@@ -102,7 +103,7 @@ impl Context<'_> {
     }
 }
 
-/// Returns the number of threads in a block.
+/// Returns the total number of threads in a block.
 fn threads(entry: &EntryPoint) -> Result<u32> {
     let sizes = entry.workgroup_size.iter();
     let threads = sizes.fold(1_u32, |all, size| all.saturating_mul(*size));
@@ -118,7 +119,7 @@ fn threads(entry: &EntryPoint) -> Result<u32> {
 fn builtin(built_in: BuiltIn, size: [u32; 3], is_part: bool) -> Result<String> {
     let [x, y, z] = size;
     let threads = x.saturating_mul(y).saturating_mul(z);
-    // A dimension of size 1 has index 0, so it is omitted for readability.
+    // Dimensions of size 1 are omitted for readability: their index is 0.
     let local = match (y, z) {
         (1, 1) => "threadIdx.x".to_owned(),
         (_, 1) => format!("(threadIdx.y * {x}u + threadIdx.x)"),
@@ -189,8 +190,8 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Writes a call of a function of the module. The module's variables that the function uses are passed as
-    /// arguments.
+    /// Returns the C++ code of a call of a function of the module. The module's variables that the function uses are
+    /// passed as arguments.
     pub(super) fn call(&self, function: Handle<Function>, arguments: &[Handle<Expression>]) -> Result<String> {
         let mut given = self.cx.global_arguments(&self.cx.info[function])?;
         for argument in arguments {

@@ -1,5 +1,5 @@
-//! Writing of the module's variables. Buffers become parameters, workgroup memory becomes shared memory, and private
-//! variables become variables of the kernel. Functions receive the variables that they use as parameters.
+//! Translation of the module's variables. Buffers become parameters, workgroup memory becomes shared memory, and
+//! private variables become variables of the kernel. Functions receive the variables that they use as parameters.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::error::{Result, WriteError};
 use super::options::Binding;
 use super::types::is_read_only;
 
-/// Maximum shared memory of a kernel in bytes.
+/// Maximum size of the shared memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
 /// Alignment of arrays in shared memory in bytes, so that tensor cores can read them.
 const SHARED_ALIGNMENT: u32 = 32;
@@ -22,8 +22,7 @@ impl Context<'_> {
         name.ok_or_else(|| WriteError::invalid("a variable that does not exist"))
     }
 
-    /// Returns the type that a buffer's pointer points to: the element type if it is a run-time
-    /// sized array.
+    /// Returns the type of a buffer behind its pointer. For a run-time sized array, it is the element type.
     fn pointee(&self, variable: &GlobalVariable) -> Result<String> {
         match *self.inner(variable.ty) {
             TypeInner::Array { base, size, stride } if self.is_unsized(variable.ty) => {
@@ -33,7 +32,7 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the parameters of a function for the module's variables that it uses. The kernel itself declares private
+    /// Returns a function's parameters for the module's variables that it uses. The kernel itself declares private
     /// variables instead.
     pub(super) fn global_parameters(&self, info: &FunctionInfo, is_entry: bool) -> Result<Vec<String>> {
         let mut parameters = Vec::new();
@@ -46,8 +45,8 @@ impl Context<'_> {
                 AddressSpace::Private | AddressSpace::WorkGroup => {}
                 space if is_buffer(space) => {
                     let ty = self.pointee(variable)?;
-                    // Otherwise the compiler would move loads through the read-only cache after the
-                    // wait.
+                    // With `__restrict__`, the compiler would read such a buffer through the read-only cache, and
+                    // move these loads after the wait.
                     let is_early = self.early.as_ref().is_some_and(|early| early.contains(&handle));
                     parameters.push(match (is_read_only(space), self.restrict && !is_early) {
                         (true, true) => format!("const {ty}* __restrict__ {name}"),
@@ -68,7 +67,7 @@ impl Context<'_> {
         Ok(parameters)
     }
 
-    /// Returns the arguments of a call for the parameters from [`Self::global_parameters`].
+    /// Returns the arguments of a call that match [`Self::global_parameters`].
     pub(super) fn global_arguments(&self, info: &FunctionInfo) -> Result<Vec<String>> {
         let mut arguments = Vec::new();
         for (handle, variable) in self.ordered(info) {
@@ -125,7 +124,7 @@ impl Context<'_> {
         })
     }
 
-    /// Writes declarations of shared memory, and returns their size in bytes.
+    /// Returns the declarations of shared memory, and the size of this memory in bytes.
     pub(super) fn declare_shared(&self, entry: &FunctionInfo) -> Result<(String, u32)> {
         let (mut text, mut bytes) = (String::new(), 0_u32);
         for (handle, variable) in self
@@ -144,7 +143,7 @@ impl Context<'_> {
         Ok((text, bytes))
     }
 
-    /// Writes declarations of private variables at the start of the kernel.
+    /// Returns the declarations of private variables for the start of the kernel.
     pub(super) fn declare_private(&self, entry: &FunctionInfo) -> Result<Vec<String>> {
         let private = self
             .used(entry)

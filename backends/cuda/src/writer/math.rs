@@ -1,4 +1,4 @@
-//! Writing of mathematical functions. The prelude has each function for scalars and for vectors.
+//! Translation of mathematical functions. The prelude has a version of each function for scalars and for vectors.
 
 use naga::{Expression, Handle, MathFunction};
 
@@ -6,7 +6,7 @@ use super::body::Body;
 use super::context::Part;
 use super::error::{Result, WriteError};
 
-/// Returns the name of the prelude's function, and true if it supports half precision.
+/// Returns the name of the prelude's function for a WGSL function, and `true` if it supports half precision.
 fn function(fun: MathFunction) -> Option<(&'static str, bool)> {
     use MathFunction as Mf;
     let name = match fun {
@@ -72,8 +72,8 @@ fn function(fun: MathFunction) -> Option<(&'static str, bool)> {
         Mf::QuantizeToF16 => return Some(("quantize_f16", true)),
         Mf::Pack2x16float => return Some(("pack2_f16", true)),
         Mf::Unpack2x16float => return Some(("unpack2_f16", true)),
-        // Results that are structures, matrices, geometry and normalized integers: no kernel uses
-        // them.
+        // Functions that return structures, and functions of matrices, geometry and normalized integers. No kernel
+        // uses them.
         Mf::Modf
         | Mf::Frexp
         | Mf::Outer

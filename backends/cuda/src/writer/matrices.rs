@@ -1,4 +1,4 @@
-//! Writing of operations on cooperative matrices.
+//! Translation of operations on cooperative matrices.
 
 use naga::{AddressSpace, CooperativeData, CooperativeRole, Expression, Handle, TypeInner};
 
@@ -11,7 +11,7 @@ impl Body<'_> {
     /// Returns the arguments of a load or store: the address of the matrix, and the distance between rows (or columns)
     /// in elements.
     fn matrix_memory(&self, data: &CooperativeData) -> Result<(&'static str, String)> {
-        // Only the first element's index could be checked, not the whole matrix.
+        // The check would cover only the index of the first element, not the whole matrix.
         if self.cx.bounds == Bounds::Restrict {
             return Err(WriteError::unsupported("bounds checks for cooperative matrices"));
         }
@@ -24,7 +24,7 @@ impl Body<'_> {
                 )));
             }
         };
-        // The stride in WGSL is in elements of the pointer's type, which may be vectors.
+        // In WGSL, the stride counts elements of the pointer's type, which may be vectors.
         let numbers = match *self.inner(data.pointer) {
             TypeInner::Pointer { base, .. } => match *self.cx.inner(base) {
                 TypeInner::Vector { size, .. } => size as u8,

@@ -1,5 +1,5 @@
-//! Merging of several independent kernels into one kernel, in which each part has its own blocks. A launch costs as
-//! much as a small kernel takes.
+//! Merging of several independent kernels into one kernel. Each part has its own blocks. A launch takes as long as a
+//! small kernel.
 
 use std::fmt::Write as _;
 
@@ -11,10 +11,10 @@ use super::error::{Result, WriteError};
 use super::options::{Binding, Options};
 use super::{ENTRY, in_namespace, prelude, unit};
 
-/// Maximum shared memory of a kernel in bytes.
+/// Maximum size of the shared memory of a kernel in bytes.
 const MAX_SHARED: u32 = 48 * 1024;
 
-/// A kernel that becomes a part of a merged kernel.
+/// A call of a kernel that becomes a part of a merged kernel.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     /// Index of the kernel's module.
@@ -34,18 +34,17 @@ pub struct MergedKernel {
     pub entry: String,
     /// Number of threads in a block along each axis.
     pub threads: [u32; 3],
-    /// Number of blocks, all along the first axis.
+    /// Number of blocks, all of them along the first axis.
     pub blocks: u32,
-    /// Parameters in order, call after call, each with the index of its call.
+    /// Parameters in order, call after call. Each is the index of its call and the binding.
     pub bindings: Vec<(usize, Binding)>,
 }
 
-/// Writes calls of kernels, whose modules come with their options, as one kernel. All must have the
-/// same block size along each axis.
+/// Translates calls of kernels to one kernel. Each module comes with its validation info and options. All kernels
+/// must have the same block size along each axis.
 ///
 /// # Errors
-/// As [`write`](super::write); blocks of different sizes, too much shared memory, or too many
-/// blocks.
+/// As [`write`](super::write); blocks of different sizes, too much shared memory, or too many blocks.
 pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]) -> Result<MergedKernel> {
     let mut units = Vec::with_capacity(modules.len());
     for (number, (module, info, options)) in modules.iter().enumerate() {
@@ -84,7 +83,7 @@ pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]
         };
         let mut arguments = Vec::with_capacity(unit.parameters.len() + 2);
         for (at, parameter) in unit.parameters.iter().enumerate() {
-            // The name comes last in a declaration.
+            // In a declaration, the name follows the type.
             let Some((ty, _)) = parameter.rsplit_once(' ') else {
                 return Err(WriteError::invalid("a parameter without a type"));
             };

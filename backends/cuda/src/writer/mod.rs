@@ -1,20 +1,20 @@
-//! A writer from a module of naga to CUDA C++.
+//! Translation of a naga module to CUDA C++.
 //!
-//! A source consists of the needed parts of the prelude (`prelude/`), which implement WGSL's types,
-//! operators and functions in C++, and of the module: structures, constants, shared memory,
+//! A source consists of the module and of the parts of the prelude (`prelude/`) that it needs. The prelude implements
+//! WGSL's types, operators and functions in C++. The module consists of structures, constants, shared memory,
 //! functions, and the kernel.
 //!
 //! | file | content |
 //! | --- | --- |
 //! | `options` | options and results |
-//! | `context`, `uses`, `names` | information about a module while it is written |
+//! | `context`, `uses`, `names` | information about a module during translation |
 //! | `types`, `constants`, `globals`, `functions` | declarations |
-//! | `body`, `statements` | the inside of a function |
-//! | `expressions`, `operators`, `math`, `places` | values, and their location in memory |
+//! | `body`, `statements` | bodies of functions |
+//! | `expressions`, `operators`, `math`, `places` | values, and their memory locations |
 //! | `sync`, `matrices` | cooperation of threads |
 //! | `merged` | several kernels as one |
-//! | `natives` | functions that are instructions |
-//! | `waits` | where a kernel waits for earlier launches |
+//! | `natives` | functions that become instructions |
+//! | `waits` | the position at which a kernel waits for earlier launches |
 
 mod body;
 mod constants;
@@ -53,7 +53,7 @@ pub(crate) use self::waits::waits_late;
 /// C++ name of the kernel. Functions of the module have other names.
 const ENTRY: &str = "kernel_main";
 
-/// Parts of the prelude in order, each with the features that need it. The first ones are in every source.
+/// Parts of the prelude in order, each with the features that need it. Parts without features are in every source.
 const PRELUDE: &[(&str, &[Part])] = &[
     (include_str!("prelude/base.cuh"), &[]),
     (include_str!("prelude/numbers.cuh"), &[]),
@@ -65,11 +65,11 @@ const PRELUDE: &[(&str, &[Part])] = &[
     (include_str!("prelude/natives.cuh"), &[Part::Natives]),
 ];
 
-/// Writes an entry point of a valid module, and everything that it uses, as CUDA C++. `info` is the
-/// validator's result for `module`.
+/// Translates an entry point of a valid module, and everything that it uses, to CUDA C++. `info` is the validator's
+/// result for `module`.
 ///
 /// # Errors
-/// There is no such entry point, or it uses features that CUDA kernels lack.
+/// There is no such entry point, or it uses features that are not supported in CUDA.
 pub fn write(module: &Module, info: &ModuleInfo, entry: &str, options: &Options) -> Result<CudaSource> {
     let unit = unit(module, info, entry, options, false)?;
     let source = format!("{}{}", prelude(&unit.needed), in_namespace(&unit.needed, &unit.items));
@@ -82,7 +82,7 @@ pub fn write(module: &Module, info: &ModuleInfo, entry: &str, options: &Options)
     })
 }
 
-/// The parts of a source: the kernel with everything that it uses, and the needed features of the prelude.
+/// The parts of a source: the kernel with everything that it uses, and the features of the prelude that it needs.
 struct Unit {
     items: String,
     needed: Vec<Part>,
@@ -123,7 +123,7 @@ fn unit(module: &Module, info: &ModuleInfo, entry: &str, options: &Options, is_p
     items.push_str(&cx.declare_constants(&uses.constants)?);
     let (shared, shared_bytes) = cx.declare_shared(entry_info)?;
     items.push_str(&shared);
-    // In naga's list, functions come after the functions that they call, as required.
+    // naga lists functions after the functions that they call, as C++ requires.
     for (handle, _) in module
         .functions
         .iter()

@@ -26,7 +26,7 @@ impl Names {
         }
     }
 
-    /// Returns a unique name: `wanted`, with a number if it is taken.
+    /// Returns a unique name: `wanted`, followed by a number if the name is already in use.
     pub(super) fn unique(&mut self, wanted: &str) -> String {
         let plain = plain(wanted);
         let numbered = |number: usize| match number {
@@ -41,8 +41,8 @@ impl Names {
     }
 }
 
-/// Converts a name to letters, digits and single underscores, beginning with a letter, because C++ reserves other
-/// names.
+/// Converts a name to one that begins with a letter and consists of letters, digits and single underscores. C++
+/// reserves other names.
 fn plain(wanted: &str) -> String {
     let mut name = String::new();
     for letter in wanted.chars() {
@@ -54,7 +54,7 @@ fn plain(wanted: &str) -> String {
     if !name.starts_with(|first: char| first.is_ascii_alphabetic()) {
         name.insert(0, 'v');
     }
-    // Avoid macros of the prelude, and names that are generated in addition to those of the module.
+    // Such names could be macros of the prelude, or names that the translation generates.
     if name.starts_with("WGSL_") {
         name.insert(0, 'v');
     }

@@ -1,4 +1,4 @@
-//! Writing of operators, conversions and comparisons.
+//! Translation of operators, conversions and comparisons.
 
 use naga::{BinaryOperator, Expression, Handle, Literal, RelationalFunction, ScalarKind, TypeInner, UnaryOperator};
 
@@ -6,7 +6,7 @@ use super::body::Body;
 use super::context::Part;
 use super::error::{Result, WriteError};
 
-/// Returns the C++ operator, and the name of the prelude's function for types without this operator.
+/// Returns the C++ operator, and the name of the prelude's function for types that do not have this operator.
 fn operator(op: BinaryOperator) -> (&'static str, &'static str) {
     match op {
         BinaryOperator::Add => ("+", "add"),
@@ -59,10 +59,10 @@ impl Body<'_> {
         })
     }
 
-    /// Returns `true` if the C++ operator gives the same result as the operator of WGSL for these operands.
+    /// Returns `true` if the C++ operator has the same result as the WGSL operator for these operands.
     fn has_operator(&self, op: BinaryOperator, left: Handle<Expression>, right: Handle<Expression>) -> bool {
         use BinaryOperator as Op;
-        // Only for scalars, and not for halves, which are a structure.
+        // Only scalars have C++ operators. Half-precision numbers are a structure.
         let (Some((kind, width)), Some(_)) = (self.single(left), self.single(right)) else {
             return false;
         };
@@ -81,7 +81,7 @@ impl Body<'_> {
         }
     }
 
-    /// Returns the kind and the width of a scalar; `None` for other types.
+    /// Returns the kind and the width of a scalar, or `None` for other types.
     fn single(&self, handle: Handle<Expression>) -> Option<(ScalarKind, u8)> {
         match *self.inner(handle) {
             TypeInner::Scalar(scalar) => Some((scalar.kind, scalar.width)),
@@ -128,7 +128,7 @@ impl Body<'_> {
         Ok(format!("wgsl::{name}({})", self.value(argument)?))
     }
 
-    /// Writes a value as another type, either converted or with the same bits.
+    /// Returns the C++ code of a value as another type, either converted or with the same bits.
     pub(super) fn convert(&self, operand: Handle<Expression>, kind: ScalarKind, convert: Option<u8>) -> Result<String> {
         let from = match *self.inner(operand) {
             TypeInner::Scalar(scalar) | TypeInner::Vector { scalar, .. } => scalar,

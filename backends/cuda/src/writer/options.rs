@@ -1,37 +1,38 @@
-//! Options and results of the writer.
+//! Options and results of the translation.
 
 use std::collections::BTreeMap;
 
-/// The treatment of indices that are out of bounds.
+/// The treatment of out-of-bounds indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Bounds {
-    /// Clamps an index to the last one, so that every access is within its buffer, array or vector. For third-party
-    /// kernels.
+    /// Clamps an index to the last element, so that every access is within its buffer, array or vector. Use it for
+    /// third-party kernels.
     #[default]
     Restrict,
-    /// Omits the check: the kernel itself stays within its sizes, as kernels of `meganeura-shaders` do.
+    /// Omits the check. The kernel itself must stay within bounds, as kernels of `meganeura-shaders` do.
     Unchecked,
 }
 
-/// The options for writing a module.
+/// The options of the translation of a module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Treatment of indices that are out of bounds.
+    /// Treatment of out-of-bounds indices.
     pub bounds: Bounds,
     /// True to declare read-only pointers as `const … __restrict__`, so that the compiler reads through the read-only
-    /// cache. The host must then not bind memory to them that the same launch writes.
+    /// cache. The host must not bind memory to them that the same launch writes.
     pub restrict: bool,
-    /// True to make a block wait for the launches that this one depends on, and then trigger its dependents
-    /// (programmatic dependent launch). It waits at the beginning, or at the position that the kernel marks.
-    /// Architectures before `sm_90` do not support this; the kernel then does neither.
+    /// True for programmatic dependent launch: a block waits for the launches on which this one depends, and then
+    /// triggers its dependents. It waits at the beginning, or at the position that the kernel marks. Architectures
+    /// before `sm_90` do not support this, and the kernel then neither waits nor triggers.
     pub programmatic: bool,
-    /// Names of buffers that are not written by any launch that may still run when this one begins. A kernel that marks
-    /// where it may wait, and reads only these buffers before that position, waits there.
+    /// Names of buffers that no launch writes while it may still run when this launch begins. A kernel waits at the
+    /// position that it marks if it reads only these buffers before that position.
     pub unwritten: Vec<String>,
-    /// True to replace functions by equivalent instructions if they have the names of certain functions in the library
-    /// of `meganeura-shaders`. Not for third-party kernels, which may use the names for other functions.
+    /// True to replace functions by equivalent instructions if they have the names of certain functions in the
+    /// library of `meganeura-shaders`. Use false for third-party kernels, which may use these names for other
+    /// functions.
     pub natives: bool,
-    /// Values of overrides, by name or by the number of `@id`.
+    /// Values of overrides. The key is the name, or the number of `@id`.
     pub overrides: BTreeMap<String, f64>,
 }
 
@@ -59,11 +60,10 @@ pub struct Binding {
     pub name: String,
     /// `true` if the kernel may write to the buffer.
     pub writable: bool,
-    /// `true` if the parameter after the pointer is the buffer's length in bytes, as
-    /// `unsigned long long`.
+    /// `true` if the next parameter is the buffer's length in bytes, as `unsigned long long`.
     pub has_length: bool,
-    /// Minimum size of the buffer in bytes: the size of its type, with one element of a run-time sized array. Bounds
-    /// checks rely on it.
+    /// Minimum size of the buffer in bytes: the size of its type, where a run-time sized array has one element.
+    /// Bounds checks rely on it.
     pub least_bytes: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct CudaSource {
     pub entry: String,
     /// Number of threads in a block along each axis.
     pub threads: [u32; 3],
-    /// Bytes of shared memory of a block. The source declares this memory.
+    /// Number of bytes of shared memory of a block. The source declares this memory.
     pub shared_bytes: u32,
     /// Parameters in order: a pointer for each buffer, followed by the buffer's length if it has one.
     pub bindings: Vec<Binding>,

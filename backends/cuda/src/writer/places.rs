@@ -1,4 +1,4 @@
-//! Writing of pointers: the memory locations of expressions, with indices in bounds.
+//! Translation of pointers: the memory locations of expressions, with indices in bounds.
 
 use naga::{AddressSpace, Expression, GlobalVariable, Handle, TypeInner};
 
@@ -14,7 +14,7 @@ pub(super) enum Index {
     Value(Handle<Expression>),
 }
 
-/// The C++ code for a run-time sized array.
+/// The C++ code for accessing a run-time sized array.
 struct UnsizedArray {
     pointer: String,
     /// Expression for the number of elements, if the kernel needs it.
@@ -109,7 +109,7 @@ impl Body<'_> {
         }
     }
 
-    /// Writes an index into `count` elements, clamped if bounds are checked.
+    /// Returns the C++ code of an index into `count` elements. It is clamped if bounds are checked.
     pub(super) fn index(&self, index: Index, count: u32) -> Result<String> {
         match index {
             Index::Known(number) => Ok(format!("{number}")),
@@ -137,7 +137,7 @@ impl Body<'_> {
         u32::try_from(self.number(handle)?).ok()
     }
 
-    /// Returns the pointer and the length of a run-time sized array: a whole buffer, or the last member of one.
+    /// Returns the pointer and the length of a run-time sized array. The array is a whole buffer or its last member.
     fn unsized_at(&self, pointer: Handle<Expression>) -> Result<UnsizedArray> {
         let (global, member) = match *self.expression(pointer)? {
             Expression::GlobalVariable(global) => (global, None),

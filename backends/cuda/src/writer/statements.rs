@@ -1,4 +1,4 @@
-//! Writing of statements.
+//! Translation of statements.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ impl Body<'_> {
         block.iter().try_for_each(|statement| self.statement(statement))
     }
 
-    /// Writes a block and its closing brace. The last line must end with the opening brace.
+    /// Writes a block and its closing brace. The last line that was written must end with the opening brace.
     fn inner_block(&mut self, block: &Block) -> Result<()> {
         self.indent += 1;
         self.block(block)?;
@@ -124,7 +124,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Writes a loop. The work before its next iteration follows the body; `continue` jumps to that work.
+    /// Writes a loop. Its continuing block follows the body, and `continue` jumps to this block.
     fn repeat(&mut self, body: &Block, continuing: &Block, break_if: Option<Handle<Expression>>) -> Result<()> {
         let jumps = (!continuing.is_empty() || break_if.is_some()) && body.iter().any(continues);
         let before = self.declared.clone();
@@ -136,7 +136,7 @@ impl Body<'_> {
         let label = jumps.then(|| self.names.unique("next"));
         self.loops.push(label.clone());
         if let Some(label) = label {
-            // Jumps must not cross declarations, so the body gets its own scope.
+            // Jumps must not cross declarations, so the body has its own scope.
             self.line("{");
             self.inner_block(body)?;
             self.line("}");
@@ -158,7 +158,7 @@ impl Body<'_> {
         Ok(())
     }
 
-    /// Declares the values that a body computes, because statements after it may use them.
+    /// Declares the values that a loop body computes, because the continuing block may use them.
     fn declare_values(&mut self, body: &Block) -> Result<()> {
         let mut computed = HashSet::new();
         for statement in body.iter() {
@@ -216,7 +216,7 @@ fn continues(statement: &Statement) -> bool {
         Statement::Block(block) => block.iter().any(continues),
         Statement::If { accept, reject, .. } => accept.iter().chain(reject.iter()).any(continues),
         Statement::Switch { cases, .. } => cases.iter().any(|case| case.body.iter().any(continues)),
-        // A nested loop has its own `continue`.
+        // A `continue` in a nested loop belongs to the nested loop.
         _ => false,
     }
 }

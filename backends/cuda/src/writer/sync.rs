@@ -1,4 +1,4 @@
-//! Writing of cooperation between threads: barriers, atomic operations, subgroup operations.
+//! Translation of the cooperation between threads: barriers, atomic operations, subgroup operations.
 
 use naga::{
     AtomicFunction, Barrier, CollectiveOperation, Direction, Expression, GatherMode, Handle, ScalarKind,
@@ -153,7 +153,7 @@ impl Body<'_> {
         self.define(result, &call)
     }
 
-    /// Returns the neutral element of sums and products, the only operations with scans in WGSL.
+    /// Returns the neutral element of a sum or product. WGSL has scans only for these operations.
     fn neutral(&self, op: SubgroupOperation, of: Handle<Expression>) -> Result<String> {
         let (size, scalar) = match *self.inner(of) {
             TypeInner::Scalar(scalar) => (None, scalar),

@@ -1,4 +1,4 @@
-//! Writing of types, and of the structures that a module declares.
+//! Translation of types, and of the structures that a module declares.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -50,7 +50,7 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the C++ name of a type that may have no name in the module.
+    /// Returns the C++ name of a type that may be anonymous in the module.
     pub(super) fn inner_name(&self, inner: &TypeInner) -> Result<String> {
         Ok(match *inner {
             TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => self.scalar(scalar)?.to_owned(),
@@ -80,7 +80,7 @@ impl Context<'_> {
                     None => format!("{constant}{}*", self.scalar(scalar)?),
                 }
             }
-            // `type_name` handles structures, as it has the handle.
+            // `type_name` translates structures, because this function does not receive their handle.
             TypeInner::Struct { .. } => return Err(WriteError::invalid("a structure without a name")),
             TypeInner::Matrix { .. } => return Err(WriteError::unsupported("matrices of WGSL (mat2x2 to mat4x4)")),
             TypeInner::Image { .. } | TypeInner::Sampler { .. } => return Err(WriteError::unsupported("textures")),
@@ -91,8 +91,8 @@ impl Context<'_> {
         })
     }
 
-    /// Returns the C++ type of a cooperative matrix. Tensor cores multiply halves and add in single precision, in 16x16
-    /// tiles.
+    /// Returns the C++ type of a cooperative matrix. Tensor cores multiply half-precision numbers and add in single
+    /// precision, in 16x16 tiles.
     fn matrix_name(
         &self,
         columns: CooperativeSize,
@@ -150,7 +150,7 @@ impl Context<'_> {
         })
     }
 
-    /// Returns the size of a value in C++, in bytes. A vector of three has the size of three numbers.
+    /// Returns the size of a value in C++, in bytes. A vector of three elements has the size of three numbers.
     pub(super) fn size(&self, ty: Handle<Type>) -> Result<u32> {
         Ok(match *self.inner(ty) {
             TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => u32::from(scalar.width),
@@ -181,7 +181,7 @@ impl Context<'_> {
         size == ArraySize::Dynamic
     }
 
-    /// Writes the declarations of the structures among `used`, each with a function that constructs it from its
+    /// Returns the declarations of the structures among `used`, each with a function that constructs it from its
     /// members. Generated names begin with a prefix that no name of the module has.
     pub(super) fn declare_structs(&self, used: &HashSet<Handle<Type>>) -> Result<String> {
         let mut text = String::new();
@@ -199,7 +199,7 @@ impl Context<'_> {
             }
             let mut fields = String::new();
             let (mut parameters, mut assigned) = (Vec::new(), String::new());
-            // Place members at their WGSL offsets, regardless of their C++ alignment.
+            // Members are placed at their WGSL offsets, regardless of their C++ alignment.
             let (mut at, mut is_sized) = (0, true);
             let gap = |fields: &mut String, at: u32, to: u32| {
                 if to > at {

@@ -65,7 +65,7 @@ impl Uses {
                 self.add_constant(module, Some(*component));
             }
         }
-        // Values of constants are written inline, so their order does not matter.
+        // Values of constants are written inline, so the order of these declarations does not matter.
         if let Expression::ZeroValue(ty) | Expression::Compose { ty, .. } = *expression {
             self.add_type(module, ty);
         }

@@ -1,5 +1,5 @@
-//! Selection of the position for waiting for earlier launches: the start of a kernel, or its marker. Before the marker,
-//! it may load buffers that no earlier launch writes.
+//! Selection of the position at which a kernel waits for earlier launches: its start, or the position that it marks.
+//! Before this position, it may load buffers that no earlier launch writes.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,18 @@ use naga::{EntryPoint, Expression, GlobalVariable, Handle, Module, Statement};
 
 use super::context::is_buffer;
 
-/// Name of the function that marks where a kernel may wait. It does nothing in WGSL, because other devices do not begin
-/// launches early.
+/// Name of the function that marks the position of the wait. It does nothing in WGSL, because other devices do not
+/// begin launches early.
 pub(super) const MARKER: &str = "await_earlier_launches";
 
-/// Returns `true` if a module marks where it may wait. Only then it matters which buffers the module reads.
+/// Returns `true` if a module marks the position of the wait. Only then, the code depends on which buffers are
+/// unwritten.
 pub(crate) fn waits_late(source: &str) -> bool {
     source.contains(MARKER)
 }
 
-/// Returns the buffers that are read before the marker. Returns `None` unless the entry point has a marker in its
-/// outermost block and only computes and reads before it.
+/// Returns the buffers that are read before the marker. Returns `None` unless the marker is in the outermost block of
+/// the entry point, and the code before it only computes and reads.
 pub(super) fn early_reads(
     module: &Module,
     info: &ModuleInfo,
@@ -52,7 +53,7 @@ pub(super) fn early_reads(
                     });
                 reads.extend(loads.filter(|&handle| is_buffer(module.global_variables[handle].space)));
             }
-            // A store to a variable of the function.
+            // This stores to a variable of the function.
             Statement::Store { pointer, .. } if root(entry, *pointer).is_none() => {}
             _ => return None,
         }
@@ -76,8 +77,8 @@ mod tests {
     use super::super::{Call, Options, write, write_merged};
     use crate::wgsl::read;
 
-    /// Returns the source of a kernel that reads `w` before it waits and `x` after it, with additional statements at
-    /// the start.
+    /// Returns the source of a kernel that reads `w` before it waits and `x` after it. `first` contains additional
+    /// statements for the start.
     fn module(first: &str) -> String {
         format!(
             "var<storage, read> w: array<f32>;\nvar<storage, read> x: array<f32>;\nvar<storage, read_write> y: array<f32>;\n\
@@ -96,7 +97,7 @@ mod tests {
         }
     }
 
-    /// Returns the written source without the prelude.
+    /// Returns the translated source without the prelude.
     fn written(text: &str, unwritten: &[&str]) -> String {
         let (module, info) = read(text).expect("valid");
         let source = write(&module, &info, "main", &options(unwritten))
@@ -109,7 +110,7 @@ mod tests {
             .to_owned()
     }
 
-    /// Returns `true` if the kernel waits before it does anything else.
+    /// Returns `true` if the kernel waits before all other work.
     fn waits_first(source: &str) -> bool {
         let kernel = source.split_once("__global__").expect("a kernel").1;
         kernel
@@ -125,7 +126,7 @@ mod tests {
         let late = written(&module(""), &["w"]);
         assert!(!waits_first(&late), "{late}");
         assert_eq!(late.matches("wait_for_earlier_launches").count(), 1, "{late}");
-        // Otherwise the compiler would move loads of constant data after the wait.
+        // With `__restrict__`, the compiler would move loads of constant data after the wait.
         assert!(
             late.contains("const f32* w") && late.contains("const f32* __restrict__ x"),
             "{late}"

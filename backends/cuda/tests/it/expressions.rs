@@ -1,4 +1,4 @@
-//! Tests of the translation of single expressions and statements, and of rejected ones.
+//! Tests of the translation of single expressions and statements, and of rejected modules.
 
 use meganeura_cuda::{Bounds, CudaSource, Options, WriteError, read, write};
 
@@ -16,7 +16,7 @@ fn unchecked() -> Options {
     }
 }
 
-/// WGSL declarations that the test kernels use.
+/// WGSL declarations of the test kernels.
 const DECLARATIONS: &str = "
     var<storage, read_write> to: array<u32>;
     var<storage, read> u: array<u32>;

@@ -1,4 +1,4 @@
-//! Execution of translated kernels on the processor: the system's C++ compiler makes a library of them.
+//! Execution of translated kernels on the CPU. The system's C++ compiler compiles them to a library.
 
 use std::ffi::c_void;
 use std::fs;
@@ -41,7 +41,7 @@ fn replace_between(text: &str, from: &str, to: &str, by: &str) -> String {
     format!("{}{by}{}", &text[..start], &text[start + length..])
 }
 
-/// Returns the source with replacements that the host's compiler accepts.
+/// Returns the source with replacements that the C++ compiler of the host accepts.
 fn for_host(written: &CudaSource) -> String {
     let mut source = written.source.clone();
     for (instruction, instead) in INSTRUCTIONS {
@@ -116,12 +116,13 @@ pub(crate) fn run(written: &CudaSource, groups: u32, buffers: &mut [(&str, Vec<u
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     {
-        // SAFETY: it is the library that was made above.
+        // SAFETY: the library was compiled above.
         let library = unsafe { Library::new(&library) }.expect("the library");
         type Run = unsafe extern "C" fn(*const c_void, *const u32);
         // SAFETY: the function has that type.
         let run = unsafe { library.get::<Run>(b"run\0") }.expect("its function");
-        // SAFETY: there is a value for each parameter of the kernel, and buffers live on. Kernels stay within their buffers.
+        // SAFETY: there is a value for each parameter of the kernel. The buffers outlive the call, and kernels stay
+        // within them.
         unsafe { run(values.as_ptr().cast(), [groups, 1, 1].as_ptr()) };
     }
     fs::remove_dir_all(&folder).expect("the folder");

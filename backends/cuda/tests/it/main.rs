@@ -1,5 +1,5 @@
-//! Tests of the writer: it translates all kernels, single expressions are correct, NVRTC compiles the sources, and
-//! results are correct.
+//! Tests of the translation to CUDA C++: all kernels are translated, single expressions are correct, NVRTC compiles
+//! the sources, and results are correct.
 
 #[path = "../../../../shaders/tests/snapshots/calls.rs"]
 mod calls;

@@ -1,10 +1,10 @@
-//! Access to NVRTC for tests. Without it, tests print a message.
+//! Access to NVRTC for tests. Without NVRTC, tests print a message.
 
 use std::env;
 
 use meganeura_cuda::Nvrtc;
 
-/// Returns the compiler. Without one, prints a message, or fails if `MEGANEURA_REQUIRE_NVRTC=1`.
+/// Returns the compiler. If it is missing, prints a message, or fails if `MEGANEURA_REQUIRE_NVRTC=1`.
 pub(crate) fn find() -> Option<Nvrtc> {
     match Nvrtc::open() {
         Ok(nvrtc) => Some(nvrtc),

@@ -1,4 +1,4 @@
-//! Tests of the results of translated kernels, which run on the processor.
+//! Tests of the results of translated kernels. They run on the CPU.
 
 use meganeura_cuda::{Binding, Bounds, Call, CudaSource, Options, read, write, write_merged};
 
@@ -38,7 +38,7 @@ fn floats(words: &[u32]) -> Vec<f32> {
 fn halves(numbers: &[f32]) -> Vec<u32> {
     let half = |number: f32| match number {
         0.0 => 0,
-        // The exponent bias of a half is lower by 112; the truncated bits are zero.
+        // The exponent bias of `f16` is lower by 112, and the truncated bits are zero.
         _ => {
             let bits = number.to_bits();
             (bits >> 16 & 0x8000) | ((bits & 0x7fff_ffff) >> 13).wrapping_sub(112 << 10)
@@ -79,7 +79,7 @@ fn a_softmax_of_many_columns() {
 
 #[test]
 fn a_product_by_tiles() {
-    // The first row of blocks is enough.
+    // The first row of blocks is sufficient.
     let [m, n, k] = [16, 120, 96];
     let (a, b) = (quarters(m * k, 6), quarters(k * n, 7));
     let mut buffers = [("b0", vec![0; m * n]), ("b1", bits(&a)), ("b2", bits(&b))];
@@ -89,7 +89,7 @@ fn a_product_by_tiles() {
     assert_eq!(floats(&buffers[0].1), product(&a, &b, [m, n, k]));
 }
 
-/// Checks the first rows of a matmul on cooperative matrices. `a` and `b` are the words of the operands.
+/// Checks the first rows of a matmul on cooperative matrices. `a` and `b` contain the words of the operands.
 fn assert_matrices(name: &str, a: Vec<u32>, b: Vec<u32>, expected: &[f32]) {
     let mut buffers = [("b1", a), ("b2", b), ("tiles", vec![0; expected.len()])];
     let Some(()) = host::run(&snapshot(name), 8, &mut buffers) else {
@@ -103,7 +103,7 @@ fn products_by_cooperative_matrices() {
     let [m, all, n, k] = [64, 768, 512, 96];
     let (a, b) = (quarters(m * k, 2), quarters(k * n, 3));
     let expected = product(&a, &b, [m, n, k]);
-    // A with all rows that the kernel expects; only the first `m` are checked.
+    // A has all rows that the kernel expects, but only the first `m` are checked.
     let whole: Vec<f32> = a.iter().copied().chain(quarters((all - m) * k, 4)).collect();
     let transposed = |x: &[f32], [rows, columns]: [usize; 2]| -> Vec<f32> {
         (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
@@ -122,7 +122,7 @@ fn words(expressions: &[(&str, u32)], bounds: Bounds) {
         .enumerate()
         .map(|(i, (expression, _))| format!("    to[{i}] = {expression};\n"))
         .collect();
-    // Read the operands from memory, so that the compiler cannot evaluate them.
+    // The operands are read from memory, so that the compiler cannot evaluate the expressions.
     let text = format!(
         "enable f16;
         struct Pair {{ a: vec3<f32>, b: u32, c: array<vec3<u32>, 2>, d: array<u32> }}
@@ -350,7 +350,8 @@ fn indices_that_are_out_of_bounds_become_the_last_ones() {
     );
 }
 
-/// Cooperative matrices of each role are correct, loaded from buffers and from shared memory, in both orders.
+/// Cooperative matrices of each role are correct if they are loaded from buffers or from shared memory, in both
+/// orders.
 #[test]
 fn matrices_of_one_warp() {
     let text = "enable wgpu_cooperative_matrix;
@@ -422,7 +423,7 @@ fn attention_by_cooperative_matrices() {
         ("b3", bits(&k)),
         ("b4", bits(&v)),
     ];
-    // A workgroup has 32 queries of a head; the last queries come first.
+    // A workgroup has 32 queries of a head. The workgroups of the last queries come first.
     let kernel = snapshot("attention_forward_coop.coop16-attention");
     let Some(()) = host::run(&kernel, heads as u32, &mut buffers) else {
         return;
@@ -479,7 +480,7 @@ fn several_kernels_as_one() {
         blocks,
         entry: "main",
     };
-    // The first module twice, with different numbers of blocks.
+    // The first module is called twice, with different numbers of blocks.
     let calls = [call(0, [2, 1, 1]), call(1, [3, 2, 2]), call(0, [1, 1, 2])];
     let merged = write_merged(&modules, &calls).expect("one kernel");
     assert_eq!(

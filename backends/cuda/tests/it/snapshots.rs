@@ -9,7 +9,7 @@ use meganeura_shaders::Launch;
 
 use crate::{calls, nvrtc};
 
-/// Returns the source of each kernel by its name.
+/// Returns the WGSL source of each kernel by its name.
 pub(crate) fn texts() -> BTreeMap<String, String> {
     let of_kernel = |(kernel, launches): (&str, BTreeMap<String, Launch>)| {
         let named = |(name, launch): (String, Launch)| (format!("{kernel}.{name}"), launch.source);
@@ -27,7 +27,7 @@ fn written(text: &str, bounds: Bounds) -> Result<CudaSource, WriteError> {
     write(&module, &info, "main", &options)
 }
 
-/// Returns the sources of all translated kernels, and the reasons for the rejected ones, by name.
+/// Returns two maps by kernel name: the translated sources, and the reasons why kernels were rejected.
 fn all(bounds: Bounds) -> (BTreeMap<String, CudaSource>, BTreeMap<String, String>) {
     let (mut done, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (name, text) in texts() {
@@ -88,7 +88,7 @@ fn all_but_those_with_matrices_stay_within_bounds() {
     let with_matrices: Vec<String> = matrices.map(|(name, _)| name).collect();
     assert_eq!(refused.into_keys().collect::<Vec<_>>(), with_matrices);
     for (name, written) in &done {
-        // Check each index of a run-time sized buffer.
+        // Each index of a run-time sized buffer must be checked.
         let kernel = written.source.split("namespace kernel {").nth(1).expect("the module");
         for binding in written.bindings.iter().filter(|binding| binding.has_length) {
             let open = format!("{}[", binding.name);

@@ -9,13 +9,13 @@ use super::super::super::template::Template;
 use super::super::heads::{POSITIONS, Target, load_body_as_stored, over_cache, positions, store_body};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
-/// Number of matrix tiles along the rows of a workgroup, and number of subgroups side by side along the columns.
+/// Number of matrix tiles along the rows of a workgroup, and number of subgroups along the columns.
 const ROW_TILES: usize = 2;
 const COLUMN_SUBGROUPS: usize = 2;
-/// Possible numbers of matrix tiles along the keys of a step. The first that fits is used.
+/// Possible numbers of matrix tiles along the keys of a step. The first number that fits is used.
 const KEY_TILES: [usize; 2] = [4, 2];
 
-/// A call, cut into tiles.
+/// A call that is cut into tiles.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Tiling {
     dims: AttentionDims,
@@ -24,7 +24,7 @@ pub(in super::super) struct Tiling {
     key_tiles: usize,
 }
 
-/// Returns the default tiles of a call; `None` if single threads are probably faster.
+/// Returns the default tiles of a call, or `None` if kernels without cooperative matrices are probably faster.
 pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Option<Tiling> {
     let tiling = fitting(config, &tilings(config, dims), Tiling::shared);
     tiling.filter(|_| is_worth(config, &dims))
@@ -63,7 +63,8 @@ pub(in super::super) fn compile(cx: &CompileCx, tiling: &Tiling) -> Result<Compi
 }
 
 impl Tiling {
-    /// Returns the required bytes of shared memory, or `None` if the work cannot be divided evenly among the threads.
+    /// Returns the required number of bytes of shared memory, or `None` if the work cannot be divided evenly among
+    /// the threads.
     fn shared(&self) -> Option<usize> {
         let threads = self.subgroups.threads();
         let bytes = self.subgroups.config.vector_bytes() * 2 * self.piece()
@@ -85,12 +86,13 @@ impl Tiling {
         self.key_tiles * self.subgroups.config.tile()
     }
 
-    /// Returns the number of threads of a row.
+    /// Returns the number of threads that share a row.
     fn across(&self) -> usize {
         self.subgroups.threads() / self.rows()
     }
 
-    /// Returns the number of elements of a head, padded so that the subgroups side by side have equal numbers of tiles.
+    /// Returns the number of elements of a head, padded so that the subgroups along the columns have equal numbers of
+    /// tiles.
     fn width(&self) -> usize {
         self.dims
             .head_dim
@@ -102,16 +104,16 @@ impl Tiling {
         sums_stride(self.keys().max(self.width()))
     }
 
-    /// Returns the size in shared memory of the keys or the values of a step, in vectors. Queries and numerators use
-    /// the same memory while it contains no keys.
+    /// Returns the size of the keys or of the values of a step in shared memory, in vectors. Queries and numerators
+    /// use the same memory while it contains no keys.
     fn piece(&self) -> usize {
         let keys = self.keys() * self.subgroups.config.stride(self.width());
         keys.max(self.rows() * self.subgroups.config.stride(self.keys()))
     }
 
     /// Compiles a launch over a paged cache, for the tiles whose queries all belong to one sequence. `in_blocks` adds
-    /// the block sizes and the function that reads the block table to the template; `tiles` contains the description of
-    /// each tile.
+    /// the block sizes, and the function that reads the block table, to the template. `tiles` contains the
+    /// description of each tile.
     pub(in super::super) fn launch_paged(
         &self,
         mut module: Module,

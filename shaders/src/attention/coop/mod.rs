@@ -1,6 +1,6 @@
-//! Common parts of attention and its gradients on cooperative matrices. Operands are rounded to the input type of the matrices
-//! when they are copied to shared memory; sums are `f32`. A thread cannot change single elements of a matrix, so intermediate
-//! values between products are written to shared memory as `f32`.
+//! Code that attention and its gradients on cooperative matrices share. Operands are rounded to the input type of the
+//! matrices when they are copied to shared memory; sums are `f32`. A thread cannot change single elements of a
+//! matrix, so intermediate values between matmuls are written to shared memory as `f32`.
 
 pub(super) mod backward;
 pub(super) mod forward;
@@ -15,7 +15,7 @@ use super::heads::template;
 /// Maximum number of threads of a workgroup that every device supports.
 const MAX_THREADS: usize = 256;
 
-/// Number of subgroups of a workgroup, and the configuration of their matrices.
+/// The subgroups of a workgroup: their number, and the configuration of their matrices.
 #[derive(Clone, Copy)]
 struct Subgroups {
     config: CoopConfig,
@@ -39,9 +39,9 @@ impl Subgroups {
     }
 }
 
-/// Returns the preferred and the maximum bytes of shared memory of a workgroup. With tiles of 8, both are the limit of Metal
-/// devices. With tiles of 16, several workgroups should share a multiprocessor, which has 64 KiB on the measured devices; wide
-/// heads need more, and one workgroup per multiprocessor must suffice.
+/// Returns the preferred and the maximum number of bytes of shared memory of a workgroup. With tiles of 8, both are
+/// the limit of Metal devices. With tiles of 16, several workgroups should share a multiprocessor, which has 64 KiB
+/// on the measured devices. Large heads need more memory, and then one workgroup per multiprocessor must suffice.
 fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     match config.tile_size {
         8 => [32 << 10; 2],
@@ -49,7 +49,8 @@ fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     }
 }
 
-/// Returns the first tiling within the preferred limit, or else the first within the maximum.
+/// Returns the first tiling within the preferred limit. If there is none, returns the first tiling within the
+/// maximum.
 fn fitting<T: Copy>(config: &CoopConfig, tilings: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
     let within = |limit| {
         tilings
@@ -64,7 +65,7 @@ fn sums_stride(elements: usize) -> usize {
     elements / 4 + 1
 }
 
-/// Returns true if matrices are probably faster than single threads, provided that the call fits.
+/// Returns true if cooperative matrices are probably faster, provided that the call fits.
 fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
     dims.rows_q >= config.tile_size as usize
         && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)

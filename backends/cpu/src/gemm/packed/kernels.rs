@@ -1,4 +1,4 @@
-//! Inner loops that multiply rows of weights in registers, or expand them to `f32`.
+//! Inner loops that multiply by rows of weights in registers, or expand the weights to `f32`.
 //!
 //! A block is 32 neighbouring numbers of a row ([`BLOCK`]). It consists of several registers, its *parts*.
 
@@ -9,24 +9,24 @@ use super::rounded::RoundedKernels;
 use super::rows::Rows;
 use crate::simd::Vector;
 
-/// Maximum rows of the left operand that [`matmul`] takes at a time.
+/// Maximum number of rows of the left operand in a call of [`matmul`].
 pub(in crate::gemm) const MAX_ROWS: usize = 4;
-/// Number of blocks whose scales are converted together, and the resulting maximum number of scales.
+/// Number of blocks whose scales are converted together, and the maximum number of scales of these blocks.
 const UNROLL: usize = 16;
 const MAX_SCALES: usize = 2 * UNROLL;
-/// Maximum lanes of a register, and maximum columns of a panel.
+/// Maximum number of lanes of a register, and maximum number of columns of a panel.
 const MAX_LANES: usize = 16;
 const MAX_COLS: usize = 2 * MAX_LANES;
-/// Bytes of a cache line.
+/// Number of bytes of a cache line.
 const LINE: usize = 64;
 
 /// Type of [`matmul`]: multiplies some rows of `x` by rows of weights.
 pub(super) type MatmulFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
 
-/// The kernels of one instruction set for one storage format.
+/// Kernels of one instruction set for one storage format.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct PackedKernels {
-    /// [`matmul`] of 1, 2 ... rows of `x`.
+    /// [`matmul`] of 1 to `MAX_ROWS` rows of `x`.
     pub(in crate::gemm) matmul: [MatmulFn; MAX_ROWS],
     /// [`expand`].
     pub(in crate::gemm) expand: unsafe fn(Rows, usize, usize, *mut f32),
@@ -36,20 +36,20 @@ pub(in crate::gemm) struct PackedKernels {
 
 /// Number of weight rows in a panel, if weights are stored in panels.
 pub(super) const PANEL_ROWS: usize = 16;
-/// Bytes of a *unit*: consecutive bytes of one row that stay adjacent in a panel.
+/// Number of bytes of a *unit*: consecutive bytes of one row that stay adjacent in a panel.
 pub(super) const UNIT: usize = 4;
 
-/// The kernels for one storage format whose rows are in panels.
+/// Kernels for one storage format whose rows are in panels.
 pub(super) struct PanelKernels {
-    /// [`matmul`] of 1, 2 ... rows of `x` and whole panels.
+    /// [`matmul`] of 1 to `MAX_ROWS` rows of `x` with whole panels.
     pub(super) matmul: [MatmulFn; MAX_ROWS],
-    /// Matmuls of rows of `x` that are rounded to integers, with whole panels.
+    /// Matmuls of rows of `x` that are rounded to integers, with whole panels of weights.
     pub(super) rounded: RoundedKernels,
 }
 
 /// A storage format of weights, as the inner loops read it.
 pub(in crate::gemm) trait Expand {
-    /// Bytes of a block of 32 numbers, without scales.
+    /// Number of bytes of a block of 32 numbers, without scales.
     const BYTES: usize;
     /// Number of scales per block. The minimum of a block counts as a scale.
     const SCALES: usize;
@@ -57,15 +57,16 @@ pub(in crate::gemm) trait Expand {
     /// Returns the factor, a power of two, by which [`Expand::part`] multiplies all numbers.
     fn unit<V: Vector>() -> f32;
 
-    /// Returns register `part` of a block's numbers, without their scale but times [`Expand::unit`].
+    /// Returns register `part` of the numbers of a block. They are multiplied by [`Expand::unit`], but not by their
+    /// scale.
     ///
     /// # Safety
     ///
     /// The CPU must have `V`'s instruction set, and the block must be valid.
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V;
 
-    /// Applies the two scales of a block to the numbers of register `part`; all lanes of each scale are equal. Formats
-    /// with one scale leave the numbers unchanged: their scale is multiplied with the sum of the block instead.
+    /// Applies the two scales of a block to the numbers of register `part`. All lanes of a scale are equal. Formats
+    /// with one scale leave the numbers unchanged: the sum of the block is multiplied by the scale instead.
     ///
     /// # Safety
     ///
@@ -190,13 +191,13 @@ impl Expand for Halves {
     }
 }
 
-/// Computes `y[i, j] = x[i] · weights[j]` for `M` consecutive rows of `x` and the first `cols` rows of the weights. `C`
-/// rows of weights at a time share the reads of `x`; rows of `y` are `y_row` apart.
+/// Computes `y[i, j] = x[i] · weights[j]` for `M` consecutive rows of `x` and the first `cols` rows of the weights.
+/// Groups of `C` rows of weights share the reads of `x`. Rows of `y` are `y_row` apart.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the pointers must be valid for these sizes (whole
-/// blocks if there are scales), and no other code may access `y` meanwhile.
+/// The CPU must have `V`'s instruction set, and the pointers must be valid for these sizes (whole blocks if there are
+/// scales). No other code may access `y` meanwhile.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn matmul<V: Vector, F: Expand, const M: usize, const C: usize>(
     x: *const f32,
@@ -219,10 +220,10 @@ pub(in crate::gemm) unsafe fn matmul<V: Vector, F: Expand, const M: usize, const
     }
 }
 
-/// Returns the distance between rows of numbers, in bytes.
+/// Returns the distance between rows of weights, in bytes.
 #[inline(always)]
 fn pitch<F: Expand>(k: usize) -> usize {
-    // Only numbers without scales may continue after whole blocks.
+    // Only a row of a format without scales may end within a block.
     k / BLOCK * F::BYTES + k % BLOCK * size_of::<u16>()
 }
 
@@ -256,7 +257,7 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     y_row: usize,
 ) {
     let (k, blocks, pitch) = (weights.k, weights.k / BLOCK, pitch::<F>(weights.k));
-    // SAFETY: blocks and the remainder of a row are within it.
+    // SAFETY: the blocks and the remainder are within their row.
     unsafe {
         let mut sums = [[V::zero(); M]; C];
         let mut scales = [[0.0f32; MAX_SCALES + MAX_LANES]; C];
@@ -271,8 +272,8 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
             }
             for b in 0..some {
                 let block = weights.numbers.add((first + b) * F::BYTES);
-                // The next columns follow these in memory. Each step prefetches its share of the
-                // columns after the next, because the hardware does not prefetch this many rows.
+                // The weights of the next columns follow in memory. Each step prefetches its share of the columns
+                // after the next ones, because the hardware does not prefetch this many rows.
                 let next = weights.numbers.wrapping_add(C * (2 * pitch + (first + b) * F::BYTES));
                 for line in (0..C * F::BYTES).step_by(LINE) {
                     V::prefetch(next.wrapping_add(line).cast());
@@ -303,8 +304,7 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
 unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; MAX_SCALES + MAX_LANES]) {
     let unit = 1.0 / F::unit::<V>();
     let to = to.as_mut_ptr();
-    // SAFETY: reads end at `count`; the last writes begin below it, and there is room for a
-    // register after it.
+    // SAFETY: reads end at `count`. The last write begins below `count`, and `to` has room for a register after it.
     unsafe {
         let unit = V::splat(&unit);
         let mut i = 0;
@@ -330,8 +330,8 @@ unsafe fn half_at(numbers: *const u8, index: usize) -> f32 {
     f16::from_bits(unsafe { numbers.cast::<u16>().add(index).read_unaligned() }).to_f32()
 }
 
-/// Multiplies a block of `M` rows of `x` by a block of `C` rows of weights, and adds the products to `sums`. `b` is the
-/// index of the block in `scales`.
+/// Multiplies one block of `M` rows of `x` by the same block of `C` rows of weights, and adds the products to `sums`.
+/// `b` is the index of the block in `scales`.
 ///
 /// # Safety
 ///
@@ -384,12 +384,12 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     }
 }
 
-/// Expands a block to `f32` with its scales.
+/// Expands a block to `f32`, including its scales.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the block and its scales must be valid, and `to` must
-/// have room for 32 numbers that no other code accesses meanwhile.
+/// The CPU must have `V`'s instruction set, the block and its scales must be valid, and `to` must have room for 32
+/// numbers that no other code accesses meanwhile.
 #[inline(always)]
 unsafe fn expand_block<V: Vector, F: Expand>(block: *const u8, scale: *const u16, to: *mut f32) {
     // SAFETY: passed on to the caller.
@@ -410,12 +410,12 @@ unsafe fn expand_block<V: Vector, F: Expand>(block: *const u8, scale: *const u16
     }
 }
 
-/// Expands `len` numbers of the first row from `first` on, where a block must begin.
+/// Expands `len` numbers of the first row, from number `first` on. A block must begin at `first`.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the numbers must be valid (whole blocks if there are
-/// scales), and `to` must have room for them without access by other code.
+/// The CPU must have `V`'s instruction set, and the numbers must be valid (whole blocks if there are scales). `to`
+/// must have room for the numbers, and no other code may access it meanwhile.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first: usize, len: usize, to: *mut f32) {
     let blocks = len / BLOCK;
@@ -433,8 +433,8 @@ pub(in crate::gemm) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first:
     }
 }
 
-/// Expands numbers `first..first + len` of the first `cols` rows to panels of a right operand with `width` columns, in
-/// the order of [`crate::gemm::pack::panels`].
+/// Expands numbers `first..first + len` of the first `cols` rows. Writes them as panels of a right operand with
+/// `width` columns, in the order of [`crate::gemm::pack::panels`].
 ///
 /// # Safety
 ///
@@ -473,7 +473,7 @@ unsafe fn panel<V: Vector, F: Expand>(
     [cols, width]: [usize; 2],
     to: *mut f32,
 ) {
-    // Missing rows are never written; their numbers would go to entries that are not read.
+    // In a panel with fewer than `MAX_COLS` rows, the numbers of the missing rows stay 0 and are not read.
     let mut numbers = [0.0f32; MAX_COLS * BLOCK];
     let numbers = numbers.as_mut_ptr();
     let blocks = len / BLOCK;

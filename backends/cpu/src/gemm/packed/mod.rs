@@ -44,33 +44,33 @@ impl Storage {
     }
 }
 
-/// Minimum stored numbers that are worth a separate task, and maximum number of tasks.
+/// Minimum number of stored numbers of a task, and maximum number of tasks.
 const TASK_NUMBERS: usize = 64 * 1024;
 const MAX_TASKS: usize = 32;
-/// Minimum stored numbers and maximum number of tasks for integer matmuls. A matrix of 576 by 192 makes two tasks, so
-/// that two threads can share it.
+/// Minimum number of stored numbers of a task, and maximum number of tasks, of integer matmuls. A matrix of 576 by
+/// 192 makes two tasks, so that two threads can share it.
 const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
-/// Minimum multiplications that are worth a separate task in matmuls of rounded rows: some 50 microseconds.
+/// Minimum number of multiplications of a task in matmuls of rounded rows: about 50 microseconds.
 const ROUNDED_TASK_PRODUCTS: usize = 3 << 20;
-/// Maximum bytes of rounded rows that a task multiplies by each panel of weights, so that they stay in the second-level
-/// cache.
+/// Maximum number of bytes of rounded rows that a task multiplies by each panel of weights. They stay in the
+/// second-level cache.
 const ROUNDED_TASK_BYTES: usize = 384 << 10;
-/// Maximum rows of the left operand for which weights are expanded in registers. Each group of [`MAX_ROWS`] rows expands
-/// the weights again.
+/// Maximum number of rows of the left operand for which weights are expanded in registers. Each group of [`MAX_ROWS`]
+/// rows expands the weights again.
 const FEW_ROWS: usize = 2 * MAX_ROWS;
-/// Columns per group. Tasks have whole groups, as the inner loops process them together, or whole panels.
+/// Number of columns in a group. Tasks have whole groups, because the inner loops process a group together, or whole
+/// panels.
 const GROUP: usize = 4;
 
-/// Range of the bits of the largest magnitude that a block of a rounded row may have: 2^-60 to 2^60
-/// (exclusive).
+/// Permitted bits of the largest magnitude in a block of a rounded row, from 2^-60 to 2^60 (exclusive).
 #[cfg(target_arch = "x86_64")]
 const MAGNITUDES: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
 /// The algorithm of a matmul.
 #[derive(Clone)]
 enum Algorithm {
-    /// Weights are expanded in registers. Also used for k = 0, because results have to be written then, too.
+    /// Weights are expanded in registers. If k is 0, this algorithm writes the results.
     Registers { tasks: usize },
     /// [`PackedGemm::prepare`] rounds the single row to integers, unless its numbers are out of range.
     Integers { tasks: usize, kernels: &'static Integers },
@@ -92,7 +92,7 @@ pub(crate) struct PackedGemm {
     k: usize,
     storage: Storage,
     set: &'static KernelSet,
-    /// Kernels for panels, if the weights are stored in panels.
+    /// Kernels for panels; `None` if the weights are stored row by row.
     panels: Option<&'static PanelKernels>,
     way: Algorithm,
 }
@@ -120,13 +120,14 @@ fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static PanelKerne
 }
 
 impl PackedGemm {
-    /// Plans a matmul with the fastest inner loops that this CPU can run. The weights are stored
-    /// row by row or in their [`PackedGemm::panels`].
+    /// Plans a matmul with the fastest inner loops that this CPU can run. The weights are stored row by row, or in
+    /// the layout of [`PackedGemm::panels`].
     pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_panels: bool) -> Self {
         PackedGemm::with_kernel([m, n, k], storage, in_panels, Kernel::detect())
     }
 
-    /// Returns the panel layouts of numbers and of scales, if they make matmuls with a matrix `[n, k]` faster.
+    /// Returns the panel layouts of the numbers and of the scales of a matrix `[n, k]`. Returns `None` if panels do
+    /// not make its matmuls faster.
     pub(crate) fn panels([n, k]: [usize; 2], storage: Storage) -> Option<[Panels; 2]> {
         PackedGemm::panels_for([n, k], storage, Kernel::detect())
     }
@@ -136,7 +137,7 @@ impl PackedGemm {
         let scale = size_of::<u16>();
         let numbers = Panels::new(n, storage.bytes(k), PANEL_ROWS, UNIT)?;
         let scales = Panels::new(n, k / BLOCK * storage.scales() * scale, PANEL_ROWS, scale);
-        // The scales of a block are stored as in panels of one unit.
+        // The scales of a block are stored like panels with one unit per row.
         let one = Panels {
             rows: PANEL_ROWS,
             units: 1,
@@ -156,7 +157,7 @@ impl PackedGemm {
             let rows = (ROUNDED_TASK_BYTES / row_bytes / rounded::ROWS).max(1) * rounded::ROWS;
             let by_rows = m.div_ceil(rows);
             let products = n.saturating_mul(k).saturating_mul(m);
-            // A few rows are bound by the weights' bytes.
+            // Memory bandwidth limits matmuls with a few rows.
             let tasks = (products / ROUNDED_TASK_PRODUCTS).max(n.saturating_mul(k) / INTEGER_TASK_NUMBERS);
             Algorithm::Rounded {
                 by_rows,
@@ -200,7 +201,7 @@ impl PackedGemm {
         }
     }
 
-    /// Returns the number of independent tasks. It depends only on sizes.
+    /// Returns the number of independent tasks. It depends only on the sizes of the matmul.
     pub(crate) fn tasks(&self) -> usize {
         match &self.way {
             Algorithm::Registers { tasks } | Algorithm::Integers { tasks, .. } => *tasks,
@@ -222,8 +223,7 @@ impl PackedGemm {
         }
     }
 
-    /// Returns the size of the scratch that the tasks share, in `f32`s. [`PackedGemm::prepare`]
-    /// fills it.
+    /// Returns the number of `f32`s of the scratch that the tasks share. [`PackedGemm::prepare`] fills it.
     pub(crate) fn shared_len(&self) -> usize {
         match &self.way {
             Algorithm::Integers { .. } => {
@@ -244,8 +244,8 @@ impl PackedGemm {
         }
     }
 
-    /// Returns the number of `f32`s before the rounded rows. They contain a flag for each row: not 0 if its rounded
-    /// numbers are usable.
+    /// Returns the number of `f32`s before the rounded rows. They contain a flag for each row that is not 0 if the
+    /// rounded numbers of the row are usable.
     fn header(&self) -> usize {
         aligned(self.m)
     }
@@ -263,8 +263,8 @@ impl PackedGemm {
     /// the requested length and begin at a cache line. Meanwhile, no code may write the left
     /// operand, and only other tasks of this call may access the scratch.
     pub(crate) unsafe fn prepare(&self, task: usize, x: *const f32, shared: *mut f32) {
-        // SAFETY: the kernels are of a set that the CPU can run; each task has its own rows, blocks
-        // and flag; passed on to the caller.
+        // SAFETY: this CPU can run the kernels. Each task has its own rows, blocks and flag. All other conditions are
+        // passed on to the caller.
         unsafe {
             let (first, rows, usable) = match &self.way {
                 Algorithm::Integers { kernels, .. } => {
@@ -286,14 +286,14 @@ impl PackedGemm {
         }
     }
 
-    /// Returns the columns of a task, that is, rows of the weights.
+    /// Returns the columns of `y` that a task computes, as rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
         let group = if self.panels.is_some() { PANEL_ROWS } else { GROUP };
         let groups = share(self.n.div_ceil(group), tasks, task);
         groups.start * group..(groups.end * group).min(self.n)
     }
 
-    /// Returns how many columns of a range are in panels. The range must begin with a panel's first column.
+    /// Returns how many columns of a range are in panels. The first column of the range must be the first of a panel.
     fn in_panels(&self, cols: &Range<usize>) -> usize {
         match self.panels {
             Some(_) => (self.n / PANEL_ROWS * PANEL_ROWS)
@@ -322,14 +322,14 @@ impl PackedGemm {
         }
     }
 
-    /// Runs a task, with the shared and the worker's own scratch.
+    /// Runs a task. `scratch` is the shared scratch and the worker's own scratch.
     ///
     /// # Safety
     ///
-    /// The task must exist. The operands must have these sizes, including scales if the storage has
-    /// them, and the scratch the requested length. The shared scratch must be prepared for this `x`
-    /// and is not written; the worker's scratch belongs to the task. No other code may access this
-    /// task's part of `y`, or write the other operands, meanwhile.
+    /// The task must exist. The operands must have the sizes of the plan and include scales if the storage format has
+    /// them. The scratch must have the requested lengths. The shared scratch must be prepared for this `x` and is not
+    /// written; only this task may use the worker's scratch. Meanwhile, no other code may access this task's part of
+    /// `y` or write the other operands.
     pub(crate) unsafe fn run(
         &self,
         task: usize,
@@ -341,7 +341,7 @@ impl PackedGemm {
         match &self.way {
             Algorithm::Registers { tasks } => {
                 let cols = self.columns(*tasks, task);
-                // SAFETY: columns of a task are its own, and below `n`; passed on to the caller.
+                // SAFETY: the columns belong to this task only and are below `n`; passed on to the caller.
                 unsafe { self.in_registers(0..self.m, cols, x, weights, y) }
             }
             Algorithm::Integers { tasks, kernels } => {
@@ -362,7 +362,7 @@ impl PackedGemm {
             } => {
                 let cols = self.columns(*by_cols, task % by_cols);
                 let tiles = share(self.preparations(), *by_rows, task / by_cols);
-                // SAFETY: columns and rows of a task are its own; passed on to the caller.
+                // SAFETY: the columns and rows belong to this task only; passed on to the caller.
                 unsafe { self.by_tiles(kernels, tiles, cols, x, weights, y, shared) }
             }
             Algorithm::Panels(spec, plan) => {
@@ -422,7 +422,7 @@ impl PackedGemm {
         }
     }
 
-    /// Multiplies rows by weights that are expanded in registers.
+    /// Multiplies rows of `x` by weights that are expanded in registers.
     ///
     /// # Safety
     ///
@@ -460,7 +460,7 @@ impl PackedGemm {
     }
 }
 
-/// Stored rows of weights as the columns of a right operand, expanded when it is packed.
+/// The rows of a weight matrix as the columns of a right operand. Packing expands them.
 struct Expanded<'a> {
     gemm: &'a PackedGemm,
     weights: Rows,
@@ -470,8 +470,8 @@ impl RightOperand for Expanded<'_> {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
         let (width, storage) = (set.tile_cols, self.gemm.storage);
         let cols = panels.start * width..(panels.end * width).min(spec.n);
-        // SAFETY: rows and their numbers are within the weights, which are not in panels; blocks
-        // along k are whole, except for the last.
+        // SAFETY: rows and their numbers are within the weights, and the weights are not in panels. Blocks along k
+        // are whole, except for the last block.
         unsafe {
             let rows = self.weights.from(storage, cols.start);
             (storage.kernels(set).panels)(rows, [steps.start, steps.len()], [cols.len(), width], to);

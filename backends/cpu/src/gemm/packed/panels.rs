@@ -1,10 +1,11 @@
 //! Kernels for weights in [`Panels`](crate::order::Panels) of sixteen rows, for AVX-512 with VNNI.
 //!
-//! A register contains four neighbouring numbers of each row, or their bytes. Sums and scales have a lane for each row,
-//! so that nothing is added across lanes, and scales are converted and multiplied sixteen at a time.
+//! A register contains four neighbouring numbers of each row as bytes, or one number of each row as `f32`. Sums and
+//! scales have a lane for each row. Therefore nothing is added across lanes, and sixteen scales are converted and
+//! multiplied at a time.
 //!
-//! Matmuls round the left operand's rows to integers ([`super::rounded`]). If its numbers cannot be rounded, weights
-//! are expanded in registers, as in this module.
+//! Matmuls round the rows of the left operand to integers ([`super::rounded`]). If its numbers cannot be rounded, the
+//! kernels of this module expand the weights in registers.
 
 use std::arch::x86_64::*;
 
@@ -17,7 +18,7 @@ use crate::gemm::spec::Kernel;
 use crate::simd::{LINE, prefetch_line};
 use meganeura_core::quantization::BlockFormat;
 
-/// Steps of a block. A step is four neighbouring numbers of each row.
+/// Number of steps of a block. A step is four neighbouring numbers of each row.
 pub(super) const STEPS: usize = BLOCK / 4;
 /// Prefetch distance in bytes, into the second-level cache. A panel is read as one stream, and consecutive tasks of a
 /// thread read consecutive panels.
@@ -51,15 +52,15 @@ const fn kernels<F: PanelFormat>() -> PanelKernels {
     }
 }
 
-/// A storage format in panels. A block of a panel contains the blocks of all its rows, unit by unit ([`UNIT`] bytes of
-/// each row). Such a unit of all rows fills a register.
+/// A storage format in panels. A block of a panel contains the blocks of all its rows, unit by unit ([`UNIT`] bytes
+/// of each row). A unit of all rows fills a register.
 pub(super) trait PanelFormat {
-    /// Bytes of one row's block.
+    /// Number of bytes of one row's block.
     const BYTES: usize;
     /// Offset that [`PanelFormat::bytes`] adds to all numbers.
     const OFFSET: i32;
-    /// Number of scales of a block. With two, [`PanelFormat::MINIMUM`] is true if the second one is
-    /// a minimum, false if it is the scale of the second half.
+    /// Number of scales of a block. If there are two and [`PanelFormat::MINIMUM`] is true, the second one is the
+    /// minimum; if it is false, the second one is the scale of the second half.
     const SCALES: usize = 1;
     const MINIMUM: bool = false;
 
@@ -78,7 +79,7 @@ pub(super) trait PanelFormat {
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512;
 }
 
-/// Values of the nibbles 0 to 15, minus their offset of 8.
+/// Values of the nibbles 0 to 15, with the offset 8 subtracted.
 static NUMBERS: [f32; 16] = [
     -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
 ];
@@ -104,7 +105,7 @@ impl PanelFormat for Nibbles {
 
     #[inline(always)]
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
-        // SAFETY: a unit of each row. A permutation looks at the lowest four bits of an index.
+        // SAFETY: a unit of each row. The permutation uses only the lowest four bits of an index.
         unsafe {
             let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * PANEL_ROWS).cast());
             let bit = 8 * e + 4 * (step / (STEPS / 2));
@@ -152,8 +153,8 @@ unsafe fn few_bits<const ABOVE: u32>(block: *const u8, step: usize) -> __m512i {
         if ABOVE == 0 {
             return low;
         }
-        // Each byte of a unit contains the upper bits of four integers; those of the next step are
-        // in the next bits or in the next unit.
+        // Each byte of a unit contains the upper bits of four integers. The bits of the next step are the next bits
+        // of this unit, or are in the next unit.
         let units = ABOVE as usize;
         let above = _mm512_loadu_si512(block.add((4 + step % units) * UNIT * PANEL_ROWS).cast());
         let above = _mm512_srlv_epi32(above, _mm512_set1_epi32((step / units * units) as i32));
@@ -234,7 +235,7 @@ impl PanelFormat for Halves {
 // SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers
 // are valid for all reads, as each function's contract demands.
 
-/// Prefetches `bytes` bytes at a distance of [`AHEAD`] bytes after `at`.
+/// Prefetches the `bytes` bytes that begin [`AHEAD`] bytes after `at`.
 #[inline(always)]
 pub(super) fn ask_ahead(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
@@ -253,7 +254,7 @@ pub(super) unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * PANEL_ROWS).cast())) }
 }
 
-/// Applies the scales of a block, and its minima if it has some, to a number of step `step` of all rows.
+/// Applies the scale of a block, and its minimum if it has one, to a number of step `step` of all rows.
 ///
 /// # Safety
 ///
@@ -271,7 +272,7 @@ unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usiz
     }
 }
 
-/// Multiplies `M` rows of `x` by whole panels of weights, and expands the weights in registers.
+/// Multiplies `M` rows of `x` by whole panels of weights. It expands the weights in registers.
 ///
 /// # Safety
 ///
@@ -288,7 +289,7 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, c
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * PANEL_ROWS);
                 ask_ahead(at, F::BYTES * PANEL_ROWS);
-                // Two sums of each, because an addition has to wait for the previous one.
+                // Each row has two sums, because an addition has to wait for the previous addition to the same sum.
                 let mut of_block = [[_mm512_setzero_ps(); M]; 2];
                 for step in 0..STEPS {
                     for e in 0..4 {

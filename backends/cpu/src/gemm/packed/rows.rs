@@ -1,4 +1,4 @@
-//! Rows of weights of few bits, and their storage formats.
+//! Rows of quantised weights, and their storage formats.
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
@@ -12,7 +12,7 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// Returns the bytes of `count` numbers without scales. `count` must be a multiple of the block length.
+    /// Returns the number of bytes of `count` numbers without scales. `count` must be a multiple of the block length.
     pub(crate) fn bytes(self, count: usize) -> usize {
         match self {
             Storage::F16 => 2 * count,
@@ -41,7 +41,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Returns the rows from `row` on. If there are panels, `row` must be the first row of a panel.
+    /// Returns the rows from `row` on. If the matrix is stored in panels, `row` must be the first row of a panel.
     ///
     /// # Safety
     ///

@@ -36,8 +36,8 @@ fn orders(
     orders
 }
 
-/// Every instruction set, storage format, storage order and algorithm agrees with sums in f64 of numbers that are read
-/// one by one.
+/// Every combination of instruction set, storage format, storage order and algorithm agrees with sums in f64. The
+/// numbers of these sums are decoded one by one.
 #[test]
 fn products_of_every_storage() {
     let storages = [Storage::F16].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
@@ -115,7 +115,7 @@ fn products_of_every_storage() {
                 }
                 for j in 0..n {
                     if !in_panels {
-                        // SAFETY: a row that exists, and room for it.
+                        // SAFETY: the row exists, and `row` has room for it.
                         unsafe { gemm.expand(weights, j, row.as_mut_ptr()) };
                     }
                     for (p, &found) in row.iter().enumerate().filter(|_| !in_panels) {
@@ -145,7 +145,7 @@ fn products_of_every_storage() {
     }
 }
 
-/// Returns the maximum error of a sum of products if its row is rounded to 16 bits: half a rounding step for each
+/// Returns the maximum error of a dot product with a row that is rounded to 16 bits: half a rounding step for each
 /// number.
 fn of_16_bits(x: &[f32], weight: impl Fn(usize) -> f64) -> f64 {
     let block = |at: usize| {
@@ -164,7 +164,7 @@ struct Weights<'a> {
     n: usize,
 }
 
-/// Returns all instruction sets. Each comes with false (row by row), and with true (in panels) if it supports panels.
+/// Returns all instruction sets, each with false (row by row), and also with true (in panels) if it supports panels.
 fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool)> {
     Kernel::available().flat_map(move |kernel| {
         let has_panels = panel_kernels(kernel, Storage::Blocks(format)).is_some();
@@ -175,7 +175,7 @@ fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool
     })
 }
 
-/// Multiplies `m` rows by weights, `y = x weights`. Expands weights in registers, or uses the algorithm that the plan
+/// Computes `m` rows of `x` times the weights. Expands the weights in registers, or uses the algorithm that the plan
 /// selects.
 fn rows(x: &[f32], m: usize, weights: &Weights, (kernel, in_panels): (Kernel, bool), in_registers: bool) -> Vec<f32> {
     let (n, k, storage) = (weights.n, x.len() / m, Storage::Blocks(weights.format));
@@ -262,7 +262,7 @@ fn rounded_rows_do_not_depend_on_others() {
 #[test]
 fn rows_that_are_not_rounded() {
     let (n, k) = (35, 96);
-    // The maximum number of scales of any format.
+    // No format has more than two scales per block.
     let scales: Vec<u16> = (0..2 * n * k / BLOCK)
         .map(|i| f16::from_f32((i % 13) as f32 * 0.2 - 0.7).to_bits())
         .collect();
@@ -325,14 +325,15 @@ fn ends_of_integers() {
             let weight = |p: usize| numbers[p % BLOCK];
             for value in [0.0, 1.0, -1.0, 0.999_999_9, -127.0 / 128.0, 1.0 / 3.0] {
                 for kernel in kernels_and_orders(format) {
-                    // All of one magnitude, and one far above the rest.
+                    // First, all numbers have one magnitude; then one is much larger than the rest.
                     for others in [1.0, 1.0 / 16_384.0] {
                         let x: Vec<f32> = (0..k).map(|p| if p == 9 { value } else { value * others }).collect();
                         let sum: f64 = (0..k).map(|p| f64::from(x[p]) * weight(p)).sum();
                         let size: f64 = (0..k).map(|p| f64::from(x[p]).abs() * weight(p).abs()).sum();
                         let largest = (0..BLOCK).map(|p| weight(p).abs()).fold(0.0, f64::max);
                         for y in rows(&x, 1, &weights, kernel, false) {
-                            // An element is off by up to 2^-22 of the largest one, or in panels by half a unit of 16 bits.
+                            // An element is off by up to 2^-22 of the largest element; with panels, by up to half a
+                            // unit of 16 bits.
                             let of_integers = 64.0 * largest * f64::from(value.abs()) / f64::from(1 << 22)
                                 * f64::from(u8::from(others < 1.0));
                             let rounding = if kernel.1 { of_16_bits(&x, weight) } else { of_integers };
@@ -380,7 +381,7 @@ fn tasks_say_what_they_read() {
             let found = of(1, in_panels);
             assert_eq!(found.bytes(), wanted.min(Prefetch::MAX), "{storage:?}");
             assert!(found.ranges() <= 2, "{storage:?}");
-            // Many rows are bound by arithmetic.
+            // Matmuls with many rows are bound by arithmetic.
             assert!(of(100, in_panels).is_empty(), "{storage:?}");
         }
     }

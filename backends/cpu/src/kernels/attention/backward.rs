@@ -11,15 +11,14 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// Desired number of tasks. If there are fewer heads, several tasks share the keys of a head.
+/// Desired number of tasks. With fewer heads than this, several tasks share the keys of a head.
 const WANTED_TASKS: usize = 16;
-/// Maximum number of parts of a head's keys. Each part has separate sums of the queries'
-/// gradients.
+/// Maximum number of parts of a head's keys. Each part has separate sums of the query gradients.
 const MAX_PARTS: usize = 8;
 
-/// A call of the backward pass. In the first phase, each task processes some keys of one key-value head and writes
-/// their gradients. It writes its contributions to the queries' gradients to shared scratch; the second phase adds them
-/// up.
+/// A call of the backward pass. In the first phase, each task processes some keys of one key-value head. It writes
+/// the gradients of these keys and values, and writes its contributions to the query gradients to shared scratch. The
+/// second phase adds up the contributions.
 struct Backward {
     dims: AttentionDims,
     blocks: Blocks,
@@ -63,16 +62,16 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Divides the key tiles into parts that about the same number of queries see.
+/// Divides the key tiles into parts that are visible to about the same number of queries.
 fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     let heads = dims.batch * dims.kv_heads;
     let tiles = dims.rows_k.div_ceil(KEYS);
     if heads == 0 {
-        // In this case, memory does not limit the number of rows.
+        // With an empty batch, memory does not limit the number of rows.
         return std::iter::once(0..tiles).collect();
     }
     let count = WANTED_TASKS.div_ceil(heads).min(MAX_PARTS).min(tiles);
-    // Plus one for the work of a tile without any query.
+    // A tile without queries also takes time: add one.
     let weight = |tile: usize| {
         let end = ((tile + 1) * KEYS).min(dims.rows_k);
         dims.queries_of(tile * KEYS..end).len() as u128 + 1
@@ -90,7 +89,7 @@ fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     parts
 }
 
-/// Returns the f32s of shared and of private scratch of a call.
+/// Returns the number of f32s of the shared and of the private scratch of a call.
 #[cfg(test)]
 pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     let call = Backward {
@@ -104,7 +103,7 @@ pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     [call.shared_len(), scratch_len(&call.private_lens())]
 }
 
-/// A tile of keys and its gradients in private scratch.
+/// A tile of keys and values, and their gradients, in private scratch.
 struct KeyTile<'a> {
     keys: Range<usize>,
     packed: [&'a mut [f32]; 3],
@@ -113,15 +112,15 @@ struct KeyTile<'a> {
 }
 
 impl Backward {
-    /// Returns the size of the shared scratch, in `f32`s: sums of the queries' gradients, for each head and part.
+    /// Returns the number of `f32`s of the shared scratch: sums of the query gradients for each head and part.
     fn shared_len(&self) -> usize {
         let d = &self.dims;
         d.batch * d.heads * self.parts.len() * d.rows_q * d.head_dim
     }
 
-    /// Returns the sizes of the sections of private scratch: packed transposed keys, packed transposed values and
-    /// packed keys of a tile; gradients of its keys and values; queries of a tile and the gradients of its results; its
-    /// scores and their gradients.
+    /// Returns the lengths of the sections of private scratch: packed transposed keys, packed transposed values and
+    /// packed keys of a tile; gradients of its keys and of its values; queries of a tile and the gradients of its
+    /// results; scores and their gradients.
     fn private_lens(&self) -> [usize; 9] {
         let d = &self.dims;
         let (keys, queries, width) = (KEYS.min(d.rows_k), QUERIES.min(d.rows_q), d.head_dim);
@@ -131,17 +130,17 @@ impl Backward {
         [across, across, along, kv, kv, q, q, scores, scores]
     }
 
-    /// Returns the sums of the queries' gradients of a head in one part of the keys, in rows of `head_dim` elements.
+    /// Returns the sums of the query gradients of a head for one part of the keys, in rows of `head_dim` elements.
     ///
     /// # Safety
-    /// Head and part must exist, and only the caller may use the sums meanwhile.
+    /// The head and the part must exist, and only the caller may use the sums meanwhile.
     unsafe fn sums<'a>(&self, cx: &RunCx, head: usize, part: usize) -> &'a mut [f32] {
         let len = self.dims.rows_q * self.dims.head_dim;
-        // SAFETY: within the shared scratch.
+        // SAFETY: the sums are within the shared scratch.
         unsafe { std::slice::from_raw_parts_mut(cx.shared.add((head * self.parts.len() + part) * len), len) }
     }
 
-    /// Computes the gradients of some keys and values of a head, and their contributions to the queries' gradients.
+    /// Computes the gradients of some keys and values of a head, and their contributions to the query gradients.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -161,8 +160,7 @@ impl Backward {
         for tile in self.parts[part].clone() {
             let keys = tile * KEYS..((tile + 1) * KEYS).min(d.rows_k);
             let count = keys.len();
-            // SAFETY: private scratch has the requested size; operands are not written by this
-            // dispatch.
+            // SAFETY: private scratch has the requested size, and this dispatch does not write the operands.
             unsafe {
                 let [k_across, v_across, k_along, dk, dv, q, dout, scores, dp] =
                     scratch(cx.private, self.private_lens());
@@ -193,8 +191,8 @@ impl Backward {
         }
     }
 
-    /// Processes one head's queries with a tile of keys: adds to the gradients of the keys and values, and to the sums
-    /// of the queries' gradients.
+    /// Processes the queries of one head with a tile of keys. Adds to the gradients of the keys and values, and to
+    /// the sums of the query gradients.
     ///
     /// # Safety
     /// As for `Kernel::run`, for a head and keys that exist.
@@ -223,7 +221,7 @@ impl Backward {
                 key: tile.keys.start,
                 cols,
             };
-            // SAFETY: operands are not written by this dispatch; the blocks have these sizes.
+            // SAFETY: this dispatch does not write the operands, and the blocks have these sizes.
             unsafe {
                 all_q.copy(first..first + count, d.scale as f32, q);
                 all_dout.copy(first..first + count, 1.0, dout);
@@ -246,7 +244,7 @@ impl Backward {
         }
     }
 
-    /// Computes the gradients of some queries of all heads from the sums of all parts.
+    /// Computes the query gradients of some queries of all heads from the sums of all parts.
     ///
     /// # Safety
     /// As for `Kernel::run`.
@@ -260,8 +258,7 @@ impl Backward {
                 let dq = Head::of(self.outputs[0], d.rows_q, [entry, head, d.heads], width);
                 let first = (entry * d.heads + head) * self.parts.len() * stride + row * width;
                 let len = (self.parts.len() - 1) * stride + width;
-                // SAFETY: the first phase has ended; only this task writes these rows of the
-                // result.
+                // SAFETY: the first phase has ended, and only this task writes these rows of the result.
                 unsafe {
                     let sums = std::slice::from_raw_parts(cx.shared.add(first).cast_const(), len);
                     scaled_sum(self.level, sums, stride, d.scale as f32, dq.get_mut(row));

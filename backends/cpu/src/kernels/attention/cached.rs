@@ -1,10 +1,10 @@
-//! Attention to the valid rows of a cache. Its time depends on their number, not on the capacity.
+//! Attention to the valid rows of a cache. Its time depends on the number of valid rows, not on the capacity.
 //!
 //! A task has the queries of one key-value head (or of neighbouring ones, if there is only one row). It iterates over
 //! the visible keys in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and
-//! values are read in place; in a paged cache these are its blocks. If there are fewer heads and rows than threads,
-//! each task has a share of the keys, and a second phase combines the shares ("flash decoding": Dao, Haziza, Massa and
-//! Sizov, 2023).
+//! values are read in place; in a paged cache, the tiles are its blocks. If there are too few heads and rows for all
+//! threads, each task has a share of the keys, and a second phase combines the results of the shares ("flash
+//! decoding": Dao, Haziza, Massa and Sizov, 2023).
 
 use std::ops::Range;
 
@@ -23,25 +23,26 @@ use crate::share::share;
 use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
-/// Maximum query rows of a task.
+/// Maximum number of query rows of a task.
 const ROWS: usize = 16;
 /// Number of valid rows that time estimates assume.
 const USUAL_KEYS: usize = 256;
-/// Neighbouring `f32`s of a cache that are read together: 1 KiB.
+/// Number of neighbouring `f32`s of a cache that are read together: 1 KiB.
 const RUN: usize = 256;
-/// Number of positions in the keys, and also in the values, whose reads are interleaved.
+/// Number of positions in the keys, and in the values, whose reads are interleaved.
 const TOUCHES: usize = 4;
 /// Minimum number of tasks at which keys are not divided.
 const TASKS_THRESHOLD: usize = 16;
-/// Minimum keys of a task. Each task has to copy the queries, and its result has to be combined.
+/// Minimum number of keys of a task. Each task has to copy the queries, and its result has to be combined with the
+/// results of other tasks.
 const TASK_KEYS: usize = 32;
 
 /// A call of attention to a cache.
 #[derive(Clone, Copy)]
 struct Cached {
-    /// Sizes with the capacity as the number of keys.
+    /// Sizes of the call. The number of keys is the capacity of the cache.
     dims: AttentionDims,
-    /// Maximum query rows, and maximum neighbouring key-value heads, of a task.
+    /// Maximum number of query rows, and maximum number of neighbouring key-value heads, of a task.
     row_block: usize,
     heads_together: usize,
     /// Maximum number of shares that the keys of each query are divided into.
@@ -64,11 +65,11 @@ struct Cached {
 #[derive(Clone, Copy)]
 enum Cache {
     Plain(View<f32>),
-    /// A cache in `f16`, whose tiles are converted before use.
+    /// A cache in `f16`. Its tiles are converted to `f32` before use.
     Halves(View<f16>),
 }
 
-/// The location of a tile's keys or values.
+/// The location of a tile of keys or values in its cache.
 #[derive(Clone, Copy)]
 struct TileRows {
     /// Rows of the first key-value head of a [`Unit`]; its further heads are adjacent.
@@ -87,30 +88,30 @@ impl TileRows {
     }
 }
 
-/// The queries that a task processes: some rows of all heads that share one key-value head, or a few such heads.
+/// The queries of a task: some rows of all heads that share one key-value head, or of a few such groups of heads.
 #[derive(Clone, Copy)]
 struct Unit {
     entry: usize,
-    /// First key-value head, and number of them.
+    /// First key-value head, and number of key-value heads.
     kv_head: usize,
     kv_heads: usize,
-    /// First query row, and number of rows. They belong to one sequence when keys are read.
+    /// First query row, and number of rows. When keys are read, the rows belong to one sequence.
     first: usize,
     rows: usize,
 }
 
-/// The intermediate result of a unit's queries after some keys, as in an online softmax.
+/// The intermediate result of a unit's queries after some of the keys, as in an online softmax.
 struct State<'a> {
     /// Sums of values, each times its softmax numerator, `[queries, width]`.
     out: &'a mut [f32],
-    /// Maximum score of each query, and its sum of numerators relative to that score.
+    /// Maximum score of each query, and its sum of numerators relative to this score.
     greatest: &'a mut [f32],
     sums: &'a mut [f32],
 }
 
-/// Returns the number of neighbouring key-value heads whose rows are read together. The rows are adjacent, and longer
-/// runs use memory better. With several query rows this is not needed: after the first row, keys and values are in the
-/// cache.
+/// Returns the number of neighbouring key-value heads whose rows are read together. Their rows are adjacent, and
+/// longer runs use the memory bandwidth better. Calls with several query rows do not need this: after the first row,
+/// keys and values are in the cache of the CPU.
 fn heads_in_a_run(dims: &AttentionDims) -> usize {
     (RUN / dims.head_dim.max(1)).clamp(1, dims.kv_heads.max(1))
 }
@@ -121,15 +122,14 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     compile_call(cx, dims, [ROWS, heads_together], None)
 }
 
-/// Compiles attention to the blocks of a paged cache, whose keys and values are found by a block
-/// table. The rows of a call are tokens of any sequences. Adjacent rows that follow each other in
-/// one sequence, as those of a prompt, are detected when the step runs, and share a pass over their
-/// keys.
+/// Compiles attention to the blocks of a paged cache. A block table contains the location of keys and values. The
+/// query rows of a call are tokens of any sequences. Adjacent rows with consecutive positions in one sequence, such
+/// as the rows of a prompt, are detected when the step runs, and share a pass over their keys.
 pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
     let paged_dims = PagedDims::of(&cx.call())?;
     let (dims, paged) = (paged_dims.dims, Paged::of(cx, &paged_dims));
-    // A task has several rows only if there are enough tasks without dividing keys: if keys are
-    // divided, each task has one row.
+    // A task has several rows only if there are enough tasks without a division of the keys. If the keys are divided,
+    // each task has one row.
     let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
     let together = heads_in_a_run(&dims);
     let [rows, heads] = match row_block(together) {
@@ -172,7 +172,7 @@ fn compile_call(
         call.parts = TASKS_THRESHOLD.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
     }
     let usual = AttentionDims {
-        // Queries before the first key would see nothing.
+        // Queries before the first key would have no visible keys.
         rows_k: dims.rows_k.min(USUAL_KEYS).max(dims.rows_q),
         ..dims
     };
@@ -191,7 +191,7 @@ fn compile_call(
             tasks: units,
             nanos: stream_nanos(size_of::<f32>() * shared),
             // SAFETY: as above.
-            body: move |task: usize, cx: &RunCx| unsafe { call.bring_together(task, cx) },
+            body: move |task: usize, cx: &RunCx| unsafe { call.combine_shares(task, cx) },
         }));
     }
     Ok(Compiled {
@@ -212,7 +212,7 @@ impl Cached {
         self.dims.kv_heads.div_ceil(self.heads_together)
     }
 
-    /// Returns the number of units (groups of queries that are tasks).
+    /// Returns the number of units.
     fn units(&self) -> usize {
         self.dims.batch * self.head_blocks() * self.row_blocks()
     }
@@ -235,7 +235,7 @@ impl Cached {
         self.heads_together * self.dims.group() * self.row_block.min(self.dims.rows_q)
     }
 
-    /// Returns the sizes of a task's queries and scores, and of tiles of converted keys and values.
+    /// Returns the lengths of a task's queries and scores, and of its tiles of converted keys and values.
     fn private_lens(&self) -> [usize; 4] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         let [keys, values] = self.caches.map(|cache| match cache {
@@ -245,7 +245,7 @@ impl Cached {
         [queries * width, queries * KEYS, keys, values]
     }
 
-    /// Returns the sizes of the three slices of a [`State`].
+    /// Returns the lengths of the three slices of a [`State`].
     fn state_lens(&self) -> [usize; 3] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         [queries * width, queries, queries]
@@ -262,14 +262,14 @@ impl Cached {
         State { out, greatest, sums }
     }
 
-    /// Returns the rows of head `h` of a unit in the queries or the results.
+    /// Returns the rows of head `h` of a unit in `view`, which contains the queries or the results.
     fn head(&self, view: View<f32>, unit: Unit, h: usize) -> Head {
         let at = [unit.entry, unit.kv_head * self.dims.group() + h, self.dims.heads];
         Head::of(view, self.dims.rows_q, at, self.dims.head_dim)
     }
 
-    /// Returns the sizes of a unit's rows as a separate call: its first row is at `position`, and the cache ends after
-    /// its last row.
+    /// Returns the sizes of a call that has only the rows of the unit. The first row is at `position`, and the cache
+    /// ends after the last row.
     fn dims_at(&self, unit: Unit, position: usize) -> AttentionDims {
         AttentionDims {
             rows_q: unit.rows,
@@ -279,7 +279,7 @@ impl Cached {
     }
 
     /// Calls `attend` for each part of a unit whose rows are consecutive in one sequence, with the position of the
-    /// first row. Skips parts with an invalid position or block.
+    /// first row. Skips parts with an invalid position or block number.
     ///
     /// # Safety
     /// Positions and block tables must not be written meanwhile.
@@ -310,8 +310,8 @@ impl Cached {
         }
     }
 
-    /// Returns the number of shares into which this number of keys is divided. Above two it is even, because otherwise
-    /// one of two threads would have an additional share.
+    /// Returns the number of shares into which `keys` keys are divided. Above two, the number is even. With an odd
+    /// number, one of two threads would have an additional share.
     fn parts_of(&self, keys: usize) -> usize {
         let parts = keys.div_ceil(TASK_KEYS).clamp(1, self.parts);
         if parts > 2 { parts / 2 * 2 } else { parts }
@@ -325,7 +325,7 @@ impl Cached {
         // Adjacent units read the same rows of the cache, so they follow each other.
         let (part, index) = (task / self.units(), task % self.units());
         let unit = self.unit(index);
-        // SAFETY: operands are not written by this dispatch; forwarded.
+        // SAFETY: this dispatch does not write the operands; passed on to the caller.
         unsafe {
             self.sequences(unit, cx, |unit, position| {
                 self.attend_sequence(unit, position, [index, part], cx)
@@ -346,7 +346,7 @@ impl Cached {
         if part >= parts {
             return;
         }
-        // SAFETY: private scratch has the requested size, and so has the shared one of each task.
+        // SAFETY: private scratch and the shared scratch of each task have the requested sizes.
         let ([queries, scores, keys_of_tile, values_of_tile], state) = unsafe {
             let own = cx.private.add(scratch_len(&self.private_lens()));
             let at = match self.parts {
@@ -356,7 +356,7 @@ impl Cached {
             (scratch(cx.private, self.private_lens()), self.state(at))
         };
         for (h, queries) in queries.chunks_exact_mut(rows * width).take(heads).enumerate() {
-            // SAFETY: operands are not written by this dispatch.
+            // SAFETY: this dispatch does not write the operands.
             unsafe {
                 self.head(self.q, unit, h)
                     .copy(unit.first..unit.first + rows, dims.scale as f32, queries)
@@ -379,7 +379,7 @@ impl Cached {
                 key,
                 cols,
             };
-            // SAFETY: rows of a tile are valid, so they exist, and operands are not written by this dispatch.
+            // SAFETY: rows of a tile are valid, so they exist, and this dispatch does not write the operands.
             let [keys_at, values_at] = unsafe {
                 [
                     self.rows_of_tile(0, unit, tile, keys_of_tile),
@@ -405,7 +405,7 @@ impl Cached {
         }
     }
 
-    /// Returns the number of contiguous cache rows from a key on.
+    /// Returns the number of contiguous cache rows from key `key` on.
     fn rows_from(&self, key: usize) -> usize {
         self.paged
             .as_ref()
@@ -413,7 +413,7 @@ impl Cached {
     }
 
     /// Returns the location of a tile's keys (`which` is 0) or values (1). `f16` rows are first converted to
-    /// `expanded`, with the heads of a unit adjacent as in a cache.
+    /// `expanded`, where the heads of a unit are adjacent, as in a cache.
     ///
     /// # Safety
     /// The rows of the tile must exist, and no code may write them.
@@ -450,11 +450,11 @@ impl Cached {
         }
     }
 
-    /// Reads one number of every cache line of a tile's keys and values, interleaved from several positions.
+    /// Reads one number of every cache line of a tile's keys and values, alternating between several positions.
     ///
-    /// The matmuls process one head after the other: they read parts of rows in an order that the hardware cannot
-    /// predict, and would wait for each part, because caches of keys are too large for the processor's caches. Prefetch
-    /// instructions do not help if address translations are missing, too.
+    /// The matmuls process one head after the other. They read parts of rows in an order that the hardware cannot
+    /// predict. A cache of keys is larger than the caches of the CPU, so the matmuls would wait for each part.
+    /// Prefetch instructions do not help if address translations are missing, too.
     fn touch(&self, unit: Unit, tile: Tile, caches: [TileRows; 2]) {
         let run = unit.kv_heads * self.dims.head_dim;
         let share = tile.cols.div_ceil(TOUCHES);
@@ -462,15 +462,14 @@ impl Cached {
             for TileRows { head, first: key } in caches {
                 for first in (0..tile.cols).step_by(share) {
                     let row = key + (first + row).min(tile.cols - 1);
-                    // SAFETY: heads of a unit are adjacent in each row, and rows of a tile are
-                    // valid, so they exist.
+                    // SAFETY: heads of a unit are adjacent in each row, and rows of a tile are valid, so they exist.
                     unsafe { head.pointer(row).add(at).read_volatile() };
                 }
             }
         }
     }
 
-    /// Computes the scores of a tile: multiplies the queries of all heads by the keys that they see.
+    /// Computes the scores of a tile: multiplies the queries of all heads by the keys that are visible to them.
     fn multiply_keys(&self, queries: &[f32], at: TileRows, unit: Unit, scores: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
@@ -485,8 +484,8 @@ impl Cached {
                 let queries = &queries[at * width..];
                 let scores = &mut scores[at * KEYS + seen.start..];
                 let sizes = [group, seen.len(), width];
-                // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch; the slices have
-                // that row of each head.
+                // SAFETY: these rows are valid, so they exist, and this dispatch does not write the operands. The
+                // slices contain this row of each head.
                 unsafe {
                     let rows = keys.rows(key + seen.start..key + seen.end);
                     let queries = (queries.as_ptr(), tile.rows * width);
@@ -497,7 +496,7 @@ impl Cached {
         }
     }
 
-    /// Adds the values of a tile, each times its softmax numerator, to the sums of the queries of all heads.
+    /// Adds the values of a tile to the sums of the queries of all heads, each multiplied by its softmax numerator.
     fn add_values(&self, numerators: &[f32], at: TileRows, unit: Unit, out: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
@@ -526,14 +525,14 @@ impl Cached {
     ///
     /// # Safety
     /// As for `Kernel::run`.
-    unsafe fn bring_together(&self, task: usize, cx: &RunCx) {
+    unsafe fn combine_shares(&self, task: usize, cx: &RunCx) {
         let len = scratch_len(&self.state_lens());
         let unit = self.unit(task);
-        // The first phase has reported missing rows.
+        // The first phase has already reported missing rows.
         let bring = |unit: Unit, position| {
             let parts = self.parts_of(seen(&self.dims_at(unit, position)).len());
-            // SAFETY: the first phase has written the states of the parts in use, which are
-            // contiguous. Only this task reads those of its unit and writes its rows of the result.
+            // SAFETY: the first phase has written the states of the parts in use, and they are contiguous. Only this
+            // task reads the states of its unit and writes its rows of the result.
             unsafe {
                 let at = cx.shared.add(task * self.parts * len);
                 let mut state = self.state(at);
@@ -543,14 +542,14 @@ impl Cached {
                 self.write(unit, &state);
             }
         };
-        // SAFETY: positions and block tables are not written by this dispatch.
+        // SAFETY: this dispatch does not write positions or block tables.
         unsafe { self.sequences(unit, cx, bring) };
     }
 
-    /// Writes the results of a unit, divided by the sums of its numerators.
+    /// Writes the results of a unit: the sums of values divided by the sums of numerators.
     ///
     /// # Safety
-    /// No other code may access them meanwhile.
+    /// No other code may access these results meanwhile.
     unsafe fn write(&self, unit: Unit, state: &State) {
         let queries = unit.kv_heads * self.dims.group() * unit.rows;
         let rows = state
@@ -570,7 +569,7 @@ impl Cached {
     }
 }
 
-/// Returns the range of keys from the first to the last one that any query sees.
+/// Returns the range from the first to the last key that is visible to any query.
 fn seen(dims: &AttentionDims) -> Range<usize> {
     dims.keys_of(0).start..dims.keys_of(dims.rows_q - 1).end
 }
@@ -587,7 +586,7 @@ fn join_body<const FMA: bool>(state: &mut State, other: &State) {
     for (row, (out, other_out)) in rows.enumerate() {
         let (before, there) = (state.greatest[row], other.greatest[row]);
         let now = if there > before { there } else { before };
-        // Scores that are all minus infinity have no exponential relative to each other.
+        // With a maximum of minus infinity, the difference of scores would be NaN: subtract 0 instead.
         let shift = if now == f32::NEG_INFINITY { 0.0 } else { now };
         let factors = [before, there].map(|greatest| vmath::exp_nonpositive::<FMA>(greatest - shift));
         state.greatest[row] = now;

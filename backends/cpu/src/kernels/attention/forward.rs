@@ -9,8 +9,8 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 use crate::vmath::Level;
 
-/// A call of the forward pass. The first phase packs keys and values for the matmuls; then tiles of queries are
-/// independent.
+/// A call of the forward pass. The first phase packs keys and values for the matmuls. In the second phase, tiles of
+/// queries are independent.
 #[derive(Clone, Copy)]
 struct Forward {
     dims: AttentionDims,
@@ -55,7 +55,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Returns the f32s of shared and of private scratch of a call.
+/// Returns the number of f32s of the shared and of the private scratch of a call.
 #[cfg(test)]
 pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
     let call = Forward {
@@ -93,7 +93,7 @@ impl Forward {
         self.dims.batch * self.dims.kv_heads * self.key_tiles()
     }
 
-    /// Returns the sizes of the packed keys and of the packed values of a tile, in `f32`s.
+    /// Returns the number of `f32`s of the packed keys and of the packed values of a tile.
     fn packed_lens(&self) -> [usize; 2] {
         let (keys, width) = (KEYS.min(self.dims.rows_k), self.dims.head_dim);
         [
@@ -106,7 +106,7 @@ impl Forward {
         self.pack_tasks() * self.packed_lens().iter().sum::<usize>()
     }
 
-    /// Returns the sizes of a tile's queries, scores and results, and of the maximum score and the sum of each row.
+    /// Returns the lengths of a tile's queries, scores and results, and of the maximum score and the sum of each row.
     fn private_lens(&self) -> [usize; 5] {
         let (rows, width) = (QUERIES.min(self.dims.rows_q), self.dims.head_dim);
         [rows * width, rows * KEYS, rows * width, rows, rows]
@@ -119,7 +119,7 @@ impl Forward {
     unsafe fn packed(&self, cx: &RunCx, head: usize, tile: usize) -> [*mut f32; 2] {
         let [keys, values] = self.packed_lens();
         let start = (head * self.key_tiles() + tile) * (keys + values);
-        // SAFETY: within the shared scratch, which has room for all tiles of all heads.
+        // SAFETY: the addresses are within the shared scratch, which has room for all tiles of all heads.
         unsafe { [cx.shared.add(start), cx.shared.add(start + keys)] }
     }
 
@@ -134,7 +134,7 @@ impl Forward {
         let [k, v] = [self.k, self.v].map(|view| Head::of(view, dims.rows_k, at, dims.head_dim));
         let first = tile * KEYS;
         let keys = KEYS.min(dims.rows_k - first);
-        // SAFETY: rows of the operands; only this task writes this part of the scratch.
+        // SAFETY: the rows belong to the operands, and only this task writes this part of the scratch.
         unsafe {
             let [packed_k, packed_v] = self.packed(cx, index, tile);
             let width = dims.head_dim;
@@ -151,7 +151,7 @@ impl Forward {
     unsafe fn attend(&self, task: usize, cx: &RunCx) {
         let dims = &self.dims;
         let heads = dims.batch * dims.heads;
-        // With a causal mask the last queries take longest: they come first.
+        // With a causal mask, the last queries take longest: their tasks come first.
         let (tile, index) = (self.query_tiles() - 1 - task / heads, task % heads);
         let (entry, head) = (index / dims.heads, index % dims.heads);
         let kv_index = entry * dims.kv_heads + head / dims.group();
@@ -163,8 +163,7 @@ impl Forward {
             Head::of(self.q, dims.rows_q, at, width),
             Head::of(self.out, dims.rows_q, at, width),
         );
-        // SAFETY: private scratch has the requested size; operands are not written by this
-        // dispatch.
+        // SAFETY: private scratch has the requested size, and this dispatch does not write the operands.
         let [queries, scores, out, greatest, sums] = unsafe { scratch(cx.private, self.private_lens()) };
         // SAFETY: as above.
         unsafe { q.copy(first..first + count, dims.scale as f32, queries) };

@@ -1,9 +1,9 @@
-//! Attention in tiles: scratch grows with the number of rows, never with queries times keys.
+//! Attention in tiles. The scratch grows with the number of rows, not with the number of queries times keys.
 //!
-//! In the forward pass, a tile of queries iterates over the tiles of keys that it sees and keeps
-//! the maximum score and the sum of exponentials of each row (Milakov and Gimelshein, 2018; Dao et
-//! al., 2022). In the backward pass, a tile of keys iterates over the queries that see it and
-//! recomputes the probabilities from the saved logarithms of those sums.
+//! In the forward pass, a tile of queries iterates over the tiles of keys that are visible to it. It keeps the
+//! maximum score and the sum of exponentials of each row (Milakov and Gimelshein, 2018; Dao et al., 2022). In the
+//! backward pass, a tile of keys iterates over the queries that can see it. It recomputes the probabilities from the
+//! saved logarithms of the sums of exponentials.
 
 mod backward;
 mod cached;
@@ -41,17 +41,16 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Queries in a tile: eight tiles of 6 rows, the height of an AVX2 matmul tile. With more, the tiles along a causal
-/// mask's diagonal would waste more work.
+/// Number of queries in a tile: eight matmul tiles of 6 rows, the height of an AVX2 matmul tile. With more queries,
+/// the tiles along the diagonal of a causal mask would waste more work.
 const QUERIES: usize = 48;
-/// Keys in a tile. It is a multiple of the length of a SIMD vector, and so large that loads and stores of results are
-/// negligible. The scores of a tile fill half of the first-level cache.
+/// Number of keys in a tile. It is a multiple of the length of a SIMD vector, and so large that loads and stores of
+/// results are negligible. The scores of a tile fill half of the first-level cache.
 const KEYS: usize = 96;
-/// Floating-point operations per nanosecond that one thread is expected to do, without
-/// exponentials.
+/// Expected number of floating-point operations per nanosecond of one thread, without exponentials.
 const FLOPS_PER_NANO: u64 = 30;
 
-/// Returns the estimated nanoseconds of `products` matmuls over all pairs of queries and keys.
+/// Returns the estimated nanoseconds of `products` matmuls over all visible pairs of queries and keys.
 fn nanos(dims: &AttentionDims, products: u64) -> u64 {
     let pairs = dims.pairs().saturating_mul((dims.batch * dims.heads) as u64);
     pairs.saturating_mul(2 * products * dims.head_dim as u64 + 100) / FLOPS_PER_NANO
@@ -69,7 +68,7 @@ struct Head {
 }
 
 impl Head {
-    /// Returns head `head` of `heads` in one batch entry with `rows` rows.
+    /// Returns the rows of head `head` of `heads` in batch entry `entry`, which has `rows` rows.
     fn of(view: View<f32>, rows: usize, [entry, head, heads]: [usize; 3], width: usize) -> Self {
         Head {
             view,
@@ -99,7 +98,8 @@ impl Head {
         unsafe { self.view.slice_mut(start..start + self.width) }
     }
 
-    /// Returns all elements from the first to the last one of some rows, for reading.
+    /// Returns the elements of `view` from the first element of the first row to the last element of the last row,
+    /// for reading.
     ///
     /// # Safety
     /// As for [`View::slice`]; there must be at least one row.
@@ -126,7 +126,7 @@ impl Head {
         Strides { row: 1, col: self.row }
     }
 
-    /// Copies rows times a factor to contiguous memory.
+    /// Copies rows, multiplied by a factor, to contiguous memory.
     ///
     /// # Safety
     /// As for [`View::slice`].
@@ -141,7 +141,7 @@ impl Head {
     }
 }
 
-/// Returns the size of a scratch with slices of these lengths, each of which begins at a cache line, in `f32`s.
+/// Returns the number of `f32`s of a scratch with slices of these lengths. Each slice begins at a cache line.
 fn scratch_len(lens: &[usize]) -> usize {
     lens.iter().map(|&len| aligned(len)).sum()
 }
@@ -149,7 +149,7 @@ fn scratch_len(lens: &[usize]) -> usize {
 /// Divides a scratch into slices of these lengths.
 ///
 /// # Safety
-/// The scratch must have [`scratch_len`] f32s, which belong to the caller while the slices are used.
+/// The scratch must have [`scratch_len`] f32s. No other code may access it while the slices are used.
 unsafe fn scratch<'a, const N: usize>(start: *mut f32, lens: [usize; N]) -> [&'a mut [f32]; N] {
     let mut at = 0;
     lens.map(|len| {
@@ -160,7 +160,7 @@ unsafe fn scratch<'a, const N: usize>(start: *mut f32, lens: [usize; N]) -> [&'a
     })
 }
 
-/// Returns a block with contiguous rows, `row` apart, as the left operand of a matmul.
+/// Returns a block as the left operand of a matmul. Its rows are contiguous and `row` apart.
 fn rows(block: &[f32], row: usize) -> LeftBlock {
     LeftBlock {
         start: block.as_ptr(),
@@ -203,18 +203,18 @@ mod tests {
         }
     }
 
-    /// Maximum scratch, as a multiple of the size of an operand: packed keys and values, or sums of the queries'
-    /// gradients for each part.
+    /// Maximum scratch, as a multiple of the size of an operand. The scratch contains packed keys and values, or sums
+    /// of the query gradients for each part.
     const OPERANDS: usize = 3;
 
-    /// The scratch for 4096 rows is at most twice that for 2048 rows, and a small multiple of the operands.
+    /// The scratch for 4096 rows is at most twice the scratch for 2048 rows, and a small multiple of the operands.
     #[test]
     fn scratch_grows_with_the_rows_only() {
         let view = View::new(std::ptr::NonNull::<f32>::dangling().as_ptr().cast(), 0);
         for causal in [false, true] {
             for scratch_of in [forward::scratch_of, backward::scratch_of] {
                 let [short, long] = [2048, 4096].map(|rows| scratch_of(dims(rows, causal), view));
-                // The last tile of keys may be a short one.
+                // The last tile of keys may be shorter.
                 assert!(long[0] <= 2 * short[0] + 2 * 8 * KEYS * 64, "{short:?}, then {long:?}");
                 assert!(long[0] <= OPERANDS * 4096 * 8 * 64, "{long:?}");
                 assert_eq!(short[1], long[1]);

@@ -35,7 +35,7 @@ impl Paged {
         unsafe { self.table.slice(row * self.table_len..(row + 1) * self.table_len) }
     }
 
-    /// Returns the number of the block with this index in a row's sequence.
+    /// Returns the block number in entry `place` of the block table of a row's sequence.
     ///
     /// # Safety
     /// As for [`Paged::blocks`].
@@ -45,8 +45,9 @@ impl Paged {
         blocks[place] as usize
     }
 
-    /// Calls `attend` for ranges of rows that are consecutive in one sequence, with the position of the first row. All
-    /// block numbers must be below `bound`. Otherwise returns the first invalid number and does not call `attend`.
+    /// Calls `attend` for each range of rows that are consecutive in one sequence, with the position of the first
+    /// row. All block numbers must be below `bound`. Otherwise returns the first invalid number and does not call
+    /// `attend`.
     ///
     /// # Safety
     /// As for [`Paged::blocks`].

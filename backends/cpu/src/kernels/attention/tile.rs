@@ -1,4 +1,4 @@
-//! The row-by-row computations on a tile of scores between its two matmuls.
+//! The row-by-row computations on a tile of scores, between its two matmuls.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use meganeura_core::ops::AttentionDims;
 use super::KEYS;
 use crate::vmath::{self, Isa, Level, multiversion};
 
-/// The position of a tile of scores in the score matrix. Its rows are [`KEYS`] apart.
+/// The position of a tile of scores in the score matrix. The rows of the tile are [`KEYS`] elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     pub(super) dims: &'a AttentionDims,
@@ -20,7 +20,7 @@ pub(super) struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Returns the columns of the tile that a row's query sees.
+    /// Returns the columns of the tile that are visible to the query of a row.
     #[inline(always)]
     pub(super) fn seen(&self, row: usize) -> Range<usize> {
         let keys = self.dims.keys_of(self.query + row);
@@ -30,9 +30,9 @@ impl Tile<'_> {
 }
 
 multiversion! {
-    /// Performs one step of the softmax: turns the scores of a tile into numerators relative to the
-    /// maximum score so far, and updates maximum scores, sums and accumulated results. Before the
-    /// first tile of a row, its results may have arbitrary values.
+    /// Performs one step of the softmax: turns the scores of a tile into numerators relative to the maximum score so
+    /// far, and updates the maximum scores, the sums and the accumulated results. Before the first tile of a row, the
+    /// results of the row may have arbitrary values.
     pub(super) fn softmax_step(scores: &mut [f32], state: [&mut [f32]; 2], out: Option<&mut [f32]>, tile: Tile) = softmax_body;
 }
 
@@ -43,8 +43,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Turns the scores of a tile into probabilities, given the logarithms of the rows' sums. Turns `dp`, the gradients
-    /// of the probabilities, into gradients of the scores: `p (dp - delta)`.
+    /// Turns the scores of a tile into probabilities, by means of the logarithms of the rows' sums. Turns `dp`, the
+    /// gradients of the probabilities, into gradients of the scores: `p (dp - delta)`.
     pub(super) fn gradient_step(scores: &mut [f32], dp: &mut [f32], rows: [&[f32]; 2], tile: Tile) = gradient_body;
 }
 
@@ -55,10 +55,10 @@ multiversion! {
 
 /// Number of partial results of a reduction.
 const LANES: usize = 16;
-/// Rows of scores are whole blocks of lanes, so that no loop for a remainder is needed.
+/// Rows of scores consist of whole blocks of lanes, so that no loop for a remainder is needed.
 const _: () = assert!(KEYS.is_multiple_of(LANES));
 
-/// Returns the maximum element; NaN is skipped, because its exponential shows in the sum.
+/// Returns the maximum element. NaN is skipped here: the sum of exponentials is then NaN.
 #[inline(always)]
 fn greatest(blocks: &[[f32; LANES]], start: f32) -> f32 {
     let mut lanes = [start; LANES];
@@ -70,7 +70,7 @@ fn greatest(blocks: &[[f32; LANES]], start: f32) -> f32 {
     vmath::greatest_lane(lanes)
 }
 
-/// Replaces every element by `e^(x - shift)` and returns the sum; no element is above the shift.
+/// Replaces every element by `e^(x - shift)` and returns the sum. No element may be above `shift`.
 #[inline(always)]
 fn exponentials<const FMA: bool>(blocks: &mut [[f32; LANES]], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -83,7 +83,7 @@ fn exponentials<const FMA: bool>(blocks: &mut [[f32; LANES]], shift: f32) -> f32
     vmath::total(lanes)
 }
 
-/// Returns the blocks of [`LANES`] elements of a row that contain a range of columns.
+/// Returns the blocks of [`LANES`] elements of a row that contain the columns of a range.
 #[inline(always)]
 fn blocks_of<'a>(row: &'a mut [f32], columns: &Range<usize>) -> &'a mut [[f32; LANES]] {
     let (blocks, _) = row.as_chunks_mut::<LANES>();
@@ -112,7 +112,7 @@ fn softmax_body<const FMA: bool>(
         if end < tile.cols {
             scores[end..tile.cols].fill(0.0);
         }
-        // Neighbours that are not seen have no exponential.
+        // Columns of these blocks that are not visible have the exponential 0.
         for hidden in [first..seen.start, seen.end..end] {
             for score in &mut scores[hidden] {
                 *score = f32::NEG_INFINITY;
@@ -121,12 +121,12 @@ fn softmax_body<const FMA: bool>(
         let blocks = blocks_of(scores, &seen);
         let before = greatest_so_far[row];
         let now = greatest(blocks, before);
-        // Scores that are all minus infinity have no exponential relative to each other.
+        // With a maximum of minus infinity, the difference of scores would be NaN: subtract 0 instead.
         let shift = if now == f32::NEG_INFINITY { 0.0 } else { now };
         let sum = exponentials::<FMA>(blocks, shift);
         greatest_so_far[row] = now;
         if before == f32::NEG_INFINITY {
-            // The numerators are zero, or NaN, which stays.
+            // The numerators are 0, or NaN, which remains in the sum.
             sums[row] += sum;
             continue;
         }
@@ -162,7 +162,7 @@ fn gradient_body<const FMA: bool>(scores: &mut [f32], dp: &mut [f32], [lse, delt
                 *ds = *p * (*ds - delta);
             }
         }
-        // Hidden columns were computed together with visible ones of their block.
+        // Columns that are not visible were computed together with the visible ones of their block.
         for hidden in [0..seen.start, seen.end..tile.cols] {
             if !hidden.is_empty() {
                 p[hidden.clone()].fill(0.0);

@@ -1,4 +1,4 @@
-//! Convolutions with one input channel per group, computed by sliding windows over planes instead of matmuls.
+//! Convolutions with one input channel per group. They slide windows over planes instead of using matmuls.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -8,7 +8,7 @@ use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
 use crate::memory::aligned;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 10;
 
 /// Returns true for convolutions that these kernels compute faster than matmuls.
@@ -33,7 +33,7 @@ fn axes(dims: &Conv2dDims) -> [Axis; 2] {
     })
 }
 
-/// Returns the private scratch of a task. `len` is the size that it requested, in `f32`s.
+/// Returns the private scratch of a task. `len` is the number of `f32`s that the task requested.
 ///
 /// # Safety
 /// The task must have requested this size, and must not borrow the scratch twice at a time.
@@ -56,7 +56,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
         tasks: items.div_ceil(per_task),
         nanos: nanos(&dims) + operands.after.nanos(),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: requested below, borrowed only here.
+            // SAFETY: the size is requested below, and the scratch is borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
@@ -64,8 +64,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
                 let kernel = channel % dims.o * taps;
                 let out = channel * plane.windows();
                 let width = dims.output[1];
-                // SAFETY: only this task accesses the strip's results; no operand is written by
-                // this dispatch.
+                // SAFETY: only this task accesses the strip's results, and this dispatch does not write any operand.
                 let (x, w, y) = unsafe {
                     (
                         x.slice(source..source + plane.elements()),
@@ -76,7 +75,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
                 y.fill(0.0);
                 plane.load(x, &strip, 0.0, scratch);
                 plane.correlate(level, scratch, &strip, w, y);
-                // SAFETY: computed above; this scratch follows that of the convolution.
+                // SAFETY: the elements were computed above; the epilogue's scratch follows that of the convolution.
                 unsafe {
                     let elements = out + strip.start * width..out + strip.end * width;
                     operands.after.run(elements, cx.private.add(scratch_len));
@@ -104,7 +103,7 @@ pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
         tasks: items.div_ceil(per_task),
         nanos: nanos(&dims) * (dims.stride[0] * dims.stride[1]) as u64,
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: requested below, borrowed only here.
+            // SAFETY: the size is requested below, and the scratch is borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for item in task * per_task..((task + 1) * per_task).min(items) {
                 let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
@@ -116,7 +115,7 @@ pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                 for output in channel * multiplier..(channel + 1) * multiplier {
                     let kernel = output % dims.o * taps;
                     let source = output * plane.elements();
-                    // SAFETY: no operand is written by this dispatch.
+                    // SAFETY: this dispatch does not write any operand.
                     let (dy, w) = unsafe {
                         (
                             dy.slice(source..source + plane.elements()),
@@ -148,16 +147,16 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
         tasks: dims.o.div_ceil(per_task),
         nanos: nanos(&dims),
         body: move |task: usize, cx: &RunCx| {
-            // SAFETY: requested below, borrowed only here.
+            // SAFETY: the size is requested below, and the scratch is borrowed only here.
             let scratch = unsafe { private(cx, scratch_len) };
             for output in task * per_task..((task + 1) * per_task).min(dims.o) {
-                // SAFETY: only this task accesses its kernels of the result.
+                // SAFETY: only this task accesses these kernels of the result.
                 let dw = unsafe { dw.slice_mut(output * taps..(output + 1) * taps) };
                 dw.fill(0.0);
                 for image in 0..dims.n {
                     let grads = (image * dims.o + output) * plane.windows();
                     let source = (image * dims.c + output / multiplier) * plane.elements();
-                    // SAFETY: no operand is written by this dispatch.
+                    // SAFETY: this dispatch does not write any operand.
                     let (x, dy) = unsafe {
                         (
                             x.slice(source..source + plane.elements()),
@@ -170,7 +169,8 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                         let dy = &dy[strip.start * width..strip.end * width];
                         let taps = plane.taps.chunks(UNROLL).zip(dw.chunks_mut(UNROLL));
                         for (taps, dw) in taps {
-                            // The repetitions in a short last group are discarded.
+                            // In a short last group, the last tap is repeated, and the sums of the repetitions are
+                            // discarded.
                             let at = std::array::from_fn(|i| taps[i.min(taps.len() - 1)]);
                             let sums = dots(level, scratch, plane.row_step(), at, dy, width);
                             for (dw, sum) in dw.iter_mut().zip(sums) {
@@ -194,8 +194,8 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
 const UNROLL: usize = 3;
 
 multiversion! {
-    /// Returns, for each tap, the sum over the windows of a strip of the tap's input times the window's gradient. Rows
-    /// have `width` windows. Each sum consists of a fixed number of partial sums.
+    /// Returns one sum for each tap, over the windows of a strip: the input that the tap reads times the gradient of
+    /// the window. Rows have `width` windows. Each sum consists of a fixed number of partial sums.
     fn dots(x: &[f32], row_step: usize, taps: [usize; UNROLL], dy: &[f32], width: usize) -> [f32; UNROLL]
         = dots_body;
 }
@@ -209,7 +209,7 @@ fn dots_body<const FMA: bool>(
     width: usize,
 ) -> [f32; UNROLL] {
     let mut sums = [[0.0; LANES]; UNROLL];
-    // Memory beyond the row may hold NaN, which a factor of zero would not cancel.
+    // Memory beyond the row may contain NaN, and 0 times NaN would be NaN: clear these lanes.
     let mut within = [0; LANES];
     within[..width % LANES].fill(u32::MAX);
     for (row, dy) in dy.chunks_exact(width.max(1)).enumerate() {

@@ -1,4 +1,4 @@
-//! Forward convolution as `y = w * patches(x)` for each image and group.
+//! Forward convolution, computed as `y = w * patches(x)` for each image and group.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::gemm::{Gemm, GemmSpec, Strides};
 use crate::kernel::{CHUNK, CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 
-/// Minimum operations of a convolution with few strips that all threads unfold together.
+/// Minimum number of operations of a convolution with few strips whose images all threads unfold together.
 const LARGE_FLOPS: u64 = 4_000_000;
-/// Maximum size of a patch matrix that all threads build together, in `f32`s.
+/// Maximum number of `f32`s of a patch matrix that all threads build together.
 const MAX_SHARED: usize = 8 * 1024 * 1024;
 
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
@@ -23,19 +23,19 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(convolution(cx, &dims, [cx.input(0), cx.input(1)], cx.output(0), None))
 }
 
-/// Elementwise steps on parts of a result while these are in the cache.
+/// Elementwise steps that process parts of a result while they are in the cache.
 pub(in crate::kernels) trait Epilogue: Send + Sync {
-    /// Returns the size of the scratch, in `f32`s.
+    /// Returns the number of `f32`s of the scratch.
     fn scratch(&self) -> usize;
 
-    /// Returns the estimated time for the whole result, in nanoseconds.
+    /// Returns the estimated time of the steps for the whole result, in nanoseconds.
     fn nanos(&self) -> u64;
 
     /// Processes neighbouring elements of the result.
     ///
     /// # Safety
-    /// The elements must be computed, and no other code may access them meanwhile. The scratch must
-    /// have the requested size and belong to the caller.
+    /// The elements must be computed. The scratch must have the requested size. No other code may access the elements
+    /// or the scratch meanwhile.
     unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32);
 }
 
@@ -47,12 +47,12 @@ impl OptionalEpilogue {
         self.0.is_none()
     }
 
-    /// Returns the size of the scratch in `f32`s, rounded up to whole cache lines.
+    /// Returns the number of `f32`s of the scratch, rounded up to whole cache lines.
     pub(super) fn scratch(&self) -> usize {
         self.0.as_ref().map_or(0, |e| aligned(e.scratch()))
     }
 
-    /// Returns the estimated time for the whole result, in nanoseconds.
+    /// Returns the estimated time of the epilogue for the whole result, in nanoseconds.
     pub(super) fn nanos(&self) -> u64 {
         self.0.as_ref().map_or(0, |e| e.nanos())
     }
@@ -68,8 +68,7 @@ impl OptionalEpilogue {
         }
     }
 
-    /// Processes a range of channels at neighbouring positions of a channels-last result. The result has `all`
-    /// channels.
+    /// Processes a range of channels at neighbouring positions of a channels-last result, which has `all` channels.
     ///
     /// # Safety
     /// As [`Epilogue::run`].
@@ -133,7 +132,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Returns the estimated time, including that of the epilogue, in nanoseconds.
+    /// Returns the estimated time of the convolution and its epilogue, in nanoseconds.
     fn nanos(&self) -> u64 {
         self.sizes.nanos() + self.after.nanos()
     }
@@ -142,12 +141,12 @@ impl Operands {
     ///
     /// # Safety
     /// As [`Epilogue::run`].
-    unsafe fn go_on_with(&self, matmul: usize, channels: Range<usize>, windows: &Range<usize>, scratch: *mut f32) {
+    unsafe fn run_epilogue(&self, matmul: usize, channels: Range<usize>, windows: &Range<usize>, scratch: *mut f32) {
         if self.after.is_nothing() {
             return;
         }
         let at = |channel: usize, window: usize| self.sizes.output_at(matmul) + channel * self.sizes.windows + window;
-        // SAFETY: forwarded; parts of different channels are different elements.
+        // SAFETY: passed on to the caller; different channels have different elements.
         unsafe {
             if windows.len() == self.sizes.windows {
                 return self.after.run(at(channels.start, 0)..at(channels.end, 0), scratch);
@@ -161,7 +160,7 @@ impl Operands {
 }
 
 impl Sizes {
-    /// Returns the matmul for this number of windows. Rows of the patch matrix are `row_len` apart.
+    /// Returns the matmul for `windows` windows. Rows of the patch matrix are `row_len` apart.
     fn forward_spec(&self, windows: usize, row_len: usize) -> GemmSpec {
         GemmSpec {
             m: self.outputs,
@@ -178,10 +177,11 @@ impl Sizes {
     }
 }
 
-/// Compiles a task for each strip of each image and group. It unfolds the strip into its scratch and multiplies it.
+/// Compiles a convolution with a task for each strip of each image and group. A task unfolds the strip into its
+/// scratch and multiplies it.
 fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
-    // Rows of pointwise patches can be read in place, unless they would share too few cache sets.
+    // Rows of pointwise patches are read in place, unless they would share too few cache sets.
     let direct = sizes.pointwise && !sizes.windows.is_multiple_of(CROWDING);
     let row_len = if direct { sizes.windows } else { strips.row_len() };
     let matmul = StripMatmul::new(strips, |len| sizes.forward_spec(len, row_len));
@@ -191,9 +191,8 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     let body = move |task: usize, cx: &RunCx| {
         let (image, strip) = (task / strips.count(), task % strips.count());
         let range = strips.range(strip);
-        // SAFETY: no operand is written by this dispatch, and only this task writes its windows of
-        // the result. Private scratch has the size requested below and belongs to the task. Offsets
-        // follow from the shapes.
+        // SAFETY: this dispatch does not write any operand, and only this task writes its windows of the result.
+        // Private scratch has the size requested below, and only this task uses it. Offsets follow from the shapes.
         unsafe {
             let patches = if direct {
                 x.as_ptr().add(sizes.input_at(image) + range.start).cast_const()
@@ -209,7 +208,7 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
             let weights = w.as_ptr().add(sizes.weight_at(image));
             let out = y.as_ptr().add(sizes.output_at(image) + range.start);
             matmul.run(strip, weights, patches, out, cx.private.add(patches_len));
-            operands.go_on_with(image, 0..sizes.outputs, &range, cx.private.add(epilogue_at));
+            operands.run_epilogue(image, 0..sizes.outputs, &range, cx.private.add(epilogue_at));
         }
     };
     let task = Task {
@@ -224,8 +223,8 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     }
 }
 
-/// Compiles a convolution of few small images with many channels. All threads unfold the images, then they share the
-/// matmuls.
+/// Compiles a convolution of a few small images with many channels. All threads first unfold the images together,
+/// then share the matmuls.
 fn together(operands: Operands, window: Window) -> Compiled {
     let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
     let row_len = if sizes.pointwise {
@@ -252,8 +251,8 @@ fn together(operands: Operands, window: Window) -> Compiled {
                 let image = task / blocks;
                 for channel in block(sizes.inputs, per_task, task % blocks) {
                     let from = sizes.input_at(image) + channel * sizes.plane;
-                    // SAFETY: the operand is not written by this dispatch; only this task writes
-                    // its channels in the shared scratch, which has room for all.
+                    // SAFETY: this dispatch does not write the operand. Only this task writes its channels in the
+                    // shared scratch, which has room for all channels.
                     let (plane, patches) = unsafe {
                         let to = cx.shared.add(image * matmul_len + channel * channel_len);
                         (
@@ -276,8 +275,8 @@ fn together(operands: Operands, window: Window) -> Compiled {
             nanos: operands.nanos() / gemm.phases() as u64,
             body: move |task: usize, cx: &RunCx| {
                 let image = task / tasks;
-                // SAFETY: operands of this matmul, in part in the shared scratch that the first phase filled;
-                // tasks of the matmul write disjoint parts of the result and of their scratch.
+                // SAFETY: the operands belong to this matmul. The first phase has filled the operands in the shared
+                // scratch. Tasks of the matmul write disjoint parts of the result and of their scratch.
                 unsafe {
                     let own = cx.shared.add(image * matmul_len);
                     let patches = if sizes.pointwise {
@@ -298,7 +297,7 @@ fn together(operands: Operands, window: Window) -> Compiled {
                     );
                     let part = gemm.part(task % tasks).filter(|_| is_last);
                     if let Some((channels, windows)) = part {
-                        operands.go_on_with(image, channels, &windows, cx.private.add(epilogue_at));
+                        operands.run_epilogue(image, channels, &windows, cx.private.add(epilogue_at));
                     }
                 }
             },

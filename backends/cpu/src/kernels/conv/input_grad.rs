@@ -11,7 +11,7 @@ use crate::gemm::{GemmSpec, Strides};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task};
 use crate::memory::aligned;
 
-/// Minimum and maximum rows of a block's matmul, if there are enough channels.
+/// Minimum and maximum number of rows of a block's matmul, if there are enough channels.
 const MIN_ROWS: usize = 48;
 const MAX_ROWS: usize = 512;
 
@@ -22,8 +22,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }
     let (sizes, window) = (Sizes::new(&dims), Window::new(&dims));
     let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
-    // Patches of one channel overlap, but those of two channels do not: tasks share an image by
-    // channels.
+    // Patches of one channel overlap, but patches of different channels do not. The tasks of an image therefore
+    // divide its channels.
     let channels = channels_per_task(&sizes, sizes.matmuls());
     let blocks = sizes.inputs.div_ceil(channels);
     let rows = channels * sizes.taps;
@@ -60,9 +60,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         let matmul = &matmuls[usize::from(index + 1 == blocks)];
         let start = sizes.input_at(image) + own.start * sizes.plane;
         let planes = start..start + own.len() * sizes.plane;
-        // SAFETY: no operand is written by this dispatch, and only this task accesses its channels
-        // of the result. Private scratch has the size requested below and belongs to the task.
-        // Offsets follow from the shapes.
+        // SAFETY: this dispatch does not write any operand, and only this task accesses its channels of the result.
+        // Private scratch has the size requested below, and only this task uses it. Offsets follow from the shapes.
         unsafe {
             let weights = w.as_ptr().add(sizes.weight_at(image) + own.start * sizes.taps);
             if !sizes.pointwise {

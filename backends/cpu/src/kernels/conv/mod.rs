@@ -1,10 +1,10 @@
 //! Convolutions as matmuls over columns of input patches.
 //!
 //! The windows of an image are cut into strips whose patches fit into the second-level cache. A task unfolds a strip
-//! into a matrix with a row for each channel and tap and a column for each window, and multiplies it at once, so that
-//! patches are never written to memory. Convolutions with one input channel per group have too small matmuls and use
-//! separate kernels ([`depthwise`]). Images with channels last are multiplied in place ([`nhwc`]), for 3x3 kernels by
-//! tiles ([`winograd`]).
+//! into a matrix with a row for each channel and tap and a column for each window. It multiplies this matrix at once,
+//! so that patches are never written to memory. The matmuls of convolutions with one input channel per group would be
+//! too small, so these have separate kernels ([`depthwise`]). Images with channels last are multiplied in place
+//! ([`nhwc`]), or by tiles for 3x3 kernels ([`winograd`]).
 
 mod depthwise;
 pub(super) mod forward;
@@ -46,13 +46,12 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 /// Efficiency of convolutions with channels first, relative to channels last (as fast as a matmul). Measured on
-/// ResNet-50 and MobileNetV2. The loss is due to unfolding of patches and to short rows of planes.
+/// ResNet-50 and MobileNetV2. Unfolding of patches and short rows of planes cause the loss.
 const UNFOLDED: f64 = 0.85;
-/// Efficiency of convolutions with channels first and a group for each channel.
+/// Efficiency of convolutions with channels first and one channel per group.
 const PLANES: f64 = 0.4;
 
-/// Returns the fraction of the device's rates that the kernel of a call reaches, relative to other
-/// kernels.
+/// Returns the fraction of the device's peak rates that the kernel of a call reaches, relative to the other kernels.
 pub(super) fn efficiency(kernel: &KernelDesc) -> f64 {
     let is_forward = kernel.name == "core.conv2d";
     match Conv2dDims::of_conv2d(&kernel.call()).ok().filter(|_| is_forward) {

@@ -2,9 +2,9 @@
 //! `y[position, o] = sum over taps and c of x[position of tap, c] w[tap, c, o]`.
 //!
 //! A row of the product is an output position. Its left operand consists of the channels of the input positions that
-//! the kernel covers; they are multiplied in place, so that nothing is unfolded. In the padding a tap reads zeros.
-//! Weights are packed to panels of a few output channels, each of which stays in the second-level cache for a block of
-//! positions. With a group for each channel there is no product, and vectors of channels are summed up over the taps.
+//! the kernel covers. They are multiplied in place, so nothing is unfolded. In the padding, a tap reads zeros.
+//! Weights are packed to panels of a few output channels, each of which stays in the second-level cache for a block
+//! of positions. With one channel per group there is no matmul: vectors of channels are summed up over the taps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,31 +21,30 @@ use crate::memory::{View, aligned};
 use crate::share::share;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Number of output positions in a block: enough to make packing of weights a small part of the work.
+/// Number of output positions in a block. With this number, packing of weights is a small part of the work.
 const BLOCK: usize = 256;
 /// Desired number of tasks of a convolution with few blocks of positions.
 const WANTED_TASKS: usize = 16;
-/// Maximum rows of weights that are in a panel at a time. With 32 columns, they are a quarter of a 1 MiB second-level
-/// cache.
+/// Maximum number of weight rows in a panel. With 32 columns, they are a quarter of a 1 MiB second-level cache.
 const PANEL_ROWS: usize = 2048;
 /// Number of channels that are summed up together.
 const LANES: usize = 16;
 /// Number of neighbouring positions that share the reads of the weights.
 const UNROLL: usize = 4;
-/// Floating-point operations per nanosecond that one thread is expected to do with a group for each channel.
+/// Expected number of floating-point operations per nanosecond of one thread, with one channel per group.
 const DEPTHWISE_FLOPS_PER_NANO: u64 = 20;
 
 fn is_depthwise(dims: &Conv2dDims) -> bool {
     dims.groups > 1 && dims.groups == dims.c && dims.c == dims.o
 }
 
-/// Accepts convolutions of `f32` with one group, or with one group for each channel.
+/// Accepts convolutions of `f32` with one group or with one channel per group.
 pub(super) fn supports(k: &KernelDesc) -> Result<(), String> {
     f32_only(k)?;
     supports_dims(&ImageLayout::Nhwc.conv2d(&k.call())?)
 }
 
-/// Accepts the same convolutions as [`supports`], by their sizes.
+/// Accepts the same convolutions as [`supports`], given their sizes.
 pub(in crate::kernels) fn supports_dims(dims: &Conv2dDims) -> Result<(), String> {
     if dims.groups == 1 || is_depthwise(dims) {
         Ok(())
@@ -97,8 +96,8 @@ impl Nhwc {
         self.dims.flops() / flops_per_nano + self.after.nanos()
     }
 
-    /// Returns the index of the first channel of the input position that a tap reads for an output position, or `None`
-    /// in the padding.
+    /// Returns the index of the first channel of the input position that a tap reads for an output position. Returns
+    /// `None` in the padding.
     fn input_of(&self, place: usize, tap: [usize; 2]) -> Option<usize> {
         let d = &self.dims;
         let [oh, ow] = d.output;
@@ -122,7 +121,7 @@ impl Nhwc {
         let blocks = places.div_ceil(BLOCK);
         let groups = WANTED_TASKS.div_ceil(blocks.max(1)).clamp(1, panels.max(1));
         let taps_of_panel = (PANEL_ROWS / d.c.max(1)).clamp(1, taps);
-        // Scratch: zeros, a panel, pointers for the taps of each position, the epilogue's scratch.
+        // The scratch contains zeros, a panel, pointers for the taps of each position, and the epilogue's scratch.
         let panel_at = aligned(d.c);
         let pointers_at = panel_at + aligned(multiply.packed_len(taps_of_panel * d.c, width));
         let pointer_floats = size_of::<*const f32>() / size_of::<f32>();
@@ -131,10 +130,10 @@ impl Nhwc {
         let body = move |task: usize, cx: &RunCx| {
             let block = share(places, blocks, task / groups);
             let panels = share(panels, groups, task % groups);
-            // SAFETY: private scratch has the size requested below and belongs to the task. No
-            // operand is written by this dispatch, and only this task writes its positions and
-            // channels of the result. Pointers refer to the channels of an input position, or to
-            // the same number of zeros; offsets follow from the shapes.
+            // SAFETY: private scratch has the size requested below, and only this task uses it. This dispatch does
+            // not write any operand, and only this task writes its positions and channels of the result. Pointers
+            // refer to the channels of an input position, or to the same number of zeros. Offsets follow from the
+            // shapes.
             unsafe {
                 let zeros = cx.private;
                 std::ptr::write_bytes(zeros, 0, d.c);
@@ -196,8 +195,8 @@ impl Nhwc {
         let nanos = self.nanos(DEPTHWISE_FLOPS_PER_NANO);
         let body = move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
-            // SAFETY: no operand is written by this dispatch, and only this task accesses its rows
-            // of the result; the scratch is requested below.
+            // SAFETY: this dispatch does not write any operand, and only this task accesses its rows of the result.
+            // The scratch is requested below.
             unsafe {
                 let (x, w) = (self.x.all(), self.w.all());
                 for index in own.clone() {
@@ -218,7 +217,7 @@ impl Nhwc {
     }
 }
 
-/// Returns the taps along one axis that are inside the image for a window, and the input index of the first such tap.
+/// Returns the taps along one axis that read the image in a window, and the input index of the first such tap.
 fn taps_inside(d: &Conv2dDims, axis: usize, window: usize) -> (Range<usize>, usize) {
     let (dilation, padding, size) = (d.dilation[axis], d.padding[axis], d.input[axis]);
     let begin = window * d.stride[axis];
@@ -232,7 +231,7 @@ fn taps_inside(d: &Conv2dDims, axis: usize, window: usize) -> (Range<usize>, usi
 }
 
 multiversion! {
-    /// Computes one row of the result, with a group for each channel. `index` counts the rows of all images.
+    /// Computes one row of the result, for one channel per group. `index` counts the rows of all images.
     fn depthwise_row(d: &Conv2dDims, x: &[f32], w: &[f32], index: usize, out: &mut [f32]) = depthwise_row_body;
 }
 
@@ -251,7 +250,7 @@ fn depthwise_row_body<const FMA: bool>(d: &Conv2dDims, x: &[f32], w: &[f32], ind
         let mut column = 0;
         while column < d.output[1] {
             let (columns, first_column) = taps_inside(d, 1, column);
-            // A group of neighbours that all see the whole kernel.
+            // A group of neighbouring positions whose windows are entirely inside the image.
             let last = column + UNROLL - 1;
             let together = if last < d.output[1] && columns.len() == kw && taps_inside(d, 1, last).0.len() == kw {
                 UNROLL
@@ -266,9 +265,8 @@ fn depthwise_row_body<const FMA: bool>(d: &Conv2dDims, x: &[f32], w: &[f32], ind
                     let from = line + j * d.dilation[1] * c;
                     let weights = (row * kw + tap) * c + at;
                     if lanes == LANES && together == UNROLL {
-                        // SAFETY: a position inside of the image for each of the taps, by
-                        // `taps_inside`; LANES channels from `at` on; the lengths of the slices
-                        // were checked.
+                        // SAFETY: by `taps_inside`, each tap is at a position inside the image. There are LANES
+                        // channels from `at` on, and the lengths of the slices were checked.
                         let w = unsafe { &*w.as_ptr().add(weights).cast::<[f32; LANES]>() };
                         for (q, sums) in sums.iter_mut().enumerate() {
                             // SAFETY: as above.

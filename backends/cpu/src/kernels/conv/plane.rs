@@ -11,8 +11,8 @@ use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Number of results that are computed together.
 pub(in crate::kernels) const LANES: usize = 16;
-/// Maximum `f32`s of padded rows that are copied at a time, so that they stay in cache. A single row of windows may
-/// need more.
+/// Maximum number of `f32`s of padded rows that are copied at a time, so that they stay in cache. A single row of
+/// windows may need more.
 const STRIP_LEN: usize = 32 * 1024;
 
 /// The windows along one axis of a plane. Element `i` is at position `i * spread + offset` of the padded axis; window
@@ -42,12 +42,12 @@ impl Axis {
         }
     }
 
-    /// Returns the number of positions that `windows` consecutive windows cover.
+    /// Returns the number of positions that are covered by `windows` consecutive windows.
     fn extent(&self, windows: usize) -> usize {
         windows.saturating_sub(1) * self.stride + (self.taps - 1) * self.dilation + 1
     }
 
-    /// Returns the elements that are at a range of positions.
+    /// Returns the range of elements at the positions of a range.
     fn elements_at(&self, positions: Range<usize>) -> Range<usize> {
         let first_from = |position: usize| {
             let distance = (position as isize - self.offset).max(0) as usize;
@@ -67,13 +67,13 @@ impl Axis {
 pub(in crate::kernels) struct Plane {
     pub(in crate::kernels) rows: Axis,
     pub(in crate::kernels) columns: Axis,
-    /// Length of a padded row, and number of its columns with the same offset modulo the stride.
+    /// Length of a padded row, and number of columns of a padded row with the same offset modulo the stride.
     row_len: usize,
     part_len: usize,
-    /// Maximum rows of windows in a strip. A strip is processed at a time.
+    /// Maximum number of rows of windows in a strip. Strips are processed one at a time.
     strip: usize,
-    /// Offset in scratch of each tap's input for the first window of a row. Taps are in the order of the kernel's
-    /// elements.
+    /// Offset in scratch of the input of each tap for the first window of a row. Taps are in the order of the
+    /// kernel's elements.
     pub(in crate::kernels) taps: Vec<usize>,
 }
 
@@ -103,8 +103,8 @@ impl Plane {
         plane
     }
 
-    /// Returns the size of the scratch for a strip, in `f32`s: its padded rows, and the rest of the last vector after
-    /// them.
+    /// Returns the number of `f32`s of the scratch for a strip: its padded rows, and the rest of the last vector
+    /// after them.
     pub(in crate::kernels) fn scratch_len(&self) -> usize {
         aligned(self.rows.extent(self.strip) * self.row_len + LANES)
     }
@@ -114,7 +114,7 @@ impl Plane {
         self.rows.windows.div_ceil(self.strip)
     }
 
-    /// Returns the rows of windows of a strip.
+    /// Returns the range of rows of windows in a strip.
     pub(in crate::kernels) fn strip(&self, index: usize) -> Range<usize> {
         index * self.strip..((index + 1) * self.strip).min(self.rows.windows)
     }
@@ -128,7 +128,7 @@ impl Plane {
         self.rows.windows * self.columns.windows
     }
 
-    /// Copies the elements that a strip's windows read, with their padding, to `scratch`.
+    /// Copies the elements that a strip's windows read to `scratch`, with their padding.
     pub(in crate::kernels) fn load(&self, x: &[f32], strip: &Range<usize>, padding: f32, scratch: &mut [f32]) {
         scratch.fill(padding);
         let first = strip.start * self.rows.stride;
@@ -176,7 +176,7 @@ impl Plane {
         }
     }
 
-    /// Returns the inputs of a row of windows. Tap `t` of window `o` is at index `taps[t] + o`.
+    /// Returns the inputs of a row of windows. The input of tap `t` for window `o` is at index `taps[t] + o`.
     pub(in crate::kernels) fn row<'a>(&self, scratch: &'a [f32], strip: &Range<usize>, row: usize) -> &'a [f32] {
         &scratch[(row - strip.start) * self.row_step()..]
     }
@@ -210,8 +210,8 @@ impl Plane {
     }
 }
 
-/// Number of rows of windows that are computed together. Their independent sums hide the latency of an addition, and
-/// they share the weights.
+/// Number of rows of windows that are computed together. They share the weights, and their independent sums hide the
+/// latency of an addition.
 const UNROLL: usize = 4;
 
 multiversion! {
@@ -250,7 +250,7 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
 ) {
     let width = out.len() / ROWS;
     let reach = taps.iter().max().map_or(0, |tap| tap + (ROWS - 1) * row_step);
-    // A single check for all vectors; the loops below do not check bounds.
+    // One check for all vectors: the loops below do not check bounds.
     assert!(
         x.len() >= reach + width.next_multiple_of(LANES),
         "a window left its plane"
@@ -259,8 +259,8 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
         let mut sums = [[0.0; LANES]; ROWS];
         for (&tap, &w) in taps.iter().zip(weights) {
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `tap + row * row_step` is at most `reach`, and `start + LANES` at most
-                // the width in whole vectors; both were checked above.
+                // SAFETY: `tap + row * row_step` is at most `reach`, and `start + LANES` is at most the width in
+                // whole vectors. Both were checked above.
                 let x = unsafe { &*x.as_ptr().add(tap + row * row_step + start).cast::<[f32; LANES]>() };
                 for (sum, &x) in sums.iter_mut().zip(x) {
                     *sum = mul_add::<FMA>(w, x, *sum);
@@ -271,8 +271,8 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
         for (row, sums) in sums.iter().enumerate() {
             let out = &mut out[row * width + start..];
             match out.first_chunk_mut::<LANES>() {
-                // Elements of the next row stay unchanged: a whole vector is faster than single
-                // elements for the remainder.
+                // Elements of the next row stay unchanged. A whole vector is faster than single elements for the
+                // remainder.
                 Some(out) => {
                     for i in 0..LANES {
                         out[i] = if i < len { out[i] + sums[i] } else { out[i] };
@@ -289,7 +289,7 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
 pub(in crate::kernels) fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
     match x[at..].first_chunk() {
         Some(lanes) => lanes,
-        // The scratch exceeds all inputs of windows by a vector.
+        // The scratch is longer than all inputs of windows by one vector.
         None => unreachable!("a window left its plane"),
     }
 }

@@ -1,4 +1,4 @@
-//! Matmuls whose tasks all run within one task of a kernel.
+//! Matmuls for kernels in which one task runs all tasks of a matmul.
 
 use crate::gemm::{Gemm, GemmSpec};
 use crate::memory::aligned;
@@ -34,7 +34,7 @@ pub(super) struct StripMatmul {
 }
 
 impl StripMatmul {
-    /// Plans the matmuls. `spec` gives the matmul for the length of a strip.
+    /// Plans the matmuls. `spec` returns the matmul for a strip of the given length.
     pub(super) fn new(strips: Strips, spec: impl Fn(usize) -> GemmSpec) -> Self {
         StripMatmul {
             strips: strips.count(),
@@ -43,7 +43,7 @@ impl StripMatmul {
         }
     }
 
-    /// Returns the size of the scratch of a run, in `f32`s.
+    /// Returns the number of `f32`s of the scratch of a run.
     pub(super) fn scratch_len(&self) -> usize {
         self.full.scratch_len().max(self.last.scratch_len())
     }
@@ -52,7 +52,7 @@ impl StripMatmul {
     ///
     /// # Safety
     /// The operands must be valid for the spec of the strip's length, and the scratch for
-    /// [`StripMatmul::scratch_len`]; no other code may access `c` or the scratch meanwhile.
+    /// [`StripMatmul::scratch_len`] `f32`s. No other code may access `c` or the scratch meanwhile.
     pub(super) unsafe fn run(&self, strip: usize, a: *const f32, b: *const f32, c: *mut f32, scratch: *mut f32) {
         let Serial { gemm, worker_at } = if strip + 1 == self.strips {
             &self.last
@@ -61,7 +61,7 @@ impl StripMatmul {
         };
         for phase in 0..gemm.phases() {
             for task in 0..gemm.tasks(phase) {
-                // SAFETY: operands and scratch by contract; phases and tasks run in order.
+                // SAFETY: the operands and the scratch are valid by the contract; phases and tasks run in order.
                 unsafe { gemm.run_task(phase, task, a, b, c, scratch, scratch.add(*worker_at)) }
             }
         }

@@ -6,19 +6,19 @@ use meganeura_core::ops::Conv2dDims;
 
 use crate::memory::aligned;
 
-/// Maximum `f32`s of a strip's patches: half of a 1 MiB second-level cache.
+/// Maximum number of `f32`s of a strip's patches: half of a 1 MiB second-level cache.
 pub(super) const STRIP_LEN: usize = 128 * 1024;
-/// Minimum windows of a strip. Narrower matmuls read their left operand too often.
+/// Minimum number of windows of a strip. Narrower matmuls read their left operand too often.
 pub(super) const MIN_WINDOWS: usize = 64;
-/// Width of a matmul tile. Lengths of strips are multiples of it.
+/// Number of columns of a matmul tile. Lengths of strips are multiples of it.
 pub(super) const TILE: usize = 16;
 /// Desired number of tasks of a large convolution with a small batch.
 pub(super) const WANTED_TASKS: usize = 16;
-/// Minimum operations that are worth a separate task.
+/// Minimum number of operations of a task.
 pub(super) const TASK_FLOPS: u64 = 400_000;
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 pub(super) const FLOPS_PER_NANO: u64 = 40;
-/// Row distance, in `f32`s, at whose multiples the rows of a matrix compete for few cache sets.
+/// Distance between rows of a matrix, in `f32`s, at whose multiples the rows compete for few cache sets.
 pub(super) const CROWDING: usize = 256;
 
 /// Returns the number of output positions in all images.
@@ -31,10 +31,10 @@ pub(super) fn places(dims: &Conv2dDims) -> usize {
 pub(super) struct Sizes {
     pub(super) images: usize,
     pub(super) groups: usize,
-    /// Input channels, and output channels, of a group.
+    /// Number of input channels, and of output channels, of a group.
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// Elements of an input channel (`plane`), of a kernel (`taps`), and of an output channel (`windows`).
+    /// Number of elements of an input channel (`plane`), of a kernel (`taps`), and of an output channel (`windows`).
     pub(super) plane: usize,
     pub(super) taps: usize,
     pub(super) windows: usize,
@@ -84,12 +84,12 @@ impl Sizes {
         matmul % self.groups * self.outputs * self.patch()
     }
 
-    /// Returns the number of tasks that is worthwhile.
+    /// Returns the desired number of tasks.
     pub(super) fn wanted_tasks(&self) -> usize {
         (self.flops / TASK_FLOPS).clamp(1, WANTED_TASKS as u64) as usize
     }
 
-    /// Returns the estimated time in nanoseconds.
+    /// Returns the estimated time of the convolution in nanoseconds.
     pub(super) fn nanos(&self) -> u64 {
         self.flops / FLOPS_PER_NANO
     }
@@ -103,7 +103,7 @@ pub(super) struct Strips {
 }
 
 impl Strips {
-    /// Creates at least `at_least` strips of at most about `limit` windows, unless they would become too short.
+    /// Creates at least `at_least` strips of at most about `limit` windows. Creates fewer if they would be too short.
     pub(super) fn new(windows: usize, at_least: usize, limit: usize) -> Self {
         let shortest = MIN_WINDOWS.min(windows);
         let count = windows
@@ -137,7 +137,7 @@ impl Strips {
     }
 }
 
-/// Returns the channels of block `index`, if blocks have `len` channels.
+/// Returns the range of channels of block `index`, if blocks have `len` channels.
 pub(super) fn block(channels: usize, len: usize, index: usize) -> Range<usize> {
     index * len..(index * len + len).min(channels)
 }

@@ -1,7 +1,8 @@
 //! Gradient of a convolution with respect to its weights: `dw = sum over images of dy * patches(x)^T`.
 //!
-//! It is computed transposed, `patches * dy^T`, so that only the small `dy` has to be transposed. Images are divided
-//! among a number of partial sums that depends only on the shapes; a last phase adds them up in order.
+//! It is computed as the transpose, `patches * dy^T`, so that only the small `dy` has to be transposed. Images are
+//! divided among a number of partial sums that depends only on the shapes. The last phase adds up the partial sums in
+//! order.
 
 use meganeura_core::ops::Conv2dDims;
 
@@ -39,7 +40,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The division of work. A unit of work is one strip of one image, in order.
+/// The division of work. A unit of work is one strip of one image; units are in order.
 struct Plan {
     sizes: Sizes,
     strips: Strips,
@@ -118,9 +119,9 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
         let first_row = (part * sizes.groups + group) * sizes.patch() + own.start * sizes.taps;
         let sum_len = own.len() * sizes.taps * sizes.outputs;
         let units = part * plan.units / plan.parts..(part + 1) * plan.units / plan.parts;
-        // SAFETY: no operand is written by this dispatch; only this task accesses its rows of its
-        // partial sum in the shared scratch. Private scratch has the requested size and belongs to
-        // the task. Offsets follow from the shapes.
+        // SAFETY: this dispatch does not write any operand. Only this task accesses its rows of its partial sum in
+        // the shared scratch. Private scratch has the requested size, and only this task uses it. Offsets follow from
+        // the shapes.
         unsafe {
             let sum = cx.shared.add(first_row * sizes.outputs);
             std::slice::from_raw_parts_mut(sum, sum_len).fill(0.0);
@@ -156,7 +157,7 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
 /// Compiles the phase that adds up the partial sums, `[parts, groups, patch, outputs]`, and transposes the result.
 fn sum_parts(sizes: Sizes, parts: usize, dw: View<f32>) -> Box<dyn Kernel> {
     let (patch, outputs) = (sizes.patch(), sizes.outputs);
-    // A task has a block of columns of one group's weights, a cache line in each row.
+    // A task has some columns of one group's weights: a cache line in each row.
     let blocks = patch.div_ceil(TILE);
     Box::new(Task {
         tasks: sizes.groups * blocks,

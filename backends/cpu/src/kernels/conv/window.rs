@@ -1,10 +1,10 @@
-//! Windows of a convolution over a plane: unfolding them to columns, and adding columns back to the plane.
+//! Windows of a convolution over a plane. Unfolds windows to columns, and adds columns back to the plane.
 
 use std::ops::Range;
 
 use meganeura_core::ops::Conv2dDims;
 
-/// The windows along one axis for which a tap (an element of the kernel) reads the input and not the padding.
+/// The windows along one axis whose element at a tap (an element of the kernel) is in the input, not in the padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TapWindows {
     /// Range of these windows.
@@ -28,7 +28,7 @@ impl TapWindows {
     }
 }
 
-/// The windows of a convolution. For each tap, it contains the range of windows that read input.
+/// The windows of a convolution: for each tap, the range of windows that read input.
 pub(super) struct Window {
     /// Distance between rows of the input, and of the output.
     pub(super) input_width: usize,
@@ -57,9 +57,9 @@ impl Window {
             .flat_map(|row| self.columns.iter().map(move |column| (row, column)))
     }
 
-    /// Calls `visit(columns, input)` for each row of windows in `strip`. `columns` are the positions in the strip of
-    /// the windows that read input through the taps; `input` is the offset in the plane of the first such window's
-    /// input.
+    /// Calls `visit(columns, input)` for each row of windows in `strip`. `columns` are the positions, within the
+    /// strip, of the windows whose tap reads input. `input` is the offset in the plane of the element that the first
+    /// of them reads.
     pub(super) fn for_runs(
         &self,
         (row_tap, column_tap): (&TapWindows, &TapWindows),
@@ -86,7 +86,7 @@ impl Window {
     pub(super) fn unfold(&self, plane: &[f32], strip: &Range<usize>, columns: &mut [f32], row_len: usize) {
         let stride = self.stride[1];
         for (taps, out) in self.taps().zip(columns.chunks_mut(row_len)) {
-            // Only the gaps between the runs are padding.
+            // Only the gaps between runs are padding, and have to be filled.
             let mut filled = 0;
             self.for_runs(taps, strip, |own, from| {
                 out[filled..own.start].fill(0.0);
@@ -104,7 +104,7 @@ impl Window {
         }
     }
 
-    /// Adds the patches of a strip of windows to the channel's elements at which their taps are.
+    /// Adds the patches of a strip of windows to the elements of the channel that the taps read.
     pub(super) fn fold(&self, columns: &[f32], row_len: usize, strip: &Range<usize>, plane: &mut [f32]) {
         let stride = self.stride[1];
         for (taps, patches) in self.taps().zip(columns.chunks(row_len)) {

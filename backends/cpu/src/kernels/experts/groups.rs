@@ -5,10 +5,11 @@ use std::ops::Range;
 use crate::kernel::{Kernel, RunCx, Task};
 use crate::memory::{View, aligned};
 
-/// Maximum rows of a segment. A matmul with at most this number has one phase, in which tasks share nothing.
+/// Maximum number of rows of a segment. A matmul with at most this number of rows has one phase, in which tasks share
+/// no scratch.
 pub(super) const SEGMENT_ROWS: usize = 128;
 
-/// Consecutive rows of one expert, in the order of experts.
+/// Consecutive rows of one expert, counted in the order of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) expert: usize,
@@ -22,8 +23,8 @@ impl Segment {
     }
 }
 
-/// The rows of a call, sorted by expert. A first phase sorts them and writes to shared scratch: the first row of each
-/// expert, the order of rows, and the [`Segment`]s. Rows without an expert come last.
+/// The rows of a call, sorted by expert. The first phase sorts the rows, and writes to shared scratch: the first row
+/// of each expert, the order of rows, and the [`Segment`]s. Rows without an expert come last.
 #[derive(Clone, Copy)]
 pub(super) struct Groups {
     indices: View<u32>,
@@ -55,7 +56,7 @@ impl Groups {
         [0, rows, rows + aligned(self.rows())]
     }
 
-    /// Returns the size of the shared scratch, in `f32`s.
+    /// Returns the number of `f32`s of the shared scratch.
     pub(super) fn shared_len(&self) -> usize {
         self.parts()[2] + aligned(1 + 3 * self.most_segments())
     }
@@ -68,7 +69,7 @@ impl Groups {
             nanos: (2 * self.rows() + experts) as u64,
             body: move |_: usize, cx: &RunCx| {
                 let [starts, order, segments] = self.parts();
-                // SAFETY: the scratch has these parts, and no other task runs; indices are not written by this dispatch.
+                // SAFETY: the scratch has these parts, and no other task runs. This dispatch does not write indices.
                 let (ids, starts, order, segments) = unsafe {
                     (
                         self.indices.all(),
@@ -78,8 +79,8 @@ impl Groups {
                     )
                 };
                 let of = |id: u32| (id as usize).min(experts);
-                // Counted at the next index: after the sums, each entry is the end of its expert,
-                // and writing the order backwards decrements it to the start.
+                // Rows are counted at the index after their expert. After the summation, each entry is the end of its
+                // expert's rows. Writing the order backwards decrements it to their start.
                 starts.fill(0);
                 for &id in ids {
                     if id as usize >= experts {
@@ -120,7 +121,7 @@ impl Groups {
     /// Returns the segment with index `number`, if it exists.
     ///
     /// # Safety
-    /// The scratch must be that of the first phase, which must have ended.
+    /// The first phase must have written the scratch and must have ended.
     pub(super) unsafe fn segment(&self, shared: *mut f32, number: usize) -> Option<Segment> {
         // SAFETY: passed on to the caller.
         let segments = unsafe { words(shared, self.parts()[2], 1 + 3 * self.most_segments()) };
@@ -132,8 +133,8 @@ impl Groups {
         })
     }
 
-    /// Returns the range of an expert's rows in the order of experts. The index after the last expert selects the rows
-    /// without an expert.
+    /// Returns the range of an expert's rows in the order of experts. The index after the last expert selects the
+    /// rows without an expert.
     ///
     /// # Safety
     /// As [`Groups::segment`].
@@ -143,7 +144,7 @@ impl Groups {
         starts[expert] as usize..starts[expert + 1] as usize
     }
 
-    /// Returns the numbers of the rows in a range of the order of experts.
+    /// Returns the row numbers in a range of the order of experts.
     ///
     /// # Safety
     /// As [`Groups::segment`]; no code may write the scratch during the borrow.
@@ -159,7 +160,7 @@ impl Groups {
 /// # Safety
 /// The scratch must have `len` words from `start` on, which no code writes during the borrow.
 unsafe fn words<'a>(shared: *mut f32, start: usize, len: usize) -> &'a [u32] {
-    // SAFETY: passed on to the caller; every word is a number.
+    // SAFETY: passed on to the caller; every bit pattern is a valid word.
     unsafe { std::slice::from_raw_parts(shared.add(start).cast(), len) }
 }
 
@@ -168,19 +169,18 @@ unsafe fn words<'a>(shared: *mut f32, start: usize, len: usize) -> &'a [u32] {
 /// # Safety
 /// The scratch must have `len` words from `start` on, which no other code accesses during the borrow.
 unsafe fn words_mut<'a>(shared: *mut f32, start: usize, len: usize) -> &'a mut [u32] {
-    // SAFETY: passed on to the caller; every word is a number.
+    // SAFETY: passed on to the caller; every bit pattern is a valid word.
     unsafe { std::slice::from_raw_parts_mut(shared.add(start).cast(), len) }
 }
 
-/// Copies the rows with the numbers `order`, of `width` elements each, to `to`.
+/// Copies the rows with the numbers `order` to `to`. Each row has `width` elements.
 ///
 /// # Safety
-/// `to` must have room for the rows, and no other code may access it; the rows must not be written
-/// meanwhile.
+/// `to` must have room for the rows, and no other code may access it; the rows must not be written meanwhile.
 pub(super) unsafe fn gather(rows: View<f32>, order: &[u32], width: usize, to: *mut f32) {
     for (place, &row) in order.iter().enumerate() {
         let row = row as usize;
-        // SAFETY: the row is one of the view, which `slice` checks; room by the contract.
+        // SAFETY: `slice` checks that the row is within the view, and `to` has room for it by the contract.
         unsafe {
             let from = rows.slice(row * width..(row + 1) * width);
             std::ptr::copy_nonoverlapping(from.as_ptr(), to.add(place * width), width);

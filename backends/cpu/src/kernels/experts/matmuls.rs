@@ -8,13 +8,13 @@ use crate::gemm::{Gemm, GemmSpec, PackedGemm, Rows, Storage, Strides};
 use crate::kernel::CompileCx;
 use crate::memory::{View, aligned};
 
-/// Matmuls of 1, 2, ... rows with a matrix.
+/// Matmuls of 1, 2, ... rows with the matrix of an expert.
 pub(super) enum Matmuls {
     Plain { gemms: Vec<Gemm>, weights: View<f32> },
     Packed { gemms: Vec<PackedGemm>, weights: Packed },
 }
 
-/// The matrices of all experts, stored in few bits.
+/// The quantised or `f16` matrices of all experts.
 pub(super) struct Packed {
     storage: Storage,
     numbers: View<u8>,
@@ -71,17 +71,17 @@ impl Matmuls {
             weights: Packed {
                 storage,
                 numbers: cx.input(2),
-                // Plain weights have no scales.
+                // `f16` weights have no scales.
                 scales: cx.input(call.inputs.len() - 1),
             },
         }
     }
 
-    /// Returns the bytes of all matrices, without scales.
+    /// Returns the number of bytes of all matrices, without scales.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Matmuls::Plain { weights, .. } => size_of::<f32>() * weights.len(),
-            // Views count the elements of operands: halves, or words.
+            // Views count the elements of an operand: `f16` numbers or words.
             Matmuls::Packed { weights, .. } => match weights.storage {
                 Storage::F16 => size_of::<u16>() * weights.numbers.len(),
                 Storage::Blocks(_) => size_of::<u32>() * weights.numbers.len(),
@@ -89,8 +89,8 @@ impl Matmuls {
         }
     }
 
-    /// Returns the size of the private scratch in `f32`s. If a plain matmul has two phases, one task runs both, so that
-    /// their shared scratch belongs to the worker.
+    /// Returns the number of `f32`s of the private scratch. If a plain matmul has two phases, one task runs both of
+    /// them, so the scratch that the phases share is in the private scratch.
     pub(super) fn private_len(&self) -> usize {
         let all = |len: &mut dyn Iterator<Item = usize>| len.max().unwrap_or(0);
         match self {
@@ -101,8 +101,9 @@ impl Matmuls {
         }
     }
 
-    /// Returns the `f32`s to reserve for the prepared data of a segment: per segment, and for each of its rows. They
-    /// suffice for any number of rows, so that the offset of a segment follows from its number and its first row.
+    /// Returns the number of `f32`s to reserve for the prepared data of a segment: per segment, and per row of the
+    /// segment. They suffice for any number of rows, so that the offset of a segment follows from its index and its
+    /// first row.
     pub(super) fn prepared_len(&self) -> [usize; 2] {
         let Matmuls::Packed { gemms, .. } = self else {
             return [0, 0];

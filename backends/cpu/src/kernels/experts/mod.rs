@@ -1,5 +1,5 @@
-//! Matmuls with a separate matrix for each expert. Rows are sorted by expert, and the rows of each expert are one
-//! matmul.
+//! Matmuls with a separate matrix for each expert. Rows are sorted by expert, and one matmul computes the rows of an
+//! expert.
 
 mod groups;
 mod matmuls;
@@ -42,8 +42,8 @@ fn floats(kernel: &KernelDesc, operand: usize, dtype: DType) -> Result<(), Strin
     Ok(())
 }
 
-/// Storage order of numbers and scales: panels as for one matrix with the rows of all experts, if the rows of each
-/// expert begin at a panel.
+/// Storage order of numbers and scales. If the rows of each expert begin at a panel, they are stored in panels like
+/// one matrix with the rows of all experts.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_expert_matmul", |call, i| {
     let panels = ExpertDims::of(call).ok().and_then(|d| panels_of(&d, i));
     panels.map_or(Order::Plain, Order::Panels)

@@ -11,9 +11,9 @@ use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 use crate::share::share;
 
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 40;
-/// Number of tasks of a product of few rows, so that threads share the matrices.
+/// Number of tasks of a product with few rows. The matrices are divided among them.
 const TASKS: usize = 32;
 /// Maximum number of tasks that share the columns of a segment.
 const MAX_PARTS: usize = 16;
@@ -25,9 +25,10 @@ struct Product {
     x: View<f32>,
     /// Number of tasks that share the columns of a segment.
     parts: usize,
-    /// Offsets of the sections of shared scratch: rows in the order of experts, their results, and prepared data.
+    /// Offsets of the sections of shared scratch: rows in the order of experts, results of these rows, and prepared
+    /// data.
     begins: [usize; 3],
-    /// Size of the prepared data in `f32`s: per segment, and for each of its rows.
+    /// Number of `f32`s of the prepared data: per segment, and per row of the segment.
     prepared: [usize; 2],
 }
 
@@ -70,11 +71,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             run: Product::multiply,
         }),
         Box::new(Task {
-            // Segments have results of their own; rows without an expert are one additional task.
+            // Each segment has a task. The rows without an expert have one additional task.
             tasks: groups.most_segments() + 1,
             nanos: stream_nanos(2 * y.len() * size_of::<f32>()),
-            // SAFETY: the previous phases have filled the scratch; every row is in one segment, or
-            // in none.
+            // SAFETY: the previous phases have filled the scratch, and every row is in at most one segment.
             body: move |task: usize, run: &RunCx| unsafe { product.scatter(task, run, y) },
         }),
     ];
@@ -90,7 +90,7 @@ impl Product {
         2 * (self.dims.rows as u64) * (self.dims.n as u64) * self.dims.k as u64
     }
 
-    /// Returns the maximum bytes of matrices that the call reads.
+    /// Returns the maximum number of bytes of matrices that the call reads.
     fn bytes(&self) -> usize {
         let experts = self.dims.experts.max(1);
         self.matmuls.bytes() / experts * experts.min(self.dims.rows)
@@ -101,7 +101,7 @@ impl Product {
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn gather(&self, task: usize, run: &RunCx) {
-        // SAFETY: the scratch has the requested size, and is sorted; segments do not overlap in it.
+        // SAFETY: the scratch has the requested size and contains the sorted rows; segments do not overlap in it.
         unsafe {
             let Some(segment) = self.groups.segment(run.shared, task) else {
                 return;
@@ -186,19 +186,20 @@ impl Product {
         };
         for phase in 0..gemm.phases() {
             for task in share(gemm.tasks(phase), parts, part) {
-                // SAFETY: passed on to the caller; with two phases, only this task runs both.
+                // SAFETY: passed on to the caller. With two phases, only this task runs tasks of the matmul.
                 unsafe { gemm.run_task_on(phase, task, operands) };
             }
         }
     }
 
-    /// Copies the results of a segment to the result's rows. The last task writes NaN to the rows without an expert.
+    /// Copies the results of a segment to the rows of the call's result. The last task writes NaN to the rows without
+    /// an expert.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn scatter(&self, task: usize, run: &RunCx, y: View<f32>) {
         let n = self.dims.n;
-        // SAFETY: the scratch has the requested size; rows are in one segment, or in none.
+        // SAFETY: the scratch has the requested size, and every row is in at most one segment.
         unsafe {
             if task == self.groups.most_segments() {
                 let places = self.groups.of_expert(run.shared, self.groups.experts());

@@ -9,12 +9,12 @@ use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 
-/// Floating-point operations per nanosecond that one thread is expected to do.
+/// Expected number of floating-point operations per nanosecond of one thread.
 const FLOPS_PER_NANO: u64 = 40;
-/// Number of matrix rows that a task computes. Matmuls with at most this number have one phase.
+/// Number of matrix rows that a task computes. Matmuls with at most this number of rows have one phase.
 const MATRIX_ROWS: usize = 128;
 
-/// Matmuls that compute `rows` rows of a matrix's gradient as sums over 1, 2, ... rows of the operands.
+/// Matmuls that compute `rows` rows of the gradient of a matrix. They sum over 1, 2, ... rows of the operands.
 struct Sums {
     rows: usize,
     /// Matmuls for the first segment of an expert, and matmuls that add the following segments.
@@ -68,8 +68,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         Box::new(Task {
             tasks: groups.most_segments(),
             nanos: stream_nanos(2 * (a.len() + b.len()) * size_of::<f32>()),
-            // SAFETY: the previous phase has sorted the rows; segments do not overlap in the
-            // scratch.
+            // SAFETY: the previous phase has sorted the rows, and segments do not overlap in the scratch.
             body: move |task: usize, run: &RunCx| unsafe {
                 if let Some(segment) = groups.segment(run.shared, task) {
                     let order = groups.order(run.shared, segment.rows());
@@ -87,8 +86,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                 let sums = &sums[usize::from(part + 1 == parts)];
                 let first = part * MATRIX_ROWS;
                 let c = (expert * n + first) * k;
-                // SAFETY: the previous phases have filled the scratch; a task writes rows of a
-                // matrix of its own.
+                // SAFETY: the previous phases have filled the scratch, and each task writes its own rows of a matrix.
                 unsafe {
                     let c = y.slice_mut(c..c + sums.rows * k);
                     let places = groups.of_expert(run.shared, expert);

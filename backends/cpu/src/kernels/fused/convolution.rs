@@ -1,4 +1,4 @@
-//! Fused programs that begin with a convolution; elementwise steps process its result while it is in the cache.
+//! Fused programs that begin with a convolution. Elementwise steps process its result while it is in the cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) fn is_one(typed: &TypedProgram, step: usize) -> bool {
     layout(typed.program.steps()[step].op.name()).is_some()
 }
 
-/// Returns the layout and sizes of a step that is a convolution.
+/// Returns the sizes of a step that is a convolution.
 ///
 /// # Errors
 /// The step is not a convolution, or no kernel supports it.

@@ -10,7 +10,8 @@ use crate::kernel::CompileCx;
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// Elements of a buffer, and maximum length of a part: 4 KiB, so that a first-level cache holds several buffers.
+/// Number of elements of a buffer, and maximum length of a part of the domain. With 4 KiB, a first-level cache
+/// contains several buffers.
 pub(super) const RUN: usize = 1024;
 
 /// The memory to which an instruction writes its result.
@@ -27,7 +28,7 @@ struct ReadOperand {
     map: Map,
     /// Index of the scratch buffer into which elements are gathered, if necessary.
     buffer: usize,
-    /// True to copy elements even if they are in order, because they are overwritten meanwhile.
+    /// True to copy elements even if they are in order, because an instruction overwrites them meanwhile.
     copied: bool,
 }
 
@@ -35,7 +36,7 @@ struct Write {
     view: View<u32>,
     map: Map,
     from: Src,
-    /// True if an instruction writes the result directly.
+    /// True if an instruction writes the result directly to its memory.
     direct: bool,
 }
 
@@ -47,16 +48,16 @@ pub(super) struct Engine {
     instructions: Vec<(Instruction, Destination)>,
     writes: Vec<Write>,
     folded: Option<Src>,
-    /// Scratch buffer for repeating a single folded value for all elements, if needed.
+    /// Index of the scratch buffer for a folded value that is the same for all elements, if needed.
     spread: Option<usize>,
     buffers: usize,
-    /// Bytes of operands and results, and cost of the instructions in nanoseconds.
+    /// Number of bytes of operands and results, and cost of the instructions in nanoseconds.
     pub(super) bytes: usize,
     pub(super) nanos: u64,
 }
 
 impl Engine {
-    /// Creates an engine. `head` contains the result of the matmul or norm that the program begins with.
+    /// Creates an engine. `head` is the result of the matmul or norm that the program begins with.
     pub(super) fn new(cx: &CompileCx, lowered: LoweredProgram, head: Option<View<u32>>) -> Result<Self, String> {
         let mut buffers = 0;
         let mut next = || {
@@ -125,12 +126,12 @@ impl Engine {
         })
     }
 
-    /// Returns the size of a thread's scratch, in `f32`s.
+    /// Returns the number of `f32`s of a thread's scratch.
     pub(super) fn scratch(&self) -> usize {
         self.buffers * RUN
     }
 
-    /// Computes a part of the domain of any length. The program must not fold anything.
+    /// Computes a part of the domain of any length. The program must not fold values.
     ///
     /// # Safety
     /// As [`Engine::run`].
@@ -144,16 +145,16 @@ impl Engine {
     /// Computes a part of the domain of at most [`RUN`] elements. Returns the values to fold, if the program folds.
     ///
     /// # Safety
-    /// The executable must be alive. No other code may write the operands or access these elements
-    /// of the results meanwhile. The scratch must have the requested size and belong to the caller.
+    /// The executable must be alive. The scratch must have the requested size. Meanwhile, no other code may write the
+    /// operands, or access the scratch or these elements of the results.
     pub(super) unsafe fn run<'a>(&self, part: Range<usize>, scratch: *mut f32) -> Option<&'a [f32]> {
         debug_assert!(part.len() <= RUN && part.end <= self.len);
         let scratch: *mut u32 = scratch.cast();
         let buffer = |i: usize| scratch.wrapping_add(i * RUN);
         let mut loaded = [Source::One(0); MAX_LOADS];
         for (source, read) in loaded.iter_mut().zip(&self.reads) {
-            // SAFETY: the operand is not written meanwhile, except for a head, which is copied;
-            // only this read uses the buffer.
+            // SAFETY: no code writes the operand meanwhile, unless it is a head, and heads are copied. Only this read
+            // uses the buffer.
             *source = unsafe { load(read, &part, buffer(read.buffer)) };
         }
         let source = |src: Src| match src {
@@ -165,7 +166,7 @@ impl Engine {
                     Destination::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
                 };
                 if instruction.one {
-                    // SAFETY: computed before, as instructions come after their operands.
+                    // SAFETY: the value was computed before, because instructions come after their operands.
                     Source::One(unsafe { *words })
                 } else {
                     Source::Words(words)
@@ -182,12 +183,12 @@ impl Engine {
                 Destination::Scratch(b) => buffer(b),
                 Destination::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
             };
-            // SAFETY: buffers have RUN elements, results those of the domain; a buffer is only
-            // reused after its last read; the types are those that the program was checked with.
+            // SAFETY: buffers have RUN elements, and results have the elements of the domain. A buffer is only reused
+            // after its last read. The types are those with which the program was checked.
             unsafe { instruction.scalar.run(self.level, inputs, out, len, part.start) };
         }
         for write in self.writes.iter().filter(|w| !w.direct) {
-            // SAFETY: maps of results are within them, and other parts write other elements.
+            // SAFETY: maps are within their results, and other parts write other elements.
             unsafe { store(write, &part, source(write.from)) };
         }
         let words = match (source(self.folded?), self.spread) {
@@ -199,13 +200,13 @@ impl Engine {
                 words
             }
         };
-        // SAFETY: as long as the part; no code writes it before the next run.
+        // SAFETY: the buffer is as long as the part, and no code writes it before the next run.
         Some(unsafe { std::slice::from_raw_parts(words.cast(), part.len()) })
     }
 }
 
-/// Returns, for each instruction, the last instruction that reads its result, or `usize::MAX` if a store or a later
-/// consumer reads it.
+/// Returns the index of the last instruction that reads the result of each instruction. It is `usize::MAX` if a store
+/// or a later consumer reads the result.
 fn last_uses(lowered: &LoweredProgram) -> Vec<usize> {
     let mut last = vec![0; lowered.instructions.len()];
     for (i, instruction) in lowered.instructions.iter().enumerate() {
@@ -267,7 +268,7 @@ unsafe fn load(read: &ReadOperand, part: &Range<usize>, buffer: *mut u32) -> Sou
 unsafe fn store(write: &Write, part: &Range<usize>, from: Source) {
     write.map.for_runs(part.clone(), |at, offset, stride, len| {
         for i in 0..len {
-            // SAFETY: within the part and, by its map, the result.
+            // SAFETY: the element is within the part and, by its map, within the result.
             unsafe {
                 let value = match from {
                     Source::Words(p) => *p.add(at + i),

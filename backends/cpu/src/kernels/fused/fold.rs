@@ -1,4 +1,4 @@
-//! Fused programs that end with a reduction, which folds the elementwise result without storing it.
+//! Fused programs that end with a reduction. It folds the elementwise result without storing it.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
@@ -14,9 +14,9 @@ use crate::vmath::Level;
 /// The reduced axes: the last ones or the first ones.
 #[derive(Clone, Copy, Debug)]
 enum Axes {
-    /// The last axes: `kept` results of `folded` adjacent elements each.
+    /// The last axes: `kept` results, each folded from `folded` adjacent elements.
     Last,
-    /// The first axes: `folded` rows of `kept` elements each.
+    /// The first axes: `folded` rows of `kept` elements each are folded to one row.
     First,
 }
 
@@ -118,10 +118,10 @@ impl Work {
     }
 }
 
-/// Maximum number of parts of a result's elements. Each part is folded separately first.
+/// Maximum number of parts of the elements of one result. Each part is folded separately first.
 const MAX_PARTS: usize = 16;
 
-/// Folds adjacent elements. Long rows are cut into parts, whose results are folded afterwards.
+/// Compiles folds of adjacent elements. Long rows are cut into parts, whose results are folded afterwards.
 fn last(work: Work) -> Compiled {
     let (kept, folded) = (work.kept, work.folded);
     let parts = folded.div_ceil(FOLD_TASK).min(MAX_PARTS);
@@ -135,7 +135,7 @@ fn last(work: Work) -> Compiled {
         body: move |task: usize, cx: &RunCx| {
             let (group, part) = (task / parts, task % parts);
             let range = group * rows..(group * rows + rows).min(kept);
-            // SAFETY: only this task computes these results, or their parts.
+            // SAFETY: only this task computes these results, or these parts of them.
             let slots = unsafe {
                 match parts {
                     1 => out.slice_mut(range.clone()),
@@ -144,11 +144,11 @@ fn last(work: Work) -> Compiled {
             };
             let within = part * part_len..((part + 1) * part_len).min(folded);
             if within.len() <= RUN && parts == 1 {
-                // Several rows in a run.
+                // A run contains several rows.
                 let together = RUN / folded;
                 for start in range.clone().step_by(together) {
                     let end = (start + together).min(range.end);
-                    // SAFETY: the task's own elements.
+                    // SAFETY: the elements belong to this task only.
                     let values = unsafe { work.engine.run(start * folded..end * folded, cx.private) };
                     let slots = &mut slots[start - range.start..end - range.start];
                     fold.each_row(level, values.unwrap_or_default(), folded, slots);
@@ -158,7 +158,7 @@ fn last(work: Work) -> Compiled {
                     let (from, to) = (row * folded + within.start, row * folded + within.end);
                     let mut acc = [fold.start()];
                     for start in (from..to).step_by(RUN) {
-                        // SAFETY: the task's own elements.
+                        // SAFETY: the elements belong to this task only.
                         let values = unsafe { work.engine.run(start..(start + RUN).min(to), cx.private) };
                         fold.rows(level, &mut acc, &[fold.slice(level, values.unwrap_or_default())]);
                     }
@@ -181,7 +181,7 @@ fn last(work: Work) -> Compiled {
     }
 }
 
-/// Folds rows onto each other. Parts of the rows are folded separately first.
+/// Compiles folds of rows onto each other. Parts of the rows are folded separately first.
 fn first(work: Work) -> Compiled {
     let (kept, folded) = (work.kept, work.folded);
     let parts = (kept * folded).div_ceil(FOLD_TASK).min(MAX_PARTS);
@@ -201,7 +201,7 @@ fn first(work: Work) -> Compiled {
             let together = RUN / kept;
             for start in rows.clone().step_by(together) {
                 let end = (start + together).min(rows.end);
-                // SAFETY: the task's own elements.
+                // SAFETY: the elements belong to this task only.
                 let values = unsafe { work.engine.run(start * kept..end * kept, cx.private) };
                 for row in values.unwrap_or_default().chunks_exact(kept) {
                     fold.rows(level, acc, row);

@@ -1,9 +1,9 @@
 //! Index computation for the values of a fused program while a kernel iterates over the elements of its results.
 //!
 //! The kernel iterates over a *domain*: a list of factors whose product is the number of elements. A value is read
-//! through an [`Access`]: for each of its axes, the factors that make up the index, outermost first. A broadcast axis
-//! has none. Permutations and expansions rearrange accesses; a reshape regroups the factors. If an axis ends within a
-//! factor, the factor is split and the analysis restarts.
+//! through an [`Access`]. For each axis of the value, it lists the factors that make up the index, outermost first. A
+//! broadcast axis has none. Permutations and expansions rearrange accesses, and a reshape regroups the factors. If an
+//! axis ends within a factor, the factor is split and the analysis restarts.
 
 use meganeura_core::Shape;
 
@@ -13,7 +13,7 @@ pub(super) type Access = Vec<Vec<usize>>;
 /// The reason why an access was not found.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// The factor with the first number must be split, with an outer part of the second number.
+    /// The factor with the first number as index must be split. The second number is the size of the outer part.
     Split(usize, usize),
     /// This kernel does not support the access; the text gives the reason.
     No(String),
@@ -25,7 +25,7 @@ impl Stop {
     }
 }
 
-/// Assigns consecutive factors to the axes of a shape.
+/// Assigns consecutive factors (`atoms`) to the axes of a shape.
 pub(super) fn regroup(
     factors: &[usize],
     atoms: impl IntoIterator<Item = usize>,
@@ -58,7 +58,7 @@ pub(super) fn regroup(
     Ok(access)
 }
 
-/// Returns the access of an operand that is broadcast to a shape. `access` is the access to that shape.
+/// Returns the access of an operand that is broadcast to a shape. `access` is the access of the broadcast value.
 pub(super) fn broadcast(access: &Access, operand: &Shape) -> Access {
     if operand.numel() == 1 {
         return vec![Vec::new(); operand.rank()];
@@ -81,7 +81,7 @@ pub(super) fn permute(access: &Access, axes: &[i64], operand: &Shape) -> Result<
     Ok(inner)
 }
 
-/// Returns true if every factor occurs in the access: the value has an element for each of the domain.
+/// Returns true if every factor occurs in the access: then the value and the domain have equally many elements.
 pub(super) fn is_whole(access: &Access, factors: &[usize]) -> bool {
     let mut seen = vec![false; factors.len()];
     access.iter().flatten().for_each(|&f| seen[f] = true);
@@ -94,8 +94,8 @@ const MAX_DIMS: usize = 12;
 /// A map from positions in the domain to elements of a row-major array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Map {
-    /// Sizes and strides of the dimensions, outermost first. Adjacent dimensions are merged where a single stride
-    /// suffices.
+    /// Sizes and strides of the dimensions, outermost first. Adjacent dimensions are merged if one stride describes
+    /// both.
     dims: Vec<(usize, isize)>,
 }
 
@@ -135,8 +135,8 @@ impl Map {
         matches!(self.dims[..], [(_, 1)])
     }
 
-    /// Calls `visit(at, offset, stride, len)` for each run of a range of the domain. The `len` elements from `at` on
-    /// (relative to the start of the range) are stored from `offset` on, `stride` apart.
+    /// Calls `visit(at, offset, stride, len)` for each run of a range of the domain. The run begins at position `at`
+    /// of the range and has `len` elements. They are stored from `offset` on, `stride` apart.
     pub(super) fn for_runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, usize, isize, usize)) {
         let last = self.dims.len() - 1;
         let (inner, stride) = self.dims[last];

@@ -9,7 +9,7 @@ use meganeura_core::{DType, TensorType};
 use super::layout::{Access, Map, Stop, broadcast, is_whole, permute, regroup};
 use super::scalar::{MAX_OPERANDS, Scalar};
 
-/// Maximum number of loads: operands, each read through one access.
+/// Maximum number of loads. A load is an operand that is read through one access.
 pub(super) const MAX_LOADS: usize = 24;
 /// Maximum number of instructions.
 const MAX_INSTRUCTIONS: usize = 64;
@@ -45,7 +45,7 @@ pub(super) struct Load {
 #[derive(Clone, Debug)]
 pub(super) struct Instruction {
     pub(super) scalar: Scalar,
-    /// Operands, of which the first `count` are used.
+    /// Operands. Only the first `count` are used.
     pub(super) inputs: [Src; MAX_OPERANDS],
     pub(super) count: usize,
     /// True if the result is a single element that is broadcast to the whole domain.
@@ -74,7 +74,7 @@ pub(super) struct LoweredProgram {
 }
 
 impl LoweredProgram {
-    /// Returns true if the consumer's value is not a single broadcast element.
+    /// Returns true if the value for the consumer is not a single broadcast element.
     pub(super) fn folds_many(&self) -> bool {
         match self.folded {
             Some(Src::Of(i)) => !self.instructions[i].one,
@@ -83,14 +83,14 @@ impl LoweredProgram {
         }
     }
 
-    /// Returns the index of the result that stores the output of step `step`, either finally or until these
+    /// Returns the index of the result that stores the output of step `step`, either permanently or until these
     /// instructions overwrite it.
     pub(super) fn output_of(&self, typed: &TypedProgram, step: usize) -> Result<usize, String> {
         let slots = typed.program.results();
         if let Some(result) = slots.iter().position(|&r| r == Slot::Step(step as u32)) {
             return Ok(result);
         }
-        // The output of the step and the final result use the same elements, the output first.
+        // The output of the step and the final result are stored in the same elements, the output first.
         let in_order = |s: &Store| s.map.is_dense() || self.len == 1;
         let fits = |s: &&Store| in_order(s) && typed.ty(slots[s.result]).dtype == DType::F32;
         let store = self.stores.iter().find(fits);
@@ -125,7 +125,7 @@ impl<'a> TypedProgram<'a> {
         (0..slots.len()).filter(|&i| wanted(slots[i])).collect()
     }
 
-    /// Returns, for each step, true if it depends on step `on`; this includes `on` itself.
+    /// Returns true for each step that depends on step `on`, and for `on` itself.
     pub(super) fn dependent(&self, on: usize) -> Vec<bool> {
         let mut depends = vec![false; self.steps.len()];
         depends[on] = true;
@@ -164,7 +164,7 @@ pub(super) fn step_of(slot: Slot) -> Option<usize> {
 pub(super) struct Part {
     /// Indices of the results to compute.
     pub(super) results: Vec<usize>,
-    /// Step that is computed separately and whose result these instructions read.
+    /// Step that is computed separately. The instructions read its result.
     pub(super) head: Option<usize>,
     /// Value for a consumer after the instructions. Its elements form the domain.
     pub(super) folded: Option<Slot>,
@@ -220,7 +220,7 @@ struct Lowering<'a> {
     loaded: HashMap<(Origin, Access), usize>,
     instructions: Vec<Instruction>,
     computed: HashMap<(u32, Access), usize>,
-    /// First access of each slot that covers the whole domain.
+    /// First access of each slot whose access covers the whole domain.
     accesses: HashMap<Slot, Access>,
 }
 
@@ -236,8 +236,8 @@ impl Lowering<'_> {
         Ok((stores, folded))
     }
 
-    /// Returns a value with an element for each of the domain. If it was already computed in some order, it keeps that
-    /// order; otherwise it has the order of the domain.
+    /// Returns a value that has an element for each element of the domain. A value that was already computed keeps
+    /// its order; otherwise it has the order of the domain.
     fn whole(&mut self, slot: Slot) -> Result<(Src, Access), Stop> {
         let access = match self.accesses.get(&slot) {
             Some(access) => access.clone(),
@@ -291,8 +291,8 @@ impl Lowering<'_> {
         Ok(Src::Load(at))
     }
 
-    /// Returns the operand of a step that only rearranges elements, and the operand's access. Returns `None` for other
-    /// steps.
+    /// Returns the operand of a step that only rearranges elements, and the access of this operand. Returns `None`
+    /// for any other step.
     fn through_view(&self, step: &Step, access: &Access) -> Result<Option<(Slot, Access)>, Stop> {
         let Some(&operand) = step.inputs.first() else {
             return Ok(None);

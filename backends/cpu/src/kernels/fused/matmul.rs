@@ -1,4 +1,4 @@
-//! Fused programs that begin with a matmul; elementwise steps process its result while it is in the cache.
+//! Fused programs that begin with a matmul. Elementwise steps process its result while it is in the cache.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
@@ -15,9 +15,9 @@ use crate::order::Order;
 /// The execution plan of a program that begins with a matmul or convolution.
 pub(super) struct Plan {
     pub(super) lowered: LoweredProgram,
-    /// Indices of the multiplied operands, and of the addend if there is one.
+    /// Indices of the multiplied operands, and of the addend, if any.
     pub(super) operands: Vec<usize>,
-    /// Index of the result that stores the matmul, finally or until the following steps overwrite it.
+    /// Index of the result that stores the matmul, either permanently or until the following steps overwrite it.
     pub(super) output: usize,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn plan(typed: &TypedProgram, step: usize) -> Result<Plan, String> {
     })
 }
 
-/// Returns the storage orders in which a program that begins with a matmul can read operand `i`.
+/// Returns the storage orders that a program that begins with a matmul supports for operand `i`.
 pub(super) fn order(typed: &TypedProgram, step: usize, i: usize) -> Order {
     let own = Slot::Operand(i as u32);
     let steps = typed.program.steps();
@@ -67,7 +67,7 @@ pub(super) fn order(typed: &TypedProgram, step: usize, i: usize) -> Order {
     matmul::order(&typed.call(step, &typed.inputs_of(step)), 1)
 }
 
-/// Minimum columns of a task for which its part of the result is processed at once.
+/// Minimum number of columns of a task for which its part of the result is processed at once.
 const WIDE: usize = 128;
 
 pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Result<Compiled, String> {
@@ -117,7 +117,7 @@ pub(super) fn compile(cx: &CompileCx, typed: &TypedProgram, step: usize) -> Resu
 struct WithRest {
     phase: Phase,
     engine: Engine,
-    /// Size of the private scratch that the matmul needs, in `f32`s.
+    /// Number of `f32`s of the private scratch that the matmul needs.
     worker: usize,
 }
 
@@ -141,8 +141,8 @@ impl Kernel for WithRest {
         let base = matmul * batch.c_len;
         let scratch = cx.private.wrapping_add(self.worker);
         let go_over = |from: usize, to: usize| {
-            // SAFETY: only this task computes these elements, and has computed the matmul's; the
-            // scratch is after the matmul's own.
+            // SAFETY: only this task computes these elements, and it has completed their matmul. The scratch follows
+            // that of the matmul.
             unsafe { self.engine.run_all(from..to, scratch) };
         };
         if columns.len() == n {

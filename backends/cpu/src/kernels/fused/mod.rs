@@ -1,8 +1,8 @@
-//! Kernels of fused programs: elementwise steps in one pass, either without other steps, before a reduction, after a
-//! matmul or convolution, or around a norm or softmax.
+//! Kernels of fused programs: elementwise steps in one pass. The steps are the whole program, or come before a
+//! reduction, after a matmul or convolution, or around a norm or softmax.
 //!
-//! A pass processes its elements in runs that fit in the first-level cache ([`engine`]): each step of the program is a
-//! vector function from short buffers to a short buffer, and only operands and results access memory.
+//! A pass processes its elements in runs that fit in the first-level cache ([`engine`]). Each step of the program is
+//! a vector function from short buffers to a short buffer, and only operands and results access memory.
 
 mod convolution;
 mod engine;
@@ -30,7 +30,7 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile,
 }];
 
-/// Storage orders of operands. A fused matmul reads its right operand like a separate matmul.
+/// Storage orders of operands. A fused matmul supports the same orders of its right operand as a separate matmul.
 pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
     let typed = call
         .attrs
@@ -45,9 +45,9 @@ pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
 /// The form of a program, with the index of its main step.
 enum ProgramForm {
     Pointwise,
-    /// Elementwise steps before the given reduction, which is the last step.
+    /// Elementwise steps before the given reduction. The reduction is the last step.
     Fold(usize),
-    /// Elementwise steps after the given matmul or convolution, which is the first step.
+    /// Elementwise steps after the given matmul or convolution. This is the first step.
     Product(usize),
     /// Elementwise steps around the given norm or softmax.
     Rows(usize),
@@ -119,12 +119,12 @@ fn pointwise(engine: Engine) -> Compiled {
             tasks: chunks(engine.len),
             nanos: stream_nanos(engine.bytes).max(engine.nanos),
             body: move |task: usize, cx: &RunCx| {
-                // SAFETY: only this task computes these elements; the operands are other buffers.
+                // SAFETY: only this task computes these elements, and the operands are in other buffers.
                 unsafe { engine.run_all(chunk(engine.len, task), cx.private) };
             },
         })],
     }
 }
 
-/// Number of elements that a folding task processes, as in other streaming tasks.
+/// Number of elements that a folding task processes; the same as in other streaming tasks.
 const FOLD_TASK: usize = CHUNK;

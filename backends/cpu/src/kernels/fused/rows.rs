@@ -11,16 +11,16 @@ use crate::kernels::norm::{layer_norm_row, rms_norm_row};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 
-/// Maximum length of a row that is computed before the norm or softmax, because it is kept in scratch.
+/// Maximum number of elements of a row that is computed before the norm or softmax, because scratch contains the row.
 const MAX_LENGTH: usize = 1 << 16;
 
 /// The execution plan of a program with a norm or softmax.
 pub(super) struct Plan {
     /// Steps that compute operand 0; `None` if it is an operand of the program.
     before: Option<LoweredProgram>,
-    /// Steps after the norm or softmax, if there are any.
+    /// Steps after the norm or softmax, if any.
     after: Option<LoweredProgram>,
-    /// Index of the result that stores the rows, finally or until the following steps overwrite it.
+    /// Index of the result that stores the rows, either permanently or until the following steps overwrite it.
     output: usize,
     width: usize,
 }
@@ -133,8 +133,8 @@ impl Function {
     /// Applies the function to a row, and writes the row's statistics.
     ///
     /// # Safety
-    /// The parameters must not be written meanwhile, and the entries of row `row` of the statistics must belong to the
-    /// caller.
+    /// The parameters must not be written meanwhile. Only the caller may access the entries of row `row` of the
+    /// statistics.
     unsafe fn run(&self, level: Level, row: usize, x: &[f32], out: &mut [f32]) {
         // SAFETY: by contract.
         let keep = |view: Option<View<f32>>, value: f32| unsafe {
@@ -226,7 +226,7 @@ impl Rows {
         (RUN / self.width).max(1)
     }
 
-    /// Returns the size of the scratch for assembling a long row, in `f32`s.
+    /// Returns the number of `f32`s of the scratch for the assembly of a long row.
     fn long_row(&self) -> usize {
         match self.input {
             Input::Computed(_) if self.width > RUN => self.width,
@@ -242,8 +242,8 @@ impl Rows {
         before.into_iter().chain(&self.after)
     }
 
-    /// Returns the size of the private scratch in `f32`s: a long row, and the larger scratch of the two engines, which
-    /// run one after the other.
+    /// Returns the number of `f32`s of the private scratch: a long row, and the larger scratch of the two engines,
+    /// which run one after the other.
     fn private(&self) -> usize {
         self.long_row() + self.engines().map(Engine::scratch).max().unwrap_or(0)
     }
@@ -256,16 +256,16 @@ impl Rows {
     /// Computes either some rows that together have at most [`RUN`] elements, or a single longer row.
     ///
     /// # Safety
-    /// The rows of all results and the scratch must belong to the caller; the operands must not be
-    /// written meanwhile.
+    /// Only the caller may access the rows of all results and the scratch. The operands must not be written
+    /// meanwhile.
     unsafe fn run(&self, rows: std::ops::Range<usize>, scratch: *mut f32) {
         let elements = rows.start * self.width..rows.end * self.width;
         let pieces = elements.clone().step_by(RUN);
         let pieces = pieces.map(|start| start..(start + RUN).min(elements.end));
         let long = scratch;
         let scratch = scratch.wrapping_add(self.long_row());
-        // SAFETY: the operands are other buffers than the results. The engine's values are in its scratch or in
-        // another result, and stay until it runs again. The long row is before the engines' scratch.
+        // SAFETY: the operands are in other buffers than the results. The engine's values are in its scratch or in
+        // another result, and remain until it runs again. The long row precedes the engines' scratch.
         let (x, out) = unsafe {
             let x = match &self.input {
                 Input::Operand(view) => view.slice(elements.clone()),
@@ -288,7 +288,7 @@ impl Rows {
             unsafe { self.function.run(self.level, row, x, out) };
         }
         if let Some(after) = &self.after {
-            // SAFETY: the rows have been computed, and are not borrowed any more.
+            // SAFETY: the rows have been computed, and are no longer borrowed.
             pieces.for_each(|piece| unsafe {
                 after.run(piece, scratch);
             });

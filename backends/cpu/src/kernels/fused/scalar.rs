@@ -27,7 +27,7 @@ pub(super) enum Scalar {
     Not,
     /// The second operand if the first is not 0, else the third. All types are allowed.
     Select,
-    /// The given word if the second operand is not 0, else the first operand.
+    /// The given word if the second operand is true (not 0), else the first operand.
     Fill(u32),
     /// The unchanged word.
     Copy,
@@ -43,7 +43,7 @@ pub(super) enum Scalar {
     },
 }
 
-/// An operand of a step, as 32-bit words: one for each element, or one for all elements.
+/// An operand of a step, as 32-bit words: one word for each element, or one for all elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Words(*const u32),
@@ -129,11 +129,11 @@ impl Scalar {
         }
     }
 
-    /// Computes `len` elements. The first one has the index `first` in the domain.
+    /// Computes `len` elements. `first` is the index of the first one in the domain.
     ///
     /// # Safety
     /// Operands of the form [`Source::Words`] must be valid for `len` words, and `out` for writing `len` words. `out`
-    /// must not overlap any operand. Words must have the types that the function was made for.
+    /// must not overlap any operand. Words must have the types that the function was created for.
     pub(super) unsafe fn run(self, level: Level, x: [Source; MAX_OPERANDS], out: *mut u32, len: usize, first: usize) {
         // SAFETY: forwarded; every bit pattern is a word of each of the types.
         unsafe {

@@ -23,7 +23,7 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
         to: 4 * width,
         accumulate: false,
     });
-    // From the state to q, or from q to n.
+    // This matmul computes q from the state, or n from q.
     let of_candidate = products.add(Spec {
         rows: 2 * width..3 * width,
         transposed: true,
@@ -37,8 +37,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
             let own = gates.as_ptr().wrapping_add(sizes.row(t, rows.start, 3).start);
             let all = activations.as_ptr().wrapping_add(sizes.row(t, rows.start, 4).start);
             let (n_block, q_block) = (all.wrapping_add(2 * width), all.wrapping_add(3 * width));
-            // SAFETY: only this task writes these rows of the results, of which it reads its own
-            // earlier values; operands are not written.
+            // SAFETY: only this task writes these rows of the results, and it reads its own earlier values of them.
+            // No task writes operands.
             unsafe {
                 let addend = |start: *const f32, row: usize| Addend { start, row };
                 of_gates.run(rows.len(), state, all, addend(own, 3 * width), scratch);
@@ -79,7 +79,7 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(products.compile(0, body))
 }
 
-/// The matmuls of the backward pass: with the weight's rows for the gates r and z, and with its rows for n.
+/// The matmuls of the backward pass: by the rows of the weight for the gates r and z, and by its rows for n.
 struct Backward {
     of_gates: Product,
     of_candidate: Product,
@@ -96,7 +96,7 @@ impl Backward {
             to: width,
             accumulate: false,
         });
-        // From dq to the state's gradient, or from dn to dq.
+        // This matmul computes the gradient of the state from dq, or dq from dn.
         let of_candidate = products.add(Spec {
             rows: 2 * width..3 * width,
             transposed: false,
@@ -124,10 +124,10 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
     let by = Backward::new(&mut products, cx.attrs().bool("linear_before_reset")?);
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         let count = rows.len();
-        // SAFETY: only this task writes these rows of the results and its scratch, which holds two
-        // states; operands are not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which has the size of two states.
+        // No task writes operands.
         unsafe {
-            // The gradient of the state, from step to step.
+            // The gradient of the state, which each step updates.
             let dh = dh.slice_mut(rows.start * width..rows.end * width);
             let (kept, dq) = (scratch.part(0, count * width), scratch.part(1, count * width));
             dh.fill(0.0);

@@ -29,8 +29,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         for (t, before) in sizes.order() {
             let first = sizes.row(t, rows.start, 4).start;
-            // SAFETY: only this task writes these rows of the results, of which it reads its values
-            // of the previous step; operands are not written.
+            // SAFETY: only this task writes these rows of the results, and it reads its own values of the previous
+            // step. No task writes operands.
             unsafe {
                 let addend = Addend {
                     start: gates.as_ptr().add(first),
@@ -83,8 +83,8 @@ fn by_units(cx: &CompileCx, mut products: Products, parts: Vec<Range<usize>>) ->
     let (count, parts) = (parts.len(), Arc::new((parts, by_block)));
     let body = move |t: usize, before: Option<usize>, part: usize, scratch: &Scratch| {
         let (units, products) = (&parts.0[part], &parts.1[part]);
-        // SAFETY: only this task writes these units of the step. It reads the states of the
-        // previous step, whose phase has ended; operands are not written.
+        // SAFETY: only this task writes these units of the step. It reads the states of the previous step, whose
+        // phase has ended. No task writes operands.
         unsafe {
             for (block, product) in products.iter().enumerate() {
                 let first = sizes.row(t, 0, 4).start + block * width + units.start;
@@ -135,10 +135,10 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
     });
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         let state = rows.start * width..rows.end * width;
-        // SAFETY: only this task writes these rows of the results and its scratch, which holds one
-        // state; operands are not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which has the size of one state.
+        // No task writes operands.
         unsafe {
-            // The gradients of the state, from step to step.
+            // The gradients of the state, which each step updates.
             let (dh, dc) = (dh.slice_mut(state.clone()), dc.slice_mut(state.clone()));
             let kept = scratch.part(0, rows.len() * width);
             dh.fill(0.0);

@@ -1,8 +1,8 @@
 //! Kernels of recurrent layers. Usually, one task computes all steps of some rows of the batch.
 //!
-//! Steps depend on each other, so either tasks divide the batch, or each step is a phase whose tasks divide the hidden
-//! units. Every step multiplies by the recurrent weight, so a phase before them packs it into the panels that matmul
-//! tiles read, once for all steps.
+//! Steps depend on each other. Therefore either tasks divide the batch, or each step is a phase whose tasks divide
+//! the hidden units. Every step multiplies by the recurrent weight. The first phase packs the weight into the panels
+//! that matmul tiles read, once for all steps.
 
 mod gru;
 mod lstm;
@@ -49,18 +49,19 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Minimum batch rows of a task, and maximum number of tasks. Each task reads the whole weight in every step.
+/// Minimum number of batch rows of a task, and maximum number of tasks. Each task reads the whole weight in every
+/// step.
 const LEAST_ROWS: usize = 4;
 const MAX_TASKS: usize = 8;
-/// Minimum multiplications of a step for which tasks divide the hidden units, if the batch is a single task; and
-/// minimum multiplications of each of these tasks.
+/// Minimum number of multiplications of a step for which tasks divide the hidden units, if the batch is a single
+/// task; and minimum number of multiplications of each of these tasks.
 const STEP_PRODUCTS: usize = 1 << 16;
 const PART_PRODUCTS: usize = 1 << 15;
-/// Multiple of the number of hidden units of such a task, so that it has whole panels.
+/// Divisor of the number of hidden units of such a task, so that the task has whole panels.
 const UNITS: usize = 64;
-/// Minimum product of steps and rows of a task that makes packing the weight worthwhile.
+/// Minimum product of steps and rows of a task for which the weight is packed.
 const REUSE: usize = 4;
-/// Floating-point operations per nanosecond that one thread is expected to do, and nanoseconds per element of a state.
+/// Expected number of floating-point operations per nanosecond of one thread, and nanoseconds per element of a state.
 const FLOPS_PER_NANO: u64 = 20;
 const ELEMENT_NANOS: u64 = 3;
 
@@ -70,7 +71,7 @@ struct Sizes {
     steps: usize,
     batch: usize,
     hidden: usize,
-    /// Batch rows of a task.
+    /// Number of batch rows of a task.
     rows: usize,
     reverse: bool,
 }
@@ -94,8 +95,8 @@ impl Sizes {
         self.batch.div_ceil(self.rows)
     }
 
-    /// Returns the hidden units of each task, if tasks divide the hidden units: if the batch is a single task and the
-    /// weight is large. Each step is then a phase.
+    /// Returns the range of hidden units of each task. Returns `None` unless the batch is a single task and the
+    /// weight is large. If tasks divide the hidden units, each step is a phase.
     fn units(&self, weight: usize) -> Option<Vec<Range<usize>>> {
         let products = weight * self.batch;
         if self.tasks() != 1 || products < STEP_PRODUCTS {
@@ -107,7 +108,7 @@ impl Sizes {
         Some((0..self.hidden).step_by(units).map(part).collect())
     }
 
-    /// Returns the rows of the batch that a task computes.
+    /// Returns the range of batch rows that a task computes.
     fn of_task(&self, task: usize) -> Range<usize> {
         task * self.rows..((task + 1) * self.rows).min(self.batch)
     }
@@ -124,15 +125,16 @@ impl Sizes {
         })
     }
 
-    /// Returns the elements of a batch row in a step of a sequence. A row of the sequence is as long as `blocks`
-    /// states.
+    /// Returns the range of elements of a batch row in a step of a sequence. A row of the sequence has the length of
+    /// `blocks` states.
     fn row(&self, step: usize, row: usize, blocks: usize) -> Range<usize> {
         let width = blocks * self.hidden;
         let start = (step * self.batch + row) * width;
         start..start + width
     }
 
-    /// Returns the address of a row's state after a step, or of its initial state if `step` is `None`.
+    /// Returns the address of a row's state after step `step`. If `step` is `None`, returns the address of its
+    /// initial state.
     fn state(&self, after: View<f32>, initial: View<f32>, step: Option<usize>, row: usize) -> *const f32 {
         match step {
             Some(step) => after.as_ptr().wrapping_add(self.row(step, row, 1).start),
@@ -140,14 +142,14 @@ impl Sizes {
         }
     }
 
-    /// Returns the approximate time in nanoseconds.
+    /// Returns the estimated time of the dispatch in nanoseconds.
     fn nanos(&self, weight: usize) -> u64 {
         let rows = (self.steps * self.batch) as u64;
         rows * (2 * weight as u64 / FLOPS_PER_NANO + self.hidden as u64 * ELEMENT_NANOS)
     }
 }
 
-/// Returns `len` elements of a state from an address on.
+/// Returns the `len` elements of a state from address `start` on.
 ///
 /// # Safety
 /// The row must be valid, and must not be written during the borrow.
@@ -156,12 +158,12 @@ unsafe fn row<'a>(start: *const f32, len: usize) -> &'a [f32] {
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// The number of steps of each sequence, and true if it is an `i32`; `None` if all sequences have all steps.
+/// The number of steps of each sequence, and true if these numbers are `i32`. `None` if all sequences have all steps.
 #[derive(Clone, Copy)]
 struct Lengths(Option<(View<u32>, bool)>);
 
 impl Lengths {
-    /// Reads the lengths from the last operand, if it contains integers.
+    /// Reads the lengths from the last operand, if its dtype is an integer.
     fn of(cx: &CompileCx) -> Self {
         let last = cx.call().inputs.len() - 1;
         Lengths(match cx.input_type(last).dtype {
@@ -202,7 +204,7 @@ struct Product {
     panels: Option<usize>,
 }
 
-/// The rows of the weight that a matmul uses, and the layout of its other operands.
+/// The rows of the weight that a matmul uses, and the layout of the matmul's other operands.
 struct Spec {
     rows: Range<usize>,
     transposed: bool,
@@ -230,10 +232,10 @@ impl Packed {
     /// Packs one panel.
     ///
     /// # Safety
-    /// The panel must exist; the weight must not be written, nor the panel accessed by other code, meanwhile.
+    /// The panel must exist. Meanwhile, the weight must not be written, and no other code may access the panel.
     unsafe fn pack(&self, weight: View<f32>, shared: *mut f32, panel: usize) {
         let &Packed { start, k, n, width, .. } = self;
-        // SAFETY: by contract; panels of a matrix and matrices follow each other in the scratch.
+        // SAFETY: by contract. The panels of a matrix are consecutive in the scratch, and so are the matrices.
         let (from, to) = unsafe {
             let to = shared.add(self.at + panel * k * width);
             (
@@ -262,7 +264,7 @@ struct Products {
     weight: View<f32>,
     packed: Vec<Packed>,
     shared: usize,
-    /// Size of the scratch of one matmul, in `f32`s.
+    /// Number of `f32`s of the scratch of one matmul.
     private: usize,
 }
 
@@ -277,7 +279,8 @@ impl Products {
         }
     }
 
-    /// Adds a matmul `[rows, k] x [k, n]` by rows of the weight (`n = hidden`), or by their transpose (`k = hidden`).
+    /// Adds a matmul `[rows, k] x [k, n]` with rows of the weight (`n = hidden`), or with their transpose (`k =
+    /// hidden`).
     fn add(&mut self, spec: Spec) -> Product {
         let sizes = self.sizes;
         let (hidden, rows) = (sizes.hidden, spec.rows.len());
@@ -349,7 +352,7 @@ impl Products {
                 nanos: elements as u64 / 2,
                 body: move |task: usize, cx: &RunCx| {
                     let (packed, panel) = panels[task];
-                    // SAFETY: only this task writes its panel; the weight is an operand.
+                    // SAFETY: only this task writes its panel, and the weight is an operand.
                     unsafe { packed.pack(weight, cx.shared, panel) };
                 },
             }));
@@ -357,8 +360,8 @@ impl Products {
         phases
     }
 
-    /// Compiles the dispatch to a phase that packs panels and a phase for each step, whose tasks are the ranges of
-    /// hidden units in `parts`. The body receives the step, its previous step and the range's index.
+    /// Compiles the dispatch to a phase that packs panels, and a phase for each step. The tasks of a step are the
+    /// `parts` ranges of hidden units. The body receives the step, its previous step and the index of the range.
     fn compile_steps(
         self,
         parts: usize,
@@ -389,9 +392,9 @@ impl Products {
         }
     }
 
-    /// Compiles the dispatch to a phase that packs panels and a phase whose tasks compute all steps of some batch rows.
-    /// `scratch` is the size that a task needs for each of its rows, in addition to the matmuls. The body receives this
-    /// scratch, followed by that of the matmuls.
+    /// Compiles the dispatch to a phase that packs panels, and a phase whose tasks compute all steps of some batch
+    /// rows. `scratch` is the number of `f32`s that a task needs for each of its rows, in addition to the scratch of
+    /// the matmuls. The body receives this scratch, followed by that of the matmuls.
     fn compile(
         self,
         scratch: usize,
@@ -437,10 +440,10 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Returns the `part`-th slice of the task's own scratch. All slices have `len` elements.
+    /// Returns slice `part` of the task's own scratch. All slices have `len` elements.
     ///
     /// # Safety
-    /// The parts must have been requested; no other code may use this one during the borrow.
+    /// The slices must have been requested, and no other code may use this slice during the borrow.
     unsafe fn part<'a>(&self, part: usize, len: usize) -> &'a mut [f32] {
         // SAFETY: by contract.
         unsafe { std::slice::from_raw_parts_mut(self.own.add(part * len), len) }
@@ -448,11 +451,10 @@ impl Scratch {
 }
 
 impl Product {
-    /// Multiplies `rows` rows at `a`, and writes the result to `c`.
+    /// Multiplies the `rows` rows at `a`, and writes the result to `c`.
     ///
     /// # Safety
-    /// As [`Gemm::run_task_on`], for all tasks; the panels must be filled, and the scratch must
-    /// belong to the caller.
+    /// As [`Gemm::run_task_on`], for all tasks. The panels must be filled, and no other code may use the scratch.
     unsafe fn run(&self, rows: usize, a: *const f32, c: *mut f32, addend: Addend, scratch: &Scratch) {
         let gemm = match &self.rest {
             Some(rest) if rest.spec().m == rows => rest,

@@ -30,8 +30,8 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
         for (t, before) in sizes.order() {
             let first = sizes.row(t, rows.start, 1).start;
-            // SAFETY: only this task writes these rows of the result, of which it reads its values
-            // of the previous step; operands are not written.
+            // SAFETY: only this task writes these rows of the result, and it reads its own values of the previous
+            // step. No task writes operands.
             unsafe {
                 let addend = Addend {
                     start: gates.as_ptr().add(first),
@@ -73,10 +73,10 @@ pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {
         accumulate: false,
     });
     let body = move |rows: Range<usize>, _: &RunCx, scratch: &Scratch| {
-        // SAFETY: only this task writes these rows of the results and its scratch, which holds one
-        // state; operands are not written.
+        // SAFETY: only this task writes these rows of the results and its scratch, which has the size of one state.
+        // No task writes operands.
         unsafe {
-            // The state's gradient, from step to step, and a copy of it for the sequences that have ended.
+            // The gradient of the state, which each step updates, and a copy of it for the sequences that have ended.
             let dh = dh.slice_mut(rows.start * width..rows.end * width);
             let kept = scratch.part(0, rows.len() * width);
             dh.fill(0.0);

@@ -10,7 +10,7 @@ type Truth = fn(f64) -> f64;
 /// Type of the conditions on arguments.
 type ArgumentFilter = fn(f32) -> bool;
 
-/// Returns the complementary error function in f64 for `x >= 0`, by the Maclaurin series of erf or the continued
+/// Returns the complementary error function in f64 for `x >= 0`. It uses the Maclaurin series of erf or the continued
 /// fraction of erfc (DLMF 7.6.2 and 7.9.1).
 fn erfc_positive(x: f64) -> f64 {
     let scale = 2.0 / std::f64::consts::PI.sqrt();
@@ -63,8 +63,8 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Returns the error in ulps of the true value (an ulp is at least the smallest subnormal). Above the largest float,
-/// only infinity is correct.
+/// Returns the error in ulps of the correct value. An ulp is at least the smallest subnormal. Above the largest
+/// float, only infinity is correct.
 fn ulps(got: f32, want: f64) -> f64 {
     let nearest = want as f32;
     if nearest.is_infinite() || nearest.is_nan() {
@@ -113,7 +113,7 @@ fn worst(op: Unary, level: Level, x: &[f32], truths: &[f64]) -> f64 {
     worst.0
 }
 
-/// Checks the accuracy of some functions, each with its reference, the condition on arguments, and
+/// Checks the accuracy of some functions. Each case has the function, its reference, a condition on arguments, and
 /// the maximum error in ulps.
 fn check_ulps<const N: usize>(cases: [(Unary, Truth, ArgumentFilter, f64); N]) {
     let dense = dense();
@@ -152,14 +152,14 @@ fn accuracy_of_activations_in_ulps() {
         (Unary::Erf, erf, all, 2.0),
         (Unary::Sigmoid, sigmoid, all, 3.0),
         (Unary::Softplus, softplus, all, 4.0),
-        // Below these arguments the error is bounded absolutely, next test.
+        // For arguments that do not satisfy these conditions, the next test checks an absolute error.
         (Unary::Silu, |x| x * sigmoid(x), |x| x > -87.0, 4.0),
         (Unary::GeluErf, |x| x * normal_cdf(x), |x| x > -12.0, 6.0),
         (Unary::GeluTanh, gelu_tanh, |x| x > -1.0, 6.0),
     ]);
 }
 
-/// Tails that are too small for a relative error bound have an absolute one.
+/// Left tails whose values are too small for a relative error bound have an absolute bound.
 #[test]
 fn accuracy_of_left_tails() {
     let cases: [(Unary, Truth, f64, f64); 3] = [
@@ -209,8 +209,7 @@ fn accuracy_of_pow() {
     let x: Vec<f32> = (0..count)
         .map(|_| f32::from_bits(rng.random_range(0..0x7f80_0000)))
         .collect();
-    // Exponents that put the result anywhere from below the smallest subnormal
-    // to above the largest float.
+    // With these exponents, the results range from below the smallest subnormal to above the largest float.
     let y: Vec<f32> = x
         .iter()
         .map(|x| (rng.random_range(-155.0..135.0) / f64::from(*x).log2()) as f32)

@@ -72,7 +72,7 @@ fn same(a: f32, b: f32) -> bool {
 fn check_unary(op: Unary, cases: &[(f32, f32)]) {
     for level in Level::available() {
         for &(x, want) in cases {
-            // Both the vector body and the remainder of the loop.
+            // The length covers the vectorised loop and its remainder.
             for got in run(op, level, &[x; 37]) {
                 assert!(
                     same(got, want),
@@ -297,8 +297,7 @@ fn special_values_of_binary() {
         },
         same,
     );
-    // The last bit of `f32::powf` is the platform's; zeros, infinities, NaN and
-    // signs have to agree exactly.
+    // The last bit of `f32::powf` depends on the platform. Zeros, infinities, NaN and signs have to agree exactly.
     check_pairs(Binary::Pow, f32::powf, |got, want| {
         same(got, want) || got.is_normal() && (got / want - 1.0).abs() < 3e-7
     });

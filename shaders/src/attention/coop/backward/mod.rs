@@ -1,6 +1,6 @@
-//! Gradients of attention on cooperative matrices, from the saved log-sum-exp values:
-//! `kernels/attention_backward_queries_coop.wgsl`, then `kernels/attention_backward_keys_coop.wgsl`, which reads the maxima that
-//! the first launch writes.
+//! Gradients of attention on cooperative matrices, from the saved log-sum-exp values. The first launch is
+//! `kernels/attention_backward_queries_coop.wgsl`. The second one, `kernels/attention_backward_keys_coop.wgsl`, reads
+//! the maxima that the first launch writes.
 
 use meganeura_core::ops::AttentionDims;
 
@@ -13,11 +13,11 @@ use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Number of matrix tiles along the rows of a workgroup.
 const ROW_TILES: usize = 2;
-/// Possible pairs: number of subgroups side by side along the columns of a product, and number of matrix tiles along
-/// the columns of a step. The first pair that fits is used.
+/// Possible pairs: the number of subgroups along the columns of a matmul, and the number of matrix tiles along the
+/// columns of a step. The first pair that fits is used.
 const SHAPES: [[usize; 2]; 4] = [[2, 4], [2, 2], [1, 4], [1, 2]];
-/// Index of the scratch buffer with the maximum of each tile of queries, as bits. The partial gradients of grouped heads follow
-/// it.
+/// Index of the scratch buffer that contains the maximum of each tile of queries, as bits. The partial gradients of
+/// grouped heads follow it.
 const ROW_MAX: usize = 0;
 
 /// A call whose rows (queries or keys) are cut into tiles.
@@ -25,15 +25,16 @@ const ROW_MAX: usize = 0;
 pub(in super::super) struct Tiling {
     dims: AttentionDims,
     subgroups: Subgroups,
-    /// Operand whose rows are tiled: queries or keys.
+    /// Operand whose rows are cut into tiles: queries or keys.
     side: TiledOperand,
-    /// Number of subgroups side by side along the columns of a product.
+    /// Number of subgroups along the columns of a matmul.
     beside: usize,
     /// Number of matrix tiles along the columns of a step.
     column_tiles: usize,
 }
 
-/// Returns the default tiles of queries and of keys of a call; `None` if single threads are probably faster.
+/// Returns the default tiles of queries and of keys of a call, or `None` if kernels without cooperative matrices are
+/// probably faster.
 pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Option<[Tiling; 2]> {
     if !is_worth(config, &dims) {
         return None;
@@ -84,14 +85,16 @@ pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -
 }
 
 impl Tiling {
-    /// Returns the setting for a schedule: the number of subgroups side by side, and the columns of a step.
+    /// Returns the values of this tiling in a schedule: the number of subgroups along the columns, and the number of
+    /// columns of a step.
     pub(in super::super) fn setting(&self) -> [usize; 2] {
         [self.beside, self.columns()]
     }
 }
 
 impl Tiling {
-    /// Returns the required bytes of shared memory, or `None` if the work cannot be divided evenly among the threads.
+    /// Returns the required number of bytes of shared memory, or `None` if the work cannot be divided evenly among
+    /// the threads.
     fn shared(&self) -> Option<usize> {
         let threads = self.subgroups.threads();
         let bytes =
@@ -104,7 +107,7 @@ impl Tiling {
         is_even.then_some(bytes)
     }
 
-    /// Returns the number of rows of a workgroup: the same number for queries and for keys.
+    /// Returns the number of rows of a workgroup. It is the same for queries and for keys.
     fn rows(&self) -> usize {
         ROW_TILES * self.subgroups.config.tile()
     }
@@ -119,7 +122,7 @@ impl Tiling {
         self.column_tiles * self.subgroups.config.tile()
     }
 
-    /// Returns the number of threads of a row.
+    /// Returns the number of threads that share a row.
     fn across(&self) -> usize {
         self.subgroups.threads() / self.rows()
     }
@@ -132,7 +135,7 @@ impl Tiling {
             .next_multiple_of(self.beside * self.subgroups.config.tile())
     }
 
-    /// Returns the size in shared memory of one operand's columns of a step, in vectors. The rows use the same memory
+    /// Returns the size of one operand's columns of a step in shared memory, in vectors. The rows use the same memory
     /// before the first columns.
     fn piece(&self) -> usize {
         let columns = self.columns().max(self.rows()) * self.subgroups.config.stride(self.width());
@@ -144,7 +147,7 @@ impl Tiling {
         self.rows() * self.subgroups.config.stride(self.columns())
     }
 
-    /// Returns the size in shared memory of operands and weights, in vectors.
+    /// Returns the size of operands and weights in shared memory, in vectors.
     fn pool(&self) -> usize {
         match self.side {
             TiledOperand::Queries => 2 * self.piece(),
@@ -152,12 +155,12 @@ impl Tiling {
         }
     }
 
-    /// Returns the size of one product, or of some columns of one sum, in vectors.
+    /// Returns the size of the result of one matmul, or of some columns of one sum, in vectors.
     fn product(&self) -> usize {
         self.rows() * sums_stride(self.columns().max(self.beside * self.subgroups.config.tile()))
     }
 
-    /// Returns the size of two products, in vectors.
+    /// Returns the size of the results of two matmuls, in vectors.
     fn sums(&self) -> usize {
         2 * self.product()
     }
@@ -170,8 +173,8 @@ impl Tiling {
         }
     }
 
-    /// Returns the number of maxima in shared memory: one for each query and one for all of them, or only one for all
-    /// queries that attend to the keys.
+    /// Returns the number of maxima in shared memory: one for each query and one for all of them if the rows are
+    /// queries, else only one for all queries that attend to the keys.
     fn largest(&self) -> usize {
         match self.side {
             TiledOperand::Queries => self.rows() + 1,

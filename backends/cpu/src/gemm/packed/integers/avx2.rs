@@ -1,5 +1,5 @@
-//! Integer products with AVX2: `vpmaddubsw` adds two products of bytes to a sum of 16 bits, and `vpmaddwd` adds up the
-//! sums.
+//! Integer products with AVX2: `vpmaddubsw` adds pairs of products of bytes to sums of 16 bits, and
+//! `vpmaddwd` adds up these sums.
 
 use std::arch::x86_64::*;
 
@@ -7,11 +7,11 @@ use super::super::MAGNITUDES;
 use super::*;
 use crate::simd::prefetch;
 
-/// The largest integer: its third digit is the largest that fits a byte.
+/// Largest integer: its third digit is the largest value of a signed byte.
 const MAX_INTEGER: f32 = (127 << 14) as f32;
-/// Shuffle controls that permute eight scales into the order of [`Group::scales`].
+/// Shuffle control that permutes eight scales into the order of [`Group::scales`].
 static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
-/// Permutation indices that broadcast element `p` of both halves of a register to its half.
+/// Permutation indices: `SPREAD[p]` broadcasts element `p` of each half of a register to the whole half.
 static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 
 // SAFETY of the loads and intrinsics below: the CPU has AVX2, FMA and F16C, and the pointers are
@@ -25,7 +25,7 @@ static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn round(x: *const f32, k: usize, to: *mut Group) -> bool {
     let mut usable = true;
-    // SAFETY: blocks of the row, and groups for them.
+    // SAFETY: the blocks belong to the row, and the caller provides their groups.
     unsafe {
         for index in 0..groups(k) {
             (*to.add(index)).scales = [0.0; GROUP_BLOCKS];
@@ -41,7 +41,7 @@ pub(super) unsafe fn round(x: *const f32, k: usize, to: *mut Group) -> bool {
     usable
 }
 
-/// Rounds a block of a group. Returns its scale, and whether its numbers can be rounded.
+/// Rounds a block of a group. Returns the scale of the block, and true if its numbers can be rounded.
 ///
 /// # Safety
 ///
@@ -67,7 +67,7 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
         _mm_storeu_si128((&raw mut (*to).offsets[4 * index]).cast(), offsets);
         for digit in 0..DIGITS {
             let last = digit + 1 == DIGITS;
-            // The lowest seven bits as a signed number.
+            // This is the lowest seven bits as a signed number.
             let digits = if last {
                 v
             } else {
@@ -88,8 +88,8 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
     }
 }
 
-/// Returns the bits of the largest magnitude. Non-finite values are larger than all numbers,
-/// because magnitudes are ordered like their bits.
+/// Returns the bits of the largest magnitude. Magnitudes are ordered like their bits, so non-finite values
+/// are larger than all numbers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn largest_magnitude(x: [__m256; 4]) -> i32 {
@@ -124,7 +124,7 @@ pub(super) unsafe fn matvec(x: *const Group, weights: Rows, cols: usize, y: *mut
 ///
 /// # Safety
 ///
-/// As for [`Integers::matvec`], with `N` columns, at most [`ROWS`].
+/// As for [`Integers::matvec`] with `N` columns; `N` is at most [`ROWS`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
@@ -158,8 +158,8 @@ fn add_up(sums: [__m256; ROWS]) -> __m128 {
     _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs))
 }
 
-/// Returns the product of `count` groups of `x` and of one row of weights. The caller adds up the
-/// lanes.
+/// Returns the dot product of `count` groups of `x` with the same groups of one row of weights, as partial
+/// sums in the lanes. The caller adds up the lanes.
 ///
 /// # Safety
 ///
@@ -189,9 +189,9 @@ unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
     _mm256_add_ps(sums[0], sums[1])
 }
 
-/// Multiplies the blocks `first` and, if there is one, `first + 1` of the row `x` by those of some rows of weights, and
-/// adds the products to `sums`. These blocks are after the last whole group of the row. The rows' scales are permuted
-/// into the order of the scales of a group's pairs.
+/// Multiplies block `first` and, if it exists, block `first + 1` of the row `x` by the same blocks of some
+/// rows of weights, and adds the products to `sums`. These blocks follow the last whole group of the row. The
+/// scales of the rows take the positions that the scales of pairs have in a group.
 ///
 /// # Safety
 ///
@@ -229,11 +229,12 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
     }
 }
 
-/// Returns the scales of products: `f16` scales of the weights, in the order [`ORDER`], times the row's `own` scales.
+/// Returns the scales of products: the `f16` scales of the weights, in the order [`ORDER`], times the `own`
+/// scales of the rounded row.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scales_of(f16: __m128i, own: __m256) -> __m256 {
-    // SAFETY: a table of a register's size.
+    // SAFETY: the table has the size of a register.
     let order = unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) };
     _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(f16, order)), own)
 }
@@ -248,7 +249,7 @@ fn add_pair(x: &Group, pair: usize, packed: __m256i, [scales, sum]: [__m256; 2],
     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), mask);
     let mut digits = [_mm256_setzero_si256(); DIGITS];
     for (sums, parts) in digits.iter_mut().zip(&x.digits) {
-        // SAFETY: the pair's parts are as long as a register, and aligned like one.
+        // SAFETY: each part of the pair has the size and the alignment of a register.
         let [first, second] = parts
             .each_ref()
             .map(|part| unsafe { _mm256_load_si256(part.as_ptr().add(pair * BLOCK).cast()) });

@@ -7,7 +7,7 @@ use super::super::kernels::{PANEL_ROWS, UNIT};
 use super::super::panels::{PanelFormat, STEPS, ask_ahead, scales_of};
 use super::*;
 
-/// The largest integer: both of its digits are the largest that a signed byte has.
+/// Largest integer: both of its digits are the largest value of a signed byte.
 const LARGEST: f32 = (127 * 256 + 127) as f32;
 
 impl RoundedKernels {
@@ -28,7 +28,7 @@ impl RoundedKernels {
     }
 }
 
-/// Returns the number of parts of a block with separate scales: 1 or 2.
+/// Returns the number of parts of a block that have separate scales: 1 or 2.
 const fn parts<F: PanelFormat>() -> usize {
     if F::SCALES == 2 && !F::MINIMUM { 2 } else { 1 }
 }
@@ -55,7 +55,7 @@ unsafe fn round<F: PanelFormat>(x: *const f32, [rows, k]: [usize; 2], to: *mut B
     usable
 }
 
-/// Rounds a block. Returns false if its numbers are not finite, too large or too small.
+/// Rounds a block. Returns false if one of its numbers is not finite, too large or too small.
 ///
 /// # Safety
 ///
@@ -66,12 +66,11 @@ unsafe fn round_block<F: PanelFormat>(x: *const f32, to: &mut Block) -> bool {
     // SAFETY: the 32 numbers of the block, and both halves of its digits.
     unsafe {
         let x = [_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(BLOCK / 2))];
-        // Non-finite values are larger than all numbers, because magnitudes are ordered like their
-        // bits.
+        // Magnitudes are ordered like their bits, so non-finite values are larger than all numbers.
         let magnitudes = x.map(|x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
         let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes[0], magnitudes[1]));
         if largest != 0 && !MAGNITUDES.contains(&largest) {
-            // Kernels go over all rows of a tile.
+            // Kernels read all rows of a tile.
             *to = Block::ZERO;
             return false;
         }
@@ -162,8 +161,8 @@ unsafe fn add_block<F: PanelFormat, const M: usize>(
         for part in 0..parts {
             let steps = part * STEPS / parts..(part + 1) * STEPS / parts;
             let mut products = [_mm512_setzero_si512(); M];
-            // Both digits go into one sum: the higher ones come first and are then shifted by their
-            // power.
+            // The products of both digits are added to one sum. After the products of the higher digits, the sum is
+            // shifted by the power of this digit.
             for digit in 0..2 {
                 for step in steps.clone() {
                     let bytes = F::bytes(weights, step);

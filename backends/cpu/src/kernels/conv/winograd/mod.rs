@@ -2,10 +2,11 @@
 //! Algorithms for Convolutional Neural Networks", 2015.
 //!
 //! A tile of 4x4 positions of the result follows from 6x6 positions of an image by 36 products for each pair of
-//! channels, instead of 144 for the sum over taps. With `d` a tile of the image and `g` a kernel, it is
-//! `A^T ((G g G^T) * (B^T d B)) A`, summed over the input channels; for each of the 36 elements that sum is a matmul of
-//! tiles by channels. Kernels are transformed panel by panel while they are packed. They are thus read once, in their
-//! own order, and updated kernels (training) cost no more.
+//! channels, instead of 144 for the sum over taps. Let `d` be a tile of the image and `g` a kernel. Then the result
+//! is `A^T ((G g G^T) * (B^T d B)) A`, summed over the input channels. For each of the 36 elements, this sum is a
+//! matmul of tiles by channels. Kernels are transformed panel by panel while they are packed. They are thus read
+//! once, in the order in which they are stored, and the kernels of a training step, which change at every step, take
+//! no longer.
 
 mod transforms;
 
@@ -23,18 +24,19 @@ use crate::share::share;
 use crate::vmath::Level;
 use transforms::{IN, LANES, OUT, Planes, transform_products, transform_tile, transform_weights};
 
-/// Elements of an image tile. Each of them has a separate matmul.
+/// Number of elements of an image tile. Each of them has a separate matmul.
 const ELEMENTS: usize = IN * IN;
-/// Maximum tiles in a block. Their products with a panel of weights are a quarter of a 1 MiB second-level cache.
-const BLOCK: usize = 56;
-/// Maximum weights of a panel that are in scratch at a time, for each of the [`ELEMENTS`]: another quarter of the
+/// Maximum number of tiles in a block. Their products with a panel of weights fill a quarter of a 1 MiB second-level
 /// cache.
+const BLOCK: usize = 56;
+/// Maximum number of weights of a panel that are in scratch at a time, for each of the [`ELEMENTS`]. They fill
+/// another quarter of the cache.
 const PANEL_LEN: usize = 2048;
 /// Desired number of tasks of a convolution with few tiles.
 const WANTED_TASKS: usize = 8;
 /// Minimum number of blocks for which each task transforms its own tiles.
 const MANY_BLOCKS: usize = 4;
-/// Cost of the transforms, in vector multiplications and additions: of a channel of an image tile, of a channel of a
+/// Costs of the transforms, in vector multiplications and additions: of a channel of an image tile, of a channel of a
 /// result tile, and of a pair of channels (a kernel).
 const INPUT_COST: usize = 170;
 const OUTPUT_COST: usize = 120;
@@ -58,7 +60,7 @@ pub(super) fn applies(d: &Conv2dDims) -> bool {
 #[derive(Clone, Copy)]
 struct Tiles {
     dims: Conv2dDims,
-    /// Rows and columns of tiles in an image.
+    /// Number of rows, and number of columns, of tiles in an image.
     grid: [usize; 2],
 }
 
@@ -74,7 +76,7 @@ impl Tiles {
         self.dims.n * self.grid[0] * self.grid[1]
     }
 
-    /// Returns the image of a tile, and the row and column of its first position in that image's result.
+    /// Returns the image of a tile, and the row and column of the tile's first position in the result of the image.
     fn place(&self, tile: usize) -> (usize, [usize; 2]) {
         let row = tile / self.grid[1];
         (
@@ -83,8 +85,8 @@ impl Tiles {
         )
     }
 
-    /// Returns the index of a tile's first position in the whole result, and how many of the tile's rows and columns
-    /// are inside the image.
+    /// Returns the index of a tile's first position in the whole result, and the number of rows and of columns of the
+    /// tile that are inside the image.
     fn inside(&self, tile: usize) -> (usize, [usize; 2]) {
         let (image, [top, left]) = self.place(tile);
         let [rows, columns] = self.dims.output;
@@ -95,7 +97,7 @@ impl Tiles {
     }
 }
 
-/// Compiles a convolution `y` of `[x, w]` with its epilogue, for sizes that [`applies`] accepts.
+/// Compiles a convolution `y` of `[x, w]` with its epilogue. The sizes must be ones that [`applies`] accepts.
 pub(super) fn convolution(
     level: Level,
     dims: &Conv2dDims,
@@ -134,16 +136,16 @@ pub(super) fn convolution(
     let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
     if shared > 0 {
         let own = convolution.clone();
-        // A task for some tiles, with about the work of some rows of a matmul.
+        // Each task has some tiles, about as much work as some rows of a matmul.
         let tasks = tiles.count().min(WANTED_TASKS);
         phases.push(Box::new(Task {
             tasks,
-            // A fraction of the total that is about the same for all sizes.
+            // For all sizes, this is about the same fraction of the total.
             nanos: nanos / 8,
             body: move |task: usize, cx: &RunCx| {
                 let count = own.tiles.count();
-                // SAFETY: no operand is written by this dispatch; the shared scratch has room for
-                // all tiles, and only this task writes those of its share.
+                // SAFETY: this dispatch does not write any operand. The shared scratch has room for all tiles, and
+                // only this task writes the tiles of its share.
                 unsafe {
                     let all = Planes {
                         start: cx.shared,
@@ -161,9 +163,8 @@ pub(super) fn convolution(
         body: move |task: usize, cx: &RunCx| {
             let count = own.tiles.count();
             let block = share(count, own.blocks, task / own.groups);
-            // SAFETY: as above; private scratch has the size requested below and belongs to the
-            // task. Only this task writes the positions of its tiles and the channels of its panels
-            // of the result.
+            // SAFETY: as above. Private scratch has the size requested below, and only this task uses it. Only this
+            // task writes the positions of its tiles and the channels of its panels of the result.
             unsafe {
                 let transformed = if shared > 0 {
                     let all = Planes {
@@ -194,12 +195,12 @@ struct Winograd {
     level: Level,
     tiles: Tiles,
     multiply: Blocks,
-    /// Output channels of a panel.
+    /// Number of output channels of a panel.
     width: usize,
     /// Number of blocks of tiles, and of groups of panels. A task processes one block with one group.
     blocks: usize,
     groups: usize,
-    /// Input channels that are multiplied at a time.
+    /// Number of input channels that are multiplied at a time.
     chunk: usize,
     x: View<f32>,
     w: View<f32>,
@@ -214,8 +215,8 @@ impl Winograd {
         odd_lines(tiles * self.tiles.dims.c)
     }
 
-    /// Returns the distance between the matrices of a panel of transformed weights. [`Self::products_plane`] is the
-    /// distance for the products with a block of tiles.
+    /// Returns the distance between the matrices of two elements of a transformed panel of weights.
+    /// [`Self::products_plane`] is this distance for the products with a block of tiles.
     fn weights_plane(&self) -> usize {
         odd_lines(self.chunk * self.width)
     }
@@ -224,16 +225,16 @@ impl Winograd {
         odd_lines(BLOCK * self.width)
     }
 
-    /// Returns the size of a task's scratch in `f32`s: weights, products, and the epilogue's scratch.
+    /// Returns the number of `f32`s of a task's scratch: weights, products, and the epilogue's scratch.
     fn scratch(&self) -> usize {
         ELEMENTS * (self.weights_plane() + self.products_plane()) + self.after.scratch()
     }
 
-    /// Transforms tiles to rows of the matrices `to`. The first row is that of tile `first`.
+    /// Transforms tiles to rows of the matrices `to`. Tile `first` has row 0.
     ///
     /// # Safety
-    /// Matrices `to` must have room for the rows, and no other code may access these. The image
-    /// must not be written meanwhile.
+    /// The matrices `to` must have room for the rows, and no other code may access these rows. The image must not be
+    /// written meanwhile.
     unsafe fn transform(&self, tiles: Range<usize>, first: usize, to: Planes) {
         let d = &self.tiles.dims;
         // SAFETY: forwarded.
@@ -250,22 +251,20 @@ impl Winograd {
                     inside.then(|| ((image * d.input[0] + at[0]) * d.input[1] + at[1]) * d.c)
                 })
             });
-            // SAFETY: rows that belong to the caller, by this function's contract.
+            // SAFETY: only the caller uses these rows, by this function's contract.
             unsafe { transform_tile(self.level, x, &places, d.c, to.behind((tile - first) * d.c)) };
         }
     }
 
-    /// Multiplies a block of tiles by a group of panels, and writes the result's positions.
+    /// Multiplies a block of tiles by a group of panels, and writes the positions of the result.
     ///
     /// # Safety
-    /// `tiles` must be those of the block, transformed. No other code may access their positions of
-    /// the result in the group's channels. The scratch must have the size [`Self::scratch`] and
-    /// belong to the caller.
+    /// `tiles` must be the transformed tiles of the block. No other code may access their positions of the result in
+    /// the channels of the group. The scratch must have the size [`Self::scratch`], and no other code may access it.
     unsafe fn multiply(&self, block: Range<usize>, group: usize, tiles: Planes, scratch: *mut f32) {
         let d = &self.tiles.dims;
         let panels = share(d.o.div_ceil(self.width), self.groups, group);
-        // SAFETY: parts of the scratch with the requested lengths; channels and tiles are those of
-        // the operands.
+        // SAFETY: the parts of the scratch have the requested lengths. Channels and tiles are within the operands.
         unsafe {
             let weights = Planes {
                 start: scratch,

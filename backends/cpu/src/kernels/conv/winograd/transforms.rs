@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::simd::prefetch;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
-/// Positions of a tile along an axis: in the result (`OUT`) and in the image (`IN`).
+/// Number of positions of a tile along an axis: in the result (`OUT`) and in the image (`IN`).
 pub(super) const OUT: usize = 4;
 pub(super) const IN: usize = 6;
 /// Number of channels that are transformed together.
@@ -25,7 +25,7 @@ pub(super) struct Planes {
 }
 
 impl Planes {
-    /// Returns the same matrices from an offset on, in `f32`s, that is, from a later tile or channel.
+    /// Returns the same matrices from an offset in `f32`s on, that is, from a later tile or channel on.
     ///
     /// # Safety
     /// The offset must be within each matrix.
@@ -81,8 +81,8 @@ fn across<const M: usize, const N: usize>(columns: &[[Lanes; M]; N], i: usize) -
 }
 
 /// The transform matrices follow from the points 0, A, -A, B, -B and infinity, at which polynomials are multiplied.
-/// With 1 and 2, as in the paper, the largest error is four times that of a sum over taps; with these points it is the
-/// same. Their powers are exact in `f32`.
+/// With the points 1 and 2 of the paper, the largest error is four times as large as that of a sum over taps. With
+/// these points, both errors are equal. The powers of A and B are exact in `f32`.
 const A: f32 = 0.625;
 const B: f32 = 1.5;
 const A2: f32 = A * A;
@@ -143,9 +143,9 @@ fn output_lanes<const FMA: bool>(m: [Lanes; IN]) -> [Lanes; OUT] {
 }
 
 multiversion! {
-    /// Computes `B^T d B` of a tile for all channels, and writes one row of each matrix. For each element of the tile,
-    /// the second argument is the index of `channels` elements of `x`, or `None` in the padding. The caller guarantees
-    /// that indices and matrices are valid.
+    /// Computes `B^T d B` of a tile for all channels, and writes one row of each matrix. For each element of the
+    /// tile, `places` contains the index of `channels` elements of `x`, or `None` in the padding. The caller
+    /// guarantees that indices and matrices are valid.
     pub(super) fn transform_tile(x: &[f32], places: &[[Option<usize>; IN]; IN], channels: usize, to: Planes)
         = transform_tile_body;
 }
@@ -165,7 +165,7 @@ fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]
         }
         for i in 0..IN {
             for (j, lanes) in input_lanes::<FMA>(across(&columns, i)).iter().enumerate() {
-                // SAFETY: a row has room for all channels, by the caller's guarantee.
+                // SAFETY: a row has room for all channels; the caller guarantees this.
                 unsafe { to.write([i, j], first, lanes) };
             }
         }
@@ -173,9 +173,9 @@ fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]
 }
 
 multiversion! {
-    /// Computes `G g G^T` of the kernels of some channels `[inputs, outputs]` of weights `[3, 3, inputs, outputs]`.
-    /// Writes a row of `width` elements to each matrix for each input channel, with zeros after the last output
-    /// channel. The caller guarantees that the matrices are valid.
+    /// Computes `G g G^T` of the kernels of some input and output channels. The weights `w` are `[3, 3, inputs,
+    /// outputs]`. Writes a row of `width` elements to each matrix for each input channel, with zeros after the last
+    /// output channel. The caller guarantees that the matrices are valid.
     pub(super) fn transform_weights(
         w: &[f32],
         sizes: [usize; 2],
@@ -197,7 +197,7 @@ fn transform_weights_body<const FMA: bool>(
 ) {
     assert!(w.len() == 9 * inputs * outputs && channels.end <= inputs && columns.end <= outputs);
     for (row, channel) in channels.enumerate() {
-        // The hardware cannot predict nine rows that are far apart from each other.
+        // The nine rows are far apart from each other, so the hardware prefetcher cannot predict them.
         let ahead = (channel + AHEAD).min(inputs - 1);
         for tap in 0..9 {
             let at = (tap * inputs + ahead) * outputs + columns.start;
@@ -216,8 +216,8 @@ fn transform_weights_body<const FMA: bool>(
             }
             for i in 0..IN {
                 for (j, lanes) in weight_lanes::<FMA>(across(&taps, i)).iter().enumerate() {
-                    // SAFETY: there is room for a row of `width` for each of the channels, by the
-                    // caller's guarantee.
+                    // SAFETY: there is room for a row of `width` elements for each of the channels; the caller
+                    // guarantees this.
                     unsafe { to.write([i, j], row * width + first, lanes) };
                 }
             }
@@ -227,8 +227,8 @@ fn transform_weights_body<const FMA: bool>(
 
 multiversion! {
     /// Computes `A^T m A` of the products of a tile with `channels` output channels. Only `size` rows and columns of
-    /// the tile are inside the result; they are `steps` apart. The caller guarantees that products and positions are
-    /// valid.
+    /// the tile are inside the result; `steps` are the distances between them. The caller guarantees that products
+    /// and positions are valid.
     pub(super) fn transform_products(
         from: Planes,
         channels: usize,
@@ -251,8 +251,7 @@ fn transform_products_body<const FMA: bool>(
         for (j, column) in columns.iter_mut().enumerate() {
             let mut elements = [[0.0; LANES]; IN];
             for (i, lanes) in elements.iter_mut().enumerate() {
-                // SAFETY: a row has the products of all channels, a multiple of LANES, by the
-                // caller's guarantee.
+                // SAFETY: a row has the products of all channels, a multiple of LANES; the caller guarantees this.
                 *lanes = unsafe { from.read([i, j], first) };
             }
             *column = output_lanes::<FMA>(elements);
@@ -260,7 +259,7 @@ fn transform_products_body<const FMA: bool>(
         for i in 0..size[0] {
             let row = output_lanes::<FMA>(across(&columns, i));
             for (j, lanes) in row.iter().enumerate().take(size[1]) {
-                // SAFETY: positions of this size belong to the caller, by its guarantee.
+                // SAFETY: the caller guarantees that only it accesses `size` positions of the result.
                 unsafe {
                     to.add(i * steps[0] + j * steps[1] + first)
                         .cast::<Lanes>()
