@@ -26,6 +26,10 @@ pub(crate) const TRIAL_TIMES: [Duration; GRAMMARS.len() + 1] = [
     Duration::from_secs(10),
 ];
 
+/// Maximum number of grammars of each size that are tried at the same time, so that one that never ends delays others little. The
+/// processes have a low priority.
+const TRIALS: usize = 4;
+
 /// Reason why a request was not prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPrepared {
@@ -67,7 +71,9 @@ pub(crate) struct GrammarRoom {
 pub(crate) struct Preparation {
     small_texts: Pool,
     large_texts: Pool,
-    /// Pools for small, medium and large grammars.
+    /// Pools for trials of small, medium and large grammars in other processes.
+    trials: [Pool; GRAMMARS.len() + 1],
+    /// Pools that compile small, medium and large grammars.
     grammars: [Pool; GRAMMARS.len() + 1],
     /// Room for the compiled grammars of each pool, which take tens of megabytes each. Requests beyond it wait uncompiled.
     rooms: [Arc<Semaphore>; GRAMMARS.len() + 1],
@@ -126,7 +132,7 @@ impl Preparation {
     /// Returns the number of threads that all kinds of work need together.
     pub(crate) fn threads() -> usize {
         // One more for the runtime itself.
-        2 * TEXTS + (GRAMMARS.len() + 1) * grammar_threads() + 1
+        2 * TEXTS + (GRAMMARS.len() + 1) * (TRIALS + grammar_threads()) + 1
     }
 
     /// Creates the pools. In each of them, at most `limit` requests wait. `sequences` is the maximum number that the engine runs at
@@ -144,6 +150,7 @@ impl Preparation {
         Preparation {
             small_texts: pool(TEXTS),
             large_texts: pool(TEXTS),
+            trials: std::array::from_fn(|_| pool(TRIALS)),
             grammars: std::array::from_fn(|_| pool(grammar_threads())),
             rooms: std::array::from_fn(|_| Arc::new(Semaphore::new(sequences.clamp(1, Semaphore::MAX_PERMITS)))),
         }
@@ -162,6 +169,18 @@ impl Preparation {
             &self.large_texts
         };
         let permit = pool.permit(deadline, bytes).await?;
+        run(permit, deadline, work).await
+    }
+
+    /// Runs `work`, which tries a schema or grammar of this size (0 to 2) and cost in another process.
+    pub(crate) async fn trial<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        size: usize,
+        cost: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NotPrepared> {
+        let permit = self.trials[size].permit(deadline, cost).await?;
         run(permit, deadline, work).await
     }
 

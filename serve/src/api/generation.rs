@@ -31,6 +31,8 @@ pub(crate) struct Generation {
     latest: Option<Instant>,
     /// Number of choices for each prompt.
     per_prompt: usize,
+    /// True if the log-probabilities of prompts are requested.
+    scores_prompts: bool,
     pub(crate) usage: Usage,
 }
 
@@ -57,6 +59,8 @@ pub(crate) struct Piece {
     pub(crate) chosen: Option<ChosenToken>,
     /// Prompt tokens with log-probabilities, from the second token on.
     pub(crate) scored: Vec<ChosenToken>,
+    /// True if the prompt was scored now. A prompt of one token has no scores.
+    pub(crate) is_scored: bool,
     /// `finish_reason` if the choice has ended: `stop` or `length`.
     pub(crate) finish: Option<&'static str>,
 }
@@ -111,16 +115,22 @@ impl App {
         // The cost is an estimate: a grammar that takes longer continues as one of the next size.
         let first = size_of_grammar(cost);
         for (size, limit) in TRIAL_TIMES.into_iter().enumerate().skip(first) {
-            let (app, grammar) = (self.clone(), grammar.clone());
-            let work = move || app.grammars.compile(&grammar.unpacked(), limit);
+            let (app, tried) = (self.clone(), grammar.clone());
+            let work = move || app.grammars.try_out(&tried.unpacked(), limit);
+            let tried = self.site.preparation.trial(deadline, size, cost, work).await;
+            let is_quick = tried.map_err(|e| self.site.not_prepared(e))?;
+            if !is_quick.map_err(|e| ApiError::of_request(&e))? {
+                continue;
+            }
+            let app = self.clone();
+            let work = move || app.grammars.compile(&grammar.unpacked());
             let compiled = self.site.preparation.grammar(deadline, size, cost, work);
             let (compiled, room) = compiled.await.map_err(|e| match e {
                 NotPrepared::TimedOut if Instant::now() < deadline => too_slow(GRAMMAR_TIMEOUT),
                 other => self.site.not_prepared(other),
             })?;
-            if let Some(compiled) = compiled.map_err(|e| ApiError::of_request(&e))? {
-                return Ok((compiled, Arc::new(room)));
-            }
+            let compiled = compiled.map_err(|e| ApiError::of_request(&e))?;
+            return Ok((compiled, Arc::new(room)));
         }
         Err(too_slow(TRIAL_TIMES[TRIAL_TIMES.len() - 1]))
     }
@@ -236,6 +246,7 @@ impl Generation {
             started,
             latest: None,
             per_prompt: options.count,
+            scores_prompts: options.prompt_logprobs.is_some(),
             usage,
         })
     }
@@ -276,6 +287,7 @@ impl Generation {
                         self.usage.cached += cached;
                     }
                     piece.scored = scored;
+                    piece.is_scored = self.scores_prompts;
                 }
                 Progress::Token(chosen) => {
                     let added = text.push(chosen.token).map_err(internal)?;

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use meganeura_core::{Error, Result};
 use serde_json::Value;
 
-use super::cost;
 use super::merged::Merger;
+use super::numbers::{Bounds, Multiples};
+use super::{Grammar, cost};
 
 /// Maximum number of values of a schema: objects, lists, texts, numbers.
 const MAX_VALUES: usize = 20_000;
@@ -24,9 +25,6 @@ const MAX_PATTERN_PROPERTIES: usize = 32;
 const MAX_INTERSECTIONS: usize = 8;
 /// Maximum value of keywords such as `minItems`, whose repetitions the compiler unrolls.
 const MAX_REPETITION: u64 = 10_000;
-/// Maximum sum of all `multipleOf` values, taken as integers without the decimal point: the compiler creates a state
-/// for each remainder. Also the maximum least common multiple of the values that apply to one number.
-const MAX_MULTIPLE: u64 = 10_000;
 /// Maximum length of a regular expression, in bytes.
 const MAX_PATTERN: usize = 4_096;
 /// Maximum size of all patterns of a schema, or of a grammar, after repetitions and terminals are expanded. The
@@ -56,6 +54,20 @@ pub(super) fn too_large(what: String) -> Error {
     )
 }
 
+/// Checks a schema or grammar.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with the limit that it exceeds.
+pub(super) fn grammar(grammar: &Grammar) -> Result<()> {
+    match grammar {
+        Grammar::Object => Ok(()),
+        Grammar::Schema(value) => schema(value).map(drop),
+        Grammar::Lark(text) => lark(text),
+        Grammar::Regex(text) => regex(text),
+        Grammar::Choice(texts) => choice(texts),
+    }
+}
+
 /// Checks a JSON schema. Returns an estimate of the time to merge its parts, in units of 0.6 us.
 ///
 /// # Errors
@@ -68,6 +80,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
     let (mut values, mut references, mut patterns) = (0_usize, 0_usize, 0_usize);
     let (mut texts, mut branches) = (0_usize, 0_usize);
     let mut multiples = Multiples::default();
+    let mut bounds = Bounds::default();
     let mut merged = Merger::new(schema);
     let mut expanded = 0_u64;
     let mut combines = false;
@@ -107,6 +120,8 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                 texts += usize::from(fields.contains_key("pattern") || fields.contains_key("format"));
                 branches += fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
                 multiples.add(fields)?;
+                bounds.add(fields);
+                check_reference(fields)?;
                 objects.push(value);
                 if !std::ptr::eq(value, root) && has_options(fields) {
                     let message = "x-guidance is supported only at the top of a schema";
@@ -150,6 +165,9 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
         }
     }
     multiples.check()?;
+    if combines {
+        bounds.check()?;
+    }
     // The merger recurses, so the limits above must hold first.
     objects.into_iter().try_for_each(|object| merged.check(object))?;
     // The compiler compiles the target of a reference once, unless it has to combine it with other schemas, or builds a list item
@@ -204,78 +222,16 @@ fn is_exact(number: &serde_json::Number) -> bool {
     }
 }
 
-/// Values of `multipleOf` in a schema.
-#[derive(Default)]
-struct Multiples {
-    /// Each value as an integer without the decimal point, and its number of decimals.
-    found: Vec<(u64, u32)>,
-    /// Sum of the integers.
-    sum: u64,
-    /// True if several of the values may apply to one number.
-    are_combined: bool,
-}
-
-impl Multiples {
-    fn add(&mut self, fields: &serde_json::Map<String, Value>) -> Result<()> {
-        let combining = ["allOf", "anyOf", "oneOf", "$ref"];
-        self.are_combined |= combining.iter().any(|name| fields.contains_key(*name));
-        let Some(Value::Number(number)) = fields.get("multipleOf") else {
-            return Ok(());
-        };
-        let too_fine = || {
-            too_large(format!(
-                "expected multipleOf of at most {MAX_MULTIPLE}, as an integer of all its digits, found {number}"
-            ))
-        };
-        // The compiler ignores the sign.
-        let value = number
-            .as_f64()
-            .map(f64::abs)
-            .filter(|value| *value > 0.0)
-            .unwrap_or(1.0);
-        // Nine decimal places are the most that the compiler supports.
-        let places = (0..=9).find(|&places| {
-            let scaled = value * 10_f64.powi(places);
-            (scaled - scaled.round()).abs() <= 1e-9 * scaled
-        });
-        let places = places.ok_or_else(too_fine)?;
-        let scaled = (value * 10_f64.powi(places)).round();
-        if scaled > MAX_MULTIPLE as f64 {
-            return Err(too_fine());
-        }
-        self.sum += scaled as u64;
-        if self.sum > MAX_MULTIPLE {
-            return Err(too_large(format!(
-                "expected all values of multipleOf to be at most {MAX_MULTIPLE} together, as integers of all their digits"
-            )));
-        }
-        self.found.push((scaled as u64, places as u32));
-        Ok(())
+/// Refuses references that the compiler resolves differently from RFC 6901: it decodes no `~0` and `~1`, and takes `+1` as an index.
+fn check_reference(fields: &serde_json::Map<String, Value>) -> Result<()> {
+    let reference = fields.get("$ref").and_then(Value::as_str).unwrap_or_default();
+    if reference.contains('~') || reference.contains("/+") {
+        return Err(Error::misuse(
+            "references with '~' or '+' are not supported",
+            "use names without '~', '/' and '+' in $defs",
+        ));
     }
-
-    /// Checks the least common multiple of all values, if they are combined.
-    fn check(&self) -> Result<()> {
-        if !self.are_combined || self.found.len() < 2 {
-            return Ok(());
-        }
-        let places = self.found.iter().map(|(_, places)| *places).max().unwrap_or(0);
-        let mut multiple = 1_u64;
-        for (value, own) in &self.found {
-            let value = value * 10_u64.pow(places - own);
-            // Stays below 10^4 * 10^4 * 10^9 = 10^17, which u64 holds.
-            multiple = multiple / gcd(multiple, value) * value;
-            if multiple > MAX_MULTIPLE {
-                return Err(too_large(format!(
-                    "expected values of multipleOf with a least common multiple of at most {MAX_MULTIPLE} where schemas are combined"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
+    Ok(())
 }
 
 /// Returns true if a schema sets options of the compiler (`x-guidance`). A property with this name is not an option.
@@ -466,6 +422,42 @@ mod tests {
         }
         assert!(schema(&json!({"properties": {"pattern": {"type": "string", "maxLength": 100}}})).is_ok());
         assert!(schema(&json!(true)).is_ok());
+    }
+
+    #[test]
+    fn references_and_bounds_that_the_compiler_misreads_are_errors() {
+        let nested =
+            |low: Value, high: Value| json!({"allOf": [{"properties": {"a": low}}, {"properties": {"a": high}}]});
+        for (wrong, said) in [
+            (json!({"$defs": {"a/b": {}}, "$ref": "#/$defs/a~1b"}), "references"),
+            (json!({"$defs": [{}, {}], "$ref": "#/$defs/+1"}), "references"),
+            (
+                nested(json!({"exclusiveMinimum": 1}), json!({"maximum": 1.5})),
+                "exclusive",
+            ),
+            (
+                nested(json!({"minimum": 0.5}), json!({"exclusiveMaximum": 1})),
+                "exclusive",
+            ),
+            (
+                json!({"items": {"exclusiveMinimum": 1}, "anyOf": [{"items": {"maximum": 2}}]}),
+                "exclusive",
+            ),
+        ] {
+            let error = schema(&wrong).expect_err("not supported").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        for right in [
+            nested(json!({"exclusiveMinimum": 1}), json!({"maximum": 3})),
+            nested(json!({"exclusiveMinimum": 0}), json!({"minimum": 0})),
+            nested(
+                json!({"type": "integer", "exclusiveMinimum": 1}),
+                json!({"maximum": 1.5}),
+            ),
+            json!({"properties": {"a": {"exclusiveMinimum": 1}, "b": {"maximum": 1.5}}}),
+        ] {
+            assert!(schema(&right).is_ok(), "{right}");
+        }
     }
 
     #[test]

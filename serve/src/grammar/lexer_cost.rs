@@ -9,7 +9,6 @@ use std::collections::{HashMap, HashSet};
 use llguidance::derivre::ExprRef;
 use llguidance::derivre::raw::ExprSet;
 use llguidance::earley::lexerspec::LexerSpec;
-use meganeura_core::{Error, Result};
 
 /// Maximum number of alternatives in all derivatives, summed over the classes of bytes. Each takes about 50 bytes.
 const MAX_ALTERNATIVES: u64 = 4_000_000;
@@ -17,16 +16,13 @@ const MAX_ALTERNATIVES: u64 = 4_000_000;
 /// Checks the number of alternatives of the first derivatives of all expressions of a grammar.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] if they exceed the limit.
-pub(super) fn check(spec: &LexerSpec) -> Result<()> {
+/// A message if they exceed the limit.
+pub(super) fn check(spec: &LexerSpec) -> Result<(), String> {
     let count = alternatives(spec.regex_builder.exprset());
     if count > MAX_ALTERNATIVES {
-        return Err(Error::misuse(
-            format!(
-                "the schema or grammar is too large: expected at most {MAX_ALTERNATIVES} alternatives after the first character of \
-                 its patterns, found {count}"
-            ),
-            "use fewer optional parts and classes in sequence",
+        return Err(format!(
+            "it is too large: expected at most {MAX_ALTERNATIVES} alternatives after the first character of its patterns, found \
+             {count}; use fewer optional parts and classes in sequence"
         ));
     }
     Ok(())

@@ -5,6 +5,7 @@ mod cost;
 mod lexer_cost;
 mod masks;
 mod merged;
+mod numbers;
 mod trial;
 
 use std::path::PathBuf;
@@ -24,8 +25,8 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::preparation::GrammarRoom;
-use trial::Trials;
 pub use trial::check_grammars;
+use trial::{TrialTokens, Trials};
 
 /// Constraint on the form of the output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,13 +120,23 @@ impl Grammars {
         pool: MaskPool,
         checker: Option<PathBuf>,
     ) -> Self {
+        let special = tokenizer.token_bytes().into_iter().map(|token| match token {
+            special @ TokenBytes::Special(_) => word(special),
+            TokenBytes::None | TokenBytes::Text(_) => Vec::new(),
+        });
+        let special: Vec<(u32, Vec<u8>)> = (0..).zip(special).filter(|(_, word)| !word.is_empty()).collect();
+        let tokens = TrialTokens {
+            count: special.last().map_or(0, |(last, _)| *last as usize + 1).max(vocab),
+            special,
+            end: ends.first().copied().unwrap_or_default(),
+        };
         Grammars {
             pool: Arc::new(pool),
             tokenizer,
             vocab,
             ends: ends.into(),
             factory: OnceLock::new(),
-            trials: Trials::new(checker),
+            trials: Trials::new(checker, &tokens),
         }
     }
 
@@ -134,26 +145,29 @@ impl Grammars {
         CountedGrammar::new(self.pool.clone())
     }
 
-    /// Compiles a grammar, first in another process. Returns `None` if it takes longer than `limit` there. The first one also
-    /// creates the table of tokens.
+    /// Compiles a grammar in another process. Returns false if it takes longer than `limit` there.
+    ///
+    /// # Errors
+    /// The errors of [`Grammars::compile`].
+    pub(crate) fn try_out(&self, grammar: &Grammar, limit: Duration) -> Result<bool> {
+        if *grammar == Grammar::Object {
+            return Ok(true);
+        }
+        on_large_stack(|| check::grammar(grammar))?;
+        self.trials.check(grammar, limit)
+    }
+
+    /// Compiles a grammar that [`Grammars::try_out`] accepted. The first one also creates the table of tokens.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] with what is wrong with the schema or grammar, or the limit that it exceeds; a model whose tokens
     /// are no text.
-    pub(crate) fn compile(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
-        on_large_stack(|| self.compile_here(grammar, limit))
+    pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
+        on_large_stack(|| self.compile_here(grammar))
     }
 
-    fn compile_here(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
-        match grammar {
-            Grammar::Object => {}
-            Grammar::Schema(schema) => {
-                check::schema(schema)?;
-            }
-            Grammar::Lark(text) => check::lark(text)?,
-            Grammar::Regex(text) => check::regex(text)?,
-            Grammar::Choice(texts) => check::choice(texts)?,
-        }
+    fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
+        check::grammar(grammar)?;
         let factory = self.factory.get_or_init(|| self.make());
         let factory = factory.as_ref().map_err(|message| {
             Error::misuse(
@@ -161,15 +175,12 @@ impl Grammars {
                 "leave response_format, grammar and required tools out",
             )
         })?;
-        if *grammar != Grammar::Object && !self.trials.check(grammar, limit)? {
-            return Ok(None);
-        }
-        Ok(Some(Compiled {
-            matcher: compile(factory, grammar)?,
+        Ok(Compiled {
+            matcher: compile(factory, grammar).map_err(|error| refused(&error))?,
             pool: self.pool.clone(),
             spent: MaskTime::default(),
             ends: self.ends.clone(),
-        }))
+        })
     }
 
     fn make(&self) -> std::result::Result<ParserFactory, String> {
@@ -204,8 +215,20 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
     })
 }
 
-/// Compiles a grammar that is within the limits of [`check`].
-fn compile(factory: &ParserFactory, grammar: &Grammar) -> Result<Matcher> {
+/// Returns the error of a schema or grammar that the compiler refuses.
+fn refused(error: &str) -> Error {
+    let error = match error.strip_prefix("panic") {
+        Some(_) => "the compiler failed on it".to_owned(),
+        None => error.chars().take(300).collect(),
+    };
+    Error::misuse(
+        format!("the schema or grammar cannot be used: {error}"),
+        "see https://github.com/guidance-ai/llguidance for what is supported",
+    )
+}
+
+/// Compiles a grammar that is within the limits of [`check`]. Errors are messages of the compiler; see [`refused`].
+fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<Matcher, String> {
     let top = match grammar {
         Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
         Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
@@ -218,23 +241,13 @@ fn compile(factory: &ParserFactory, grammar: &Grammar) -> Result<Matcher> {
             TopLevelGrammar::from_lark(format!("start: {}", literals.join(" | ")))
         }
     };
-    let refused = |error: &str| {
-        let error = match error.strip_prefix("panic") {
-            Some(_) => "the compiler failed on it".to_owned(),
-            None => error.chars().take(300).collect(),
-        };
-        Error::misuse(
-            format!("the schema or grammar cannot be used: {error}"),
-            "see https://github.com/guidance-ai/llguidance for what is supported",
-        )
-    };
     let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
-    let (rules, lexer) = read.map_err(|e| refused(&e.to_string()))?;
-    lexer_cost::check(&lexer)?;
+    let (rules, lexer) = read.map_err(|e| e.to_string())?;
+    lexer_cost::check(&lexer).map_err(|e| e.to_string())?;
     let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
     let matcher = Matcher::new(parser);
     match matcher.get_error() {
-        Some(error) => Err(refused(&error)),
+        Some(error) => Err(error),
         None => Ok(matcher),
     }
 }

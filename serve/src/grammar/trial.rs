@@ -9,15 +9,16 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use llguidance::ParserFactory;
 use meganeura_core::{Error, Result};
+use serde::{Deserialize, Serialize};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::check::too_large;
-use super::{Grammar, STACK, compile, on_large_stack};
+use super::{Grammar, STACK, compile, factory, on_large_stack, refused};
 
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
@@ -29,10 +30,55 @@ const MAX_PASSED: usize = 4096;
 /// Argument of the program that runs trials.
 pub(crate) const COMMAND: &str = "check-grammars";
 
+/// The tokens of a model, as far as grammars can name them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct TrialTokens {
+    /// Number of tokens.
+    pub(super) count: usize,
+    /// Special tokens: identifier and word, as in the compiler's table.
+    pub(super) special: Vec<(u32, Vec<u8>)>,
+    /// Token that ends a text.
+    pub(super) end: u32,
+}
+
+/// A grammar as a line of the input of a process.
+#[derive(Debug, Serialize, Deserialize)]
+enum TrialGrammar {
+    /// Text of a JSON schema. As a part of the line, it would be nested more deeply than in its request.
+    Schema(String),
+    Other(Grammar),
+}
+
+impl From<&Grammar> for TrialGrammar {
+    fn from(grammar: &Grammar) -> Self {
+        match grammar {
+            Grammar::Schema(schema) => TrialGrammar::Schema(schema.to_string()),
+            other => TrialGrammar::Other(other.clone()),
+        }
+    }
+}
+
+impl TrialGrammar {
+    fn grammar(self) -> serde_json::Result<Grammar> {
+        Ok(match self {
+            TrialGrammar::Schema(text) => Grammar::Schema(serde_json::from_str(&text)?),
+            TrialGrammar::Other(grammar) => grammar,
+        })
+    }
+}
+
+/// Result of a trial that ended: the error of the compiler, if any.
+#[derive(Debug, Serialize, Deserialize)]
+struct Outcome {
+    error: Option<String>,
+}
+
 /// The trials of a server.
 pub(super) struct Trials {
     /// Program that runs trials; `None` skips them.
     program: Option<PathBuf>,
+    /// First line of the input of each process: [`TrialTokens`] as JSON.
+    tokens: String,
     /// Processes without a trial.
     idle: Mutex<Vec<TrialProcess>>,
     /// Hashes of texts whose trial succeeded.
@@ -40,18 +86,28 @@ pub(super) struct Trials {
     hasher: RandomState,
 }
 
+/// Reason why a trial did not succeed, except for its time.
+#[derive(Debug, PartialEq, Eq)]
+enum TrialError {
+    /// The error of the compiler.
+    Refused(String),
+    /// The process ended.
+    Ended,
+}
+
 /// A process that runs trials. It is killed on drop.
 struct TrialProcess {
     child: Child,
     requests: BufWriter<ChildStdin>,
-    /// Receives a value after each trial.
-    replies: Receiver<()>,
+    /// Receives the result of each trial.
+    replies: Receiver<Outcome>,
 }
 
 impl Trials {
-    pub(super) fn new(program: Option<PathBuf>) -> Self {
+    pub(super) fn new(program: Option<PathBuf>, tokens: &TrialTokens) -> Self {
         Trials {
             program,
+            tokens: serde_json::to_string(tokens).unwrap_or_default(),
             idle: Mutex::default(),
             passed: Mutex::default(),
             hasher: RandomState::new(),
@@ -61,29 +117,44 @@ impl Trials {
     /// Compiles a grammar in another process, unless that was done before. Returns false if it takes longer than `limit`.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] if the process exceeds its limit of memory or dies; [`Error::HostMemory`] if no process can be started.
-    /// An error in the grammar is none of the trial: this process reports it.
+    /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds its limit of memory or dies;
+    /// [`Error::HostMemory`] if no process can be started.
     pub(super) fn check(&self, grammar: &Grammar, limit: Duration) -> Result<bool> {
         let Some(program) = &self.program else { return Ok(true) };
-        let text = serde_json::to_string(grammar).map_err(|e| Error::misuse(e.to_string(), ""))?;
+        let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let hash = self.hasher.hash_one(&text);
         if lock(&self.passed).contains(&hash) {
             return Ok(true);
         }
-        let idle = lock(&self.idle).pop();
-        let mut process = match idle {
-            Some(process) => process,
-            None => TrialProcess::start(program).map_err(|e| {
+        let start = || {
+            TrialProcess::start(program, &self.tokens).map_err(|e| {
                 log::warn!("the process that checks grammars cannot be started: {e}");
                 Error::HostMemory {
                     what: "a process that checks the grammar".into(),
                     bytes: MAX_MEMORY as usize,
                 }
-            })?,
+            })
         };
+        let idle = lock(&self.idle).pop();
+        let is_new = idle.is_none();
+        let mut process = idle.map_or_else(start, Ok)?;
         let begun = Instant::now();
-        if !process.run(&text, limit)? {
-            return Ok(false);
+        let mut is_done = process.run(&text, limit);
+        if !is_new && is_done == Err(TrialError::Ended) {
+            // It may have ended while it was idle.
+            process = start()?;
+            is_done = process.run(&text, limit);
+        }
+        match is_done {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(TrialError::Refused(error)) => return Err(refused(&error)),
+            Err(TrialError::Ended) => {
+                let limit = MAX_MEMORY >> 20;
+                return Err(too_large(format!(
+                    "compiling it takes more than {limit} MiB of memory, or its process was ended"
+                )));
+            }
         }
         if begun.elapsed() < LONG {
             lock(&self.idle).push(process);
@@ -98,7 +169,7 @@ impl Trials {
 }
 
 impl TrialProcess {
-    fn start(program: &Path) -> std::io::Result<Self> {
+    fn start(program: &Path, tokens: &str) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.arg(COMMAND);
         // Settings of this process, such as traces, are not for the other one.
@@ -117,8 +188,11 @@ impl TrialProcess {
         };
         let (sender, replies) = channel();
         let listen = move || {
-            for _ in BufReader::new(output).lines().map_while(std::io::Result::ok) {
-                if sender.send(()).is_err() {
+            for line in BufReader::new(output).lines().map_while(std::io::Result::ok) {
+                let Ok(outcome) = serde_json::from_str(&line) else {
+                    break;
+                };
+                if sender.send(outcome).is_err() {
                     break;
                 }
             }
@@ -129,25 +203,25 @@ impl TrialProcess {
             let _ = child.wait();
             return Err(error);
         }
-        Ok(TrialProcess {
+        let mut process = TrialProcess {
             child,
             requests: BufWriter::new(requests),
             replies,
-        })
+        };
+        writeln!(process.requests, "{tokens}")?;
+        Ok(process)
     }
 
     /// Compiles a grammar, given as JSON. Returns false if it takes longer than `limit`.
-    fn run(&mut self, text: &str, limit: Duration) -> Result<bool> {
+    fn run(&mut self, text: &str, limit: Duration) -> std::result::Result<bool, TrialError> {
         let sent = writeln!(self.requests, "{text}").and_then(|()| self.requests.flush());
         match sent.map_or(Err(RecvTimeoutError::Disconnected), |()| {
             self.replies.recv_timeout(limit)
         }) {
-            Ok(()) => Ok(true),
+            Ok(Outcome { error: None }) => Ok(true),
+            Ok(Outcome { error: Some(error) }) => Err(TrialError::Refused(error)),
             Err(RecvTimeoutError::Timeout) => Ok(false),
-            Err(RecvTimeoutError::Disconnected) => {
-                let limit = MAX_MEMORY >> 20;
-                Err(too_large(format!("compiling it takes more than {limit} MiB of memory")))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(TrialError::Ended),
         }
     }
 }
@@ -164,20 +238,36 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the trials of a server: compiles each grammar of the input, a line of JSON each, and prints a line after it. It returns at
-/// the end of the input.
+/// Runs the trials of a server: reads its tokens and then grammars, a line of JSON each, compiles each grammar, and prints a line of
+/// JSON with the result. It returns at the end of the input, even if another thread still compiles: the process should then end.
 ///
 /// # Errors
-/// Errors of the input and output; an invalid line.
-pub fn check_grammars(input: impl Read, mut output: impl Write) -> std::io::Result<()> {
+/// Errors of the input; invalid tokens.
+pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static) -> std::io::Result<()> {
     limit_memory()?;
-    let factory = bytes_factory().map_err(std::io::Error::other)?;
-    for line in BufReader::new(input).lines() {
-        let grammar: Grammar = serde_json::from_str(&line?)?;
-        // The server compiles it again, and reports its errors.
-        let _ = on_large_stack(|| compile(&factory, &grammar));
-        writeln!(output, "done")?;
-        output.flush()?;
+    let mut lines = BufReader::new(input).lines();
+    let tokens: TrialTokens = serde_json::from_str(&lines.next().unwrap_or_else(|| Ok(String::new()))?)?;
+    let factory = small_factory(tokens).map_err(std::io::Error::other)?;
+    let (sender, grammars) = channel::<String>();
+    let work = move || {
+        for line in grammars {
+            let grammar = serde_json::from_str(&line).and_then(TrialGrammar::grammar);
+            let compiled = grammar.map_err(|e| e.to_string()).and_then(|grammar| {
+                let compiled = on_large_stack(|| Ok(compile(&factory, &grammar).map(drop)));
+                compiled.map_err(|e| e.to_string())?
+            });
+            let outcome = Outcome { error: compiled.err() };
+            let line = serde_json::to_string(&outcome).unwrap_or_default();
+            if writeln!(output, "{line}").and_then(|()| output.flush()).is_err() {
+                break;
+            }
+        }
+    };
+    std::thread::Builder::new().name("grammars".into()).spawn(work)?;
+    for line in lines {
+        if sender.send(line?).is_err() {
+            break;
+        }
     }
     Ok(())
 }
@@ -199,15 +289,25 @@ fn limit_memory() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns a compiler for tokens that are single bytes. Trials need no others, because the limits of lexers apply again when masks
-/// are computed.
-fn bytes_factory() -> std::result::Result<ParserFactory, String> {
-    let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
-    let end = words.len() as u32;
-    words.push(Vec::new());
-    let info = TokRxInfo::new(words.len() as u32, end);
-    let env: TokEnv = std::sync::Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
-    super::factory(&env)
+/// Returns a compiler for the special tokens of a model; its other tokens are single bytes. The limits of lexers apply again when
+/// masks are computed with all tokens.
+fn small_factory(tokens: TrialTokens) -> std::result::Result<ParserFactory, String> {
+    let mut words = vec![Vec::new(); tokens.count];
+    for (token, word) in tokens.special {
+        let place = words
+            .get_mut(token as usize)
+            .ok_or("a special token is not in the vocabulary")?;
+        *place = word;
+    }
+    let mut bytes = 0..=u8::MAX;
+    let is_free = |(token, word): &(usize, &mut Vec<u8>)| word.is_empty() && *token != tokens.end as usize;
+    for ((_, word), byte) in words.iter_mut().enumerate().filter(is_free).zip(&mut bytes) {
+        word.push(byte);
+    }
+    words.extend(bytes.map(|byte| vec![byte]));
+    let info = TokRxInfo::new(words.len() as u32, tokens.end);
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+    factory(&env)
 }
 
 #[cfg(test)]
@@ -217,21 +317,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grammars_are_compiled_line_by_line() {
-        let grammars = [
-            Grammar::Schema(json!({"type": "object", "properties": {"a": {"type": "integer"}}})),
-            Grammar::Lark("start: \"a\"\n".into()),
-            Grammar::Regex("(".into()),
-        ];
-        let lines: Vec<String> = grammars
-            .iter()
-            .map(|g| serde_json::to_string(g).expect("JSON"))
-            .collect();
-        let factory = bytes_factory().expect("a compiler");
-        for (line, is_valid) in lines.iter().zip([true, true, false]) {
-            let grammar: Grammar = serde_json::from_str(line).expect("the same grammar");
-            let compiled = on_large_stack(|| compile(&factory, &grammar).map(drop));
-            assert_eq!(compiled.is_ok(), is_valid, "{line}");
+    fn grammars_are_compiled_with_the_special_tokens_of_the_model() {
+        let tokens = TrialTokens {
+            count: 300,
+            special: vec![(7, b"\xff<|im_end|>".to_vec()), (299, b"\xff<|end|>".to_vec())],
+            end: 299,
+        };
+        let factory = small_factory(tokens).expect("a compiler");
+        for (grammar, is_valid) in [
+            (Grammar::Schema(json!({"properties": {"a": {"type": "integer"}}})), true),
+            (Grammar::Lark("start: \"a\" <|im_end|> <[280]>\n".into()), true),
+            (Grammar::Lark("start: <|unknown|>\n".into()), false),
+            (Grammar::Lark("start: <[301]>\n".into()), false),
+            (Grammar::Regex("(".into()), false),
+        ] {
+            let line = serde_json::to_string(&TrialGrammar::from(&grammar)).expect("JSON");
+            let sent: TrialGrammar = serde_json::from_str(&line).expect("a line");
+            assert_eq!(sent.grammar().expect("a grammar"), grammar);
+            let compiled = on_large_stack(|| compile(&factory, &grammar).map(drop).map_err(|e| refused(&e)));
+            assert_eq!(compiled.is_ok(), is_valid, "{line}: {compiled:?}");
         }
     }
 
@@ -242,10 +346,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
-        let script = "#!/bin/sh\nwhile read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *) echo done;; esac; done\n";
+        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
-        let trials = Trials::new(Some(program));
+        let trials = Trials::new(Some(program), &TrialTokens::default());
         let limit = Duration::from_secs(2);
         let check = |text: &str| {
             trials
@@ -257,14 +361,20 @@ mod tests {
             let error = check("end").expect_err("it ended");
             assert!(error.contains("MiB of memory"), "{error}");
             assert_eq!(check("block"), Ok(false));
+            let error = check("wrong").expect_err("it is wrong");
+            assert!(error.contains("why"), "{error}");
             assert_eq!(check(&format!("b{round}")), Ok(true));
         }
         assert_eq!(lock(&trials.idle).len(), 1);
-        let missing = Trials::new(Some(folder.path().join("missing")));
+        let missing = Trials::new(Some(folder.path().join("missing")), &TrialTokens::default());
         let error = missing
             .check(&Grammar::Regex("a".into()), limit)
             .expect_err("no program");
         assert!(matches!(error, Error::HostMemory { .. }));
-        assert!(Trials::new(None).check(&Grammar::Regex("a".into()), limit).is_ok());
+        assert!(
+            Trials::new(None, &TrialTokens::default())
+                .check(&Grammar::Regex("a".into()), limit)
+                .is_ok()
+        );
     }
 }
