@@ -9,6 +9,8 @@
 // Split-K: K is split into SPLIT_K parts, whose sums split_k_join.wgsl adds up. TAIL: only the blocks after the last
 // whole wave are split (stream-K: Osama, Merrill, Cecka, Garland and Owens, 2023).
 //
+// B_BLOCKS: B is packed, and a thread copies whole blocks of 32 elements. It holds the next ones in their packed form.
+//
 // Results are stored as whole tiles (PLAIN), or pass slab by slab through shared memory to the epilogue. Each thread
 // computes the epilogue of FINISH_WIDTH elements at a time, so that its loads are in flight together.
 //
@@ -24,7 +26,7 @@ alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
 // Sizes of the product. K_MAJOR: elements that are adjacent in memory are adjacent along K, rather than along M or N.
 const BATCH: u32 = 1u; const M: u32 = 1024u; const N: u32 = 1024u; const K: u32 = 1024u;
-const A_K_MAJOR: bool = true; const B_K_MAJOR: bool = false;
+const A_K_MAJOR: bool = true; const B_K_MAJOR: bool = false; const B_BLOCKS: bool = false;
 // The schedule.
 const TILE: u32 = 16u; const SUBGROUP: u32 = 32u; // number of threads of a subgroup
 const ROWS: u32 = 128u; const COLUMNS: u32 = 128u; const STEP: u32 = 32u;
@@ -53,7 +55,13 @@ const B_WIDTH: u32 = COLUMNS / 4u;
 // @end
 const A_STRIDE: u32 = A_WIDTH + PADDING; const B_STRIDE: u32 = B_WIDTH + PADDING;
 const A_VECTORS: u32 = ROWS * STEP / 4u; const B_VECTORS: u32 = COLUMNS * STEP / 4u;
-const A_PIECES: u32 = A_VECTORS / THREADS; const B_PIECES: u32 = B_VECTORS / THREADS; // number of vectors that a thread copies
+const A_PIECES: u32 = A_VECTORS / THREADS; // number of vectors that a thread copies
+// @if B_BLOCKS
+//# const B_PIECES: u32 = B_VECTORS / THREADS / 8u; // blocks
+//# const LINE_BLOCKS: u32 = STEP / 32u; // blocks of a column in a step
+// @else
+const B_PIECES: u32 = B_VECTORS / THREADS;
+// @end
 // Threads that compute the epilogue of a row of tiles, and size of the slab that passes through shared memory at a
 // time.
 const ROW_THREADS: u32 = K_SUBGROUPS * SUBGROUP;
@@ -61,7 +69,7 @@ const SLAB_COLUMNS: u32 = min(max(ROW_THREADS / TILE, TILE), SUB_COLUMNS);
 const SLAB_TILES: u32 = SLAB_COLUMNS / TILE; const SLAB: u32 = TILE * SLAB_COLUMNS;
 
 // Indices of repeats.
-const i: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; const q: u32 = 0u; const s: u32 = 0u; const d: u32 = 0u; const g: u32 = 0u;
+const i: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; const q: u32 = 0u; const s: u32 = 0u; const d: u32 = 0u; const g: u32 = 0u; const v: u32 = 0u;
 var<storage, read> a: array<vec4<f32>>;
 var<storage, read> b: array<vec4<f32>>;
 // Destination of whole tiles: the result, or partial sums.
@@ -73,19 +81,22 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 
 // Four elements of A that are adjacent in memory, the first one in row `line` at term `k`; terms from K on are zero.
-fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-    return Vector(a[((batch * M + line) * K + k) / 4u]);
-}
+fn load_a(batch: u32, line: u32, k: u32) -> Vector { return Vector(a[((batch * M + line) * K + k) / 4u]); }
 
 // The same for B, whose first element is in column `line`.
-fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-    return Vector(b[((batch * K + k) * N + line) / 4u]);
-}
+fn load_b(batch: u32, line: u32, k: u32) -> Vector { return Vector(b[((batch * K + k) * N + line) / 4u]); }
+
+// A packed block of 32 elements: its words and its scales.
+struct PackedBlock { low: vec4<u32>, high: vec4<u32>, scales: vec2<f32> }
+
+// Block `k` of column `line` of B.
+fn load_block(batch: u32, line: u32, k: u32) -> PackedBlock { return PackedBlock(vec4<u32>(0u), vec4<u32>(0u), vec2<f32>(1.0)); }
+
+// The vector `number` of a block.
+fn expand_block(block: PackedBlock, number: u32) -> Vector { return Vector(block.scales.x * vec4<f32>(block.low)); }
 
 // Index of an element of the result.
-fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-    return (batch * M + row) * N + column;
-}
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 
 // Stores a sum after the epilogue, or a part of a sum.
 fn finish(part: u32, i: u32, product: f32) {
@@ -153,10 +164,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @end
     // @repeat s < PREFETCH, p < B_PIECES
+    // @if B_BLOCKS
+    //# var block_p_s = load_block(batch, first_column + (local + p * THREADS) / LINE_BLOCKS, begin / 32u + s * LINE_BLOCKS + (local + p * THREADS) % LINE_BLOCKS);
+    // @else
     // @if B_K_MAJOR
     //# var b_p_s = load_b(batch, first_column + (local + p * THREADS) / B_WIDTH, begin + s * STEP + (local + p * THREADS) % B_WIDTH * 4u);
     // @else
     var b_p_s = load_b(batch, first_column + (local + p * THREADS) % B_WIDTH * 4u, begin + s * STEP + (local + p * THREADS) / B_WIDTH);
+    // @end
     // @end
     // @end
     var done = 0u;
@@ -166,7 +181,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         shared_a[(local + p * THREADS) / A_WIDTH * A_STRIDE + (local + p * THREADS) % A_WIDTH] = a_p_s;
         // @end
         // @repeat p < B_PIECES
+        // @if B_BLOCKS
+        // @repeat v < 8
+        //# shared_b[(local + p * THREADS) / LINE_BLOCKS * B_STRIDE + (local + p * THREADS) % LINE_BLOCKS * 8u + v] = expand_block(block_p_s, v);
+        // @end
+        // @else
         shared_b[(local + p * THREADS) / B_WIDTH * B_STRIDE + (local + p * THREADS) % B_WIDTH] = b_p_s;
+        // @end
         // @end
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
@@ -179,10 +200,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             // @end
             // @end
             // @repeat p < B_PIECES
+            // @if B_BLOCKS
+            //# block_p_s = load_block(batch, first_column + (local + p * THREADS) / LINE_BLOCKS, next_k / 32u + (local + p * THREADS) % LINE_BLOCKS);
+            // @else
             // @if B_K_MAJOR
             //# b_p_s = load_b(batch, first_column + (local + p * THREADS) / B_WIDTH, next_k + (local + p * THREADS) % B_WIDTH * 4u);
             // @else
             b_p_s = load_b(batch, first_column + (local + p * THREADS) % B_WIDTH * 4u, next_k + (local + p * THREADS) / B_WIDTH);
+            // @end
             // @end
             // @end
         }

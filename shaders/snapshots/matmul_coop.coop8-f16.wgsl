@@ -49,9 +49,7 @@ fn load_b(batch: u32, line: u32, k: u32) -> Vector {
     return b2[(v4 * 512u + v3) / 4u];
 }
 // Index of an element of the result.
-fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-    return (batch * M + row) * N + column;
-}
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;

@@ -222,6 +222,20 @@ impl Packed {
         }
     }
 
+    /// Returns the same vector without the bias and multiplied with its scale, as WGSL.
+    pub(super) fn expand_exactly(&self) -> String {
+        let vector = self.expand_block();
+        let biased = |bias: u32| format!("fma({vector}, vec4<f32>(scales.x), vec4<f32>(-{bias}.0 * scales.x))");
+        match self.format {
+            BlockFormat::Q8_0 => biased(384),
+            BlockFormat::Q4_0 => biased(24),
+            BlockFormat::Q4_1 => format!("fma({vector} - 16.0, vec4<f32>(scales.x), vec4<f32>(scales.y))"),
+            BlockFormat::Q5_0 => format!("scales.x * {vector}"),
+            BlockFormat::Q5_1 => format!("fma({vector}, vec4<f32>(scales.x), vec4<f32>(scales.y))"),
+            BlockFormat::Q6 => format!("select(scales.x, scales.y, number >= 4u) * {vector}"),
+        }
+    }
+
     /// Returns the sum of a block, as WGSL. It is computed from the `scales` of the block, the sums of both `halves`,
     /// and the sums of the row's `terms` of both halves.
     pub(super) fn scaled_block(&self) -> String {

@@ -33,6 +33,8 @@ pub(crate) struct Block {
     pub(crate) prefetch: usize,
     /// Minimum number of workgroups for which this block is faster than smaller ones.
     enough: usize,
+    /// Number of workgroups up to which sums are split; 0 for the number of [`Block::usual_parts`].
+    split_groups: usize,
 }
 
 /// Blocks for tiles of 16, the largest first. The second block has half the subgroups with twice the work for each.
@@ -48,6 +50,7 @@ const BLOCKS_16: [Block; 2] = [
         depths: 1,
         prefetch: 1,
         enough: GROUPS_THRESHOLD,
+        split_groups: 0,
     },
     Block {
         rows: 64,
@@ -58,6 +61,7 @@ const BLOCKS_16: [Block; 2] = [
         depths: 1,
         prefetch: 2,
         enough: FEWER_GROUPS,
+        split_groups: 0,
     },
 ];
 
@@ -110,6 +114,7 @@ const WIDE_BLOCKS_16: [Block; 4] = [
         depths: 2,
         prefetch: 2,
         enough: 0,
+        split_groups: 0,
     },
     Block {
         rows: 16,
@@ -120,6 +125,7 @@ const WIDE_BLOCKS_16: [Block; 4] = [
         depths: 2,
         prefetch: 2,
         enough: 0,
+        split_groups: 0,
     },
     Block {
         rows: 16,
@@ -130,6 +136,7 @@ const WIDE_BLOCKS_16: [Block; 4] = [
         depths: 1,
         prefetch: 2,
         enough: 0,
+        split_groups: 0,
     },
     Block {
         rows: 16,
@@ -140,8 +147,26 @@ const WIDE_BLOCKS_16: [Block; 4] = [
         depths: 4,
         prefetch: 2,
         enough: 0,
+        split_groups: 0,
     },
 ];
+
+/// Maximum number of rows for which [`PACKED_BLOCK_16`] is the default. With 64 rows, it gained at most 7 % on an H200.
+const MAX_PACKED_ROWS: usize = 32;
+/// Block of one row of tiles of 16, for few rows and a large packed matrix. Each thread copies one block of 32 packed elements in a
+/// step. On an H200, 16 rows and 8 layers of a model of 8B parameters in `q4` take 1.53 ms (CUDA) and 2.18 ms (Vulkan), instead of
+/// 2.4 and 4.0 ms with blocks whose threads copy four elements at a time.
+const PACKED_BLOCK_16: Block = Block {
+    rows: 16,
+    columns: 64,
+    step: 64,
+    sub_rows: 16,
+    sub_columns: 16,
+    depths: 1,
+    prefetch: 2,
+    enough: 0,
+    split_groups: 600,
+};
 
 /// The block for tiles of 8.
 const BLOCKS_8: [Block; 1] = [Block {
@@ -153,6 +178,7 @@ const BLOCKS_8: [Block; 1] = [Block {
     depths: 1,
     prefetch: 1,
     enough: FEWER_GROUPS,
+    split_groups: 0,
 }];
 
 /// Maximum number of prefetched steps.
@@ -166,15 +192,33 @@ const MAX_DEPTHS: usize = 8;
 const SMALL_SUBGROUP: u32 = 16;
 
 impl Block {
-    /// Returns the default block. If `is_few`, there are few rows, and large blocks are excluded.
-    pub(super) fn usual(config: &CoopConfig, sizes: &Sizes, is_few: bool) -> Option<Self> {
+    /// Returns the default block. If `is_few`, there are few rows, and large blocks are excluded. If `is_packed`, the second operand
+    /// is packed along the summed dimension.
+    pub(super) fn usual(config: &CoopConfig, sizes: &Sizes, is_few: bool, is_packed: bool) -> Option<Self> {
+        if is_packed
+            && sizes.m <= MAX_PACKED_ROWS
+            && sizes.k.is_multiple_of(PACKED_BLOCK_16.step)
+            && Block::suits_wide(config, sizes)
+        {
+            return Some(Block::of_packed(sizes.m));
+        }
         let blocks = Block::large(config);
         let large = blocks.iter().find(|b| !is_few && b.groups(sizes) >= b.enough);
         match large.copied() {
             Some(block) => Some(block),
             None if sizes.m <= FEW_ROWS && !is_few => blocks.last().copied(),
-            None if is_few && Block::suits_wide(config, sizes) => Some(WIDE_BLOCKS_16[0]),
+            None if is_few && config.wide_rows && Block::suits_wide(config, sizes) => Some(WIDE_BLOCKS_16[0]),
             None => Some(Block::deep(config, sizes.m, sizes.k)),
+        }
+    }
+
+    /// Returns the block for at most [`MAX_PACKED_ROWS`] rows and a packed matrix.
+    fn of_packed(m: usize) -> Self {
+        let rows = m.next_multiple_of(PACKED_BLOCK_16.rows);
+        Block {
+            rows,
+            sub_rows: rows,
+            ..PACKED_BLOCK_16
         }
     }
 
@@ -183,7 +227,7 @@ impl Block {
         /// Minimum number of columns and of terms.
         const MIN_COLUMNS: usize = 1024;
         const MIN_TERMS: usize = 2048;
-        let fits = config.wide_rows && config.tile_size == 16 && config.subgroup_size == 32;
+        let fits = config.tile_size == 16 && config.subgroup_size == 32;
         fits && sizes.n >= MIN_COLUMNS && sizes.k >= MIN_TERMS
     }
 
@@ -192,6 +236,7 @@ impl Block {
         let groups = self.groups(sizes).max(1);
         let is_large = self.rows * self.columns >= LARGE_BLOCK && sizes.k >= LONG_SUM;
         match groups {
+            _ if self.split_groups > 0 => self.split_groups.div_ceil(groups),
             _ if is_few && self.columns > self.rows => GROUPS_OF_PARTS.div_ceil(groups),
             _ if is_few && groups < GROUPS_THRESHOLD => GROUPS_THRESHOLD.div_ceil(groups),
             _ if is_few => 1,
@@ -208,6 +253,9 @@ impl Block {
             all.extend(MORE_BLOCKS_16);
             if sizes.m <= FEW_ROWS {
                 all.extend(WIDE_BLOCKS_16);
+            }
+            if sizes.m <= MAX_PACKED_ROWS {
+                all.push(Block::of_packed(sizes.m));
             }
         }
         all.push(Block::deep(config, sizes.m, sizes.k));
@@ -256,6 +304,7 @@ impl Block {
                 depths: 1,
                 prefetch: 1,
                 enough: FEWER_GROUPS,
+                split_groups: 0,
             }],
             16 => BLOCKS_16.to_vec(),
             _ => BLOCKS_8.to_vec(),
@@ -285,6 +334,7 @@ impl Block {
             depths,
             prefetch: k.div_ceil(step).min(max_prefetch),
             enough: 0,
+            split_groups: 0,
         }
     }
 

@@ -13,6 +13,8 @@
 mod block;
 mod tail;
 
+use meganeura_core::quantization::BLOCK;
+
 use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
 use super::epilogue::{self, RawSums, SumConsumer};
@@ -20,6 +22,7 @@ use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
 pub use super::limits::CoopConfig;
+use super::packed::Packed;
 use super::template::Template;
 pub(super) use block::Block;
 use tail::Tail;
@@ -123,7 +126,8 @@ impl<'a> Blocks<'a> {
         if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;
         }
-        let block = Block::usual(&config, &sizes, is_few)?;
+        let is_packed = contraction.packed(1).is_some() && contraction.is_along_k(1);
+        let block = Block::usual(&config, &sizes, is_few, is_packed)?;
         let wanted = block.usual_parts(&sizes, is_few);
         let blocks = Blocks::of(contraction, config, total, block, wanted)?;
         // For smaller blocks, the number of resident workgroups was not measured.
@@ -274,10 +278,58 @@ impl<'a> Blocks<'a> {
 
     /// Adds the contraction and the memory layout of the operands to the kernel file.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
-        let loads = [self.load(e, 0)?, self.load(e, 1)?];
+        let (loads, template) = match self.whole_blocks() {
+            Some(packed) => {
+                let unused = (String::new(), format!("vec4<{}>()", self.config.element()));
+                ([self.load(e, 0)?, unused], self.load_blocks(e, template, packed)?)
+            }
+            None => ([self.load(e, 0)?, self.load(e, 1)?], template),
+        };
         Ok(contraction_of(e, template, self.contraction, loads)?
             .flag("A_K_MAJOR", self.contraction.is_along_k(0))
             .flag("B_K_MAJOR", self.contraction.is_along_k(1)))
+    }
+
+    /// Returns the packed second operand if its blocks can be copied as a whole: all terms are in whole steps, and every thread
+    /// copies the same number of blocks.
+    fn whole_blocks(&self) -> Option<Packed> {
+        let packed = self.contraction.packed(1).filter(|_| self.contraction.is_along_k(1))?;
+        let step = self.block.step;
+        let are_whole = self.sizes.k.is_multiple_of(step) && step.is_multiple_of(BLOCK);
+        let blocks = self.block.columns * step / BLOCK;
+        (are_whole && blocks.is_multiple_of(self.threads())).then_some(packed)
+    }
+
+    /// Adds the loads of whole blocks of the second operand, and their expansion, to the kernel file.
+    fn load_blocks(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
+        let n = self.sizes.n;
+        let (code, [low, high, scales]) = e.block(|e| {
+            let line = if n.is_multiple_of(self.block.columns) {
+                "line".to_owned()
+            } else {
+                e.bind(&format!("min(line, {}u)", n - 1))?
+            };
+            let first = e.bind(&format!("k * {BLOCK}u"))?;
+            let found = self.contraction.number_of(e, 1, &line, &first)?;
+            let block = e.bind(&format!("({}) / {BLOCK}u", found.number))?;
+            let low = packed.load_block_low(e, &block)?;
+            let high = if packed.has_high() {
+                packed.load_block_high(e, &block)?
+            } else {
+                "vec4<u32>()".to_owned()
+            };
+            Ok([low, high, packed.load_block_scales(e, &block)?])
+        })?;
+        let fields = "let low = block.low;\nlet high = block.high;\nlet scales = block.scales;\n";
+        let element = self.config.element();
+        Ok(template
+            .flag("B_BLOCKS", true)
+            .returns("load_block", &code, &format!("PackedBlock({low}, {high}, {scales})"))
+            .returns(
+                "expand_block",
+                fields,
+                &format!("vec4<{element}>({})", packed.expand_exactly()),
+            ))
     }
 
     /// Returns statements that load four adjacent elements of an operand, and the value of these elements. Elements
