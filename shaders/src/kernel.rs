@@ -225,7 +225,7 @@ pub struct CompileCx<'a> {
     pub inputs: Vec<Source>,
     /// Destinations of the results.
     pub outputs: Vec<Memory>,
-    /// Word of a condition: if it is not 0, the kernels must not write.
+    /// Buffer with one word: if it is not 0, the kernels must not write.
     pub skip_if: Option<BufferRef>,
     /// True if the host has validated the indices in the operands.
     pub host_validated: bool,

@@ -27,7 +27,7 @@ pub struct NonFinite {
     /// Name of the call: name or number of its node, and the operator. For a tensor that existed before the step, its
     /// name.
     pub name: String,
-    /// File and line of the call, if it came from one.
+    /// File and line of the program that made the call; `None` if unknown, and for a tensor that existed before the step.
     pub source: Option<String>,
     /// Part of the step.
     pub stage: Stage,

@@ -80,8 +80,9 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Number of measured steps. They are submitted without waiting for each. Before them, a quarter of this number
-    /// runs as a warm-up; GPUs run further steps for at least half a second, until their clock has risen.
+    /// Number of measured steps. They are submitted without waiting for each; then as many are measured with a wait
+    /// after each. Before both, a quarter of this number runs as a warm-up. On a GPU, the warm-up continues for at
+    /// least half a second, until steps no longer get faster or three seconds have passed.
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 

@@ -29,7 +29,7 @@ use search::Search;
 pub struct VerifyOptions {
     /// Number of different graphs to test for each rule.
     pub cases: usize,
-    /// Maximum number of steps of the search for graphs, per rule; a step takes some microseconds.
+    /// Maximum number of steps to search for graphs that a rule matches, for each rule. A step takes some microseconds.
     pub steps: u64,
     /// Seed of random numbers.
     pub seed: u64,
