@@ -329,6 +329,10 @@ pub struct Server {
     chats: bool,
 }
 
+/// Time after which an idle thread that prepares requests ends: never, in effect. While one of them exists, it takes the work even
+/// if no further thread can be started.
+const KEEP_ALIVE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Opened model.
 struct OpenModel {
     router: Router,
@@ -350,9 +354,13 @@ impl Server {
             .worker_threads(2)
             .max_blocking_threads(Preparation::threads())
             .thread_stack_size(STACK)
+            .thread_keep_alive(KEEP_ALIVE)
             .enable_all()
             .build();
         let runtime = runtime.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;
+        // The first thread that prepares requests.
+        let started = runtime.block_on(async { tokio::task::spawn_blocking(|| {}).await });
+        started.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;
         // The port first: opening a model takes longer.
         let address = SocketAddr::new(options.address, options.port);
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {

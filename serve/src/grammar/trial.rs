@@ -283,8 +283,8 @@ fn limit_memory() -> std::io::Result<()> {
         let limit = kilobytes.unwrap_or(1 << 20) * 1024 + STACK as u64 + MAX_MEMORY;
         let (soft, hard) = Resource::AS.get()?;
         Resource::AS.set(soft.min(limit), hard.min(limit))?;
-        let (soft, hard) = Resource::CORE.get()?;
-        Resource::CORE.set(soft.min(0), hard)?;
+        let (_, hard) = Resource::CORE.get()?;
+        Resource::CORE.set(0, hard)?;
     }
     Ok(())
 }
