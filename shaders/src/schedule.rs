@@ -21,7 +21,7 @@ const KERNELS: &[(&str, &[&str])] = &[
     // of a step; prefetched steps; parts of the summed dimension; blocks after the last full wave, and the parts of
     // each.
     (
-        "matmul_coop.v2",
+        "matmul_coop.v3",
         &["block", "subgroup", "sliced_k", "prefetch", "split_k", "tail"],
     ),
     // Number of threads of a row, of parts of a row, and of columns of a thread whose loop is unrolled.
@@ -167,10 +167,10 @@ mod tests {
             .with("prefetch", [2])
             .with("tail", [24, 11]);
         let text = schedule.to_string();
-        assert_eq!(text, "matmul_coop.v2 block=128x64x32 prefetch=2 tail=24x11");
+        assert_eq!(text, "matmul_coop.v3 block=128x64x32 prefetch=2 tail=24x11");
         assert_eq!(text.parse(), Ok(schedule.clone()));
         assert_eq!(schedule.get("block"), Some(&[128, 64, 32][..]));
-        assert_eq!((schedule.get("split_k"), schedule.kernel()), (None, "matmul_coop.v2"));
+        assert_eq!((schedule.get("split_k"), schedule.kernel()), (None, "matmul_coop.v3"));
         assert_eq!(
             Schedule::of("matmul_direct").to_string().parse(),
             Ok(Schedule::of("matmul_direct"))

@@ -1,7 +1,7 @@
 //! A rank of a run that the tests start with `mpirun`:
 //! `train-ranks TASK STEPS [zero1] [checkpoints=DIR]`, where TASK is `mlp`, `cnn` or `llama`. Every
-//! process prints its process id, and the first rank prints the loss of each step, beginning with
-//! the step from which a resumed run continues.
+//! process prints its process id, and the first rank prints the loss of each step. A resumed run
+//! begins with its first new step.
 
 use std::io::Write;
 use std::ops::ControlFlow;

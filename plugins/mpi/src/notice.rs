@@ -33,7 +33,7 @@ pub(crate) struct Notices {
     size: usize,
     /// Sequence number of the current collective.
     pub(crate) sequence: u64,
-    /// For each rank, the number of the last collective in which it reported waiting.
+    /// Number of the last collective in which each rank reported waiting.
     waits_in: Vec<u64>,
     /// The rank that announced its end, with the reason.
     pub(crate) ended: Option<(usize, String)>,

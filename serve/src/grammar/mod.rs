@@ -160,8 +160,7 @@ impl Grammars {
     /// Compiles a grammar that [`Grammars::try_out`] accepted. The first one also creates the table of tokens.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with what is wrong with the schema or grammar, or the limit that it exceeds; a model whose tokens
-    /// are no text.
+    /// [`Error::InvalidUse`] with the error in the schema or grammar, or the limit that it exceeds; a model whose tokens are no text.
     pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
         on_large_stack(|| self.compile_here(grammar))
     }

@@ -102,7 +102,7 @@ impl Multiples {
             .map(f64::abs)
             .filter(|value| *value > 0.0)
             .unwrap_or(1.0);
-        // Nine decimal places are the most that the compiler supports.
+        // The compiler supports at most nine decimals.
         let places = (0..=9).find(|&places| {
             let scaled = value * 10_f64.powi(places);
             (scaled - scaled.round()).abs() <= 1e-9 * scaled

@@ -1,6 +1,6 @@
 //! Trial of a schema or grammar in another process before this one compiles it.
 //!
-//! The checks of a schema bound the compiler's time and memory as far as its algorithms are known. If they miss a case, only the other
+//! The checks of a schema bound the compiler's time and memory for the cases that were found. In other cases, only the other
 //! process dies: its memory and time are limited. One process serves many trials, one after the other.
 
 use std::collections::HashSet;
@@ -272,7 +272,7 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
     Ok(())
 }
 
-/// Limits the memory of this process. Only Linux reports its current size, to which the limit is added.
+/// Limits the memory of this process beyond its current size, which only Linux reports.
 fn limit_memory() -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -339,7 +339,7 @@ mod tests {
         }
     }
 
-    /// A program that answers, ends, or blocks, as the text of the grammar says.
+    /// A program that answers, ends or blocks, by the text of the grammar.
     #[cfg(unix)]
     #[test]
     fn processes_that_end_or_block_refuse_their_grammar() {
