@@ -9,7 +9,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::half_closed::HalfClosed;
+use crate::lock::lock;
 
 /// See [`ServerOptions`](crate::ServerOptions).
 #[derive(Clone, Copy, Debug)]
@@ -226,10 +227,6 @@ impl Registry {
         entry.close.notify_one();
         true
     }
-}
-
-fn lock(registry: &Mutex<Registry>) -> std::sync::MutexGuard<'_, Registry> {
-    registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Guard that removes a connection from the registry on drop.

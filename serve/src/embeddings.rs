@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use meganeura_llm::Embedder;
 use meganeura_llm::engine::EngineCounts;
 use tokio::sync::oneshot;
 
+use crate::lock::lock;
 use crate::steps::Steps;
 use crate::worker::QueueFull;
 
@@ -120,10 +121,6 @@ impl Steps for EmbeddingWorker {
     fn is_failing(&self) -> bool {
         lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < FAILURE_REPORTED)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &WorkerState) {

@@ -20,6 +20,7 @@ mod connections;
 mod embeddings;
 mod grammar;
 mod half_closed;
+mod lock;
 mod metrics;
 mod page;
 mod preparation;
@@ -45,7 +46,7 @@ use tokio::runtime::Runtime;
 use api::{App, Bounds, EmbeddingApp, Site};
 use axum::Router;
 use embeddings::EmbeddingWorker;
-pub use grammar::check_grammars;
+pub use grammar::{CHECK_GRAMMARS, check_grammars};
 use grammar::{Grammars, MaskPool};
 use metrics::Metrics;
 use preparation::Preparation;
@@ -95,8 +96,8 @@ pub struct ServerOptions {
     /// Maximum time to complete running requests after the server is stopped.
     pub shutdown_timeout: Duration,
     /// Program that compiles schemas and grammars before this process does, within limits of memory and time, so that no request
-    /// can end the server by its grammar: `PROGRAM check-grammars` has to call [`check_grammars`], as `meganeura` does. `None`
-    /// compiles them only in this process.
+    /// can end the server by its grammar. With the argument [`CHECK_GRAMMARS`], it has to call [`check_grammars`], as
+    /// `meganeura` does. `None` compiles them only in this process.
     pub grammar_checker: Option<PathBuf>,
     /// Options of the engine, for a model that generates text.
     pub engine: EngineOptions,

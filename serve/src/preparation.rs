@@ -4,11 +4,13 @@
 //! everything else, so that slow ones delay only each other.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 /// Maximum number of requests of each size that are parsed and tokenized at the same time.
 const TEXTS: usize = 2;
@@ -26,8 +28,8 @@ pub(crate) const TRIAL_TIMES: [Duration; GRAMMARS.len() + 1] = [
     Duration::from_secs(10),
 ];
 
-/// Maximum number of grammars of each size that are tried at the same time, so that one that never ends delays others little. The
-/// processes have a low priority.
+/// Maximum number of simultaneous trials for each size of grammar. With several, a trial that never ends delays other grammars
+/// little. The processes have a low priority.
 const TRIALS: usize = 4;
 
 /// Reason why a request was not prepared.
@@ -102,11 +104,6 @@ impl Drop for Permit {
             let _ = next.send(Permit(self.0.clone()));
         }
     }
-}
-
-/// Locks the queue. A poisoned lock is ignored, as a panic cannot leave the queue in an inconsistent state.
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Queue {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::engine::{ChosenToken, Engine, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::lock::lock;
 use crate::steps::Steps;
 use crate::unsent::{LimitReached, RequestBytes};
 
@@ -200,10 +201,6 @@ impl Drop for ReservedSlots {
     fn drop(&mut self) {
         self.worker.shared.pending.fetch_sub(self.left, Ordering::Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Engine, and the jobs of its sequences.

@@ -9,7 +9,7 @@ use meganeura::Error;
 use meganeura::llm::engine::DraftOptions;
 use meganeura::llm::library::USUAL_CONTEXT;
 use meganeura::llm::{CacheType, EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
-use meganeura_serve::{Server, ServerOptions};
+use meganeura_serve::{CHECK_GRAMMARS, Server, ServerOptions};
 
 use super::Outcome;
 use super::language::{cache_type, locate, plans_of, shown_name, storage};
@@ -242,9 +242,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Argument with which the server runs this program to check grammars.
-const CHECK_GRAMMARS: &str = "check-grammars";
-
 /// Returns the path of this program.
 fn own_program() -> Option<PathBuf> {
     // It stays valid if the file is replaced by a new version.
@@ -256,7 +253,7 @@ fn own_program() -> Option<PathBuf> {
     }
 }
 
-/// Checks the grammars of a server, and returns the exit status, if the server started this process for it.
+/// Checks grammars if a server started this process for that purpose. Returns the exit status, or `None` in other processes.
 pub(crate) fn check_grammars() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != CHECK_GRAMMARS || arguments.next().is_some() {

@@ -1,7 +1,7 @@
 //! Request bodies: limits of size and time, and how the rest of a refused body is received.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ struct SharedBody(Arc<Mutex<IncomingBody>>);
 
 impl SharedBody {
     fn lock(&self) -> std::sync::MutexGuard<'_, IncomingBody> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock::lock(&self.0)
     }
 }
 

@@ -178,10 +178,10 @@ struct Completions {
 impl Completions {
     /// Adds the tokens of a part of a choice to the log-probabilities and token ids.
     fn push(&mut self, piece: &Piece) {
-        if piece.is_scored {
+        if let Some(scored) = &piece.scored {
             let logprobs = &mut self.logprobs[piece.choice];
             logprobs.push_first(self.first_tokens[piece.choice / self.per_prompt]);
-            piece.scored.iter().for_each(|chosen| logprobs.push(chosen));
+            scored.iter().for_each(|chosen| logprobs.push(chosen));
         }
         if let Some(chosen) = &piece.chosen {
             self.logprobs[piece.choice].push(chosen);
@@ -230,7 +230,7 @@ impl Format for Completions {
 
     fn piece(&mut self, piece: Piece) -> Vec<StreamEvent> {
         self.push(&piece);
-        let has_tokens = (self.token_ids.is_some() && piece.chosen.is_some()) || piece.is_scored;
+        let has_tokens = (self.token_ids.is_some() && piece.chosen.is_some()) || piece.scored.is_some();
         if piece.text.is_empty() && piece.finish.is_none() && !has_tokens {
             return Vec::new();
         }

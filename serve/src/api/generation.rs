@@ -57,10 +57,9 @@ pub(crate) struct Piece {
     pub(crate) choice: usize,
     pub(crate) text: String,
     pub(crate) chosen: Option<ChosenToken>,
-    /// Prompt tokens with log-probabilities, from the second token on.
-    pub(crate) scored: Vec<ChosenToken>,
-    /// True if the prompt was scored now. A prompt of one token has no scores.
-    pub(crate) is_scored: bool,
+    /// Prompt tokens with log-probabilities, from the second token on, after the prompt was scored. A prompt of one token has
+    /// none.
+    pub(crate) scored: Option<Vec<ChosenToken>>,
     /// `finish_reason` if the choice has ended: `stop` or `length`.
     pub(crate) finish: Option<&'static str>,
 }
@@ -69,7 +68,12 @@ impl Piece {
     /// Returns the number of bytes that the piece takes in a complete answer, with `each` bytes for a log-probability.
     pub(crate) fn bytes(&self, each: usize) -> usize {
         let entries = |chosen: &ChosenToken| chosen.logprobs.as_ref().map_or(0, |(_, top)| 1 + top.len());
-        let logprobs: usize = self.chosen.iter().chain(&self.scored).map(entries).sum();
+        let logprobs: usize = self
+            .chosen
+            .iter()
+            .chain(self.scored.iter().flatten())
+            .map(entries)
+            .sum();
         size_of::<Piece>() + self.text.len() + logprobs * each
     }
 }
@@ -286,8 +290,7 @@ impl Generation {
                     if update.choice % self.per_prompt == 0 {
                         self.usage.cached += cached;
                     }
-                    piece.scored = scored;
-                    piece.is_scored = self.scores_prompts;
+                    piece.scored = self.scores_prompts.then_some(scored);
                 }
                 Progress::Token(chosen) => {
                     let added = text.push(chosen.token).map_err(internal)?;

@@ -439,6 +439,11 @@ mod tests {
                 nested(json!({"minimum": 0.5}), json!({"exclusiveMaximum": 1})),
                 "exclusive",
             ),
+            // The type is in another schema.
+            (
+                json!({"allOf": [{"type": "integer"}, {"exclusiveMinimum": 0}], "maximum": 1}),
+                "exclusive",
+            ),
             (
                 json!({"items": {"exclusiveMinimum": 1}, "anyOf": [{"items": {"maximum": 2}}]}),
                 "exclusive",

@@ -15,6 +15,7 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
 
+use crate::lock::lock;
 use crate::preparation::GrammarRoom;
 
 /// Maximum time to compute one mask.
@@ -141,10 +142,6 @@ pub(crate) struct MaskPool {
     constraints: AtomicUsize,
     /// Maximum number of sequences that the engine runs at once.
     sequences: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MaskPool {

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::preparation::GrammarRoom;
-pub use trial::check_grammars;
+pub use trial::{CHECK_GRAMMARS, check_grammars};
 use trial::{TrialTokens, Trials};
 
 /// Constraint on the form of the output.
@@ -120,23 +120,13 @@ impl Grammars {
         pool: MaskPool,
         checker: Option<PathBuf>,
     ) -> Self {
-        let special = tokenizer.token_bytes().into_iter().map(|token| match token {
-            special @ TokenBytes::Special(_) => word(special),
-            TokenBytes::None | TokenBytes::Text(_) => Vec::new(),
-        });
-        let special: Vec<(u32, Vec<u8>)> = (0..).zip(special).filter(|(_, word)| !word.is_empty()).collect();
-        let tokens = TrialTokens {
-            count: special.last().map_or(0, |(last, _)| *last as usize + 1).max(vocab),
-            special,
-            end: ends.first().copied().unwrap_or_default(),
-        };
         Grammars {
             pool: Arc::new(pool),
             tokenizer,
             vocab,
             ends: ends.into(),
             factory: OnceLock::new(),
-            trials: Trials::new(checker, &tokens),
+            trials: Trials::new(checker),
         }
     }
 
@@ -154,7 +144,21 @@ impl Grammars {
             return Ok(true);
         }
         on_large_stack(|| check::grammar(grammar))?;
-        self.trials.check(grammar, limit)
+        self.trials.check(grammar, limit, || self.trial_tokens())
+    }
+
+    /// Returns the tokens that grammars can name.
+    fn trial_tokens(&self) -> TrialTokens {
+        let special = self.tokenizer.token_bytes().into_iter().map(|token| match token {
+            special @ TokenBytes::Special(_) => word(special),
+            TokenBytes::None | TokenBytes::Text(_) => Vec::new(),
+        });
+        let special: Vec<(u32, Vec<u8>)> = (0..).zip(special).filter(|(_, word)| !word.is_empty()).collect();
+        TrialTokens {
+            count: special.last().map_or(0, |(last, _)| *last as usize + 1).max(self.vocab),
+            special,
+            end: self.ends.first().copied().unwrap_or_default(),
+        }
     }
 
     /// Compiles a grammar that [`Grammars::try_out`] accepted. The first one also creates the table of tokens.
@@ -166,7 +170,6 @@ impl Grammars {
     }
 
     fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
-        check::grammar(grammar)?;
         let factory = self.factory.get_or_init(|| self.make());
         let factory = factory.as_ref().map_err(|message| {
             Error::misuse(
@@ -186,15 +189,15 @@ impl Grammars {
         let end = *self.ends.first().ok_or("it has no token that ends texts")?;
         let mut words: Vec<Vec<u8>> = self.tokenizer.token_bytes().into_iter().map(word).collect();
         words.resize(self.vocab.max(words.len()), Vec::new());
-        let info = TokRxInfo::new(words.len() as u32, end);
-        let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
-        factory(&env)
+        factory(&words, end)
     }
 }
 
-/// Returns a compiler with limits.
-fn factory(env: &TokEnv) -> std::result::Result<ParserFactory, String> {
-    let mut factory = ParserFactory::new_simple(env).map_err(|e| e.to_string())?;
+/// Returns a compiler with limits for a table of tokens; `end` is the token that ends texts.
+fn factory(words: &[Vec<u8>], end: u32) -> std::result::Result<ParserFactory, String> {
+    let info = TokRxInfo::new(words.len() as u32, end);
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, words)));
+    let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
     factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
@@ -242,7 +245,7 @@ fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<Ma
     };
     let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
     let (rules, lexer) = read.map_err(|e| e.to_string())?;
-    lexer_cost::check(&lexer).map_err(|e| e.to_string())?;
+    lexer_cost::check(&lexer)?;
     let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
     let matcher = Matcher::new(parser);
     match matcher.get_error() {

@@ -9,16 +9,16 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use llguidance::ParserFactory;
 use meganeura_core::{Error, Result};
 use serde::{Deserialize, Serialize};
-use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::check::too_large;
 use super::{Grammar, STACK, compile, factory, on_large_stack, refused};
+use crate::lock::lock;
 
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
@@ -27,8 +27,9 @@ const LONG: Duration = Duration::from_millis(200);
 /// Maximum number of texts that are remembered because their trial succeeded.
 const MAX_PASSED: usize = 4096;
 
-/// Argument of the program that runs trials.
-pub(crate) const COMMAND: &str = "check-grammars";
+/// Argument of the program of [`ServerOptions::grammar_checker`](crate::ServerOptions::grammar_checker) that makes it call
+/// [`check_grammars`].
+pub const CHECK_GRAMMARS: &str = "check-grammars";
 
 /// The tokens of a model, as far as grammars can name them.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -78,7 +79,7 @@ pub(super) struct Trials {
     /// Program that runs trials; `None` skips them.
     program: Option<PathBuf>,
     /// First line of the input of each process: [`TrialTokens`] as JSON.
-    tokens: String,
+    tokens: OnceLock<String>,
     /// Processes without a trial.
     idle: Mutex<Vec<TrialProcess>>,
     /// Hashes of texts whose trial succeeded.
@@ -104,10 +105,10 @@ struct TrialProcess {
 }
 
 impl Trials {
-    pub(super) fn new(program: Option<PathBuf>, tokens: &TrialTokens) -> Self {
+    pub(super) fn new(program: Option<PathBuf>) -> Self {
         Trials {
             program,
-            tokens: serde_json::to_string(tokens).unwrap_or_default(),
+            tokens: OnceLock::new(),
             idle: Mutex::default(),
             passed: Mutex::default(),
             hasher: RandomState::new(),
@@ -115,11 +116,12 @@ impl Trials {
     }
 
     /// Compiles a grammar in another process, unless that was done before. Returns false if it takes longer than `limit`.
+    /// `tokens` returns the tokens of the model for the first process.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds its limit of memory or dies;
     /// [`Error::HostMemory`] if no process can be started.
-    pub(super) fn check(&self, grammar: &Grammar, limit: Duration) -> Result<bool> {
+    pub(super) fn check(&self, grammar: &Grammar, limit: Duration, tokens: impl Fn() -> TrialTokens) -> Result<bool> {
         let Some(program) = &self.program else { return Ok(true) };
         let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let hash = self.hasher.hash_one(&text);
@@ -127,7 +129,10 @@ impl Trials {
             return Ok(true);
         }
         let start = || {
-            TrialProcess::start(program, &self.tokens).map_err(|e| {
+            let tokens = self
+                .tokens
+                .get_or_init(|| serde_json::to_string(&tokens()).unwrap_or_default());
+            TrialProcess::start(program, tokens).map_err(|e| {
                 log::warn!("the process that checks grammars cannot be started: {e}");
                 Error::HostMemory {
                     what: "a process that checks the grammar".into(),
@@ -171,7 +176,7 @@ impl Trials {
 impl TrialProcess {
     fn start(program: &Path, tokens: &str) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        command.arg(COMMAND);
+        command.arg(CHECK_GRAMMARS);
         // Settings of this process, such as traces, are not for the other one.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("MEGANEURA_") {
@@ -232,10 +237,6 @@ impl Drop for TrialProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs the trials of a server: reads its tokens and then grammars, a line of JSON each, compiles each grammar, and prints a line of
@@ -305,9 +306,7 @@ fn small_factory(tokens: TrialTokens) -> std::result::Result<ParserFactory, Stri
         word.push(byte);
     }
     words.extend(bytes.map(|byte| vec![byte]));
-    let info = TokRxInfo::new(words.len() as u32, tokens.end);
-    let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
-    factory(&env)
+    factory(&words, tokens.end)
 }
 
 #[cfg(test)]
@@ -349,11 +348,11 @@ mod tests {
         let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
-        let trials = Trials::new(Some(program), &TrialTokens::default());
+        let trials = Trials::new(Some(program));
         let limit = Duration::from_secs(2);
         let check = |text: &str| {
             trials
-                .check(&Grammar::Regex(text.into()), limit)
+                .check(&Grammar::Regex(text.into()), limit, TrialTokens::default)
                 .map_err(|e| e.to_string())
         };
         for round in 0..2 {
@@ -366,14 +365,14 @@ mod tests {
             assert_eq!(check(&format!("b{round}")), Ok(true));
         }
         assert_eq!(lock(&trials.idle).len(), 1);
-        let missing = Trials::new(Some(folder.path().join("missing")), &TrialTokens::default());
+        let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing
-            .check(&Grammar::Regex("a".into()), limit)
+            .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
             .expect_err("no program");
         assert!(matches!(error, Error::HostMemory { .. }));
         assert!(
-            Trials::new(None, &TrialTokens::default())
-                .check(&Grammar::Regex("a".into()), limit)
+            Trials::new(None)
+                .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
                 .is_ok()
         );
     }
