@@ -1,6 +1,8 @@
 //! Interface of contractions (matmuls and convolutions) for the modules that generate their kernels: `tiled`, `coop`
 //! and `vectors`.
 
+use meganeura_core::quantization::BLOCK;
+
 use super::emit::Emitter;
 use super::packed::Packed;
 use super::template::Template;
@@ -129,6 +131,23 @@ pub(super) trait Contraction {
         let _ = (e, operand, line, k);
         Err("it is computed as it is loaded".into())
     }
+}
+
+/// Returns the second operand if it is packed along the summed dimension.
+pub(super) fn packed_along_k(contraction: &dyn Contraction) -> Option<Packed> {
+    contraction.packed(1).filter(|_| contraction.is_along_k(1))
+}
+
+/// Returns the index of a block of the packed second operand: the block `k` of a column.
+pub(super) fn packed_block(
+    e: &mut Emitter,
+    contraction: &dyn Contraction,
+    column: &str,
+    k: &str,
+) -> Result<String, String> {
+    let first = e.bind(&format!("{k} * {BLOCK}u"))?;
+    let found = contraction.number_of(e, 1, column, &first)?;
+    e.bind(&format!("({}) / {BLOCK}u", found.number))
 }
 
 /// Adds the contraction to a kernel file: sizes, statements and values of both loads, and the order of results.

@@ -222,14 +222,24 @@ impl Packed {
         }
     }
 
+    /// Returns the bias of the vectors of [`Packed::expand_block`].
+    fn bias(&self) -> u32 {
+        match self.format {
+            BlockFormat::Q8_0 => 384,
+            BlockFormat::Q4_0 => 24,
+            BlockFormat::Q4_1 => 16,
+            BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q6 => 0,
+        }
+    }
+
     /// Returns the same vector without the bias and multiplied with its scale, as WGSL.
     pub(super) fn expand_exactly(&self) -> String {
-        let vector = self.expand_block();
-        let biased = |bias: u32| format!("fma({vector}, vec4<f32>(scales.x), vec4<f32>(-{bias}.0 * scales.x))");
+        let (vector, bias) = (self.expand_block(), self.bias());
         match self.format {
-            BlockFormat::Q8_0 => biased(384),
-            BlockFormat::Q4_0 => biased(24),
-            BlockFormat::Q4_1 => format!("fma({vector} - 16.0, vec4<f32>(scales.x), vec4<f32>(scales.y))"),
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => {
+                format!("fma({vector}, vec4<f32>(scales.x), vec4<f32>(-{bias}.0 * scales.x))")
+            }
+            BlockFormat::Q4_1 => format!("fma({vector} - {bias}.0, vec4<f32>(scales.x), vec4<f32>(scales.y))"),
             BlockFormat::Q5_0 => format!("scales.x * {vector}"),
             BlockFormat::Q5_1 => format!("fma({vector}, vec4<f32>(scales.x), vec4<f32>(scales.y))"),
             BlockFormat::Q6 => format!("select(scales.x, scales.y, number >= 4u) * {vector}"),
@@ -239,11 +249,10 @@ impl Packed {
     /// Returns the sum of a block, as WGSL. It is computed from the `scales` of the block, the sums of both `halves`,
     /// and the sums of the row's `terms` of both halves.
     pub(super) fn scaled_block(&self) -> String {
-        let (both, terms) = ("(halves.x + halves.y)", "(terms.x + terms.y)");
+        let (both, terms, bias) = ("(halves.x + halves.y)", "(terms.x + terms.y)", self.bias());
         match self.format {
-            BlockFormat::Q8_0 => format!("scales.x * fma(-384.0, {terms}, {both})"),
-            BlockFormat::Q4_0 => format!("scales.x * fma(-24.0, {terms}, {both})"),
-            BlockFormat::Q4_1 => format!("fma(scales.x, fma(-16.0, {terms}, {both}), scales.y * {terms})"),
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => format!("scales.x * fma(-{bias}.0, {terms}, {both})"),
+            BlockFormat::Q4_1 => format!("fma(scales.x, fma(-{bias}.0, {terms}, {both}), scales.y * {terms})"),
             BlockFormat::Q5_0 => format!("scales.x * {both}"),
             BlockFormat::Q5_1 => format!("fma(scales.x, {both}, scales.y * {terms})"),
             BlockFormat::Q6 => "fma(scales.x, halves.x, scales.y * halves.y)".into(),

@@ -15,7 +15,7 @@ mod tail;
 
 use meganeura_core::quantization::BLOCK;
 
-use super::contraction::{Contraction, Sizes, contraction_of};
+use super::contraction::{Contraction, Sizes, contraction_of, packed_along_k, packed_block};
 use super::emit::Emitter;
 use super::epilogue::{self, RawSums, SumConsumer};
 use super::files;
@@ -27,7 +27,7 @@ use super::template::Template;
 pub(super) use block::Block;
 use tail::Tail;
 
-/// Minimum number of workgroups of two by two tiles for which a contraction uses cooperative matrices.
+/// A contraction uses cooperative matrices if it has at least this number of workgroups of two by two tiles.
 pub const MIN_COOP_WORKGROUPS: u32 = 128;
 /// [`MIN_COOP_WORKGROUPS`] for long sums.
 pub const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
@@ -39,13 +39,13 @@ const MIN_STEPS: usize = 8;
 
 /// Maximum number of rows of a contraction with few rows.
 const FEW_ROWS: usize = 16;
-/// Minimum number of elements of the matrix for which a contraction of few rows uses cooperative matrices.
+/// A contraction of few rows uses cooperative matrices if the matrix has at least this number of elements.
 const MIN_ELEMENTS: usize = 1 << 16;
-/// Minimum number of multiplications for which a contraction of more than [`FEW_ROWS`] rows uses cooperative
-/// matrices.
+/// A contraction of more than [`FEW_ROWS`] rows uses cooperative matrices if it has at least this number of
+/// multiplications.
 const MIN_MULTIPLICATIONS: usize = 1 << 21;
-/// Minimum number of terms for which a contraction of few rows uses cooperative matrices. A step has at least twice
-/// this number.
+/// A contraction of few rows uses cooperative matrices if its sums have at least this number of terms. A step has at
+/// least twice this number.
 const MIN_TERMS: usize = 64;
 
 /// Returns true if cooperative matrices are probably faster. This depends on the number of workgroups of two by two
@@ -98,8 +98,8 @@ impl KSplit {
         }
     }
 
-    /// Cuts `k` terms into about `wanted` parts, at most `most`. Prefers a number of parts with which the parts have
-    /// equal lengths.
+    /// Cuts `k` terms into about `wanted` parts, at most `most`. Prefers numbers that give
+    /// parts of equal length.
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
         let most = most.min(k / (MIN_STEPS * step)).max(1);
         KSplit::new(k, step, epilogue::even_parts(k.div_ceil(step), wanted, most))
@@ -126,7 +126,7 @@ impl<'a> Blocks<'a> {
         if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;
         }
-        let is_packed = contraction.packed(1).is_some() && contraction.is_along_k(1);
+        let is_packed = packed_along_k(contraction).is_some();
         let block = Block::usual(&config, &sizes, is_few, is_packed)?;
         let wanted = block.usual_parts(&sizes, is_few);
         let blocks = Blocks::of(contraction, config, total, block, wanted)?;
@@ -293,7 +293,7 @@ impl<'a> Blocks<'a> {
     /// Returns the packed second operand if its blocks can be copied as a whole: all terms are in whole steps, and every thread
     /// copies the same number of blocks.
     fn whole_blocks(&self) -> Option<Packed> {
-        let packed = self.contraction.packed(1).filter(|_| self.contraction.is_along_k(1))?;
+        let packed = packed_along_k(self.contraction)?;
         let step = self.block.step;
         let are_whole = self.sizes.k.is_multiple_of(step) && step.is_multiple_of(BLOCK);
         let blocks = self.block.columns * step / BLOCK;
@@ -309,9 +309,7 @@ impl<'a> Blocks<'a> {
             } else {
                 e.bind(&format!("min(line, {}u)", n - 1))?
             };
-            let first = e.bind(&format!("k * {BLOCK}u"))?;
-            let found = self.contraction.number_of(e, 1, &line, &first)?;
-            let block = e.bind(&format!("({}) / {BLOCK}u", found.number))?;
+            let block = packed_block(e, self.contraction, &line, "k")?;
             let low = packed.load_block_low(e, &block)?;
             let high = if packed.has_high() {
                 packed.load_block_high(e, &block)?

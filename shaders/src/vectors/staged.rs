@@ -3,7 +3,7 @@
 
 use meganeura_core::quantization::BLOCK;
 
-use super::super::contraction::{Contraction, Sizes};
+use super::super::contraction::{Contraction, Sizes, packed_block};
 use super::super::emit::Emitter;
 use super::super::epilogue::SumConsumer;
 use super::super::files;
@@ -27,9 +27,10 @@ const MIN_LENGTH: usize = 2048;
 const MIN_ELEMENTS: usize = 1 << 21;
 /// Number of vectors of an unpacked matrix that a thread loads together.
 const LOADED_VECTORS: usize = 8;
-/// Minimum number of workgroups that occupies a device, and minimum number for which a workgroup has several tiles.
-/// It then copies the rows to shared memory only once for all of its tiles.
+/// Minimum number of workgroups that occupies a device.
 const ENOUGH_GROUPS: usize = 224;
+/// With at least this number of workgroups, a workgroup computes several tiles, and copies the rows to shared memory only
+/// once for all of them.
 const MANY_GROUPS: usize = 896;
 /// Maximum number of tiles of a workgroup.
 const MAX_TILES: usize = 4;
@@ -161,11 +162,7 @@ impl<'a> StagedRowMatmul<'a> {
 
     /// Adds the blocks of a packed matrix, their scales, and the code that expands and sums them to the kernel file.
     fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
-        let block = |e: &mut Emitter| {
-            let first = e.bind(&format!("k * {BLOCK}u"))?;
-            let found = self.contraction.number_of(e, 1, "line", &first)?;
-            e.bind(&format!("({}) / {BLOCK}u", found.number))
-        };
+        let block = |e: &mut Emitter| packed_block(e, self.contraction, "line", "k");
         let (low, low_value) = e.block(|e| {
             let block = block(e)?;
             packed.load_block_low(e, &block)
