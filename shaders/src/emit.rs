@@ -32,8 +32,8 @@ pub(crate) struct Emitter<'a> {
     known: HashMap<(Id, Location), String>,
     /// WGSL variables that contain indices.
     indices: HashMap<Index, String>,
-    /// Values that are computed once for the current row, with their variables and the locations at which they may be
-    /// read.
+    /// Values that are computed once for the current row. Each has its variable, and the locations where the kernel may
+    /// read it.
     fixed: HashMap<Id, (String, Vec<Terms>)>,
     /// A value whose elements a function of the kernel returns by index, and the name of this function.
     looked_up: Option<(Id, &'static str)>,

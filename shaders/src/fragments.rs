@@ -1,5 +1,5 @@
-//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and the shared-memory layout from
-//! which they are loaded. Matmuls and attention use the same definitions.
+//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and their layout in shared memory.
+//! Matmuls and attention use the same definitions.
 //!
 //! They are aliases and constants of a kernel file rather than functions. WGSL cannot pass an array in shared memory
 //! to a function, so each file loads from its own array.

@@ -81,7 +81,7 @@ pub struct Launch {
     pub library: Option<LibraryMatmul>,
     /// Schedule of the part of the call that this launch computes, if there are several schedules.
     pub schedule: Option<Arc<str>>,
-    /// Class of calls for which the schedule was [chosen](ScheduleChooser), if it is not the default.
+    /// Class of the call if its schedule was [chosen](ScheduleChooser) for the class; `None` for the default schedule.
     pub chosen: Option<Arc<Class>>,
     /// Replacements in the kernel file, if the module comes from a kernel file.
     pub replacements: Option<Replacements>,

@@ -9,7 +9,7 @@ pub struct CoopConfig {
     pub use_f16_input: bool,
     /// Number of threads of a subgroup. They compute a tile together.
     pub subgroup_size: u32,
-    /// Minimum number of workgroups of two by two tiles for which a contraction uses cooperative matrices, usually
+    /// A contraction uses cooperative matrices if it has at least this number of workgroups of two by two tiles, usually
     /// [`MIN_COOP_WORKGROUPS`](super::coop::MIN_COOP_WORKGROUPS). With 0, every contraction uses them.
     pub min_workgroups: u32,
     /// Maximum number of workgroups with large blocks that the device runs at the same time; 0 if unknown.

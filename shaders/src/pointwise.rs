@@ -13,13 +13,13 @@ use super::location::{self, Base};
 /// adjacent threads still access adjacent elements. With one element of four bytes per thread, too few loads would be
 /// in flight for the memory of large GPUs.
 const THREAD_ELEMENTS: usize = 4;
-/// Minimum number of elements of results for which a thread computes several elements. With fewer elements, there
+/// A thread computes several elements if the results have at least this number of elements. With fewer elements, there
 /// would be too few threads.
 const STREAM: usize = 1 << 19;
 /// Names of the components of a vector.
 const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
-/// Maximum number of variables per element for which a thread computes several elements. More variables would slow
-/// down drivers or need too many registers.
+/// A thread computes several elements if each needs at most this number of variables. More variables would slow down
+/// drivers or need too many registers.
 const MAX_VARIABLES: usize = 64;
 
 /// Compiles a body without reductions. Results with the same number of elements are computed together.

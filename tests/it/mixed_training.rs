@@ -210,7 +210,7 @@ fn updates_whose_gradients_overflow_are_left_out() {
     }
     assert!(skipped > 0, "the first scale is too large for these gradients");
     assert_ne!(contents(&mut mixed), before);
-    // It is the first update, regardless of what the host has counted.
+    // It is the first update, regardless of the host's counter.
     let mut exact = session(rounding(), &graph, None, update());
     exact.step();
     for name in ["w1", "b1", "w2"] {

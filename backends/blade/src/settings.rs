@@ -22,7 +22,7 @@ const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIM
 /// Former names of settings, each with the current name.
 const RENAMED: [(&str, &str); 2] = [("coop_at_once", MAX_RESIDENT), ("coop_between", INTERMEDIATES)];
 
-/// Checks that the configuration contains only the settings of this file and `others`.
+/// Checks the names of all settings of the backend. Valid ones are those of this file, and `others`.
 ///
 /// # Errors
 /// A setting is unknown, or has its former name.

@@ -45,9 +45,9 @@ static VAST: Composite = Composite::new("test.vast", 1, "the sum of many copies"
 });
 register_op!(VAST);
 
-/// Numbers of elements with which the driver rejects the kernel of [`TWICE`] or [`BEST`].
+/// The driver rejects the kernel of [`TWICE`] or [`BEST`] for these numbers of elements.
 const REFUSED: [usize; 3] = [5_003, 5_009, 5_010];
-/// Number of elements with which the kernel of [`COUNTED`] reports an endless loop.
+/// The kernel of [`COUNTED`] reports an endless loop for this number of elements.
 const ENDLESS: usize = 1_009;
 
 /// A custom kernel in which one thread computes all elements.

@@ -23,7 +23,7 @@ use crate::share::share;
 use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
-/// Minimum duration of a stage on one thread, in nanoseconds, for which it wakes other threads.
+/// A stage wakes other threads if it would take at least this time on one thread, in nanoseconds.
 const PARALLEL_NANOS: u64 = 6_000;
 
 /// A phase of a dispatch, with the offset of its shared scratch.

@@ -144,7 +144,7 @@ impl Orders {
             .filter(|buffer| !written.contains(buffer))
             .map(|buffer| (buffer, Vec::new()))
             .collect();
-        // Buffers for which a dispatch requests panels, by dispatch.
+        // Inputs that each dispatch requests in panels.
         let mut together: Vec<Vec<BufferRef>> = Vec::new();
         for dispatch in &plan.dispatches {
             let mut asked = Vec::new();

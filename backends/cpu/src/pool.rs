@@ -69,7 +69,7 @@ struct PoolState {
     /// First panic of the job.
     panic: Mutex<Option<Payload>>,
     panicked: AtomicBool,
-    /// Mutex of the condition variable `done`, on which a caller sleeps until the last worker has left the job.
+    /// Mutex of the condition variable `done`. A caller sleeps on it until the last worker has left the job.
     gate: Mutex<()>,
     done: Condvar,
     stop: AtomicBool,

@@ -56,8 +56,7 @@ impl Engine {
         self.turns.insert(group, self.last_turn);
     }
 
-    /// Returns the maximum number of blocks that [`Engine::preempt_for_new_group`] can free: those of all but one sequence of each
-    /// group.
+    /// Returns the maximum number of blocks that [`Engine::preempt_for_new_group`] can free. Each group keeps one sequence.
     fn preemptible_blocks(&self) -> usize {
         let mut kept: HashMap<u64, usize> = HashMap::new();
         let mut all = 0;

@@ -25,8 +25,8 @@ pub trait Constraint: Send {
     /// A token that may not come next.
     fn accept(&mut self, token: u32) -> Result<bool>;
 
-    /// Returns true if the text is complete after the last requested token, or `None` if that is not known yet. The sequence
-    /// then waits like for a mask. An answer stays the same.
+    /// Returns true if the text is complete after the last requested token. `None` means that the constraint still
+    /// computes: the sequence waits, as for a mask. After the first `Some`, the result must not change.
     fn is_complete(&mut self) -> Option<bool> {
         Some(false)
     }

@@ -180,7 +180,7 @@ impl Sequence {
         self.constraint.as_mut().is_none_or(|constraint| constraint.is_ready())
     }
 
-    /// Returns why the text ends after the last requested token, or `None` if the constraint does not know it yet.
+    /// Returns the reason why the text ends after the last requested token, or `None` while the constraint computes it.
     fn last_finish(&mut self) -> Option<Finish> {
         let has_generated = self.tokens.len() > self.prompt;
         let is_complete = match self.constraint.as_mut().filter(|_| has_generated) {

@@ -140,7 +140,7 @@ impl BertConfig {
     }
 
     /// Returns a graph for embeddings of texts. Its inputs are [`TOKENS`] `u32 [texts, rows]`, [`ATTENTION_MASK`]
-    /// `u32 [texts, rows]`, which is 1 for tokens and 0 for padding, and [`POOLING_WEIGHTS`] `f32 [texts, rows]`. Its
+    /// `u32 [texts, rows]` (1 for tokens and 0 for padding), and [`POOLING_WEIGHTS`] `f32 [texts, rows]`. Its
     /// output `f32 [texts, dim]` is the sum of the rows of the last block times the weights. With weights of one over
     /// the number of tokens, it is the mean of the rows; with a weight of 1 followed by zeros, it is the first row.
     #[track_caller]

@@ -15,7 +15,7 @@ use crate::signal;
 const SPIN: Duration = Duration::from_millis(2);
 /// Interval between checks for messages.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum time after which a waiting rank notifies the other ranks that it waits. It waits at most half of its time limit before.
+/// Time that a rank waits before it notifies the other ranks. If half of its time limit is shorter, it waits that time.
 const NOTIFY_AFTER: Duration = Duration::from_secs(1);
 /// Pause between tests for completion after busy-waiting, so that a rank on the same core can compute.
 const SLEEP: Duration = Duration::from_micros(50);

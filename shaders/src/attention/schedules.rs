@@ -14,8 +14,8 @@ use super::coop::{backward as coop_backward, forward as coop_forward};
 use super::heads::{Kind, MAX_WIDTH, TiledOperand, vectors, window};
 use super::{backward, forward, tiles};
 
-/// Maximum size of the scores in bytes for which the decomposition is a candidate. Every device can bind a buffer of
-/// this size.
+/// Maximum size of the scores in bytes if the decomposition is a candidate. Every device can bind a buffer of this
+/// size.
 const MAX_SCORES: usize = 1 << 27;
 /// Minimum number of queries of a call with many keys. Rows of a tile without a query are wasted work.
 const MIN_QUERIES: usize = 8;

@@ -3,8 +3,8 @@
 use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
-/// Minimum number of workgroups for which the largest block is the default. With fewer workgroups of any block, the
-/// summed dimension is split.
+/// The largest block is the default if it has at least this number of workgroups. With fewer workgroups of any block,
+/// the summed dimension is split.
 const GROUPS_THRESHOLD: usize = 100;
 /// Desired number of workgroups of a split sum, except for few rows. Measured for 72 blocks of sums of 1,536 terms:
 /// three parts are faster than two.

@@ -83,7 +83,7 @@ pub fn problems(backend: &str) -> Vec<Error> {
     all.get(backend).cloned().unwrap_or_default()
 }
 
-/// Disables a kernel on a device for the calls for which it generates `source`.
+/// Disables a kernel on a device, for all calls with the same generated `source`.
 pub(super) fn refuse(device: NamedDevice, kernel: &AcceptedKernel, source: Option<String>, error: &Error) {
     kernel.refused().extend(source);
     let problem = tell(device, kernel, error);

@@ -287,7 +287,7 @@ impl LaunchPlan {
         sources.collect()
     }
 
-    /// Returns the ranges that the step of a frame saves before it begins. `place` returns the location of a buffer.
+    /// Returns the ranges of buffers that a step saves at its start, for a frame. `place` returns the location of a buffer.
     pub fn saved_by(&self, frame: usize, place: impl Fn(usize) -> Option<BufferLocation>) -> Vec<SavedRange> {
         let first = self.extra.copies + frame * self.saved.len();
         let parts = self.saved.iter().enumerate().filter_map(|(i, buffer)| {

@@ -21,8 +21,8 @@ const LANES: usize = 32;
 const COLUMN_GROUPS: usize = THREADS / LANES;
 /// Possible numbers of columns of a thread, the largest first. Each thread reads rows once for all of its columns.
 pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
-/// Minimum number of rows for which the vectors of the rows are not loaded all at once, because they would need too
-/// many registers.
+/// With at least this number of rows, the vectors of all rows would need too many registers, so they are not loaded at
+/// once.
 const SOME_ROWS: usize = 4;
 /// Maximum number of sums of a thread.
 const MAX_SUMS: usize = 32;
@@ -178,8 +178,7 @@ impl<'a> WideRowMatmul<'a> {
         (self.length / WIDTH / self.unit()).div_ceil(LANES)
     }
 
-    /// Returns the number of rounds in which a thread loads its units. All rounds load about the same number of
-    /// units.
+    /// Returns the number of iterations of a thread's loads. All of them load about the same number of units.
     fn rounds(&self) -> usize {
         self.units().div_ceil(MAX_LOADS / self.columns).max(1)
     }

@@ -65,10 +65,10 @@ enum Source {
 
 /// The partition of a matmul.
 ///
-/// C is cut into a grid of tasks. A task iterates over blocks of k, blocks of columns (which it packs if each
-/// task packs B), blocks of rows, and then over tiles: columns in the outer loop, rows in the inner one. The
-/// panel of B therefore stays in the first-level cache, and the block of A in the second-level cache. With
-/// few panels, rows are the outer loop.
+/// C is cut into a grid of tasks. A task iterates over blocks of k, blocks of columns, blocks of rows, and then over
+/// tiles. If each task packs B, it packs each block of columns. Tiles are ordered with columns in the outer loop, and
+/// rows in the inner one. The panel of B therefore stays in the first-level cache, and the block of A in the
+/// second-level cache. With few panels, rows are the outer loop.
 #[derive(Clone, Debug)]
 pub(super) struct MatrixPlan {
     source: Source,
@@ -451,8 +451,7 @@ struct TileSource {
     /// Address of the first line (row of B in the tile), and distance to the next line.
     b: *const f32,
     row: usize,
-    /// Panel that contains the lines, or the panel to which they are copied if the tile is the first that
-    /// reads them; null if B is not packed.
+    /// Panel with the lines; null if B is not packed. The first tile that reads the lines copies them to this panel.
     panel: *const f32,
     first: bool,
     /// Address of the first line to prefetch while multiplying (it may be invalid), and distance to the next

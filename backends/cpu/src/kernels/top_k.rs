@@ -56,7 +56,7 @@ fn before(a: &Entry, b: &Entry) -> std::cmp::Ordering {
     b[0].cmp(&a[0]).then(a[1].cmp(&b[1]))
 }
 
-/// Maximum k for which the best entries are kept sorted by insertion. For a larger k, all entries are partitioned.
+/// Up to this k, the best entries are kept sorted by insertion. For a larger k, all entries are partitioned.
 const FEW: usize = 64;
 
 fn top_k<T: Key>(cx: &CompileCx) -> Result<Compiled, String> {

@@ -22,7 +22,7 @@ impl Context<'_> {
         name.ok_or_else(|| WriteError::invalid("a variable that does not exist"))
     }
 
-    /// Returns the type of a buffer behind its pointer. For a run-time sized array, it is the element type.
+    /// Returns the type that the pointer to a buffer points to: the element type of an array without a fixed size.
     fn pointee(&self, variable: &GlobalVariable) -> Result<String> {
         match *self.inner(variable.ty) {
             TypeInner::Array { base, size, stride } if self.is_unsized(variable.ty) => {

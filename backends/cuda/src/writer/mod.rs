@@ -14,7 +14,7 @@
 //! | `sync`, `matrices` | cooperation of threads |
 //! | `merged` | several kernels as one |
 //! | `natives` | functions that become instructions |
-//! | `waits` | the position at which a kernel waits for earlier launches |
+//! | `waits` | the statement before which a kernel waits for earlier launches |
 
 mod body;
 mod constants;

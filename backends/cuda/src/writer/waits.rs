@@ -1,5 +1,5 @@
-//! Selection of the position at which a kernel waits for earlier launches: its start, or the position that it marks.
-//! Before this position, it may load buffers that no earlier launch writes.
+//! Selection of the statement before which a kernel waits for earlier launches: its first one, or one that it marks.
+//! Before this statement, it may load buffers that no earlier launch writes.
 
 use std::collections::HashSet;
 

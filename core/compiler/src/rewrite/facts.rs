@@ -34,8 +34,8 @@ pub(super) enum FactName {
     Numel,
     /// `(dim t axis)`: size of an axis; axes are numbered from 0.
     Dim,
-    /// `(along t axis)`: the shape in which a vector along that axis broadcasts against the tensor, without leading
-    /// axes of size 1.
+    /// `(along t axis)`: the shape of a vector along that axis, such that it broadcasts against the tensor. Leading axes
+    /// of size 1 are left out.
     Along,
     /// `(dtype t)`: element type.
     DType,

@@ -174,7 +174,7 @@ fn log_sum_exp(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
     g.reshape(y, &dims)
 }
 
-/// Reduces integers that are known at import.
+/// Reduces constant integers.
 fn fold_ints(call: &Call, operands: &[Option<&Tensor>], start: i64, f: fn(i64, i64) -> Option<i64>) -> Folded {
     let Some(Some(x)) = operands.first() else {
         return Ok(None);

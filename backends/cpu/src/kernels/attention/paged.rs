@@ -35,7 +35,7 @@ impl Paged {
         unsafe { self.table.slice(row * self.table_len..(row + 1) * self.table_len) }
     }
 
-    /// Returns the block number in entry `place` of the block table of a row's sequence.
+    /// Returns the number of a block of a row's sequence. `place` is the index in the block table.
     ///
     /// # Safety
     /// As for [`Paged::blocks`].

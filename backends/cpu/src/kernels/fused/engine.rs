@@ -184,7 +184,7 @@ impl Engine {
                 Destination::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
             };
             // SAFETY: buffers have RUN elements, and results have the elements of the domain. A buffer is only reused
-            // after its last read. The types are those with which the program was checked.
+            // after its last read. The types were checked with the program.
             unsafe { instruction.scalar.run(self.level, inputs, out, len, part.start) };
         }
         for write in self.writes.iter().filter(|w| !w.direct) {

@@ -59,7 +59,7 @@ const STEP_PRODUCTS: usize = 1 << 16;
 const PART_PRODUCTS: usize = 1 << 15;
 /// Divisor of the number of hidden units of such a task, so that the task has whole panels.
 const UNITS: usize = 64;
-/// Minimum product of steps and rows of a task for which the weight is packed.
+/// The weight is packed if the product of steps and rows of a task is at least this number.
 const REUSE: usize = 4;
 /// Expected number of floating-point operations per nanosecond of one thread, and nanoseconds per element of a state.
 const FLOPS_PER_NANO: u64 = 20;

@@ -24,8 +24,8 @@ use meganeura_core::shape::{Shape as Dims, TensorType};
 const MAX_ELEMENTS: usize = 4096;
 /// Maximum successful steps of one attempt.
 const ATTEMPT_STEPS: u64 = 1500;
-/// Number of failed attempts after which the sizes of samples are kept unchanged. They may depend on each other in a
-/// way that only the operator can check.
+/// Number of failed attempts with new sizes of samples. Later attempts may keep the sizes, because these may depend on each
+/// other in a way that only the operator can check.
 const MAX_FAILURES: u64 = 40;
 /// Maximum number of values of a constant that are tried with one type, of the values that satisfy the constant's own
 /// conditions.

@@ -5,8 +5,7 @@
 //! channels, instead of 144 for the sum over taps. Let `d` be a tile of the image and `g` a kernel. Then the result
 //! is `A^T ((G g G^T) * (B^T d B)) A`, summed over the input channels. For each of the 36 elements, this sum is a
 //! matmul of tiles by channels. Kernels are transformed panel by panel while they are packed. They are thus read
-//! once, in the order in which they are stored, and the kernels of a training step, which change at every step, take
-//! no longer.
+//! once and sequentially. A training step changes its kernels, and its convolutions are as fast as those of inference.
 
 mod transforms;
 
