@@ -10,7 +10,7 @@ use meganeura_core::backend::{Capabilities, CostModel, Executable};
 use meganeura_shaders::host::{self, CompileFailure, Host, LaunchPlan, RejectedKernel};
 use meganeura_shaders::{DTYPES, Features, Launch};
 
-use crate::executable::BladeExecutable;
+use crate::executable;
 use crate::gpu::{Gpu, NAME};
 use crate::pipeline::Pipelines;
 use crate::probe::{Limits, ProbedDevice};
@@ -103,7 +103,7 @@ impl Host for Handle {
     }
 
     fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
-        Ok(Box::new(BladeExecutable::of(self, plan, draft)?))
+        Ok(Box::new(executable::open(self, plan, draft)?))
     }
 
     fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {

@@ -6,7 +6,7 @@ use blade_graphics as bg;
 use meganeura_core::{Error, ExecutionPlan, Result};
 
 use crate::gpu::Gpu;
-use meganeura_shaders::host::{BufferLocation, lay_out};
+use meganeura_shaders::host::{BufferLocation, copy_to_staging, lay_out};
 
 /// All buffers of an executable, in device-local memory.
 pub(crate) struct Arena {
@@ -119,7 +119,8 @@ impl HostBuffer {
         let raw = self.with_capacity(bytes.len() as u64)?;
         // SAFETY: memory of this kind is mapped as long as the buffer exists, and the buffer has room for the bytes.
         // By the contract above, the device is not using it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), raw.data(), bytes.len()) };
+        let staging = unsafe { std::slice::from_raw_parts_mut(raw.data(), bytes.len()) };
+        copy_to_staging(bytes, staging);
         Ok(raw)
     }
 

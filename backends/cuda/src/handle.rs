@@ -13,7 +13,7 @@ use crate::copies::Copier;
 use crate::cubins::Compiler;
 use crate::cublaslt::CublasLt;
 use crate::driver::{Driver, Properties};
-use crate::executable::CudaExecutable;
+use crate::executable;
 use crate::gpu::{Gpu, NAME};
 use crate::graph::Order;
 use crate::kernels::Kernels;
@@ -162,7 +162,7 @@ impl Host for Handle {
     }
 
     fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
-        Ok(Box::new(CudaExecutable::of(self, plan, draft)?))
+        Ok(Box::new(executable::open(self, plan, draft)?))
     }
 
     fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 use meganeura_core::{Error, ExecutionPlan, Result};
-use meganeura_shaders::host::{BufferLocation, lay_out};
+use meganeura_shaders::host::{BufferLocation, copy_to_staging, lay_out};
 
 use crate::gpu::Gpu;
 
@@ -152,15 +152,19 @@ impl HostMemory {
         Ok(self.first)
     }
 
-    /// Copies bytes into the memory, and returns its address.
+    /// Copies `bytes`, and `more` from the next multiple of 4 bytes on, into the memory. Returns the addresses of both.
     ///
     /// # Errors
     /// Not enough memory.
-    pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<*const c_void> {
-        let first = self.with_capacity(bytes.len())?;
-        // SAFETY: the memory is large enough. By the contract above, the device is not using it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), first.cast(), bytes.len()) };
-        Ok(first)
+    pub(crate) fn fill(&mut self, bytes: &[u8], more: &[u8]) -> Result<[u64; 2]> {
+        let start = bytes.len().next_multiple_of(4);
+        let first = self.with_capacity(start + more.len())?.cast::<u8>();
+        // SAFETY: the memory is large enough, and the driver has mapped it. By the contract above, the device is not
+        // using it.
+        let staging = unsafe { std::slice::from_raw_parts_mut(first, start + more.len()) };
+        copy_to_staging(bytes, &mut staging[..bytes.len()]);
+        staging[start..].copy_from_slice(more);
+        Ok([first as u64, first as u64 + start as u64])
     }
 
     /// Copies bytes from the memory. The device must have finished writing them.

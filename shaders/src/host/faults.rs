@@ -36,18 +36,18 @@ pub struct Reporter {
 
 /// Faults that have not been handled yet.
 #[derive(Default)]
-pub struct Faults {
+pub(super) struct Faults {
     /// Frame of the step with a fault, until this step is rolled back.
     pub to_undo: Option<usize>,
     /// Error that has not been returned to the caller yet.
-    pub untold: Option<Error>,
+    pub(super) untold: Option<Error>,
     /// Number of steps that were rolled back.
     pub rolled_back: u64,
 }
 
 /// Returns the size in bytes of the report of `reporters` dispatches: a flag word, then a few words for each
 /// dispatch.
-pub fn report_bytes(reporters: usize) -> usize {
+pub(super) fn report_bytes(reporters: usize) -> usize {
     match reporters {
         0 => 0,
         _ => 4 * (1 + REPORT_WORDS * reporters),
@@ -55,7 +55,7 @@ pub fn report_bytes(reporters: usize) -> usize {
 }
 
 /// Returns the fault of the first dispatch that found a fault.
-pub fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
+pub(super) fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     let words: Vec<u32> = report
         .chunks_exact(4)
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))

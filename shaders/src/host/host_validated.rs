@@ -7,7 +7,7 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices};
 use meganeura_core::{Error, Result};
 
 /// The indices that the host validates, and the contents of their inputs.
-pub struct HostValidated {
+pub(super) struct HostValidated {
     /// Validated indices by segment, with the labels of their dispatches.
     segments: Vec<Vec<(HostIndices, String)>>,
     contents: HashMap<BufferRef, Vec<u8>>,
@@ -15,7 +15,7 @@ pub struct HostValidated {
 
 impl HostValidated {
     /// Creates the validation of a plan whose inputs are zeros.
-    pub fn of(plan: &ExecutionPlan) -> Self {
+    pub(super) fn of(plan: &ExecutionPlan) -> Self {
         let all = plan.host_indices();
         let zeros = |host_validated: &HostIndices| {
             (
@@ -39,14 +39,14 @@ impl HostValidated {
     }
 
     /// Records a write to a buffer. The write must be within the buffer.
-    pub fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) {
+    pub(super) fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) {
         if let Some(own) = self.contents.get_mut(&buffer) {
             own[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
     }
 
     /// Returns true if the host validates the contents of a buffer.
-    pub fn holds(&self, buffer: BufferRef) -> bool {
+    pub(super) fn holds(&self, buffer: BufferRef) -> bool {
         self.contents.contains_key(&buffer)
     }
 
@@ -54,7 +54,7 @@ impl HostValidated {
     ///
     /// # Errors
     /// An index is out of range.
-    pub fn check(&self, segments: &[usize]) -> Result<()> {
+    pub(super) fn check(&self, segments: &[usize]) -> Result<()> {
         for (host_validated, label) in segments.iter().filter_map(|&s| self.segments.get(s)).flatten() {
             let bytes = self.contents.get(&host_validated.buffer).map_or(&[][..], |bytes| bytes);
             if let Some(index) = host_validated.first_outside(bytes) {

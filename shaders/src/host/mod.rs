@@ -3,7 +3,8 @@
 //! contains the tests that registered kernels ([`SupportCache`]) and cooperative matrices ([`choose_coop`]) must pass
 //! before a plan uses them.
 //!
-//! A backend implements only [`Host`]: a device, its memory, and the execution of launches.
+//! A backend implements only [`Host`], a device and its memory, and [`Driver`], the execution of launches. [`Replay`] is
+//! the executable of a plan on any such device.
 
 mod answers;
 mod compile;
@@ -20,6 +21,8 @@ mod feature_trial;
 mod host_validated;
 mod once;
 mod places;
+mod replay;
+mod staging;
 mod transfers;
 
 pub use answers::SupportCache;
@@ -31,9 +34,10 @@ pub use dispatch::{DispatchContext, F16Storage, KernelOptions, Sources};
 pub use draft::{Bound, CompileFailure, ExtraBuffers, FRAMES, LaunchPlan, RejectedKernel, phases};
 pub use f16_storage::choose as choose_f16_storage;
 pub use facts::{Facts, ask, choose_variants, facts_of};
-pub use faults::{Faults, Reporter, SavedRange, fault_in, report_bytes};
+pub use faults::{Reporter, SavedRange};
 pub use feature_trial::test_features;
-pub use host_validated::HostValidated;
 pub use once::{Word, run_once};
 pub use places::{ALIGNMENT, BufferLocation, lay_out};
-pub use transfers::{Copy, MAX_EXPECTED, PendingWrites, QueueFull, place_expected};
+pub use replay::{Begin, Driver, Replay, Step};
+pub use staging::copy_to_staging;
+pub use transfers::Transfer;

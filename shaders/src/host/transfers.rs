@@ -2,41 +2,65 @@
 
 use meganeura_core::plan::BufferRef;
 
+use super::places::BufferLocation;
+
 /// Maximum number of bytes of results that a step copies to the host because the host read them after the last step.
-pub const MAX_EXPECTED: u64 = 64 << 10;
+pub(super) const MAX_EXPECTED: u64 = 64 << 10;
 
 /// A copy between device and host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub(super) struct Copy {
     /// Buffer on the device.
-    pub buffer: BufferRef,
+    pub(super) buffer: BufferRef,
     /// Offset in the device buffer, in bytes.
-    pub offset: u64,
+    pub(super) offset: u64,
     /// Number of bytes to copy.
-    pub len: u64,
+    pub(super) len: u64,
     /// Offset in the memory of the host, in bytes.
-    pub host: u64,
+    pub(super) host: u64,
 }
 
 impl Copy {
     /// Returns true if both copies have the same device bytes.
-    pub fn is_same(&self, other: &Copy) -> bool {
+    pub(super) fn is_same(&self, other: &Copy) -> bool {
         (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
     }
 
     /// Returns true if both copies have device bytes in common.
-    pub fn overlaps(&self, other: &Copy) -> bool {
+    pub(super) fn overlaps(&self, other: &Copy) -> bool {
         self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
+    }
+}
+
+/// A copy between a location in device memory and the staging memory of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Location of the device buffer.
+    pub place: BufferLocation,
+    /// Offset in this location, in bytes.
+    pub offset: u64,
+    /// Offset in the staging memory, in bytes.
+    pub host: u64,
+    /// Number of bytes to copy.
+    pub len: u64,
+}
+
+impl Transfer {
+    /// Returns true if both transfers have device bytes in common.
+    pub fn overlaps(&self, other: &Transfer) -> bool {
+        let start = |transfer: &Transfer| transfer.place.offset + transfer.offset;
+        let (own, others) = (start(self), start(other));
+        self.place.slab == other.place.slab && own < others + other.len && others < own + self.len
     }
 }
 
 /// Writes of the host since the last submission, in order.
 #[derive(Debug, Default)]
-pub struct PendingWrites {
+pub(super) struct PendingWrites {
     /// Data of all writes.
-    pub bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     /// Destination of each write.
-    pub copies: Vec<Copy>,
+    pub(super) copies: Vec<Copy>,
 }
 
 impl PendingWrites {
@@ -44,7 +68,7 @@ impl PendingWrites {
     ///
     /// # Errors
     /// The queued writes would exceed `most` bytes and have to be submitted first.
-    pub fn add(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8], most: usize) -> Result<(), QueueFull> {
+    pub(super) fn add(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8], most: usize) -> Result<(), QueueFull> {
         let mut copy = Copy {
             buffer,
             offset,
@@ -71,24 +95,24 @@ impl PendingWrites {
     }
 
     /// Removes the queued writes after their submission.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.copies.clear();
     }
 
     /// Returns true if a queued write overlaps a copy.
-    pub fn change(&self, copy: &Copy) -> bool {
+    pub(super) fn change(&self, copy: &Copy) -> bool {
         self.copies.iter().any(|c| c.overlaps(copy))
     }
 }
 
 /// The error that the queue of writes is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueFull;
+pub(super) struct QueueFull;
 
 /// Assigns offsets in the memory of the host, from `first` on, to copies that the host is expected to read. Omits
 /// copies that do not fit.
-pub fn place_expected(expected: impl Iterator<Item = Copy>, first: u64) -> Vec<Copy> {
+pub(super) fn place_expected(expected: impl Iterator<Item = Copy>, first: u64) -> Vec<Copy> {
     let mut next = first;
     let mut copies: Vec<Copy> = Vec::new();
     for mut copy in expected {

@@ -4,12 +4,10 @@ use std::time::{Duration, Instant};
 
 use blade_graphics as bg;
 use meganeura_core::Result;
-use meganeura_core::backend::Ticket;
 
 use crate::gpu::Gpu;
 use crate::memory::HostBuffer;
-use crate::timing::MeasuredSubmission;
-use meganeura_shaders::host::Copy;
+use crate::timing::{MeasuredSubmission, PassTag};
 
 /// Number of launches in the first part of a step. The device starts this part before the whole step is recorded.
 const FIRST_PART: usize = 24;
@@ -38,13 +36,10 @@ pub(super) struct Frame {
     pub(super) measured: Option<MeasuredSubmission>,
     pub(super) upload: HostBuffer,
     pub(super) download: HostBuffer,
-    /// Results that the submission copies to `download`.
-    pub(super) copied: Vec<Copy>,
     /// Synchronization point of the last part.
     pub(super) sync: Option<bg::SyncPoint>,
-    pub(super) ticket: Ticket,
-    /// `true` if `download` begins with a fault report that has not been read yet.
-    pub(super) unread_report: bool,
+    /// Number of the last submission. Later submissions have larger numbers.
+    pub(super) submission: u64,
 }
 
 impl Frame {
@@ -68,10 +63,8 @@ impl Frame {
             measured: None,
             upload: HostBuffer::new(gpu, bg::Memory::Upload),
             download: HostBuffer::new(gpu, bg::Memory::Download),
-            copied: Vec::new(),
             sync: None,
-            ticket: Ticket(0),
-            unread_report: false,
+            submission: 0,
         })
     }
 
@@ -80,9 +73,12 @@ impl Frame {
         &mut self.encoders[self.open].0
     }
 
-    /// Returns the encoder that is recording, and the passes of a measured submission.
-    pub(super) fn recorder(&mut self) -> (&mut bg::CommandEncoder, &mut Option<MeasuredSubmission>) {
-        (&mut self.encoders[self.open].0, &mut self.measured)
+    /// Begins a pass of copies. Its label appears in profiles.
+    pub(super) fn transfer(&mut self, label: &str) -> bg::TransferCommandEncoder<'_> {
+        if let Some(measured) = &mut self.measured {
+            measured.tags.push(PassTag::transfer(label));
+        }
+        self.encoder().transfer(label)
     }
 
     /// Starts the first, empty part of a frame whose submissions are complete.

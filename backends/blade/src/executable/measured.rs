@@ -3,60 +3,57 @@
 use std::time::Instant;
 
 use meganeura_core::Result;
-use meganeura_core::backend::{StepArgs, Ticket};
+use meganeura_core::backend::Ticket;
+use meganeura_shaders::host::{Driver as _, FRAMES, Step};
 
-use super::BladeExecutable;
+use super::BladeDriver;
 use super::record::record_phase;
 use crate::timing::MAX_PASSES;
-use meganeura_shaders::host::FRAMES;
 
 /// Maximum number of measured phases of a submission. The copies at the end of the submission need one more pass.
 const MAX_PHASES: usize = MAX_PASSES - 1;
 
-impl BladeExecutable {
+impl BladeDriver {
     /// Records a step with a separate pass for each phase. If there are more phases than a submission can time, the
-    /// step is submitted in parts, and the host waits for each part.
-    pub(super) fn record_measured(&mut self, args: &StepArgs) -> Result<()> {
-        self.record_save()?;
-        let segments = args.segments.iter().filter(|&&s| s < self.segments.len());
+    /// step is submitted in parts, and the host waits for each part. Returns the number of parts that were submitted.
+    pub(super) fn record_measured(&mut self, at: usize, step: &Step) -> Result<u64> {
+        let segments = step.segments.iter().filter(|&&s| s < self.segments.len());
         let phases: Vec<(usize, usize)> = segments
             .flat_map(|&s| (0..self.segments[s].len()).map(move |p| (s, p)))
             .collect();
-        let begun = self.frames[self.current].measured.as_ref().map_or(0, |m| m.tags.len());
+        let begun = self.frames[at].measured.as_ref().map_or(0, |m| m.tags.len());
         let mut room = MAX_PHASES.saturating_sub(begun);
-        let parts = phases.len().saturating_sub(room).div_ceil(MAX_PHASES);
+        let parts = phases.len().saturating_sub(room).div_ceil(MAX_PHASES) as u64;
         // The step is identified by the ticket of its last part.
-        let step = Ticket(self.submissions + 1 + parts as u64);
+        let ticket = Ticket(step.ticket.0 + parts);
         for (segment, number) in phases {
             if room == 0 {
-                self.submit_part(step)?;
+                self.submit_part(at, ticket)?;
                 room = MAX_PHASES;
             }
             room -= 1;
             let (phase, tag) = (&self.segments[segment][number], &self.tags[segment][number]);
-            let frame = &mut self.frames[self.current];
+            let frame = &mut self.frames[at];
             if let Some(measured) = &mut frame.measured {
                 measured.tags.push(tag.clone());
             }
-            let (encoder, scalars) = (frame.encoder(), &self.inline_scalars);
+            let (encoder, scalars) = (frame.encoder(), &self.scalars);
             self.gpu.guard("recording", |_| {
                 record_phase(&mut encoder.compute(&tag.label), phase, scalars);
             })?;
         }
-        if let Some(measured) = &mut self.frames[self.current].measured {
-            measured.step = step;
+        if let Some(measured) = &mut self.frames[at].measured {
+            measured.step = ticket;
         }
-        Ok(())
+        Ok(parts)
     }
 
-    /// Submits the recorded part of a step, waits for it, and continues recording in the same
-    /// frame.
-    fn submit_part(&mut self, step: Ticket) -> Result<()> {
-        let at = self.current;
+    /// Submits the recorded part of a step, waits for it, and continues recording in the same frame.
+    fn submit_part(&mut self, at: usize, step: Ticket) -> Result<()> {
         if let Some(measured) = &mut self.frames[at].measured {
             measured.step = step;
         }
-        self.submit()?;
+        self.submit(at)?;
         self.collect(at)?;
         let frame = &mut self.frames[at];
         // `collect` has already restarted the encoder to read its times.
@@ -67,10 +64,10 @@ impl BladeExecutable {
 
     /// Reads the times of a frame's completed submission. All earlier submissions must have been collected.
     pub(super) fn collect(&mut self, frame: usize) -> Result<()> {
-        let last = self.frames[frame].ticket;
+        let last = self.frames[frame].submission;
         loop {
-            let measured = |f: &usize| self.frames[*f].measured.is_some() && self.frames[*f].ticket <= last;
-            let first = (0..FRAMES).filter(measured).min_by_key(|&f| self.frames[f].ticket);
+            let measured = |f: &usize| self.frames[*f].measured.is_some() && self.frames[*f].submission <= last;
+            let first = (0..FRAMES).filter(measured).min_by_key(|&f| self.frames[f].submission);
             let Some(first) = first else { return Ok(()) };
             self.wait_for(first)?;
             let frame = &mut self.frames[first];

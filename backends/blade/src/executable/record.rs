@@ -2,33 +2,30 @@
 
 use blade_graphics as bg;
 use meganeura_core::Result;
-use meganeura_core::backend::StepArgs;
+use meganeura_shaders::host::SavedRange;
 
-use super::{BladeExecutable, frame};
+use super::{BladeDriver, frame};
 use crate::pipeline::{BoundLaunch, Scalars};
 use crate::program::Phase;
-use crate::timing::PassTag;
 
-impl BladeExecutable {
+impl BladeDriver {
     /// Records the kernels of a step. If the device is idle, the first kernels are submitted before all kernels are
     /// recorded.
-    pub(super) fn record_step(&mut self, args: &StepArgs) -> Result<()> {
-        self.record_save()?;
-        let phases: Vec<&Phase> = args
-            .segments
+    pub(super) fn record_step(&mut self, frame: usize, segments: &[usize]) -> Result<()> {
+        let phases: Vec<&Phase> = segments
             .iter()
             .filter_map(|&s| self.segments.get(s))
             .flatten()
             .collect();
         // Short steps need no check for an idle device. Segments may be requested several times.
-        let most = self.frames[self.current].parts() - 1;
+        let most = self.frames[frame].parts() - 1;
         let mut cuts = if most > 0 && self.is_idle()? {
             frame::cuts(phases.iter().map(|phase| phase.len()))
         } else {
             Vec::new()
         };
         cuts.truncate(most);
-        let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
+        let (frame, scalars) = (&mut self.frames[frame], &self.scalars);
         let ends = cuts.iter().copied().chain([phases.len()]);
         let starts = [0].into_iter().chain(cuts.iter().copied());
         self.gpu.guard("recording", |context| {
@@ -54,17 +51,13 @@ impl BladeExecutable {
     }
 
     /// Records copies of the data that a rollback of the step restores.
-    pub(super) fn record_save(&mut self) -> Result<()> {
-        let (frame, saved) = (&mut self.frames[self.current], &self.saved[self.current]);
+    pub(super) fn record_save(&mut self, frame: usize, saved: &[SavedRange]) -> Result<()> {
         if saved.is_empty() {
             return Ok(());
         }
-        if let Some(measured) = &mut frame.measured {
-            measured.tags.push(PassTag::transfer("save"));
-        }
-        let (encoder, arena) = (frame.encoder(), &self.arena);
+        let (frame, arena) = (&mut self.frames[frame], &self.arena);
         self.gpu.guard("recording", |_| {
-            let mut pass = encoder.transfer("save");
+            let mut pass = frame.transfer("save");
             for part in saved {
                 pass.copy_buffer_to_buffer(arena.piece(part.own, 0), arena.piece(part.copy, 0), part.own.bytes);
             }

@@ -37,7 +37,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         f16_storage: F16Storage::No,
     };
     let draft = LaunchPlan::of(&plan, &with).expect("kernels");
-    let executable = BladeExecutable::of(device.handle(), &plan, draft).expect("an executable");
+    let executable = super::open(device.handle(), &plan, draft).expect("an executable");
     Some((plan, executable))
 }
 
@@ -51,7 +51,7 @@ fn large_transfers_go_in_pieces() {
         let Some((plan, mut executable)) = executable(&g) else {
             return;
         };
-        executable.staged = staged;
+        executable.driver_mut().staged = staged;
         let buffer = plan.input_buffers[0].1;
         let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         executable.write(buffer, 0, &data).expect("written");
@@ -66,7 +66,7 @@ fn large_transfers_go_in_pieces() {
         let mut part = [0; 101];
         executable.read(buffer, 9_000, &mut part).expect("read");
         assert_eq!(part, expected[9_000..9_101]);
-        for frame in &executable.frames {
+        for frame in &executable.driver().frames {
             let most = frame.upload.capacity().max(frame.download.capacity());
             assert!(most <= 4096, "{most} bytes are staged");
         }
@@ -88,7 +88,7 @@ fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
     let Some((plan, mut executable)) = executable(&g) else {
         return;
     };
-    let parts = executable.frames[0].parts();
+    let parts = executable.driver().frames[0].parts();
     assert!(plan.dispatches.len() >= CALLS && parts > 2, "{parts} parts");
     let (input, output) = (plan.input_buffers[0].1, plan.output_buffers[0]);
     let step = StepArgs {
@@ -106,7 +106,7 @@ fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
         executable.write(input, 0, &bytes).expect("written");
         executable.finish_all().expect("complete");
-        assert!(executable.is_idle().expect("a device"));
+        assert!(executable.driver().is_idle().expect("a device"));
         executable.run(&step).expect("run in parts");
         let parted = read(&mut executable);
         // The second step runs after a step that is incomplete, or that was so fast that the second step is also in

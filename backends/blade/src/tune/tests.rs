@@ -18,7 +18,7 @@ use super::validate::{Difference, validate_by};
 use super::{Entry, Tuning};
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
-use crate::executable::BladeExecutable;
+use crate::executable::{self, BladeExecutable};
 use meganeura_core::backend::{Tune, TuneOptions};
 use meganeura_shaders::host::{F16Storage, KernelOptions, LaunchPlan, run_once};
 
@@ -584,7 +584,7 @@ fn the_usual_ways_are_right() {
             f16_storage: F16Storage::No,
         };
         let draft = LaunchPlan::of(&plan, &with).expect("kernels");
-        let mut executable = BladeExecutable::of(device.handle(), &plan, draft).expect("it compiles");
+        let mut executable = executable::open(device.handle(), &plan, draft).expect("it compiles");
         let words = |name: &str| {
             let values = fill(name, size(name).numel()).into_iter();
             values.map(|v| (v as f32).to_le_bytes()).collect()

@@ -14,7 +14,7 @@ use meganeura_core::{Error, Result, registry};
 
 use super::comparison::Subject;
 use super::operands::{Datum, OperandProperties, Operands, WidenedExecutable, data_of, name};
-use crate::executable::BladeExecutable;
+use crate::executable::{self, BladeExecutable};
 use crate::gpu::NAME;
 use crate::handle::Handle;
 use meganeura_shaders::Schedule;
@@ -121,7 +121,7 @@ impl<'a> Trial<'a> {
         };
         let mut draft = LaunchPlan::of(&self.plan, &with)?;
         draft.differ(self.codes);
-        let made = BladeExecutable::of(self.device, &self.plan, draft);
+        let made = executable::open(self.device, &self.plan, draft);
         let mut executable = made.map_err(Error::from)?;
         if !(usual || forced.used.get()) {
             return Err(Error::backend(NAME, "no kernel can be generated"));

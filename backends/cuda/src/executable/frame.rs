@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use meganeura_core::Result;
 use meganeura_core::backend::Ticket;
-use meganeura_shaders::host::Copy;
 
 use crate::event::Event;
 use crate::gpu::Gpu;
@@ -15,20 +14,17 @@ use crate::memory::HostMemory;
 pub(super) struct Frame {
     pub(super) upload: HostMemory,
     pub(super) download: HostMemory,
-    /// Results that the submission copies to `download`.
-    pub(super) copied: Vec<Copy>,
     /// Event at the end of the submission.
     pub(super) complete: Event,
     /// `true` if the submission is enqueued and the host has not waited for it yet.
     pub(super) running: bool,
-    pub(super) ticket: Ticket,
+    /// Ticket of the last measured step of this frame.
+    pub(super) step: Ticket,
     /// Events before and after the launches of a step. They are created when the time of a step is measured for the
     /// first time.
     around: Option<[Event; 2]>,
     /// Segments of the step, and index of the graph whose time is measured; `None` if no time is measured.
     pub(super) compared: Option<(Vec<usize>, usize)>,
-    /// `true` if `download` begins with a fault report that has not been read yet.
-    pub(super) unread_report: bool,
 }
 
 impl Frame {
@@ -36,13 +32,11 @@ impl Frame {
         Ok(Frame {
             upload: HostMemory::new(gpu),
             download: HostMemory::new(gpu),
-            copied: Vec::new(),
             complete: Event::new(gpu, false)?,
             running: false,
-            ticket: Ticket(0),
+            step: Ticket(0),
             around: None,
             compared: None,
-            unread_report: false,
         })
     }
 

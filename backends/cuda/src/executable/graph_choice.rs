@@ -1,4 +1,4 @@
-//! Replay of the launches of a combination of segments, and selection of the faster of two graphs.
+//! Selection of the faster of two graphs with the same launches.
 //!
 //! The graphs order the launches in two ways. As branches, independent launches run in parallel. As a chain, each
 //! launch begins before its predecessor has ended. Which graph is faster depends on the step, so the first replays
@@ -14,7 +14,7 @@ const WARM_UP: usize = 2;
 const COMPARED: usize = 8;
 
 /// The graphs of the same launches, and the times by which one of them is selected.
-pub(super) struct Replay<G = Graph> {
+pub(super) struct GraphChoice<G = Graph> {
     /// The selected graph, or both graphs while they are used alternately.
     graphs: Vec<G>,
     launched: usize,
@@ -22,10 +22,10 @@ pub(super) struct Replay<G = Graph> {
     times: Vec<Vec<Duration>>,
 }
 
-impl<G> Replay<G> {
-    /// Creates a replay that uses the graphs alternately until it has selected the fastest one.
+impl<G> GraphChoice<G> {
+    /// Creates a choice that uses the graphs alternately until it has selected the fastest one.
     pub(super) fn new(graphs: Vec<G>) -> Self {
-        Replay {
+        GraphChoice {
             times: vec![Vec::new(); graphs.len()],
             launched: 0,
             graphs,
@@ -71,10 +71,10 @@ mod tests {
 
     #[test]
     fn graphs_take_turns_until_the_fastest_is_known() {
-        let mut replay = Replay::new(vec!["branches", "chain"]);
+        let mut choice = GraphChoice::new(vec!["branches", "chain"]);
         let (mut measured, mut decided) = (Vec::new(), None);
         for step in 0.. {
-            let (graph, number) = replay.next().expect("a graph");
+            let (graph, number) = choice.next().expect("a graph");
             assert_eq!(*graph, ["branches", "chain"][step % 2], "they take turns");
             let Some(number) = number else {
                 assert!(step < 2 * WARM_UP);
@@ -87,26 +87,26 @@ mod tests {
                 (0, _) => 30,
                 _ => 20 + step as u64 % 5,
             };
-            decided = replay.note(number, Duration::from_micros(micros));
+            decided = choice.note(number, Duration::from_micros(micros));
             if decided.is_some() {
                 break;
             }
         }
         assert_eq!((decided, measured.len()), (Some(1), 2 * COMPARED));
         for _ in 0..3 {
-            assert_eq!(replay.next(), Some((&"chain", None)));
+            assert_eq!(choice.next(), Some((&"chain", None)));
         }
         // A time after the selection has no effect.
-        assert_eq!(replay.note(0, Duration::ZERO), None);
-        assert_eq!(replay.next(), Some((&"chain", None)));
+        assert_eq!(choice.note(0, Duration::ZERO), None);
+        assert_eq!(choice.next(), Some((&"chain", None)));
     }
 
     #[test]
     fn one_graph_needs_no_times() {
-        let mut replay = Replay::new(vec!["branches"]);
+        let mut choice = GraphChoice::new(vec!["branches"]);
         for _ in 0..50 {
-            assert_eq!(replay.next(), Some((&"branches", None)));
+            assert_eq!(choice.next(), Some((&"branches", None)));
         }
-        assert_eq!(Replay::<()>::new(Vec::new()).next(), None);
+        assert_eq!(GraphChoice::<()>::new(Vec::new()).next(), None);
     }
 }
