@@ -3,7 +3,7 @@
 //! The checks of a schema bound the compiler's time and memory for the cases that were found. In other cases, only the other
 //! process dies: its memory and time are limited. One process serves many trials, one after the other.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -82,8 +82,8 @@ pub(super) struct Trials {
     tokens: OnceLock<String>,
     /// Processes without a trial.
     idle: Mutex<Vec<TrialProcess>>,
-    /// Hashes of texts whose trial succeeded.
-    passed: Mutex<HashSet<u64>>,
+    /// Hashes of texts whose trial succeeded, with the limit of time of the trial.
+    passed: Mutex<HashMap<u64, Duration>>,
     hasher: RandomState,
 }
 
@@ -115,7 +115,8 @@ impl Trials {
         }
     }
 
-    /// Compiles a grammar in another process, unless that was done before. Returns false if it takes longer than `limit`.
+    /// Compiles a grammar in another process, unless that was done before. Returns false if it takes longer than `limit`, now or in an
+    /// earlier trial.
     /// `tokens` returns the tokens of the model for the first process.
     ///
     /// # Errors
@@ -125,8 +126,8 @@ impl Trials {
         let Some(program) = &self.program else { return Ok(true) };
         let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let hash = self.hasher.hash_one(&text);
-        if lock(&self.passed).contains(&hash) {
-            return Ok(true);
+        if let Some(passed) = lock(&self.passed).get(&hash) {
+            return Ok(*passed <= limit);
         }
         let start = || {
             let tokens = self
@@ -168,7 +169,7 @@ impl Trials {
         if passed.len() >= MAX_PASSED {
             passed.clear();
         }
-        passed.insert(hash);
+        passed.insert(hash, limit);
         Ok(true)
     }
 }
@@ -345,7 +346,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
-        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
+        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
         let trials = Trials::new(Some(program));
@@ -365,6 +366,17 @@ mod tests {
             assert_eq!(check(&format!("b{round}")), Ok(true));
         }
         assert_eq!(lock(&trials.idle).len(), 1);
+        // A grammar that needed the time of large ones stays with them.
+        let slow = Grammar::Regex("slow".into());
+        let check = |limit| {
+            trials
+                .check(&slow, limit, TrialTokens::default)
+                .map_err(|e| e.to_string())
+        };
+        let [small, large] = [Duration::from_millis(20), Duration::from_secs(10)];
+        for expected in [(small, false), (large, true), (small, false), (large, true)] {
+            assert_eq!(check(expected.0), Ok(expected.1));
+        }
         let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing
             .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
