@@ -1,11 +1,13 @@
 //! Weights in safetensors files, mapped into memory and streamed into sessions.
 //!
-//! A file is never read as a whole: each tensor is converted into memory of its own size, which the
-//! next one reuses, and copied to the session from there. Tensors that are stored in the session's
-//! format are copied directly.
+//! A file is never read as a whole. A thread converts each tensor into memory of its own size, while the previous
+//! tensor is copied to the session. Later tensors reuse the memory. Tensors that are stored in the session's format are
+//! copied directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 
 use half::f16;
 use meganeura_core::graph::NodeKind;
@@ -36,6 +38,9 @@ const TABLES: &str = ".rotary_emb.inv_freq";
 const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "_embeddings.weight"];
 /// Suffix of the names of parameters with the scales of blocks.
 const SCALES: &str = "_scales";
+
+/// Maximum size of the memory of a converted tensor that is kept for a later one, in bytes.
+const MAX_REUSED_BYTES: usize = 256 << 20;
 
 /// Remedy for weights and a configuration that do not belong together.
 const OF_ANOTHER: &str = "use the config.json that belongs to the weights";
@@ -267,14 +272,58 @@ impl Checkpoint {
                 )
             })?;
         }
-        let mut memory = Memory::default();
-        for (name, wanted) in &wanted {
-            self.load(session, name, wanted.form, &mut memory)?;
-        }
-        Ok(())
+        let parameters = wanted.iter().map(|(name, wanted)| (*name, wanted.form));
+        self.convert_while_storing(parameters, |parameter, memory| parameter.store(session, memory))
     }
 
-    fn load(&self, session: &mut Session, name: &str, form: ParameterForm, memory: &mut Memory) -> Result<()> {
+    /// Converts the tensors of parameters on a thread, and stores each of them while the next one is converted.
+    ///
+    /// # Errors
+    /// The first error of a conversion or of `store`, in the order of the parameters.
+    fn convert_while_storing<'a>(
+        &'a self,
+        parameters: impl Iterator<Item = (&'a str, ParameterForm)> + Clone + Send,
+        mut store: impl FnMut(&Parameter<'a>, &ConvertedTensor) -> Result<()>,
+    ) -> Result<()> {
+        let (to_store, converted) = mpsc::sync_channel(0);
+        let (to_reuse, stored) = mpsc::channel::<Memory>();
+        let all = parameters.clone();
+        let convert = move || {
+            for (name, form) in all {
+                let mut memory = stored.try_recv().unwrap_or_default();
+                let outcome = self.convert(name, form, &mut memory);
+                // The receiver has ended after an error.
+                if to_store.send(outcome.map(|parameter| (parameter, memory))).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, convert) {
+                log::debug!("weights are converted without a thread of their own: {error}");
+                let mut memory = Memory::default();
+                for (name, form) in parameters {
+                    let parameter = self.convert(name, form, &mut memory)?;
+                    store(&parameter, &memory.whole)?;
+                    self.release(&parameter);
+                }
+                return Ok(());
+            }
+            while let Ok(outcome) = converted.recv() {
+                let (parameter, memory) = outcome?;
+                store(&parameter, &memory.whole)?;
+                self.release(&parameter);
+                // The table of embeddings is much larger than other tensors. Its memory is not kept.
+                if memory.bytes() <= MAX_REUSED_BYTES {
+                    let _ = to_reuse.send(memory);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Converts a parameter to the form of a session, unless the file stores it in this form.
+    fn convert<'a>(&'a self, name: &'a str, form: ParameterForm, memory: &mut Memory) -> Result<Parameter<'a>> {
         let parts = self.parts(name);
         // Adapters are added to transposed matrices.
         let element = match form {
@@ -282,10 +331,17 @@ impl Checkpoint {
             ParameterForm::F16 => Some(Element::F16),
             _ => None,
         };
-        if let (&[(shard, part)], Some(element)) = (parts.as_slice(), element)
-            && let Some(stored) = shard.tensor(part).as_ref().and_then(|tensor| tensor.bytes_in(element))
-        {
-            return session.try_set_parameter_bytes(name, stored);
+        let mut parameter = Parameter {
+            name,
+            form,
+            stored: None,
+        };
+        if let (&[(shard, part)], Some(element)) = (parts.as_slice(), element) {
+            let tensor = shard.tensor(part);
+            parameter.stored = tensor.and_then(|tensor| tensor.bytes_in(element));
+            if parameter.stored.is_some() {
+                return Ok(parameter);
+            }
         }
         let Memory { whole, part: one } = memory;
         whole.clear();
@@ -303,19 +359,16 @@ impl Checkpoint {
                 whole.extend(one);
             }
         }
-        let ConvertedTensor { numbers, bytes, scales } = whole;
-        match form {
-            ParameterForm::F32 { .. } => {
-                if let Some(adapters) = &self.adapters {
-                    adapters.merge_into(name, numbers);
-                }
-                session.try_set_parameter(name, numbers)
-            }
-            ParameterForm::F16 => session.try_set_parameter_bytes(name, bytes),
-            ParameterForm::Blocks(_) => {
-                session.try_set_parameter_bytes(name, bytes)?;
-                session.try_set_parameter_bytes(&format!("{name}{SCALES}"), scales)
-            }
+        if let (ParameterForm::F32 { .. }, Some(adapters)) = (form, &self.adapters) {
+            adapters.merge_into(name, &mut whole.numbers);
+        }
+        Ok(parameter)
+    }
+
+    /// Gives the mapped memory of a parameter's tensors back to the system.
+    fn release(&self, parameter: &Parameter) {
+        for (shard, part) in self.parts(parameter.name) {
+            shard.release(part);
         }
     }
 
@@ -428,12 +481,50 @@ fn is_stored(name: &str) -> bool {
     !name.starts_with(CACHES) && !name.contains(ADAPTERS)
 }
 
+/// A parameter that was read from the files.
+struct Parameter<'a> {
+    name: &'a str,
+    form: ParameterForm,
+    /// Bytes of the file, if they already have the form of the session. Otherwise, the parameter was converted.
+    stored: Option<&'a [u8]>,
+}
+
+impl Parameter<'_> {
+    /// Sets the parameter of a session.
+    ///
+    /// # Errors
+    /// Errors of the session.
+    fn store(&self, session: &mut Session, converted: &ConvertedTensor) -> Result<()> {
+        let ConvertedTensor { numbers, bytes, scales } = converted;
+        match (self.stored, self.form) {
+            (Some(stored), _) => session.try_set_parameter_bytes(self.name, stored),
+            (None, ParameterForm::F32 { .. }) => session.try_set_parameter(self.name, numbers),
+            (None, ParameterForm::F16) => session.try_set_parameter_bytes(self.name, bytes),
+            (None, ParameterForm::Blocks(_)) => {
+                session.try_set_parameter_bytes(self.name, bytes)?;
+                session.try_set_parameter_bytes(&format!("{}{SCALES}", self.name), scales)
+            }
+        }
+    }
+}
+
 /// Memory for the conversion of tensors.
 #[derive(Default)]
 struct Memory {
     whole: ConvertedTensor,
     /// The current one of several tensors of a parameter.
     part: ConvertedTensor,
+}
+
+impl Memory {
+    /// Returns the number of allocated bytes.
+    fn bytes(&self) -> usize {
+        let parts = [&self.whole, &self.part];
+        let bytes = |part: &ConvertedTensor| {
+            part.numbers.capacity() * size_of::<f32>() + part.bytes.capacity() + part.scales.capacity()
+        };
+        parts.into_iter().map(bytes).sum()
+    }
 }
 
 /// A tensor that was converted to the storage form of a parameter; buffers that the form does not need are empty.

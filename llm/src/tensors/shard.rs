@@ -12,6 +12,10 @@ use safetensors::SafeTensors;
 use super::element::Element;
 use crate::files::damaged;
 
+/// Minimum number of bytes of a tensor whose memory is given back to the system.
+#[cfg(unix)]
+const MIN_RELEASED_BYTES: usize = 1 << 20;
+
 /// A file and its tensors.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -54,6 +58,15 @@ pub(crate) struct Tensor<'a> {
     pub(crate) heads: Option<usize>,
 }
 
+impl<'a> Tensor<'a> {
+    /// Returns the bytes of the whole tensor, if it is stored in the layout of a session for this
+    /// type.
+    pub(crate) fn bytes_in(&self, element: Element) -> Option<&'a [u8]> {
+        let same = self.element == element && self.heads.is_none() && cfg!(target_endian = "little");
+        same.then_some(self.bytes)
+    }
+}
+
 impl Tensor<'_> {
     /// Returns the number of rows and their width. A vector is one row; a tensor of several matrices has the rows of
     /// all of them.
@@ -64,13 +77,6 @@ impl Tensor<'_> {
             [ref rows @ .., width] => [rows.iter().product(), width],
             [] => [1, 1],
         }
-    }
-
-    /// Returns the bytes of the whole tensor, if it is stored in the layout of a session for this
-    /// type.
-    pub(crate) fn bytes_in(&self, element: Element) -> Option<&[u8]> {
-        let same = self.element == element && self.heads.is_none() && cfg!(target_endian = "little");
-        same.then_some(self.bytes)
     }
 
     /// Returns the bytes of a row.
@@ -142,5 +148,27 @@ impl Shard {
             bytes,
             heads: entry.heads,
         })
+    }
+
+    /// Gives the memory of a tensor's bytes back to the system. They are read from the file again when they are used.
+    pub(crate) fn release(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(entry) = self.tensors.get(name)
+            && entry.range.len() >= MIN_RELEASED_BYTES
+        {
+            // SAFETY: this is a map of a file that is only read, so no contents are lost.
+            let released = unsafe {
+                self.map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    entry.range.start,
+                    entry.range.len(),
+                )
+            };
+            if let Err(error) = released {
+                log::debug!("the memory of '{name}' is not released: {error}");
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = name;
     }
 }
