@@ -6,7 +6,7 @@
 //!
 //! A dispatch is decomposed (`body.rs`) until every call has a supported role (`roles.rs`): elementwise operators
 //! (`scalar.rs`), views (`view.rs`), operators that select elements (`pull.rs`), reductions (`rows`), and matmuls and
-//! convolutions (`matmul.rs`, `conv.rs`). For the latter, `tiled` computes tiles, `coop` uses cooperative matrices,
+//! convolutions (`matmul.rs`, `conv.rs`). For matmuls and convolutions, `tiled` computes tiles, `coop` uses cooperative matrices,
 //! `vectors` computes few rows, and `epilogue.rs` processes their results. `families.rs` computes a body in one
 //! launch, and `stages.rs` splits it into several. Therefore a norm, a loss or an update needs no dedicated kernel. A
 //! table lists operators with special loops (`standalone.rs`). Attention has kernels that never write the scores to

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
 
-    /// Number of seeds for the random shapes of the operators' samples.
+    /// Number of random seeds. Each seed tests every operator with other random shapes and values.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 

@@ -18,7 +18,7 @@ pub(super) struct BatchNorm;
 pub(super) struct BatchNormInference;
 pub(super) struct BatchNormAffine;
 
-/// Checks `x [n, channels, ...]` and the per-channel operands; returns the type of the latter.
+/// Checks `x [n, channels, ...]` and the per-channel operands; returns the type of the per-channel operands.
 pub(super) fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
     expect_same_dtype(call)?;
     expect_float(call, 0, "the operands")?;

@@ -357,12 +357,13 @@ impl Session {
     /// Submits forward, backward and, with an optimizer set, the update, as one submission.
     ///
     /// A step with a fault, such as an index out of range, changes no parameter, no state and no
-    /// counter. If a later call returns its error, the steps submitted in between are rolled back,
-    /// too.
+    /// counter. Its error may be returned by a later call; the steps that were submitted in between
+    /// are then rolled back, too.
     ///
     /// # Errors
     /// Inputs that were never set; a training step before any parameter was set; a lost device; errors of the step's
-    /// kernels. The latter may be returned later: by the next call that waits, or by a later step, which then does not run.
+    /// kernels. Errors of kernels may be returned later: by the next call that waits, or by a later step, which then does not
+    /// run.
     pub fn try_step(&mut self) -> Result<()> {
         self.submit(None)
     }

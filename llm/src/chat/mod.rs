@@ -165,7 +165,7 @@ fn none(path: &Path) -> Error {
 
 impl ChatTemplate {
     /// Reads the template of a folder, or of a GGUF file. In a folder, it is in `chat_template.jinja`, `chat_template.json` or
-    /// `tokenizer_config.json`; a template for conversations with tools is in the list of the latter, or in
+    /// `tokenizer_config.json`; a template for conversations with tools is in the list of templates in `tokenizer_config.json`, or in
     /// `additional_chat_templates/tool_use.jinja`.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ impl<'a> Source<'a> {
     }
 
     /// Returns true if a retry makes sense: the connection broke off, or an earlier partial
-    /// download cannot be continued. The latter is removed.
+    /// download cannot be continued. This also removes such a partial download.
     fn may_go_on(&self, repository: &ApiRepo, file: &str, error: &ApiError) -> bool {
         const NOTHING_LEFT: u16 = 416;
         let is_left = match error {

@@ -27,7 +27,7 @@ const REQUEST_BUDGET: Duration = Duration::from_secs(30);
 /// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
 /// less than a millisecond.
 const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
-/// Maximum time that a sequence waits, after its last token, for the result whether its text is complete according to the grammar.
+/// Maximum time that a sequence waits, after its last token, for the check whether the grammar allows its text to end there.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum mean time per mask of a request that counts as quick.

@@ -11,7 +11,7 @@ use crate::plan::{BufferRef, ExecutionPlan};
 pub struct MemoryForecast {
     /// Bytes that a device allocates for the buffers.
     pub planned: usize,
-    /// Bytes of the buffers if none shared memory.
+    /// Bytes of the buffers if each had memory of its own.
     pub unplanned: usize,
     /// Bytes that are live at the peak level: no assignment of offsets needs less. A result is counted in addition to
     /// its operands, because none is computed in place.

@@ -168,7 +168,7 @@ fn same(w: &mut Writer, c: &ExportCall, op: &str) -> RowResult {
     one(w.call(op, &names, Vec::new()))
 }
 
-/// Writes a node with the same operands and these float attributes.
+/// Writes a node of type `op` with the operands of the call, and those of its float attributes that `names` lists.
 fn with(w: &mut Writer, c: &ExportCall, op: &str, names: &[&str]) -> RowResult {
     let attributes: Result<Vec<_>, String> = names.iter().map(|name| Ok(float(name, c.attrs.float(name)?))).collect();
     let inputs: Vec<&str> = c.inputs.iter().map(|o| o.name).collect();

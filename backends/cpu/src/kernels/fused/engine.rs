@@ -48,7 +48,8 @@ pub(super) struct Engine {
     instructions: Vec<(Instruction, Destination)>,
     writes: Vec<Write>,
     folded: Option<Src>,
-    /// Index of the scratch buffer for a folded value that is the same for all elements, if needed.
+    /// Index of a scratch buffer, if `folded` is one broadcast element. The buffer repeats it, so that a reduction reads it
+    /// like other values.
     spread: Option<usize>,
     buffers: usize,
     /// Number of bytes of operands and results, and cost of the instructions in nanoseconds.
