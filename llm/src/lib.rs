@@ -53,7 +53,7 @@ pub mod tokenizer;
 
 pub use adapters::Adapters;
 pub use chat::{ChatInput, ChatTemplate, Message, RenderedChat};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, LoadObserver, LoadedBytes};
 pub use config::{ModelConfig, Projections, SamplingDefaults};
 pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder};
 pub use engine::{Engine, EngineOptions};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use meganeura_compiler::builder::Builder;
 use meganeura_compiler::rewrite::RewriteConfig;
@@ -93,6 +94,17 @@ impl<S> Step<S> {
     }
 }
 
+/// Runs work, and logs its duration.
+///
+/// # Errors
+/// The error of the work.
+pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begun = Instant::now();
+    let done = work()?;
+    log::info!("{what} took {:.2} s", begun.elapsed().as_secs_f64());
+    Ok(done)
+}
+
 /// A device, and the plans that were compiled for it.
 pub(crate) struct Plans<S> {
     device: Arc<dyn Device>,
@@ -130,7 +142,7 @@ impl<S: StepShape> Plans<S> {
     /// If rewriting packs different weights for different shapes, the shapes could not share them;
     /// in this case none are packed.
     pub(crate) fn session(&mut self, network: &S::Network, shapes: &[S]) -> Result<SharedSession<S>> {
-        let (plan, steps) = match self.joined(network, shapes) {
+        let (plan, steps) = match timed("planning", || self.joined(network, shapes)) {
             Err(Error::ParametersDiffer { differences }) if !self.rewrite.disable.iter().any(|d| d == PACKING) => {
                 log::info!("weights are not packed: {}", differences.join("; "));
                 self.rewrite.disable.push(PACKING.to_owned());
@@ -139,7 +151,8 @@ impl<S: StepShape> Plans<S> {
             }
             other => other?,
         };
-        let session = Session::on(self.device.clone(), plan)?;
+        let open = || Session::on(self.device.clone(), plan);
+        let session = timed("compiling the kernels and allocating memory", open)?;
         Ok(SharedSession { session, steps })
     }
 

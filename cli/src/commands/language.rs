@@ -9,7 +9,7 @@ use meganeura::llm::library::{self, ModelFolders, NameError};
 use meganeura::llm::{CacheType, Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
 use meganeura::{Error, Result};
 
-use super::pull;
+use super::{loading_bar, pull};
 use crate::output::text;
 
 /// Options of a model and of sampling.
@@ -206,6 +206,7 @@ impl ModelArgs {
             plans: if self.no_plan_cache { None } else { plans_of(folder) },
             weights: self.weights,
             cache_type: self.cache_type,
+            observer: loading_bar::observer(),
         };
         Generator::open(folder, options)
     }

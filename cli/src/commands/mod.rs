@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod generate;
 mod kernels;
 mod language;
+mod loading_bar;
 pub(crate) mod models;
 pub(crate) mod onnx;
 pub(crate) mod ops;

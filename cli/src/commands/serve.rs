@@ -11,8 +11,8 @@ use meganeura::llm::library::USUAL_CONTEXT;
 use meganeura::llm::{CacheType, EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
 use meganeura_serve::{CHECK_GRAMMARS, Server, ServerOptions};
 
-use super::Outcome;
 use super::language::{cache_type, locate, plans_of, shown_name, storage};
+use super::{Outcome, loading_bar};
 use crate::output::notice;
 
 /// Options of `serve`.
@@ -215,6 +215,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             named_adapters: Vec::new(),
             weights: args.weights,
             cache_type: args.cache_type,
+            observer: loading_bar::observer(),
         },
         embedder: EmbedderOptions {
             device: args.device.clone(),
@@ -259,10 +260,11 @@ pub(crate) fn check_grammars() -> Option<ExitCode> {
     if arguments.next()? != CHECK_GRAMMARS || arguments.next().is_some() {
         return None;
     }
-    // The server and its model come first.
+    // The model comes first: twelve of these processes leave it almost half of two processors. But a busy model leaves one of them a sixth
+    // of a processor, so that usual schemas do not wait for seconds.
     // SAFETY: the call has no preconditions; a failure leaves the priority as it is.
     #[cfg(unix)]
-    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 7) };
     // The server reports a process that ends early.
     let checked = meganeura_serve::check_grammars(std::io::stdin(), std::io::stdout());
     Some(if checked.is_ok() {

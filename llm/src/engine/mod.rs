@@ -73,7 +73,7 @@ impl Engine {
     /// cannot be selected.
     pub fn open(folder: &Path, options: EngineOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
-        let mut checkpoint = Checkpoint::open(folder)?;
+        let mut checkpoint = Checkpoint::open(folder)?.with_observer(options.observer.clone());
         let adapters = match options.adapters_to_merge(&checkpoint)? {
             Some(adapters) => {
                 checkpoint = checkpoint.with_adapters(adapters)?;

@@ -8,7 +8,7 @@ use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{CacheType, StorageMap};
 
 use crate::adapters::{Adapters, PackedAdapters};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, LoadObserver};
 use crate::plans::{PREFILL_ROWS, max_prefill_rows};
 
 /// Options of a draft model.
@@ -60,6 +60,8 @@ pub struct EngineOptions {
     pub weights: Option<WeightStorage>,
     /// Storage type of the KV caches of the model and of the draft model.
     pub cache_type: CacheType,
+    /// Receives reports while the weights are loaded.
+    pub observer: Option<LoadObserver>,
 }
 
 impl Default for EngineOptions {
@@ -79,6 +81,7 @@ impl Default for EngineOptions {
             named_adapters: Vec::new(),
             weights: None,
             cache_type: CacheType::F32,
+            observer: None,
         }
     }
 }

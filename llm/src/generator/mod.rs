@@ -17,7 +17,7 @@ use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
 
 use crate::adapters::{Adapters, PackedAdapters};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, LoadObserver};
 use crate::config::ModelConfig;
 use crate::plans::{PREFILL_ROWS, Plans, SharedSession, Step, StepShape, decoding_file, max_prefill_rows};
 use crate::sampling::{Sampler, Sampling};
@@ -67,6 +67,8 @@ pub struct GeneratorOptions {
     pub weights: Option<WeightStorage>,
     /// Storage type of the KV caches.
     pub cache_type: CacheType,
+    /// Receives reports while the weights are loaded.
+    pub observer: Option<LoadObserver>,
 }
 
 impl Default for GeneratorOptions {
@@ -79,6 +81,7 @@ impl Default for GeneratorOptions {
             adapters: None,
             weights: None,
             cache_type: CacheType::F32,
+            observer: None,
         }
     }
 }
@@ -163,7 +166,7 @@ impl Generator {
     /// Errors of [`ModelConfig::open`], [`Checkpoint::open`] and [`Generator::on`]; a device that cannot be selected.
     pub fn open(folder: &Path, options: GeneratorOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = Checkpoint::open(folder)?.with_observer(options.observer.clone());
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
         let device = selected.open(&settings)?;

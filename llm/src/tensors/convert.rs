@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::blocks::each;
-use super::element::{Element, split_scale};
+use super::element::Element;
 use super::shard::Tensor;
 
 /// Number of rows that are transposed together, so that their cache lines stay in the first-level cache.
@@ -177,6 +177,18 @@ pub(crate) fn to_blocks(
     work_on(
         parts,
         |(rows, (mut out, mut scales)): (Range<usize>, (&mut [u8], &mut [u8]))| {
+            // The usual case, and the fastest: blocks of the session's format.
+            let split = match (tensor.element, format) {
+                (Element::Blocks(BlockFormat::Q4_0), BlockFormat::Q4_0) => Some(split_blocks::<16> as Split),
+                (Element::Blocks(BlockFormat::Q8_0), BlockFormat::Q8_0) => Some(split_blocks::<32> as Split),
+                _ => None,
+            };
+            if let Some(split) = split {
+                if let Err(row) = split(tensor, rows, out, scales) {
+                    broken.fetch_min(row, Ordering::Relaxed);
+                }
+                return;
+            }
             let mut memory = RowMemory::default();
             for row in rows {
                 memory.convert(tensor, row, format);
@@ -190,6 +202,36 @@ pub(crate) fn to_blocks(
         },
     );
     first_broken(&broken)
+}
+
+/// A function that copies blocks.
+type Split = fn(&Tensor, Range<usize>, &mut [u8], &mut [u8]) -> Result<(), usize>;
+
+/// Copies the blocks of rows: `SIZE` bytes of integers of each block to `out`, and its scale to `scales`.
+///
+/// # Errors
+/// The index of a row with a scale that is not finite.
+fn split_blocks<const SIZE: usize>(
+    tensor: &Tensor,
+    rows: Range<usize>,
+    out: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), usize> {
+    const SCALE: usize = size_of::<f16>();
+    let (out, scales) = (out.as_chunks_mut::<SIZE>().0, scales.as_chunks_mut::<SCALE>().0);
+    let mut to = out.iter_mut().zip(scales);
+    for row in rows {
+        let blocks = tensor.row(row).chunks_exact(SCALE + SIZE);
+        for (block, (integers, scale)) in blocks.zip(to.by_ref()) {
+            let (own, rest) = block.split_at(SCALE);
+            integers.copy_from_slice(rest);
+            scale.copy_from_slice(own);
+            if !f16::from_le_bytes(*scale).is_finite() {
+                return Err(row);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Writes bytes to the beginning of memory; returns the rest.
@@ -212,12 +254,6 @@ impl RowMemory {
         self.integers.clear();
         self.scales.clear();
         match (tensor.element, format) {
-            (Element::Blocks(own @ (BlockFormat::Q8_0 | BlockFormat::Q4_0)), _) if own == format => {
-                for (scale, integers) in blocks(tensor, row) {
-                    self.scales.push(scale);
-                    self.integers.extend_from_slice(integers);
-                }
-            }
             (Element::Blocks(own @ (BlockFormat::Q4_0 | BlockFormat::Q5_0)), BlockFormat::Q8_0) => {
                 each(tensor.element, tensor.row(row), |block| {
                     self.scales.push(f16::from_f32(block.scales[0]));
@@ -250,12 +286,6 @@ impl RowMemory {
             }
         }
     }
-}
-
-/// Returns scales and integers of a row that is stored in blocks.
-fn blocks<'a>(tensor: &'a Tensor, row: usize) -> impl Iterator<Item = (f16, &'a [u8])> {
-    let [_, size] = tensor.element.block();
-    tensor.row(row).chunks_exact(size).map(split_scale)
 }
 
 #[cfg(test)]

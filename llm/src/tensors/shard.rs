@@ -150,6 +150,11 @@ impl Shard {
         })
     }
 
+    /// Returns the size of a tensor in the file, in bytes.
+    pub(crate) fn stored_bytes(&self, name: &str) -> u64 {
+        self.tensors.get(name).map_or(0, |entry| entry.range.len() as u64)
+    }
+
     /// Gives the memory of a tensor's bytes back to the system. They are read from the file again when they are used.
     pub(crate) fn release(&self, name: &str) {
         #[cfg(unix)]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::convert::{to_blocks, to_f16, to_f32};
 use super::element::Element;
-use super::shard::Tensor;
+use super::shard::{Shard, Tensor};
 
 const WIDTH: usize = 256;
 const SHAPE: [usize; 2] = [2, WIDTH];
@@ -158,4 +158,20 @@ fn powers_of_two_that_binary16_has_not() {
     let (_, scales) = of(90, 0x11).expect("very small");
     assert!(scales.iter().all(|&byte| byte == 0));
     assert!(of(0, 0x77).is_ok() && of(1, 0x77).is_ok());
+}
+
+#[test]
+fn a_released_tensor_can_be_read_again() {
+    let numbers: Vec<u8> = (0..3 << 20).map(|i: u32| (i % 251) as u8).collect();
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![numbers.len()], &numbers);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file([("a", view.expect("a tensor"))], None, &path).expect("written");
+    let shard = Shard::open(path).expect("a file");
+    let stored = |shard: &Shard| shard.map[shard.tensors["a"].range.clone()].to_vec();
+    assert_eq!(shard.stored_bytes("a"), 3 << 20);
+    assert!(stored(&shard) == numbers);
+    shard.release("a");
+    shard.release("another");
+    assert!(stored(&shard) == numbers);
 }

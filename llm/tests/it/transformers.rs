@@ -2,7 +2,7 @@
 //! by token, and a training step.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 use meganeura_compiler::builder::Builder;
@@ -10,8 +10,8 @@ use meganeura_core::backend::Device;
 use meganeura_core::quantization::BLOCK;
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
-    CacheType, ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Request, Sampling,
-    Tokenizer, WeightStorage,
+    CacheType, ChatTemplate, Checkpoint, Generator, GeneratorOptions, LoadObserver, Message, ModelConfig, Request,
+    Sampling, Tokenizer, WeightStorage,
 };
 use meganeura_nn::models::{LlamaConfig, LogitsOf, TARGETS, TOKENS, language_model};
 use safetensors::tensor::TensorView;
@@ -361,6 +361,43 @@ fn a_step_of_training_is_the_same() {
             squares.map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt(),
         );
     }
+}
+
+#[test]
+fn loading_reports_its_progress_and_can_be_repeated() {
+    let folder = folder("llama");
+    let config = ModelConfig::open(&folder).expect("a configuration");
+    let graph = language_model(1, 4, |g, tokens| config.network.build(g, "").forward(g, tokens));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let seen = reports.clone();
+    let observer = LoadObserver::new(move |bytes| seen.lock().expect("no panic").push(bytes));
+    let checkpoint = Checkpoint::open(&folder)
+        .expect("weights")
+        .with_observer(Some(observer));
+    let load = || {
+        let (mut session, _) = Builder::on(device()).build(&graph).expect("a session");
+        checkpoint.load_into(&mut session).expect("they fit");
+        let names: Vec<String> = session.plan().parameters().into_iter().map(|view| view.name).collect();
+        names
+            .iter()
+            .map(|name| session.read_parameter(name))
+            .collect::<Vec<_>>()
+    };
+    let first = load();
+    assert!(first.iter().flatten().any(|&x| x != 0.0));
+    let of_one = std::mem::take(&mut *reports.lock().expect("no panic"));
+    let size = std::fs::metadata(folder.join("model.safetensors"))
+        .expect("a file")
+        .len();
+    assert_eq!(of_one.len(), first.len());
+    assert!(of_one.windows(2).all(|pair| pair[0].loaded < pair[1].loaded));
+    let last = of_one.last().expect("a report");
+    assert!(
+        last.loaded == last.total && last.total > size / 2 && last.total < size,
+        "{last:?} of {size}"
+    );
+    assert!(load() == first);
+    assert_eq!(*reports.lock().expect("no panic"), of_one);
 }
 
 #[test]

@@ -4,12 +4,11 @@
 //! tensor is copied to the session. Later tensors reuse the memory. Tensors that are stored in the session's format are
 //! copied directly.
 
+mod loading;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::mpsc;
-use std::thread;
 
-use half::f16;
 use meganeura_core::graph::NodeKind;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Graph, Result, Session, TensorType};
@@ -17,13 +16,16 @@ use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{LlamaConfig, LogitsOf, StorageMap};
 use serde::Deserialize;
 
+use self::loading::{ConvertedTensor, Parameter};
 use crate::adapters::{ADAPTERS, Adapters};
 use crate::files::{damaged, read_text};
 use crate::gguf;
-use crate::tensors::convert;
+use crate::plans::timed;
 use crate::tensors::element::Element;
 use crate::tensors::layout::{self, TensorLocation};
 use crate::tensors::shard::{Shard, Tensor};
+
+pub use self::loading::{LoadObserver, LoadedBytes};
 
 /// Prefix of the names of caches: parameters of a graph, but not of a checkpoint.
 const CACHES: &str = "kv_cache.";
@@ -39,9 +41,6 @@ const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "_embeddings.weight"];
 /// Suffix of the names of parameters with the scales of blocks.
 const SCALES: &str = "_scales";
 
-/// Maximum size of the memory of a converted tensor that is kept for a later one, in bytes.
-const MAX_REUSED_BYTES: usize = 256 << 20;
-
 /// Remedy for weights and a configuration that do not belong together.
 const OF_ANOTHER: &str = "use the config.json that belongs to the weights";
 
@@ -53,6 +52,8 @@ pub struct Checkpoint {
     places: BTreeMap<String, TensorLocation>,
     /// Adapters that are added to weights as they are read.
     adapters: Option<Adapters>,
+    /// Receives reports while a session is loaded.
+    observer: Option<LoadObserver>,
 }
 
 /// The differences between a checkpoint and a model.
@@ -131,6 +132,7 @@ impl Checkpoint {
             shards,
             places,
             adapters: None,
+            observer: None,
         })
     }
 
@@ -210,9 +212,21 @@ impl Checkpoint {
         self.check(&wanted(&parameters))
     }
 
+    /// Returns this checkpoint with an observer of [`Checkpoint::load_into`].
+    #[must_use]
+    pub fn with_observer(self, observer: Option<LoadObserver>) -> Self {
+        Checkpoint { observer, ..self }
+    }
+
     /// Returns the names of the tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
+    }
+
+    /// Returns the size of the tensors of a parameter in the files, in bytes.
+    fn stored_bytes(&self, name: &str) -> u64 {
+        let parts = self.parts(name);
+        parts.iter().map(|(shard, part)| shard.stored_bytes(part)).sum()
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
@@ -273,103 +287,19 @@ impl Checkpoint {
             })?;
         }
         let parameters = wanted.iter().map(|(name, wanted)| (*name, wanted.form));
-        self.convert_while_storing(parameters, |parameter, memory| parameter.store(session, memory))
-    }
-
-    /// Converts the tensors of parameters on a thread, and stores each of them while the next one is converted.
-    ///
-    /// # Errors
-    /// The first error of a conversion or of `store`, in the order of the parameters.
-    fn convert_while_storing<'a>(
-        &'a self,
-        parameters: impl Iterator<Item = (&'a str, ParameterForm)> + Clone + Send,
-        mut store: impl FnMut(&Parameter<'a>, &ConvertedTensor) -> Result<()>,
-    ) -> Result<()> {
-        let (to_store, converted) = mpsc::sync_channel(0);
-        let (to_reuse, stored) = mpsc::channel::<Memory>();
-        let all = parameters.clone();
-        let convert = move || {
-            for (name, form) in all {
-                let mut memory = stored.try_recv().unwrap_or_default();
-                let outcome = self.convert(name, form, &mut memory);
-                // The receiver has ended after an error.
-                if to_store.send(outcome.map(|parameter| (parameter, memory))).is_err() {
-                    return;
-                }
-            }
+        let mut bytes = LoadedBytes {
+            loaded: 0,
+            total: wanted.keys().map(|name| self.stored_bytes(name)).sum(),
         };
-        thread::scope(|scope| {
-            if let Err(error) = thread::Builder::new().spawn_scoped(scope, convert) {
-                log::debug!("weights are converted without a thread of their own: {error}");
-                let mut memory = Memory::default();
-                for (name, form) in parameters {
-                    let parameter = self.convert(name, form, &mut memory)?;
-                    store(&parameter, &memory.whole)?;
-                    self.release(&parameter);
-                }
-                return Ok(());
-            }
-            while let Ok(outcome) = converted.recv() {
-                let (parameter, memory) = outcome?;
-                store(&parameter, &memory.whole)?;
-                self.release(&parameter);
-                // The table of embeddings is much larger than other tensors. Its memory is not kept.
-                if memory.bytes() <= MAX_REUSED_BYTES {
-                    let _ = to_reuse.send(memory);
-                }
+        let store = |parameter: &Parameter, converted: &ConvertedTensor| {
+            parameter.store(session, converted)?;
+            bytes.loaded += self.stored_bytes(parameter.name);
+            if let Some(observer) = &self.observer {
+                observer.report(bytes);
             }
             Ok(())
-        })
-    }
-
-    /// Converts a parameter to the form of a session, unless the file stores it in this form.
-    fn convert<'a>(&'a self, name: &'a str, form: ParameterForm, memory: &mut Memory) -> Result<Parameter<'a>> {
-        let parts = self.parts(name);
-        // Adapters are added to transposed matrices.
-        let element = match form {
-            ParameterForm::F32 { transposed: false } => Some(Element::F32),
-            ParameterForm::F16 => Some(Element::F16),
-            _ => None,
         };
-        let mut parameter = Parameter {
-            name,
-            form,
-            stored: None,
-        };
-        if let (&[(shard, part)], Some(element)) = (parts.as_slice(), element) {
-            let tensor = shard.tensor(part);
-            parameter.stored = tensor.and_then(|tensor| tensor.bytes_in(element));
-            if parameter.stored.is_some() {
-                return Ok(parameter);
-            }
-        }
-        let Memory { whole, part: one } = memory;
-        whole.clear();
-        for &(shard, part) in &parts {
-            let Some(tensor) = shard.tensor(part) else { continue };
-            // A parameter of a single tensor is converted in place.
-            let to = if parts.len() == 1 { &mut *whole } else { &mut *one };
-            to.reserve(part, &tensor, form)?;
-            to.convert(&tensor, form).map_err(|row| {
-                let message =
-                    format!("row {row} of '{part}' has numbers that are not finite, or too large to be stored so");
-                Error::file(&shard.path, message, "load the weights as f32")
-            })?;
-            if parts.len() > 1 {
-                whole.extend(one);
-            }
-        }
-        if let (ParameterForm::F32 { .. }, Some(adapters)) = (form, &self.adapters) {
-            adapters.merge_into(name, &mut whole.numbers);
-        }
-        Ok(parameter)
-    }
-
-    /// Gives the mapped memory of a parameter's tensors back to the system.
-    fn release(&self, parameter: &Parameter) {
-        for (shard, part) in self.parts(parameter.name) {
-            shard.release(part);
-        }
+        timed("loading the weights", || self.convert_while_storing(parameters, store))
     }
 
     fn check(&self, wanted: &BTreeMap<&str, TensorRequirements>) -> Result<()> {
@@ -479,108 +409,6 @@ pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
 /// Returns true if a parameter of a graph is part of a checkpoint.
 fn is_stored(name: &str) -> bool {
     !name.starts_with(CACHES) && !name.contains(ADAPTERS)
-}
-
-/// A parameter that was read from the files.
-struct Parameter<'a> {
-    name: &'a str,
-    form: ParameterForm,
-    /// Bytes of the file, if they already have the form of the session. Otherwise, the parameter was converted.
-    stored: Option<&'a [u8]>,
-}
-
-impl Parameter<'_> {
-    /// Sets the parameter of a session.
-    ///
-    /// # Errors
-    /// Errors of the session.
-    fn store(&self, session: &mut Session, converted: &ConvertedTensor) -> Result<()> {
-        let ConvertedTensor { numbers, bytes, scales } = converted;
-        match (self.stored, self.form) {
-            (Some(stored), _) => session.try_set_parameter_bytes(self.name, stored),
-            (None, ParameterForm::F32 { .. }) => session.try_set_parameter(self.name, numbers),
-            (None, ParameterForm::F16) => session.try_set_parameter_bytes(self.name, bytes),
-            (None, ParameterForm::Blocks(_)) => {
-                session.try_set_parameter_bytes(self.name, bytes)?;
-                session.try_set_parameter_bytes(&format!("{}{SCALES}", self.name), scales)
-            }
-        }
-    }
-}
-
-/// Memory for the conversion of tensors.
-#[derive(Default)]
-struct Memory {
-    whole: ConvertedTensor,
-    /// The current one of several tensors of a parameter.
-    part: ConvertedTensor,
-}
-
-impl Memory {
-    /// Returns the number of allocated bytes.
-    fn bytes(&self) -> usize {
-        let parts = [&self.whole, &self.part];
-        let bytes = |part: &ConvertedTensor| {
-            part.numbers.capacity() * size_of::<f32>() + part.bytes.capacity() + part.scales.capacity()
-        };
-        parts.into_iter().map(bytes).sum()
-    }
-}
-
-/// A tensor that was converted to the storage form of a parameter; buffers that the form does not need are empty.
-#[derive(Default)]
-struct ConvertedTensor {
-    numbers: Vec<f32>,
-    bytes: Vec<u8>,
-    scales: Vec<u8>,
-}
-
-impl ConvertedTensor {
-    fn clear(&mut self) {
-        self.numbers.clear();
-        self.bytes.clear();
-        self.scales.clear();
-    }
-
-    fn extend(&mut self, other: &ConvertedTensor) {
-        self.numbers.extend_from_slice(&other.numbers);
-        self.bytes.extend_from_slice(&other.bytes);
-        self.scales.extend_from_slice(&other.scales);
-    }
-
-    /// Reserves memory for a tensor. These buffers are most of the memory that loading needs.
-    fn reserve(&mut self, name: &str, tensor: &Tensor, form: ParameterForm) -> Result<()> {
-        self.clear();
-        let [rows, width] = tensor.rows();
-        let (numbers, bytes, scales) = match form {
-            ParameterForm::F32 { .. } => (rows * width, 0, 0),
-            ParameterForm::F16 => (0, rows * width * size_of::<f16>(), 0),
-            ParameterForm::Blocks(format) => {
-                let blocks = rows * (width / BLOCK);
-                (0, blocks * format.bytes(), blocks * format.scales() * size_of::<f16>())
-            }
-        };
-        let reserved = self.numbers.try_reserve(numbers);
-        let reserved = reserved.and_then(|()| self.bytes.try_reserve(bytes));
-        let reserved = reserved.and_then(|()| self.scales.try_reserve(scales));
-        reserved.map_err(|_| Error::HostMemory {
-            what: format!("the tensor '{name}'"),
-            bytes: numbers * size_of::<f32>() + bytes + scales,
-        })
-    }
-
-    /// Converts a tensor; the error is the index of a row that cannot be stored in this form.
-    fn convert(&mut self, tensor: &Tensor, form: ParameterForm) -> std::result::Result<(), usize> {
-        self.clear();
-        match form {
-            ParameterForm::F32 { transposed } => {
-                convert::to_f32(tensor, transposed, &mut self.numbers);
-                Ok(())
-            }
-            ParameterForm::F16 => convert::to_f16(tensor, &mut self.bytes),
-            ParameterForm::Blocks(format) => convert::to_blocks(tensor, format, &mut self.bytes, &mut self.scales),
-        }
-    }
 }
 
 /// Storage form of a parameter on the device.
