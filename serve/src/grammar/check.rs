@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::merged::Merger;
 use super::numbers::{Bounds, Multiples};
-use super::{Grammar, cost};
+use super::{Grammar, cost, quotes};
 
 /// Maximum number of values of a schema: objects, lists, texts, numbers.
 const MAX_VALUES: usize = 20_000;
@@ -107,7 +107,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                     .into_iter()
                     .flat_map(serde_json::Map::values)
                     .filter_map(Value::as_str);
-                for pattern in names.chain(own).chain(options) {
+                for (pattern, is_text) in names.chain(own).map(|p| (p, true)).chain(options.map(|p| (p, false))) {
                     if pattern.len() > MAX_PATTERN {
                         return Err(too_large(format!(
                             "expected patterns of at most {MAX_PATTERN} bytes, found {}",
@@ -115,8 +115,11 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                         )));
                     }
                     expanded = expanded.saturating_add(cost::regex(pattern));
+                    check_expanded(expanded)?;
+                    if is_text {
+                        quotes::check(pattern)?;
+                    }
                 }
-                check_expanded(expanded)?;
                 texts += usize::from(fields.contains_key("pattern") || fields.contains_key("format"));
                 branches += fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
                 multiples.add(fields)?;

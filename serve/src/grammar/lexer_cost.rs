@@ -28,6 +28,18 @@ pub(super) fn check(spec: &LexerSpec) -> Result<(), String> {
     Ok(())
 }
 
+/// Maximum memory of the states of a lexer for one request, in bytes.
+const MAX_STATE_BYTES: usize = 50 << 20;
+/// Memory of a state with few terminals, in bytes.
+const STATE_BYTES: usize = 2048;
+/// Memory for each terminal that a state may still match, in bytes.
+const STATE_TERMINAL_BYTES: usize = 8;
+
+/// Returns the maximum number of states of the lexer of a grammar. A large schema needs some thousands.
+pub(super) fn max_states(spec: &LexerSpec) -> usize {
+    MAX_STATE_BYTES / (STATE_BYTES + STATE_TERMINAL_BYTES * spec.lexemes.len())
+}
+
 /// A set of bytes: bit `b % 64` of word `b / 64`.
 type Bytes = [u64; 4];
 

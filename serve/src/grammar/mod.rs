@@ -6,14 +6,15 @@ mod lexer_cost;
 mod masks;
 mod merged;
 mod numbers;
+mod quotes;
 mod trial;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use llguidance::api::{GrammarInit, TopLevelGrammar};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::{Logger, Matcher, ParserFactory};
 pub(crate) use masks::MaskPool;
 use masks::{CountedGrammar, GrammarConstraint, MaskTime};
 use meganeura_core::{Error, Result};
@@ -22,7 +23,7 @@ use meganeura_llm::engine::Constraint;
 use meganeura_llm::tokenizer::TokenBytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
 use crate::preparation::GrammarRoom;
 pub use trial::{CHECK_GRAMMARS, check_grammars};
@@ -103,9 +104,6 @@ pub(crate) struct Grammars {
     pool: Arc<MaskPool>,
     trials: Trials,
 }
-
-/// Maximum number of lexer states for one request, of about 2 kB each. A large schema needs some thousands.
-const MAX_LEXER_STATES: usize = 25_000;
 
 /// Stack size of a thread that compiles a grammar, in bytes.
 const STACK: usize = 256 << 20;
@@ -200,7 +198,6 @@ fn factory(words: &[Vec<u8>], end: u32) -> std::result::Result<ParserFactory, St
     let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
-    factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
     Ok(factory)
 }
 
@@ -246,7 +243,16 @@ fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<Ma
     let read = GrammarInit::Serialized(top).to_internal(Some(factory.tok_env().clone()), factory.limits().clone());
     let (rules, lexer) = read.map_err(|e| e.to_string())?;
     lexer_cost::check(&lexer)?;
-    let parser = factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexer));
+    let limits = ParserLimits {
+        max_lexer_states: lexer_cost::max_states(&lexer),
+        ..factory.limits().clone()
+    };
+    let parser = factory.create_parser_from_init_ext(
+        GrammarInit::Internal(rules, lexer),
+        Logger::new(0, 0),
+        InferenceCapabilities::default(),
+        limits,
+    );
     let matcher = Matcher::new(parser);
     match matcher.get_error() {
         Some(error) => Err(error),

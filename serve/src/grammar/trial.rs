@@ -22,6 +22,8 @@ use crate::lock::lock;
 
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
+/// Ratio of the maximum duration of a trial and its limit of processor time. On a busy machine, the process waits for others.
+const MAX_WAIT: u32 = 6;
 /// Time of a trial after which its process is replaced, because its allocator keeps memory.
 const LONG: Duration = Duration::from_millis(200);
 /// Maximum number of texts that are remembered because their trial succeeded.
@@ -115,8 +117,8 @@ impl Trials {
         }
     }
 
-    /// Compiles a grammar in another process, unless that was done before. Returns false if it takes longer than `limit`, now or in an
-    /// earlier trial.
+    /// Compiles a grammar in another process, unless that was done before. Returns false if it takes more processor time than `limit`, now
+    /// or in an earlier trial. Systems other than Linux do not report this time, so the whole duration is limited.
     /// `tokens` returns the tokens of the model for the first process.
     ///
     /// # Errors
@@ -218,17 +220,45 @@ impl TrialProcess {
         Ok(process)
     }
 
-    /// Compiles a grammar, given as JSON. Returns false if it takes longer than `limit`.
+    /// Compiles a grammar, given as JSON. Returns false if it takes more processor time than `limit`.
     fn run(&mut self, text: &str, limit: Duration) -> std::result::Result<bool, TrialError> {
+        let begun = Instant::now();
+        let begun_cpu = self.processor_time();
         let sent = writeln!(self.requests, "{text}").and_then(|()| self.requests.flush());
-        match sent.map_or(Err(RecvTimeoutError::Disconnected), |()| {
-            self.replies.recv_timeout(limit)
-        }) {
-            Ok(Outcome { error: None }) => Ok(true),
-            Ok(Outcome { error: Some(error) }) => Err(TrialError::Refused(error)),
-            Err(RecvTimeoutError::Timeout) => Ok(false),
-            Err(RecvTimeoutError::Disconnected) => Err(TrialError::Ended),
+        sent.map_err(|_| TrialError::Ended)?;
+        let mut left = limit;
+        loop {
+            match self.replies.recv_timeout(left) {
+                Ok(Outcome { error: None }) => return Ok(true),
+                Ok(Outcome { error: Some(error) }) => return Err(TrialError::Refused(error)),
+                Err(RecvTimeoutError::Disconnected) => return Err(TrialError::Ended),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let used = begun_cpu
+                .zip(self.processor_time())
+                .map(|(begin, now)| now.saturating_sub(begin));
+            left = limit.saturating_sub(used.unwrap_or(limit));
+            if left.is_zero() || begun.elapsed() >= limit * MAX_WAIT {
+                return Ok(false);
+            }
+            // The clock of the process has steps of this length.
+            left = left.max(Duration::from_millis(10));
         }
+    }
+
+    /// Returns the processor time of all threads of the process, which only Linux reports.
+    fn processor_time(&self) -> Option<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        // The name in parentheses may contain blanks. User and system time are the fields 14 and 15, in hundredths of a second.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let ticks: Vec<u64> = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map_while(|f| f.parse().ok())
+            .collect();
+        let [user, system] = ticks[..] else { return None };
+        Some(Duration::from_millis(10 * (user + system)))
     }
 }
 
@@ -346,7 +376,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
-        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) sleep 20;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
+        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) while :; do :; done;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
         let trials = Trials::new(Some(program));
