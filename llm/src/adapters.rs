@@ -205,6 +205,7 @@ impl Adapters {
                 bytes: tensor.data(),
                 heads: None,
             };
+            matrix.values.resize(rows * columns, 0.0);
             convert::to_f32(&tensor, true, &mut matrix.values);
         }
         if let Some((name, _)) = pairs

@@ -1,11 +1,11 @@
 //! Conversion of parameters to the storage types of a session, while earlier ones are stored; reports of the progress.
 
+use std::collections::TryReserveError;
 use std::fmt;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
 use half::f16;
-use meganeura_core::quantization::BLOCK;
 use meganeura_core::{Error, Result, Session};
 
 use super::{Checkpoint, ParameterForm, SCALES};
@@ -57,7 +57,7 @@ impl Checkpoint {
         mut store: impl FnMut(&Parameter<'a>, &ConvertedTensor) -> Result<()>,
     ) -> Result<()> {
         let (to_store, converted) = mpsc::sync_channel(0);
-        let (to_reuse, stored) = mpsc::channel::<Memory>();
+        let (to_reuse, stored) = mpsc::channel::<ConvertedTensor>();
         let all = parameters.clone();
         let convert = move || {
             for (name, form) in all {
@@ -72,10 +72,10 @@ impl Checkpoint {
         thread::scope(|scope| {
             if let Err(error) = thread::Builder::new().spawn_scoped(scope, convert) {
                 log::debug!("weights are converted without a thread of their own: {error}");
-                let mut memory = Memory::default();
+                let mut memory = ConvertedTensor::default();
                 for (name, form) in parameters {
                     let parameter = self.convert(name, form, &mut memory)?;
-                    store(&parameter, &memory.whole)?;
+                    store(&parameter, &memory)?;
                     self.release(&parameter);
                 }
                 return Ok(());
@@ -84,10 +84,10 @@ impl Checkpoint {
             let converted = converted;
             while let Ok(outcome) = converted.recv() {
                 let (parameter, memory) = outcome?;
-                store(&parameter, &memory.whole)?;
+                store(&parameter, &memory)?;
                 self.release(&parameter);
                 // The table of embeddings is much larger than other tensors. Its memory is not kept.
-                if memory.bytes() <= MAX_REUSED_BYTES {
+                if memory.allocated_bytes() <= MAX_REUSED_BYTES {
                     let _ = to_reuse.send(memory);
                 }
             }
@@ -96,7 +96,12 @@ impl Checkpoint {
     }
 
     /// Converts a parameter to the form of a session, unless the file stores it in this form.
-    fn convert<'a>(&'a self, name: &'a str, form: ParameterForm, memory: &mut Memory) -> Result<Parameter<'a>> {
+    fn convert<'a>(
+        &'a self,
+        name: &'a str,
+        form: ParameterForm,
+        memory: &mut ConvertedTensor,
+    ) -> Result<Parameter<'a>> {
         let parts = self.parts(name);
         // Adapters are added to transposed matrices.
         let element = match form {
@@ -116,24 +121,19 @@ impl Checkpoint {
                 return Ok(parameter);
             }
         }
-        let Memory { whole, part: one } = memory;
-        whole.clear();
-        for &(shard, part) in &parts {
-            let Some(tensor) = shard.tensor(part) else { continue };
-            // A parameter of a single tensor is converted in place.
-            let to = if parts.len() == 1 { &mut *whole } else { &mut *one };
-            to.reserve(part, &tensor, form)?;
-            to.convert(&tensor, form).map_err(|row| {
+        let tensors = parts.iter().filter_map(|&(shard, part)| shard.tensor(part));
+        let tensors: Vec<Tensor> = tensors.collect();
+        memory.resize(name, &tensors, form)?;
+        let mut start = [0; 3];
+        for (tensor, (shard, part)) in tensors.iter().zip(&parts) {
+            memory.convert(tensor, form, &mut start).map_err(|row| {
                 let message =
                     format!("row {row} of '{part}' has numbers that are not finite, or too large to be stored so");
                 Error::file(&shard.path, message, "load the weights as f32")
             })?;
-            if parts.len() > 1 {
-                whole.extend(one);
-            }
         }
         if let (ParameterForm::F32 { .. }, Some(adapters)) = (form, &self.adapters) {
-            adapters.merge_into(name, &mut whole.numbers);
+            adapters.merge_into(name, memory.numbers.elements_mut());
         }
         Ok(parameter)
     }
@@ -160,90 +160,105 @@ impl Parameter<'_> {
     /// # Errors
     /// Errors of the session.
     pub(super) fn store(&self, session: &mut Session, converted: &ConvertedTensor) -> Result<()> {
-        let ConvertedTensor { numbers, bytes, scales } = converted;
+        let (numbers, bytes, scales) = (&converted.numbers, &converted.bytes, &converted.scales);
         match (self.stored, self.form) {
             (Some(stored), _) => session.try_set_parameter_bytes(self.name, stored),
-            (None, ParameterForm::F32 { .. }) => session.try_set_parameter(self.name, numbers),
-            (None, ParameterForm::F16) => session.try_set_parameter_bytes(self.name, bytes),
+            (None, ParameterForm::F32 { .. }) => session.try_set_parameter(self.name, numbers.elements()),
+            (None, ParameterForm::F16) => session.try_set_parameter_bytes(self.name, bytes.elements()),
             (None, ParameterForm::Blocks(_)) => {
-                session.try_set_parameter_bytes(self.name, bytes)?;
-                session.try_set_parameter_bytes(&format!("{}{SCALES}", self.name), scales)
+                session.try_set_parameter_bytes(self.name, bytes.elements())?;
+                session.try_set_parameter_bytes(&format!("{}{SCALES}", self.name), scales.elements())
             }
         }
     }
 }
 
-/// Memory for the conversion of tensors.
+/// Memory whose contents are overwritten. It never shrinks, because its growth fills it with zeros.
 #[derive(Default)]
-struct Memory {
-    whole: ConvertedTensor,
-    /// The current one of several tensors of a parameter.
-    part: ConvertedTensor,
+struct Buffer<T> {
+    memory: Vec<T>,
+    len: usize,
 }
 
-impl Memory {
-    /// Returns the number of allocated bytes.
-    fn bytes(&self) -> usize {
-        let parts = [&self.whole, &self.part];
-        let bytes = |part: &ConvertedTensor| {
-            part.numbers.capacity() * size_of::<f32>() + part.bytes.capacity() + part.scales.capacity()
-        };
-        parts.into_iter().map(bytes).sum()
+impl<T: Clone + Default> Buffer<T> {
+    /// Sets the number of elements. Their values are those of earlier tensors.
+    fn try_resize(&mut self, len: usize) -> std::result::Result<(), TryReserveError> {
+        let more = len.saturating_sub(self.memory.len());
+        self.memory.try_reserve(more)?;
+        self.memory.resize(self.memory.len() + more, T::default());
+        self.len = len;
+        Ok(())
+    }
+
+    fn elements(&self) -> &[T] {
+        &self.memory[..self.len]
+    }
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        &mut self.memory[..self.len]
     }
 }
 
-/// A tensor that was converted to the storage form of a parameter; buffers that the form does not need are empty.
+/// A parameter that was converted to the storage form of a session; buffers that the form does not need are unused.
 #[derive(Default)]
 pub(super) struct ConvertedTensor {
-    numbers: Vec<f32>,
-    bytes: Vec<u8>,
-    scales: Vec<u8>,
+    numbers: Buffer<f32>,
+    bytes: Buffer<u8>,
+    scales: Buffer<u8>,
 }
 
 impl ConvertedTensor {
-    fn clear(&mut self) {
-        self.numbers.clear();
-        self.bytes.clear();
-        self.scales.clear();
+    /// Returns the number of allocated bytes.
+    fn allocated_bytes(&self) -> usize {
+        self.numbers.memory.capacity() * size_of::<f32>() + self.bytes.memory.capacity() + self.scales.memory.capacity()
     }
 
-    fn extend(&mut self, other: &ConvertedTensor) {
-        self.numbers.extend_from_slice(&other.numbers);
-        self.bytes.extend_from_slice(&other.bytes);
-        self.scales.extend_from_slice(&other.scales);
-    }
-
-    /// Reserves memory for a tensor. These buffers are most of the memory that loading needs.
-    fn reserve(&mut self, name: &str, tensor: &Tensor, form: ParameterForm) -> Result<()> {
-        self.clear();
-        let [rows, width] = tensor.rows();
-        let (numbers, bytes, scales) = match form {
-            ParameterForm::F32 { .. } => (rows * width, 0, 0),
-            ParameterForm::F16 => (0, rows * width * size_of::<f16>(), 0),
-            ParameterForm::Blocks(format) => {
-                let blocks = rows * (width / BLOCK);
-                (0, blocks * format.bytes(), blocks * format.scales() * size_of::<f16>())
-            }
-        };
-        let reserved = self.numbers.try_reserve(numbers);
-        let reserved = reserved.and_then(|()| self.bytes.try_reserve(bytes));
-        let reserved = reserved.and_then(|()| self.scales.try_reserve(scales));
-        reserved.map_err(|_| Error::HostMemory {
+    /// Allocates memory for tensors. These buffers are most of the memory that loading needs.
+    fn resize(&mut self, name: &str, tensors: &[Tensor], form: ParameterForm) -> Result<()> {
+        let sizes = tensors.iter().map(|tensor| sizes(tensor, form));
+        let [numbers, bytes, scales] = sizes.fold([0; 3], |a, b| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]);
+        let resized = self.numbers.try_resize(numbers);
+        let resized = resized.and_then(|()| self.bytes.try_resize(bytes));
+        let resized = resized.and_then(|()| self.scales.try_resize(scales));
+        resized.map_err(|_| Error::HostMemory {
             what: format!("the tensor '{name}'"),
             bytes: numbers * size_of::<f32>() + bytes + scales,
         })
     }
 
-    /// Converts a tensor; the error is the index of a row that cannot be stored in this form.
-    fn convert(&mut self, tensor: &Tensor, form: ParameterForm) -> std::result::Result<(), usize> {
-        self.clear();
+    /// Converts a tensor. `start` contains its first positions in the buffers, and afterwards the positions after its end. The
+    /// error is the index of a row that cannot be stored in this form.
+    fn convert(
+        &mut self,
+        tensor: &Tensor,
+        form: ParameterForm,
+        start: &mut [usize; 3],
+    ) -> std::result::Result<(), usize> {
+        let [numbers, bytes, scales] = sizes(tensor, form);
+        let own_numbers = &mut self.numbers.elements_mut()[start[0]..][..numbers];
+        let own_bytes = &mut self.bytes.elements_mut()[start[1]..][..bytes];
+        let own_scales = &mut self.scales.elements_mut()[start[2]..][..scales];
+        *start = [start[0] + numbers, start[1] + bytes, start[2] + scales];
         match form {
             ParameterForm::F32 { transposed } => {
-                convert::to_f32(tensor, transposed, &mut self.numbers);
+                convert::to_f32(tensor, transposed, own_numbers);
                 Ok(())
             }
-            ParameterForm::F16 => convert::to_f16(tensor, &mut self.bytes),
-            ParameterForm::Blocks(format) => convert::to_blocks(tensor, format, &mut self.bytes, &mut self.scales),
+            ParameterForm::F16 => convert::to_f16(tensor, own_bytes),
+            ParameterForm::Blocks(format) => convert::to_blocks(tensor, format, own_bytes, own_scales),
+        }
+    }
+}
+
+/// Returns the numbers of elements that a tensor needs in the buffers of [`ConvertedTensor`].
+fn sizes(tensor: &Tensor, form: ParameterForm) -> [usize; 3] {
+    let [rows, width] = tensor.rows();
+    match form {
+        ParameterForm::F32 { .. } => [rows * width, 0, 0],
+        ParameterForm::F16 => [0, rows * width * size_of::<f16>(), 0],
+        ParameterForm::Blocks(format) => {
+            let [bytes, scales] = convert::blocks_bytes(tensor, format);
+            [0, bytes, scales]
         }
     }
 }

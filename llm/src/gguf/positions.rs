@@ -76,7 +76,7 @@ impl Gguf {
             );
             return Err(self.damaged(message));
         };
-        let mut factors = Vec::new();
+        let mut factors = vec![0.0; count];
         let tensor = Tensor {
             element,
             shape: &[count],

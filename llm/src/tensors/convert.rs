@@ -59,10 +59,9 @@ fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
     });
 }
 
-/// Converts all numbers to `f32`; a matrix is transposed if requested.
-pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
+/// Converts all numbers to `f32`; a matrix is transposed if requested. `out` has the number of elements of the tensor.
+pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut [f32]) {
     let [rows, width] = tensor.rows();
-    out.resize(rows * width, 0.0);
     if out.is_empty() {
         return;
     }
@@ -104,14 +103,14 @@ fn transpose(tensor: &Tensor, columns: Range<usize>, out: &mut [f32]) {
     }
 }
 
-/// Converts all numbers to binary16, as bytes. Numbers that are stored in this type are copied.
+/// Converts all numbers to binary16, as bytes. Numbers that are stored in this type are copied. `out` has 2 bytes for each
+/// element of the tensor.
 ///
 /// # Errors
 /// The index of a row with a number that is too large for `f16`.
-pub(crate) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
+pub(crate) fn to_f16(tensor: &Tensor, out: &mut [u8]) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
     let size = width * size_of::<f16>();
-    out.resize(rows * size, 0);
     if out.is_empty() {
         return Ok(());
     }
@@ -150,22 +149,23 @@ fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
     }
 }
 
+/// Returns the numbers of bytes of the integers and of the scales of a tensor in blocks.
+pub(crate) fn blocks_bytes(tensor: &Tensor, format: BlockFormat) -> [usize; 2] {
+    let [rows, width] = tensor.rows();
+    let blocks = rows * (width / BLOCK);
+    [blocks * format.bytes(), blocks * format.scales() * size_of::<f16>()]
+}
+
 /// Converts a tensor to blocks: their integers and their scales, as bytes. Tensors that are stored with the same
-/// integers are not quantised again, and integers of four or five bits are also valid integers of eight.
+/// integers are not quantised again, and integers of four or five bits are also valid integers of eight. `out` and `scales`
+/// have the sizes of [`blocks_bytes`].
 ///
 /// # Errors
 /// The index of a row with a scale that is not finite in `f16`.
-pub(crate) fn to_blocks(
-    tensor: &Tensor,
-    format: BlockFormat,
-    out: &mut Vec<u8>,
-    scales: &mut Vec<u8>,
-) -> Result<(), usize> {
+pub(crate) fn to_blocks(tensor: &Tensor, format: BlockFormat, out: &mut [u8], scales: &mut [u8]) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
     let blocks = width / BLOCK;
-    out.resize(rows * blocks * format.bytes(), 0);
     let scales_size = blocks * format.scales() * size_of::<f16>();
-    scales.resize(rows * scales_size, 0);
     if out.is_empty() {
         return Ok(());
     }
@@ -303,12 +303,17 @@ mod tests {
         }
     }
 
+    /// Memory with other contents, as of an earlier tensor.
+    fn memory(tensor: &Tensor, format: BlockFormat) -> [Vec<u8>; 2] {
+        blocks_bytes(tensor, format).map(|bytes| vec![7; bytes])
+    }
+
     #[test]
     fn every_plain_type_in_rows_and_transposed() {
         let shape = [37, 70];
         let values: Vec<f32> = (0..37 * 70).map(|i| (i % 251) as f32 - 100.0).collect();
         let f16s: Vec<u8> = values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
-        let mut out = vec![7.0; 3];
+        let mut out = vec![7.0; 37 * 70];
         for (element, bytes) in [
             (
                 Element::F32,
@@ -329,7 +334,7 @@ mod tests {
                     assert_eq!(out[c * 37 + r], values[r * 70 + c]);
                 }
             }
-            let mut halves = Vec::new();
+            let mut halves = vec![7; 2 * out.len()];
             to_f16(&tensor, &mut halves).expect("in range");
             assert_eq!(halves, f16s);
         }
@@ -339,7 +344,7 @@ mod tests {
     fn rows_in_pairs_go_back_to_halves_of_heads() {
         // Two heads of six rows; a stored row has its number as its only element.
         let stored: Vec<u8> = (0..12).flat_map(|i| (i as f32).to_le_bytes()).collect();
-        let mut out = Vec::new();
+        let mut out = vec![7.0; 12];
         for shape in [&[12, 1][..], &[12]] {
             let tensor = Tensor {
                 heads: Some(2),
@@ -355,7 +360,7 @@ mod tests {
         let values: Vec<f32> = (0..128).map(|i| ((i * 29 % 67) as f32 - 33.0) * 0.1).collect();
         let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         for format in [BlockFormat::Q8_0, BlockFormat::Q4_0] {
-            let (mut integers, mut scales) = (Vec::new(), Vec::new());
+            let [mut integers, mut scales] = memory(&tensor(Element::F32, &[2, 64], &bytes), format);
             to_blocks(
                 &tensor(Element::F32, &[2, 64], &bytes),
                 format,
@@ -366,23 +371,24 @@ mod tests {
             // In the layout of a file.
             let blocks = scales.chunks(2).zip(integers.chunks(format.bytes()));
             let stored: Vec<u8> = blocks.flat_map(|(s, q)| [s, q].concat()).collect();
-            let (mut copied, mut of_copy) = (Vec::new(), Vec::new());
+            let [mut copied, mut of_copy] = [vec![7; integers.len()], vec![7; scales.len()]];
             let element = Element::Blocks(format);
             assert_eq!(element.bytes(128), Some(stored.len()));
             let stored = tensor(element, &[2, 64], &stored);
             to_blocks(&stored, format, &mut copied, &mut of_copy).expect("finite");
             assert_eq!((&copied, &of_copy), (&integers, &scales));
-            let mut back = Vec::new();
+            let mut back = vec![7.0; 128];
             to_f32(&stored, false, &mut back);
             assert!(back.iter().all(|x| x.is_finite()));
             let worst = back.iter().zip(&values).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
             let bound = if format == BlockFormat::Q8_0 { 0.02 } else { 0.5 };
             assert!(worst < bound, "{format:?}: {worst}");
             // Conversion to more bits loses none.
+            let [mut copied, mut of_copy] = memory(&stored, BlockFormat::Q8_0);
             to_blocks(&stored, BlockFormat::Q8_0, &mut copied, &mut of_copy).expect("finite");
             let widened = (of_copy.chunks(2).zip(copied.chunks(BLOCK))).flat_map(|(s, q)| [s, q].concat());
             let widened: Vec<u8> = widened.collect();
-            let mut wide = Vec::new();
+            let mut wide = vec![7.0; 128];
             to_f32(
                 &tensor(Element::Blocks(BlockFormat::Q8_0), &[2, 64], &widened),
                 false,
@@ -392,7 +398,8 @@ mod tests {
         }
         bytes[4 * 70..4 * 71].copy_from_slice(&f32::NAN.to_le_bytes());
         let broken = tensor(Element::F32, &[2, 64], &bytes);
-        let outcome = to_blocks(&broken, BlockFormat::Q8_0, &mut Vec::new(), &mut Vec::new());
+        let [mut integers, mut scales] = memory(&broken, BlockFormat::Q8_0);
+        let outcome = to_blocks(&broken, BlockFormat::Q8_0, &mut integers, &mut scales);
         assert_eq!(outcome, Err(1));
     }
 }

@@ -4,7 +4,7 @@ use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use serde_json::Value;
 
-use super::convert::{to_blocks, to_f16, to_f32};
+use super::convert::{blocks_bytes, to_blocks, to_f16, to_f32};
 use super::element::Element;
 use super::shard::{Shard, Tensor};
 
@@ -58,7 +58,7 @@ fn tensor(element: Element, bytes: &[u8]) -> Tensor<'_> {
 
 /// Converts a tensor to blocks; returns their integers and scales.
 fn packed(tensor: &Tensor, format: BlockFormat) -> (Vec<u8>, Vec<f16>) {
-    let (mut integers, mut scales) = (Vec::new(), Vec::new());
+    let [mut integers, mut scales] = blocks_bytes(tensor, format).map(|bytes| vec![7; bytes]);
     to_blocks(tensor, format, &mut integers, &mut scales).expect("finite");
     let scales = scales.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b));
     (integers, scales.collect())
@@ -69,7 +69,7 @@ fn numbers_are_those_that_gguf_reads() {
     let all = fixture();
     assert_eq!(all.len(), 13);
     for stored in all {
-        let mut numbers = Vec::new();
+        let mut numbers = vec![7.0; stored.numbers.len()];
         to_f32(&tensor(stored.element, &stored.bytes), false, &mut numbers);
         assert_eq!(numbers, stored.numbers, "{}", stored.name);
     }
@@ -108,7 +108,7 @@ fn blocks_keep_their_integers() {
 fn numbers_of_q2_k_are_rounded_to_f16() {
     let all = fixture();
     let stored = all.iter().find(|stored| stored.element == Element::Q2K).expect("Q2_K");
-    let mut halves = Vec::new();
+    let mut halves = vec![7; 2 * stored.numbers.len()];
     to_f16(&tensor(stored.element, &stored.bytes), &mut halves).expect("in range");
     let wanted = stored.numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes());
     assert_eq!(halves, wanted.collect::<Vec<u8>>());
@@ -145,13 +145,9 @@ fn powers_of_two_that_binary16_has_not() {
     let of = |exponent: u8, pair: u8| {
         let block: Vec<u8> = [&[exponent][..], &[pair; BLOCK / 2]].concat();
         let bytes = block.repeat(SHAPE[0] * WIDTH / BLOCK);
-        let (mut integers, mut scales) = (Vec::new(), Vec::new());
-        let outcome = to_blocks(
-            &tensor(Element::Mxfp4, &bytes),
-            BlockFormat::Q8_0,
-            &mut integers,
-            &mut scales,
-        );
+        let tensor = tensor(Element::Mxfp4, &bytes);
+        let [mut integers, mut scales] = blocks_bytes(&tensor, BlockFormat::Q8_0).map(|bytes| vec![7; bytes]);
+        let outcome = to_blocks(&tensor, BlockFormat::Q8_0, &mut integers, &mut scales);
         outcome.map(|()| (integers, scales))
     };
     assert_eq!(of(200, 0x11), Err(0), "too large");
