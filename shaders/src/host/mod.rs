@@ -1,10 +1,9 @@
-//! Host code that the GPU backends of these kernels share: the launches of a plan ([`LaunchPlan`]), rollback of steps
-//! ([`fault_in`], [`HostValidated`]), memory layout ([`lay_out`]), and results that are stored as `f16`. It also
+//! Host code that the GPU backends of these kernels share: the launches of a plan ([`LaunchPlan`]), their replay with
+//! transfers and rollback ([`Replay`]), memory layout ([`lay_out`]), and results that are stored as `f16`. It also
 //! contains the tests that registered kernels ([`SupportCache`]) and cooperative matrices ([`choose_coop`]) must pass
 //! before a plan uses them.
 //!
-//! A backend implements only [`Host`], a device and its memory, and [`Driver`], the execution of launches. [`Replay`] is
-//! the executable of a plan on any such device.
+//! A backend implements [`Host`], a device and its memory, and [`Driver`], the execution of launches.
 
 mod answers;
 mod compile;
