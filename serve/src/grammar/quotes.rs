@@ -33,7 +33,7 @@ pub(super) fn check(pattern: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds the control characters of all classes that lack `"` or `\`. The recursion is safe because the parser limits the depth.
+/// Adds the control characters of all literals, and of all classes that lack `"` or `\`. The recursion is safe because the parser limits the depth.
 fn add_controls(tree: &Hir, found: &mut u32) {
     match tree.kind() {
         HirKind::Class(class) => {
@@ -53,7 +53,12 @@ fn add_controls(tree: &Hir, found: &mut u32) {
         HirKind::Repetition(repetition) => add_controls(&repetition.sub, found),
         HirKind::Capture(capture) => add_controls(&capture.sub, found),
         HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().for_each(|part| add_controls(part, found)),
-        HirKind::Empty | HirKind::Literal(_) | HirKind::Look(_) => {}
+        // The compiler merges alternatives of single characters with classes.
+        HirKind::Literal(literal) => {
+            let controls = literal.0.iter().filter(|&&byte| byte < 32);
+            *found |= controls.fold(0, |bits, &byte| bits | 1 << byte);
+        }
+        HirKind::Empty | HirKind::Look(_) => {}
     }
 }
 
@@ -71,6 +76,9 @@ mod tests {
             r"[^\x20-\x7e]",
             r#"a(b|[^"\n]+)"#,
             r"[\x00-\x0f]{2}[\x0b-\x1f]",
+            r"^(\x00|([\x01-\x1f]))$",
+            r#"^((\t)|[^"\t])*$"#,
+            r"^(?:([^\\\x01])|(\x01))+$",
         ] {
             let error = check(pattern).expect_err(pattern).to_string();
             assert!(error.contains("control characters"), "{error}");
