@@ -111,19 +111,24 @@ impl App {
         };
         // Values of JSON take many times the memory of their text, and may wait for long.
         let grammar = Arc::new(grammar.packed());
-        let of_cost = grammar.clone();
-        let cost = self
-            .site
-            .prepare(deadline, grammar.bytes(), move || Ok(of_cost.cost()))
-            .await?;
+        let (app, of_cost) = (self.clone(), grammar.clone());
+        let estimate = move || Ok((of_cost.cost(), app.grammars.passed(&of_cost.unpacked())));
+        let (cost, passed) = self.site.prepare(deadline, grammar.bytes(), estimate).await?;
         // The cost is an estimate: a grammar that takes longer continues as one of the next size.
         let first = size_of_grammar(cost);
         for (size, limit) in TRIAL_TIMES.into_iter().enumerate().skip(first) {
-            let (app, tried) = (self.clone(), grammar.clone());
-            let work = move || app.grammars.try_out(&tried.unpacked(), limit);
-            let tried = self.site.preparation.trial(deadline, size, cost, work).await;
-            let is_quick = tried.map_err(|e| self.site.not_prepared(e))?;
-            if !is_quick.map_err(|e| ApiError::of_request(&e))? {
+            // A grammar that passed an earlier trial waits for no other trial.
+            let is_quick = match passed {
+                Some(passed) => passed <= limit,
+                None => {
+                    let (app, tried) = (self.clone(), grammar.clone());
+                    let work = move || app.grammars.try_out(&tried.unpacked(), limit);
+                    let tried = self.site.preparation.trial(deadline, size, cost, work).await;
+                    let is_quick = tried.map_err(|e| self.site.not_prepared(e))?;
+                    is_quick.map_err(|e| ApiError::of_request(&e))?
+                }
+            };
+            if !is_quick {
                 continue;
             }
             let app = self.clone();

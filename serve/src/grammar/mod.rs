@@ -133,6 +133,11 @@ impl Grammars {
         CountedGrammar::new(self.pool.clone())
     }
 
+    /// Returns the limit of time with which a grammar passed an earlier [`Grammars::try_out`].
+    pub(crate) fn passed(&self, grammar: &Grammar) -> Option<Duration> {
+        self.trials.passed(grammar)
+    }
+
     /// Compiles a grammar in another process. Returns false if it takes longer than `limit` there.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use crate::lock::lock;
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
 /// Ratio of the maximum duration of a trial and its limit of processor time. On a busy machine, the process waits for others.
-const MAX_WAIT: u32 = 6;
+const MAX_WAIT: u32 = 3;
 /// Time of a trial after which its process is replaced, because its allocator keeps memory.
 const LONG: Duration = Duration::from_millis(200);
 /// Maximum number of texts that are remembered because their trial succeeded.
@@ -117,6 +117,19 @@ impl Trials {
         }
     }
 
+    /// Returns the limit of time with which a grammar passed an earlier trial.
+    pub(super) fn passed(&self, grammar: &Grammar) -> Option<Duration> {
+        let (_, hash) = self.text(grammar).ok()?;
+        lock(&self.passed).get(&hash).copied()
+    }
+
+    /// Returns a grammar as a line of the input of a process, and its hash.
+    fn text(&self, grammar: &Grammar) -> Result<(String, u64)> {
+        let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
+        let hash = self.hasher.hash_one(&text);
+        Ok((text, hash))
+    }
+
     /// Compiles a grammar in another process, unless that was done before. Returns false if it takes more processor time than `limit`, now
     /// or in an earlier trial. Systems other than Linux do not report this time, so the whole duration is limited.
     /// `tokens` returns the tokens of the model for the first process.
@@ -126,8 +139,7 @@ impl Trials {
     /// [`Error::HostMemory`] if no process can be started.
     pub(super) fn check(&self, grammar: &Grammar, limit: Duration, tokens: impl Fn() -> TrialTokens) -> Result<bool> {
         let Some(program) = &self.program else { return Ok(true) };
-        let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
-        let hash = self.hasher.hash_one(&text);
+        let (text, hash) = self.text(grammar)?;
         if let Some(passed) = lock(&self.passed).get(&hash) {
             return Ok(*passed <= limit);
         }
@@ -407,6 +419,8 @@ mod tests {
         for expected in [(small, false), (large, true), (small, false), (large, true)] {
             assert_eq!(check(expected.0), Ok(expected.1));
         }
+        assert_eq!(trials.passed(&slow), Some(large));
+        assert_eq!(trials.passed(&Grammar::Regex("block".into())), None);
         let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing
             .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
