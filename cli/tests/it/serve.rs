@@ -193,7 +193,8 @@ fn grammars_that_never_end_are_refused() {
             answer.starts_with("HTTP/1.1 400") && answer.contains("more than 10 s"),
             "{answer}"
         );
-        assert!(time < Duration::from_secs(30), "{time:?}");
+        // Three trials, of 13.5 s of processor time, and at most three times as long on a busy machine.
+        assert!(time < Duration::from_secs(60), "{time:?}");
         let (answer, _) = constrained(&address, r#""guided_choice": ["ab", "cd"]"#);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
