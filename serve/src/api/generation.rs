@@ -112,7 +112,7 @@ impl App {
         // Values of JSON take many times the memory of their text, and may wait for long.
         let grammar = Arc::new(grammar.packed());
         let (app, of_cost) = (self.clone(), grammar.clone());
-        let estimate = move || Ok((of_cost.cost(), app.grammars.passed(&of_cost.unpacked())));
+        let estimate = move || Ok((of_cost.cost(), app.grammars.passed(&of_cost)));
         let (cost, passed) = self.site.prepare(deadline, grammar.bytes(), estimate).await?;
         // The cost is an estimate: a grammar that takes longer continues as one of the next size.
         let first = size_of_grammar(cost);
@@ -122,7 +122,7 @@ impl App {
                 Some(passed) => passed <= limit,
                 None => {
                     let (app, tried) = (self.clone(), grammar.clone());
-                    let work = move || app.grammars.try_out(&tried.unpacked(), limit);
+                    let work = move || app.grammars.try_out(&tried, limit);
                     let tried = self.site.preparation.trial(deadline, size, cost, work).await;
                     let is_quick = tried.map_err(|e| self.site.not_prepared(e))?;
                     is_quick.map_err(|e| ApiError::of_request(&e))?

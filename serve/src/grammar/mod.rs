@@ -44,7 +44,8 @@ pub(crate) enum Grammar {
     Choice(Vec<String>),
 }
 
-/// Grammar in a compact form, for requests that wait: a schema is kept as JSON text.
+/// Grammar in a compact form, for requests that wait and for other processes. Schemas are stored as JSON text.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum PackedGrammar {
     /// The JSON text of a schema.
     Schema(String),
@@ -133,8 +134,8 @@ impl Grammars {
         CountedGrammar::new(self.pool.clone())
     }
 
-    /// Returns the limit of time with which a grammar passed an earlier [`Grammars::try_out`].
-    pub(crate) fn passed(&self, grammar: &Grammar) -> Option<Duration> {
+    /// Returns the time limit of an earlier [`Grammars::try_out`] that the grammar passed.
+    pub(crate) fn passed(&self, grammar: &PackedGrammar) -> Option<Duration> {
         self.trials.passed(grammar)
     }
 
@@ -142,11 +143,11 @@ impl Grammars {
     ///
     /// # Errors
     /// The errors of [`Grammars::compile`].
-    pub(crate) fn try_out(&self, grammar: &Grammar, limit: Duration) -> Result<bool> {
-        if *grammar == Grammar::Object {
+    pub(crate) fn try_out(&self, grammar: &PackedGrammar, limit: Duration) -> Result<bool> {
+        if *grammar == PackedGrammar::Other(Grammar::Object) {
             return Ok(true);
         }
-        on_large_stack(|| check::grammar(grammar))?;
+        on_large_stack(|| check::grammar(&grammar.unpacked()))?;
         self.trials.check(grammar, limit, || self.trial_tokens())
     }
 
@@ -201,7 +202,6 @@ fn factory(words: &[Vec<u8>], end: u32) -> std::result::Result<ParserFactory, St
     let info = TokRxInfo::new(words.len() as u32, end);
     let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, words)));
     let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
-    factory.quiet();
     factory.limits_mut().verbose_errors = false;
     Ok(factory)
 }

@@ -33,7 +33,8 @@ pub(super) fn check(pattern: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds the control characters of all literals, and of all classes that lack `"` or `\`. The recursion is safe because the parser limits the depth.
+/// Adds the control characters of all literals, and of all classes that lack `"` or `\`. The recursion is safe because the parser
+/// limits the depth.
 fn add_controls(tree: &Hir, found: &mut u32) {
     match tree.kind() {
         HirKind::Class(class) => {

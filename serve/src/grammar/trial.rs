@@ -17,12 +17,12 @@ use meganeura_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::check::too_large;
-use super::{Grammar, STACK, compile, factory, on_large_stack, refused};
+use super::{PackedGrammar, STACK, compile, factory, on_large_stack, refused};
 use crate::lock::lock;
 
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
-/// Ratio of the maximum duration of a trial and its limit of processor time. On a busy machine, the process waits for others.
+/// Maximum duration of a trial, as a multiple of its limit of processor time. On a busy machine, the process waits for a processor.
 const MAX_WAIT: u32 = 3;
 /// Time of a trial after which its process is replaced, because its allocator keeps memory.
 const LONG: Duration = Duration::from_millis(200);
@@ -42,32 +42,6 @@ pub(super) struct TrialTokens {
     pub(super) special: Vec<(u32, Vec<u8>)>,
     /// Token that ends a text.
     pub(super) end: u32,
-}
-
-/// A grammar as a line of the input of a process.
-#[derive(Debug, Serialize, Deserialize)]
-enum TrialGrammar {
-    /// Text of a JSON schema. As a part of the line, it would be nested more deeply than in its request.
-    Schema(String),
-    Other(Grammar),
-}
-
-impl From<&Grammar> for TrialGrammar {
-    fn from(grammar: &Grammar) -> Self {
-        match grammar {
-            Grammar::Schema(schema) => TrialGrammar::Schema(schema.to_string()),
-            other => TrialGrammar::Other(other.clone()),
-        }
-    }
-}
-
-impl TrialGrammar {
-    fn grammar(self) -> serde_json::Result<Grammar> {
-        Ok(match self {
-            TrialGrammar::Schema(text) => Grammar::Schema(serde_json::from_str(&text)?),
-            TrialGrammar::Other(grammar) => grammar,
-        })
-    }
 }
 
 /// Result of a trial that ended: the error of the compiler, if any.
@@ -117,15 +91,15 @@ impl Trials {
         }
     }
 
-    /// Returns the limit of time with which a grammar passed an earlier trial.
-    pub(super) fn passed(&self, grammar: &Grammar) -> Option<Duration> {
+    /// Returns the time limit of an earlier trial that the grammar passed.
+    pub(super) fn passed(&self, grammar: &PackedGrammar) -> Option<Duration> {
         let (_, hash) = self.text(grammar).ok()?;
         lock(&self.passed).get(&hash).copied()
     }
 
     /// Returns a grammar as a line of the input of a process, and its hash.
-    fn text(&self, grammar: &Grammar) -> Result<(String, u64)> {
-        let text = serde_json::to_string(&TrialGrammar::from(grammar)).map_err(|e| Error::misuse(e.to_string(), ""))?;
+    fn text(&self, grammar: &PackedGrammar) -> Result<(String, u64)> {
+        let text = serde_json::to_string(grammar).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let hash = self.hasher.hash_one(&text);
         Ok((text, hash))
     }
@@ -137,7 +111,12 @@ impl Trials {
     /// # Errors
     /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds its limit of memory or dies;
     /// [`Error::HostMemory`] if no process can be started.
-    pub(super) fn check(&self, grammar: &Grammar, limit: Duration, tokens: impl Fn() -> TrialTokens) -> Result<bool> {
+    pub(super) fn check(
+        &self,
+        grammar: &PackedGrammar,
+        limit: Duration,
+        tokens: impl Fn() -> TrialTokens,
+    ) -> Result<bool> {
         let Some(program) = &self.program else { return Ok(true) };
         let (text, hash) = self.text(grammar)?;
         if let Some(passed) = lock(&self.passed).get(&hash) {
@@ -295,9 +274,9 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
     let (sender, grammars) = channel::<String>();
     let work = move || {
         for line in grammars {
-            let grammar = serde_json::from_str(&line).and_then(TrialGrammar::grammar);
+            let grammar = serde_json::from_str::<PackedGrammar>(&line);
             let compiled = grammar.map_err(|e| e.to_string()).and_then(|grammar| {
-                let compiled = on_large_stack(|| Ok(compile(&factory, &grammar).map(drop)));
+                let compiled = on_large_stack(|| Ok(compile(&factory, &grammar.unpacked()).map(drop)));
                 compiled.map_err(|e| e.to_string())?
             });
             let outcome = Outcome { error: compiled.err() };
@@ -356,6 +335,7 @@ fn small_factory(tokens: TrialTokens) -> std::result::Result<ParserFactory, Stri
 mod tests {
     use serde_json::json;
 
+    use super::super::Grammar;
     use super::*;
 
     #[test]
@@ -373,9 +353,9 @@ mod tests {
             (Grammar::Lark("start: <[301]>\n".into()), false),
             (Grammar::Regex("(".into()), false),
         ] {
-            let line = serde_json::to_string(&TrialGrammar::from(&grammar)).expect("JSON");
-            let sent: TrialGrammar = serde_json::from_str(&line).expect("a line");
-            assert_eq!(sent.grammar().expect("a grammar"), grammar);
+            let line = serde_json::to_string(&grammar.clone().packed()).expect("JSON");
+            let sent: PackedGrammar = serde_json::from_str(&line).expect("a line");
+            assert_eq!(sent.unpacked(), grammar);
             let compiled = on_large_stack(|| compile(&factory, &grammar).map(drop).map_err(|e| refused(&e)));
             assert_eq!(compiled.is_ok(), is_valid, "{line}: {compiled:?}");
         }
@@ -395,7 +375,7 @@ mod tests {
         let limit = Duration::from_secs(2);
         let check = |text: &str| {
             trials
-                .check(&Grammar::Regex(text.into()), limit, TrialTokens::default)
+                .check(&Grammar::Regex(text.into()).packed(), limit, TrialTokens::default)
                 .map_err(|e| e.to_string())
         };
         for round in 0..2 {
@@ -409,7 +389,7 @@ mod tests {
         }
         assert_eq!(lock(&trials.idle).len(), 1);
         // A grammar that needed the time of large ones stays with them.
-        let slow = Grammar::Regex("slow".into());
+        let slow = Grammar::Regex("slow".into()).packed();
         let check = |limit| {
             trials
                 .check(&slow, limit, TrialTokens::default)
@@ -420,15 +400,15 @@ mod tests {
             assert_eq!(check(expected.0), Ok(expected.1));
         }
         assert_eq!(trials.passed(&slow), Some(large));
-        assert_eq!(trials.passed(&Grammar::Regex("block".into())), None);
+        assert_eq!(trials.passed(&Grammar::Regex("block".into()).packed()), None);
         let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing
-            .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
+            .check(&Grammar::Regex("a".into()).packed(), limit, TrialTokens::default)
             .expect_err("no program");
         assert!(matches!(error, Error::HostMemory { .. }));
         assert!(
             Trials::new(None)
-                .check(&Grammar::Regex("a".into()), limit, TrialTokens::default)
+                .check(&Grammar::Regex("a".into()).packed(), limit, TrialTokens::default)
                 .is_ok()
         );
     }
