@@ -30,6 +30,7 @@ pub mod loss_scaling;
 pub mod memory_budget;
 pub mod mode;
 pub mod ops;
+pub mod parallel;
 pub mod pattern;
 pub mod plan;
 pub mod precision;

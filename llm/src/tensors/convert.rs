@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use meganeura_core::parallel::for_each_share;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::blocks::each;
@@ -17,8 +16,6 @@ use super::shard::Tensor;
 const ROWS_AT_ONCE: usize = 32;
 /// Minimum number of elements of a thread's share of the work.
 const SHARE: usize = 64 * 1024;
-/// Maximum number of threads: more would wait for memory.
-const MAX_THREADS: usize = 8;
 
 /// Divides the items `0..count`, of `numbers` elements each, into shares for threads; shares begin at multiples of
 /// `step`.
@@ -39,26 +36,6 @@ fn cut<'a, T>(mut memory: &'a mut [T], shares: &[Range<usize>], width: usize) ->
     parts
 }
 
-/// Runs all work, on several threads if there is much of it.
-fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
-    let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = processors.min(MAX_THREADS).min(shares.len());
-    let left = Mutex::new(shares.into_iter());
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let serve = || {
-        while let Some(share) = next() {
-            work(share);
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 1..threads {
-            // Without this thread it only takes longer.
-            let _ = thread::Builder::new().spawn_scoped(scope, serve);
-        }
-        serve();
-    });
-}
-
 /// Converts all numbers to `f32`; a matrix is transposed if requested. `out` has the number of elements of the tensor.
 pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut [f32]) {
     let [rows, width] = tensor.rows();
@@ -68,7 +45,7 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut [f32]) {
     if !transposed {
         let shares = shares(rows, width, 1);
         let parts = cut(out, &shares, width);
-        work_on(shares.into_iter().zip(parts).collect(), |(rows, out)| {
+        for_each_share(shares.into_iter().zip(parts), |(rows, out)| {
             for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
                 tensor.read_row(row, out);
             }
@@ -78,7 +55,7 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut [f32]) {
     let [together, _] = tensor.element.block();
     let shares = shares(width, rows, together);
     let parts = cut(out, &shares, rows);
-    work_on(shares.into_iter().zip(parts).collect(), |(columns, out)| {
+    for_each_share(shares.into_iter().zip(parts), |(columns, out)| {
         transpose(tensor, columns, out);
     });
 }
@@ -117,7 +94,7 @@ pub(crate) fn to_f16(tensor: &Tensor, out: &mut [u8]) -> Result<(), usize> {
     let broken = AtomicUsize::new(usize::MAX);
     let shares = shares(rows, width, 1);
     let parts = cut(out, &shares, size);
-    work_on(shares.into_iter().zip(parts).collect(), |(rows, out)| {
+    for_each_share(shares.into_iter().zip(parts), |(rows, out)| {
         let (mut numbers, mut halves) = (vec![0.0; width], vec![f16::ZERO; width]);
         for (row, out) in rows.zip(out.chunks_exact_mut(size)) {
             if tensor.element == Element::F16 {
@@ -173,8 +150,8 @@ pub(crate) fn to_blocks(tensor: &Tensor, format: BlockFormat, out: &mut [u8], sc
     let shares = shares(rows, width, 1);
     let integers = cut(out, &shares, blocks * format.bytes());
     let scales = cut(scales, &shares, scales_size);
-    let parts = shares.into_iter().zip(integers.into_iter().zip(scales)).collect();
-    work_on(
+    let parts = shares.into_iter().zip(integers.into_iter().zip(scales));
+    for_each_share(
         parts,
         |(rows, (mut out, mut scales)): (Range<usize>, (&mut [u8], &mut [u8]))| {
             // The usual case, and the fastest: blocks of the session's format.

@@ -204,6 +204,7 @@ const CORE_LAYERS: &[&[&str]] = &[
     &[
         "files",
         "pattern",
+        "parallel",
         "random",
         "mode",
         "storage",
