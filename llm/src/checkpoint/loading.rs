@@ -69,14 +69,18 @@ impl Checkpoint {
                 }
             }
         };
+        let mut keep = |parameter: &Parameter<'a>, memory: &ConvertedTensor| -> Result<()> {
+            store(parameter, memory)?;
+            self.release(parameter);
+            Ok(())
+        };
         thread::scope(|scope| {
             if let Err(error) = thread::Builder::new().spawn_scoped(scope, convert) {
                 log::debug!("weights are converted without a thread of their own: {error}");
                 let mut memory = ConvertedTensor::default();
                 for (name, form) in parameters {
                     let parameter = self.convert(name, form, &mut memory)?;
-                    store(&parameter, &memory)?;
-                    self.release(&parameter);
+                    keep(&parameter, &memory)?;
                 }
                 return Ok(());
             }
@@ -84,8 +88,7 @@ impl Checkpoint {
             let converted = converted;
             while let Ok(outcome) = converted.recv() {
                 let (parameter, memory) = outcome?;
-                store(&parameter, &memory)?;
-                self.release(&parameter);
+                keep(&parameter, &memory)?;
                 // The table of embeddings is much larger than other tensors. Its memory is not kept.
                 if memory.allocated_bytes() <= MAX_REUSED_BYTES {
                     let _ = to_reuse.send(memory);
