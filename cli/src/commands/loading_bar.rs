@@ -15,37 +15,38 @@ pub(super) fn observer() -> Option<LoadObserver> {
     if !io::stderr().is_terminal() {
         return None;
     }
-    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
-    let begun: Mutex<Option<Instant>> = Mutex::new(None);
+    let bar = Mutex::new(LoadingBar::default());
     Some(LoadObserver::new(move |bytes| {
-        let begun = *begun
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert_with(Instant::now);
-        show(
-            &mut bar.lock().unwrap_or_else(PoisonError::into_inner),
-            bytes,
-            begun.elapsed() >= DELAY,
-        );
+        bar.lock().unwrap_or_else(PoisonError::into_inner).show(bytes);
     }))
 }
 
-fn show(bar: &mut Option<ProgressBar>, bytes: LoadedBytes, is_late: bool) {
-    if bytes.loaded >= bytes.total {
-        if let Some(bar) = bar.take() {
-            bar.finish_and_clear();
+#[derive(Default)]
+struct LoadingBar {
+    /// Time of the first report.
+    begun: Option<Instant>,
+    bar: Option<ProgressBar>,
+}
+
+impl LoadingBar {
+    fn show(&mut self, bytes: LoadedBytes) {
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        if bytes.loaded >= bytes.total {
+            if let Some(bar) = self.bar.take() {
+                bar.finish_and_clear();
+            }
+        } else if self.bar.is_some() || begun.elapsed() >= DELAY {
+            let bar = self.bar.get_or_insert_with(|| new_bar(bytes.total));
+            bar.set_position(bytes.loaded);
         }
-        return;
     }
-    if bar.is_none() && is_late {
-        let new = ProgressBar::new(bytes.total);
-        let template = "loading the weights  {bar:30}  {bytes}/{total_bytes}  {bytes_per_sec}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            new.set_style(style);
-        }
-        *bar = Some(new);
+}
+
+fn new_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let template = "loading the weights  {bar:30}  {bytes}/{total_bytes}  {bytes_per_sec}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
     }
-    if let Some(bar) = bar {
-        bar.set_position(bytes.loaded);
-    }
+    bar
 }
