@@ -32,7 +32,7 @@ mod worker;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,7 @@ use axum::Router;
 use embeddings::EmbeddingWorker;
 pub use grammar::{CHECK_GRAMMARS, check_grammars};
 use grammar::{Grammars, MaskPool};
+use lock::lock;
 use metrics::Metrics;
 use preparation::Preparation;
 use steps::Steps;
@@ -343,6 +344,42 @@ struct OpenModel {
     chats: bool,
 }
 
+/// Number of threads that serve connections.
+const RUNTIME_THREADS: usize = 2;
+
+/// Starts and ends as many threads as the runtime starts at once: it panics, or waits forever, if it cannot start one.
+///
+/// # Errors
+/// [`Error::InvalidUse`] if the system refuses a thread.
+fn check_threads(count: usize) -> Result<()> {
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let gate = Arc::new(Mutex::new(gate));
+    let refused = std::thread::scope(|scope| {
+        let mut refused = None;
+        for number in 0..count {
+            let gate = gate.clone();
+            let wait = move || {
+                // Ends when `release` is dropped.
+                let _ = lock(&gate).recv();
+            };
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            if let Err(error) = thread.spawn_scoped(scope, wait) {
+                refused = Some((number, error));
+                break;
+            }
+        }
+        drop(release);
+        refused
+    });
+    match refused {
+        None => Ok(()),
+        Some((number, error)) => Err(Error::misuse(
+            format!("the server needs {count} threads, and the system refused the one after {number}: {error}"),
+            "raise the limits of processes (ulimit -u) and of memory (ulimit -v)",
+        )),
+    }
+}
+
 impl Server {
     /// Opens the model and listens on the port.
     ///
@@ -351,8 +388,10 @@ impl Server {
     /// [`Embedder::open`] and [`Tokenizer::open`].
     pub fn bind(options: ServerOptions) -> Result<Self> {
         options.check()?;
+        // The runtime's own threads, and the first that prepares requests.
+        check_threads(RUNTIME_THREADS + 1)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(RUNTIME_THREADS)
             .max_blocking_threads(Preparation::threads())
             .thread_stack_size(STACK)
             .thread_keep_alive(KEEP_ALIVE)

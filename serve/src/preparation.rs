@@ -4,6 +4,7 @@
 //! everything else, so that slow ones delay only each other.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,15 +19,33 @@ const TEXTS: usize = 2;
 const SMALL_BODY: usize = 64 << 10;
 /// Maximum costs of small and of medium schemas and grammars, in bytes of a usual schema. Small ones never wait for larger ones,
 /// which may take seconds to compile.
-const GRAMMARS: [usize; 2] = [4 << 10, 64 << 10];
+const GRAMMARS: [usize; 2] = [16 << 10, 256 << 10];
 
-/// Maximum time to compile a grammar of each size in the process that tries it first. Usual ones take some milliseconds, 0.1 s and
-/// 2 s on an idle processor. A grammar that takes longer is treated as one of the next size.
-pub(crate) const TRIAL_TIMES: [Duration; GRAMMARS.len() + 1] = [
-    Duration::from_millis(500),
-    Duration::from_secs(3),
-    Duration::from_secs(10),
+/// Limits of the time that a grammar of each size may take. A grammar that takes longer is treated as one of the next size. The lowest
+/// limit is short, so that many grammars with a wrong estimate delay the others little.
+pub(crate) const GRAMMAR_TIMES: [GrammarTimes; GRAMMARS.len() + 1] = [
+    GrammarTimes {
+        trial: Duration::from_millis(100),
+        first_mask: Duration::from_millis(50),
+    },
+    GrammarTimes {
+        trial: Duration::from_secs(1),
+        first_mask: Duration::from_millis(300),
+    },
+    GrammarTimes {
+        trial: Duration::from_secs(10),
+        first_mask: Duration::from_secs(2),
+    },
 ];
+
+/// Limits of the time that a grammar of one size may take.
+#[derive(Clone, Copy)]
+pub(crate) struct GrammarTimes {
+    /// Maximum processor time of the compiler in the process that tries the grammar first. Usual grammars of the maximum cost take a third.
+    pub(crate) trial: Duration,
+    /// Maximum time to compute the mask of the first token, which usually takes a few milliseconds.
+    pub(crate) first_mask: Duration,
+}
 
 /// Maximum number of simultaneous trials for each size of grammar. With several, a trial that never ends delays other grammars
 /// little. The processes have a low priority.
@@ -79,6 +98,29 @@ pub(crate) struct Preparation {
     grammars: [Pool; GRAMMARS.len() + 1],
     /// Room for the compiled grammars of each pool, which take tens of megabytes each. Requests beyond it wait uncompiled.
     rooms: [Arc<Semaphore>; GRAMMARS.len() + 1],
+}
+
+/// Tells work on a thread that nobody waits for its result any longer.
+#[derive(Clone, Default)]
+pub(crate) struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sets its [`Abandoned`] on drop.
+struct AbandonOnDrop(Abandoned);
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        self.0.set();
+    }
 }
 
 /// Entry of a request in a queue, removed on drop.
@@ -169,16 +211,19 @@ impl Preparation {
         run(permit, deadline, work).await
     }
 
-    /// Runs `work`, which tries a schema or grammar of this size (0 to 2) and cost in another process.
+    /// Runs `work`, which tries a schema or grammar of this size (0 to 2) and cost in another process. It should end soon once its argument
+    /// is set.
     pub(crate) async fn trial<T: Send + 'static>(
         &self,
         deadline: Instant,
         size: usize,
         cost: usize,
-        work: impl FnOnce() -> T + Send + 'static,
+        work: impl FnOnce(&Abandoned) -> T + Send + 'static,
     ) -> Result<T, NotPrepared> {
         let permit = self.trials[size].permit(deadline, cost).await?;
-        run(permit, deadline, work).await
+        let abandoned = Abandoned::default();
+        let _guard = AbandonOnDrop(abandoned.clone());
+        run(permit, deadline, move || work(&abandoned)).await
     }
 
     /// Runs `work`, which compiles a schema or grammar of this size (0 to 2) and cost, and returns its result with its room in memory. It has

@@ -1,13 +1,10 @@
-//! Threads that compute the masks of a grammar: the tokens that it allows next.
+//! Masks of a grammar: the tokens that it allows next.
 //!
 //! An ambiguous grammar can take seconds for one token. The engine therefore never waits for a mask: it computes the logits of
 //! the token meanwhile, and continues with other sequences until the mask is ready.
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use llguidance::{CancellationHandle, Matcher};
@@ -15,222 +12,67 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
 
+use super::mask_pool::{CountedGrammar, MaskPool, MaskTime, ParserItems};
 use crate::lock::lock;
 use crate::preparation::GrammarRoom;
 
-/// Maximum time to compute one mask.
-const STEP_BUDGET: Duration = Duration::from_secs(2);
-/// The same while masks of other requests wait.
-const CONTENDED_STEP: Duration = Duration::from_millis(300);
-/// Maximum time to compute all masks of a request.
-const REQUEST_BUDGET: Duration = Duration::from_secs(30);
-/// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
-/// less than a millisecond.
-const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
 /// Maximum time that a sequence waits, after its last token, for the check whether the grammar allows its text to end there.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum mean time per mask of a request that counts as quick.
-const QUICK: Duration = Duration::from_millis(20);
-
-/// Time that the masks of a request have taken so far, shared by its sequences.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MaskTime(Arc<Times>);
-
-#[derive(Debug, Default)]
-struct Times {
-    /// Total, in microseconds.
-    spent: AtomicU64,
-    /// Number of masks.
-    masks: AtomicU64,
-    /// Virtual end time of the request's last mask, see [`Jobs::clock`].
-    finish: AtomicU64,
-}
-
-impl MaskTime {
-    fn get(&self) -> Duration {
-        Duration::from_micros(self.0.spent.load(Ordering::Relaxed))
-    }
-
-    fn add(&self, time: Duration) {
-        self.0.spent.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
-        self.0.masks.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns true if both belong to the same request.
-    fn is_same(&self, other: &MaskTime) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Returns true if earlier masks of the request were quick.
-    fn is_quick(&self) -> bool {
-        let masks = self.0.masks.load(Ordering::Relaxed) as u32;
-        masks > 0 && self.get() < QUICK * masks
-    }
-}
-
-/// Job that computes a mask.
-struct Job {
-    time: MaskTime,
-    /// Virtual start time of the job; the job with the smallest is next.
-    start: u64,
-    work: Box<dyn FnOnce() + Send>,
-}
-
-/// Jobs that wait for a thread.
-#[derive(Default)]
-struct Queue {
-    jobs: Mutex<Jobs>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Jobs {
-    waiting: Vec<Job>,
-    /// Requests of the running jobs.
-    running: Vec<MaskTime>,
-    /// Virtual time in microseconds, as in weighted fair queueing (Demers, Keshav and Shenker, 1989). It advances by
-    /// the work done, divided by the number of requests that share the threads. New requests begin at this time, so that
-    /// they do not overtake requests that had less than their share.
-    clock: u64,
-    has_ended: bool,
-}
-
-impl Jobs {
-    fn add(&mut self, time: MaskTime, work: Box<dyn FnOnce() + Send>) {
-        let start = self.clock.max(time.0.finish.load(Ordering::Relaxed));
-        self.waiting.push(Job { time, start, work });
-    }
-
-    /// Removes and returns the next job. With `only_quick`, considers only jobs of quick requests.
-    fn next(&mut self, only_quick: bool) -> Option<Job> {
-        let waiting = self.waiting.iter().enumerate();
-        let allowed = waiting.filter(|(_, job)| !only_quick || job.time.is_quick());
-        // Sequences of one request submit their first masks together: after one of them, the others come later.
-        let start = |job: &Job| job.start.max(job.time.0.finish.load(Ordering::Relaxed));
-        let (at, _) = allowed.min_by_key(|(_, job)| (start(job), job.time.get()))?;
-        let mut job = self.waiting.remove(at);
-        job.start = start(&job);
-        self.running.push(job.time.clone());
-        Some(job)
-    }
-
-    /// Returns the number of requests with running or waiting jobs.
-    fn requests(&self) -> u64 {
-        let times = self.waiting.iter().map(|job| &job.time).chain(&self.running);
-        let requests: HashSet<_> = times.map(|time| Arc::as_ptr(&time.0)).collect();
-        requests.len() as u64
-    }
-
-    /// Advances the virtual time after a job.
-    fn finish(&mut self, time: &MaskTime, start: u64, elapsed: Duration) {
-        let elapsed = elapsed.as_micros() as u64;
-        time.0.finish.fetch_max(start + elapsed, Ordering::Relaxed);
-        self.clock += elapsed / self.requests().max(1);
-        if let Some(place) = self.running.iter().position(|running| running.is_same(time)) {
-            self.running.swap_remove(place);
-        }
-    }
-}
-
-/// Threads that compute masks. Requests share them equally. One more thread serves only requests whose masks are quick.
-pub(crate) struct MaskPool {
-    queue: Arc<Queue>,
-    /// Callback that wakes the engine when a mask is ready.
-    wake: Arc<dyn Fn() + Send + Sync>,
-    /// Number of running and waiting sequences with a grammar, and of requests that wait to compile one.
-    constraints: AtomicUsize,
-    /// Maximum number of sequences that the engine runs at once.
-    sequences: usize,
-}
-
-impl MaskPool {
-    /// Starts one thread for every two cores (1 to 4), and one for quick requests. `sequences` is the maximum number
-    /// that the engine runs at once.
-    ///
-    /// # Errors
-    /// A thread that cannot be started.
-    pub(crate) fn start(sequences: usize, wake: impl Fn() + Send + Sync + 'static) -> Result<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let pool = MaskPool {
-            queue: Arc::default(),
-            wake: Arc::new(wake),
-            constraints: AtomicUsize::new(0),
-            sequences,
-        };
-        let threads = (cores / 2).clamp(1, 4);
-        for number in 0..=threads {
-            let queue = pool.queue.clone();
-            std::thread::Builder::new()
-                .name("masks".into())
-                .spawn(move || run(&queue, number == threads))
-                .map_err(|e| Error::misuse(format!("a thread for masks cannot be started: {e}"), ""))?;
-        }
-        Ok(pool)
-    }
-
-    /// Returns the current maximum time of all masks of a request.
-    fn budget(&self) -> Duration {
-        if self.constraints.load(Ordering::Relaxed) > self.sequences {
-            CONTENDED_BUDGET
-        } else {
-            REQUEST_BUDGET
-        }
-    }
-
-    /// Returns true if masks of other requests wait.
-    fn is_contended(&self, own: &MaskTime) -> bool {
-        let jobs = lock(&self.queue.jobs);
-        jobs.waiting.iter().any(|job| !job.time.is_same(own))
-    }
-
-    fn submit(&self, time: MaskTime, work: Box<dyn FnOnce() + Send>) {
-        lock(&self.queue.jobs).add(time, work);
-        // One thread does not take every job.
-        self.queue.changed.notify_all();
-    }
-}
-
-impl Drop for MaskPool {
-    fn drop(&mut self) {
-        lock(&self.queue.jobs).has_ended = true;
-        self.queue.changed.notify_all();
-    }
-}
-
-fn run(queue: &Queue, only_quick: bool) {
-    loop {
-        let mut jobs = lock(&queue.jobs);
-        let Job { time, start, work } = loop {
-            if jobs.has_ended {
-                return;
-            }
-            match jobs.next(only_quick) {
-                Some(job) => break job,
-                None => jobs = queue.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
-            }
-        };
-        drop(jobs);
-        let begun = Instant::now();
-        // If a job panics, its request gets no answer and fails.
-        let _ = catch_unwind(AssertUnwindSafe(work));
-        lock(&queue.jobs).finish(&time, start, begun.elapsed());
-    }
-}
-
-/// Guard that wakes the engine when it is dropped.
-struct WakeOnDrop(Arc<dyn Fn() + Send + Sync>);
-
-impl Drop for WakeOnDrop {
-    fn drop(&mut self) {
-        (self.0)();
-    }
-}
-
 /// Result of a job: the matcher, and the mask of the next token. There is no mask if the text is complete.
-struct Answer {
+#[derive(Clone)]
+pub(crate) struct Answer {
     matcher: Matcher,
     mask: std::result::Result<Option<SimpleVob>, String>,
+}
+
+/// Consumes `token`, if any, and returns the mask of the next one, or `None` if the text is complete. Adds the time to `spent`.
+fn next_mask(
+    matcher: &mut Matcher,
+    token: Option<u32>,
+    spent: &MaskTime,
+) -> std::result::Result<Option<SimpleVob>, String> {
+    let start = Instant::now();
+    let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
+    let mask = consumed.and_then(|()| {
+        if matcher.is_stopped() && !matcher.is_error() {
+            Ok(None)
+        } else {
+            matcher.compute_mask().map(Some)
+        }
+    });
+    spent.add(start.elapsed());
+    mask.map_err(|e| e.to_string())
+}
+
+/// Computes the first mask of a grammar on this thread. Returns `None` if it takes longer than `limit`.
+///
+/// # Errors
+/// [`Error::InvalidUse`] if the grammar exceeds a limit of the parser; [`Error::HostMemory`] if no thread can be started.
+pub(crate) fn first(matcher: Matcher, limit: Duration, spent: &MaskTime) -> Result<Option<Answer>> {
+    let mut matcher = matcher.into_cancellable();
+    let cancel = matcher.cancellation_handle().unwrap_or_default();
+    let mask = std::thread::scope(|scope| {
+        let (done, ended) = channel::<()>();
+        let stop = move || {
+            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                cancel.cancel();
+            }
+        };
+        let timer = std::thread::Builder::new().name("first mask".into());
+        timer.spawn_scoped(scope, stop).map_err(|_| Error::HostMemory {
+            what: "a thread that limits the time of a mask".into(),
+            bytes: 0,
+        })?;
+        let mask = next_mask(&mut matcher, None, spent);
+        drop(done);
+        Ok::<_, Error>(mask)
+    })?;
+    if matcher.is_cancelled() {
+        return Ok(None);
+    }
+    let mask = Ok(mask.map_err(|e| failed(&e))?);
+    Ok(Some(Answer { matcher, mask }))
 }
 
 /// State of a [`GrammarConstraint`].
@@ -245,22 +87,6 @@ enum State {
     Failed(String),
 }
 
-/// Entry of a sequence with a grammar, or of a request that waits to compile one, in [`MaskPool::constraints`]. It is removed on drop.
-pub(crate) struct CountedGrammar(Arc<MaskPool>);
-
-impl CountedGrammar {
-    pub(crate) fn new(pool: Arc<MaskPool>) -> Self {
-        pool.constraints.fetch_add(1, Ordering::Relaxed);
-        CountedGrammar(pool)
-    }
-}
-
-impl Drop for CountedGrammar {
-    fn drop(&mut self) {
-        self.0.constraints.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Constraint of a sequence by a grammar, with masks computed by a [`MaskPool`].
 pub(crate) struct GrammarConstraint {
     pool: Arc<MaskPool>,
@@ -270,56 +96,48 @@ pub(crate) struct GrammarConstraint {
     state: State,
     /// Time of the first question whether the text is complete.
     asked: Option<Instant>,
+    items: Arc<ParserItems>,
     _counted: CountedGrammar,
     /// Room of the compiled grammar, shared by the sequences of a request.
     _room: Arc<GrammarRoom>,
 }
 
 impl GrammarConstraint {
-    /// Creates the constraint and submits the job for the first mask.
+    /// Creates the constraint from the first mask of its grammar.
     pub(crate) fn new(
         pool: Arc<MaskPool>,
-        matcher: Matcher,
+        first: Answer,
         spent: MaskTime,
         ends: Arc<[u32]>,
         room: Arc<GrammarRoom>,
     ) -> Self {
-        let mut constraint = GrammarConstraint {
+        GrammarConstraint {
             _counted: CountedGrammar::new(pool.clone()),
+            items: ParserItems::new(pool.clone()),
             pool,
             spent,
             ends,
-            state: State::Failed(String::new()),
+            state: State::Ready(Box::new(first)),
             asked: None,
             _room: room,
-        };
-        constraint.compute(matcher, None);
-        constraint
+        }
     }
 
-    /// Submits a job that consumes `token` (if any) and computes the next mask.
-    fn compute(&mut self, matcher: Matcher, token: Option<u32>) {
+    /// Submits a job that consumes `token` and computes the next mask.
+    fn compute(&mut self, matcher: Matcher, token: u32) {
         let mut matcher = matcher.into_cancellable();
         let cancel = matcher.cancellation_handle().unwrap_or_default();
         let (sender, answer) = channel();
         let began = Arc::new(Mutex::new(None));
-        let (of_job, spent, wake) = (began.clone(), self.spent.clone(), self.pool.wake.clone());
+        let (of_job, spent, items) = (began.clone(), self.spent.clone(), self.items.clone());
+        let wake = self.pool.wake_on_drop();
         let work = move || {
             // Also after a panic, when the sender is gone.
-            let _wake = WakeOnDrop(wake);
+            let _wake = wake;
             let sender = sender;
-            let start = Instant::now();
-            *lock(&of_job) = Some(start);
-            let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
-            let mask = consumed.and_then(|()| {
-                if matcher.is_stopped() && !matcher.is_error() {
-                    Ok(None)
-                } else {
-                    matcher.compute_mask().map(Some)
-                }
-            });
-            spent.add(start.elapsed());
-            let mask = mask.map_err(|e| e.to_string());
+            *lock(&of_job) = Some(Instant::now());
+            let mask = next_mask(&mut matcher, Some(token), &spent);
+            let mask = mask.and_then(|mask| items.add(&matcher, token).map(|()| mask));
             // A sequence that was cancelled receives nothing.
             let _ = sender.send(Answer { matcher, mask });
         };
@@ -337,11 +155,7 @@ impl GrammarConstraint {
             Ok(answer) => self.state = State::Ready(Box::new(answer)),
             Err(TryRecvError::Disconnected) => self.state = State::Failed("its thread panicked".into()),
             Err(TryRecvError::Empty) => {
-                let limit = if self.pool.is_contended(&self.spent) {
-                    CONTENDED_STEP
-                } else {
-                    STEP_BUDGET
-                };
+                let limit = self.pool.step_budget(&self.spent);
                 let is_late = began.is_some_and(|began| began.elapsed() > limit);
                 let message = if is_late {
                     format!("one token takes longer than {} ms", limit.as_millis())
@@ -396,7 +210,7 @@ impl Constraint for GrammarConstraint {
 
     fn accept(&mut self, token: u32) -> Result<bool> {
         match std::mem::replace(&mut self.state, State::Failed("its mask is not ready".into())) {
-            State::Ready(answer) => self.compute(answer.matcher, Some(token)),
+            State::Ready(answer) => self.compute(answer.matcher, token),
             State::Failed(message) => return Err(failed(&message)),
             busy @ State::Busy { .. } => {
                 self.state = busy;
@@ -429,91 +243,22 @@ impl Drop for GrammarConstraint {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Grammar, compile, factory};
     use super::*;
 
-    /// Runs the next job of a single thread as if it took this time; returns its request.
-    fn turn(jobs: &mut Jobs, names: &[(&'static str, MaskTime)], millis: impl Fn(&str) -> u64) -> &'static str {
-        let job = jobs.next(false).expect("a job");
-        let name = names.iter().find(|(_, time)| Arc::ptr_eq(&time.0, &job.time.0));
-        let name = name.expect("a known request").0;
-        let elapsed = Duration::from_millis(millis(name));
-        job.time.add(elapsed);
-        jobs.finish(&job.time, job.start, elapsed);
-        name
-    }
-
     #[test]
-    fn new_requests_with_slow_masks_starve_nobody() {
-        let mut jobs = Jobs::default();
-        let millis = |name: &str| if name == "quick" { 1 } else { 500 };
-        let quick = ("quick", MaskTime::default());
-        let mut names = vec![quick.clone()];
-        jobs.add(quick.1.clone(), Box::new(|| {}));
-        let mut quick_masks = 0;
-        for _ in 0..100 {
-            // Two clients send a new request as soon as the last one has its mask.
-            while jobs
-                .waiting
-                .iter()
-                .filter(|job| !Arc::ptr_eq(&job.time.0, &quick.1.0))
-                .count()
-                < 2
-            {
-                let new = ("slow", MaskTime::default());
-                jobs.add(new.1.clone(), Box::new(|| {}));
-                names.push(new);
-            }
-            if turn(&mut jobs, &names, millis) == "quick" {
-                quick_masks += 1;
-                jobs.add(quick.1.clone(), Box::new(|| {}));
-            }
-        }
-        // At least every third turn.
-        assert!(quick_masks >= 30, "{quick_masks}");
-    }
-
-    #[test]
-    fn requests_share_the_time_equally() {
-        let mut jobs = Jobs::default();
-        let names = [("cheap", MaskTime::default()), ("dear", MaskTime::default())];
-        for (_, time) in &names {
-            jobs.add(time.clone(), Box::new(|| {}));
-        }
-        for _ in 0..600 {
-            let name = turn(&mut jobs, &names, |name| if name == "cheap" { 2 } else { 10 });
-            let (_, time) = names.iter().find(|(own, _)| *own == name).expect("known");
-            jobs.add(time.clone(), Box::new(|| {}));
-        }
-        let [cheap, dear] = names.map(|(_, time)| time.get().as_secs_f64());
-        assert!((0.8..1.25).contains(&(cheap / dear)), "{cheap} {dear}");
-    }
-
-    #[test]
-    fn sequences_of_one_request_have_one_share() {
-        let mut jobs = Jobs::default();
-        let (many, one) = (("many", MaskTime::default()), ("one", MaskTime::default()));
-        for _ in 0..7 {
-            jobs.add(many.1.clone(), Box::new(|| {}));
-        }
-        let names = [many, one.clone()];
-        let millis = |_: &str| 500;
-        assert_eq!(turn(&mut jobs, &names, millis), "many");
-        jobs.add(one.1.clone(), Box::new(|| {}));
-        assert_eq!(turn(&mut jobs, &names, millis), "one");
-    }
-
-    #[test]
-    fn a_thread_is_for_quick_requests_only() {
-        let mut jobs = Jobs::default();
-        let (quick, slow, new) = (MaskTime::default(), MaskTime::default(), MaskTime::default());
-        quick.add(Duration::from_millis(1));
-        slow.add(Duration::from_millis(500));
-        for time in [&slow, &new, &quick] {
-            jobs.add(time.clone(), Box::new(|| {}));
-        }
-        assert!(jobs.next(true).is_some_and(|job| Arc::ptr_eq(&job.time.0, &quick.0)));
-        assert!(jobs.next(true).is_none());
-        // Among jobs that are due at the same time, the request that had the least time is next.
-        assert!(jobs.next(false).is_some_and(|job| Arc::ptr_eq(&job.time.0, &new.0)));
+    fn slow_first_masks_are_given_up() {
+        // Tokens of one byte, and 200,000 of up to 40 letters.
+        let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
+        let letters = (0..200_000_usize).map(|n| (0..n % 40).map(|at| b'a' + (n >> (at % 17)) as u8 % 26).collect());
+        let words: Vec<Vec<u8>> = bytes.chain(letters).chain([Vec::new()]).collect();
+        let factory = factory(&words, words.len() as u32 - 1).expect("a compiler");
+        let first_with = |limit| {
+            let grammar = Grammar::Lark("start: (/[a-z]/ /[a-m]/)+".into());
+            let matcher = compile(&factory, &grammar).expect("a grammar");
+            first(matcher, limit, &MaskTime::default()).expect("a mask")
+        };
+        assert!(first_with(Duration::from_secs(60)).is_some());
+        assert!(first_with(Duration::ZERO).is_none());
     }
 }

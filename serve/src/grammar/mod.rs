@@ -3,6 +3,7 @@
 mod check;
 mod cost;
 mod lexer_cost;
+mod mask_pool;
 mod masks;
 mod merged;
 mod numbers;
@@ -15,8 +16,9 @@ use std::time::Duration;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::{Logger, Matcher, ParserFactory};
-pub(crate) use masks::MaskPool;
-use masks::{CountedGrammar, GrammarConstraint, MaskTime};
+pub(crate) use mask_pool::MaskPool;
+use mask_pool::{CountedGrammar, MaskTime};
+use masks::{Answer, GrammarConstraint};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
@@ -25,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-use crate::preparation::GrammarRoom;
+use crate::preparation::{Abandoned, GrammarRoom};
 pub use trial::{CHECK_GRAMMARS, check_grammars};
 use trial::{TrialTokens, Trials};
 
@@ -139,16 +141,16 @@ impl Grammars {
         self.trials.passed(grammar)
     }
 
-    /// Compiles a grammar in another process. Returns false if it takes longer than `limit` there.
+    /// Compiles a grammar in another process. Returns false if it takes longer than `limit` there, and soon after `abandoned` is set.
     ///
     /// # Errors
     /// The errors of [`Grammars::compile`].
-    pub(crate) fn try_out(&self, grammar: &PackedGrammar, limit: Duration) -> Result<bool> {
+    pub(crate) fn try_out(&self, grammar: &PackedGrammar, limit: Duration, abandoned: &Abandoned) -> Result<bool> {
         if *grammar == PackedGrammar::Other(Grammar::Object) {
             return Ok(true);
         }
         on_large_stack(|| check::grammar(&grammar.unpacked()))?;
-        self.trials.check(grammar, limit, || self.trial_tokens())
+        self.trials.check(grammar, limit, abandoned, || self.trial_tokens())
     }
 
     /// Returns the tokens that grammars can name.
@@ -165,15 +167,16 @@ impl Grammars {
         }
     }
 
-    /// Compiles a grammar that [`Grammars::try_out`] accepted. The first one also creates the table of tokens.
+    /// Compiles a grammar that [`Grammars::try_out`] accepted, and computes its first mask. The first call also creates the table of tokens.
+    /// Returns `None` if the mask takes longer than `limit`.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] with the error in the schema or grammar, or the limit that it exceeds; a model whose tokens are no text.
-    pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
-        on_large_stack(|| self.compile_here(grammar))
+    pub(crate) fn compile(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
+        on_large_stack(|| self.compile_here(grammar, limit))
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
+    fn compile_here(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
         let factory = self.factory.get_or_init(|| self.make());
         let factory = factory.as_ref().map_err(|message| {
             Error::misuse(
@@ -181,12 +184,15 @@ impl Grammars {
                 "leave response_format, grammar and required tools out",
             )
         })?;
-        Ok(Compiled {
-            matcher: compile(factory, grammar).map_err(|error| refused(&error))?,
+        let matcher = compile(factory, grammar).map_err(|error| refused(&error))?;
+        let spent = MaskTime::default();
+        let first = masks::first(matcher, limit, &spent)?;
+        Ok(first.map(|first| Compiled {
+            first,
             pool: self.pool.clone(),
-            spent: MaskTime::default(),
+            spent,
             ends: self.ends.clone(),
-        })
+        }))
     }
 
     fn make(&self) -> std::result::Result<ParserFactory, String> {
@@ -293,7 +299,7 @@ fn word(token: TokenBytes) -> Vec<u8> {
 
 /// A compiled grammar.
 pub(crate) struct Compiled {
-    matcher: Matcher,
+    first: Answer,
     pool: Arc<MaskPool>,
     spent: MaskTime,
     ends: Arc<[u32]>,
@@ -306,7 +312,7 @@ impl Compiled {
         Box::new(GrammarConstraint::new(
             self.pool.clone(),
             // The sequences share the tables of the lexer, which take megabytes for a large grammar.
-            self.matcher.clone(),
+            self.first.clone(),
             self.spent.clone(),
             self.ends.clone(),
             room,

@@ -19,11 +19,16 @@ use serde::{Deserialize, Serialize};
 use super::check::too_large;
 use super::{PackedGrammar, STACK, compile, factory, on_large_stack, refused};
 use crate::lock::lock;
+use crate::preparation::Abandoned;
 
 /// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
 const MAX_MEMORY: u64 = 512 << 20;
 /// Maximum duration of a trial, as a multiple of its limit of processor time. On a busy machine, the process waits for a processor.
 const MAX_WAIT: u32 = 3;
+/// Maximum time until a new process has read the tokens.
+const START: Duration = Duration::from_secs(10);
+/// Period of the check whether the client has left.
+const POLL: Duration = Duration::from_millis(50);
 /// Time of a trial after which its process is replaced, because its allocator keeps memory.
 const LONG: Duration = Duration::from_millis(200);
 /// Maximum number of texts that are remembered because their trial succeeded.
@@ -70,13 +75,19 @@ enum TrialError {
     Refused(String),
     /// The process ended.
     Ended,
+    /// The process has used its time.
+    TooSlow,
+    /// Nobody waits for the result.
+    Abandoned,
 }
 
 /// A process that runs trials. It is killed on drop.
 struct TrialProcess {
     child: Child,
     requests: BufWriter<ChildStdin>,
-    /// Receives the result of each trial.
+    /// True once the process has read the tokens.
+    is_ready: bool,
+    /// Receives the result of each trial, and one result before the first trial.
     replies: Receiver<Outcome>,
 }
 
@@ -105,8 +116,8 @@ impl Trials {
     }
 
     /// Compiles a grammar in another process, unless that was done before. Returns false if it takes more processor time than `limit`, now
-    /// or in an earlier trial. Systems other than Linux do not report this time, so the whole duration is limited.
-    /// `tokens` returns the tokens of the model for the first process.
+    /// or in an earlier trial, and soon after `abandoned` is set. Systems other than Linux do not report this time, so the whole duration
+    /// is limited. `tokens` returns the tokens of the model for the first process.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds its limit of memory or dies;
@@ -115,6 +126,7 @@ impl Trials {
         &self,
         grammar: &PackedGrammar,
         limit: Duration,
+        abandoned: &Abandoned,
         tokens: impl Fn() -> TrialTokens,
     ) -> Result<bool> {
         let Some(program) = &self.program else { return Ok(true) };
@@ -137,16 +149,15 @@ impl Trials {
         let idle = lock(&self.idle).pop();
         let is_new = idle.is_none();
         let mut process = idle.map_or_else(start, Ok)?;
-        let begun = Instant::now();
-        let mut is_done = process.run(&text, limit);
-        if !is_new && is_done == Err(TrialError::Ended) {
+        let mut result = process.run(&text, limit, abandoned);
+        if !is_new && result == Err(TrialError::Ended) {
             // It may have ended while it was idle.
             process = start()?;
-            is_done = process.run(&text, limit);
+            result = process.run(&text, limit, abandoned);
         }
-        match is_done {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
+        let elapsed = match result {
+            Ok(elapsed) => elapsed,
+            Err(TrialError::TooSlow | TrialError::Abandoned) => return Ok(false),
             Err(TrialError::Refused(error)) => return Err(refused(&error)),
             Err(TrialError::Ended) => {
                 let limit = MAX_MEMORY >> 20;
@@ -154,8 +165,8 @@ impl Trials {
                     "compiling it takes more than {limit} MiB of memory, or its process was ended"
                 )));
             }
-        }
-        if begun.elapsed() < LONG {
+        };
+        if elapsed < LONG {
             lock(&self.idle).push(process);
         }
         let mut passed = lock(&self.passed);
@@ -206,31 +217,47 @@ impl TrialProcess {
             child,
             requests: BufWriter::new(requests),
             replies,
+            is_ready: false,
         };
-        writeln!(process.requests, "{tokens}")?;
+        writeln!(process.requests, "{tokens}").and_then(|()| process.requests.flush())?;
         Ok(process)
     }
 
-    /// Compiles a grammar, given as JSON. Returns false if it takes more processor time than `limit`.
-    fn run(&mut self, text: &str, limit: Duration) -> std::result::Result<bool, TrialError> {
+    /// Compiles a grammar, given as JSON, and returns the duration.
+    fn run(&mut self, text: &str, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
+        if !self.is_ready {
+            self.wait(START, abandoned)?;
+            self.is_ready = true;
+        }
         let begun = Instant::now();
-        let begun_cpu = self.processor_time();
         let sent = writeln!(self.requests, "{text}").and_then(|()| self.requests.flush());
         sent.map_err(|_| TrialError::Ended)?;
+        self.wait(limit, abandoned)?;
+        Ok(begun.elapsed())
+    }
+
+    /// Waits for the next result, for at most `limit` of processor time.
+    fn wait(&self, limit: Duration, abandoned: &Abandoned) -> std::result::Result<(), TrialError> {
+        let begun = Instant::now();
+        let begun_cpu = self.processor_time();
         let mut left = limit;
         loop {
-            match self.replies.recv_timeout(left) {
-                Ok(Outcome { error: None }) => return Ok(true),
+            match self.replies.recv_timeout(left.min(POLL)) {
+                Ok(Outcome { error: None }) => return Ok(()),
                 Ok(Outcome { error: Some(error) }) => return Err(TrialError::Refused(error)),
                 Err(RecvTimeoutError::Disconnected) => return Err(TrialError::Ended),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            if abandoned.is_set() {
+                return Err(TrialError::Abandoned);
+            }
+            let elapsed = begun.elapsed();
             let used = begun_cpu
                 .zip(self.processor_time())
                 .map(|(begin, now)| now.saturating_sub(begin));
-            left = limit.saturating_sub(used.unwrap_or(limit));
-            if left.is_zero() || begun.elapsed() >= limit * MAX_WAIT {
-                return Ok(false);
+            left = limit.saturating_sub(used.unwrap_or(elapsed));
+            if left.is_zero() || elapsed >= limit * MAX_WAIT {
+                return Err(TrialError::TooSlow);
             }
             // The clock of the process has steps of this length.
             left = left.max(Duration::from_millis(10));
@@ -262,7 +289,7 @@ impl Drop for TrialProcess {
 }
 
 /// Runs the trials of a server: reads its tokens and then grammars, a line of JSON each, compiles each grammar, and prints a line of
-/// JSON with the result. It returns at the end of the input, even if another thread still compiles: the process should then end.
+/// JSON with the result of each line. It returns at the end of the input, even if another thread still compiles: the process should then end.
 ///
 /// # Errors
 /// Errors of the input; invalid tokens.
@@ -271,6 +298,7 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
     let mut lines = BufReader::new(input).lines();
     let tokens: TrialTokens = serde_json::from_str(&lines.next().unwrap_or_else(|| Ok(String::new()))?)?;
     let factory = small_factory(tokens).map_err(std::io::Error::other)?;
+    print(&mut output, None)?;
     let (sender, grammars) = channel::<String>();
     let work = move || {
         for line in grammars {
@@ -279,9 +307,7 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
                 let compiled = on_large_stack(|| Ok(compile(&factory, &grammar.unpacked()).map(drop)));
                 compiled.map_err(|e| e.to_string())?
             });
-            let outcome = Outcome { error: compiled.err() };
-            let line = serde_json::to_string(&outcome).unwrap_or_default();
-            if writeln!(output, "{line}").and_then(|()| output.flush()).is_err() {
+            if print(&mut output, compiled.err()).is_err() {
                 break;
             }
         }
@@ -293,6 +319,13 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
         }
     }
     Ok(())
+}
+
+/// Prints a result: the error, if any.
+fn print(output: &mut impl Write, error: Option<String>) -> std::io::Result<()> {
+    let line = serde_json::to_string(&Outcome { error }).map_err(std::io::Error::other)?;
+    writeln!(output, "{line}")?;
+    output.flush()
 }
 
 /// Limits the memory of this process beyond its current size, which only Linux reports.
@@ -368,14 +401,20 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
-        let script = "#!/bin/sh\nread -r tokens; while read -r line; do case $line in *end*) exit 1;; *block*) while :; do :; done;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
+        let script = "#!/bin/sh\nread -r tokens; echo '{\"error\":null}'; while read -r line; do case $line in *end*) exit 1;; *block*) while :; do :; done;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
         let trials = Trials::new(Some(program));
         let limit = Duration::from_secs(2);
+        let waited = Abandoned::default();
         let check = |text: &str| {
             trials
-                .check(&Grammar::Regex(text.into()).packed(), limit, TrialTokens::default)
+                .check(
+                    &Grammar::Regex(text.into()).packed(),
+                    limit,
+                    &waited,
+                    TrialTokens::default,
+                )
                 .map_err(|e| e.to_string())
         };
         for round in 0..2 {
@@ -392,7 +431,7 @@ mod tests {
         let slow = Grammar::Regex("slow".into()).packed();
         let check = |limit| {
             trials
-                .check(&slow, limit, TrialTokens::default)
+                .check(&slow, limit, &waited, TrialTokens::default)
                 .map_err(|e| e.to_string())
         };
         let [small, large] = [Duration::from_millis(20), Duration::from_secs(10)];
@@ -400,15 +439,32 @@ mod tests {
             assert_eq!(check(expected.0), Ok(expected.1));
         }
         assert_eq!(trials.passed(&slow), Some(large));
+        // A trial ends when its client leaves.
+        let begun = Instant::now();
+        let left = Abandoned::default();
+        left.set();
+        let block = Grammar::Regex("block".into()).packed();
+        let result = trials.check(&block, large, &left, TrialTokens::default);
+        assert!(matches!(result, Ok(false)) && begun.elapsed() < large / 2);
         assert_eq!(trials.passed(&Grammar::Regex("block".into()).packed()), None);
         let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing
-            .check(&Grammar::Regex("a".into()).packed(), limit, TrialTokens::default)
+            .check(
+                &Grammar::Regex("a".into()).packed(),
+                limit,
+                &waited,
+                TrialTokens::default,
+            )
             .expect_err("no program");
         assert!(matches!(error, Error::HostMemory { .. }));
         assert!(
             Trials::new(None)
-                .check(&Grammar::Regex("a".into()).packed(), limit, TrialTokens::default)
+                .check(
+                    &Grammar::Regex("a".into()).packed(),
+                    limit,
+                    &waited,
+                    TrialTokens::default
+                )
                 .is_ok()
         );
     }
