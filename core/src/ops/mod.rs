@@ -2,7 +2,8 @@
 //!
 //! Each operator is defined in its own file here: types, gradient, reference semantics or
 //! decomposition, cost, sample cases and the builder method. Adding an operator takes a new file, its
-//! `mod` line here and an entry in `builtin.rs`. The trait [`Operator`] defines the interface.
+//! `mod` line here and an entry in `builtin.rs`. `docs/where-to-add.md` also lists the tests and documents to change.
+//! The trait [`Operator`] defines the interface.
 //! Passes, planning and backends never match on an operator's name; a plugin's operator is
 //! registered with [`register_op!`](crate::register_op) and treated in the same way.
 //!
