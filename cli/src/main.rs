@@ -18,8 +18,8 @@ use meganeura::profiler::{self, TraceFile};
 use commands::serve;
 use commands::tune;
 use commands::{
-    bench, chat, completions, conformance, devices, diff, doctor, embed, explain, generate, models, onnx, ops, plugins,
-    predict, pull, train,
+    bench, chat, completions, conformance, data, devices, diff, doctor, embed, explain, generate, models, onnx, ops,
+    plugins, predict, pull, train,
 };
 
 /// Train and run neural networks on any hardware.
@@ -55,6 +55,8 @@ buffer its own memory, and writes generated kernels to a folder.";
 enum Command {
     /// Train a network on handwritten digits or your own data, and report its quality on held-out examples.
     Train(Box<train::Args>),
+    /// Print the format and the columns of a CSV file, and what `train` does with each column.
+    Data(data::Args),
     /// Predict classes or numbers for new examples with a model saved by `train --out`.
     Predict(predict::PredictArgs),
     /// Evaluate a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix, or error
@@ -186,6 +188,7 @@ fn run(cli: &Cli) -> ExitCode {
 fn run_command(cli: &Cli) -> commands::Outcome {
     match &cli.command {
         Command::Train(args) => train::run(args),
+        Command::Data(args) => data::run(args),
         Command::Predict(args) => predict::predict(args),
         Command::Evaluate(args) => predict::evaluate(args),
         Command::Check(args) => onnx::check(args),

@@ -2,7 +2,7 @@
 #![no_main]
 
 use meganeura_fuzz::{target, text};
-use meganeura_nn::data::{CsvOptions, MissingCells, TableOptions, TableReadOptions, parse_csv, parse_table};
+use meganeura_nn::data::{CsvOptions, MissingCells, TableFormat, TableOptions, TableReadOptions, parse_csv, parse_table};
 
 const FLOWERS: &str =
     "id,length,width,kind\n1,5.1,3.5,setosa\n2,6.3,2.9,virginica\n3,4.9,3.0,setosa\n4,6.5,3.0,virginica\n";
@@ -21,12 +21,15 @@ target!(seeds: seeds, change: text::change, |data| {
             let _ = parse_csv(data, "x.csv", &CsvOptions::default());
             return;
         }
-        1 => (b',', MissingCells::Mean),
-        2 => (b';', MissingCells::Drop),
-        _ => (b',', MissingCells::Refuse),
+        1 => (None, MissingCells::Mean),
+        2 => (Some(b';'), MissingCells::Drop),
+        _ => (Some(b','), MissingCells::Refuse),
     };
     let options = TableOptions {
-        delimiter,
+        format: TableFormat {
+            delimiter,
+            ..TableFormat::default()
+        },
         missing,
         ..TableOptions::default()
     };

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conformance;
+pub(crate) mod data;
 pub(crate) mod devices;
 pub(crate) mod diff;
 pub(crate) mod doctor;

@@ -122,7 +122,7 @@ pub(crate) struct PredictArgs {
 
     /// Write a CSV file instead of printing. Each row identifies an example by its line or file, followed by label and
     /// probability of the --top most probable classes, or by the predicted numbers.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "out", value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Print one JSON object per line, with the probabilities of all classes or the predicted numbers.

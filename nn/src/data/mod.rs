@@ -84,7 +84,7 @@ pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz, read_npz_la
 pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{
-    ColumnKind, FeatureColumn, MissingCells, RawTable, TableOptions, TableParts, TableReadOptions, TableRows,
-    TableSchema, TableTargets, TaskChoice, TrainingTable, fit_table, fit_table_parts, parse_table, read_table,
-    read_table_parts,
+    ColumnKind, ColumnProfile, ColumnType, ColumnUse, DecimalMark, FeatureColumn, MissingCells, RawTable, TableFormat,
+    TableOptions, TableParts, TableProfile, TableReadOptions, TableRows, TableSchema, TableTargets, TaskChoice,
+    TrainingTable, TypeChoice, fit_table, fit_table_parts, parse_table, profile_table, read_table, read_table_parts,
 };

@@ -10,6 +10,7 @@ mod hostile;
 mod images;
 mod layer_errors;
 mod layers;
+mod messy_tables;
 mod model;
 mod model_ranks;
 mod models;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use meganeura::nn::data::{
-    self, Column, Dataset, Header, MissingCells, NpyArray, Parts, SplitOptions, Standardiser, TableOptions,
-    TableReadOptions, TableSchema, TaskChoice,
+    self, Column, Dataset, DecimalMark, MissingCells, NpyArray, Parts, SplitOptions, Standardiser, TableFormat,
+    TableOptions, TableProfile, TableReadOptions, TableSchema, TaskChoice, TypeChoice,
 };
 use meganeura::nn::model::{Preprocessing, Task};
 
 use super::Model;
+use crate::commands::data::{HeaderChoice, column_type, decimal, delimiter, typed_columns};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -58,28 +59,42 @@ pub(super) struct FileOptions {
     #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with_all = ["data_set", "images"])]
     task: TaskOption,
 
-    /// Columns of the CSV file to ignore, such as a row number: names or numbers, separated by commas.
-    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
+    /// Columns of the CSV file to leave out: names or numbers, separated by commas. Identifiers, constant columns and texts that
+    /// rarely repeat are always left out; --type keeps such a column.
+    #[arg(long, visible_alias = "drop", value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     ignore: Vec<String>,
+
+    /// Type of a column of the CSV file, instead of the guessed one: number, category, date, or date:FORMAT such as
+    /// date:%d/%m/%Y. May be repeated. `meganeura data FILE` prints the guessed types.
+    #[arg(long = "type", value_name = "COLUMN=TYPE", conflicts_with_all = ["data_set", "npz", "images"], value_parser = column_type)]
+    types: Vec<(String, TypeChoice)>,
 
     /// Numeric columns of the CSV file to treat as categories, such as postal codes; columns of words are always
     /// categories.
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     categorical: Vec<String>,
 
-    /// Handling of missing cells (empty, NA, NaN, ?): `refuse` reports an error, `mean` fills in the mean of the column
+    /// Handling of missing cells (empty, NA, N/A, NaN, NULL, ?): `refuse` reports an error, `mean` fills in the mean of the column
     /// (for words, the most frequent one), `drop` removes the row.
     #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz", "images"])]
     missing: MissingOption,
 
-    /// Header of the CSV file: `yes` if its first line contains the column names, `no` if not. `auto` assumes a header if
-    /// no field of the line is a number.
+    /// Words for missing cells of the CSV file, separated by commas, in addition to those of --missing.
+    #[arg(long, value_name = "WORDS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
+    missing_words: Vec<String>,
+
+    /// Header of the CSV file: `yes` if its first line contains the column names, `no` if not. `auto` decides by the first
+    /// lines.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
 
-    /// Field separator of the CSV file; `tab` for tabs.
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = delimiter, conflicts_with_all = ["data_set", "npz", "images"])]
-    delimiter: u8,
+    /// Field separator of the CSV file, such as ';'; `tab` for tabs [default: guessed]
+    #[arg(long, value_name = "CHAR", value_parser = delimiter, conflicts_with_all = ["data_set", "npz", "images"])]
+    delimiter: Option<u8>,
+
+    /// Decimal mark of numbers in the CSV file: . or , [default: guessed]
+    #[arg(long, value_name = "MARK", value_parser = decimal, conflicts_with_all = ["data_set", "npz", "images"])]
+    decimal: Option<DecimalMark>,
 
     /// CSV file of test examples, instead of --test-fraction.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_set", "npz", "images", "test_fraction"])]
@@ -175,13 +190,6 @@ pub(super) enum DataSet {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum HeaderChoice {
-    Auto,
-    Yes,
-    No,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scale {
     Auto,
     /// No standardisation.
@@ -190,14 +198,6 @@ enum Scale {
     Feature,
     /// All features together.
     All,
-}
-
-fn delimiter(text: &str) -> std::result::Result<u8, String> {
-    match text.as_bytes() {
-        b"tab" | b"\\t" => Ok(b'\t'),
-        [byte] if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => Ok(*byte),
-        _ => Err("give one ASCII character other than a quote, such as ';', or tab".into()),
-    }
 }
 
 fn image_size(text: &str) -> std::result::Result<[usize; 2], String> {
@@ -217,6 +217,8 @@ pub(super) struct NamedExamples {
     pub(super) parts: Parts,
     pub(super) task: Task,
     pub(super) preprocessing: Preprocessing,
+    /// Format and columns of a CSV file.
+    pub(super) profile: Option<TableProfile>,
     /// Notes for the user about how the file was read.
     pub(super) notes: Vec<String>,
     /// True if the data set ships with the program.
@@ -233,6 +235,8 @@ struct Raw {
     schema: Option<TableSchema>,
     /// Size of images after resizing, for files of images.
     image: Option<[usize; 3]>,
+    /// Format and columns of a CSV file.
+    profile: Option<TableProfile>,
     notes: Vec<String>,
 }
 
@@ -303,6 +307,7 @@ pub(super) fn load(
             (None, Some(size)) => Preprocessing::Images { size, scale },
             (None, None) => Preprocessing::Array { scale },
         },
+        profile: raw.profile,
         notes: raw.notes,
         ships,
     })
@@ -320,6 +325,7 @@ fn shipped(data_set: DataSet, mnist: &Path, validation: f64, seed: u64) -> Resul
         target: "digit".into(),
         schema: None,
         image: None,
+        profile: None,
         notes: Vec::new(),
     })
 }
@@ -360,14 +366,15 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let options = TableOptions {
         target: files.target.as_ref().map_or(Column::Last, Column::name),
         task: files.task.into(),
-        header: match files.header {
-            HeaderChoice::Auto => Header::Auto,
-            HeaderChoice::Yes => Header::Yes,
-            HeaderChoice::No => Header::No,
+        format: TableFormat {
+            header: files.header.into(),
+            delimiter: files.delimiter,
+            decimal: files.decimal,
+            missing: files.missing_words.clone(),
         },
-        delimiter: files.delimiter,
         ignore: columns(&files.ignore),
         categorical: columns(&files.categorical),
+        types: typed_columns(&files.types),
         missing: files.missing.into(),
     };
     let split = SplitOptions {
@@ -423,6 +430,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         target: table.schema.target.clone(),
         schema: Some(table.schema),
         image: None,
+        profile: Some(table.profile),
         notes,
     })
 }
@@ -470,6 +478,7 @@ fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         target: files.y.clone(),
         schema: None,
         image: None,
+        profile: None,
         notes,
     })
 }
@@ -496,6 +505,7 @@ fn images(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         target: "class".into(),
         schema: None,
         image: Some(size),
+        profile: None,
         notes,
     })
 }

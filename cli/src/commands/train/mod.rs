@@ -423,6 +423,10 @@ fn introduce(args: &Args, loaded: &NamedExamples, trainer: &Trainer) -> std::io:
             }
         }
     }
+    if let Some(profile) = &loaded.profile {
+        const MAX_COLUMNS: usize = 30;
+        super::data::print(profile, MAX_COLUMNS)?;
+    }
     for note in &loaded.notes {
         line(note)?;
     }
@@ -499,6 +503,7 @@ fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
             "saved to {0}; `meganeura predict --model {0}` uses it",
             folder.display()
         )),
+        None if args.source.csv.is_some() => line("the model is not saved; --out DIR saves it"),
         None => Ok(()),
     }
 }

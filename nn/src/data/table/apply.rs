@@ -5,8 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::fit::{known_classes, missing_cell, numbers, some_of};
-use super::{ColumnKind, RawTable, TableSchema};
-use crate::data::csv::number;
+use super::{ColumnKind, RawTable, TableFormat, TableSchema};
 use crate::data::{DataError, Dataset, Header};
 
 /// Position of a row in a [`RawTable`].
@@ -100,11 +99,7 @@ impl TableSchema {
         classes: &[String],
         options: TableReadOptions,
     ) -> Result<TableRows, DataError> {
-        self.apply(
-            &RawTable::read(path, self.header_kind(), self.delimiter)?,
-            classes,
-            options,
-        )
+        self.apply(&RawTable::read(path, &self.format())?, classes, options)
     }
 
     /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors.
@@ -119,12 +114,17 @@ impl TableSchema {
         classes: &[String],
         options: TableReadOptions,
     ) -> Result<TableRows, DataError> {
-        let raw = RawTable::parse(reader, name, self.header_kind(), self.delimiter)?;
+        let raw = RawTable::parse(reader, name, &self.format())?;
         self.apply(&raw, classes, options)
     }
 
-    fn header_kind(&self) -> Header {
-        if self.header { Header::Yes } else { Header::No }
+    fn format(&self) -> TableFormat {
+        TableFormat {
+            header: if self.header { Header::Yes } else { Header::No },
+            delimiter: Some(self.delimiter),
+            decimal: Some(self.decimal),
+            missing: self.missing.clone(),
+        }
     }
 
     /// Reads a table in memory, like [`read`](Self::read).
@@ -142,7 +142,7 @@ impl TableSchema {
             .filter(|&target| !options.ignore_target && (0..raw.len()).any(|row| raw.value(row, target).is_some()));
         let is_whole = |row: Row| {
             let mut features = columns.iter().zip(&self.columns);
-            features.all(|(&at, column)| raw.value(row, at).is_some() || column.kind.has_fill())
+            features.all(|(&at, column)| column.kind.text(raw, row, at).is_some() || column.kind.has_fill())
                 && target.is_none_or(|target| raw.value(row, target).is_some())
         };
         let rows: Vec<Row> = if options.drop_missing {
@@ -246,13 +246,13 @@ impl TableSchema {
         let (mut filled, mut unknown) = (0, 0);
         for &row in rows {
             for ((column, &at), ids) in self.columns.iter().zip(places).zip(&ids) {
-                let cell = raw.value(row, at);
+                let cell = column.kind.text(raw, row, at);
                 match &column.kind {
                     ColumnKind::Number { fill } => {
                         values.push(match (cell, fill) {
-                            (Some(cell), _) => number(cell).map_err(|what| {
+                            (Some(cell), _) => raw.number(cell).map_err(|what| {
                                 raw.refuse(row, at, format!("{what} in '{}', a column of numbers", column.name))
-                            })?,
+                            })? as f32,
                             (None, Some(fill)) => {
                                 filled += 1;
                                 *fill
@@ -260,13 +260,23 @@ impl TableSchema {
                             (None, None) => return Err(missing_cell(raw, row, at)),
                         });
                     }
+                    ColumnKind::Date { format, time, fill } => {
+                        filled += usize::from(cell.is_none());
+                        let text = cell.or(fill.as_deref()).ok_or_else(|| missing_cell(raw, row, at))?;
+                        let features = ColumnKind::date_features(text, format, *time).ok_or_else(|| {
+                            let reason = format!("'{text}' in '{}' is no date of the format {format}", column.name);
+                            raw.refuse(row, at, reason)
+                        })?;
+                        values.extend(features);
+                    }
                     ColumnKind::Categorical { categories, fill } => {
                         filled += usize::from(cell.is_none());
                         let text = cell.or(fill.as_deref()).ok_or_else(|| missing_cell(raw, row, at))?;
                         let id = ids.get(text).copied();
                         if id.is_none() && !options.unknown_as_zeros {
                             let reason = format!(
-                                "'{text}' in '{}' is not a category of the training data; there are {}",
+                                "'{text}' in '{}' is not a category of the training data, which has {}; encode unknown words \
+                                 as zeros (`--unknown-words`), or train again",
                                 column.name,
                                 some_of(categories)
                             );
@@ -290,14 +300,22 @@ impl ColumnKind {
     fn has_fill(&self) -> bool {
         match self {
             ColumnKind::Number { fill } => fill.is_some(),
-            ColumnKind::Categorical { fill, .. } => fill.is_some(),
+            ColumnKind::Categorical { fill, .. } | ColumnKind::Date { fill, .. } => fill.is_some(),
+        }
+    }
+
+    /// Returns the text of a cell, unless it is missing.
+    fn text<'r>(&self, raw: &'r RawTable, row: usize, column: usize) -> Option<&'r str> {
+        match self {
+            ColumnKind::Number { .. } | ColumnKind::Date { .. } => raw.number_text(row, column),
+            ColumnKind::Categorical { .. } => raw.value(row, column),
         }
     }
 
     /// Returns the ids of the categories.
     fn ids(&self) -> HashMap<&str, usize> {
         match self {
-            ColumnKind::Number { .. } => HashMap::new(),
+            ColumnKind::Number { .. } | ColumnKind::Date { .. } => HashMap::new(),
             ColumnKind::Categorical { categories, .. } => {
                 let ids = categories.iter().enumerate();
                 ids.map(|(id, text)| (text.as_str(), id)).collect()

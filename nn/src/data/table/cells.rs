@@ -1,21 +1,35 @@
 //! The cells of a table as text.
 
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
 
 use meganeura_core::files::open_within_memory;
 
+use super::format::{decoded, guess_decimal};
+use super::numbers::read_number;
+use super::{DecimalMark, TableFormat};
 use crate::data::csv::{Records, length_error, names};
 use crate::data::{DataError, Header};
 
+/// Words for missing cells in any column, in lower case.
+const MISSING: [&str; 8] = ["", "?", "na", "n/a", "#n/a", "<na>", "nan", "null"];
+/// Words for missing cells in columns of numbers and dates. In other columns, they may be values.
+const NO_NUMBER: [&str; 9] = ["none", "nil", "n.a.", "missing", "unknown", "-", "--", ".", "..."];
+
 /// A table as it is in its file: cells as text, with the numbers of their lines.
 ///
-/// Cells that are empty, `NA`, `NaN` (in any case) or `?` are missing.
+/// Cells that are empty, `NA`, `N/A`, `NaN`, `NULL` (in any case) or `?` are missing, and the words of
+/// [`TableFormat::missing`].
 #[derive(Clone, Debug)]
 pub struct RawTable {
     name: String,
     header: bool,
     delimiter: u8,
+    decimal: DecimalMark,
+    was_utf16: bool,
+    /// Further words for missing cells, in lower case.
+    missing: Vec<String>,
     columns: Vec<String>,
     /// All cells, concatenated, row by row.
     text: String,
@@ -31,29 +45,51 @@ impl RawTable {
     /// # Errors
     ///
     /// [`DataError::Io`], and the errors of [`parse`](Self::parse).
-    pub fn read(path: impl AsRef<Path>, header: Header, delimiter: u8) -> Result<Self, DataError> {
+    pub fn read(path: impl AsRef<Path>, format: &TableFormat) -> Result<Self, DataError> {
         let name = path.as_ref().display().to_string();
         match open_within_memory(path.as_ref()) {
-            Ok(file) => RawTable::parse(file, &name, header, delimiter),
+            Ok(file) => RawTable::parse(file, &name, format),
             Err(source) => Err(DataError::Io { name, source }),
         }
     }
 
-    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors.
+    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors. UTF-16 with a byte order mark is
+    /// converted.
     ///
     /// # Errors
     ///
     /// [`DataError::Csv`], with line and column, for a line of another length than the first one, and bytes that are
     /// not UTF-8; [`DataError::Empty`] without rows; [`DataError::Io`].
-    pub fn parse(reader: impl Read, name: &str, header: Header, delimiter: u8) -> Result<Self, DataError> {
-        let mut records = Records::of(reader, name, delimiter);
+    pub fn parse(reader: impl Read, name: &str, format: &TableFormat) -> Result<Self, DataError> {
+        let io = |source| DataError::Io {
+            name: name.into(),
+            source,
+        };
+        let decoded = decoded(reader).map_err(io)?;
+        let delimiter = format.delimiter.unwrap_or_else(|| decoded.delimiter());
+        let was_utf16 = decoded.was_utf16;
+        let mut records = Records::of(decoded.text, name, delimiter);
         let empty = || DataError::Empty { name: name.into() };
         let first = records.next()?.ok_or_else(empty)?;
-        let (header, columns) = names(&first, header);
+        // The decimal mark is not known yet.
+        let is_number = |field: &&str| {
+            [DecimalMark::Point, DecimalMark::Comma]
+                .iter()
+                .any(|mark| read_number(field, *mark).is_ok())
+        };
+        let assumed = match format.header {
+            Header::Auto if first.fields.iter().any(is_number) => Header::No,
+            Header::Auto => Header::Yes,
+            given => given,
+        };
+        let (header, columns) = names(&first, assumed);
         let mut table = RawTable {
             name: name.into(),
             header,
             delimiter,
+            decimal: format.decimal.unwrap_or_default(),
+            was_utf16,
+            missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
             columns,
             text: String::new(),
             ends: Vec::new(),
@@ -69,10 +105,59 @@ impl RawTable {
             table.push(&line.fields, line.number);
         }
         if table.lines.is_empty() {
-            Err(empty())
-        } else {
-            Ok(table)
+            return Err(empty());
         }
+        if format.decimal.is_none() {
+            table.decimal = guess_decimal(&table);
+        }
+        if format.header == Header::Auto && !header && table.begins_with_names() {
+            table.take_names();
+        }
+        Ok(table)
+    }
+
+    /// Returns true if the first row, which has numbers, still looks like names of the columns: it has a word above numbers
+    /// only, or whole numbers (such as years) next to a word that occurs once above words that all occur several times.
+    fn begins_with_names(&self) -> bool {
+        const ROWS: usize = 3;
+        if self.len() <= ROWS {
+            return false;
+        }
+        let columns = 0..self.columns.len();
+        let below = |column: usize| (1..self.len()).filter_map(move |row| self.value(row, column));
+        let is_number = |cell: &str| self.number(cell).is_ok();
+        let is_word = |column: &usize| self.value(0, *column).is_some_and(|cell| !is_number(cell));
+        let above_numbers = |column: usize| below(column).count() >= ROWS && below(column).all(is_number);
+        if columns.clone().filter(is_word).any(above_numbers) {
+            return true;
+        }
+        let is_whole = |cell: &str| self.number(cell).is_ok_and(|value| value.fract() == 0.0);
+        let numbers: Vec<&str> = columns
+            .clone()
+            .filter(|c| !is_word(c))
+            .map(|c| self.cell(0, c))
+            .collect();
+        let are_distinct = numbers.iter().collect::<HashSet<_>>().len() == numbers.len();
+        let above_repeated = |column: usize| {
+            let mut counts: HashMap<&str, usize> = HashMap::new();
+            for cell in below(column) {
+                *counts.entry(cell).or_default() += 1;
+            }
+            !counts.contains_key(self.cell(0, column)) && counts.values().all(|&count| count > 1)
+        };
+        numbers.into_iter().all(is_whole) && are_distinct && columns.filter(is_word).any(above_repeated)
+    }
+
+    /// Makes the first row the names of the columns.
+    fn take_names(&mut self) {
+        let width = self.columns.len();
+        self.columns = (0..width).map(|column| self.cell(0, column).to_owned()).collect();
+        let length = self.ends[width - 1];
+        self.text.drain(..length);
+        self.ends.drain(..width);
+        self.ends.iter_mut().for_each(|end| *end -= length);
+        self.lines.remove(0);
+        self.header = true;
     }
 
     fn push(&mut self, fields: &[&str], line: usize) {
@@ -96,6 +181,21 @@ impl RawTable {
     /// Returns the separator of fields.
     pub fn delimiter(&self) -> u8 {
         self.delimiter
+    }
+
+    /// Returns the decimal mark of numbers.
+    pub fn decimal(&self) -> DecimalMark {
+        self.decimal
+    }
+
+    /// Returns true if the file was UTF-16.
+    pub fn was_utf16(&self) -> bool {
+        self.was_utf16
+    }
+
+    /// Returns the further words for missing cells, in lower case.
+    pub fn missing_words(&self) -> &[String] {
+        &self.missing
     }
 
     /// Returns the names of the columns; without a header, `column 1` and so on.
@@ -134,8 +234,21 @@ impl RawTable {
     /// Returns the text of a cell, unless it is missing.
     pub(super) fn value(&self, row: usize, column: usize) -> Option<&str> {
         let cell = self.cell(row, column);
-        let missing = cell.is_empty() || cell == "?" || ["na", "nan"].iter().any(|m| cell.eq_ignore_ascii_case(m));
-        (!missing).then_some(cell)
+        let is = |word: &str| cell.eq_ignore_ascii_case(word);
+        let is_missing =
+            MISSING.iter().any(|word| is(word)) || self.missing.iter().any(|word| cell.to_lowercase() == *word);
+        (!is_missing).then_some(cell)
+    }
+
+    /// Returns the text of a cell of a column of numbers or dates, unless it is missing.
+    pub(super) fn number_text(&self, row: usize, column: usize) -> Option<&str> {
+        let is_missing = |cell: &&str| NO_NUMBER.iter().any(|word| cell.eq_ignore_ascii_case(word));
+        self.value(row, column).filter(|cell| !is_missing(cell))
+    }
+
+    /// Reads a number. Errors describe the cell.
+    pub(super) fn number(&self, cell: &str) -> Result<f64, String> {
+        read_number(cell, self.decimal)
     }
 
     /// Creates an error at a cell.

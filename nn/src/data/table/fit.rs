@@ -5,13 +5,12 @@ use std::io::Read;
 use std::path::Path;
 
 use super::apply::{Encoded, Row, TableReadOptions};
-use super::{ColumnKind, FeatureColumn, RawTable, TableSchema};
+use super::profile::{ColumnUse, MAX_CATEGORIES, TableProfile, TypeChoice, TypedColumn, has_times};
+use super::{ColumnKind, ColumnType, FeatureColumn, RawTable, TableFormat, TableSchema};
 use crate::data::classes::Labels;
-use crate::data::csv::{find, number};
-use crate::data::{Column, DataError, Dataset, Header};
+use crate::data::csv::find;
+use crate::data::{Column, DataError, Dataset};
 
-/// Maximum number of categories of a column.
-const MAX_CATEGORIES: usize = 1000;
 /// Maximum number of distinct whole numbers that are guessed to be classes.
 const MAX_NUMBERED_CLASSES: usize = 20;
 
@@ -51,14 +50,14 @@ pub struct TableOptions {
     pub target: Column,
     /// Task of the target.
     pub task: TaskChoice,
-    /// Meaning of the first line.
-    pub header: Header,
-    /// Separator of fields; a comma by default.
-    pub delimiter: u8,
+    /// Format of the text. By default, it is guessed.
+    pub format: TableFormat,
     /// Columns that are neither target nor features; they may hold anything.
     pub ignore: Vec<Column>,
     /// Columns of numbers that are categories, such as postal codes.
     pub categorical: Vec<Column>,
+    /// Types of columns, instead of the guessed ones. These columns are never left out.
+    pub types: Vec<(Column, TypeChoice)>,
     /// Handling of missing cells.
     pub missing: MissingCells,
 }
@@ -68,10 +67,10 @@ impl Default for TableOptions {
         TableOptions {
             target: Column::Last,
             task: TaskChoice::Guess,
-            header: Header::Auto,
-            delimiter: b',',
+            format: TableFormat::default(),
             ignore: Vec::new(),
             categorical: Vec::new(),
+            types: Vec::new(),
             missing: MissingCells::Refuse,
         }
     }
@@ -89,6 +88,8 @@ pub struct TrainingTable {
     pub class_names: Vec<String>,
     /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
+    /// Format and types of the columns, for a report.
+    pub profile: TableProfile,
     /// Number of missing cells that were filled.
     pub filled: usize,
     /// Number of rows that were skipped because of missing cells.
@@ -97,17 +98,17 @@ pub struct TrainingTable {
 
 /// Reads the CSV file at `path` for training: columns of numbers and texts, one of them the target.
 ///
-/// A column is categorical if less than half of its cells are numbers, or if the options declare
-/// it. Categories and fill values of missing cells come from the whole file
+/// Types of columns are guessed from all rows ([`ColumnType`]), unless the options give them. Identifiers, constant columns and
+/// texts that rarely repeat are left out. Categories and fill values of missing cells come from the whole file
 /// ([`read_table_parts`](super::read_table_parts) takes them only from the training part). A file
-/// in which all columns contain words needs [`Header::Yes`] or [`Header::No`]: otherwise its first
-/// line is taken for the header.
+/// in which all columns contain words needs [`Header::Yes`](crate::data::Header::Yes) or
+/// [`Header::No`](crate::data::Header::No): otherwise its first line is taken for the header.
 ///
 /// # Errors
 ///
 /// [`DataError::Io`], and the errors of [`parse_table`].
 pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    fit_table(&RawTable::read(path, options.header, options.delimiter)?, options)
+    fit_table(&RawTable::read(path, &options.format)?, options)
 }
 
 /// Reads a table like [`read_table`] from any reader; `name` appears in errors.
@@ -116,8 +117,8 @@ pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<Trai
 ///
 /// The errors of [`RawTable::parse`]; [`DataError::NotFound`] if a column does not exist;
 /// [`DataError::Csv`], with line and column, for missing cells (depending on [`MissingCells`]), a number
-/// that is not finite, a text among numbers, a column without values or with more than 1000
-/// categories, two columns of the same name, targets of regression that are no numbers, and a
+/// that is not finite, a text among numbers, a given column of categories with more than 1000 of them, no column that is left for
+/// features, two columns of the same name, targets of regression that are no numbers, and a
 /// target with one class only; [`DataError::OutOfMemory`].
 ///
 /// # Example
@@ -140,14 +141,10 @@ pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<Trai
 /// # }
 /// ```
 pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    fit_table(
-        &RawTable::parse(reader, name, options.header, options.delimiter)?,
-        options,
-    )
+    fit_table(&RawTable::parse(reader, name, &options.format)?, options)
 }
 
-/// Fits a table in memory, like [`parse_table`]; header and delimiter are those with which it was
-/// read.
+/// Fits a table in memory, like [`parse_table`]; its format is the one with which it was read.
 ///
 /// # Errors
 ///
@@ -160,11 +157,30 @@ pub fn fit_table(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable
     Ok(TrainingTable {
         data,
         schema,
+        profile: begun.profile,
         filled: read.filled,
         dropped: begun.dropped,
         class_names: begun.targets.into_names(),
         guess: begun.guess,
     })
+}
+
+/// Returns the format and the types of the columns of a table in memory, for a report. Missing cells are no errors.
+///
+/// # Errors
+///
+/// [`DataError::NotFound`] if a column does not exist; [`DataError::Csv`], with line and column, if no column is left for features, and
+/// for two columns of the same name.
+pub fn profile_table(raw: &RawTable, options: &TableOptions) -> Result<TableProfile, DataError> {
+    let options = TableOptions {
+        missing: MissingCells::Drop,
+        ..options.clone()
+    };
+    // Without complete rows, nothing is known about the target, but the types are.
+    match UnfittedTable::of(raw, &options) {
+        Ok(table) => Ok(table.profile),
+        Err(_) => Ok(Roles::of(raw, &options)?.profile(raw)),
+    }
 }
 
 /// The contents of the target column.
@@ -194,6 +210,7 @@ impl Targets {
 /// A table with known rows and targets, but without features.
 pub(super) struct UnfittedTable {
     roles: Roles,
+    pub(super) profile: TableProfile,
     pub(super) rows: Vec<Row>,
     pub(super) dropped: usize,
     pub(super) guess: Option<String>,
@@ -203,7 +220,7 @@ pub(super) struct UnfittedTable {
 
 impl UnfittedTable {
     pub(super) fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
-        let roles = Roles::of(raw, options)?;
+        let mut roles = Roles::of(raw, options)?;
         let (rows, dropped) = roles.rows(raw, options.missing)?;
         let (is_regression, guess) = match options.task {
             TaskChoice::Classification => (false, None),
@@ -219,7 +236,15 @@ impl UnfittedTable {
             let (labels, names) = classes(raw, roles.target, &rows)?;
             Targets::Classes(labels, names)
         };
+        for &column in &roles.features {
+            let typed = &mut roles.types[column];
+            match &targets {
+                Targets::Classes(labels, _) => typed.note_leak(raw, column, &rows, labels),
+                Targets::Numbers(values) => typed.note_correlation(raw, column, &rows, values),
+            }
+        }
         Ok(UnfittedTable {
+            profile: roles.profile(raw),
             roles,
             rows,
             dropped,
@@ -241,12 +266,14 @@ impl UnfittedTable {
         for column in &roles.features {
             columns.push(FeatureColumn {
                 name: name(column),
-                kind: kind(raw, *column, rows, roles.categorical.contains(column), options.missing)?,
+                kind: kind(raw, *column, rows, &roles.types[*column], options.missing)?,
             });
         }
         let schema = TableSchema {
             header: raw.header(),
             delimiter: raw.delimiter(),
+            decimal: raw.decimal(),
+            missing: raw.missing_words().to_vec(),
             columns,
             target: name(&roles.target),
             ignored: roles.ignored.iter().map(name).collect(),
@@ -282,30 +309,39 @@ impl UnfittedTable {
     }
 }
 
-/// Positions of the columns by role.
+/// Columns by role.
 struct Roles {
     target: usize,
     features: Vec<usize>,
+    /// Columns that are no features, because the options exclude them or because of their type.
     ignored: BTreeSet<usize>,
-    categorical: BTreeSet<usize>,
+    /// Types of all columns.
+    types: Vec<TypedColumn>,
+    /// Columns that the options exclude.
+    excluded: BTreeSet<usize>,
 }
 
 impl Roles {
     fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
         let find = |column: &Column| find(raw.name(), column, raw.columns(), raw.header());
         let target = find(&options.target)?;
-        let mut ignored = options.ignore.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
-        ignored.remove(&target);
-        let categorical = options.categorical.iter().map(find).collect::<Result<_, _>>()?;
+        let mut excluded = options.ignore.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
+        excluded.remove(&target);
+        let mut choices: BTreeMap<usize, &TypeChoice> = BTreeMap::new();
+        for column in &options.categorical {
+            choices.insert(find(column)?, &TypeChoice::Category);
+        }
+        for (column, choice) in &options.types {
+            choices.insert(find(column)?, choice);
+        }
+        let typed = |column| TypedColumn::of(raw, column, choices.get(&column).copied());
+        let types: Vec<TypedColumn> = (0..raw.columns().len()).map(typed).collect::<Result<_, _>>()?;
+        let is_left_out = |column: &usize| types[*column].left_out.is_some();
         let all = 0..raw.columns().len();
-        let features: Vec<usize> = all.filter(|c| *c != target && !ignored.contains(c)).collect();
+        let candidates: Vec<usize> = all.filter(|c| *c != target && !excluded.contains(c)).collect();
+        let features: Vec<usize> = candidates.iter().copied().filter(|c| !is_left_out(c)).collect();
         if features.is_empty() {
-            let reason = format!(
-                "none of the {} columns is left for features; is '{}' the right delimiter?",
-                raw.columns().len(),
-                char::from(raw.delimiter())
-            );
-            return Err(raw.refuse(0, 0, reason));
+            return Err(raw.refuse(0, 0, no_features(raw, &candidates, &types)));
         }
         // Names must be unique, because the trained model finds columns by their names.
         let mut seen = BTreeMap::from([(&raw.columns()[target], target)]);
@@ -323,19 +359,44 @@ impl Roles {
                 });
             }
         }
+        let left_out = candidates.into_iter().filter(is_left_out);
         Ok(Roles {
             target,
+            ignored: excluded.iter().copied().chain(left_out).collect(),
             features,
-            ignored,
-            categorical,
+            types,
+            excluded,
         })
+    }
+
+    /// Returns the report on the columns.
+    fn profile(&self, raw: &RawTable) -> TableProfile {
+        let column = |(at, typed): (usize, &TypedColumn)| {
+            let usage = if at == self.target {
+                ColumnUse::Target
+            } else if self.excluded.contains(&at) {
+                ColumnUse::Ignored
+            } else {
+                ColumnUse::Features
+            };
+            typed.clone().profile(&raw.columns()[at], usage)
+        };
+        TableProfile {
+            name: raw.name().to_owned(),
+            rows: raw.len(),
+            header: raw.header(),
+            delimiter: char::from(raw.delimiter()),
+            decimal: raw.decimal(),
+            utf16: raw.was_utf16(),
+            columns: self.types.iter().enumerate().map(column).collect(),
+        }
     }
 
     /// Returns the rows to train on, and the number of skipped ones.
     fn rows(&self, raw: &RawTable, missing: MissingCells) -> Result<(Vec<usize>, usize), DataError> {
         let mut rows = Vec::with_capacity(raw.len());
         for row in 0..raw.len() {
-            let is_missing = |column: &&usize| raw.value(row, **column).is_none();
+            let is_missing = |column: &&usize| self.types[**column].text(raw, row, **column).is_none();
             let feature = self.features.iter().find(is_missing);
             let target = Some(&self.target).filter(is_missing);
             match (missing, feature, target) {
@@ -364,10 +425,39 @@ impl Roles {
 /// Creates the error at a missing cell.
 pub(super) fn missing_cell(raw: &RawTable, row: usize, column: usize) -> DataError {
     let reason = format!(
-        "the value of '{}' is missing; fill it in, or choose the handling of missing values: mean, or drop",
+        "the value of '{}' is missing; fill it in, or fill or drop all missing values (`--missing mean`, `--missing drop`)",
         raw.columns()[column]
     );
     raw.refuse(row, column, reason)
+}
+
+/// Maximum number of columns in the error for a table without features.
+const MAX_REASONS: usize = 5;
+
+/// Returns the error message for a table without features.
+fn no_features(raw: &RawTable, candidates: &[usize], types: &[TypedColumn]) -> String {
+    let reasons: Vec<String> = candidates
+        .iter()
+        .filter_map(|&column| {
+            Some(format!(
+                "'{}': {}",
+                raw.columns()[column],
+                types[column].left_out.as_ref()?
+            ))
+        })
+        .collect();
+    match &reasons[..] {
+        [] => format!(
+            "none of the {} columns is left for features; is '{}' the right delimiter?",
+            raw.columns().len(),
+            char::from(raw.delimiter())
+        ),
+        _ => format!(
+            "no column is left for features ({}{}); give a column a type to keep it",
+            reasons[..reasons.len().min(MAX_REASONS)].join("; "),
+            if reasons.len() > MAX_REASONS { "; ..." } else { "" }
+        ),
+    }
 }
 
 /// Determines the kind of a column from its cells.
@@ -375,50 +465,56 @@ fn kind(
     raw: &RawTable,
     column: usize,
     rows: &[usize],
-    is_categorical: bool,
+    typed: &TypedColumn,
     missing: MissingCells,
 ) -> Result<ColumnKind, DataError> {
     let name = &raw.columns()[column];
-    let cells = || rows.iter().filter_map(|&row| Some((row, raw.value(row, column)?)));
+    let cells = || {
+        rows.iter()
+            .filter_map(|&row| Some((row, typed.text(raw, row, column)?)))
+    };
     let all = cells().count();
     if all == 0 {
-        return Err(raw.refuse(
-            rows[0],
-            column,
-            format!("'{name}' has no values at all; ignore the column"),
-        ));
+        let reason = format!("'{name}' has no values in the rows to train on; ignore the column");
+        return Err(raw.refuse(rows[0], column, reason));
     }
     let fill = missing == MissingCells::Mean;
-    let numbers = cells().filter(|(_, cell)| cell.parse::<f32>().is_ok()).count();
-    if is_categorical || numbers * 2 < all {
+    if !matches!(typed.column_type, ColumnType::Number | ColumnType::Integer) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for (row, cell) in cells() {
+        for (_, cell) in cells() {
             *counts.entry(cell).or_default() += 1;
-            if counts.len() > MAX_CATEGORIES {
-                let reason = format!(
-                    "'{name}' has more than {MAX_CATEGORIES} different texts, which is too many for categories; ignore \
-                     the column"
-                );
-                return Err(raw.refuse(row, column, reason));
-            }
         }
         // The most frequent text; of several, the first one.
         let frequent = counts.iter().rev().max_by_key(|(_, count)| **count);
+        let fill = frequent.filter(|_| fill).map(|(text, _)| (*text).to_owned());
+        if let Some(format) = &typed.date_format {
+            return Ok(ColumnKind::Date {
+                time: has_times(counts.keys().copied(), format),
+                format: format.clone(),
+                fill,
+            });
+        }
+        if counts.len() > MAX_CATEGORIES {
+            let reason = format!(
+                "'{name}' has more than {MAX_CATEGORIES} different texts, which is too many for categories; ignore the \
+                 column"
+            );
+            return Err(raw.refuse(rows[0], column, reason));
+        }
         return Ok(ColumnKind::Categorical {
-            fill: frequent.filter(|_| fill).map(|(text, _)| (*text).to_owned()),
+            fill,
             categories: counts.keys().map(|&text| text.to_owned()).collect(),
         });
     }
     let mut sum = 0.0;
     for (row, cell) in cells() {
-        let value = number(cell).map_err(|what| {
+        sum += raw.number(cell).map_err(|what| {
             let reason = format!(
-                "{what} in '{name}', where most cells are numbers; correct it, ignore the column, or read it as \
-                 categories"
+                "{what} in '{name}', where most cells are numbers; correct it, ignore the column (`--ignore`), read it as \
+                 categories (`--type`), or list words for missing values (`--missing-words`)"
             );
             raw.refuse(row, column, reason)
         })?;
-        sum += f64::from(value);
     }
     Ok(ColumnKind::Number {
         fill: fill.then_some((sum / all as f64) as f32),
@@ -433,7 +529,7 @@ fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String)
     for &row in rows {
         let cell = raw.cell(row, target);
         different.insert(cell);
-        match cell.parse::<f64>() {
+        match raw.number(cell) {
             Ok(value) => {
                 numbers += 1;
                 fractions += usize::from(value.fract() != 0.0);
@@ -470,13 +566,14 @@ fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String)
 /// Reads targets of regression.
 pub(super) fn numbers(raw: &RawTable, target: usize, rows: &[usize]) -> Result<Vec<f32>, DataError> {
     let value = |&row: &usize| {
-        number(raw.cell(row, target)).map_err(|what| {
+        let value = raw.number(raw.cell(row, target)).map_err(|what| {
             let reason = format!(
                 "{what}; expected a finite number as target in '{}'",
                 raw.columns()[target]
             );
             raw.refuse(row, target, reason)
-        })
+        })?;
+        Ok(value as f32)
     };
     rows.iter().map(value).collect()
 }

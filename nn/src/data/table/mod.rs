@@ -2,14 +2,22 @@
 
 mod apply;
 mod cells;
+mod dates;
 mod fit;
+mod format;
+mod numbers;
 mod parts;
+mod profile;
 mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};
 pub use cells::RawTable;
-pub use fit::{MissingCells, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, read_table};
+pub use fit::{
+    MissingCells, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, profile_table, read_table,
+};
+pub use format::{DecimalMark, TableFormat};
 pub use parts::{TableParts, fit_table_parts, read_table_parts};
+pub use profile::{ColumnProfile, ColumnType, ColumnUse, TableProfile, TypeChoice};
 pub use schema::{ColumnKind, FeatureColumn, TableSchema};
 
 #[cfg(test)]

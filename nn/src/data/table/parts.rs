@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::apply::TableReadOptions;
 use super::fit::{TableOptions, UnfittedTable};
-use super::{RawTable, TableSchema};
+use super::{RawTable, TableProfile, TableSchema};
 use crate::data::split::SplitRows;
 use crate::data::{DataError, Parts, SplitOptions};
 
@@ -20,6 +20,8 @@ pub struct TableParts {
     pub class_names: Vec<String>,
     /// Reason for the guessed task, in words; `None` if the task was given.
     pub guess: Option<String>,
+    /// Format and types of the columns, for a report.
+    pub profile: TableProfile,
     /// Number of missing cells that were filled.
     pub filled: usize,
     /// Number of rows that were skipped because of missing cells.
@@ -42,15 +44,10 @@ pub fn read_table_parts(
     options: &TableOptions,
     split: SplitOptions,
 ) -> Result<TableParts, DataError> {
-    fit_table_parts(
-        &RawTable::read(path, options.header, options.delimiter)?,
-        options,
-        split,
-    )
+    fit_table_parts(&RawTable::read(path, &options.format)?, options, split)
 }
 
-/// Splits a table in memory, like [`read_table_parts`]; header and delimiter are those with which
-/// it was read.
+/// Splits a table in memory, like [`read_table_parts`]; its format is the one with which it was read.
 ///
 /// # Errors
 ///
@@ -89,6 +86,7 @@ pub fn fit_table_parts(raw: &RawTable, options: &TableOptions, split: SplitOptio
         schema,
         filled,
         unknown,
+        profile: begun.profile,
         dropped: begun.dropped,
         class_names: begun.targets.into_names(),
         guess: begun.guess,

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::DecimalMark;
+use super::dates::{ISO, days, read_date};
 use crate::data::{Dataset, Standardiser};
 
 /// Maximum number of features of an example.
@@ -36,6 +38,15 @@ pub enum ColumnKind {
         /// Fill value of missing cells; without it, they are errors.
         fill: Option<String>,
     },
+    /// A date: the days since 1970, the month (1 to 12), the day of the week (1 for Monday), and the hour if `time` is true.
+    Date {
+        /// `iso` for ISO 8601, or conversions of `strftime`.
+        format: String,
+        /// True if the dates have times.
+        time: bool,
+        /// Fill value of missing cells; without it, they are errors.
+        fill: Option<String>,
+    },
 }
 
 impl ColumnKind {
@@ -44,7 +55,25 @@ impl ColumnKind {
         match self {
             ColumnKind::Number { .. } => 1,
             ColumnKind::Categorical { categories, .. } => categories.len(),
+            ColumnKind::Date { time, .. } => Self::date_parts(*time).len(),
         }
+    }
+
+    /// Returns the names of a date's features.
+    fn date_parts(time: bool) -> &'static [&'static str] {
+        const PARTS: [&str; 4] = ["days", "month", "weekday", "hour"];
+        if time { &PARTS } else { &PARTS[..3] }
+    }
+
+    /// Returns the features of a date; `None` if the cell is none.
+    pub(super) fn date_features(cell: &str, format: &str, time: bool) -> Option<Vec<f32>> {
+        let date = read_date(cell, format)?;
+        let weekday = date.weekday().to_monday_one_offset();
+        let mut features = vec![days(date) as f32, f32::from(date.month()), f32::from(weekday)];
+        if time {
+            features.push(f32::from(date.hour()) + f32::from(date.minute()) / 60.0);
+        }
+        Some(features)
     }
 }
 
@@ -57,6 +86,12 @@ pub struct TableSchema {
     pub header: bool,
     /// Separator of fields.
     pub delimiter: u8,
+    /// Decimal mark of numbers.
+    #[serde(default)]
+    pub decimal: DecimalMark,
+    /// Words for missing cells, in lower case, in addition to the usual ones.
+    #[serde(default)]
+    pub missing: Vec<String>,
     /// Feature columns, in the order of the model's features.
     pub columns: Vec<FeatureColumn>,
     /// Column of the target.
@@ -75,7 +110,7 @@ impl TableSchema {
     }
 
     /// Returns the names of all features: that of the column, with `=` and the category for
-    /// categorical ones.
+    /// categorical ones, and with `.` and the part for dates.
     pub fn feature_names(&self) -> Vec<String> {
         let mut names = Vec::with_capacity(self.width().min(MAX_WIDTH));
         for column in &self.columns {
@@ -83,6 +118,10 @@ impl TableSchema {
                 ColumnKind::Number { .. } => names.push(column.name.clone()),
                 ColumnKind::Categorical { categories, .. } => {
                     names.extend(categories.iter().map(|c| format!("{}={c}", column.name)));
+                }
+                ColumnKind::Date { time, .. } => {
+                    let parts = ColumnKind::date_parts(*time).iter();
+                    names.extend(parts.map(|part| format!("{}.{part}", column.name)));
                 }
             }
         }
@@ -138,6 +177,14 @@ impl TableSchema {
                     }
                     if fill.as_ref().is_some_and(|fill| !different.contains(fill)) {
                         return Err(format!("column '{name}': the fill value is none of the categories"));
+                    }
+                }
+                ColumnKind::Date { format, fill, .. } => {
+                    if format != ISO && !format.contains('%') {
+                        return Err(format!("column '{name}': '{format}' is no format of dates"));
+                    }
+                    if fill.as_ref().is_some_and(|fill| read_date(fill, format).is_none()) {
+                        return Err(format!("column '{name}': the fill value is no date of its format"));
                     }
                 }
             }

@@ -166,11 +166,17 @@ fn missing_cells_are_refused_filled_or_dropped() {
         1.0, 0.0, 1.0, 4.0, 0.0, 1.0, 4.0, 1.0, 0.0, 4.0, 1.0, 0.0, 4.0, 1.0, 0.0, 7.0, 1.0, 0.0,
     ];
     assert_eq!(filled.data.features(), expected);
+    // A column without values is left out.
+    let table = parse("a,b,y\n1,,0\n2,?,1\n", &with(MissingCells::Mean)).unwrap();
+    assert_eq!(table.schema.feature_names(), ["a"]);
     refused(
-        parse("a,b,y\n1,,0\n2,?,1\n", &with(MissingCells::Mean)),
-        &["'b' has no values"],
+        parse("a,y\n,0\n?,1\n", &with(MissingCells::Drop)),
+        &["'a': it has no values"],
     );
-    refused(parse("a,y\n,0\n?,1\n", &with(MissingCells::Drop)), &["none is left"]);
+    refused(
+        parse("a,b,y\n,1,0\n2,?,1\n", &with(MissingCells::Drop)),
+        &["none is left"],
+    );
 }
 
 #[test]
@@ -195,7 +201,15 @@ fn columns_that_cannot_be_features_are_refused() {
     assert!(matches!(parse("x,y\n1,a\n", &target), Err(DataError::NotFound { .. })));
     let mut names = "x,y\n".to_owned();
     (0..1001).for_each(|i| names.push_str(&format!("name{i},{}\n", i % 2)));
-    refused(plain(&names), &["line 1002, column 1", "1000 different texts"]);
+    refused(
+        plain(&names),
+        &["no column is left", "'x': almost every row has another word"],
+    );
+    let given = TableOptions {
+        categorical: vec![Column::name("x")],
+        ..TableOptions::default()
+    };
+    refused(parse(&names, &given), &["line 2, column 1", "1000 different texts"]);
     // Numbers that are categories.
     let postal = TableOptions {
         categorical: vec![Column::name("zip")],
@@ -215,6 +229,7 @@ fn parts_are_fitted_on_the_training_part_alone() {
     });
     let options = TableOptions {
         missing: MissingCells::Mean,
+        categorical: vec![Column::name("c")],
         ..TableOptions::default()
     };
     let split = SplitOptions {
@@ -222,7 +237,7 @@ fn parts_are_fitted_on_the_training_part_alone() {
         test: 0.2,
         ..SplitOptions::default()
     };
-    let raw = RawTable::parse(text.as_bytes(), "t.csv", Header::Auto, b',').unwrap();
+    let raw = RawTable::parse(text.as_bytes(), "t.csv", &TableFormat::default()).unwrap();
     let table = fit_table_parts(&raw, &options, split).unwrap();
     let (train, test) = (&table.parts.train, table.parts.test.as_ref().unwrap());
     let sizes = (train.len(), table.parts.validation.as_ref().unwrap().len(), test.len());
@@ -376,7 +391,10 @@ fn known_classes_keep_their_ids() {
 #[test]
 fn without_a_header_columns_are_counted() {
     let no_header = TableOptions {
-        header: Header::No,
+        format: TableFormat {
+            header: Header::No,
+            ..TableFormat::default()
+        },
         target: Column::Number(2),
         ..TableOptions::default()
     };
@@ -445,7 +463,7 @@ fn schemas_survive_json_and_damaged_ones_are_refused() {
 
 #[test]
 fn cells_keep_their_places() {
-    let raw = RawTable::parse(&b"a,b\n1,\n,2\n"[..], "t.csv", Header::Yes, b',').unwrap();
+    let raw = RawTable::parse(&b"a,b\n1,\n,2\n"[..], "t.csv", &TableFormat::default()).unwrap();
     let cells: Vec<&str> = (0..2).flat_map(|r| [raw.cell(r, 0), raw.cell(r, 1)]).collect();
     assert_eq!((cells, raw.len(), raw.line(1)), (vec!["1", "", "", "2"], 2, 3));
     assert_eq!((raw.cell(2, 0), raw.cell(0, 2), raw.line(9)), ("", "", 0));

@@ -1,0 +1,160 @@
+//! The format of a table's text: its encoding, delimiter and decimal mark, which are guessed unless they are given.
+
+use std::io::{self, Cursor, Read};
+
+use csv::{ByteRecord, ReaderBuilder};
+use serde::{Deserialize, Serialize};
+
+use super::RawTable;
+use super::numbers::{CommaForm, comma_form, read_number};
+use crate::data::Header;
+
+/// Number of bytes at the start of a file that the delimiter is guessed from.
+const HEAD: usize = 64 << 10;
+/// Maximum number of records at the start of a file that the delimiter is guessed from.
+const RECORDS: usize = 200;
+/// Maximum number of rows that the decimal mark is guessed from.
+const ROWS: usize = 10_000;
+/// Delimiters that are guessed, the most usual first.
+const DELIMITERS: [u8; 4] = *b",;\t|";
+
+/// Mark between the whole and the fractional part of a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecimalMark {
+    /// As in `3.14`; groups of thousands may be separated by commas.
+    #[default]
+    Point,
+    /// As in `3,14`; groups of thousands may be separated by points.
+    Comma,
+}
+
+/// The format of a table's text. By default, everything is guessed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableFormat {
+    /// Meaning of the first line.
+    pub header: Header,
+    /// Separator of fields. `None` guesses a comma, a semicolon, a tab or a vertical bar from the first 200 lines.
+    pub delimiter: Option<u8>,
+    /// Decimal mark. `None` guesses it from the numbers.
+    pub decimal: Option<DecimalMark>,
+    /// Words for missing cells in any column, in addition to empty cells, `?`, `NA`, `N/A`, `NaN` and `NULL`. Upper and lower
+    /// case are the same.
+    pub missing: Vec<String>,
+}
+
+/// The text of a file as UTF-8, with its beginning.
+pub(super) struct Decoded<'r> {
+    pub(super) text: Box<dyn Read + 'r>,
+    head: Vec<u8>,
+    /// True if the head is the whole text.
+    is_whole: bool,
+    /// True if the file was UTF-16.
+    pub(super) was_utf16: bool,
+}
+
+/// Returns the text of a file. UTF-16 with a byte order mark is converted.
+pub(super) fn decoded<'r>(mut reader: impl Read + 'r) -> io::Result<Decoded<'r>> {
+    let mut head = Vec::new();
+    reader.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
+    let from_bytes: Option<fn([u8; 2]) -> u16> = match head.get(..2) {
+        Some(b"\xff\xfe") => Some(u16::from_le_bytes),
+        Some(b"\xfe\xff") => Some(u16::from_be_bytes),
+        _ => None,
+    };
+    let was_utf16 = from_bytes.is_some();
+    let Some(from_bytes) = from_bytes else {
+        let is_whole = head.len() < HEAD;
+        return Ok(Decoded {
+            text: Box::new(Cursor::new(head.clone()).chain(reader)),
+            head,
+            is_whole,
+            was_utf16,
+        });
+    };
+    let mut bytes = head;
+    reader.read_to_end(&mut bytes)?;
+    let (units, rest) = bytes[2..].as_chunks::<2>();
+    let mut text = char::decode_utf16(units.iter().map(|&unit| from_bytes(unit)))
+        .collect::<Result<String, _>>()
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("the UTF-16 text is damaged: {e}")))?;
+    if !rest.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the UTF-16 text ends within a character",
+        ));
+    }
+    // Spreadsheets end their exports with it now and then.
+    text.truncate(text.trim_end_matches('\0').len());
+    let bytes = text.into_bytes();
+    Ok(Decoded {
+        head: bytes[..bytes.len().min(HEAD)].to_vec(),
+        is_whole: bytes.len() < HEAD,
+        text: Box::new(Cursor::new(bytes)),
+        was_utf16,
+    })
+}
+
+impl Decoded<'_> {
+    /// Guesses the delimiter: the one for which most lines have as many fields as the first one, and the fewest fields contain
+    /// another delimiter. Returns a comma if no line has several fields.
+    pub(super) fn delimiter(&self) -> u8 {
+        let scores = DELIMITERS.iter().map(|&delimiter| (self.score(delimiter), delimiter));
+        // The first one of several with the same score.
+        let best = scores.rev().max_by_key(|&(score, _)| score);
+        best.filter(|(score, _)| score.is_some()).map_or(b',', |(_, best)| best)
+    }
+
+    /// Returns the percentage of lines with as many fields as the first one, the percentage of fields without another delimiter,
+    /// and the number of fields; `None` if the first line has one field.
+    fn score(&self, delimiter: u8) -> Option<(usize, usize, usize)> {
+        let mut reader = ReaderBuilder::new();
+        let reader = reader.has_headers(false).flexible(true).delimiter(delimiter);
+        let records = reader.from_reader(&self.head[..]).into_byte_records();
+        let mut records: Vec<ByteRecord> = records.take(RECORDS).map_while(Result::ok).collect();
+        if !self.is_whole && records.len() < RECORDS {
+            // It may be cut off.
+            records.pop();
+        }
+        let width = records.first().map(ByteRecord::len).filter(|&width| width > 1)?;
+        let alike = records.iter().filter(|record| record.len() == width).count();
+        let fields: usize = records.iter().map(ByteRecord::len).sum();
+        let is_clean = |field: &[u8]| {
+            let has_other = field.iter().any(|byte| *byte != delimiter && DELIMITERS.contains(byte));
+            let text = || std::str::from_utf8(field).unwrap_or_default();
+            !has_other || read_number(text(), DecimalMark::Comma).is_ok()
+        };
+        let clean = records.iter().flatten().filter(|field| is_clean(field)).count();
+        Some((alike * 100 / records.len(), clean * 100 / fields, width))
+    }
+}
+
+/// Guesses the decimal mark of a table from columns in which every number has the same form.
+pub(super) fn guess_decimal(raw: &RawTable) -> DecimalMark {
+    let (mut commas, mut points, mut unclear) = (0, 0, 0);
+    for column in 0..raw.columns().len() {
+        let (mut comma, mut three_digits, mut point, mut other) = (0, 0, 0, 0);
+        for row in 0..raw.len().min(ROWS) {
+            let Some(cell) = raw.value(row, column) else { continue };
+            match comma_form(cell) {
+                CommaForm::Decimal => comma += 1,
+                CommaForm::ThreeDigits => three_digits += 1,
+                CommaForm::None if cell.contains('.') && read_number(cell, DecimalMark::Point).is_ok() => point += 1,
+                CommaForm::None => other += usize::from(read_number(cell, DecimalMark::Point).is_err()),
+            }
+        }
+        let all = comma + three_digits + point;
+        if other * 2 > all {
+            continue;
+        }
+        commas += usize::from(comma > point);
+        points += usize::from(point > comma);
+        unclear += usize::from(comma == 0 && point == 0 && three_digits > 0);
+    }
+    // `1,234` alone is a number of thousands, unless the commas cannot separate fields either.
+    if commas > points || (commas + points == 0 && unclear > 0 && raw.delimiter() != b',') {
+        DecimalMark::Comma
+    } else {
+        DecimalMark::Point
+    }
+}

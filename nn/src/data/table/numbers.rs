@@ -1,0 +1,128 @@
+//! Numbers as spreadsheets write them: with a decimal comma, groups of thousands, a currency or a percent sign.
+
+use super::DecimalMark;
+
+/// Signs before or after a number that do not change its value: percentages stay as they are written.
+const UNITS: [char; 6] = ['%', '$', '€', '£', '¥', '₹'];
+/// Separators of groups of thousands, apart from comma and point.
+const GROUP_SEPARATORS: [char; 5] = [' ', '\u{a0}', '\u{202f}', '\'', '’'];
+
+/// Reads a finite number. Errors describe the cell.
+pub(super) fn read_number(cell: &str, mark: DecimalMark) -> Result<f64, String> {
+    let written = match mark {
+        DecimalMark::Point => cell.parse().ok(),
+        DecimalMark::Comma => None,
+    };
+    let value = written.or_else(|| plain(cell, mark)?.parse::<f64>().ok());
+    match value {
+        _ if cell.is_empty() => Err("there is nothing".into()),
+        None => Err(format!("'{cell}' is not a number")),
+        // Features and targets are f32.
+        Some(value) if !(value as f32).is_finite() => Err(format!("'{cell}' is not a finite f32")),
+        Some(value) => Ok(value),
+    }
+}
+
+/// Returns a number in the form of Rust; `None` for other texts.
+fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
+    // The sign may be before or after a currency.
+    let (mut sign, mut rest) = (None, cell);
+    for _ in 0..2 {
+        if let Some(after) = rest.strip_prefix(['-', '−', '+']).filter(|_| sign.is_none()) {
+            sign = Some(if rest.starts_with('+') { "" } else { "-" });
+            rest = after;
+        }
+        rest = rest.strip_prefix(UNITS).unwrap_or(rest).trim_start();
+    }
+    rest = rest.strip_suffix(UNITS).unwrap_or(rest).trim_end();
+    let (decimal, group) = match mark {
+        DecimalMark::Point => ('.', ','),
+        DecimalMark::Comma => (',', '.'),
+    };
+    let (whole, fraction) = rest.split_once(decimal).unwrap_or((rest, ""));
+    let is_exponent = |c: char| c.is_ascii_digit() || matches!(c, 'e' | 'E' | '+' | '-');
+    let has_digits = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+    if !(has_digits(whole) || has_digits(fraction)) || !fraction.chars().all(is_exponent) {
+        return None;
+    }
+    let separator = whole.chars().find(|c| *c == group || GROUP_SEPARATORS.contains(c));
+    let whole = match separator {
+        None => whole.to_owned(),
+        Some(separator) => {
+            let mut groups = whole.split(separator);
+            let first = groups.next()?;
+            let are_digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
+            if !(1..=3).contains(&first.len()) || !are_digits(first) || !groups.all(|g| g.len() == 3 && are_digits(g)) {
+                return None;
+            }
+            whole.replace(separator, "")
+        }
+    };
+    Some(format!("{}{whole}.{fraction}", sign.unwrap_or_default()))
+}
+
+/// Form of a number with a comma.
+pub(super) enum CommaForm {
+    /// `3,14`: the comma is a decimal mark.
+    Decimal,
+    /// `1,234`: the comma may also separate thousands.
+    ThreeDigits,
+    /// There is no comma, or it is no number with a decimal comma.
+    None,
+}
+
+pub(super) fn comma_form(cell: &str) -> CommaForm {
+    if !cell.contains(',') || read_number(cell, DecimalMark::Comma).is_err() {
+        CommaForm::None
+    } else if read_number(cell, DecimalMark::Point).is_ok() {
+        CommaForm::ThreeDigits
+    } else {
+        CommaForm::Decimal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_spreadsheets_are_read() {
+        use DecimalMark::{Comma, Point};
+        for (cell, mark, expected) in [
+            ("3.14", Point, 3.14),
+            ("-1e3", Point, -1000.0),
+            ("1,234,567.5", Point, 1_234_567.5),
+            ("1 234", Point, 1234.0),
+            ("1'234.5", Point, 1234.5),
+            ("$1,200", Point, 1200.0),
+            ("-$5.5", Point, -5.5),
+            ("$-5.5", Point, -5.5),
+            ("12.5 %", Point, 12.5),
+            (".5", Point, 0.5),
+            ("3,14", Comma, 3.14),
+            ("1.234,5", Comma, 1234.5),
+            ("−2,5e2", Comma, -250.0),
+            ("7 €", Comma, 7.0),
+            ("12", Comma, 12.0),
+        ] {
+            assert_eq!(read_number(cell, mark), Ok(expected), "{cell}");
+        }
+        for (cell, mark) in [
+            ("", Point),
+            ("a", Point),
+            ("-", Point),
+            ("%", Point),
+            ("1,23", Point),
+            ("12,34,567", Point),
+            ("1.2.3", Point),
+            ("3.14", Comma),
+            ("2024-01-02", Point),
+            ("1e39", Point),
+            ("inf", Point),
+            ("--5", Point),
+            ("5e", Point),
+        ] {
+            assert!(read_number(cell, mark).is_err(), "{cell}");
+        }
+    }
+}
