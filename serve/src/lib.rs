@@ -355,7 +355,7 @@ fn check_threads(count: usize) -> Result<()> {
     let (release, gate) = std::sync::mpsc::channel::<()>();
     let gate = Arc::new(Mutex::new(gate));
     let refused = std::thread::scope(|scope| {
-        let mut refused = None;
+        let (mut refused, mut threads) = (None, Vec::new());
         for number in 0..count {
             let gate = gate.clone();
             let wait = move || {
@@ -363,12 +363,19 @@ fn check_threads(count: usize) -> Result<()> {
                 let _ = lock(&gate).recv();
             };
             let thread = std::thread::Builder::new().stack_size(STACK);
-            if let Err(error) = thread.spawn_scoped(scope, wait) {
-                refused = Some((number, error));
-                break;
+            match thread.spawn_scoped(scope, wait) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    refused = Some((number, error));
+                    break;
+                }
             }
         }
         drop(release);
+        // The end of the scope does not wait until the system no longer counts the threads.
+        for thread in threads {
+            let _ = thread.join();
+        }
         refused
     });
     match refused {
@@ -388,16 +395,27 @@ impl Server {
     /// [`Embedder::open`] and [`Tokenizer::open`].
     pub fn bind(options: ServerOptions) -> Result<Self> {
         options.check()?;
-        // The runtime's own threads, and the first that prepares requests.
-        check_threads(RUNTIME_THREADS + 1)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(RUNTIME_THREADS)
-            .max_blocking_threads(Preparation::threads())
-            .thread_stack_size(STACK)
-            .thread_keep_alive(KEEP_ALIVE)
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;
+        // The runtime's own threads, the first that prepares requests, and the one that runs the model's steps.
+        check_threads(RUNTIME_THREADS + 2)?;
+        // It panics if the system refuses a file.
+        let runtime = std::panic::catch_unwind(|| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(RUNTIME_THREADS)
+                .max_blocking_threads(Preparation::threads())
+                .thread_stack_size(STACK)
+                .thread_keep_alive(KEEP_ALIVE)
+                .enable_all()
+                .build()
+        });
+        let not_started = |e: &dyn std::fmt::Display| {
+            let message = format!("the server's threads cannot be started: {e}");
+            Error::misuse(
+                message,
+                "raise the limits of processes (ulimit -u) and of open files (ulimit -n)",
+            )
+        };
+        let runtime = runtime.map_err(|_| not_started(&"the system refuses files or threads"))?;
+        let runtime = runtime.map_err(|e| not_started(&e))?;
         // The first thread that prepares requests.
         let started = runtime.block_on(async { tokio::task::spawn_blocking(|| {}).await });
         started.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;

@@ -21,35 +21,40 @@ const SMALL_BODY: usize = 64 << 10;
 /// which may take seconds to compile.
 const GRAMMARS: [usize; 2] = [16 << 10, 256 << 10];
 
-/// Limits of the time that a grammar of each size may take. A grammar that takes longer is treated as one of the next size. The lowest
-/// limit is short, so that many grammars with a wrong estimate delay the others little.
-pub(crate) const GRAMMAR_TIMES: [GrammarTimes; GRAMMARS.len() + 1] = [
-    GrammarTimes {
+/// Limits of a grammar of each size. A grammar beyond them is treated as one of the next size. The lowest time limit is short, so that
+/// many grammars with a wrong estimate delay the others little.
+pub(crate) const GRAMMAR_LIMITS: [GrammarLimits; GRAMMARS.len() + 1] = [
+    GrammarLimits {
         trial: Duration::from_millis(100),
+        memory: 64 << 20,
         first_mask: Duration::from_millis(50),
     },
-    GrammarTimes {
+    GrammarLimits {
         trial: Duration::from_secs(1),
+        memory: 192 << 20,
         first_mask: Duration::from_millis(300),
     },
-    GrammarTimes {
+    GrammarLimits {
         trial: Duration::from_secs(10),
+        memory: 512 << 20,
         first_mask: Duration::from_secs(2),
     },
 ];
 
-/// Limits of the time that a grammar of one size may take.
+/// Limits of a grammar of one size.
 #[derive(Clone, Copy)]
-pub(crate) struct GrammarTimes {
+pub(crate) struct GrammarLimits {
     /// Maximum processor time of the compiler in the process that tries the grammar first. Usual grammars of the maximum cost take a third.
     pub(crate) trial: Duration,
+    /// Maximum memory of the compiler in that process, in bytes. A usual grammar of 100 kB takes 100 MB.
+    pub(crate) memory: u64,
     /// Maximum time to compute the mask of the first token, which usually takes a few milliseconds.
     pub(crate) first_mask: Duration,
 }
 
-/// Maximum number of simultaneous trials for each size of grammar. With several, a trial that never ends delays other grammars
-/// little. The processes have a low priority.
-const TRIALS: usize = 4;
+/// Maximum number of simultaneous trials of small, medium and large grammars. With several, a trial that never ends delays other
+/// grammars little. The processes have a low priority. Together, they take at most 2 GiB.
+const TRIALS: [usize; GRAMMARS.len() + 1] = [4, 4, 2];
 
 /// Reason why a request was not prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +176,7 @@ impl Preparation {
     /// Returns the number of threads that all kinds of work need together.
     pub(crate) fn threads() -> usize {
         // One more for the runtime itself.
-        2 * TEXTS + (GRAMMARS.len() + 1) * (TRIALS + grammar_threads()) + 1
+        2 * TEXTS + TRIALS.iter().sum::<usize>() + TRIALS.len() * grammar_threads() + 1
     }
 
     /// Creates the pools. In each of them, at most `limit` requests wait. `sequences` is the maximum number that the engine runs at
@@ -189,7 +194,7 @@ impl Preparation {
         Preparation {
             small_texts: pool(TEXTS),
             large_texts: pool(TEXTS),
-            trials: std::array::from_fn(|_| pool(TRIALS)),
+            trials: TRIALS.map(pool),
             grammars: std::array::from_fn(|_| pool(grammar_threads())),
             rooms: std::array::from_fn(|_| Arc::new(Semaphore::new(sequences.clamp(1, Semaphore::MAX_PERMITS)))),
         }

@@ -14,7 +14,7 @@ use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
 use crate::grammar::{Compiled, Grammar};
-use crate::preparation::{Abandoned, GRAMMAR_TIMEOUT, GRAMMAR_TIMES, GrammarRoom, NotPrepared, size_of_grammar};
+use crate::preparation::{Abandoned, GRAMMAR_LIMITS, GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, size_of_grammar};
 use crate::text::{StopStrings, Text};
 use crate::unsent::{LimitReached, RequestBytes};
 use crate::worker::{Job, Progress, QueueFull, Update};
@@ -112,28 +112,29 @@ impl App {
         // Values of JSON take many times the memory of their text, and may wait for long.
         let grammar = Arc::new(grammar.packed());
         let (app, of_cost) = (self.clone(), grammar.clone());
-        let estimate = move || Ok((of_cost.cost(), app.grammars.passed(&of_cost)));
-        let (cost, mut passed) = self.site.prepare(deadline, grammar.bytes(), estimate).await?;
+        let estimate = move || Ok((of_cost.cost(), app.grammars.known(&of_cost)));
+        let (cost, known) = self.site.prepare(deadline, grammar.bytes(), estimate).await?;
         // The cost is an estimate: a grammar that takes longer continues as one of the next size.
         let first = size_of_grammar(cost);
-        let mut error = too_slow(GRAMMAR_TIMES[GRAMMAR_TIMES.len() - 1].trial);
-        for (size, limits) in GRAMMAR_TIMES.into_iter().enumerate().skip(first) {
-            // A grammar that passed an earlier trial waits for no other trial.
-            let is_quick = match passed {
-                Some(passed) => passed <= limits.trial,
-                None => {
-                    let (app, tried) = (self.clone(), grammar.clone());
-                    let work = move |abandoned: &Abandoned| app.grammars.try_out(&tried, limits.trial, abandoned);
-                    let tried = self.site.preparation.trial(deadline, size, cost, work).await;
-                    let is_quick = tried.map_err(|e| self.site.not_prepared(e))?;
-                    is_quick.map_err(|e| ApiError::of_request(&e))?
-                }
-            };
-            if !is_quick {
+        let mut measured = known.time;
+        let mut error = too_slow(GRAMMAR_LIMITS[GRAMMAR_LIMITS.len() - 1].trial);
+        for (size, limits) in GRAMMAR_LIMITS.into_iter().enumerate().skip(first) {
+            if known.exceeds(&limits) {
                 continue;
             }
+            // A grammar that passed an earlier trial waits for no other trial.
+            if measured.is_none() {
+                let (app, tried) = (self.clone(), grammar.clone());
+                let work = move |abandoned: &Abandoned| app.grammars.try_out(&tried, &limits, abandoned);
+                let tried = self.site.preparation.trial(deadline, size, cost, work).await;
+                let time = tried.map_err(|e| self.site.not_prepared(e))?;
+                measured = time.map_err(|e| ApiError::of_request(&e))?;
+            }
+            let Some(time) = measured else { continue };
             let (app, compiled) = (self.clone(), grammar.clone());
-            let work = move || app.grammars.compile(&compiled.unpacked(), limits.first_mask);
+            let work = move || app.grammars.compile(&compiled, &limits);
+            // Now the time is measured, not estimated.
+            let cost = time.as_micros() as usize;
             let compiled = self.site.preparation.grammar(deadline, size, cost, work);
             let (compiled, room) = compiled.await.map_err(|e| match e {
                 NotPrepared::TimedOut if Instant::now() < deadline => too_slow(GRAMMAR_TIMEOUT),
@@ -142,7 +143,6 @@ impl App {
             if let Some(compiled) = compiled.map_err(|e| ApiError::of_request(&e))? {
                 return Ok((compiled, Arc::new(room)));
             }
-            passed = Some(limits.trial);
             error = ApiError::bad(format!(
                 "the schema or grammar is too slow: its first token takes more than {} ms; use a simpler one",
                 limits.first_mask.as_millis()

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use llguidance::Matcher;
 use meganeura_core::{Error, Result};
 
 use crate::lock::lock;
@@ -136,7 +135,7 @@ pub(crate) struct MaskPool {
     wake: Arc<dyn Fn() + Send + Sync>,
     /// Number of running and waiting sequences with a grammar, and of requests that wait to compile one.
     constraints: AtomicUsize,
-    /// Estimated number of items that the parsers of all sequences hold.
+    /// Number of items that the parsers of all sequences hold.
     items: AtomicU64,
     /// Maximum number of sequences that the engine runs at once.
     sequences: usize,
@@ -250,13 +249,11 @@ impl Drop for CountedGrammar {
     }
 }
 
-/// Estimated number of items that the parser of a sequence holds, counted in [`MaskPool::items`] until it is dropped. An Earley parser
-/// keeps the items of each place of the text.
+/// Number of items that the parser of a sequence holds, counted in [`MaskPool::items`] until it is dropped. An Earley parser keeps the
+/// items of each place of the text.
 pub(super) struct ParserItems {
     pool: Arc<MaskPool>,
     own: AtomicU64,
-    /// Mean number at one place, of the last mask that examined any.
-    mean: AtomicU64,
 }
 
 impl ParserItems {
@@ -264,23 +261,11 @@ impl ParserItems {
         Arc::new(ParserItems {
             pool,
             own: AtomicU64::new(0),
-            mean: AtomicU64::new(0),
         })
     }
 
-    /// Adds the items of `token`: as many for each of its bytes as the last mask examined on average. Errors are messages.
-    pub(super) fn add(&self, matcher: &Matcher, token: u32) -> std::result::Result<(), String> {
-        let (Ok(stats), Ok(tokens)) = (matcher.last_step_stats(), matcher.tok_env()) else {
-            return Ok(());
-        };
-        if let Some(mean) = (stats.all_items as u64).checked_div(stats.rows as u64) {
-            self.mean.store(mean, Ordering::Relaxed);
-        }
-        let bytes = tokens.tok_trie().token_len(token) as u64;
-        self.count(self.mean.load(Ordering::Relaxed) * bytes)
-    }
-
-    fn count(&self, items: u64) -> std::result::Result<(), String> {
+    /// Adds new items. Errors are messages.
+    pub(super) fn add(&self, items: u64) -> std::result::Result<(), String> {
         let own = items + self.own.fetch_add(items, Ordering::Relaxed);
         let all = items + self.pool.items.fetch_add(items, Ordering::Relaxed);
         if all > MAX_ITEMS && own > FREE_ITEMS {
@@ -392,12 +377,12 @@ mod tests {
     fn the_largest_parsers_end_when_all_hold_too_many_items() {
         let pool = Arc::new(MaskPool::start(4, || {}).expect("threads"));
         let [large, small] = [0; 2].map(|_| ParserItems::new(pool.clone()));
-        assert_eq!(large.count(MAX_ITEMS), Ok(()));
-        assert_eq!(small.count(FREE_ITEMS), Ok(()));
-        let error = large.count(1).expect_err("too many");
+        assert_eq!(large.add(MAX_ITEMS), Ok(()));
+        assert_eq!(small.add(FREE_ITEMS), Ok(()));
+        let error = large.add(1).expect_err("too many");
         assert!(error.contains("33554433 items"), "{error}");
         drop(large);
-        assert_eq!(small.count(1), Ok(()));
+        assert_eq!(small.add(1), Ok(()));
         drop(small);
         assert_eq!(pool.items.load(Ordering::Relaxed), 0);
     }

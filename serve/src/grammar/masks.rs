@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use llguidance::{CancellationHandle, Matcher};
+use llguidance::{CancellationHandle, TokenParser};
 use meganeura_core::{Error, Result};
 use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
@@ -19,60 +19,79 @@ use crate::preparation::GrammarRoom;
 /// Maximum time that a sequence waits, after its last token, for the check whether the grammar allows its text to end there.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// Result of a job: the matcher, and the mask of the next token. There is no mask if the text is complete.
-#[derive(Clone)]
+/// Result of a job: the parser, and the mask of the next token. There is no mask if the text is complete.
 pub(crate) struct Answer {
-    matcher: Matcher,
+    parser: TokenParser,
     mask: std::result::Result<Option<SimpleVob>, String>,
 }
 
-/// Consumes `token`, if any, and returns the mask of the next one, or `None` if the text is complete. Adds the time to `spent`.
-fn next_mask(
-    matcher: &mut Matcher,
-    token: Option<u32>,
-    spent: &MaskTime,
-) -> std::result::Result<Option<SimpleVob>, String> {
-    let start = Instant::now();
-    let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
-    let mask = consumed.and_then(|()| {
-        if matcher.is_stopped() && !matcher.is_error() {
-            Ok(None)
-        } else {
-            matcher.compute_mask().map(Some)
-        }
-    });
-    spent.add(start.elapsed());
-    mask.map_err(|e| e.to_string())
+/// Consumes `token`, and returns the number of items that the parser keeps for it.
+fn consume(parser: &mut TokenParser, token: u32) -> std::result::Result<u64, String> {
+    let before = parser.parser_stats().all_items;
+    let consumed = parser.consume_token(token).and_then(|_| parser.check_stop());
+    consumed.map_err(|e| parser.augment_err(e))?;
+    Ok(parser.parser_stats().all_items.saturating_sub(before) as u64)
 }
 
-/// Computes the first mask of a grammar on this thread. Returns `None` if it takes longer than `limit`.
-///
-/// # Errors
-/// [`Error::InvalidUse`] if the grammar exceeds a limit of the parser; [`Error::HostMemory`] if no thread can be started.
-pub(crate) fn first(matcher: Matcher, limit: Duration, spent: &MaskTime) -> Result<Option<Answer>> {
-    let mut matcher = matcher.into_cancellable();
-    let cancel = matcher.cancellation_handle().unwrap_or_default();
-    let mask = std::thread::scope(|scope| {
-        let (done, ended) = channel::<()>();
-        let stop = move || {
-            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                cancel.cancel();
-            }
-        };
-        let timer = std::thread::Builder::new().name("first mask".into());
-        timer.spawn_scoped(scope, stop).map_err(|_| Error::HostMemory {
-            what: "a thread that limits the time of a mask".into(),
-            bytes: 0,
-        })?;
-        let mask = next_mask(&mut matcher, None, spent);
-        drop(done);
-        Ok::<_, Error>(mask)
-    })?;
-    if matcher.is_cancelled() {
+/// Returns the mask of the next token, or `None` if the text is complete.
+fn mask(parser: &mut TokenParser) -> std::result::Result<Option<SimpleVob>, String> {
+    if let Some(error) = parser.error_message() {
+        return Err(error);
+    }
+    if parser.stopped() {
         return Ok(None);
     }
-    let mask = Ok(mask.map_err(|e| failed(&e))?);
-    Ok(Some(Answer { matcher, mask }))
+    parser.compute_mask().map(Some).map_err(|e| parser.augment_err(e))
+}
+
+/// The state of a grammar before its first token.
+pub(crate) struct FirstMask {
+    /// The parser, which cannot be cancelled: each sequence gets a copy with its own cancellation.
+    parser: TokenParser,
+    mask: Option<SimpleVob>,
+}
+
+impl FirstMask {
+    /// Computes the first mask on this thread. Returns `None` if it takes longer than `limit`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] if the grammar exceeds a limit of the parser; [`Error::HostMemory`] if no thread can be started.
+    pub(crate) fn of(parser: TokenParser, limit: Duration, spent: &MaskTime) -> Result<Option<Self>> {
+        let mut tried = parser.clone();
+        let cancel = tried.enable_cancellation();
+        let begun = Instant::now();
+        let mask = std::thread::scope(|scope| {
+            let (done, ended) = channel::<()>();
+            let of_timer = cancel.clone();
+            let stop = move || {
+                if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                    of_timer.cancel();
+                }
+            };
+            let timer = std::thread::Builder::new().name("first mask".into());
+            timer.spawn_scoped(scope, stop).map_err(|_| Error::HostMemory {
+                what: "a thread that limits the time of a mask".into(),
+                bytes: 0,
+            })?;
+            let mask = mask(&mut tried);
+            drop(done);
+            Ok::<_, Error>(mask)
+        })?;
+        spent.add(begun.elapsed());
+        if cancel.is_cancelled() {
+            return Ok(None);
+        }
+        let mask = mask.map_err(|e| failed(&e))?;
+        Ok(Some(FirstMask { parser, mask }))
+    }
+
+    /// Returns the state for one sequence. Sequences share the tables of the lexer, which take megabytes for a large grammar.
+    pub(super) fn answer(&self) -> Answer {
+        Answer {
+            parser: self.parser.clone(),
+            mask: Ok(self.mask.clone()),
+        }
+    }
 }
 
 /// State of a [`GrammarConstraint`].
@@ -124,9 +143,8 @@ impl GrammarConstraint {
     }
 
     /// Submits a job that consumes `token` and computes the next mask.
-    fn compute(&mut self, matcher: Matcher, token: u32) {
-        let mut matcher = matcher.into_cancellable();
-        let cancel = matcher.cancellation_handle().unwrap_or_default();
+    fn compute(&mut self, mut parser: TokenParser, token: u32) {
+        let cancel = parser.enable_cancellation();
         let (sender, answer) = channel();
         let began = Arc::new(Mutex::new(None));
         let (of_job, spent, items) = (began.clone(), self.spent.clone(), self.items.clone());
@@ -135,11 +153,13 @@ impl GrammarConstraint {
             // Also after a panic, when the sender is gone.
             let _wake = wake;
             let sender = sender;
-            *lock(&of_job) = Some(Instant::now());
-            let mask = next_mask(&mut matcher, Some(token), &spent);
-            let mask = mask.and_then(|mask| items.add(&matcher, token).map(|()| mask));
+            let begun = Instant::now();
+            *lock(&of_job) = Some(begun);
+            let consumed = consume(&mut parser, token).and_then(|new| items.add(new));
+            let mask = consumed.and_then(|()| mask(&mut parser));
+            spent.add(begun.elapsed());
             // A sequence that was cancelled receives nothing.
-            let _ = sender.send(Answer { matcher, mask });
+            let _ = sender.send(Answer { parser, mask });
         };
         self.pool.submit(self.spent.clone(), Box::new(work));
         self.state = State::Busy { answer, began, cancel };
@@ -210,7 +230,7 @@ impl Constraint for GrammarConstraint {
 
     fn accept(&mut self, token: u32) -> Result<bool> {
         match std::mem::replace(&mut self.state, State::Failed("its mask is not ready".into())) {
-            State::Ready(answer) => self.compute(answer.matcher, token),
+            State::Ready(answer) => self.compute(answer.parser, token),
             State::Failed(message) => return Err(failed(&message)),
             busy @ State::Busy { .. } => {
                 self.state = busy;
@@ -255,8 +275,8 @@ mod tests {
         let factory = factory(&words, words.len() as u32 - 1).expect("a compiler");
         let first_with = |limit| {
             let grammar = Grammar::Lark("start: (/[a-z]/ /[a-m]/)+".into());
-            let matcher = compile(&factory, &grammar).expect("a grammar");
-            first(matcher, limit, &MaskTime::default()).expect("a mask")
+            let parser = compile(&factory, &grammar).expect("a grammar");
+            FirstMask::of(parser, limit, &MaskTime::default()).expect("a mask")
         };
         assert!(first_with(Duration::from_secs(60)).is_some());
         // The thread that measures the time may start late.

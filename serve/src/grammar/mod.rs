@@ -15,10 +15,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::{Logger, Matcher, ParserFactory};
+use llguidance::{Logger, ParserFactory, TokenParser};
 pub(crate) use mask_pool::MaskPool;
 use mask_pool::{CountedGrammar, MaskTime};
-use masks::{Answer, GrammarConstraint};
+use masks::{FirstMask, GrammarConstraint};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
@@ -27,9 +27,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-use crate::preparation::{Abandoned, GrammarRoom};
+use crate::preparation::{Abandoned, GrammarLimits, GrammarRoom};
 pub use trial::{CHECK_GRAMMARS, check_grammars};
-use trial::{TrialTokens, Trials};
+use trial::{Known, TrialTokens, Trials};
 
 /// Constraint on the form of the output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,11 +85,15 @@ impl PackedGrammar {
     }
 
     /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
-    /// takes about 2 us for each byte, and merging its parts takes longer.
+    /// takes about 2 us for each byte, and merging its parts takes longer. Texts of grammars and patterns are denser.
     pub(crate) fn cost(&self) -> usize {
+        /// Cost of a grammar with parameters, which may have exponentially many items.
+        const PARAMETERS: usize = 32 << 10;
         let merges: u64 = match self.unpacked() {
             // An invalid schema is refused when it is compiled.
             Grammar::Schema(schema) => check::schema(&schema).unwrap_or_default(),
+            Grammar::Lark(text) if text.contains("::") => return PARAMETERS + 8 * text.len(),
+            Grammar::Lark(text) | Grammar::Regex(text) => return 8 * text.len(),
             _ => 0,
         };
         self.bytes()
@@ -136,21 +140,27 @@ impl Grammars {
         CountedGrammar::new(self.pool.clone())
     }
 
-    /// Returns the time limit of an earlier [`Grammars::try_out`] that the grammar passed.
-    pub(crate) fn passed(&self, grammar: &PackedGrammar) -> Option<Duration> {
-        self.trials.passed(grammar)
+    /// Returns the results of earlier calls of [`Grammars::try_out`] and [`Grammars::compile`] for the grammar.
+    pub(crate) fn known(&self, grammar: &PackedGrammar) -> Known {
+        self.trials.known(grammar)
     }
 
-    /// Compiles a grammar in another process. Returns false if it takes longer than `limit` there, and soon after `abandoned` is set.
+    /// Compiles a grammar in another process, and returns the processor time. Returns `None` if it exceeds the limits there, and soon
+    /// after `abandoned` is set.
     ///
     /// # Errors
     /// The errors of [`Grammars::compile`].
-    pub(crate) fn try_out(&self, grammar: &PackedGrammar, limit: Duration, abandoned: &Abandoned) -> Result<bool> {
+    pub(crate) fn try_out(
+        &self,
+        grammar: &PackedGrammar,
+        limits: &GrammarLimits,
+        abandoned: &Abandoned,
+    ) -> Result<Option<Duration>> {
         if *grammar == PackedGrammar::Other(Grammar::Object) {
-            return Ok(true);
+            return Ok(Some(Duration::ZERO));
         }
         on_large_stack(|| check::grammar(&grammar.unpacked()))?;
-        self.trials.check(grammar, limit, abandoned, || self.trial_tokens())
+        self.trials.check(grammar, limits, abandoned, || self.trial_tokens())
     }
 
     /// Returns the tokens that grammars can name.
@@ -168,12 +178,16 @@ impl Grammars {
     }
 
     /// Compiles a grammar that [`Grammars::try_out`] accepted, and computes its first mask. The first call also creates the table of tokens.
-    /// Returns `None` if the mask takes longer than `limit`.
+    /// Returns `None` if the mask takes longer than the limit.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] with the error in the schema or grammar, or the limit that it exceeds; a model whose tokens are no text.
-    pub(crate) fn compile(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
-        on_large_stack(|| self.compile_here(grammar, limit))
+    pub(crate) fn compile(&self, grammar: &PackedGrammar, limits: &GrammarLimits) -> Result<Option<Compiled>> {
+        let compiled = on_large_stack(|| self.compile_here(&grammar.unpacked(), limits.first_mask))?;
+        if compiled.is_none() {
+            self.trials.remember_slow(grammar, limits);
+        }
+        Ok(compiled)
     }
 
     fn compile_here(&self, grammar: &Grammar, limit: Duration) -> Result<Option<Compiled>> {
@@ -184,9 +198,9 @@ impl Grammars {
                 "leave response_format, grammar and required tools out",
             )
         })?;
-        let matcher = compile(factory, grammar).map_err(|error| refused(&error))?;
+        let parser = compile(factory, grammar).map_err(|error| refused(&error))?;
         let spent = MaskTime::default();
-        let first = masks::first(matcher, limit, &spent)?;
+        let first = FirstMask::of(parser, limit, &spent)?;
         Ok(first.map(|first| Compiled {
             first,
             pool: self.pool.clone(),
@@ -238,7 +252,7 @@ fn refused(error: &str) -> Error {
 }
 
 /// Compiles a grammar that is within the limits of [`check`]. Errors are messages of the compiler; see [`refused`].
-fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<Matcher, String> {
+fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<TokenParser, String> {
     let top = match grammar {
         Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
         Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
@@ -264,11 +278,11 @@ fn compile(factory: &ParserFactory, grammar: &Grammar) -> std::result::Result<Ma
         InferenceCapabilities::default(),
         limits,
     );
-    let matcher = Matcher::new(parser);
-    match matcher.get_error() {
-        Some(error) => Err(error),
-        None => Ok(matcher),
+    let mut parser = parser.map_err(|e| e.to_string())?;
+    if parser.is_fresh() {
+        parser.start_without_prompt();
     }
+    Ok(parser)
 }
 
 /// White space between two tokens of JSON: blanks, or one or two line breaks with an indentation.
@@ -299,7 +313,7 @@ fn word(token: TokenBytes) -> Vec<u8> {
 
 /// A compiled grammar.
 pub(crate) struct Compiled {
-    first: Answer,
+    first: FirstMask,
     pool: Arc<MaskPool>,
     spent: MaskTime,
     ends: Arc<[u32]>,
@@ -311,8 +325,7 @@ impl Compiled {
     pub(crate) fn constraint(&self, room: Arc<GrammarRoom>) -> Box<dyn Constraint> {
         Box::new(GrammarConstraint::new(
             self.pool.clone(),
-            // The sequences share the tables of the lexer, which take megabytes for a large grammar.
-            self.first.clone(),
+            self.first.answer(),
             self.spent.clone(),
             self.ends.clone(),
             room,

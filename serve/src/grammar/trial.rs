@@ -19,10 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::check::too_large;
 use super::{PackedGrammar, STACK, compile, factory, on_large_stack, refused};
 use crate::lock::lock;
-use crate::preparation::Abandoned;
+use crate::preparation::{Abandoned, GRAMMAR_LIMITS, GrammarLimits};
 
-/// Maximum memory of the compiler in a trial, in bytes. A usual schema of 100 kB takes 100 MB.
-const MAX_MEMORY: u64 = 512 << 20;
 /// Maximum duration of a trial, as a multiple of its limit of processor time. On a busy machine, the process waits for a processor.
 const MAX_WAIT: u32 = 3;
 /// Maximum time until a new process has read the tokens.
@@ -31,8 +29,8 @@ const START: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 /// Time of a trial after which its process is replaced, because its allocator keeps memory.
 const LONG: Duration = Duration::from_millis(200);
-/// Maximum number of texts that are remembered because their trial succeeded.
-const MAX_PASSED: usize = 4096;
+/// Maximum number of grammars whose trials are remembered.
+const MAX_KNOWN: usize = 4096;
 
 /// Argument of the program of [`ServerOptions::grammar_checker`](crate::ServerOptions::grammar_checker) that makes it call
 /// [`check_grammars`].
@@ -49,10 +47,39 @@ pub(super) struct TrialTokens {
     pub(super) end: u32,
 }
 
-/// Result of a trial that ended: the error of the compiler, if any.
+/// Line that starts a trial.
 #[derive(Debug, Serialize, Deserialize)]
-struct Outcome {
-    error: Option<String>,
+struct Task {
+    /// Maximum memory of the compiler, in bytes.
+    memory: u64,
+    grammar: PackedGrammar,
+}
+
+/// Result of a trial that ended.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    Compiled,
+    /// The error of the compiler.
+    Refused(String),
+    /// The process has no thread for the compiler.
+    NoThread,
+}
+
+/// What earlier trials of a grammar showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Processor time of the trial that it passed, if any.
+    pub(crate) time: Option<Duration>,
+    /// Highest limit of time of a size that it exceeded, in its trial or by its first mask.
+    exceeded: Duration,
+}
+
+impl Known {
+    /// Returns true if the grammar exceeded these limits before.
+    pub(crate) fn exceeds(&self, limits: &GrammarLimits) -> bool {
+        self.exceeded >= limits.trial
+    }
 }
 
 /// The trials of a server.
@@ -63,8 +90,8 @@ pub(super) struct Trials {
     tokens: OnceLock<String>,
     /// Processes without a trial.
     idle: Mutex<Vec<TrialProcess>>,
-    /// Hashes of texts whose trial succeeded, with the limit of time of the trial.
-    passed: Mutex<HashMap<u64, Duration>>,
+    /// Results of trials, by the hash of the grammar.
+    known: Mutex<HashMap<u64, Known>>,
     hasher: RandomState,
 }
 
@@ -75,6 +102,8 @@ enum TrialError {
     Refused(String),
     /// The process ended.
     Ended,
+    /// The process could not start.
+    NotStarted,
     /// The process has used its time.
     TooSlow,
     /// Nobody waits for the result.
@@ -97,84 +126,107 @@ impl Trials {
             program,
             tokens: OnceLock::new(),
             idle: Mutex::default(),
-            passed: Mutex::default(),
+            known: Mutex::default(),
             hasher: RandomState::new(),
         }
     }
 
-    /// Returns the time limit of an earlier trial that the grammar passed.
-    pub(super) fn passed(&self, grammar: &PackedGrammar) -> Option<Duration> {
-        let (_, hash) = self.text(grammar).ok()?;
-        lock(&self.passed).get(&hash).copied()
+    /// Returns what earlier trials of the grammar showed.
+    pub(super) fn known(&self, grammar: &PackedGrammar) -> Known {
+        let Ok((_, hash)) = self.text(grammar) else {
+            return Known::default();
+        };
+        lock(&self.known).get(&hash).copied().unwrap_or_default()
     }
 
-    /// Returns a grammar as a line of the input of a process, and its hash.
+    /// Notes that the first mask of the grammar took longer than its size allows.
+    pub(super) fn remember_slow(&self, grammar: &PackedGrammar, limits: &GrammarLimits) {
+        if let Ok((_, hash)) = self.text(grammar) {
+            self.remember(hash, |known| known.exceeded = known.exceeded.max(limits.trial));
+        }
+    }
+
+    fn remember(&self, hash: u64, change: impl FnOnce(&mut Known)) {
+        let mut known = lock(&self.known);
+        if known.len() >= MAX_KNOWN && !known.contains_key(&hash) {
+            known.clear();
+        }
+        change(known.entry(hash).or_default());
+    }
+
+    /// Returns a grammar as JSON, and its hash.
     fn text(&self, grammar: &PackedGrammar) -> Result<(String, u64)> {
         let text = serde_json::to_string(grammar).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let hash = self.hasher.hash_one(&text);
         Ok((text, hash))
     }
 
-    /// Compiles a grammar in another process, unless that was done before. Returns false if it takes more processor time than `limit`, now
-    /// or in an earlier trial, and soon after `abandoned` is set. Systems other than Linux do not report this time, so the whole duration
-    /// is limited. `tokens` returns the tokens of the model for the first process.
+    /// Compiles a grammar in another process, and returns the processor time. Returns `None` if it takes more time or memory than the
+    /// limits, and soon after `abandoned` is set. Systems other than Linux do not report processor time, so the whole duration is
+    /// limited. `tokens` returns the tokens of the model for the first process.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds its limit of memory or dies;
+    /// [`Error::InvalidUse`] for an error in the grammar, and if the process exceeds the highest limit of memory or dies;
     /// [`Error::HostMemory`] if no process can be started.
     pub(super) fn check(
         &self,
         grammar: &PackedGrammar,
-        limit: Duration,
+        limits: &GrammarLimits,
         abandoned: &Abandoned,
         tokens: impl Fn() -> TrialTokens,
-    ) -> Result<bool> {
-        let Some(program) = &self.program else { return Ok(true) };
+    ) -> Result<Option<Duration>> {
+        let Some(program) = &self.program else {
+            return Ok(Some(Duration::ZERO));
+        };
         let (text, hash) = self.text(grammar)?;
-        if let Some(passed) = lock(&self.passed).get(&hash) {
-            return Ok(*passed <= limit);
-        }
+        let task = format!("{{\"memory\":{},\"grammar\":{text}}}", limits.memory);
         let start = || {
             let tokens = self
                 .tokens
                 .get_or_init(|| serde_json::to_string(&tokens()).unwrap_or_default());
             TrialProcess::start(program, tokens).map_err(|e| {
                 log::warn!("the process that checks grammars cannot be started: {e}");
-                Error::HostMemory {
-                    what: "a process that checks the grammar".into(),
-                    bytes: MAX_MEMORY as usize,
-                }
+                not_started()
             })
         };
         let idle = lock(&self.idle).pop();
         let is_new = idle.is_none();
         let mut process = idle.map_or_else(start, Ok)?;
-        let mut result = process.run(&text, limit, abandoned);
+        let begun = Instant::now();
+        let mut result = process.run(&task, limits.trial, abandoned);
         if !is_new && result == Err(TrialError::Ended) {
             // It may have ended while it was idle.
             process = start()?;
-            result = process.run(&text, limit, abandoned);
+            result = process.run(&task, limits.trial, abandoned);
         }
-        let elapsed = match result {
-            Ok(elapsed) => elapsed,
-            Err(TrialError::TooSlow | TrialError::Abandoned) => return Ok(false),
-            Err(TrialError::Refused(error)) => return Err(refused(&error)),
-            Err(TrialError::Ended) => {
-                let limit = MAX_MEMORY >> 20;
-                return Err(too_large(format!(
-                    "compiling it takes more than {limit} MiB of memory, or its process was ended"
-                )));
+        let highest = GRAMMAR_LIMITS[GRAMMAR_LIMITS.len() - 1].memory;
+        match result {
+            Ok(time) => {
+                if begun.elapsed() < LONG {
+                    lock(&self.idle).push(process);
+                }
+                self.remember(hash, |known| known.time = Some(time));
+                Ok(Some(time))
             }
-        };
-        if elapsed < LONG {
-            lock(&self.idle).push(process);
+            Err(TrialError::Abandoned) => Ok(None),
+            Err(TrialError::Refused(error)) => Err(refused(&error)),
+            Err(TrialError::NotStarted) => Err(not_started()),
+            Err(TrialError::Ended) if limits.memory >= highest => Err(too_large(format!(
+                "compiling it takes more than {} MiB of memory, or its process was ended",
+                highest >> 20
+            ))),
+            Err(TrialError::TooSlow | TrialError::Ended) => {
+                self.remember(hash, |known| known.exceeded = known.exceeded.max(limits.trial));
+                Ok(None)
+            }
         }
-        let mut passed = lock(&self.passed);
-        if passed.len() >= MAX_PASSED {
-            passed.clear();
-        }
-        passed.insert(hash, limit);
-        Ok(true)
+    }
+}
+
+fn not_started() -> Error {
+    Error::HostMemory {
+        what: "a process that checks the grammar".into(),
+        bytes: STACK,
     }
 }
 
@@ -223,40 +275,42 @@ impl TrialProcess {
         Ok(process)
     }
 
-    /// Compiles a grammar, given as JSON, and returns the duration.
-    fn run(&mut self, text: &str, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
+    /// Runs a task, given as JSON, and returns its processor time.
+    fn run(&mut self, task: &str, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
         if !self.is_ready {
-            self.wait(START, abandoned)?;
+            self.wait(START, abandoned).map_err(|error| match error {
+                TrialError::Abandoned => error,
+                _ => TrialError::NotStarted,
+            })?;
             self.is_ready = true;
         }
-        let begun = Instant::now();
-        let sent = writeln!(self.requests, "{text}").and_then(|()| self.requests.flush());
+        let sent = writeln!(self.requests, "{task}").and_then(|()| self.requests.flush());
         sent.map_err(|_| TrialError::Ended)?;
-        self.wait(limit, abandoned)?;
-        Ok(begun.elapsed())
+        self.wait(limit, abandoned)
     }
 
-    /// Waits for the next result, for at most `limit` of processor time.
-    fn wait(&self, limit: Duration, abandoned: &Abandoned) -> std::result::Result<(), TrialError> {
+    /// Waits for the next result, for at most `limit` of processor time, and returns this time.
+    fn wait(&self, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
         let begun = Instant::now();
         let begun_cpu = self.processor_time();
+        let used = || {
+            let used = begun_cpu.zip(self.processor_time());
+            used.map_or_else(|| begun.elapsed(), |(begin, now)| now.saturating_sub(begin))
+        };
         let mut left = limit;
         loop {
             match self.replies.recv_timeout(left.min(POLL)) {
-                Ok(Outcome { error: None }) => return Ok(()),
-                Ok(Outcome { error: Some(error) }) => return Err(TrialError::Refused(error)),
+                Ok(Outcome::Compiled) => return Ok(used()),
+                Ok(Outcome::Refused(error)) => return Err(TrialError::Refused(error)),
+                Ok(Outcome::NoThread) => return Err(TrialError::NotStarted),
                 Err(RecvTimeoutError::Disconnected) => return Err(TrialError::Ended),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if abandoned.is_set() {
                 return Err(TrialError::Abandoned);
             }
-            let elapsed = begun.elapsed();
-            let used = begun_cpu
-                .zip(self.processor_time())
-                .map(|(begin, now)| now.saturating_sub(begin));
-            left = limit.saturating_sub(used.unwrap_or(elapsed));
-            if left.is_zero() || elapsed >= limit * MAX_WAIT {
+            left = limit.saturating_sub(used());
+            if left.is_zero() || begun.elapsed() >= limit * MAX_WAIT {
                 return Err(TrialError::TooSlow);
             }
             // The clock of the process has steps of this length.
@@ -294,20 +348,30 @@ impl Drop for TrialProcess {
 /// # Errors
 /// Errors of the input; invalid tokens.
 pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static) -> std::io::Result<()> {
-    limit_memory()?;
+    let begun = memory()?;
+    limit_memory(begun, GRAMMAR_LIMITS[GRAMMAR_LIMITS.len() - 1].memory)?;
     let mut lines = BufReader::new(input).lines();
     let tokens: TrialTokens = serde_json::from_str(&lines.next().unwrap_or_else(|| Ok(String::new()))?)?;
     let factory = small_factory(tokens).map_err(std::io::Error::other)?;
-    print(&mut output, None)?;
-    let (sender, grammars) = channel::<String>();
+    print(&mut output, &Outcome::Compiled)?;
+    let (sender, tasks) = channel::<String>();
     let work = move || {
-        for line in grammars {
-            let grammar = serde_json::from_str::<PackedGrammar>(&line);
-            let compiled = grammar.map_err(|e| e.to_string()).and_then(|grammar| {
-                let compiled = on_large_stack(|| Ok(compile(&factory, &grammar.unpacked()).map(drop)));
-                compiled.map_err(|e| e.to_string())?
-            });
-            if print(&mut output, compiled.err()).is_err() {
+        for line in tasks {
+            let outcome = match serde_json::from_str::<Task>(&line) {
+                Err(error) => Outcome::Refused(error.to_string()),
+                Ok(task) => {
+                    // Without a limit, the trial only takes more memory.
+                    let _ = limit_memory(begun, task.memory);
+                    let grammar = task.grammar.unpacked();
+                    match on_large_stack(|| Ok(compile(&factory, &grammar).map(drop))) {
+                        Ok(Ok(())) => Outcome::Compiled,
+                        Ok(Err(error)) => Outcome::Refused(error),
+                        Err(Error::HostMemory { .. }) => Outcome::NoThread,
+                        Err(error) => Outcome::Refused(error.to_string()),
+                    }
+                }
+            };
+            if print(&mut output, &outcome).is_err() {
                 break;
             }
         }
@@ -321,27 +385,37 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
     Ok(())
 }
 
-/// Prints a result: the error, if any.
-fn print(output: &mut impl Write, error: Option<String>) -> std::io::Result<()> {
-    let line = serde_json::to_string(&Outcome { error }).map_err(std::io::Error::other)?;
+/// Prints a result as a line.
+fn print(output: &mut impl Write, outcome: &Outcome) -> std::io::Result<()> {
+    let line = serde_json::to_string(outcome).map_err(std::io::Error::other)?;
     writeln!(output, "{line}")?;
     output.flush()
 }
 
-/// Limits the memory of this process beyond its current size, which only Linux reports.
-fn limit_memory() -> std::io::Result<()> {
+/// Returns the size of this process in bytes, which only Linux reports.
+fn memory() -> std::io::Result<u64> {
+    if !cfg!(target_os = "linux") {
+        return Ok(0);
+    }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    Ok(kilobytes.unwrap_or(1 << 20) * 1024)
+}
+
+/// Limits the memory of this process to `more` bytes beyond the size `begun`, on Linux.
+fn limit_memory(begun: u64, more: u64) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rlimit::Resource;
-        let status = std::fs::read_to_string("/proc/self/status")?;
-        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-        let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        let limit = kilobytes.unwrap_or(1 << 20) * 1024 + STACK as u64 + MAX_MEMORY;
-        let (soft, hard) = Resource::AS.get()?;
-        Resource::AS.set(soft.min(limit), hard.min(limit))?;
+        // Two threads have large stacks.
+        let limit = begun + 2 * STACK as u64 + more;
+        let (_, hard) = Resource::AS.get()?;
+        Resource::AS.set(limit.min(hard), hard)?;
         let (_, hard) = Resource::CORE.get()?;
         Resource::CORE.set(0, hard)?;
     }
+    let _ = (begun, more);
     Ok(())
 }
 
@@ -401,71 +475,52 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
-        let script = "#!/bin/sh\nread -r tokens; echo '{\"error\":null}'; while read -r line; do case $line in *end*) exit 1;; *block*) while :; do :; done;; *slow*) sleep 0.3; echo '{\"error\":null}';; *wrong*) echo '{\"error\":\"why\"}';; *) echo '{\"error\":null}';; esac; done\n";
+        let script = "#!/bin/sh\nread -r tokens; echo '\"compiled\"'; while read -r line; do case $line in *end*) exit 1;; *block*) while :; do :; done;; *slow*) sleep 0.3; echo '\"compiled\"';; *wrong*) echo '{\"refused\":\"why\"}';; *thread*) echo '\"no_thread\"';; *) echo '\"compiled\"';; esac; done\n";
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
         let trials = Trials::new(Some(program));
-        let limit = Duration::from_secs(2);
         let waited = Abandoned::default();
-        let check = |text: &str| {
-            trials
-                .check(
-                    &Grammar::Regex(text.into()).packed(),
-                    limit,
-                    &waited,
-                    TrialTokens::default,
-                )
-                .map_err(|e| e.to_string())
+        let [small, medium, large] = GRAMMAR_LIMITS;
+        let quick = GrammarLimits {
+            trial: Duration::from_secs(1),
+            ..large
+        };
+        let text = |text: &str| Grammar::Regex(text.into()).packed();
+        let check = |name: &str, limits: &GrammarLimits| {
+            let checked = trials.check(&text(name), limits, &waited, TrialTokens::default);
+            checked.map(|time| time.is_some()).map_err(|e| e.to_string())
         };
         for round in 0..2 {
-            assert_eq!(check("a"), Ok(true), "{round}");
-            let error = check("end").expect_err("it ended");
-            assert!(error.contains("MiB of memory"), "{error}");
-            assert_eq!(check("block"), Ok(false));
-            let error = check("wrong").expect_err("it is wrong");
+            assert_eq!(check("a", &quick), Ok(true), "{round}");
+            let error = check("end", &quick).expect_err("it ended");
+            assert!(error.contains("512 MiB of memory"), "{error}");
+            // Larger grammars may take more memory.
+            assert_eq!(check("end", &small), Ok(false));
+            assert_eq!(check("block", &quick), Ok(false));
+            let error = check("wrong", &quick).expect_err("it is wrong");
             assert!(error.contains("why"), "{error}");
-            assert_eq!(check(&format!("b{round}")), Ok(true));
+            let error = check("thread", &quick).expect_err("no thread");
+            assert!(error.contains("process that checks the grammar"), "{error}");
+            assert_eq!(check(&format!("b{round}"), &quick), Ok(true));
         }
-        assert_eq!(lock(&trials.idle).len(), 1);
-        // A grammar that needed the time of large ones stays with them.
-        let slow = Grammar::Regex("slow".into()).packed();
-        let check = |limit| {
-            trials
-                .check(&slow, limit, &waited, TrialTokens::default)
-                .map_err(|e| e.to_string())
-        };
-        let [small, large] = [Duration::from_millis(20), Duration::from_secs(10)];
-        for expected in [(small, false), (large, true), (small, false), (large, true)] {
-            assert_eq!(check(expected.0), Ok(expected.1));
-        }
-        assert_eq!(trials.passed(&slow), Some(large));
+        assert!(trials.known(&text("block")).exceeds(&quick) && !trials.known(&text("block")).exceeds(&large));
+        // A grammar that exceeded the limits of a size is not tried with them again.
+        assert_eq!(check("slow", &large), Ok(true));
+        assert!(trials.known(&text("slow")).time.is_some());
+        assert!(!trials.known(&text("slow")).exceeds(&small));
+        trials.remember_slow(&text("slow"), &small);
+        assert!(trials.known(&text("slow")).exceeds(&small) && !trials.known(&text("slow")).exceeds(&medium));
         // A trial ends when its client leaves.
         let begun = Instant::now();
         let left = Abandoned::default();
         left.set();
-        let block = Grammar::Regex("block".into()).packed();
-        let result = trials.check(&block, large, &left, TrialTokens::default);
-        assert!(matches!(result, Ok(false)) && begun.elapsed() < large / 2);
-        assert_eq!(trials.passed(&Grammar::Regex("block".into()).packed()), None);
+        let result = trials.check(&text("blocks"), &large, &left, TrialTokens::default);
+        assert!(matches!(result, Ok(None)) && begun.elapsed() < large.trial / 2);
+        assert_eq!(trials.known(&text("blocks")), Known::default());
         let missing = Trials::new(Some(folder.path().join("missing")));
-        let error = missing
-            .check(
-                &Grammar::Regex("a".into()).packed(),
-                limit,
-                &waited,
-                TrialTokens::default,
-            )
-            .expect_err("no program");
-        assert!(matches!(error, Error::HostMemory { .. }));
-        assert!(
-            Trials::new(None)
-                .check(
-                    &Grammar::Regex("a".into()).packed(),
-                    limit,
-                    &waited,
-                    TrialTokens::default
-                )
-                .is_ok()
-        );
+        let error = missing.check(&text("a"), &quick, &waited, TrialTokens::default);
+        assert!(matches!(error, Err(Error::HostMemory { .. })), "{error:?}");
+        let none = Trials::new(None).check(&text("a"), &quick, &waited, TrialTokens::default);
+        assert!(none.is_ok_and(|time| time.is_some()));
     }
 }
