@@ -6,6 +6,7 @@ mod budget;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod config;
+mod data;
 mod debug;
 mod doctor;
 mod embed;

@@ -7,7 +7,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use meganeura::nn::trainer::{EpochBegin, EpochReport, Evaluation, Observer, StepInfo, TrainBegin, TrainReport};
 use serde_json::{Value, json};
 
-use super::finite;
+use super::report::finite;
 use crate::output::{line, notice};
 
 /// Adds the quality to an object: accuracy, or errors of regression. The keys begin with the name of the examples.

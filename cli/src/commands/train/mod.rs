@@ -3,10 +3,12 @@
 mod config_file;
 mod data;
 mod display;
+mod folds;
 mod interrupt;
 mod logs;
 mod onnx;
 mod options;
+mod report;
 mod text;
 
 use std::error::Error;
@@ -14,26 +16,28 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::nn::data::{Augmentation, Dataset, Remainder};
+use meganeura::nn::data::{Augmentation, Dataset, Remainder, SplitOptions};
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
-use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainReport, Trainer};
-use serde_json::{Value, json};
+use meganeura::nn::trainer::{EarlyStopping, OptimizerChoice, TrainConfig, TrainReport, Trainer};
+use serde_json::json;
 
 use super::Outcome;
 use crate::commands::outputs::keep_inputs;
 use crate::commands::ranks::Ranks;
-use crate::output::{self, line, shortened};
+use crate::output::{self, line};
 use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{DataSet, ExampleFormat, FileOptions, NamedExamples, Source, load};
+use folds::{FoldRuns, Folds, MANY};
 use logs::Logs;
 use options::RunOptions;
+use report::{Results, conclude, introduce, metrics, summary};
 
 const EXAMPLES: &str = "\
 Examples:
   meganeura train digits --model cnn
-  meganeura train --csv flowers.csv --label species --patience 20 --out flowers
+  meganeura train --csv flowers.csv --label species --out flowers
   meganeura train --csv houses.csv --target price --missing mean --out houses
   meganeura train --images photos --image-size 64 --model resnet18 --augment flip --out photos-model
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
@@ -93,6 +97,11 @@ pub(crate) struct Args {
     /// Label smoothing: fraction of each label that is spread over all classes, from 0 to below 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     label_smoothing: f32,
+
+    /// Number of folds of the cross-validation that chooses the number of epochs of a table; 0 disables it. Without --epochs
+    /// and --patience, tables with fewer than 2,000 training examples use 5 folds, and larger ones stop early.
+    #[arg(long, value_name = "K", conflicts_with_all = ["data_set", "npz", "images", "onnx", "epochs", "patience", "checkpoint", "distributed", "validation"], value_parser = folds)]
+    cv: Option<usize>,
 
     /// Random augmentation of training examples, separated by commas: flip, shift=PIXELS, cutout=PIXELS and erase for
     /// images; noise=DEVIATION, brightness=AMOUNT and contrast=AMOUNT for all data.
@@ -197,6 +206,44 @@ impl Args {
         Ok(architecture)
     }
 
+    /// Returns true if the command chooses the length of the run: a table, and no option that determines it.
+    fn chooses_length(&self) -> bool {
+        let run = &self.run;
+        let is_given =
+            run.epochs.is_some() || run.patience.is_some() || run.checkpoint.is_some() || run.ranks.is_asked_for();
+        self.source.csv.is_some() && self.onnx.is_none() && !is_given
+    }
+
+    /// Returns the number of folds of the cross-validation that chooses the number of epochs, if there is one.
+    fn folds(&self, loaded: &NamedExamples) -> Option<usize> {
+        const DEFAULT: usize = 5;
+        let is_small = loaded.parts.train.len() < MANY;
+        let folds = self.cv.unwrap_or(if is_small { DEFAULT } else { 0 });
+        (folds > 0 && self.chooses_length() && loaded.parts.validation.is_none()).then_some(folds)
+    }
+
+    /// Holds a tenth of a large table out for validation, unless the options determine the length of the run. Returns the rule that
+    /// stops the run.
+    fn hold_out(&self, loaded: &mut NamedExamples) -> Result<Option<EarlyStopping>, Box<dyn Error>> {
+        let parts = &mut loaded.parts;
+        if parts.train.len() < MANY || self.cv.is_some() || !self.chooses_length() {
+            return Ok(None);
+        }
+        if parts.validation.is_none() {
+            let split = parts.train.split_parts(SplitOptions {
+                validation: 0.1,
+                test: 0.0,
+                seed: 0,
+                stratify: true,
+            })?;
+            (parts.train, parts.validation) = (split.train, split.validation);
+        }
+        Ok(Some(EarlyStopping {
+            patience: 10,
+            ..EarlyStopping::default()
+        }))
+    }
+
     /// Returns the loss for the task and the options.
     fn loss(&self, task: &Task) -> Result<Loss, Box<dyn Error>> {
         let soft = self.balance || self.label_smoothing != 0.0;
@@ -208,27 +255,24 @@ impl Args {
     }
 }
 
+/// Returns the loss for batches whose last one has fewer examples.
+fn soft(loss: Loss) -> Loss {
+    match loss {
+        Loss::Regression | Loss::WeightedRegression => Loss::WeightedRegression,
+        _ => Loss::SoftClasses,
+    }
+}
+
+/// Parses a number of folds.
+fn folds(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count != 1 && *count <= 100);
+    count.ok_or_else(|| "expected 0, or a number of folds from 2 to 100".to_owned())
+}
+
 /// Parses a dropout probability.
 fn probability(text: &str) -> Result<f32, String> {
     let p = text.parse().ok().filter(|p| (0.0..1.0).contains(p));
     p.ok_or_else(|| "expected a number from 0 to below 1".to_owned())
-}
-
-/// Results of a run.
-struct Results {
-    report: TrainReport,
-    /// Evaluation on the validation examples, if there are any.
-    validation: Option<Evaluation>,
-    test: Evaluation,
-}
-
-impl Results {
-    /// Returns the loss on the training examples in the epoch whose weights were kept.
-    fn train_loss(&self, kept_best: bool) -> f64 {
-        let best = self.report.best.filter(|_| kept_best).map(|best| best.epoch);
-        let kept = best.and_then(|epoch| self.report.epochs.iter().find(|e| e.epoch == epoch));
-        kept.or(self.report.epochs.last()).map_or(f64::NAN, |e| e.train_loss)
-    }
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -267,6 +311,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         validation: if args.run.patience.is_some() { 0.1 } else { 0.0 },
     };
     let mut loaded = load(&args.source, &args.files, &args.data, &reading)?;
+    let early_stopping = args.hold_out(&mut loaded)?;
     let imported = match &args.onnx {
         Some(path) => Some(onnx::open(path, args, &mut loaded)?),
         None => None,
@@ -280,6 +325,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         );
     }
     let mut config = config(args, train);
+    config.early_stopping = config.early_stopping.or(early_stopping);
     config.distributed = ranks.communicator();
     config.zero1 = args.run.zero1;
     if config.batch_size == 0 {
@@ -289,10 +335,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if !train.len().is_multiple_of(config.batch_size) {
         // The last batch has fewer examples; their weights are an input of the graph.
         config.remainder = Remainder::Keep;
-        loss = match loss {
-            Loss::Regression => Loss::WeightedRegression,
-            _ => Loss::SoftClasses,
-        };
+        loss = soft(loss);
     }
     let shape = train.feature_shape().to_vec();
     config.check_ranks()?;
@@ -304,17 +347,30 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
             (Some(architecture), graph)
         }
     };
+    interrupt::watch(&args.run);
+    let mut cross_validation = None;
+    if let (Some(folds), Some(architecture)) = (args.folds(&loaded), &architecture) {
+        let runs = FoldRuns {
+            folds,
+            train,
+            architecture,
+            loss: soft(loss),
+            config: &config,
+            prints: !args.run.json,
+        };
+        cross_validation = runs.choose()?;
+        config.epochs = cross_validation.as_ref().map_or(config.epochs, |found| found.epochs);
+    }
     let mut trainer = Trainer::from_graph(&graph, config)?;
     if let Some(imported) = &imported {
         imported.set_parameters(&mut trainer)?;
     }
-    interrupt::watch(&args.run);
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
         ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
     }
-    let results = fit(args, &logs, &loaded, &mut trainer)?;
+    let results = fit(args, &logs, &loaded, &mut trainer, cross_validation)?;
     interrupt::note_end(ranks, &results.report);
     if let (Some(file), Some(imported)) = (out, &imported) {
         imported.save(file, &mut trainer, &loaded)?;
@@ -351,7 +407,14 @@ fn is_interrupted(report: &TrainReport) -> bool {
 }
 
 /// Trains, and evaluates on the test examples. If there are validation examples, the test examples are not used before.
-fn fit(args: &Args, logs: &Logs, loaded: &NamedExamples, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
+fn fit(
+    args: &Args,
+    logs: &Logs,
+    loaded: &NamedExamples,
+    trainer: &mut Trainer,
+    cross_validation: Option<Folds>,
+) -> Result<Results, Box<dyn Error>> {
+    let kept_best = trainer.config().early_stopping.is_some();
     let report = logs.fit(trainer, &loaded.parts, args.run.json)?;
     let training = report.training;
     // Without test examples (`--test-fraction 0`), the report contains the validation examples.
@@ -367,145 +430,11 @@ fn fit(args: &Args, logs: &Logs, loaded: &NamedExamples, trainer: &mut Trainer) 
         .ok_or("the model was not evaluated")?;
     Ok(Results {
         report: training,
+        kept_best,
+        cross_validation,
         validation,
         test,
     })
-}
-
-/// Returns the quality metrics that are stored in the model's folder.
-fn metrics(results: &Results) -> Value {
-    let mut metrics = json!({"test": evaluation_object(&results.test)});
-    if let Some(validation) = &results.validation {
-        metrics["validation"] = evaluation_object(validation);
-    }
-    metrics
-}
-
-fn evaluation_object(evaluation: &Evaluation) -> Value {
-    match &evaluation.regression {
-        Some(regression) => json!({
-            "examples": evaluation.examples,
-            "loss": finite(evaluation.loss),
-            "rmse": finite(regression.rmse),
-            "mae": finite(regression.mae),
-            "r2": finite(regression.r2),
-        }),
-        None => json!({
-            "examples": evaluation.examples,
-            "loss": finite(evaluation.loss),
-            "accuracy": evaluation.accuracy(),
-        }),
-    }
-}
-
-/// Prints a description of the run before it starts.
-fn introduce(args: &Args, loaded: &NamedExamples, trainer: &Trainer) -> std::io::Result<()> {
-    let parts = &loaded.parts;
-    if !loaded.ships {
-        const MAX: usize = 10;
-        let shape = parts.train.feature_shape();
-        match &loaded.task {
-            Task::Regression { targets, .. } => line(format_args!(
-                "{}: examples of shape {shape:?}, numbers to predict: {}",
-                loaded.name,
-                targets.join(", ")
-            ))?,
-            task => {
-                let names = task.classes();
-                let more = if names.len() > MAX { ", ..." } else { "" };
-                let shown: Vec<String> = names.iter().take(MAX).map(|name| shortened(name, 100)).collect();
-                line(format_args!(
-                    "{}: examples of shape {shape:?}, {} classes: {}{more}",
-                    loaded.name,
-                    names.len(),
-                    shown.join(", ")
-                ))?;
-            }
-        }
-    }
-    if let Some(profile) = &loaded.profile {
-        const MAX_COLUMNS: usize = 30;
-        super::data::print(profile, MAX_COLUMNS)?;
-    }
-    for note in &loaded.notes {
-        line(note)?;
-    }
-    let validation = parts
-        .validation
-        .as_ref()
-        .map_or_else(String::new, |v| format!("{} to validate, ", v.len()));
-    line(format_args!(
-        "{} on {}: {} examples to train, {validation}{} to test, {} parameters",
-        args.network(),
-        trainer.session().device().capabilities().name,
-        parts.train.len(),
-        parts.test.as_ref().map_or(0, Dataset::len),
-        parameters(trainer)
-    ))?;
-    introduce_plan(trainer)
-}
-
-/// Prints special properties of the plan.
-fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
-    let plan = trainer.session().plan();
-    if let Some(scaling) = plan.loss_scaling {
-        let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
-        let precision = plan.precision;
-        line(format_args!(
-            "precision {precision}, loss scale {scaling}; {units} of {} dispatches on tensor cores",
-            plan.dispatches.len()
-        ))?;
-    }
-    match &plan.recomputation {
-        Some(recomputation) => line(format_args!("memory budget: {recomputation}")),
-        None => Ok(()),
-    }
-}
-
-/// Prints the results.
-fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
-    let report = &results.report;
-    let kept_best = args.run.patience.is_some();
-    if let (true, Some(best)) = (kept_best, report.best) {
-        let early = if report.early_stopped { "stopped early, " } else { "" };
-        line(format_args!(
-            "{early}best weights are those of epoch {}, step {}",
-            best.epoch, best.total_step
-        ))?;
-    }
-    if report.skipped_updates > 0 {
-        line(format_args!(
-            "{} updates were skipped, because a gradient was not finite",
-            report.skipped_updates
-        ))?;
-    }
-    let quality = match &results.test.regression {
-        Some(regression) => format!("test {regression} of {} examples", results.test.examples),
-        None => format!(
-            "test accuracy {:.2} % ({} of {})",
-            100.0 * results.test.accuracy(),
-            results.test.correct,
-            results.test.examples
-        ),
-    };
-    line(format_args!(
-        "{quality}{}, compiled in {:.3} s, {:.1} s in all",
-        display::training(results.train_loss(kept_best), steps_per_second(report)),
-        report.compile_seconds,
-        report.compile_seconds + report.seconds
-    ))?;
-    match &args.out {
-        Some(file) if args.onnx.is_some() => line(format_args!(
-            "saved to {0}; `meganeura run {0}` uses it",
-            file.display()
-        )),
-        Some(folder) => line(format_args!(
-            "saved to {0}; `meganeura predict --model {0}` uses it",
-            folder.display()
-        )),
-        None if args.source.csv.is_some() => line("the model is not saved; --out DIR saves it"),
-        None => Ok(()),
-    }
 }
 
 /// Returns the epochs after which the accuracy no longer improves; for data of the user, enough epochs for a thousand steps,
@@ -539,54 +468,4 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         label_smoothing: args.label_smoothing,
         ..args.run.config(batch_size, epochs, default_rate(&args.run.optimizer))
     }
-}
-
-fn parameters(trainer: &Trainer) -> usize {
-    let plan = trainer.session().plan();
-    let sizes = plan.param_buffers.iter();
-    sizes.map(|(_, b)| plan.buffer_types[b.index()].numel()).sum()
-}
-
-fn steps_per_second(report: &TrainReport) -> f64 {
-    // Epochs that were cut short have no time.
-    let steps: usize = report.epochs.iter().map(|e| e.steps).sum();
-    let seconds: f64 = report.epochs.iter().map(|e| e.train_seconds).sum();
-    if seconds > 0.0 { steps as f64 / seconds } else { 0.0 }
-}
-
-/// Returns a number, or null for values that JSON does not have.
-fn finite(value: f64) -> Value {
-    serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
-}
-
-fn summary(args: &Args, loaded: &NamedExamples, results: &Results, trainer: &Trainer) -> Value {
-    let device = &trainer.session().device().capabilities().name;
-    let precision = trainer.session().plan().precision.to_string();
-    let report = &results.report;
-    let classes = (!loaded.ships && !loaded.task.classes().is_empty()).then(|| loaded.task.classes());
-    let mut summary = json!({
-        "data": loaded.name,
-        "classes": classes,
-        "model": args.network(),
-        "seed": args.run.seed,
-        "device": device,
-        "epochs": report.epochs.len(),
-        "early_stopped": report.early_stopped,
-        "interrupted": is_interrupted(report),
-        "best_epoch": report.best.map(|b| b.epoch),
-        "out": args.out,
-        "test_loss": finite(results.test.loss),
-        "train_loss": finite(results.train_loss(args.run.patience.is_some())),
-        "precision": precision,
-        "skipped_updates": report.skipped_updates,
-        "steps_per_second": steps_per_second(report),
-        "compile_seconds": report.compile_seconds,
-        "seconds": report.seconds,
-    });
-    display::add_quality(&mut summary, "test", &results.test);
-    if let Some(validation) = &results.validation {
-        summary["validation_loss"] = finite(validation.loss);
-        display::add_quality(&mut summary, "validation", validation);
-    }
-    summary
 }

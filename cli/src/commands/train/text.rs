@@ -17,9 +17,8 @@ use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{
-    default_rate, display, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second,
-};
+use super::report::{finite, introduce_plan, parameters, steps_per_second};
+use super::{default_rate, display, ended, interrupt, is_interrupted};
 use crate::commands::Outcome;
 use crate::commands::language::{locate, storage};
 use crate::commands::outputs::keep_inputs;
