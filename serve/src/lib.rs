@@ -347,7 +347,7 @@ struct OpenModel {
 /// Number of threads that serve connections.
 const RUNTIME_THREADS: usize = 2;
 
-/// Starts and ends as many threads as the runtime starts at once: it panics, or waits forever, if it cannot start one.
+/// Starts and ends `count` threads, to find out whether the system allows them. The runtime panics or hangs if it cannot start a thread.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] if the system refuses a thread.

@@ -22,7 +22,7 @@ const SMALL_BODY: usize = 64 << 10;
 const GRAMMARS: [usize; 2] = [16 << 10, 256 << 10];
 
 /// Limits of a grammar of each size. A grammar beyond them is treated as one of the next size. The lowest time limit is short, so that
-/// many grammars with a wrong estimate delay the others little.
+/// grammars with a wrong estimate cause only short delays.
 pub(crate) const GRAMMAR_LIMITS: [GrammarLimits; GRAMMARS.len() + 1] = [
     GrammarLimits {
         trial: Duration::from_millis(100),
@@ -105,11 +105,11 @@ pub(crate) struct Preparation {
     rooms: [Arc<Semaphore>; GRAMMARS.len() + 1],
 }
 
-/// Tells work on a thread that nobody waits for its result any longer.
+/// Flag for work on a thread. It is set when the client of the work leaves.
 #[derive(Clone, Default)]
-pub(crate) struct Abandoned(Arc<AtomicBool>);
+pub(crate) struct Abandonment(Arc<AtomicBool>);
 
-impl Abandoned {
+impl Abandonment {
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -119,10 +119,10 @@ impl Abandoned {
     }
 }
 
-/// Sets its [`Abandoned`] on drop.
-struct AbandonOnDrop(Abandoned);
+/// Sets its [`Abandonment`] on drop.
+struct AbandonmentOnDrop(Abandonment);
 
-impl Drop for AbandonOnDrop {
+impl Drop for AbandonmentOnDrop {
     fn drop(&mut self) {
         self.0.set();
     }
@@ -223,11 +223,11 @@ impl Preparation {
         deadline: Instant,
         size: usize,
         cost: usize,
-        work: impl FnOnce(&Abandoned) -> T + Send + 'static,
+        work: impl FnOnce(&Abandonment) -> T + Send + 'static,
     ) -> Result<T, NotPrepared> {
         let permit = self.trials[size].permit(deadline, cost).await?;
-        let abandoned = Abandoned::default();
-        let _guard = AbandonOnDrop(abandoned.clone());
+        let abandoned = Abandonment::default();
+        let _guard = AbandonmentOnDrop(abandoned.clone());
         run(permit, deadline, move || work(&abandoned)).await
     }
 

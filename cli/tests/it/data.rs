@@ -12,9 +12,17 @@ fn customers(rows: usize) -> String {
     for i in 0..rows {
         let income = 1500 + i * 37 % 2000;
         let plan = ["basic", "plus", "pro"][i % 3];
-        let age = if i % 20 == 7 { "NULL".to_owned() } else { (20 + i * 7 % 50).to_string() };
+        let age = if i % 20 == 7 {
+            "NULL".to_owned()
+        } else {
+            (20 + i * 7 % 50).to_string()
+        };
         let left = if income > 2500 { "yes" } else { "no" };
-        text += &format!("C-{i:04};{:02}.{:02}.2023;{age};{income},50;{plan};{left}\n", i % 28 + 1, i % 12 + 1);
+        text += &format!(
+            "C-{i:04};{:02}.{:02}.2023;{age};{income},50;{plan};{left}\n",
+            i % 28 + 1,
+            i % 12 + 1
+        );
     }
     text
 }
@@ -23,10 +31,15 @@ fn customers(rows: usize) -> String {
 fn the_columns_of_a_table_are_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("c.csv"), customers(120)).expect("written");
-    let (output, out, err) = run(meganeura(&["data", "c.csv"]).env("COLUMNS", "200").current_dir(folder.path()));
+    let (output, out, err) = run(meganeura(&["data", "c.csv"])
+        .env("COLUMNS", "200")
+        .current_dir(folder.path()));
     assert!(output.status.success(), "{err}");
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines[0], "c.csv: 120 rows, 6 columns between semicolons, with a header, decimal commas");
+    assert_eq!(
+        lines[0],
+        "c.csv: 120 rows, 6 columns between semicolons, with a header, decimal commas"
+    );
     for (line, parts) in [
         (2, ["customer id", "identifier", "left out: almost every row"]),
         (3, ["since", "date", "features: days, month, weekday"]),
@@ -38,7 +51,9 @@ fn the_columns_of_a_table_are_reported() {
         assert!(parts.iter().all(|part| lines[line].contains(part)), "{}", lines[line]);
     }
     // Narrow terminals.
-    let (_, out, _) = run(meganeura(&["data", "c.csv"]).env("COLUMNS", "60").current_dir(folder.path()));
+    let (_, out, _) = run(meganeura(&["data", "c.csv"])
+        .env("COLUMNS", "60")
+        .current_dir(folder.path()));
     assert!(out.lines().all(|line| line.chars().count() <= 80), "{out}");
     let (_, out, _) = run(meganeura(&["data", "c.csv", "--json", "--target", "plan"]).current_dir(folder.path()));
     let report: Value = serde_json::from_str(&out).expect("JSON");
@@ -48,7 +63,10 @@ fn the_columns_of_a_table_are_reported() {
     let (output, _, err) = run(meganeura(&["data", "c.csv", "--target", "plan2"]).current_dir(folder.path()));
     assert!(!output.status.success() && err.contains("'plan2'"), "{err}");
     let (output, _, err) = run(meganeura(&["data", "c.csv", "--type", "age=word"]).current_dir(folder.path()));
-    assert!(!output.status.success() && err.contains("expected number, category, date"), "{err}");
+    assert!(
+        !output.status.success() && err.contains("expected number, category, date"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -58,18 +76,39 @@ fn a_messy_table_is_learned_and_used() {
     fs::write(path.join("c.csv"), customers(200)).expect("written");
     let (output, _, err) = run(meganeura(&["train", "--csv", "c.csv", "--device", "cpu"]).current_dir(path));
     assert!(!output.status.success() && err.contains("--missing mean"), "{err}");
-    let args = ["train", "--csv", "c.csv", "--missing", "mean", "--hidden", "16", "--device", "cpu"];
+    let args = [
+        "train",
+        "--csv",
+        "c.csv",
+        "--missing",
+        "mean",
+        "--hidden",
+        "16",
+        "--device",
+        "cpu",
+    ];
     let (output, out, err) = run(meganeura(&args).args(["--cv", "3", "--out", "m"]).current_dir(path));
     assert!(output.status.success(), "{err}");
     assert!(out.contains("customer id") && out.contains("left out"), "{out}");
-    let folds = out.lines().filter(|line| line.starts_with("cross-validation with 3 folds: ")).count();
+    let folds = out
+        .lines()
+        .filter(|line| line.starts_with("cross-validation with 3 folds: "))
+        .count();
     assert!(folds >= 2, "{out}");
-    let quality = out.lines().find(|line| line.starts_with("test accuracy")).expect("a result");
+    let quality = out
+        .lines()
+        .find(|line| line.starts_with("test accuracy"))
+        .expect("a result");
     let accuracy: f64 = quality.split(' ').nth(2).expect("a number").parse().expect("a number");
     assert!(accuracy >= 85.0, "{quality}");
     // The model reads new tables in the same format, with other columns left out.
-    fs::write(path.join("new.csv"), "since;age;income;plan\n05.02.2024;-;3.400,25;pro\n").expect("written");
-    let (output, out, err) = run(meganeura(&["predict", "--model", "m", "--csv", "new.csv", "--device", "cpu"]).current_dir(path));
+    fs::write(
+        path.join("new.csv"),
+        "since;age;income;plan\n05.02.2024;-;3.400,25;pro\n",
+    )
+    .expect("written");
+    let (output, out, err) =
+        run(meganeura(&["predict", "--model", "m", "--csv", "new.csv", "--device", "cpu"]).current_dir(path));
     assert!(output.status.success() && out.contains("yes"), "{out}{err}");
     // A category that is new, and the option for it.
     fs::write(path.join("new.csv"), "since;age;income;plan\n05.02.2024;30;3400;gold\n").expect("written");
@@ -95,8 +134,21 @@ fn a_messy_table_is_learned_and_used() {
 fn large_tables_stop_early() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("c.csv"), customers(3000)).expect("written");
-    let args = ["train", "--csv", "c.csv", "--missing", "mean", "--hidden", "8", "--device", "cpu"];
+    let args = [
+        "train",
+        "--csv",
+        "c.csv",
+        "--missing",
+        "mean",
+        "--hidden",
+        "8",
+        "--device",
+        "cpu",
+    ];
     let (output, out, err) = run(meganeura(&args).current_dir(folder.path()));
     assert!(output.status.success(), "{err}");
-    assert!(out.contains("to validate") && out.contains("best weights are those of epoch"), "{out}");
+    assert!(
+        out.contains("to validate") && out.contains("best weights are those of epoch"),
+        "{out}"
+    );
 }

@@ -412,7 +412,7 @@ fn categories_and_fill_values_are_those_of_training_rows() {
         writeln!(text, "c{i},{},{}", (i % 2) * 10, ["a", "b"][i % 2]).expect("a string");
     }
     fs::write(path.join("own.csv"), &text).expect("writable");
-    let train = "train --csv own.csv --epochs 3 --validation 0.1 --out m --device cpu";
+    let train = "train --csv own.csv --type code=category --epochs 3 --validation 0.1 --out m --device cpu";
     let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
     assert!(ok, "{err}");
     assert!(
@@ -425,7 +425,7 @@ fn categories_and_fill_values_are_those_of_training_rows() {
 
     // A separate test file is read in the same way; a target without a class is still an error.
     fs::write(path.join("test.csv"), "code,length,kind\nc1,10,b\nnew,0,a\n").expect("writable");
-    let train = "train --csv own.csv --test-csv test.csv --epochs 1 --device cpu";
+    let train = "train --csv own.csv --type code=category --test-csv test.csv --epochs 1 --device cpu";
     let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
     assert!(
         ok && out.contains("1 cell of validation or test rows") && out.contains("40 examples to train, 2 to test"),

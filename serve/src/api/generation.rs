@@ -14,7 +14,7 @@ use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
 use crate::grammar::{Compiled, Grammar};
-use crate::preparation::{Abandoned, GRAMMAR_LIMITS, GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, size_of_grammar};
+use crate::preparation::{Abandonment, GRAMMAR_LIMITS, GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, size_of_grammar};
 use crate::text::{StopStrings, Text};
 use crate::unsent::{LimitReached, RequestBytes};
 use crate::worker::{Job, Progress, QueueFull, Update};
@@ -125,7 +125,7 @@ impl App {
             // A grammar that passed an earlier trial waits for no other trial.
             if measured.is_none() {
                 let (app, tried) = (self.clone(), grammar.clone());
-                let work = move |abandoned: &Abandoned| app.grammars.try_out(&tried, &limits, abandoned);
+                let work = move |abandoned: &Abandonment| app.grammars.try_out(&tried, &limits, abandoned);
                 let tried = self.site.preparation.trial(deadline, size, cost, work).await;
                 let time = tried.map_err(|e| self.site.not_prepared(e))?;
                 measured = time.map_err(|e| ApiError::of_request(&e))?;

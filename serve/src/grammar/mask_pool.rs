@@ -19,6 +19,8 @@ const REQUEST_BUDGET: Duration = Duration::from_secs(30);
 /// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
 /// less than a millisecond.
 const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
+/// The same for requests whose masks are slow, because one thread computes these masks.
+const SLOW_BUDGET: Duration = Duration::from_millis(200);
 
 /// Maximum number of items that the parsers of all sequences hold; an item takes 8 to 16 bytes.
 const MAX_ITEMS: u64 = 32 << 20;
@@ -55,6 +57,11 @@ impl MaskTime {
     /// Returns true if both belong to the same request.
     fn is_same(&self, other: &MaskTime) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns true if the masks of the request were slow, and took longer than the first mask of a usual grammar.
+    pub(super) fn is_slow(&self) -> bool {
+        self.get() > SLOW_BUDGET && !self.is_quick()
     }
 
     /// Returns true if earlier masks of the request were quick.
@@ -101,7 +108,7 @@ impl Jobs {
     fn next(&mut self, only_quick: bool) -> Option<Job> {
         let waiting = self.waiting.iter().enumerate();
         let allowed = waiting.filter(|(_, job)| !only_quick || job.time.is_quick());
-        // Sequences of one request submit their first masks together: after one of them, the others come later.
+        // Sequences of one request may submit masks together. After one mask, the rest of the request waits for its next turn.
         let start = |job: &Job| job.start.max(job.time.0.finish.load(Ordering::Relaxed));
         let (at, _) = allowed.min_by_key(|(_, job)| (start(job), job.time.get()))?;
         let mut job = self.waiting.remove(at);
@@ -168,11 +175,13 @@ impl MaskPool {
     }
 
     /// Returns the current maximum time of all masks of a request.
-    pub(super) fn budget(&self) -> Duration {
-        if self.constraints.load(Ordering::Relaxed) > self.sequences {
+    pub(super) fn budget(&self, spent: &MaskTime) -> Duration {
+        if self.constraints.load(Ordering::Relaxed) <= self.sequences {
+            REQUEST_BUDGET
+        } else if spent.is_quick() {
             CONTENDED_BUDGET
         } else {
-            REQUEST_BUDGET
+            SLOW_BUDGET
         }
     }
 
@@ -249,8 +258,8 @@ impl Drop for CountedGrammar {
     }
 }
 
-/// Number of items that the parser of a sequence holds, counted in [`MaskPool::items`] until it is dropped. An Earley parser keeps the
-/// items of each place of the text.
+/// Number of items that the parser of a sequence holds, counted in [`MaskPool::items`] until it is dropped. An Earley parser keeps
+/// items for each byte of the text.
 pub(super) struct ParserItems {
     pool: Arc<MaskPool>,
     own: AtomicU64,
@@ -385,5 +394,23 @@ mod tests {
         assert_eq!(small.add(1), Ok(()));
         drop(small);
         assert_eq!(pool.items.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn slow_masks_have_a_smaller_budget_among_many_requests() {
+        let pool = Arc::new(MaskPool::start(1, || {}).expect("threads"));
+        let [quick, slow] = [0; 2].map(|_| MaskTime::default());
+        for _ in 0..100 {
+            quick.add(Duration::from_millis(3));
+        }
+        for _ in 0..3 {
+            slow.add(Duration::from_millis(100));
+        }
+        assert!(slow.is_slow() && !quick.is_slow());
+        assert_eq!([&quick, &slow].map(|time| pool.budget(time)), [REQUEST_BUDGET; 2]);
+        let _counted = [CountedGrammar::new(pool.clone()), CountedGrammar::new(pool.clone())];
+        assert_eq!(pool.budget(&quick), CONTENDED_BUDGET);
+        assert_eq!(pool.budget(&slow), SLOW_BUDGET);
+        assert!(slow.get() > SLOW_BUDGET);
     }
 }

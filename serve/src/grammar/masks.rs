@@ -180,11 +180,14 @@ impl GrammarConstraint {
                 let message = if is_late {
                     format!("one token takes longer than {} ms", limit.as_millis())
                 } else {
-                    let budget = self.pool.budget();
+                    let budget = self.pool.budget(&self.spent);
                     if self.spent.get() <= budget {
                         return;
                     }
-                    format!("the request took longer than {} s for its grammar", budget.as_secs())
+                    format!(
+                        "the request took longer than {} s for its grammar",
+                        budget.as_secs_f64()
+                    )
                 };
                 cancel.cancel();
                 self.state = State::Failed(message);

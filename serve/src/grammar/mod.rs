@@ -27,9 +27,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-use crate::preparation::{Abandoned, GrammarLimits, GrammarRoom};
+use crate::preparation::{Abandonment, GrammarLimits, GrammarRoom};
 pub use trial::{CHECK_GRAMMARS, check_grammars};
-use trial::{Known, TrialTokens, Trials};
+use trial::{TrialRecord, TrialTokens, Trials};
 
 /// Constraint on the form of the output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,11 +85,11 @@ impl PackedGrammar {
     }
 
     /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
-    /// takes about 2 us for each byte, and merging its parts takes longer. Texts of grammars and patterns are denser.
+    /// takes about 2 us for each byte; merging its parts and `multipleOf` take longer. Texts of grammars and patterns are denser.
     pub(crate) fn cost(&self) -> usize {
         /// Cost of a grammar with parameters, which may have exponentially many items.
         const PARAMETERS: usize = 32 << 10;
-        let merges: u64 = match self.unpacked() {
+        let more: u64 = match self.unpacked() {
             // An invalid schema is refused when it is compiled.
             Grammar::Schema(schema) => check::schema(&schema).unwrap_or_default(),
             Grammar::Lark(text) if text.contains("::") => return PARAMETERS + 8 * text.len(),
@@ -97,7 +97,7 @@ impl PackedGrammar {
             _ => 0,
         };
         self.bytes()
-            .saturating_add(usize::try_from(merges.saturating_mul(3) / 10).unwrap_or(usize::MAX))
+            .saturating_add(usize::try_from(more.saturating_mul(3) / 10).unwrap_or(usize::MAX))
     }
 }
 
@@ -141,7 +141,7 @@ impl Grammars {
     }
 
     /// Returns the results of earlier calls of [`Grammars::try_out`] and [`Grammars::compile`] for the grammar.
-    pub(crate) fn known(&self, grammar: &PackedGrammar) -> Known {
+    pub(crate) fn known(&self, grammar: &PackedGrammar) -> TrialRecord {
         self.trials.known(grammar)
     }
 
@@ -154,7 +154,7 @@ impl Grammars {
         &self,
         grammar: &PackedGrammar,
         limits: &GrammarLimits,
-        abandoned: &Abandoned,
+        abandoned: &Abandonment,
     ) -> Result<Option<Duration>> {
         if *grammar == PackedGrammar::Other(Grammar::Object) {
             return Ok(Some(Duration::ZERO));
@@ -184,8 +184,9 @@ impl Grammars {
     /// [`Error::InvalidUse`] with the error in the schema or grammar, or the limit that it exceeds; a model whose tokens are no text.
     pub(crate) fn compile(&self, grammar: &PackedGrammar, limits: &GrammarLimits) -> Result<Option<Compiled>> {
         let compiled = on_large_stack(|| self.compile_here(&grammar.unpacked(), limits.first_mask))?;
-        if compiled.is_none() {
-            self.trials.remember_slow(grammar, limits);
+        match &compiled {
+            None => self.trials.remember_slow(grammar, limits),
+            Some(compiled) => self.trials.watch(grammar, compiled.spent.clone()),
         }
         Ok(compiled)
     }

@@ -17,9 +17,10 @@ use meganeura_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::check::too_large;
+use super::mask_pool::MaskTime;
 use super::{PackedGrammar, STACK, compile, factory, on_large_stack, refused};
 use crate::lock::lock;
-use crate::preparation::{Abandoned, GRAMMAR_LIMITS, GrammarLimits};
+use crate::preparation::{Abandonment, GRAMMAR_LIMITS, GrammarLimits};
 
 /// Maximum duration of a trial, as a multiple of its limit of processor time. On a busy machine, the process waits for a processor.
 const MAX_WAIT: u32 = 3;
@@ -66,19 +67,27 @@ enum Outcome {
     NoThread,
 }
 
-/// What earlier trials of a grammar showed.
+/// Results of earlier trials of a grammar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct TrialRecord {
     /// Processor time of the trial that it passed, if any.
     pub(crate) time: Option<Duration>,
     /// Highest limit of time of a size that it exceeded, in its trial or by its first mask.
     exceeded: Duration,
 }
 
-impl Known {
+impl TrialRecord {
     /// Returns true if the grammar exceeded these limits before.
     pub(crate) fn exceeds(&self, limits: &GrammarLimits) -> bool {
         self.exceeded >= limits.trial
+    }
+
+    /// Notes that the grammar exceeded these limits. The highest ones are tried again each time, because a busy machine may be the
+    /// reason.
+    fn exceed(&mut self, limits: &GrammarLimits) {
+        if limits.trial < GRAMMAR_LIMITS[GRAMMAR_LIMITS.len() - 1].trial {
+            self.exceeded = self.exceeded.max(limits.trial);
+        }
     }
 }
 
@@ -90,8 +99,8 @@ pub(super) struct Trials {
     tokens: OnceLock<String>,
     /// Processes without a trial.
     idle: Mutex<Vec<TrialProcess>>,
-    /// Results of trials, by the hash of the grammar.
-    known: Mutex<HashMap<u64, Known>>,
+    /// Results of trials, by the hash of the grammar, with the time of the masks of its newest request.
+    known: Mutex<HashMap<u64, (TrialRecord, MaskTime)>>,
     hasher: RandomState,
 }
 
@@ -106,7 +115,7 @@ enum TrialError {
     NotStarted,
     /// The process has used its time.
     TooSlow,
-    /// Nobody waits for the result.
+    /// The client left.
     Abandoned,
 }
 
@@ -131,27 +140,45 @@ impl Trials {
         }
     }
 
-    /// Returns what earlier trials of the grammar showed.
-    pub(super) fn known(&self, grammar: &PackedGrammar) -> Known {
+    /// Returns the results of earlier trials of the grammar.
+    pub(super) fn known(&self, grammar: &PackedGrammar) -> TrialRecord {
         let Ok((_, hash)) = self.text(grammar) else {
-            return Known::default();
+            return TrialRecord::default();
         };
-        lock(&self.known).get(&hash).copied().unwrap_or_default()
+        let mut known = lock(&self.known);
+        let Some((known, masks)) = known.get_mut(&hash) else {
+            return TrialRecord::default();
+        };
+        if masks.is_slow() {
+            // Grammars of the next size have their own room.
+            known.exceed(&GRAMMAR_LIMITS[0]);
+        }
+        *known
+    }
+
+    /// Notes the time of the masks of a request with the grammar, which increases later.
+    pub(super) fn watch(&self, grammar: &PackedGrammar, masks: MaskTime) {
+        if let Ok((_, hash)) = self.text(grammar) {
+            self.remember(hash, |_| {});
+            if let Some((_, newest)) = lock(&self.known).get_mut(&hash) {
+                *newest = masks;
+            }
+        }
     }
 
     /// Notes that the first mask of the grammar took longer than its size allows.
     pub(super) fn remember_slow(&self, grammar: &PackedGrammar, limits: &GrammarLimits) {
         if let Ok((_, hash)) = self.text(grammar) {
-            self.remember(hash, |known| known.exceeded = known.exceeded.max(limits.trial));
+            self.remember(hash, |known| known.exceed(limits));
         }
     }
 
-    fn remember(&self, hash: u64, change: impl FnOnce(&mut Known)) {
+    fn remember(&self, hash: u64, change: impl FnOnce(&mut TrialRecord)) {
         let mut known = lock(&self.known);
         if known.len() >= MAX_KNOWN && !known.contains_key(&hash) {
             known.clear();
         }
-        change(known.entry(hash).or_default());
+        change(&mut known.entry(hash).or_default().0);
     }
 
     /// Returns a grammar as JSON, and its hash.
@@ -172,7 +199,7 @@ impl Trials {
         &self,
         grammar: &PackedGrammar,
         limits: &GrammarLimits,
-        abandoned: &Abandoned,
+        abandoned: &Abandonment,
         tokens: impl Fn() -> TrialTokens,
     ) -> Result<Option<Duration>> {
         let Some(program) = &self.program else {
@@ -216,7 +243,7 @@ impl Trials {
                 highest >> 20
             ))),
             Err(TrialError::TooSlow | TrialError::Ended) => {
-                self.remember(hash, |known| known.exceeded = known.exceeded.max(limits.trial));
+                self.remember(hash, |known| known.exceed(limits));
                 Ok(None)
             }
         }
@@ -276,7 +303,12 @@ impl TrialProcess {
     }
 
     /// Runs a task, given as JSON, and returns its processor time.
-    fn run(&mut self, task: &str, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
+    fn run(
+        &mut self,
+        task: &str,
+        limit: Duration,
+        abandoned: &Abandonment,
+    ) -> std::result::Result<Duration, TrialError> {
         if !self.is_ready {
             self.wait(START, abandoned).map_err(|error| match error {
                 TrialError::Abandoned => error,
@@ -290,7 +322,7 @@ impl TrialProcess {
     }
 
     /// Waits for the next result, for at most `limit` of processor time, and returns this time.
-    fn wait(&self, limit: Duration, abandoned: &Abandoned) -> std::result::Result<Duration, TrialError> {
+    fn wait(&self, limit: Duration, abandoned: &Abandonment) -> std::result::Result<Duration, TrialError> {
         let begun = Instant::now();
         let begun_cpu = self.processor_time();
         let used = || {
@@ -479,7 +511,7 @@ mod tests {
         std::fs::write(&program, script).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
         let trials = Trials::new(Some(program));
-        let waited = Abandoned::default();
+        let waited = Abandonment::default();
         let [small, medium, large] = GRAMMAR_LIMITS;
         let quick = GrammarLimits {
             trial: Duration::from_secs(1),
@@ -510,13 +542,15 @@ mod tests {
         assert!(!trials.known(&text("slow")).exceeds(&small));
         trials.remember_slow(&text("slow"), &small);
         assert!(trials.known(&text("slow")).exceeds(&small) && !trials.known(&text("slow")).exceeds(&medium));
+        trials.remember_slow(&text("slow"), &large);
+        assert!(!trials.known(&text("slow")).exceeds(&large));
         // A trial ends when its client leaves.
         let begun = Instant::now();
-        let left = Abandoned::default();
+        let left = Abandonment::default();
         left.set();
         let result = trials.check(&text("blocks"), &large, &left, TrialTokens::default);
         assert!(matches!(result, Ok(None)) && begun.elapsed() < large.trial / 2);
-        assert_eq!(trials.known(&text("blocks")), Known::default());
+        assert_eq!(trials.known(&text("blocks")), TrialRecord::default());
         let missing = Trials::new(Some(folder.path().join("missing")));
         let error = missing.check(&text("a"), &quick, &waited, TrialTokens::default);
         assert!(matches!(error, Err(Error::HostMemory { .. })), "{error:?}");

@@ -134,7 +134,7 @@ fn grammars_of_vllm_and_llama_cpp_are_followed() {
             t.len() == 3 && t.bytes().all(|b| b"ab".contains(&b))
         }),
         (json!({"structured_outputs": {"choice": ["left"]}}), |t| t == "left"),
-        // A choice is text, whatever it means in a grammar.
+        // A choice is text, also if it is a grammar.
         (json!({"guided_choice": ["%json".to_owned() + &"&(".repeat(9)]}), |t| {
             t.starts_with("%json&(&")
         }),

@@ -5,10 +5,10 @@ use std::io::Read;
 use std::path::Path;
 
 use super::apply::{Encoded, Row, TableReadOptions};
-use super::profile::{ColumnUse, MAX_CATEGORIES, TableProfile, TypeChoice, TypedColumn, has_times};
+use super::profile::{MAX_CATEGORIES, TableProfile, TypeChoice, TypedColumn, has_times};
+use super::roles::Roles;
 use super::{ColumnKind, ColumnType, FeatureColumn, RawTable, TableFormat, TableSchema};
 use crate::data::classes::Labels;
-use crate::data::csv::find;
 use crate::data::{Column, DataError, Dataset};
 
 /// Maximum number of distinct whole numbers that are guessed to be classes.
@@ -309,119 +309,6 @@ impl UnfittedTable {
     }
 }
 
-/// Columns by role.
-struct Roles {
-    target: usize,
-    features: Vec<usize>,
-    /// Columns that are no features, because the options exclude them or because of their type.
-    ignored: BTreeSet<usize>,
-    /// Types of all columns.
-    types: Vec<TypedColumn>,
-    /// Columns that the options exclude.
-    excluded: BTreeSet<usize>,
-}
-
-impl Roles {
-    fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
-        let find = |column: &Column| find(raw.name(), column, raw.columns(), raw.header());
-        let target = find(&options.target)?;
-        let mut excluded = options.ignore.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
-        excluded.remove(&target);
-        let mut choices: BTreeMap<usize, &TypeChoice> = BTreeMap::new();
-        for column in &options.categorical {
-            choices.insert(find(column)?, &TypeChoice::Category);
-        }
-        for (column, choice) in &options.types {
-            choices.insert(find(column)?, choice);
-        }
-        let typed = |column| TypedColumn::of(raw, column, choices.get(&column).copied());
-        let types: Vec<TypedColumn> = (0..raw.columns().len()).map(typed).collect::<Result<_, _>>()?;
-        let is_left_out = |column: &usize| types[*column].left_out.is_some();
-        let all = 0..raw.columns().len();
-        let candidates: Vec<usize> = all.filter(|c| *c != target && !excluded.contains(c)).collect();
-        let features: Vec<usize> = candidates.iter().copied().filter(|c| !is_left_out(c)).collect();
-        if features.is_empty() {
-            return Err(raw.refuse(0, 0, no_features(raw, &candidates, &types)));
-        }
-        // Names must be unique, because the trained model finds columns by their names.
-        let mut seen = BTreeMap::from([(&raw.columns()[target], target)]);
-        for &column in &features {
-            if let Some(first) = seen.insert(&raw.columns()[column], column) {
-                return Err(DataError::Csv {
-                    name: raw.name().into(),
-                    line: 1,
-                    column: column + 1,
-                    reason: format!(
-                        "column {} is called '{}', too; rename one of them, or ignore one by its number",
-                        first + 1,
-                        raw.columns()[column]
-                    ),
-                });
-            }
-        }
-        let left_out = candidates.into_iter().filter(is_left_out);
-        Ok(Roles {
-            target,
-            ignored: excluded.iter().copied().chain(left_out).collect(),
-            features,
-            types,
-            excluded,
-        })
-    }
-
-    /// Returns the report on the columns.
-    fn profile(&self, raw: &RawTable) -> TableProfile {
-        let column = |(at, typed): (usize, &TypedColumn)| {
-            let usage = if at == self.target {
-                ColumnUse::Target
-            } else if self.excluded.contains(&at) {
-                ColumnUse::Ignored
-            } else {
-                ColumnUse::Features
-            };
-            typed.clone().profile(&raw.columns()[at], usage)
-        };
-        TableProfile {
-            name: raw.name().to_owned(),
-            rows: raw.len(),
-            header: raw.header(),
-            delimiter: char::from(raw.delimiter()),
-            decimal: raw.decimal(),
-            utf16: raw.was_utf16(),
-            columns: self.types.iter().enumerate().map(column).collect(),
-        }
-    }
-
-    /// Returns the rows to train on, and the number of skipped ones.
-    fn rows(&self, raw: &RawTable, missing: MissingCells) -> Result<(Vec<usize>, usize), DataError> {
-        let mut rows = Vec::with_capacity(raw.len());
-        for row in 0..raw.len() {
-            let is_missing = |column: &&usize| self.types[**column].text(raw, row, **column).is_none();
-            let feature = self.features.iter().find(is_missing);
-            let target = Some(&self.target).filter(is_missing);
-            match (missing, feature, target) {
-                (MissingCells::Drop, None, None)
-                | (MissingCells::Mean, _, None)
-                | (MissingCells::Refuse, None, None) => rows.push(row),
-                (MissingCells::Drop, ..) => {}
-                (MissingCells::Refuse, Some(&column), _) => return Err(missing_cell(raw, row, column)),
-                (_, _, Some(&column)) => {
-                    let reason = format!(
-                        "the target '{}' is missing; fill it in, or remove the row",
-                        raw.columns()[column]
-                    );
-                    return Err(raw.refuse(row, column, reason));
-                }
-            }
-        }
-        if rows.is_empty() {
-            return Err(raw.refuse(0, 0, "every row has a missing value, so none is left"));
-        }
-        let dropped = raw.len() - rows.len();
-        Ok((rows, dropped))
-    }
-}
-
 /// Creates the error at a missing cell.
 pub(super) fn missing_cell(raw: &RawTable, row: usize, column: usize) -> DataError {
     let reason = format!(
@@ -429,35 +316,6 @@ pub(super) fn missing_cell(raw: &RawTable, row: usize, column: usize) -> DataErr
         raw.columns()[column]
     );
     raw.refuse(row, column, reason)
-}
-
-/// Maximum number of columns in the error for a table without features.
-const MAX_REASONS: usize = 5;
-
-/// Returns the error message for a table without features.
-fn no_features(raw: &RawTable, candidates: &[usize], types: &[TypedColumn]) -> String {
-    let reasons: Vec<String> = candidates
-        .iter()
-        .filter_map(|&column| {
-            Some(format!(
-                "'{}': {}",
-                raw.columns()[column],
-                types[column].left_out.as_ref()?
-            ))
-        })
-        .collect();
-    match &reasons[..] {
-        [] => format!(
-            "none of the {} columns is left for features; is '{}' the right delimiter?",
-            raw.columns().len(),
-            char::from(raw.delimiter())
-        ),
-        _ => format!(
-            "no column is left for features ({}{}); give a column a type to keep it",
-            reasons[..reasons.len().min(MAX_REASONS)].join("; "),
-            if reasons.len() > MAX_REASONS { "; ..." } else { "" }
-        ),
-    }
 }
 
 /// Determines the kind of a column from its cells.

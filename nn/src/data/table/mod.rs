@@ -8,6 +8,7 @@ mod format;
 mod numbers;
 mod parts;
 mod profile;
+mod roles;
 mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};

@@ -79,7 +79,8 @@ fn numbers_and_texts_become_features() {
 fn the_task_is_guessed_from_the_target() {
     let guess = |targets: &[&str]| {
         let mut text = "x,y\n".to_owned();
-        targets.iter().for_each(|t| text.push_str(&format!("1,{t}\n")));
+        let rows = (0..).zip(targets);
+        rows.for_each(|(i, t)| text.push_str(&format!("{},{t}\n", i % 7)));
         let table = parse(&text, &TableOptions::default()).unwrap();
         let why = table.guess.expect("guessed");
         assert!(
@@ -107,7 +108,7 @@ fn the_task_is_guessed_from_the_target() {
     }
     // One typing error among many numbers is no reason for classes.
     let mut text = "x,y\n".to_owned();
-    (0..50).for_each(|i| text.push_str(&format!("1,{i}.5\n")));
+    (0..50).for_each(|i| text.push_str(&format!("{},{i}.5\n", i % 7)));
     text.push_str("1,12..5\n");
     refused(
         parse(&text, &TableOptions::default()),
