@@ -32,7 +32,7 @@ pub use trial::{CHECK_GRAMMARS, check_grammars};
 use trial::{TrialRecord, TrialTokens, Trials};
 
 /// Constraint on the form of the output.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Hash, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Grammar {
     /// Any JSON object.
     Object,
@@ -47,7 +47,7 @@ pub(crate) enum Grammar {
 }
 
 /// Grammar in a compact form, for requests that wait and for other processes. Schemas are stored as JSON text.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Hash, PartialEq, Serialize, Deserialize)]
 pub(crate) enum PackedGrammar {
     /// The JSON text of a schema.
     Schema(String),

@@ -142,50 +142,35 @@ impl Trials {
 
     /// Returns the results of earlier trials of the grammar.
     pub(super) fn known(&self, grammar: &PackedGrammar) -> TrialRecord {
-        let Ok((_, hash)) = self.text(grammar) else {
-            return TrialRecord::default();
-        };
         let mut known = lock(&self.known);
-        let Some((known, masks)) = known.get_mut(&hash) else {
+        let Some((record, masks)) = known.get_mut(&self.hasher.hash_one(grammar)) else {
             return TrialRecord::default();
         };
         if masks.is_slow() {
             // Grammars of the next size have their own room.
-            known.exceed(&GRAMMAR_LIMITS[0]);
+            record.exceed(&GRAMMAR_LIMITS[0]);
         }
-        *known
+        *record
     }
 
     /// Notes the time of the masks of a request with the grammar, which increases later.
     pub(super) fn watch(&self, grammar: &PackedGrammar, masks: MaskTime) {
-        if let Ok((_, hash)) = self.text(grammar) {
-            self.remember(hash, |_| {});
-            if let Some((_, newest)) = lock(&self.known).get_mut(&hash) {
-                *newest = masks;
-            }
-        }
+        self.remember(grammar, |_, newest| *newest = masks);
     }
 
-    /// Notes that the first mask of the grammar took longer than its size allows.
+    /// Notes that the grammar exceeded the limits of its size.
     pub(super) fn remember_slow(&self, grammar: &PackedGrammar, limits: &GrammarLimits) {
-        if let Ok((_, hash)) = self.text(grammar) {
-            self.remember(hash, |known| known.exceed(limits));
-        }
+        self.remember(grammar, |record, _| record.exceed(limits));
     }
 
-    fn remember(&self, hash: u64, change: impl FnOnce(&mut TrialRecord)) {
+    fn remember(&self, grammar: &PackedGrammar, change: impl FnOnce(&mut TrialRecord, &mut MaskTime)) {
+        let hash = self.hasher.hash_one(grammar);
         let mut known = lock(&self.known);
         if known.len() >= MAX_KNOWN && !known.contains_key(&hash) {
             known.clear();
         }
-        change(&mut known.entry(hash).or_default().0);
-    }
-
-    /// Returns a grammar as JSON, and its hash.
-    fn text(&self, grammar: &PackedGrammar) -> Result<(String, u64)> {
-        let text = serde_json::to_string(grammar).map_err(|e| Error::misuse(e.to_string(), ""))?;
-        let hash = self.hasher.hash_one(&text);
-        Ok((text, hash))
+        let (record, masks) = known.entry(hash).or_default();
+        change(record, masks);
     }
 
     /// Compiles a grammar in another process, and returns the processor time. Returns `None` if it takes more time or memory than the
@@ -205,7 +190,7 @@ impl Trials {
         let Some(program) = &self.program else {
             return Ok(Some(Duration::ZERO));
         };
-        let (text, hash) = self.text(grammar)?;
+        let text = serde_json::to_string(grammar).map_err(|e| Error::misuse(e.to_string(), ""))?;
         let task = format!("{{\"memory\":{},\"grammar\":{text}}}", limits.memory);
         let start = || {
             let tokens = self
@@ -232,7 +217,7 @@ impl Trials {
                 if begun.elapsed() < LONG {
                     lock(&self.idle).push(process);
                 }
-                self.remember(hash, |known| known.time = Some(time));
+                self.remember(grammar, |record, _| record.time = Some(time));
                 Ok(Some(time))
             }
             Err(TrialError::Abandoned) => Ok(None),
@@ -243,7 +228,7 @@ impl Trials {
                 highest >> 20
             ))),
             Err(TrialError::TooSlow | TrialError::Ended) => {
-                self.remember(hash, |known| known.exceed(limits));
+                self.remember_slow(grammar, limits);
                 Ok(None)
             }
         }
