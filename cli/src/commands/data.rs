@@ -166,7 +166,9 @@ fn row(column: &ColumnProfile) -> Vec<String> {
         ColumnUse::Features if column.column_type == ColumnType::Category => {
             format!("{} features, one for each value", column.distinct)
         }
-        ColumnUse::Features if column.column_type == ColumnType::Date => "features: days, month, weekday".to_owned(),
+        ColumnUse::Features if column.column_type == ColumnType::Date => {
+            "features: days, month, weekday, and hour of times".to_owned()
+        }
         ColumnUse::Ignored => "left out by --ignore".to_owned(),
         ColumnUse::LeftOut(reason) => format!("left out: {reason}"),
         _ => "feature".to_owned(),

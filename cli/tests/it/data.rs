@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::{meganeura, run};
 
@@ -27,10 +28,16 @@ fn customers(rows: usize) -> String {
     text
 }
 
+/// Returns a folder with this table as `c.csv`.
+fn folder_of_customers(rows: usize) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("c.csv"), customers(rows)).expect("written");
+    folder
+}
+
 #[test]
 fn the_columns_of_a_table_are_reported() {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("c.csv"), customers(120)).expect("written");
+    let folder = folder_of_customers(120);
     let (output, out, err) = run(meganeura(&["data", "c.csv"])
         .env("COLUMNS", "200")
         .current_dir(folder.path()));
@@ -71,9 +78,8 @@ fn the_columns_of_a_table_are_reported() {
 
 #[test]
 fn a_messy_table_is_learned_and_used() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder_of_customers(200);
     let path = folder.path();
-    fs::write(path.join("c.csv"), customers(200)).expect("written");
     let (output, _, err) = run(meganeura(&["train", "--csv", "c.csv", "--device", "cpu"]).current_dir(path));
     assert!(!output.status.success() && err.contains("--missing mean"), "{err}");
     let args = [
@@ -132,8 +138,7 @@ fn a_messy_table_is_learned_and_used() {
 
 #[test]
 fn large_tables_stop_early() {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("c.csv"), customers(3000)).expect("written");
+    let folder = folder_of_customers(3000);
     let args = [
         "train",
         "--csv",

@@ -151,7 +151,7 @@ fn words_for_missing_values_are_no_categories() {
     };
     let table = read(text.as_bytes(), &words).expect("read");
     assert_eq!(table.schema.feature_names(), ["n", "c=red"]);
-    // The trained model knows them, too.
+    // The trained model treats these words in the same way.
     let rows = table.schema.parse(
         &b"n,c\n-,none\n"[..],
         "new.csv",

@@ -81,7 +81,7 @@ impl FoldRuns<'_> {
         }))
     }
 
-    /// Trains on all folds but one, and returns the mean loss on those that are held out.
+    /// Holds out each fold in turn, trains on the other folds, and returns the mean loss on the held-out folds.
     fn mean_loss(&self, parts: &[usize], epochs: usize) -> Result<Option<f64>, Box<dyn Error>> {
         let mut sum = 0.0;
         for held_out in 0..self.folds {

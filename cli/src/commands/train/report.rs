@@ -1,4 +1,4 @@
-//! What `meganeura train` prints about a run.
+//! Output of `meganeura train`: the introduction, the results and the summary.
 
 use meganeura::nn::data::Dataset;
 use meganeura::nn::model::Task;

@@ -71,7 +71,7 @@ impl RawTable {
         let mut records = Records::of(decoded.text, name, delimiter);
         let empty = || DataError::Empty { name: name.into() };
         let first = records.next()?.ok_or_else(empty)?;
-        // The decimal mark is not known yet.
+        // The decimal mark is guessed later.
         let is_number = |field: &&str| {
             [DecimalMark::Point, DecimalMark::Comma]
                 .iter()
@@ -235,8 +235,8 @@ impl RawTable {
     pub(super) fn value(&self, row: usize, column: usize) -> Option<&str> {
         let cell = self.cell(row, column);
         let is = |word: &str| cell.eq_ignore_ascii_case(word);
-        let is_missing =
-            MISSING.iter().any(|word| is(word)) || self.missing.iter().any(|word| cell.to_lowercase() == *word);
+        let is_missing = MISSING.iter().any(|word| is(word))
+            || !self.missing.is_empty() && self.missing.contains(&cell.to_lowercase());
         (!is_missing).then_some(cell)
     }
 

@@ -21,7 +21,7 @@ const DATES: [&str; 11] = [
     "%b %d, %Y",
     "%B %d, %Y",
 ];
-/// What may follow a date.
+/// Formats of a time after a date.
 const TIMES: [&str; 3] = ["", " %H:%M", " %H:%M:%S"];
 /// Maximum length of a date, in bytes.
 const MAX_LEN: usize = 40;

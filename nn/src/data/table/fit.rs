@@ -144,7 +144,7 @@ pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Res
     fit_table(&RawTable::parse(reader, name, &options.format)?, options)
 }
 
-/// Fits a table in memory, like [`parse_table`]; its format is the one with which it was read.
+/// Fits a table in memory, like [`parse_table`]; the options must contain the format of the file.
 ///
 /// # Errors
 ///
@@ -176,7 +176,7 @@ pub fn profile_table(raw: &RawTable, options: &TableOptions) -> Result<TableProf
         missing: MissingCells::Drop,
         ..options.clone()
     };
-    // Without complete rows, nothing is known about the target, but the types are.
+    // Missing or invalid targets are no errors in a report.
     match UnfittedTable::of(raw, &options) {
         Ok(table) => Ok(table.profile),
         Err(_) => Ok(Roles::of(raw, &options)?.profile(raw)),
@@ -276,7 +276,7 @@ impl UnfittedTable {
             missing: raw.missing_words().to_vec(),
             columns,
             target: name(&roles.target),
-            ignored: roles.ignored.iter().map(name).collect(),
+            ignored: roles.ignored().map(|column| name(&column)).collect(),
         };
         match schema.check() {
             Ok(()) => Ok(schema),

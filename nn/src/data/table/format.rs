@@ -1,4 +1,4 @@
-//! The format of a table's text: its encoding, delimiter and decimal mark, which are guessed unless they are given.
+//! The format of a table's text. The encoding, the delimiter and the decimal mark are guessed, unless the options give them.
 
 use std::io::{self, Cursor, Read};
 
@@ -151,7 +151,7 @@ pub(super) fn guess_decimal(raw: &RawTable) -> DecimalMark {
         points += usize::from(point > comma);
         unclear += usize::from(comma == 0 && point == 0 && three_digits > 0);
     }
-    // `1,234` alone is a number of thousands, unless the commas cannot separate fields either.
+    // `1,234` alone is one thousand, except in files with another delimiter: these usually have decimal commas.
     if commas > points || (commas + points == 0 && unclear > 0 && raw.delimiter() != b',') {
         DecimalMark::Comma
     } else {

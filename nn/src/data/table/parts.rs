@@ -47,7 +47,7 @@ pub fn read_table_parts(
     fit_table_parts(&RawTable::read(path, &options.format)?, options, split)
 }
 
-/// Splits a table in memory, like [`read_table_parts`]; its format is the one with which it was read.
+/// Splits a table in memory, like [`read_table_parts`]; the options must contain the format of the file.
 ///
 /// # Errors
 ///

@@ -117,7 +117,7 @@ pub struct ColumnProfile {
     pub missing: usize,
     /// First value, shortened to 60 characters.
     pub example: String,
-    /// What is done with the column.
+    /// Use of the column.
     pub usage: ColumnUse,
     /// Warnings.
     pub notes: Vec<String>,

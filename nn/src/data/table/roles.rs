@@ -12,8 +12,6 @@ use crate::data::{Column, DataError};
 pub(super) struct Roles {
     pub(super) target: usize,
     pub(super) features: Vec<usize>,
-    /// Columns that are no features, because the options exclude them or because of their type.
-    pub(super) ignored: BTreeSet<usize>,
     /// Types of all columns.
     pub(super) types: Vec<TypedColumn>,
     /// Columns that the options exclude.
@@ -58,14 +56,19 @@ impl Roles {
                 });
             }
         }
-        let left_out = candidates.into_iter().filter(is_left_out);
         Ok(Roles {
             target,
-            ignored: excluded.iter().copied().chain(left_out).collect(),
             features,
             types,
             excluded,
         })
+    }
+
+    /// Returns the columns that are neither target nor features, because the options exclude them or because of their type.
+    pub(super) fn ignored(&self) -> impl Iterator<Item = usize> {
+        // The features are in the order of the table.
+        let is_feature = |column: &usize| self.features.binary_search(column).is_ok();
+        (0..self.types.len()).filter(move |column| *column != self.target && !is_feature(column))
     }
 
     /// Returns the report on the columns.
