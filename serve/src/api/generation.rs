@@ -327,6 +327,11 @@ impl Generation {
                 }
                 Progress::Full(full) => return Err(too_much(full)),
                 Progress::Failed { message, by_request } => {
+                    // Choices that are complete already are lost too: an answer has all of its choices.
+                    let message = match self.choices.len() {
+                        1 => message,
+                        count => format!("choice {} of {count} failed: {message}", update.choice),
+                    };
                     return Err(if by_request {
                         ApiError::bad(message)
                     } else {

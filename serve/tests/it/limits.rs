@@ -245,3 +245,21 @@ fn incomplete_requests_do_not_delay_the_end() {
     assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
     drop(open);
 }
+
+/// The parser keeps at most 2,000 items for one token. Beyond it, a choice fails, and its request with it.
+#[test]
+fn an_error_names_the_choice_that_failed() {
+    let server = TestServer::new();
+    let names: Vec<String> = (0..1_900).map(|i| format!("r{i}")).collect();
+    let rules: String = (0..1_900).map(|i| format!("r{i}: \"b\" r{i} | \"c\"\n")).collect();
+    let grammar = format!("start: \"a\" x\nx: {}\n{rules}", names.join(" | "));
+    let message_of = |count: usize| {
+        let body = json!({"prompt": "a", "max_tokens": 8, "n": count, "grammar": grammar});
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status, 400, "{}", response.body);
+        response.message()
+    };
+    let (one, several) = (message_of(1), message_of(3));
+    assert!(one.contains("items") && !one.contains("choice"), "{one}");
+    assert!(several.contains("items") && several.contains(" of 3 failed"), "{several}");
+}
