@@ -55,9 +55,13 @@ pub(super) fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
     (axes, shape.iter().product::<usize>() / shape[1].max(1))
 }
 
+/// A form of a call on a matrix with one row per pixel: returns the results of these operands.
+pub(super) type MatrixForm = fn(&mut Graph, &Attrs, &[Value]) -> Result<Vec<Value>, String>;
+
 /// Computes a batch norm on images in channels-last layout as one on a matrix with one row per
-/// pixel, whose axis 1 is the channels. Operands and results with the type of operand 0 are images.
-pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
+/// pixel, whose axis 1 is the channels. Operands and results with the type of operand 0 are images. With a `form`, the
+/// call is replaced by it.
+pub(super) fn channels_last<'a>(op: OpRef, form: Option<MatrixForm>) -> ChannelsLast<'a> {
     ChannelsLast::follows(move |cx| {
         let x = &cx.inputs()[0];
         let &[n, c, h, w] = &x.shape[..] else {
@@ -74,11 +78,16 @@ pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
             };
             operands.push(operand);
         }
-        let attrs = cx.attrs().clone();
-        let call = cx.call(op, attrs, operands);
+        let attrs = cx.attrs();
+        let values = match form {
+            Some(form) => form(cx, attrs, &operands)?,
+            None => {
+                let call = cx.call(op, attrs.clone(), operands);
+                (0..op.ports().len() as u32).map(|port| cx.port(call, port)).collect()
+            }
+        };
         let mut results = Vec::new();
-        for port in 0..op.ports().len() as u32 {
-            let result = cx.port(call, port);
+        for result in values {
             results.push(match cx.shape(result).len() {
                 2 => (cx.reshape(result, &[n, h, w, c]).into(), ImageLayout::Nhwc),
                 _ => (result, ImageLayout::Nchw),
@@ -86,6 +95,64 @@ pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
         }
         Ok(Some(results))
     })
+}
+
+/// How the normalised values get `x - mean`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Centring {
+    /// The difference of the variance.
+    Shared,
+    /// An own sum of `x` and `-mean`, which no pass merges with the difference. A device that computes the sums of
+    /// columns in several launches would otherwise store the difference, and read it instead of `x`.
+    Repeated,
+}
+
+/// Returns `x - mean`, where `centred` is the difference that was computed before.
+pub(super) fn centred_by(g: &mut Graph, centring: Centring, x: Value, mean: Value, centred: NodeId) -> NodeId {
+    match centring {
+        Centring::Shared => centred,
+        Centring::Repeated => {
+            let negative = g.neg(mean);
+            g.add(x, negative)
+        }
+    }
+}
+
+/// Builds a batch norm from reductions and elementwise calls.
+fn decomposed(g: &mut Graph, attrs: &Attrs, inputs: &[Value], centring: Centring) -> Result<Vec<Value>, String> {
+    let (eps, momentum) = (attrs.float("eps")?, attrs.float("momentum")?);
+    let x = inputs[0];
+    let dtype = g.dtype(x);
+    let (axes, count) = reduced(g, x);
+    let channels = g.shape(inputs[1]).to_vec();
+    let mean = g.mean(x, &axes, true);
+    let centred = g.sub(x, mean);
+    let square = g.square(centred);
+    let var = g.mean(square, &axes, true);
+    let eps = g.scalar_of(dtype, eps);
+    let shifted = g.add(var, eps);
+    let rstd = g.rsqrt(shifted);
+    let centred = centred_by(g, centring, x, mean.into(), centred);
+    let xhat = g.mul(centred, rstd);
+    let shape = channel_shape(g, x);
+    let weight = g.reshape(inputs[1], &shape);
+    let bias = g.reshape(inputs[2], &shape);
+    let scaled = g.mul(xhat, weight);
+    let y = g.add(scaled, bias);
+    let [mean, var, rstd] = [mean, var, rstd].map(|v| g.reshape(v, &channels));
+    // The unbiased variance of one element is undefined. The biased variance, 0, is used instead.
+    let unbias = g.scalar_of(dtype, count as f64 / (count.max(2) - 1) as f64);
+    let unbiased = g.mul(var, unbias);
+    let keep = g.scalar_of(dtype, 1.0 - momentum);
+    let take = g.scalar_of(dtype, momentum);
+    let mut blend = |running: Value, batch: NodeId| {
+        let kept = g.mul(running, keep);
+        let taken = g.mul(batch, take);
+        g.add(kept, taken)
+    };
+    let new_mean = blend(inputs[3], mean);
+    let new_var = blend(inputs[4], unbiased);
+    Ok([y, new_mean, new_var, mean, rstd].map(Value::from).to_vec())
 }
 
 impl Operator for BatchNorm {
@@ -165,40 +232,7 @@ impl Operator for BatchNorm {
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let (eps, momentum) = (cx.attrs.float("eps")?, cx.attrs.float("momentum")?);
-            let dtype = cx.outputs[0].dtype;
-            let (g, x) = (&mut *cx.graph, cx.inputs[0]);
-            let (axes, count) = reduced(g, x);
-            let channels = g.shape(cx.inputs[1]).to_vec();
-            let mean = g.mean(x, &axes, true);
-            let centred = g.sub(x, mean);
-            let square = g.square(centred);
-            let var = g.mean(square, &axes, true);
-            let eps = g.scalar_of(dtype, eps);
-            let shifted = g.add(var, eps);
-            let rstd = g.rsqrt(shifted);
-            let xhat = g.mul(centred, rstd);
-            let shape = channel_shape(g, x);
-            let weight = g.reshape(cx.inputs[1], &shape);
-            let bias = g.reshape(cx.inputs[2], &shape);
-            let scaled = g.mul(xhat, weight);
-            let y = g.add(scaled, bias);
-            let [mean, var, rstd] = [mean, var, rstd].map(|v| g.reshape(v, &channels));
-            // The unbiased variance of one element is undefined. The biased variance, 0, is used instead.
-            let unbias = g.scalar_of(dtype, count as f64 / (count.max(2) - 1) as f64);
-            let unbiased = g.mul(var, unbias);
-            let keep = g.scalar_of(dtype, 1.0 - momentum);
-            let take = g.scalar_of(dtype, momentum);
-            let mut blend = |running: Value, batch: NodeId| {
-                let kept = g.mul(running, keep);
-                let taken = g.mul(batch, take);
-                g.add(kept, taken)
-            };
-            let new_mean = blend(cx.inputs[3], mean);
-            let new_var = blend(cx.inputs[4], unbiased);
-            Ok([y, new_mean, new_var, mean, rstd].map(Value::from).to_vec())
-        })
+        Semantics::composite(|cx| decomposed(cx.graph, cx.attrs, cx.inputs, Centring::Shared))
     }
 
     fn inference(&self) -> InferenceForm<'_> {
@@ -213,7 +247,10 @@ impl Operator for BatchNorm {
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
-        channels_last(OpRef::new(&BatchNorm))
+        channels_last(
+            OpRef::new(&BatchNorm),
+            Some(|g, attrs, inputs| decomposed(g, attrs, inputs, Centring::Repeated)),
+        )
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -297,7 +334,7 @@ impl Operator for BatchNormInference {
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
-        channels_last(OpRef::new(&BatchNormInference))
+        channels_last(OpRef::new(&BatchNormInference), None)
     }
 
     fn cost(&self, call: &Call) -> Cost {

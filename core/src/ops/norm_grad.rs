@@ -5,7 +5,7 @@
 //! dependence of the statistics on the normalised tensor; second derivatives flow through the
 //! statistics' ports ([`through_statistics`]).
 
-use super::batch_norm::{self, channel_shape, channel_type, reduced};
+use super::batch_norm::{self, Centring, MatrixForm, centred_by, channel_shape, channel_type, reduced};
 use super::channels_last::ChannelsLast;
 use super::group_norm::{GroupDims, statistics_shape};
 use super::layer_norm::{expect_rows, row_type};
@@ -301,6 +301,35 @@ impl Operator for GroupNormGrad {
     }
 }
 
+/// Builds the gradient of a batch norm from reductions and elementwise calls.
+fn batch_norm_grad(g: &mut Graph, inputs: &[Value], centring: Centring) -> Result<Vec<Value>, String> {
+    let [x, weight, mean, rstd, dy] = five(inputs)?;
+    let dtype = g.dtype(x);
+    let shape = channel_shape(g, x);
+    let (axes, count) = reduced(g, x);
+    let [mean, rstd] = [mean, rstd].map(|v| Value::from(g.reshape(v, &shape)));
+    let centred = g.sub(x, mean);
+    let xhat = g.mul(centred, rstd);
+    let weighted = g.mul(dy, xhat);
+    let dweight = g.sum(weighted, &axes, false);
+    let dbias = g.sum(dy, &axes, false);
+    // weight rstd (dy - mean(dy) - xhat mean(dy xhat))
+    let factor = g.scalar_of(dtype, 1.0 / count as f64);
+    let mean_dy = g.mul(dbias, factor);
+    let mean_dy = g.reshape(mean_dy, &shape);
+    let mean_w = g.mul(dweight, factor);
+    let mean_w = g.reshape(mean_w, &shape);
+    let centred = centred_by(g, centring, x, mean, centred);
+    let xhat = g.mul(centred, rstd);
+    let along = g.mul(xhat, mean_w);
+    let inner = g.sub(dy, mean_dy);
+    let inner = g.sub(inner, along);
+    let weight = g.reshape(weight, &shape);
+    let scale = g.mul(weight, rstd);
+    let dx = g.mul(inner, scale);
+    Ok([dx, dweight, dbias].map(Value::from).to_vec())
+}
+
 impl Operator for BatchNormGrad {
     fn name(&self) -> &'static str {
         "core.batch_norm_grad"
@@ -333,35 +362,12 @@ impl Operator for BatchNormGrad {
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let [x, weight, mean, rstd, dy] = five(cx.inputs)?;
-            let dtype = cx.outputs[0].dtype;
-            let g = &mut *cx.graph;
-            let shape = channel_shape(g, x);
-            let (axes, count) = reduced(g, x);
-            let [mean, rstd] = [mean, rstd].map(|v| Value::from(g.reshape(v, &shape)));
-            let xhat = normalised(g, x, Some(mean), rstd);
-            let weighted = g.mul(dy, xhat);
-            let dweight = g.sum(weighted, &axes, false);
-            let dbias = g.sum(dy, &axes, false);
-            // weight rstd (dy - mean(dy) - xhat mean(dy xhat))
-            let factor = g.scalar_of(dtype, 1.0 / count as f64);
-            let mean_dy = g.mul(dbias, factor);
-            let mean_dy = g.reshape(mean_dy, &shape);
-            let mean_w = g.mul(dweight, factor);
-            let mean_w = g.reshape(mean_w, &shape);
-            let along = g.mul(xhat, mean_w);
-            let inner = g.sub(dy, mean_dy);
-            let inner = g.sub(inner, along);
-            let weight = g.reshape(weight, &shape);
-            let scale = g.mul(weight, rstd);
-            let dx = g.mul(inner, scale);
-            Ok([dx, dweight, dbias].map(Value::from).to_vec())
-        })
+        Semantics::composite(|cx| batch_norm_grad(cx.graph, cx.inputs, Centring::Shared))
     }
 
     fn channels_last(&self) -> ChannelsLast<'_> {
-        batch_norm::channels_last(OpRef::new(&BatchNormGrad))
+        let form: MatrixForm = |g, _, inputs| batch_norm_grad(g, inputs, Centring::Repeated);
+        batch_norm::channels_last(OpRef::new(&BatchNormGrad), Some(form))
     }
 
     fn cost(&self, call: &Call) -> Cost {
