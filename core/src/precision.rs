@@ -16,7 +16,9 @@ pub enum Precision {
     F32,
     /// Operands of matmuls and convolutions may be rounded to `f16` if that is faster on the device. The relative error
     /// is 2^-11 for magnitudes from 6e-5 to 65,504; greater ones become infinite, and the smallest nonzero one is 6e-8.
-    /// Sums are in `f32`. Nothing else changes, including parameters and their updates; training scales its loss
+    /// Sums are in `f32`. A value that only such operations read may be rounded when it is written, with the residual
+    /// and the bias that are added to it. NVIDIA's cuDNN also rounds results and gradients of convolutions. Nothing else
+    /// changes, including parameters and their updates; training scales its loss
     /// ([`LossScaling`](crate::LossScaling)).
     Mixed,
 }

@@ -171,7 +171,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @if BY_ELEMENT && WRITTEN == 0
     if (exists) {
-        for (var column = lane; column < COLUMNS; column += LANES) {
+        for (var column = begin + lane; column < end; column += LANES) {
             // @replace element
             let i = row * COLUMNS + column;
             // @end

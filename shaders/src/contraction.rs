@@ -4,6 +4,7 @@
 use meganeura_core::quantization::BLOCK;
 
 use super::emit::Emitter;
+use super::library_conv::StoredConvolution;
 use super::packed::Packed;
 use super::template::Template;
 
@@ -122,6 +123,11 @@ pub(super) trait Contraction {
     /// Returns `None` if there is no constant stride.
     fn batch_stride(&self, operand: usize) -> Option<usize> {
         let _ = operand;
+        None
+    }
+
+    /// Returns the convolution, if images are NHWC and both operands are in memory.
+    fn convolution(&self) -> Option<StoredConvolution> {
         None
     }
 

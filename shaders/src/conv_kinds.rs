@@ -3,10 +3,13 @@
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 /// The computed one of the three tensors in `x * w -> y`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConvTensor {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvTensor {
+    /// The result `y`, from `x` and `w`.
     Output,
+    /// The gradient by the images, from `dy` and `w`.
     InputGrad,
+    /// The gradient by the weights, from `x` and `dy`.
     WeightGrad,
 }
 

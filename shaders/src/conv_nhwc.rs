@@ -9,6 +9,7 @@ use super::contraction::{Contraction, ElementLocation, Sizes};
 use super::conv_kinds::{ConvTensor, kind, plane};
 use super::emit::Emitter;
 use super::library;
+use super::library_conv::StoredConvolution;
 use super::location::{self, Base};
 use super::template::{Functions, InlinedCall, Template};
 
@@ -130,6 +131,15 @@ impl Contraction for ConvolutionNhwc {
     fn stored(&self, operand: usize) -> Option<usize> {
         let (tensor, ..) = self.found_by(operand, "", "");
         self.stored[tensor].filter(|_| self.channels(operand).is_multiple_of(4))
+    }
+
+    fn convolution(&self) -> Option<StoredConvolution> {
+        let [Some(a), Some(b)] = self.stored else { return None };
+        Some(StoredConvolution {
+            tensor: self.of,
+            dims: self.dims,
+            operands: [a, b],
+        })
     }
 
     fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<ElementLocation, String> {

@@ -93,5 +93,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
             .into_iter()
             .filter(|&operand| operand != packed.words)
             .collect(),
+        rounded_with_result: compiled.rounded_with_result,
+        has_rounded_result: compiled.has_rounded_result,
     }))
 }

@@ -46,6 +46,7 @@ files! {
     POOL_AVG "pool_avg";
     POOL_AVG_GRAD "pool_avg_grad";
     POOL_MAX "pool_max";
+    POOL_MAX_CHANNELS "pool_max_channels";
     REDUCE "reduce";
     REDUCE_JOIN "reduce_join";
     SCATTER_LISTS_APPLY "scatter_lists_apply";

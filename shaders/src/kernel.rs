@@ -10,6 +10,7 @@ use meganeura_core::backend::shader::Shader;
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::BufferRef;
 
+use super::library_calls::{DeviceLibrary, LibraryCall};
 use super::limits::{CoopConfig, Features};
 use super::schedule::{Class, ScheduleChooser};
 use super::template::{Replacements, Template};
@@ -76,9 +77,9 @@ pub struct Launch {
     pub groups: [u32; 3],
     /// True if the launch uses cooperative matrices.
     pub coop: bool,
-    /// The matmul, if a library of the device computes it. In this case there is no module, and the bindings are the
-    /// first operand, the second one, the result, and the library's workspace.
-    pub library: Option<LibraryMatmul>,
+    /// The call, if a library of the device computes it. In this case there is no module, and the bindings are those of
+    /// the [call](LibraryCall).
+    pub library: Option<LibraryCall>,
     /// Schedule of the part of the call that this launch computes, if there are several schedules.
     pub schedule: Option<Arc<str>>,
     /// Class of the call if its schedule was [chosen](ScheduleChooser) for the class; `None` for the default schedule.
@@ -142,6 +143,11 @@ pub struct Compiled {
     pub scratch: Vec<usize>,
     /// Operands whose elements the launches always round to `f16` when they read them.
     pub rounded: Vec<usize>,
+    /// Operands that are only added to the result, or from which its elements are selected. If the result is stored as
+    /// `f16`, they may be, too: the result is rounded anyway.
+    pub rounded_with_result: Vec<usize>,
+    /// True if the elements of the only result are rounded to `f16` before they are stored.
+    pub has_rounded_result: bool,
 }
 
 impl From<Launch> for Compiled {
@@ -152,57 +158,6 @@ impl From<Launch> for Compiled {
             ..Compiled::default()
         }
     }
-}
-
-/// A matmul that a library of the device may compute: `[batch, m, k]` times `[batch, k, n]`, with sums in `f32`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LibraryMatmul {
-    /// Number of matrices of a batch.
-    pub batch: usize,
-    /// Number of rows of the first operand and of the result.
-    pub m: usize,
-    /// Number of columns of the second operand and of the result.
-    pub n: usize,
-    /// Length of the summed dimension.
-    pub k: usize,
-    /// Operands. Both have the same dtype, `f16` or `f32`.
-    pub operands: [LibraryOperand; 2],
-    /// Dtype of the result, `f16` or `f32`. The result is stored in row-major order.
-    pub result: DType,
-    /// Operation that the library applies to the result of the matmul.
-    pub epilogue: LibraryEpilogue,
-}
-
-/// An operation on the result of a library matmul. Its operand is the last buffer of the launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LibraryEpilogue {
-    /// No operation.
-    Plain,
-    /// Adds a matrix of the result's type and layout.
-    Add,
-    /// Multiplies by one `f32` in device memory.
-    Scale,
-}
-
-/// An operand of a library matmul.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LibraryOperand {
-    /// Type of the operand, `f16` or `f32`.
-    pub dtype: DType,
-    /// True if the matrices of the operand are stored transposed: as `[k, m]` or `[n, k]`.
-    pub transposed: bool,
-    /// Distance between two matrices of the batch, in elements; 0 if all matrices are the same.
-    pub stride: usize,
-}
-
-/// A library of matmuls.
-pub trait MatmulLibrary {
-    /// Returns true if the library should compute a matmul. Before it, operands of `rounded_bytes` bytes have to be
-    /// rounded to `f16`. With `is_followed`, another launch computes the epilogue from its result.
-    fn takes(&self, matmul: &LibraryMatmul, rounded_bytes: usize, is_followed: bool) -> bool;
-
-    /// Returns the size of the workspace of each matmul in bytes.
-    fn workspace_bytes(&self) -> usize;
 }
 
 /// A custom kernel that a device has accepted for an operator.
@@ -233,8 +188,8 @@ pub struct CompileCx<'a> {
     pub coop: Option<CoopConfig>,
     /// Other device features that kernels may use.
     pub features: Features,
-    /// A library of matmuls.
-    pub library: Option<&'a dyn MatmulLibrary>,
+    /// A library that may compute matmuls and convolutions.
+    pub library: Option<&'a dyn DeviceLibrary>,
     /// Chooser of schedules that may be faster than the default ones.
     pub choices: Option<&'a dyn ScheduleChooser>,
     /// The registered kernel of the operator.

@@ -40,6 +40,9 @@ pub mod host;
 mod kernel;
 mod lanes;
 mod library;
+mod library_calls;
+mod library_conv;
+mod library_epilogue;
 mod library_matmul;
 mod limits;
 mod location;
@@ -64,12 +67,13 @@ mod vectors;
 mod view;
 
 pub use compile::{compile, supports};
+pub use conv_kinds::ConvTensor;
 pub use efficiency::efficiency;
 pub use files::KERNEL_FILES;
 pub use generate::{candidates, generate};
-pub use kernel::{
-    Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, LibraryEpilogue, LibraryMatmul, LibraryOperand,
-    MatmulLibrary, Memory, Source,
+pub use kernel::{Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, Memory, Source};
+pub use library_calls::{
+    DeviceLibrary, LibraryCall, LibraryConvolution, LibraryEpilogue, LibraryMatmul, LibraryOperand,
 };
 pub use limits::{Features, Limits};
 pub use scalar::DTYPES;

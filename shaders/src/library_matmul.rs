@@ -1,31 +1,24 @@
 //! Matmuls that a library of the device computes.
 //!
 //! If rounding is allowed, launches before the matmul round operands of `f32` to `f16` and expand packed weights to
-//! `f16`. The library can add a matrix to the result or scale it. For any other epilogue, the result is in scratch,
-//! and a launch after the matmul computes the epilogue.
+//! `f16`. The library computes [some epilogues](super::library_epilogue). For any other epilogue, the result is in
+//! scratch, and a launch after the matmul computes the epilogue.
 
-use meganeura_core::attrs::Attrs;
-use meganeura_core::backend::KernelDesc;
-use meganeura_core::{DType, TensorType};
+use meganeura_core::DType;
 
-use super::body::{Body, Def, Id};
 use super::contraction::Sizes;
 use super::emit::Emitter;
 use super::epilogue::{self, PARTIAL, Results};
-use super::kernel::{Binding, Compiled, Launch, LibraryEpilogue, LibraryMatmul, LibraryOperand, Memory, Source};
+use super::kernel::{Binding, Compiled, Launch, Memory};
+use super::library_calls::{LibraryCall, LibraryEpilogue, LibraryMatmul, LibraryOperand};
+use super::library_epilogue::{FoldedEpilogue, cast};
 use super::packed::Packed;
-use super::pointwise;
-use super::roles::Role;
 use super::tiled::schedules::MatMulCall;
 
 /// Kernel name of a launch of the library. Other launches have the name of their kernel file.
-const KERNEL: &str = "library";
+pub(super) const KERNEL: &str = "library";
 /// Name of the schedule in listings.
-const SCHEDULE: &str = "library";
-/// Operators that round operands, and operators that the library can apply to the result of the matmul.
-const CAST: &str = "core.cast";
-const ADD: &str = "core.add";
-const MUL: &str = "core.mul";
+pub(super) const SCHEDULE: &str = "library";
 /// Indices of scratch buffers: the result of the matmul, if an epilogue follows; the workspace of the library; and
 /// rounded operands.
 const PRODUCT: usize = 0;
@@ -116,14 +109,13 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         (None | Some(DType::F32 | DType::F16), None | Some(DType::F32 | DType::F16)) if may_round => DType::F16,
         _ => return Ok(None),
     };
-    let stored = cx.stored_output(0);
-    let folded = folded(product).filter(|_| matches!(stored, DType::F32 | DType::F16));
-    let is_plain = folded.is_some();
-    if !is_plain && body.results == [id] {
+    let folded = FoldedEpilogue::of(body, id, n, cx);
+    let is_folded = folded.is_some();
+    if !is_folded && body.results == [id] {
         return Ok(None);
     }
-    let (epilogue, operand_of_epilogue) = folded.unwrap_or((LibraryEpilogue::Plain, None));
-    let result = if is_plain { stored } else { PARTIAL };
+    let epilogue = folded.as_ref().map_or(LibraryEpilogue::PLAIN, |folded| folded.epilogue);
+    let result = if is_folded { cx.stored_output(0) } else { PARTIAL };
     let operand = |operand: usize, found: &Operand| LibraryOperand {
         dtype,
         transposed: match operand {
@@ -132,7 +124,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         },
         stride: found.stride(),
     };
-    let matmul = LibraryMatmul {
+    let call = LibraryCall::Matmul(LibraryMatmul {
         batch,
         m,
         n,
@@ -140,11 +132,11 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         operands: [operand(0, &a), operand(1, &b)],
         result,
         epilogue,
-    };
+    });
     let operands = [a, b];
     let to_round = operands.iter().filter(|operand| operand.dtype() != Some(dtype));
     let bytes = to_round.map(|operand| operand.bytes(product)).sum();
-    if !library.takes(&matmul, bytes, !is_plain) {
+    if !library.takes(&call, bytes, !is_folded) {
         return Ok(None);
     }
     let mut compiled = Compiled {
@@ -164,7 +156,7 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         let elements = match operand {
             Operand::Stored { number, memory, .. } => {
                 let ty = &cx.kernel.inputs[number];
-                compiled.launches.extend(round(product, ty, memory, to)?.launches);
+                compiled.launches.extend(cast(cx, ty, DType::F16, memory, to)?);
                 ty.numel()
             }
             Operand::Packed(packed) => {
@@ -176,93 +168,41 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
         memories.push(to);
     }
     debug_assert!(compiled.scratch.len() >= FIRST_ROUNDED);
-    let target = if is_plain {
+    let target = if is_folded {
         cx.outputs[0]
     } else {
         compiled.scratch[PRODUCT] = 4 * total;
         cx.scratch(PRODUCT)
     };
     let mut bound = vec![memories[0], memories[1], target, cx.scratch(WORKSPACE)];
-    bound.extend(operand_of_epilogue);
-    let names = ["a", "b", "d", "workspace", "epilogue"];
-    compiled.launches.push(Launch {
-        kernel: KERNEL,
-        source: String::new(),
-        names: names[..bound.len()].to_vec(),
-        bindings: bound.into_iter().map(Binding::Memory).collect(),
-        tables: Vec::new(),
-        groups: [1; 3],
-        coop: may_round,
-        library: Some(matmul),
-        schedule: Some(SCHEDULE.into()),
-        chosen: None,
-        replacements: None,
-    });
-    if !is_plain {
+    if let Some(folded) = &folded {
+        bound.extend(folded.operands(cx, &mut compiled)?);
+        if may_round {
+            compiled.rounded_with_result = folded.added(body);
+        }
+    }
+    compiled.launches.push(launch(call, bound, may_round));
+    if !is_folded {
         let last = epilogue::join(Emitter::new(body, cx), id, &results.of_product, 1)?;
         compiled.launches.push(last);
     }
     Ok(Some(compiled))
 }
 
-/// Returns the library operation that computes the only result from the matmul, and the operand of the operation.
-/// Returns `None` if another launch has to compute the results.
-fn folded(product: &MatMulCall) -> Option<(LibraryEpilogue, Option<Memory>)> {
-    let &MatMulCall { body, id, cx, .. } = product;
-    let &[result] = &body.results[..] else { return None };
-    if result == id {
-        return Some((LibraryEpilogue::Plain, None));
+/// Returns the launch of a call with its buffers.
+pub(super) fn launch(call: LibraryCall, bound: Vec<Memory>, coop: bool) -> Launch {
+    let names = ["a", "b", "d", "workspace", "epilogue", "bias"];
+    Launch {
+        kernel: KERNEL,
+        source: String::new(),
+        names: names[..bound.len()].to_vec(),
+        bindings: bound.into_iter().map(Binding::Memory).collect(),
+        tables: Vec::new(),
+        groups: [1; 3],
+        coop,
+        library: Some(call),
+        schedule: Some(SCHEDULE.into()),
+        chosen: None,
+        replacements: None,
     }
-    let Def::Call { op, inputs, .. } = &body.nodes[result].def else {
-        return None;
-    };
-    let other = match inputs[..] {
-        [left, right] if left == id && right != id => right,
-        [left, right] if right == id && left != id => left,
-        _ => return None,
-    };
-    match *op {
-        ADD => {
-            let Def::Operand(operand) = body.nodes[other].def else {
-                return None;
-            };
-            let (memory, dtype) = cx.stored_input(operand)?;
-            let is_alike = dtype == cx.stored_output(0) && body.ty(other).shape == body.ty(result).shape;
-            is_alike.then_some((LibraryEpilogue::Add, Some(memory)))
-        }
-        MUL => {
-            let operand = only_element(body, other)?;
-            let (memory, dtype) = cx.stored_input(operand)?;
-            (dtype == DType::F32).then_some((LibraryEpilogue::Scale, Some(memory)))
-        }
-        _ => None,
-    }
-}
-
-/// Returns the operand of the dispatch that has one element, to which all elements of a value are equal. Returns
-/// `None` for other values.
-fn only_element(body: &Body, mut id: Id) -> Option<usize> {
-    while body.role(id) == Some(Role::View) {
-        id = *body.inputs(id).first()?;
-    }
-    match body.nodes[id].def {
-        Def::Operand(operand) if body.ty(id).numel() == 1 => Some(operand),
-        _ => None,
-    }
-}
-
-/// Compiles a launch that rounds an operand to `f16`.
-fn round(product: &MatMulCall, ty: &TensorType, from: Memory, to: Memory) -> Result<Compiled, String> {
-    let attrs = Attrs::new().with("to", DType::F16);
-    let inputs = [TensorType::new(DType::F32, ty.shape.clone())];
-    let outputs = [TensorType::new(DType::F16, ty.shape.clone())];
-    let kernel = KernelDesc {
-        name: CAST,
-        version: 1,
-        attrs: &attrs,
-        inputs: &inputs,
-        outputs: &outputs,
-    };
-    let part = product.cx.part(kernel, vec![Source::Memory(from)], vec![to], 0);
-    pointwise::compile(&Body::of(&kernel)?, &part)
 }

@@ -28,8 +28,8 @@ const LOOPS: &[(&str, CompileFn)] = &[
         Ok(avg_pool_grad(cx, ImageLayout::Nhwc)?.into())
     }),
     ("core.cumsum", |cx| Ok(lanes::cumsum(cx)?.into())),
-    ("core.max_pool2d", |cx| Ok(max_pool(cx, ImageLayout::Nchw)?.into())),
-    ("core.max_pool2d_nhwc", |cx| Ok(max_pool(cx, ImageLayout::Nhwc)?.into())),
+    ("core.max_pool2d", |cx| max_pool(cx, ImageLayout::Nchw)),
+    ("core.max_pool2d_nhwc", |cx| max_pool(cx, ImageLayout::Nhwc)),
     ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
@@ -84,6 +84,9 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
     module.finish_template_elements(template, ty.numel())
 }
 
+/// Number of channels that a thread of maximum pooling loads together.
+const VECTOR: usize = 4;
+
 /// Creates a template of a kernel with a window that moves over an image.
 fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
     let ([h, w], [out_h, out_w], [kh, kw]) = (d.input, d.output, d.kernel);
@@ -95,17 +98,37 @@ fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
 }
 
 /// Compiles a kernel that returns the maximum of each window and, for NCHW, its index.
-fn max_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
+fn max_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Compiled, String> {
     let d = Pool2dDims::of_layout(layout, &cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     let mut module = Module::new(cx);
-    let mut stores = module.store(0, "i", "most");
-    if cx.kernel.outputs.len() > 1 {
-        stores += &module.store(1, "i", "best");
-    }
-    let template = pooling(files::POOL_MAX, &d)
-        .returns("load", "", &module.load(0, "at"))
-        .body("store", stores);
-    module.finish_template_elements(template, cx.kernel.outputs[0].numel())
+    let numel = cx.kernel.outputs[0].numel();
+    let launch = if cx.kernel.outputs.len() == 1
+        && d.channels.is_multiple_of(VECTOR)
+        && let Some(load) = module.load_vector(0, "at")
+        && let Some(store) = module.store_vector(0, "i", "most")
+    {
+        let template = pooling(files::POOL_MAX_CHANNELS, &d)
+            .size("CHANNELS", d.channels / VECTOR)
+            .returns("load", "", &load)
+            .body("store", store);
+        module.finish_template_elements(template, numel / VECTOR)?
+    } else {
+        let mut module = Module::new(cx);
+        let mut stores = module.store(0, "i", "most");
+        if cx.kernel.outputs.len() > 1 {
+            stores += &module.store(1, "i", "best");
+        }
+        let template = pooling(files::POOL_MAX, &d)
+            .returns("load", "", &module.load(0, "at"))
+            .body("store", stores);
+        module.finish_template_elements(template, numel)?
+    };
+    Ok(Compiled {
+        launches: vec![launch],
+        // The result consists of elements of the image.
+        rounded_with_result: vec![0],
+        ..Compiled::default()
+    })
 }
 
 fn avg_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {

@@ -70,7 +70,7 @@ impl Device for BladeDevice {
     }
 
     fn efficiency(&self, kernel: &KernelDesc) -> f64 {
-        meganeura_shaders::efficiency(kernel)
+        meganeura_shaders::efficiency(kernel, false)
     }
 
     fn launches(&self, kernel: &KernelDesc) -> u32 {

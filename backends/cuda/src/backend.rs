@@ -8,6 +8,7 @@ use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
 use crate::cublaslt::CublasLt;
+use crate::cudnn::Cudnn;
 use crate::device::CudaDevice;
 use crate::driver::{Driver, devices};
 use crate::gpu::NAME;
@@ -77,6 +78,10 @@ impl Backend for CudaBackend {
             Fact::new("driver", driver),
             Fact::new("NVRTC", nvrtc),
             Fact::new("cuBLASLt", library),
+            Fact::new(
+                "cuDNN",
+                Cudnn::available_version().map_or_else(|why| why, |version| format!("version {version}")),
+            ),
             Fact::new(
                 "NCCL",
                 crate::nccl::version().map_or_else(|why| why, |version| format!("version {version}")),

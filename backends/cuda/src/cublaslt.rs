@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use cudarc::driver::sys;
-use meganeura_shaders::{LibraryEpilogue, LibraryMatmul, MatmulLibrary};
+use meganeura_core::DType;
+use meganeura_shaders::{LibraryEpilogue, LibraryMatmul, LibraryOperand};
 
 use crate::library::{LibraryRequest, LoadedLibrary};
 
@@ -53,11 +54,16 @@ const R_16F: c_int = 2;
 const DESC_POINTER_MODE: c_int = 2;
 const DESC_TRANSPOSE_A: c_int = 3;
 const DESC_TRANSPOSE_B: c_int = 4;
+const DESC_EPILOGUE: c_int = 7;
+const DESC_BIAS_POINTER: c_int = 8;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const OPERATION_TRANSPOSE: c_int = 1;
 const POINTERS_TO_DEVICE: c_int = 1;
+const EPILOGUE_RELU: c_int = 2;
+const EPILOGUE_BIAS: c_int = 4;
+const EPILOGUE_RELU_BIAS: c_int = 6;
 
 /// The loaded library and its handle for a device.
 #[derive(Debug)]
@@ -84,7 +90,7 @@ pub(crate) struct Matrix {
     pub(crate) stride: usize,
 }
 
-/// A matmul `d = a b`, `d = a b + c` or `d = alpha a b`, optionally batched. It accumulates in `f32`.
+/// A matmul `d = a b` with an epilogue, optionally batched. It accumulates in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matmul {
     /// Left operand, stored as `[m, k]`, or as `[k, m]` if it is transposed.
@@ -97,6 +103,44 @@ pub(crate) struct Matmul {
     pub(crate) d: Matrix,
     pub(crate) batch: usize,
     pub(crate) epilogue: LibraryEpilogue,
+    /// Device address of the bias, if the epilogue has one.
+    pub(crate) bias: sys::CUdeviceptr,
+}
+
+impl Matmul {
+    /// Describes a matmul of a plan.
+    pub(crate) fn of(matmul: &LibraryMatmul, bias: sys::CUdeviceptr) -> Self {
+        let &LibraryMatmul { batch, m, n, k, .. } = matmul;
+        let matrix = |operand: usize, rows: usize, columns: usize| {
+            let LibraryOperand {
+                dtype,
+                transposed,
+                stride,
+            } = matmul.operands[operand];
+            let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+            Matrix {
+                half: dtype == DType::F16,
+                rows,
+                columns,
+                stride,
+            }
+        };
+        Matmul {
+            a: matrix(0, m, k),
+            transpose_a: matmul.operands[0].transposed,
+            b: matrix(1, k, n),
+            transpose_b: matmul.operands[1].transposed,
+            d: Matrix {
+                half: matmul.result == DType::F16,
+                rows: m,
+                columns: n,
+                stride: m * n,
+            },
+            batch,
+            epilogue: matmul.epilogue,
+            bias,
+        }
+    }
 }
 
 /// Device addresses of the operands and results of a matmul.
@@ -107,10 +151,41 @@ pub(crate) struct Addresses {
     pub(crate) d: sys::CUdeviceptr,
     /// Address of a workspace of [`WORKSPACE_BYTES`] bytes.
     pub(crate) workspace: sys::CUdeviceptr,
-    /// Address of the matrix to add or of the factor, if the epilogue has an operand.
+    /// Address of the matrix to add or of the factor, if the epilogue has one.
     pub(crate) epilogue: sys::CUdeviceptr,
+    /// Address of the bias, if the epilogue has one.
+    pub(crate) bias: sys::CUdeviceptr,
     /// Address of an `f32` zero.
     pub(crate) zero: sys::CUdeviceptr,
+}
+
+impl Addresses {
+    /// Assigns the addresses of a matmul's buffers: both operands and the result, the workspace, and the operands of the
+    /// epilogue. Returns `None` if the epilogue has another number of operands.
+    pub(crate) fn of(
+        matmul: &LibraryMatmul,
+        [a, b, d]: [sys::CUdeviceptr; 3],
+        workspace: sys::CUdeviceptr,
+        operands: &[sys::CUdeviceptr],
+        zero: sys::CUdeviceptr,
+    ) -> Option<Self> {
+        let (has_matrix, has_bias) = match matmul.epilogue {
+            LibraryEpilogue::Sum { addend, bias, .. } => (addend, bias),
+            LibraryEpilogue::Scale => (true, false),
+        };
+        let mut operands = operands.iter().copied();
+        let mut next = |has: bool| if has { operands.next() } else { Some(0) };
+        let (epilogue, bias) = (next(has_matrix)?, next(has_bias)?);
+        operands.next().is_none().then_some(Addresses {
+            a,
+            b,
+            d,
+            workspace,
+            epilogue,
+            bias,
+            zero,
+        })
+    }
 }
 
 /// A matmul with the algorithm that the library selected.
@@ -231,6 +306,25 @@ impl CublasLt {
                 &POINTERS_TO_DEVICE.to_ne_bytes(),
             )?;
         }
+        if let LibraryEpilogue::Sum { bias, relu, .. } = matmul.epilogue
+            && (bias || relu)
+        {
+            let epilogue = match (bias, relu) {
+                (true, true) => EPILOGUE_RELU_BIAS,
+                (true, false) => EPILOGUE_BIAS,
+                _ => EPILOGUE_RELU,
+            };
+            set(
+                set_description,
+                ready.description,
+                DESC_EPILOGUE,
+                &epilogue.to_ne_bytes(),
+            )?;
+            if bias {
+                let pointer = matmul.bias.to_ne_bytes();
+                set(set_description, ready.description, DESC_BIAS_POINTER, &pointer)?;
+            }
+        }
         for (layout, matrix) in ready.layouts.iter_mut().zip([matmul.b, matmul.a, matmul.d]) {
             let kind = if matrix.half { R_16F } else { R_32F };
             let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
@@ -325,10 +419,11 @@ impl CublasLt {
             workspace,
             epilogue,
             zero: stored_zero,
+            ..
         } = *addresses;
         let (alpha, beta, c) = match ready.epilogue {
-            LibraryEpilogue::Plain => (host(&one), host(&zero), d),
-            LibraryEpilogue::Add => (host(&one), host(&one), epilogue),
+            LibraryEpilogue::Sum { addend: false, .. } => (host(&one), host(&zero), d),
+            LibraryEpilogue::Sum { addend: true, .. } => (host(&one), host(&one), epilogue),
             LibraryEpilogue::Scale => (device(epilogue), device(stored_zero), d),
         };
         let [first, second, result] = ready.layouts;
@@ -391,8 +486,9 @@ const MIN_SIDE: usize = 64;
 /// Vector size of tensor cores, in `f16` elements. Rows whose length is not a multiple of it are slow.
 const VECTOR: usize = 8;
 
-impl MatmulLibrary for CublasLt {
-    fn takes(&self, matmul: &LibraryMatmul, _: usize, _: bool) -> bool {
+impl CublasLt {
+    /// Returns true if the library should compute a matmul.
+    pub(crate) fn takes(&self, matmul: &LibraryMatmul) -> bool {
         let &LibraryMatmul { batch, m, n, k, .. } = matmul;
         let columns = |operand: usize, [rows, columns]: [usize; 2]| {
             if matmul.operands[operand].transposed {
@@ -406,10 +502,6 @@ impl MatmulLibrary for CublasLt {
             .all(|c| c.is_multiple_of(VECTOR));
         let flops = batch.saturating_mul(2 * m * n).saturating_mul(k);
         are_aligned && m.min(n) >= MIN_SIDE && flops >= self.min_flops
-    }
-
-    fn workspace_bytes(&self) -> usize {
-        WORKSPACE_BYTES
     }
 }
 

@@ -10,7 +10,7 @@ use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::host::{
     self, CoopSettings, F16Storage, Host as _, KernelOptions, LaunchPlan, SupportCache, Tiles,
 };
-use meganeura_shaders::{Features, MatmulLibrary};
+use meganeura_shaders::{DeviceLibrary, Features};
 
 use crate::gpu::NAME;
 use crate::handle::Handle;
@@ -121,8 +121,10 @@ impl CudaDevice {
         if uses { self.coop_config() } else { None }
     }
 
-    fn library(&self) -> Option<&dyn MatmulLibrary> {
-        self.handle.library().map(|library| &**library as &dyn MatmulLibrary)
+    fn library(&self) -> Option<&dyn DeviceLibrary> {
+        self.handle
+            .libraries()
+            .map(|libraries| &**libraries as &dyn DeviceLibrary)
     }
 
     /// Creates the launches of a plan.
@@ -158,7 +160,11 @@ impl Device for CudaDevice {
     }
 
     fn efficiency(&self, kernel: &KernelDesc) -> f64 {
-        meganeura_shaders::efficiency(kernel)
+        let has_library = self
+            .handle
+            .libraries()
+            .is_some_and(|libraries| libraries.has_convolutions());
+        meganeura_shaders::efficiency(kernel, has_library)
     }
 
     fn launches(&self, kernel: &KernelDesc) -> u32 {
@@ -168,9 +174,11 @@ impl Device for CudaDevice {
 
     fn kernels(&self) -> String {
         format!(
-            "{:?}, cuBLASLt {:?}{}",
+            "{:?}, {}{}",
             self.wanted,
-            self.handle.library().map(|library| library.min_flops()),
+            self.handle
+                .libraries()
+                .map_or_else(String::new, |libraries| libraries.fingerprint()),
             self.answers.fingerprint(&self.handle)
         )
     }

@@ -6,7 +6,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use crate::event::Event;
 use crate::gpu::Gpu;
-use crate::program::{Access, KernelCall, MatmulCall, Phase, PreparedLaunch, Work};
+use crate::program::{Access, KernelCall, LibraryWork, Phase, PreparedLaunch, Work};
 
 /// The port of a kernel that fires when all of its blocks have triggered their dependents, or have
 /// ended.
@@ -190,7 +190,7 @@ impl Template {
     fn add_work(&self, gpu: &Arc<Gpu>, launch: &PreparedLaunch) -> Result<sys::CUgraphNode, DriverError> {
         match &launch.work {
             Work::Kernel(kernel) => self.add(kernel),
-            Work::Matmul(matmul) => self.add_captured(gpu, matmul),
+            Work::Library(work) => self.add_captured(gpu, work),
         }
     }
 
@@ -219,12 +219,12 @@ impl Template {
     }
 
     /// Adds a node for the work that a library enqueues. The node has no dependencies yet.
-    fn add_captured(&self, gpu: &Arc<Gpu>, matmul: &MatmulCall) -> Result<sys::CUgraphNode, DriverError> {
+    fn add_captured(&self, gpu: &Arc<Gpu>, work: &LibraryWork) -> Result<sys::CUgraphNode, DriverError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream was created above, and only the library enqueues work in it meanwhile.
         let captured = unsafe { result::stream::begin_capture(stream, mode) }.and_then(|()| {
-            let launched = matmul.launch(stream);
+            let launched = work.launch(stream);
             // SAFETY: as above. The capture ends even if the launch failed.
             let ended = unsafe { result::stream::end_capture(stream) };
             launched.and(ended)
@@ -263,7 +263,7 @@ fn is_kernel(launch: &PreparedLaunch) -> bool {
 fn is_empty(launch: &PreparedLaunch) -> bool {
     match &launch.work {
         Work::Kernel(kernel) => kernel.is_empty(),
-        Work::Matmul(_) => false,
+        Work::Library(_) => false,
     }
 }
 

@@ -11,12 +11,12 @@ use meganeura_shaders::{DTYPES, Launch};
 
 use crate::copies::Copier;
 use crate::cubins::Compiler;
-use crate::cublaslt::CublasLt;
 use crate::driver::{Driver, Properties};
 use crate::executable;
 use crate::gpu::{Gpu, NAME};
 use crate::graph::Order;
 use crate::kernels::Kernels;
+use crate::libraries::Libraries;
 use crate::settings::Settings;
 
 /// Maximum buffer size in bytes. Element counts then fit into 32 bits.
@@ -40,7 +40,7 @@ pub(crate) struct Handle {
     order: Order,
     programmatic: bool,
     merge: bool,
-    library: Option<Arc<CublasLt>>,
+    libraries: Option<Arc<Libraries>>,
 }
 
 impl Handle {
@@ -55,13 +55,7 @@ impl Handle {
         compiler
             .nvrtc()
             .map_err(|why| meganeura_core::Error::backend(NAME, why))?;
-        let library = if settings.cublaslt {
-            gpu.within(|| Ok(CublasLt::open(settings.cublaslt_min_flops)))?
-                .inspect_err(|why| log::info!("{name}: {why}"))
-                .ok()
-        } else {
-            None
-        };
+        let libraries = Libraries::open(&gpu, &name, settings)?;
         let flops = properties.flops_per_second();
         Ok(Handle {
             capabilities: Capabilities {
@@ -89,7 +83,7 @@ impl Handle {
             order: settings.order,
             programmatic,
             merge: settings.merge,
-            library: library.map(Arc::new),
+            libraries: libraries.map(Arc::new),
         })
     }
 
@@ -114,9 +108,9 @@ impl Handle {
         MAX_BUFFER
     }
 
-    /// Returns the matmul library, if it is available and enabled.
-    pub(crate) fn library(&self) -> Option<&Arc<CublasLt>> {
-        self.library.as_ref()
+    /// Returns the libraries of matmuls and convolutions that are available and enabled.
+    pub(crate) fn libraries(&self) -> Option<&Arc<Libraries>> {
+        self.libraries.as_ref()
     }
 
     /// Returns the number of multiprocessors, which limits the merging of small launches. Returns `None` if merging

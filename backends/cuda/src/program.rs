@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, sys};
 use meganeura_core::plan::ExecutionPlan;
-use meganeura_core::{DType, Error, Result};
+use meganeura_core::{Error, Result};
 use meganeura_shaders::host::{Bound, BufferLocation, LaunchPlan, phases};
-use meganeura_shaders::{Launch, LibraryMatmul, LibraryOperand};
+use meganeura_shaders::{Launch, LibraryCall};
 
-use crate::cublaslt::{self, CublasLt};
-use crate::gpu::NAME;
 use crate::kernels::Kernel;
+use crate::libraries::{CallAddresses, Libraries, PreparedCall};
 use crate::memory::Arena;
 use crate::merging::MergeDecisions;
 
@@ -53,10 +52,10 @@ pub(crate) struct PreparedLaunch {
     pub(crate) dispatches: Vec<u32>,
 }
 
-/// The work of a launch: a kernel, or a matmul of the library.
+/// The work of a launch: a kernel, or a call of a library.
 pub(crate) enum Work {
     Kernel(KernelCall),
-    Matmul(MatmulCall),
+    Library(LibraryWork),
 }
 
 /// A kernel with its arguments.
@@ -67,26 +66,21 @@ pub(crate) struct KernelCall {
     groups: [u32; 3],
 }
 
-/// A matmul of the library with the addresses of its operands, result and workspace.
-pub(crate) struct MatmulCall {
-    library: Arc<CublasLt>,
-    matmul: cublaslt::PreparedMatmul,
-    addresses: cublaslt::Addresses,
+/// A call of a library with its buffers.
+pub(crate) struct LibraryWork {
+    libraries: Arc<Libraries>,
+    call: PreparedCall,
 }
 
-impl MatmulCall {
-    /// Enqueues the matmul.
+impl LibraryWork {
+    /// Enqueues the call.
     ///
     /// # Errors
     /// Errors of the library.
     pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the addresses point to plan buffers with the sizes of the matrices, to a workspace, and to the
-        // operand of the epilogue.
-        let enqueued = unsafe { self.library.run(&self.matmul, &self.addresses, stream) };
-        enqueued.map_err(|why| {
-            log::error!("{NAME}: {why}");
-            DriverError(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED)
-        })
+        // SAFETY: the addresses point to plan buffers with the sizes of the tensors, to a workspace, and to the operands
+        // of the epilogue.
+        unsafe { self.libraries.run(&self.call, stream) }
     }
 }
 
@@ -161,7 +155,7 @@ pub(crate) fn ready(
     draft: &LaunchPlan,
     batches: &[Vec<Vec<Vec<Numbered>>>],
     kernels: Vec<Arc<Kernel>>,
-    library: Option<&Arc<CublasLt>>,
+    libraries: Option<&Arc<Libraries>>,
     arena: &Arena,
     extras: &ExtraBindings,
 ) -> Result<Vec<Vec<Phase>>> {
@@ -170,8 +164,8 @@ pub(crate) fn ready(
         let first = batch
             .first()
             .and_then(|(dispatch, launch)| Some((*dispatch, *launch, launch.library?)));
-        if let (Some((dispatch, launch, matmul)), Some(library)) = (first, library) {
-            return bind_matmul(draft, dispatch, launch, &matmul, library, arena, extras);
+        if let (Some((dispatch, launch, call)), Some(libraries)) = (first, libraries) {
+            return bind_call(draft, dispatch, launch, &call, libraries, arena, extras);
         }
         let kernel = made.next().ok_or_else(|| Error::plan("a launch has no kernel"))?;
         bind(draft, batch, kernel, arena, extras)
@@ -230,77 +224,40 @@ fn bind(
     })
 }
 
-fn bind_matmul(
+fn bind_call(
     draft: &LaunchPlan,
     dispatch: usize,
     launch: &Launch,
-    matmul: &LibraryMatmul,
-    library: &Arc<CublasLt>,
+    call: &LibraryCall,
+    libraries: &Arc<Libraries>,
     arena: &Arena,
     extras: &ExtraBindings,
 ) -> Result<PreparedLaunch> {
-    let &LibraryMatmul { batch, m, n, k, .. } = matmul;
-    let matrix = |operand: usize, rows: usize, columns: usize| {
-        let LibraryOperand {
-            dtype,
-            transposed,
-            stride,
-        } = matmul.operands[operand];
-        let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
-        cublaslt::Matrix {
-            half: dtype == DType::F16,
-            rows,
-            columns,
-            stride,
-        }
-    };
-    let described = cublaslt::Matmul {
-        a: matrix(0, m, k),
-        transpose_a: matmul.operands[0].transposed,
-        b: matrix(1, k, n),
-        transpose_b: matmul.operands[1].transposed,
-        d: cublaslt::Matrix {
-            half: matmul.result == DType::F16,
-            rows: m,
-            columns: n,
-            stride: m * n,
-        },
-        batch,
-        epilogue: matmul.epilogue,
-    };
-    let prepared = library.prepare(&described);
-    let prepared = prepared.map_err(|why| Error::backend(NAME, format!("cuBLASLt rejects a matmul: {why}")))?;
-    // Operands, result, workspace, and the operand of the epilogue.
-    let (mut addresses, mut accesses) = ([0; 5], Vec::with_capacity(5));
-    for (number, (bound, address)) in draft
-        .bound(dispatch, launch)
-        .into_iter()
-        .zip(&mut addresses)
-        .enumerate()
-    {
+    let (mut addresses, mut accesses) = (Vec::new(), Vec::new());
+    for (number, bound) in draft.bound(dispatch, launch).into_iter().enumerate() {
         let place = match bound {
             Bound::Buffer(buffer) => arena.place(buffer),
             Bound::Number(_) | Bound::Scalars => None,
         };
-        let place = place.ok_or_else(|| Error::plan("a matmul has an operand without memory"))?;
-        *address = arena.address(place, 0);
+        let place = place.ok_or_else(|| Error::plan("a call of a library has an operand without memory"))?;
+        addresses.push(arena.address(place, 0));
+        // The result and the workspace.
         accesses.push(Access::of(place, matches!(number, 2 | 3)));
     }
-    let [a, b, d, workspace, epilogue] = addresses;
-    let addresses = cublaslt::Addresses {
-        a,
-        b,
-        d,
-        workspace,
-        epilogue,
+    let [a, b, result, workspace, epilogue @ ..] = &addresses[..] else {
+        return Err(Error::plan("a call of a library has too few buffers"));
+    };
+    let addresses = CallAddresses {
+        tensors: [*a, *b, *result],
+        workspace: *workspace,
+        epilogue: epilogue.to_vec(),
         // The first number of the table is 0, which has the same bits as 0.0.
         zero: arena.address(extras.numbers, 0),
     };
     Ok(PreparedLaunch {
-        work: Work::Matmul(MatmulCall {
-            library: library.clone(),
-            matmul: prepared,
-            addresses,
+        work: Work::Library(LibraryWork {
+            call: libraries.prepare(call, &addresses)?,
+            libraries: libraries.clone(),
         }),
         accesses,
         dispatches: vec![dispatch as u32],

@@ -27,13 +27,17 @@ const MERGE: &str = "merge_launches";
 const CUBLASLT: &str = "cublaslt";
 /// Name of the setting for the minimum number of operations of a large matmul.
 const CUBLASLT_MIN_FLOPS: &str = "cublaslt_min_flops";
+/// Name of the setting that enables cuDNN for large convolutions.
+const CUDNN: &str = "cudnn";
+/// Name of the setting for the minimum number of operations of a large convolution.
+const CUDNN_MIN_FLOPS: &str = "cudnn_min_flops";
 /// Name of the setting that enables the cache of compiled kernels on disk.
 const CACHE: &str = "kernel_cache";
 /// Name of the setting for the folder of the kernel cache.
 const FOLDER: &str = "kernel_cache_folder";
 
 /// Names of all settings.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     TENSOR_CORES,
     MIN_WORKGROUPS,
     MAX_RESIDENT,
@@ -43,6 +47,8 @@ const NAMES: [&str; 11] = [
     MERGE,
     CUBLASLT,
     CUBLASLT_MIN_FLOPS,
+    CUDNN,
+    CUDNN_MIN_FLOPS,
     CACHE,
     FOLDER,
 ];
@@ -62,6 +68,10 @@ pub(crate) struct Settings {
     pub(crate) cublaslt: bool,
     /// Minimum number of operations of a matmul that uses cuBLASLt; `None` for the default.
     pub(crate) cublaslt_min_flops: Option<usize>,
+    /// True if large convolutions use cuDNN.
+    pub(crate) cudnn: bool,
+    /// Minimum number of operations of a convolution that uses cuDNN; `None` for the default.
+    pub(crate) cudnn_min_flops: Option<usize>,
     /// Folder of the cache of compiled kernels; `None` if the cache is disabled.
     pub(crate) folder: Option<PathBuf>,
 }
@@ -102,6 +112,8 @@ impl Settings {
             merge: config.backend_choice(NAME, MERGE, ["on", "off"])? == "on",
             cublaslt: config.backend_choice(NAME, CUBLASLT, ["on", "off"])? == "on",
             cublaslt_min_flops: config.backend_size(NAME, CUBLASLT_MIN_FLOPS)?,
+            cudnn: config.backend_choice(NAME, CUDNN, ["on", "off"])? == "on",
+            cudnn_min_flops: config.backend_size(NAME, CUDNN_MIN_FLOPS)?,
             folder: folder(config)?,
         })
     }
@@ -134,11 +146,14 @@ mod tests {
         };
         assert!(usual.programmatic && usual.wanted == wanted && usual.order == Order::Measured);
         let all = "tensor_cores = 'off'\nprogrammatic_launch = 'off'\nkernel_cache = 'off'\ncoop_min_workgroups = 7\n\
-                   coop_intermediates = 'f32'\ngraph = 'chain'\ncublaslt_min_flops = 9";
+                   coop_intermediates = 'f32'\ngraph = 'chain'\ncublaslt_min_flops = 9\ncudnn = 'off'";
         let all = read(all).expect("all are known");
         assert_eq!((all.wanted.tile, all.wanted.min_workgroups), (Some(0), Some(7)));
         assert!(all.wanted.wide_results && !all.programmatic && all.folder.is_none());
-        assert_eq!((all.order, all.cublaslt_min_flops), (Order::Chain, Some(9)));
+        assert_eq!(
+            (all.order, all.cublaslt_min_flops, all.cudnn),
+            (Order::Chain, Some(9), false)
+        );
         let folder = read("kernel_cache_folder = 'there'").expect("a folder").folder;
         assert_eq!(folder, Some("there".into()));
         for (settings, words) in [

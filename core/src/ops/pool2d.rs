@@ -249,6 +249,15 @@ pub(super) fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], Pool2dOptions)> {
                 padding: [1, 1],
             },
         ),
+        // Channels for the vectors of kernels.
+        (
+            [2, 8, 9, 6],
+            Pool2dOptions {
+                kernel: [3, 3],
+                stride: [2, 2],
+                padding: [1, 1],
+            },
+        ),
     ]
 }
 

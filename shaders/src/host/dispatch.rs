@@ -8,7 +8,7 @@ use meganeura_core::{DType, Error, Result};
 use super::custom::CustomKernels;
 use crate::coop::CoopConfig;
 use crate::{
-    self as kernels, CompileCx, Compiled, CustomKernel, Features, MatmulLibrary, Memory, ScheduleChooser, Source,
+    self as kernels, CompileCx, Compiled, CustomKernel, DeviceLibrary, Features, Memory, ScheduleChooser, Source,
 };
 
 /// Properties of buffers that are known before kernels are generated.
@@ -81,7 +81,7 @@ pub struct KernelOptions<'a> {
     /// Other device features that kernels may use.
     pub features: Features,
     /// Library of the device that may compute matmuls.
-    pub library: Option<&'a dyn MatmulLibrary>,
+    pub library: Option<&'a dyn DeviceLibrary>,
     /// Kernels of plugins.
     pub custom: &'a CustomKernels,
     /// Chooser of the schedules of calls.

@@ -277,7 +277,7 @@ impl LaunchPlan {
                 part,
                 language: "wgsl",
                 text: match &launch.library {
-                    Some(matmul) => format!("// A matmul that a library of the device computes:\n// {matmul:?}\n"),
+                    Some(call) => format!("// A call that a library of the device computes:\n// {call:?}\n"),
                     None => launch.source.clone(),
                 },
                 variant: launch.schedule.as_deref().map(str::to_owned),

@@ -28,6 +28,10 @@ pub fn choose_variants(plan: &mut ExecutionPlan, with: &KernelOptions) -> Result
 pub struct Facts {
     /// Operands whose elements the kernels always round to `f16` when they read them.
     pub rounded: Vec<usize>,
+    /// Operands that may be stored as `f16` if the result is.
+    pub rounded_with_result: Vec<usize>,
+    /// True if the only result is rounded to `f16` in any case.
+    pub has_rounded_result: bool,
     /// True if one of the kernels is a custom kernel.
     pub is_custom: bool,
     /// True if one of the kernels uses cooperative matrices.
@@ -40,6 +44,8 @@ impl Facts {
     fn of(compiled: &Compiled) -> Self {
         Facts {
             rounded: compiled.rounded.clone(),
+            rounded_with_result: compiled.rounded_with_result.clone(),
+            has_rounded_result: compiled.has_rounded_result,
             is_custom: compiled.launches.iter().any(Launch::is_custom),
             coop: compiled.launches.iter().any(|launch| launch.coop),
             variant: variant_of(&compiled.launches),

@@ -51,7 +51,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Compiles the reductions of parts of the rows.
+    /// Compiles the reductions of parts of the rows, and the results with one element for each element of the domain.
     pub(super) fn partial(&self, cx: &CompileCx, layout: &Layout, parts: usize) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
         let template = self.template(&mut e, layout)?;
@@ -68,6 +68,7 @@ impl Rows<'_> {
             .sizes([("PARTS", parts), ("PART_LENGTH", self.columns.div_ceil(parts))])
             .flag("BY_ROW", true)
             .insert("store_row", stores);
+        let template = self.store_elements(&mut e, template)?;
         e.module
             .finish_template(template, self.rows.div_ceil(layout.width) * parts)
     }

@@ -171,9 +171,14 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Returns true if rows can be split into parts.
+    /// Returns true if rows can be split into parts. Then no reduction and no element may depend on a reduction, because
+    /// only the last launch knows its result.
     fn can_be_cut(&self) -> bool {
-        self.by_element.is_empty() && self.reductions.iter().all(|r| r.level == 0)
+        let depends = |output: &usize| {
+            let result = self.body.results[*output];
+            self.reductions.iter().any(|r| self.body.depends_on(result, r.id))
+        };
+        !self.by_element.iter().any(depends) && self.reductions.iter().all(|r| r.level == 0)
     }
 
     /// Returns the number of parts of a row.

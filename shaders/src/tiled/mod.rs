@@ -16,11 +16,12 @@ use super::emit::Emitter;
 use super::epilogue::{self, PARTIAL, RawSums, Results, SumConsumer, epilogue, join};
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
+use super::library_epilogue::FoldedEpilogue;
 use super::pointwise::is_half;
 use super::roles::Role;
 use super::template::Template;
 use super::variants::Candidate as _;
-use super::{expanded, library_matmul, neighbours, variants, vectors};
+use super::{expanded, library_conv, library_matmul, neighbours, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
 /// Number of threads along each side of a tile.
@@ -153,6 +154,9 @@ pub(super) fn compile_call(product: &MatMulCall, results: &Results) -> Result<Co
     if let Some(compiled) = library_matmul::compile(product, results)? {
         return Ok(compiled);
     }
+    if let Some(compiled) = library_conv::compile(product, results)? {
+        return Ok(compiled);
+    }
     if let Some(compiled) = expanded::compile(product, results)? {
         return Ok(compiled);
     }
@@ -184,9 +188,14 @@ impl Tiles<'_> {
         if let (true, Tiles::Vectors(vectors)) = (product.reduces, self) {
             return vectors.compile(body, id, cx, results);
         }
-        let rounded = match self {
-            Tiles::Coop(blocks) if blocks.rounds() => body.only_used_by(id),
-            _ => Vec::new(),
+        let (rounded, rounded_with_result) = match self {
+            Tiles::Coop(blocks) if blocks.rounds() => {
+                let columns = Some(contraction.sizes().n).filter(|_| contraction.is_by_rows());
+                let folded = columns.and_then(|columns| FoldedEpilogue::of(body, id, columns, cx));
+                let added = folded.map_or_else(Vec::new, |folded| folded.added(body));
+                (body.only_used_by(id), added)
+            }
+            _ => (Vec::new(), Vec::new()),
         };
         if self.parts() == 1 {
             let mut e = Emitter::new(body, cx);
@@ -206,6 +215,7 @@ impl Tiles<'_> {
             let mut compiled = Compiled {
                 launches: vec![launch],
                 rounded,
+                rounded_with_result,
                 ..Compiled::default()
             };
             if let Tiles::Coop(blocks) = self
@@ -229,6 +239,8 @@ impl Tiles<'_> {
             ],
             scratch: vec![4 * total * self.parts()],
             rounded,
+            rounded_with_result,
+            ..Compiled::default()
         })
     }
 }

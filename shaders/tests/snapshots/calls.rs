@@ -501,6 +501,12 @@ fn others() -> Vec<(&'static str, Call)> {
         ("avg-pool-grad", Call::sample("core.avg_pool2d_grad")),
         ("max-pool", Call::sample("core.max_pool2d")),
         ("max-pool-nhwc", Call::sample("core.max_pool2d_nhwc")),
+        (
+            "max-pool-channels",
+            Call::sample_where("core.max_pool2d_nhwc", |sample| {
+                sample.inputs[0].shape[3].is_multiple_of(4)
+            }),
+        ),
         ("few-rows", scatter(32)),
         ("many-rows", scatter(33)),
         ("put", Call::sample("core.put_along_axis")),

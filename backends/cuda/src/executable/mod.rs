@@ -121,7 +121,7 @@ impl CudaDriver {
             scalars: arena.place(draft.sizes.len()).ok_or_else(missing)?,
             numbers: arena.place(draft.sizes.len() + 1).ok_or_else(missing)?,
         };
-        let segments = gpu.within(|| ready(draft, &batches, kernels, device.library(), &arena, &extras))?;
+        let segments = gpu.within(|| ready(draft, &batches, kernels, device.libraries(), &arena, &extras))?;
         let stream = gpu.call("making a stream", || {
             result::stream::create(result::stream::StreamKind::NonBlocking)
         })?;

@@ -170,7 +170,7 @@ impl ImageLayout {
 
 /// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`, in
 /// any layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2dDims {
     /// The order of the axes in memory.
     pub layout: ImageLayout,
