@@ -261,5 +261,8 @@ fn an_error_names_the_choice_that_failed() {
     };
     let (one, several) = (message_of(1), message_of(3));
     assert!(one.contains("items") && !one.contains("choice"), "{one}");
-    assert!(several.contains("items") && several.contains(" of 3 failed"), "{several}");
+    assert!(
+        several.contains("items") && several.contains(" of 3 failed"),
+        "{several}"
+    );
 }
