@@ -77,8 +77,7 @@ pub struct Launch {
     pub groups: [u32; 3],
     /// True if the launch uses cooperative matrices.
     pub coop: bool,
-    /// The call, if a library of the device computes it. In this case there is no module, and the bindings are those of
-    /// the [call](LibraryCall).
+    /// The call, if a library of the device computes it instead of a module. [`LibraryCall`] describes the bindings.
     pub library: Option<LibraryCall>,
     /// Schedule of the part of the call that this launch computes, if there are several schedules.
     pub schedule: Option<Arc<str>>,

@@ -160,8 +160,8 @@ pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<
     Ok(Some(compiled))
 }
 
-/// Compiles the launches that compute the results of a body from the result of its convolution, which is stored in `f16`
-/// and is multiplied by `factor`.
+/// Compiles the launches that compute the results of a body after its convolution. The convolution is stored in `f16`, and
+/// is multiplied by `factor`.
 fn after(product: &MatMulCall, stored: Memory, factor: f32) -> Result<Vec<Launch>, String> {
     let &MatMulCall { body, id, cx, .. } = product;
     let ty = body.ty(id).clone();

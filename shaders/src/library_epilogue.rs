@@ -156,7 +156,7 @@ pub(super) fn cast(
     Ok(pointwise::compile(&Body::of(&kernel)?, &part)?.launches)
 }
 
-/// Returns `at`, or the value of which it is a reshaped form, down to `id`.
+/// Follows reshapes from `at` to their operands, at most to `id`, and returns the last value.
 fn unshaped(body: &Body, mut at: Id, id: Id) -> Id {
     while at != id && body.is_call(at, |op| op == RESHAPE) {
         at = body.inputs(at)[0];
@@ -169,9 +169,9 @@ fn scaled_by(body: &Body, id: Id, result: Id) -> Option<usize> {
     if !body.is_call(result, |op| op == MUL) {
         return None;
     }
-    match body.inputs(result) {
-        &[left, right] if left == id && right != id => only_element(body, right),
-        &[left, right] if right == id && left != id => only_element(body, left),
+    match *body.inputs(result) {
+        [left, right] if left == id && right != id => only_element(body, right),
+        [left, right] if right == id && left != id => only_element(body, left),
         _ => None,
     }
 }

@@ -1,9 +1,10 @@
-"""Time of a ResNet-50 step in PyTorch on a CUDA device: f16, channels last, as a CUDA graph, eager and compiled.
+"""Time of a ResNet-50 step in PyTorch on a CUDA device, channels last, as a CUDA graph.
 
-    python resnet_cuda.py [IMAGES ...]
+    python resnet_cuda.py [--train] [IMAGES ...]
 
-Prints the median milliseconds of a step without waiting between steps, for comparison with
-`meganeura bench resnet50 --seq IMAGES`. Weights are random: they do not change the time.
+Inference is in f16, eager and compiled. A training step is eager, with SGD and autocast to bf16. Prints the median
+milliseconds of a step without waiting between steps, for comparison with `meganeura bench resnet50 [--train] --seq IMAGES`.
+Weights are random: they do not change the time.
 """
 
 import statistics
@@ -40,16 +41,16 @@ def resnet50():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
 
 
-def captured(model, x):
+def captured(step):
     """A function that replays a step as one CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
-            model(x)
+            step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        model(x)
+        step()
     return graph.replay
 
 
@@ -66,17 +67,42 @@ def milliseconds(step, steps=50, samples=11):
     return statistics.median(found)
 
 
+def images_of(count, dtype):
+    return torch.randn(count, 3, 224, 224, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+
+
+def training_step(images):
+    model = resnet50().train().cuda().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, labels = images_of(images, torch.float), torch.randint(0, 1000, (images,), device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def main():
     torch.backends.cudnn.benchmark = True
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    trains = "--train" in sys.argv
+    sizes = [int(n) for n in sys.argv[1:] if n != "--train"]
+    if trains:
+        for images in sizes or [8, 64]:
+            print(f"{images} images: training {milliseconds(captured(training_step(images)), 20):.2f} ms", flush=True)
+        return
     model = resnet50().eval().cuda().half().to(memory_format=torch.channels_last)
     with torch.inference_mode():
-        for images in [int(n) for n in sys.argv[1:]] or [1, 8]:
-            x = torch.randn(images, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)
-            print(f"{images} images: eager graph {milliseconds(captured(model, x)):.3f} ms", flush=True)
+        for images in sizes or [1, 8, 64]:
+            x = images_of(images, torch.half)
+            print(f"{images} images: eager graph {milliseconds(captured(lambda: model(x))):.3f} ms", flush=True)
             compiled = torch.compile(model)
             compiled(x)
-            print(f"{images} images: compiled graph {milliseconds(captured(compiled, x)):.3f} ms", flush=True)
+            print(f"{images} images: compiled graph {milliseconds(captured(lambda: compiled(x))):.3f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ pub(super) fn channels_last<'a>(op: OpRef, form: Option<MatrixForm>) -> Channels
     })
 }
 
-/// How the normalised values get `x - mean`.
+/// Source of `x - mean` for the normalised values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Centring {
     /// The difference of the variance.

@@ -171,8 +171,8 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Returns true if rows can be split into parts. Then no reduction and no element may depend on a reduction, because
-    /// only the last launch knows its result.
+    /// Returns true if rows can be split into parts. The result of a reduction is available in the last launch only, so no
+    /// other reduction and no element may depend on it.
     fn can_be_cut(&self) -> bool {
         let depends = |output: &usize| {
             let result = self.body.results[*output];

@@ -160,7 +160,7 @@ impl Descriptor {
         let mut raw: Vec<Pointer> = all.iter().map(|descriptor| descriptor.raw).collect();
         let mut count = 0;
         let (name, ty) = (attribute as c_int, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR as c_int);
-        // SAFETY: the array has `most` descriptors, which the library fills.
+        // SAFETY: the array has `most` valid descriptors.
         let status =
             unsafe { (self.functions.get)(self.raw, name, ty, most as i64, &mut count, raw.as_mut_ptr().cast()) };
         check(status, &format!("reading {attribute:?}"))?;

@@ -207,7 +207,7 @@ impl OperationGraph {
     }
 }
 
-/// Creates a tensor with channels last, or a value between two operations, which is not in memory.
+/// Creates a tensor with channels last. A virtual tensor is a value between two operations, without memory.
 fn tensor(
     functions: Functions,
     name: Tensor,
