@@ -16,11 +16,11 @@ const STEP_BUDGET: Duration = Duration::from_secs(2);
 const CONTENDED_STEP: Duration = Duration::from_millis(300);
 /// Maximum time to compute all masks of a request.
 const REQUEST_BUDGET: Duration = Duration::from_secs(30);
-/// The same while more sequences with grammars are running and queued than the engine runs at once. Most masks take
-/// less than a millisecond.
-const CONTENDED_BUDGET: Duration = Duration::from_secs(1);
-/// The same for requests whose masks are slow, because one thread computes these masks.
-const SLOW_BUDGET: Duration = Duration::from_millis(200);
+/// The same while more sequences with grammars are running and queued than the engine runs at once, in addition to
+/// [`USUAL_MASK`] for each mask.
+const CONTENDED_BUDGET: Duration = Duration::from_millis(200);
+/// Processor time of a mask that is not slow. Most masks take less than a millisecond.
+const USUAL_MASK: Duration = Duration::from_millis(2);
 
 /// Maximum number of items that the parsers of all sequences hold; an item takes 8 to 16 bytes.
 const MAX_ITEMS: u64 = 32 << 20;
@@ -30,7 +30,7 @@ const FREE_ITEMS: u64 = 1 << 20;
 /// Maximum mean time per mask of a request that counts as quick.
 const QUICK: Duration = Duration::from_millis(20);
 
-/// Time that the masks of a request have taken so far, shared by its sequences.
+/// Processor time that the masks of a request have taken so far, shared by its sequences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MaskTime(Arc<Times>);
 
@@ -59,9 +59,15 @@ impl MaskTime {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns true if the masks of the request were slow, and took longer than the first mask of a usual grammar.
+    /// Returns true if the masks of the request were slow.
     pub(super) fn is_slow(&self) -> bool {
-        self.get() > SLOW_BUDGET && !self.is_quick()
+        self.get() > self.contended_budget()
+    }
+
+    /// Returns the maximum time of the request's masks while others wait.
+    fn contended_budget(&self) -> Duration {
+        let masks = self.0.masks.load(Ordering::Relaxed);
+        CONTENDED_BUDGET + USUAL_MASK * u32::try_from(masks).unwrap_or(u32::MAX)
     }
 
     /// Returns true if earlier masks of the request were quick.
@@ -178,10 +184,8 @@ impl MaskPool {
     pub(super) fn budget(&self, spent: &MaskTime) -> Duration {
         if self.constraints.load(Ordering::Relaxed) <= self.sequences {
             REQUEST_BUDGET
-        } else if spent.is_quick() {
-            CONTENDED_BUDGET
         } else {
-            SLOW_BUDGET
+            REQUEST_BUDGET.min(spent.contended_budget())
         }
     }
 
@@ -400,17 +404,17 @@ mod tests {
     fn slow_masks_have_a_smaller_budget_among_many_requests() {
         let pool = Arc::new(MaskPool::start(1, || {}).expect("threads"));
         let [quick, slow] = [0; 2].map(|_| MaskTime::default());
-        for _ in 0..100 {
-            quick.add(Duration::from_millis(3));
+        for _ in 0..1000 {
+            quick.add(Duration::from_millis(1));
         }
-        for _ in 0..3 {
-            slow.add(Duration::from_millis(100));
+        for _ in 0..20 {
+            slow.add(Duration::from_millis(15));
         }
         assert!(slow.is_slow() && !quick.is_slow());
         assert_eq!([&quick, &slow].map(|time| pool.budget(time)), [REQUEST_BUDGET; 2]);
         let _counted = [CountedGrammar::new(pool.clone()), CountedGrammar::new(pool.clone())];
-        assert_eq!(pool.budget(&quick), CONTENDED_BUDGET);
-        assert_eq!(pool.budget(&slow), SLOW_BUDGET);
-        assert!(slow.get() > SLOW_BUDGET);
+        assert!(pool.budget(&quick) > quick.get());
+        assert_eq!(pool.budget(&slow), Duration::from_millis(240));
+        assert!(slow.get() > pool.budget(&slow));
     }
 }

@@ -13,6 +13,7 @@ use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
 
 use super::mask_pool::{CountedGrammar, MaskPool, MaskTime, ParserItems};
+use super::processor_time::ThreadTime;
 use crate::lock::lock;
 use crate::preparation::GrammarRoom;
 
@@ -59,7 +60,7 @@ impl FirstMask {
     pub(crate) fn of(parser: TokenParser, limit: Duration, spent: &MaskTime) -> Result<Option<Self>> {
         let mut tried = parser.clone();
         let cancel = tried.enable_cancellation();
-        let begun = Instant::now();
+        let begun = ThreadTime::now();
         let mask = std::thread::scope(|scope| {
             let (done, ended) = channel::<()>();
             let of_timer = cancel.clone();
@@ -153,8 +154,8 @@ impl GrammarConstraint {
             // Also after a panic, when the sender is gone.
             let _wake = wake;
             let sender = sender;
-            let begun = Instant::now();
-            *lock(&of_job) = Some(begun);
+            *lock(&of_job) = Some(Instant::now());
+            let begun = ThreadTime::now();
             let consumed = consume(&mut parser, token).and_then(|new| items.add(new));
             let mask = consumed.and_then(|()| mask(&mut parser));
             spent.add(begun.elapsed());
@@ -185,7 +186,7 @@ impl GrammarConstraint {
                         return;
                     }
                     format!(
-                        "the request took longer than {} s for its grammar",
+                        "the request took longer than {:.1} s for its grammar",
                         budget.as_secs_f64()
                     )
                 };
