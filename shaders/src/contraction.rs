@@ -3,8 +3,8 @@
 
 use meganeura_core::quantization::BLOCK;
 
+use super::conv_kinds::StoredConvolution;
 use super::emit::Emitter;
-use super::library_conv::StoredConvolution;
 use super::packed::Packed;
 use super::template::Template;
 

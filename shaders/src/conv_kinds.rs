@@ -13,6 +13,14 @@ pub enum ConvTensor {
     WeightGrad,
 }
 
+/// A convolution of NHWC images whose operands are in memory.
+pub(super) struct StoredConvolution {
+    pub(super) tensor: ConvTensor,
+    pub(super) dims: Conv2dDims,
+    /// Indices of the operands of the dispatch: `x, w`, or `dy, w`, or `x, dy`.
+    pub(super) operands: [usize; 2],
+}
+
 /// The convolution operators, each with its computed tensor and the memory layout of its images.
 const CONVOLUTIONS: [(&str, ConvTensor, ImageLayout); 6] = [
     ("core.conv2d", ConvTensor::Output, ImageLayout::Nchw),

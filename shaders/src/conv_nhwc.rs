@@ -6,10 +6,9 @@ use meganeura_core::ops::Conv2dDims;
 
 use super::body::Id;
 use super::contraction::{Contraction, ElementLocation, Sizes};
-use super::conv_kinds::{ConvTensor, kind, plane};
+use super::conv_kinds::{ConvTensor, StoredConvolution, kind, plane};
 use super::emit::Emitter;
 use super::library;
-use super::library_conv::StoredConvolution;
 use super::location::{self, Base};
 use super::template::{Functions, InlinedCall, Template};
 

@@ -8,11 +8,11 @@
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::{Call, Conv2dDims, OpRef};
+use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::{DType, Shape, TensorType, registry};
 
 use super::body::{Body, Constant, Def, Id, Node};
-use super::conv_kinds::ConvTensor;
+use super::conv_kinds::{ConvTensor, StoredConvolution};
 use super::epilogue::Results;
 use super::kernel::{CompileCx, Compiled, Launch, Memory, Source};
 use super::library_calls::{LibraryCall, LibraryConvolution, LibraryEpilogue};
@@ -36,14 +36,6 @@ const TO_HWIO: [i32; 4] = [1, 2, 3, 0];
 /// operands come after them.
 const PRODUCT: usize = 0;
 const WORKSPACE: usize = 1;
-
-/// A convolution of NHWC images whose operands are in memory.
-pub(super) struct StoredConvolution {
-    pub(super) tensor: ConvTensor,
-    pub(super) dims: Conv2dDims,
-    /// Indices of the operands of the dispatch: `x, w`, or `dy, w`, or `x, dy`.
-    pub(super) operands: [usize; 2],
-}
 
 /// Compiles the launches of a convolution. Returns `None` unless there is a library that supports it.
 pub(super) fn compile(product: &MatMulCall, results: &Results) -> Result<Option<Compiled>, String> {
