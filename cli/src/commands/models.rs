@@ -71,8 +71,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
             .all()
             .map(|folder| cell(&folder.display().to_string()))
             .collect();
+        let download = if cfg!(feature = "hub") {
+            "`meganeura pull NAME` downloads one"
+        } else {
+            "`hf download NAME --local-dir DIR` downloads one"
+        };
         line(format_args!(
-            "no models found in {}\n`meganeura pull NAME` downloads one; --dir and MEGANEURA_MODELS add folders",
+            "no models found in {}\n{download}; --dir and MEGANEURA_MODELS add folders",
             searched.join(", ")
         ))?;
         return Ok(ExitCode::SUCCESS);

@@ -252,12 +252,8 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     }
     match &report {
         PredictionReport::Classification { loss, report } => {
-            line(format_args!(
-                "accuracy {:.2} % ({} of {}), loss {loss:.4}\n",
-                100.0 * report.accuracy(),
-                report.correct,
-                report.examples
-            ))?;
+            // The report contains the accuracy.
+            line(format_args!("loss {loss:.4}\n"))?;
             line(report.to_string().trim_end())?;
         }
         PredictionReport::Regression { metrics, examples } => {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum DataError {
     /// A file could not be opened or read.
-    #[error("{name}: cannot read: {source}")]
+    #[error("{name}: the file cannot be read")]
     Io {
         /// The file.
         name: String,

@@ -77,7 +77,7 @@ pub(crate) struct Args {
     freeze: Vec<String>,
 
     /// Sizes of the hidden layers of mlp, or of the one hidden layer of cnn [default: 256,128; cnn: 64]
-    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = layer_size)]
     hidden: Vec<usize>,
 
     /// Dropout probability after each hidden layer of mlp, or before each fully connected layer of cnn; 0 disables
@@ -261,6 +261,14 @@ fn soft(loss: Loss) -> Loss {
         Loss::Regression | Loss::WeightedRegression => Loss::WeightedRegression,
         _ => Loss::SoftClasses,
     }
+}
+
+/// Parses the size of a hidden layer.
+fn layer_size(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|&size| size > 0)
+        .ok_or_else(|| "expected sizes separated by commas, such as 256,128".into())
 }
 
 /// Parses a number of folds.
