@@ -146,7 +146,7 @@ impl Worker {
     /// # Errors
     /// [`QueueFull`] if not all of them fit.
     pub(crate) fn reserve(&self, count: usize) -> std::result::Result<ReservedSlots, QueueFull> {
-        let fits = |pending: usize| pending.checked_add(count).filter(|&all| all <= self.limit);
+        let fits = |pending: usize| pending.checked_add(count).filter(|&all| all <= self.limit(count));
         let pending = &self.shared.pending;
         match pending.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(ReservedSlots {
@@ -157,9 +157,14 @@ impl Worker {
         }
     }
 
-    /// Returns the maximum number of running and waiting sequences.
-    pub(crate) fn limit(&self) -> usize {
-        self.limit
+    /// Returns the maximum number of running and waiting sequences for which a request of `count` sequences is accepted. A
+    /// quarter is kept for requests of one sequence, which a few requests with many choices could otherwise shut out.
+    pub(crate) fn limit(&self, count: usize) -> usize {
+        if count > 1 {
+            self.limit - self.limit / 4
+        } else {
+            self.limit
+        }
     }
 
     /// Returns the number of running and waiting sequences.

@@ -181,8 +181,8 @@ impl Generation {
         }
         let count = prompts.len().saturating_mul(options.count);
         // Another try would not help.
-        if count > app.worker.limit() {
-            let (prompts, each, limit) = (prompts.len(), options.count, app.worker.limit());
+        if count > app.worker.limit(count) {
+            let (prompts, each, limit) = (prompts.len(), options.count, app.worker.limit(count));
             return Err(ApiError::bad(format!(
                 "{prompts} prompts with {each} choices each are {count} sequences, but the server accepts at most \
                  {limit} at a time; send fewer prompts per request, or a smaller 'n'"

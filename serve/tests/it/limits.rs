@@ -266,3 +266,39 @@ fn an_error_names_the_choice_that_failed() {
         "{several}"
     );
 }
+
+/// A quarter of the places is kept for requests of one sequence.
+#[test]
+fn requests_with_many_choices_leave_space_for_others() {
+    let mut options = options();
+    options.queue = 4;
+    let server = TestServer::with(options);
+    let of = |count: usize| {
+        json!({"prompt": "Alice", "n": count, "max_tokens": 100, "ignore_eos": true, "stream": count == 6}).to_string()
+    };
+    // On a busy machine, the texts may have ended before the next request.
+    let refused = (0..20).find_map(|_| {
+        let mut client = server.connect();
+        let body = of(6);
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        client.write_all(head.as_bytes()).expect("sent");
+        let mut begin = [0; 15];
+        client.read_exact(&mut begin).expect("a beginning");
+        assert_eq!(&begin, b"HTTP/1.1 200 OK");
+        let several = server.post("/v1/completions", &serde_json::from_str(&of(2)).expect("JSON"));
+        let one = server.post("/v1/completions", &serde_json::from_str(&of(1)).expect("JSON"));
+        assert_eq!(one.status, 200, "{}", one.body);
+        (several.status != 200).then_some(several)
+    });
+    let refused = refused.expect("the queue was never full");
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    let response = server.post("/v1/completions", &serde_json::from_str(&of(7)).expect("JSON"));
+    assert!(
+        response.status == 400 && response.message().contains("at most 6"),
+        "{}",
+        response.body
+    );
+}
