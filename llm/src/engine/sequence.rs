@@ -360,6 +360,8 @@ fn logprobs(logits: &[f32], top: usize) -> (f32, Vec<(u32, f32)>) {
         best.extend((0u32..).zip(logits.iter().map(|x| x - total)));
         sort_likeliest(&mut best, top);
         best.truncate(top);
+        // The answer keeps it: otherwise each token would take the memory of the whole vocabulary.
+        best.shrink_to_fit();
     }
     (total, best)
 }
@@ -392,4 +394,17 @@ pub(super) fn check(request: &SequenceRequest, config: &ModelConfig, most: usize
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_probabilities_take_the_memory_of_those_that_are_returned() {
+        let logits: Vec<f32> = (0_u16..10_000).map(f32::from).collect();
+        let (_, best) = logprobs(&logits, 20);
+        assert_eq!((best.len(), best[0].0), (20, 9_999));
+        assert!(best.capacity() < 100, "{}", best.capacity());
+    }
 }
