@@ -157,8 +157,8 @@ impl Worker {
         }
     }
 
-    /// Returns the maximum number of running and waiting sequences for which a request of `count` sequences is accepted. A
-    /// quarter is kept for requests of one sequence, which a few requests with many choices could otherwise shut out.
+    /// Returns the maximum number of running and waiting sequences after a request of `count` sequences is accepted. The
+    /// last quarter is reserved for requests of one sequence. Otherwise, a few requests with many choices could fill it.
     pub(crate) fn limit(&self, count: usize) -> usize {
         if count > 1 {
             self.limit - self.limit / 4

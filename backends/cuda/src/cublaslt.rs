@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use meganeura_core::DType;
 use meganeura_shaders::{LibraryEpilogue, LibraryMatmul, LibraryOperand};
 
-use crate::library::{LibraryRequest, LoadedLibrary};
+use crate::library::{LibraryRequest, LoadedLibrary, check, version_text};
 
 /// Description of the library, and how it is found.
 const WANTED: LibraryRequest = LibraryRequest {
@@ -232,12 +232,7 @@ impl CublasLt {
 
     /// Returns the version of the library as text, such as 12.9.1.
     pub(crate) fn version_text(&self) -> String {
-        format!(
-            "{}.{}.{}",
-            self.version / 10_000,
-            self.version % 10_000 / 100,
-            self.version % 100
-        )
+        version_text(self.version)
     }
 
     /// Selects an algorithm for a matmul.
@@ -502,12 +497,5 @@ impl CublasLt {
             .all(|c| c.is_multiple_of(VECTOR));
         let flops = batch.saturating_mul(2 * m * n).saturating_mul(k);
         are_aligned && m.min(n) >= MIN_SIDE && flops >= self.min_flops
-    }
-}
-
-fn check(status: Status, function: &str) -> Result<(), String> {
-    match status {
-        0 => Ok(()),
-        status => Err(format!("{function} fails with status {status}")),
     }
 }

@@ -93,12 +93,7 @@ impl Libraries {
                 Ok(PreparedCall::Matmul(prepared, addresses))
             }
             (LibraryCall::Convolution(convolution), _, Some(library)) => {
-                let addresses = cudnn::Addresses {
-                    tensors: *tensors,
-                    workspace: *workspace,
-                    epilogue: epilogue.clone(),
-                };
-                let prepared = library.prepare(convolution, &addresses);
+                let prepared = library.prepare(convolution, *tensors, *workspace, epilogue);
                 let prepared =
                     prepared.map_err(|why| Error::backend(NAME, format!("cuDNN rejects a convolution: {why}")))?;
                 Ok(PreparedCall::Convolution(prepared))

@@ -1,7 +1,7 @@
 //! Shared libraries of the CUDA toolkit, loaded at run time.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -93,6 +93,22 @@ impl LoadedLibrary {
         let symbol = unsafe { self.0.get::<F>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
     }
+}
+
+/// Converts the status of a function of a library.
+///
+/// # Errors
+/// The function failed.
+pub(crate) fn check(status: c_int, function: &str) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        status => Err(format!("{function} fails with status {status}")),
+    }
+}
+
+/// Returns the version of a library as text, such as 12.9.1 for 120901.
+pub(crate) fn version_text(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 
 #[cfg(test)]

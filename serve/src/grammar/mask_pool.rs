@@ -64,7 +64,7 @@ impl MaskTime {
         self.get() > self.contended_budget()
     }
 
-    /// Returns the maximum time of the request's masks while others wait.
+    /// Returns the maximum processor time of all masks of the request while other requests wait for the engine.
     fn contended_budget(&self) -> Duration {
         let masks = self.0.masks.load(Ordering::Relaxed);
         CONTENDED_BUDGET + USUAL_MASK * u32::try_from(masks).unwrap_or(u32::MAX)

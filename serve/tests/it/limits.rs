@@ -267,7 +267,7 @@ fn an_error_names_the_choice_that_failed() {
     );
 }
 
-/// A quarter of the places is kept for requests of one sequence.
+/// The last quarter of the queue is reserved for requests of one sequence.
 #[test]
 fn requests_with_many_choices_leave_space_for_others() {
     let mut options = options();

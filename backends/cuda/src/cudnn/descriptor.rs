@@ -8,7 +8,7 @@ use cudarc::cudnn::sys::{
 };
 use cudarc::driver::sys;
 
-use crate::library::LoadedLibrary;
+use crate::library::{LoadedLibrary, check};
 
 type Pointer = *mut c_void;
 
@@ -166,12 +166,5 @@ impl Descriptor {
         check(status, &format!("reading {attribute:?}"))?;
         all.truncate(usize::try_from(count).unwrap_or(0));
         Ok(all)
-    }
-}
-
-pub(super) fn check(status: c_int, function: &str) -> Result<(), String> {
-    match status {
-        0 => Ok(()),
-        status => Err(format!("{function} fails with status {status}")),
     }
 }

@@ -104,25 +104,20 @@ impl OperationGraph {
         results.push(tensor(functions, Tensor::Result, result, convolution.result, false)?);
         let options = options(functions, d)?;
         operations.push(convolve(functions, convolution, &options, [&a, &b, &results[0]])?);
-        let mut at = 0;
-        if addend {
-            let added = tensor(functions, Tensor::Addend, result, convolution.result, false)?;
+        let mut values = results.windows(2);
+        let sums = [
+            (addend, Tensor::Addend, result),
+            (bias, Tensor::Bias, [1, result[1], 1, 1]),
+        ];
+        for ((_, name, shape), value) in sums.into_iter().filter(|(is_added, ..)| *is_added).zip(&mut values) {
+            let added = tensor(functions, name, shape, convolution.result, false)?;
             let add = pointwise(functions, Pointwise::CUDNN_POINTWISE_ADD)?;
-            operations.push(apply(functions, &add, &results[at], Some(&added), &results[at + 1])?);
+            operations.push(apply(functions, &add, &value[0], Some(&added), &value[1])?);
             parts.extend([added, add]);
-            at += 1;
         }
-        if bias {
-            let shape = [1, result[1], 1, 1];
-            let added = tensor(functions, Tensor::Bias, shape, convolution.result, false)?;
-            let add = pointwise(functions, Pointwise::CUDNN_POINTWISE_ADD)?;
-            operations.push(apply(functions, &add, &results[at], Some(&added), &results[at + 1])?);
-            parts.extend([added, add]);
-            at += 1;
-        }
-        if relu {
+        if let Some(value) = values.next().filter(|_| relu) {
             let relu = pointwise(functions, Pointwise::CUDNN_POINTWISE_RELU_FWD)?;
-            operations.push(apply(functions, &relu, &results[at], None, &results[at + 1])?);
+            operations.push(apply(functions, &relu, &value[0], None, &value[1])?);
             parts.push(relu);
         }
         let mut graph = functions.descriptor(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;

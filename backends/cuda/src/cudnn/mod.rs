@@ -14,8 +14,8 @@ use cudarc::cudnn::sys::{cudnnBackendAttributeName_t as Attribute, cudnnBackendD
 use cudarc::driver::sys;
 use meganeura_shaders::{LibraryConvolution, LibraryEpilogue};
 
-use crate::library::{LibraryRequest, LoadedLibrary};
-use descriptor::{Descriptor, Functions, check};
+use crate::library::{LibraryRequest, LoadedLibrary, check, version_text};
+use descriptor::{Descriptor, Functions};
 use graph::Tensor;
 
 /// Description of the library, and how it is found.
@@ -82,16 +82,6 @@ pub(crate) struct PreparedConvolution {
     buffers: Descriptor,
 }
 
-/// Device addresses of a convolution's buffers.
-pub(crate) struct Addresses {
-    /// Both operands and the result.
-    pub(crate) tensors: [sys::CUdeviceptr; 3],
-    /// Address of a workspace of [`WORKSPACE_BYTES`] bytes.
-    pub(crate) workspace: sys::CUdeviceptr,
-    /// Operands of the epilogue: the addend, then the bias.
-    pub(crate) epilogue: Vec<sys::CUdeviceptr>,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -106,7 +96,10 @@ impl Cudnn {
         WANTED.open(|library| {
             let version = version_of(&library)?;
             if version < MIN_VERSION {
-                return Err(format!("version {} is too old; install 9.0 or newer", text_of(version)));
+                return Err(format!(
+                    "version {} is too old; install 9.0 or newer",
+                    version_text(version)
+                ));
             }
             let create: unsafe extern "C" fn(*mut Pointer) -> c_int = library.function(c"cudnnCreate")?;
             let functions = Functions::of(&library)?;
@@ -131,12 +124,12 @@ impl Cudnn {
     /// # Errors
     /// The library is not found.
     pub(crate) fn available_version() -> Result<String, String> {
-        WANTED.open(|library| Ok(text_of(version_of(&library)?)))
+        WANTED.open(|library| Ok(version_text(version_of(&library)?)))
     }
 
     /// Returns the version of the library as text, such as 9.19.0.
     pub(crate) fn version_text(&self) -> String {
-        text_of(self.version)
+        version_text(self.version)
     }
 
     /// Returns the minimum number of operations of a convolution that uses the library.
@@ -189,34 +182,32 @@ impl Cudnn {
         Err(why)
     }
 
-    /// Prepares a convolution with these buffers.
+    /// Prepares a convolution with the device addresses of its buffers: both operands and the result, a workspace of
+    /// [`WORKSPACE_BYTES`] bytes, and the operands of the epilogue (the addend, then the bias).
     ///
     /// # Errors
     /// No engine supports it.
     pub(crate) fn prepare(
         &self,
         convolution: &LibraryConvolution,
-        addresses: &Addresses,
+        tensors: [sys::CUdeviceptr; 3],
+        workspace: sys::CUdeviceptr,
+        epilogue: &[sys::CUdeviceptr],
     ) -> Result<PreparedConvolution, String> {
         let plan = self.plan(convolution)?;
-        let mut tensors = vec![Tensor::A, Tensor::B, Tensor::Result];
+        let mut ids = vec![Tensor::A as i64, Tensor::B as i64, Tensor::Result as i64];
         if let LibraryEpilogue::Sum { addend, bias, .. } = convolution.epilogue {
-            tensors.extend(
-                [(addend, Tensor::Addend), (bias, Tensor::Bias)]
-                    .iter()
-                    .filter(|(has, _)| *has)
-                    .map(|(_, t)| *t),
-            );
+            ids.extend(addend.then_some(Tensor::Addend as i64));
+            ids.extend(bias.then_some(Tensor::Bias as i64));
         }
-        let ids: Vec<i64> = tensors.iter().map(|&tensor| tensor as i64).collect();
-        let pointers: Vec<sys::CUdeviceptr> = addresses.tensors.iter().chain(&addresses.epilogue).copied().collect();
+        let pointers = [&tensors, epilogue].concat();
         if ids.len() != pointers.len() {
             return Err(format!("expected {} buffers, found {}", ids.len(), pointers.len()));
         }
         let mut buffers = self.functions.descriptor(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         buffers.set_pointers(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &pointers)?;
         buffers.set_ints(Attribute::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &ids)?;
-        buffers.set_pointers(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[addresses.workspace])?;
+        buffers.set_pointers(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?;
         buffers.finalize()?;
         Ok(PreparedConvolution { plan, buffers })
     }
@@ -242,8 +233,4 @@ fn version_of(library: &LoadedLibrary) -> Result<usize, String> {
     let version: unsafe extern "C" fn() -> usize = library.function(c"cudnnGetVersion")?;
     // SAFETY: the function takes no arguments.
     Ok(unsafe { version() })
-}
-
-fn text_of(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use crate::library::{LibraryRequest, LoadedLibrary};
+use crate::library::{LibraryRequest, LoadedLibrary, version_text};
 
 /// Description of the library, and how it is found.
 const WANTED: LibraryRequest = LibraryRequest {
@@ -83,8 +83,7 @@ impl Nccl {
 
     /// Returns the version of NCCL as text, such as 2.21.5.
     pub(super) fn version_text(&self) -> String {
-        let v = self.version;
-        format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100)
+        version_text(self.version as usize)
     }
 
     /// Creates the identifier that the first rank sends to the other ranks.

@@ -151,7 +151,8 @@ pub(super) fn guess_decimal(raw: &RawTable) -> DecimalMark {
         points += usize::from(point > comma);
         unclear += usize::from(comma == 0 && point == 0 && three_digits > 0);
     }
-    // `1,234` alone is one thousand, except in files with another delimiter: these usually have decimal commas.
+    // If all numbers look like `1,234`, the mark is unclear. The comma is then a decimal mark only in files with another
+    // delimiter.
     if commas > points || (commas + points == 0 && unclear > 0 && raw.delimiter() != b',') {
         DecimalMark::Comma
     } else {
