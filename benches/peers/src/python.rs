@@ -18,7 +18,7 @@ pub(crate) const OF_MODELS: &[&str] = &["torch eager", "torch compile"];
 /// Frameworks for inference of ResNet-50.
 pub(crate) const OF_IMAGES: &[&str] = &["torch eager", "torch compile", "onnxruntime"];
 
-/// Adds frameworks to a comparison; frameworks without support are listed as skipped.
+/// Adds frameworks to a comparison. A framework that does not support the workload is listed as skipped.
 pub(crate) fn add(
     comparison: &mut Comparison<'_>,
     setup: &Setup,

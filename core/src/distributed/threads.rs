@@ -161,8 +161,8 @@ impl ThreadCommunicator {
         }
     }
 
-    /// Waits until another rank posts, takes its results or ends. Returns an error if a missing rank has ended, or
-    /// after the time limit.
+    /// Waits until another rank contributes to the collective, takes its results or ends. Returns an error after the
+    /// time limit, or if a rank has ended without its contribution.
     fn wait<'s>(
         &self,
         state: MutexGuard<'s, State>,

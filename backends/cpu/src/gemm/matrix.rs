@@ -32,10 +32,10 @@ const WIDE_ROWS: usize = 128;
 const TASK_ROWS: usize = 48;
 const TASK_PANELS: usize = 4;
 
-/// Maximum number of f32s of a B that is read in place: half of a 1 MiB second-level cache. Exception: B is
-/// packed if C is tall and the matmul has at least `IN_PLACE_FLOPS`. Rows of B that are far apart, or are not
-/// whole cache lines, make it hard to keep a panel in the first-level cache. With many rows of C, packing
-/// pays off.
+/// Maximum number of f32s of a B that is read in place: half of a 1 MiB second-level cache. A smaller B is also
+/// packed if C is tall and the matmul has at least `IN_PLACE_FLOPS`: with many rows of C, the time to pack B is
+/// small, and a packed panel stays in the first-level cache even if the rows of B are far apart or are not whole
+/// cache lines.
 const OPERAND_LEN: usize = 128 * 1024;
 const IN_PLACE_FLOPS: u64 = 8_000_000;
 /// Maximum number of panels of a block for which rows are the outer loop of its tiles. A tile's rows of A are

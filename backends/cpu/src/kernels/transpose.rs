@@ -142,8 +142,8 @@ pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: Vi
 /// Copies a tile of at most [`TILE`] rows and columns.
 ///
 /// # Safety
-/// All elements of the tile must exist from `x` and `y` on. Meanwhile, the operand must not be written, and no other
-/// code may access the result.
+/// `x` and `y` must be valid for all elements of the tile. During the call, no other code may write the operand or access
+/// the result.
 unsafe fn tile<T: Word>(level: Level, plane: Plane, x: *const T, y: *mut T, [rows, columns]: [usize; 2]) {
     let mut turned = [const { MaybeUninit::<T>::uninit() }; TILE * TILE];
     let turned: *mut T = turned.as_mut_ptr().cast();

@@ -98,8 +98,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     label_smoothing: f32,
 
-    /// Number of folds of the cross-validation that chooses the number of epochs of a table; 0 disables it. Without --epochs
-    /// and --patience, tables with fewer than 2,000 training examples use 5 folds, and larger ones stop early.
+    /// Choose the number of epochs by cross-validation with K folds, for tables; 0 disables it. Without --epochs and
+    /// --patience, tables with fewer than 2,000 training examples use 5 folds, and larger ones stop early.
     #[arg(long, value_name = "K", conflicts_with_all = ["data_set", "npz", "images", "onnx", "epochs", "patience", "checkpoint", "distributed", "validation"], value_parser = folds)]
     cv: Option<usize>,
 

@@ -108,12 +108,14 @@ impl Work {
         work
     }
 
-    /// Returns the cost of a thread, without iterations that are counted at run time.
+    /// Returns the cost of a thread. It excludes loops that are not proven to end: the kernel counts their iterations at
+    /// run time.
     pub(super) fn thread(&self) -> Cost {
         self.thread
     }
 
-    /// Returns the cost of one iteration of a loop, without nested iterations that are counted at run time.
+    /// Returns the cost of one iteration of a loop. It excludes nested loops that are not proven to end, as
+    /// [`thread`](Self::thread) does.
     pub(super) fn round(&self, function: &Function, largest: &UpperBounds, body: &Block, continuing: &Block) -> Cost {
         let own = Cost {
             parts: COUNTING,

@@ -62,7 +62,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Divides the key tiles into parts that are visible to about the same number of queries.
+/// Divides the key tiles into parts with about the same number of pairs of a key tile and a query that attends to it.
 fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     let heads = dims.batch * dims.kv_heads;
     let tiles = dims.rows_k.div_ceil(KEYS);
