@@ -97,7 +97,7 @@ fn the_guide_has_all_files_of_a_crate() {
 /// A reader who follows the guide gets a passing report. With the release build of the examples, which has the same
 /// dependencies, the test takes less than two minutes.
 #[test]
-#[ignore = "builds the library once more; .ci/run runs it"]
+#[ignore = "builds the library once more; .ci/long runs it"]
 fn a_newcomer_gets_a_green_report() {
     let place = tempfile::tempdir().expect("a folder");
     let folder = place.path().join("my-backend");
