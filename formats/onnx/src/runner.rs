@@ -8,7 +8,7 @@ use meganeura_core::Session;
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::import::{Guard, Import, ImportOptions, TensorInfo, may_decide_shapes};
+use crate::import::{Guard, Import, ImportOptions, OutputLabels, TensorInfo, may_decide_shapes};
 use crate::model::Model;
 use crate::port::{Dims, Port};
 use crate::staged::StagedModel;
@@ -21,6 +21,7 @@ pub struct Runner {
     outputs: Vec<TensorInfo>,
     /// Positions and values of inputs that became constants.
     constants: Vec<(usize, Tensor)>,
+    labels: Vec<OutputLabels>,
     plan: Plan,
 }
 
@@ -132,13 +133,14 @@ impl Runner {
         };
         let outputs = model.outputs().iter().map(|port| TensorInfo {
             name: port.name.clone(),
-            element: port.element,
+            element: port.element.of_result(),
             dims: Vec::new(),
         });
         let mut runner = Runner {
             inputs: ports.iter().zip(inputs).map(info).collect(),
             outputs: outputs.collect(),
             constants: Vec::new(),
+            labels: Vec::new(),
             plan: Plan::Staged {
                 staged: Box::new(StagedModel::new(model, options, builder)),
                 given: Vec::new(),
@@ -168,6 +170,7 @@ impl Runner {
             inputs: import.inputs.clone(),
             outputs: import.outputs.clone(),
             constants: Vec::new(),
+            labels: import.labels.clone(),
             plan: Plan::Whole(Box::new(SingleSession {
                 session,
                 report,
@@ -184,6 +187,11 @@ impl Runner {
     /// Returns the outputs of the model. If their shapes depend on computed data, these are the shapes of the last run.
     pub fn outputs(&self) -> &[TensorInfo] {
         &self.outputs
+    }
+
+    /// Returns the labels of the outputs that are strings or maps in the model. Empty for a model that runs in stages.
+    pub fn labels(&self) -> &[OutputLabels] {
+        &self.labels
     }
 
     /// Returns the report of the graph's rewriting; of the last stage, if the model runs in stages.
