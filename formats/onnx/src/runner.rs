@@ -8,7 +8,7 @@ use meganeura_core::Session;
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::import::{Guard, Import, ImportOptions, OutputLabels, TensorInfo, may_decide_shapes};
+use crate::import::{Guard, GuardKind, Import, ImportOptions, OutputLabels, TensorInfo, may_decide_shapes};
 use crate::model::Model;
 use crate::port::{Dims, Port};
 use crate::staged::StagedModel;
@@ -332,7 +332,7 @@ pub(crate) fn read_results(session: &mut Session, outputs: &[TensorInfo], guards
     Ok(results)
 }
 
-/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step. The output `at` has the index of
+/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step, or a category was unknown. The output `at` has the index of
 /// the node.
 fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()> {
     if guards.is_empty() {
@@ -343,6 +343,10 @@ fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()
     let raised = guards.len().checked_sub(code).and_then(|i| guards.get(i));
     match raised {
         None => Ok(()),
+        Some(guard) if guard.kind == GuardKind::Category => Err(Error::UnknownCategory {
+            place: guard.place.clone(),
+            operator: guard.operator.clone(),
+        }),
         Some(guard) => Err(Error::Overflow {
             place: guard.place.clone(),
             operator: guard.operator.clone(),

@@ -13,7 +13,11 @@ impl Importer<'_> {
             .strings()
             .map(|strings| (LabelKind::Elements, strings.as_ref().clone()));
         for (kind, labels) in strings.into_iter().chain(columns) {
-            let listed: Vec<String> = labels.iter().take(MAX_LISTED).map(|label| format!("{label:?}")).collect();
+            let listed: Vec<String> = labels
+                .iter()
+                .take(MAX_LISTED)
+                .map(|label| format!("{label:?}"))
+                .collect();
             let more = labels.len().saturating_sub(MAX_LISTED);
             let more = if more > 0 {
                 format!(" and {more} more")

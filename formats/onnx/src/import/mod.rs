@@ -30,7 +30,7 @@ use made::MemoryLimit;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
-pub use flag::Guard;
+pub use flag::{Guard, GuardKind};
 pub use operand::Operand;
 pub(crate) use operand::{KnownTensor, Source};
 pub use result::{Import, ImportOptions, LabelKind, OutputLabels, Parameter, TensorInfo};

@@ -64,7 +64,8 @@ fn vectorizer(call: &mut Call) -> Built {
         let mut part = graph.reshape(x, &[rows, columns]);
         if let Some(&size) = sizes.get(i) {
             let size = usize::try_from(size).ok().filter(|&n| n > 0);
-            let size = size.ok_or_else(|| format!("inputdimensions: expected sizes of at least 1, found {}", sizes[i]))?;
+            let size =
+                size.ok_or_else(|| format!("inputdimensions: expected sizes of at least 1, found {}", sizes[i]))?;
             limits::elements(&[rows, size], "an operand")?;
             if size > columns {
                 part = graph.pad(part, &[0, 0], &[0, size - columns], 0.0);

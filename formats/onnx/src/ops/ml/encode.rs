@@ -188,7 +188,9 @@ fn label_encoder(call: &mut Call) -> Built {
     };
     if keys.len() != values.len() {
         let (expected, found) = (keys.len(), values.len());
-        return Err(format!("values: expected {expected} elements (the keys), found {found}"));
+        return Err(format!(
+            "values: expected {expected} elements (the keys), found {found}"
+        ));
     }
     let default = keys.len();
     limits::elements(&[default + 1], "keys")?;
@@ -204,7 +206,9 @@ fn label_encoder(call: &mut Call) -> Built {
                 Entries::Numbers(keys) => keys.element(),
                 Entries::Texts(_) => ElementType::Text,
             };
-            return Err(format!("expected elements of the type of the keys ({kind}), found {element}"));
+            return Err(format!(
+                "expected elements of the type of the keys ({kind}), found {element}"
+            ));
         }
     };
     select(call, at, values)
@@ -264,9 +268,8 @@ fn search(call: &mut Call, keys: &Tensor, element: ElementType) -> Result<Value,
     let graph = call.graph();
     let default_value = graph.scalar_of(DType::U32, default.into());
     let mut at: Value = graph.expand(default_value, &dims).into();
-    if let Some(&(largest, _)) = sorted.last() {
+    if let Some(&last) = sorted.last() {
         let count = sorted.len().next_power_of_two();
-        let last = sorted[sorted.len() - 1];
         // Copies of the last key make the number a power of two. They have its index, so any of them may be found.
         sorted.resize(count, last);
         let numbers: Vec<f64> = sorted.iter().map(|&(key, _)| key).collect();
@@ -275,7 +278,6 @@ fn search(call: &mut Call, keys: &Tensor, element: ElementType) -> Result<Value,
         } else {
             Tensor::integers(element, &[count], numbers.into_iter().map(|v| v as i64).collect())
         };
-        debug_assert!(!largest.is_nan());
         let numbers = numbers.to_constant()?;
         let numbers = graph.constant_data(numbers, &[count]);
         let indices = graph.constant_u32(sorted.iter().map(|&(_, i)| i).collect(), &[count]);

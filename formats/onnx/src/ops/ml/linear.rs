@@ -9,10 +9,7 @@ use crate::element::ElementType;
 use crate::import::Call;
 use crate::ops::{OnnxOp, limits};
 
-pub(in crate::ops) const OPS: &[OnnxOp] = &[
-    ml("LinearClassifier", classifier),
-    ml("LinearRegressor", regressor),
-];
+pub(in crate::ops) const OPS: &[OnnxOp] = &[ml("LinearClassifier", classifier), ml("LinearRegressor", regressor)];
 
 /// Returns `x w^T + b` as `[rows, targets]`, for `w [targets, features]` and `b [targets]`, which may be empty.
 fn affine(graph: &mut Graph, x: Value, w: &[f32], b: &[f32], [targets, features]: [usize; 2]) -> NodeId {

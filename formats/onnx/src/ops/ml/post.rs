@@ -91,7 +91,15 @@ impl PostTransform {
 /// with the rounded constants of ONNX Runtime.
 fn probit(graph: &mut Graph, x: Value) -> NodeId {
     const A: f32 = 0.147;
-    let numbers = [0.0, 1.0, 2.0, 0.5, 2.0 / (3.14159 * A), 1.0 / A, std::f32::consts::SQRT_2];
+    let numbers = [
+        0.0,
+        1.0,
+        2.0,
+        0.5,
+        2.0 / (3.14159 * A),
+        1.0 / A,
+        std::f32::consts::SQRT_2,
+    ];
     let [zero, one, two, half, offset, factor, scale] = numbers.map(|v| graph.scalar(v));
     let doubled = graph.mul(x, two);
     let y = graph.sub(doubled, one);

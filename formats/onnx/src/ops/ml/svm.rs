@@ -173,7 +173,12 @@ fn classifier(call: &mut Call) -> Built {
         let mut sizes = Vec::with_capacity(classes);
         for &count in counts {
             let size = usize::try_from(count).ok().filter(|&n| n <= limits::MAX_ELEMENTS);
-            let wrong = || format!("vectors_per_class: expected at most {} vectors, found {count}", limits::MAX_ELEMENTS);
+            let wrong = || {
+                format!(
+                    "vectors_per_class: expected at most {} vectors, found {count}",
+                    limits::MAX_ELEMENTS
+                )
+            };
             sizes.push(size.ok_or_else(wrong)?);
         }
         expect_len("vectors_per_class", sizes.len(), classes)?;
@@ -185,12 +190,7 @@ fn classifier(call: &mut Call) -> Built {
 }
 
 /// Builds a model without support vectors: one line of coefficients for each class.
-fn linear(
-    call: &mut Call,
-    mut kernel: Kernel,
-    post: PostTransform,
-    classes: usize,
-) -> Result<(Value, Value), String> {
+fn linear(call: &mut Call, mut kernel: Kernel, post: PostTransform, classes: usize) -> Result<(Value, Value), String> {
     let (x, [_, features]) = rows(call)?;
     let coefficients = floats(call, "coefficients")?;
     check_vectors("coefficients", coefficients.len(), classes, features)?;
@@ -274,7 +274,9 @@ impl Machine {
             expect_len("prob_b", b.len(), pairs)?;
             if classes > probability::MAX_CLASSES {
                 let most = probability::MAX_CLASSES;
-                return Err(format!("expected at most {most} classes with probabilities, found {classes}"));
+                return Err(format!(
+                    "expected at most {most} classes with probabilities, found {classes}"
+                ));
             }
         }
         let weights = self.weights(coefficients, vectors, pairs);
@@ -286,7 +288,10 @@ impl Machine {
         let decisions = graph.add(decisions, rho);
         let at = self.votes(graph, decisions, pairs);
         if has_probabilities {
-            let (a, b) = (graph.constant(a.to_vec(), &[pairs]), graph.constant(b.to_vec(), &[pairs]));
+            let (a, b) = (
+                graph.constant(a.to_vec(), &[pairs]),
+                graph.constant(b.to_vec(), &[pairs]),
+            );
             let scaled = graph.mul(decisions, a);
             let shifted = graph.add(scaled, b);
             let opposite = graph.neg(shifted);
