@@ -3,8 +3,6 @@
 mod forest;
 mod lower;
 mod read;
-#[cfg(test)]
-mod tests;
 
 use meganeura_core::graph::{Graph, Value};
 
