@@ -213,7 +213,11 @@ fn label_list(labels: &OutputLabels) -> String {
     };
     let shown = labels.labels.iter().take(SHOWN_LABELS).enumerate();
     let shown: Vec<String> = shown.map(|(i, label)| format!("{i} = {label:?}")).collect();
-    let more = if labels.labels.len() > SHOWN_LABELS { ", ..." } else { "" };
+    let more = if labels.labels.len() > SHOWN_LABELS {
+        ", ..."
+    } else {
+        ""
+    };
     format!("  {of} {}{more}", shown.join(", "))
 }
 

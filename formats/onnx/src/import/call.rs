@@ -13,7 +13,7 @@ use crate::attributes::Attributes;
 use crate::element::ElementType;
 use crate::ops::OnnxOp;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use crate::read::{read_strings, read_tensor};
+use crate::read::{StringList, read_strings, read_tensor};
 use crate::report::DEPENDS_ON_DATA;
 use crate::tensor::Tensor;
 
@@ -361,6 +361,14 @@ impl<'c, 'm> Call<'c, 'm> {
         let name = self.node.output.first().map_or("", String::as_str);
         let name = self.importer.full_name(name);
         self.importer.columns.insert(name, labels);
+    }
+
+    /// Returns result 0 with these strings, whose number must match the dimensions.
+    pub(crate) fn known_strings(&self, dims: &[usize], texts: &[&str]) -> Operand {
+        let mut list = StringList::default();
+        let places = texts.iter().map(|text| list.index(text)).collect();
+        let places = Tensor::integers(ElementType::Text, dims, places);
+        self.known_result(0, places).with_strings(Arc::new(list.strings))
     }
 
     /// Returns result 0 from a tensor of strings in the file.

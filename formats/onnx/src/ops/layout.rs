@@ -14,7 +14,7 @@ pub(super) const KNOWN_SHAPE: &str = "a shape that depends on the data of an inp
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Concat", 1, concat).folding(fold_concat),
-    op("Constant", 1, constant).partly("sparse tensors and `value_string`"),
+    op("Constant", 1, constant).partly("sparse tensors"),
     op("ConstantOfShape", 9, constant_of_shape).partly(KNOWN_SHAPE),
     op("DepthToSpace", 1, depth_to_space),
     op("Dropout", 1, dropout).partly("training mode"),
@@ -239,8 +239,12 @@ fn constant(call: &mut Call) -> Built {
         Tensor::f32(&[values.len()], values.to_vec())
     } else if let Some(values) = attributes.ints("value_ints")? {
         Tensor::i64(&[values.len()], values.to_vec())
+    } else if let Some(text) = attributes.string("value_string")? {
+        return Ok(vec![call.known_strings(&[], &[text])]);
+    } else if let Some(texts) = attributes.strings("value_strings")? {
+        return Ok(vec![call.known_strings(&[texts.len()], &texts)]);
     } else {
-        return Err("it has no tensor or numbers as value".into());
+        return Err("it has no tensor, numbers or strings as value".into());
     };
     Ok(vec![call.known_result(0, tensor)])
 }

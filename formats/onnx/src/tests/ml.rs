@@ -241,15 +241,15 @@ fn deep_trees_and_large_tables_are_refused_in_time() {
         &with(&small_tree(), &chain),
         "expected trees of at most 1024 levels",
     );
-    // Every leaf has a row of 2^23 weights.
+    // Every leaf has a row of more than 2^23 weights.
     let wide = [
-        super::int_attribute("n_targets", 1 << 23),
+        super::int_attribute("n_targets", (1 << 23) + 1),
         string("aggregate_function", "MIN"),
     ];
     refused(
         "TreeEnsembleRegressor",
         &with(&small_tree(), &wide),
-        "weights of [2, 8388608] is too large",
+        "weights of [2, 8388609] is too large",
     );
 }
 
