@@ -50,10 +50,11 @@ def table(classes, rows=60, features=4):
     return x.astype(np.float32), y
 
 
-def save(folder, model, inputs, expected=None):
+def save(folder, model, inputs, reference=None):
+    """Writes a model with its inputs and results. ONNX Runtime computes the results with the model `reference` if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     data = model.SerializeToString()
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession((reference or model).SerializeToString(), providers=["CPUExecutionProvider"])
     names = [i.name for i in session.get_inputs()]
     results = session.run(None, dict(zip(names, inputs)))
     (folder / "model.onnx").write_bytes(data)
@@ -68,7 +69,6 @@ def save(folder, model, inputs, expected=None):
             (folder / f"output_{i}.txt").write_text("\n".join(lines) + "\n")
         else:
             np.save(folder / f"output_{i}.npy", value)
-    return results
 
 
 def sklearn_models(out):
@@ -212,7 +212,14 @@ class Nodes:
         inputs = [helper.make_tensor_value_info(name, types[value.dtype], value.shape) for name, value in self.inputs.items()]
         graph = helper.make_graph(self.nodes, "nodes", inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", self.version)]
-        save(folder, helper.make_model(graph, opset_imports=opsets, ir_version=8), list(self.inputs.values()))
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        # ONNX Runtime 1.32 exchanges the numbers 1 (SOFTMAX) and 2 (LOGISTIC) of TreeEnsemble.
+        reference = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        for node in reference.graph.node:
+            for attribute in node.attribute:
+                if node.op_type == "TreeEnsemble" and attribute.name == "post_transform":
+                    attribute.i = {1: 2, 2: 1}.get(attribute.i, attribute.i)
+        save(folder, model, list(self.inputs.values()), reference)
 
 
 POSTS = ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
