@@ -444,7 +444,11 @@ fn wrong_linear_models_and_machines_are_refused() {
     refused(machine, &changes, "post_transform: expected NONE");
 
     let machine = "SVMClassifier";
-    refused(machine, &[rho.clone()], "class labels: expected at least 2, found 0");
+    refused(
+        machine,
+        std::slice::from_ref(&rho),
+        "class labels: expected at least 2, found 0",
+    );
     let right = vec![
         labels,
         rho,
@@ -534,7 +538,11 @@ fn wrong_features_are_refused() {
         &[],
         "expected one of keys_int64s, keys_floats, keys_strings and keys_tensor, found 0",
     );
-    refused("LabelEncoder", &[keys.clone()], "expected one of values_int64s");
+    refused(
+        "LabelEncoder",
+        std::slice::from_ref(&keys),
+        "expected one of values_int64s",
+    );
     let values = ints("values_int64s", &[1]);
     refused(
         "LabelEncoder",
@@ -544,7 +552,7 @@ fn wrong_features_are_refused() {
     let values = [ints("values_int64s", &[1, 2]), numbers("values_floats", &[1.0, 2.0])];
     refused(
         "LabelEncoder",
-        &with(&values, &[keys.clone()]),
+        &with(&values, std::slice::from_ref(&keys)),
         "expected one of values_int64s",
     );
     let values = ints("values_int64s", &[1, 1 << 33]);

@@ -33,8 +33,9 @@ fn one_hot_encoder(call: &mut Call) -> Built {
         (None, [_, ..], []) => numbers.to_vec(),
         // Strings are indices of a list; -1 is no index.
         (Some(strings), [], [_, ..]) => {
-            let mut places = places_of(&strings);
-            texts.iter().map(|text| places.remove(*text).unwrap_or(-1)).collect()
+            let places = places_of(&strings);
+            let place = |text: &&str| places.get(*text).copied().unwrap_or(-1);
+            texts.iter().map(place).collect()
         }
         (strings, ..) => {
             let (kind, name) = match strings {

@@ -88,7 +88,7 @@ impl PostTransform {
 }
 
 /// Returns the inverse of the normal distribution function: Winitzki's approximation of the inverse error function (2008),
-/// with the rounded constants of ONNX Runtime.
+/// as in ONNX Runtime.
 fn probit(graph: &mut Graph, x: Value) -> NodeId {
     const A: f32 = 0.147;
     let numbers = [
@@ -96,7 +96,7 @@ fn probit(graph: &mut Graph, x: Value) -> NodeId {
         1.0,
         2.0,
         0.5,
-        2.0 / (3.14159 * A),
+        2.0 / (std::f32::consts::PI * A),
         1.0 / A,
         std::f32::consts::SQRT_2,
     ];

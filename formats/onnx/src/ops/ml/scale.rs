@@ -1,6 +1,6 @@
 //! Operators that change each feature: scaling, missing values, norms, thresholds.
 
-use meganeura_core::graph::{Graph, Value};
+use meganeura_core::graph::Value;
 
 use super::{Built, floats, ints, ml};
 use crate::element::ElementType;
@@ -25,26 +25,27 @@ fn per_feature(name: &str, found: usize, dims: &[usize]) -> Result<(), String> {
     }
 }
 
+/// Returns a constant of one number, or one for each feature.
+fn features(call: &mut Call, name: &str, list: &[f32], dims: &[usize]) -> Result<Value, String> {
+    per_feature(name, list.len(), dims)?;
+    Ok(call.graph().constant(list.to_vec(), &[list.len()]).into())
+}
+
 /// Returns `(x - offset) * scale` as `f32`, for numbers of any type.
 fn scaler(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let (offset, scale) = (floats(call, "offset")?, floats(call, "scale")?);
     let x = call.value(0)?;
     let mut y = call.as_f32(x);
-    let steps: [(&str, &[f32], fn(&mut Graph, Value, Value) -> Value); 2] = [
-        ("offset", offset, |g, x, v| g.sub(x, v).into()),
-        ("scale", scale, |g, x, v| g.mul(x, v).into()),
-    ];
-    for (name, list, apply) in steps {
-        if !list.is_empty() {
-            per_feature(name, list.len(), &dims)?;
-            let graph = call.graph();
-            let list = graph.constant(list.to_vec(), &[list.len()]);
-            let shape = graph.shape(y).to_vec();
-            let changed = apply(graph, y, list.into());
-            y = graph.reshape(changed, &shape).into();
-        }
+    if !offset.is_empty() {
+        let offset = features(call, "offset", offset, &dims)?;
+        y = call.graph().sub(y, offset).into();
     }
+    if !scale.is_empty() {
+        let scale = features(call, "scale", scale, &dims)?;
+        y = call.graph().mul(y, scale).into();
+    }
+    let y = call.graph().reshape(y, &dims);
     call.one(y, ElementType::F32)
 }
 

@@ -141,9 +141,12 @@ fn classifier(call: &mut Call) -> Built {
             let scores = leaves.combine(graph, classes, Aggregate::Sum)?;
             let scores = with_base(graph, scores, &base);
             // A class without any weight is never chosen.
-            let missing = |(class, used): (usize, &bool)| match *used || class < base.len() {
-                true => 0.0,
-                false => f32::NEG_INFINITY,
+            let missing = |(class, is_used): (usize, &bool)| {
+                if *is_used || class < base.len() {
+                    0.0
+                } else {
+                    f32::NEG_INFINITY
+                }
             };
             let bounds: Vec<f32> = used.iter().enumerate().map(missing).collect();
             let mut chosen = scores;
