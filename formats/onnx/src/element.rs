@@ -14,7 +14,7 @@ use crate::small::SmallFloat;
 /// to their size, and casts round to the floats of 8 and 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs)] // Each is what its name says.
+#[allow(missing_docs)] // The names are the types of ONNX.
 #[non_exhaustive]
 pub enum ElementType {
     F32,
@@ -39,6 +39,9 @@ pub enum ElementType {
     U64,
     I64,
     Bool,
+    /// Strings. Graphs contain the index of each string in a list that is known at import; results of a model are `int64`.
+    #[serde(rename = "string")]
+    Text,
 }
 
 use ElementType::*;
@@ -94,7 +97,7 @@ impl ElementType {
             F32 | F64 | F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ | F4E2M1 => DType::F32,
             F16 => DType::F16,
             BF16 => DType::BF16,
-            I2 | I4 | I8 | I16 | I32 | I64 => DType::I32,
+            I2 | I4 | I8 | I16 | I32 | I64 | Text => DType::I32,
             U2 | U4 | U8 | U16 | U32 | U64 | Bool => DType::U32,
         }
     }
@@ -106,7 +109,12 @@ impl ElementType {
 
     /// Returns true for a signed integer type.
     pub fn is_signed(self) -> bool {
-        matches!(self, I2 | I4 | I8 | I16 | I32 | I64)
+        matches!(self, I2 | I4 | I8 | I16 | I32 | I64 | Text)
+    }
+
+    /// Returns the type of a model's result: strings are returned as `int64` indices.
+    pub(crate) fn of_result(self) -> Self {
+        if self == Text { I64 } else { self }
     }
 
     /// Returns the size of an element in a file, in bits.
@@ -116,7 +124,7 @@ impl ElementType {
             U4 | I4 | F4E2M1 => 4,
             U8 | I8 | Bool | F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ => 8,
             F16 | BF16 | U16 | I16 => 16,
-            F32 | U32 | I32 => 32,
+            F32 | U32 | I32 | Text => 32,
             F64 | U64 | I64 => 64,
         }
     }
@@ -134,7 +142,7 @@ impl ElementType {
             U16 => (0, 65535),
             I16 => (-32768, 32767),
             U32 => (0, i64::from(u32::MAX)),
-            I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+            I32 | Text => (i64::from(i32::MIN), i64::from(i32::MAX)),
             U64 => (0, i64::MAX),
             I64 => (i64::MIN, i64::MAX),
             Bool => (0, 1),
@@ -200,6 +208,7 @@ impl ElementType {
             U64 => "uint64",
             I64 => "int64",
             Bool => "bool",
+            Text => "string",
         }
     }
 }

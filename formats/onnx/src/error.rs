@@ -50,6 +50,17 @@ pub enum Error {
         /// Element type of the node's result.
         element: ElementType,
     },
+    /// An element is none of the categories of a node that accepts no others.
+    #[error(
+        "{operator} `{place}`: expected one of its categories, found another value\n  help: export the encoder such that it \
+         ignores unknown categories (handle_unknown='ignore' in scikit-learn), or remove these rows"
+    )]
+    UnknownCategory {
+        /// Name of the node, or of its first result.
+        place: String,
+        /// Operator of the node.
+        operator: String,
+    },
     /// Building, compiling or running the graph failed.
     #[error(transparent)]
     Graph(#[from] meganeura_core::Error),

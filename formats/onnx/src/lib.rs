@@ -43,7 +43,9 @@ pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
 pub use export::{ExportOptions, export};
-pub use import::{Call, Guard, Import, ImportOptions, Operand, Parameter, TensorInfo};
+pub use import::{
+    Call, Guard, GuardKind, Import, ImportOptions, LabelKind, Operand, OutputLabels, Parameter, TensorInfo,
+};
 pub use model::Model;
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};
 pub use port::{Dim, Dims, Port};

@@ -11,7 +11,8 @@ use crate::element::ElementType;
 use crate::error::{Error, Issue, Result};
 use crate::import::{Import, ImportOptions};
 use crate::port::{Dim, Dims, Port};
-use crate::proto::{GraphProto, ModelProto, ValueInfoProto, dimension_proto, type_proto};
+use crate::proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto, dimension_proto, type_proto};
+use crate::read::STRING;
 use crate::report::Report;
 
 /// Supported versions of the intermediate representation.
@@ -87,7 +88,8 @@ impl Model {
             graph.input.iter().partition(|v| parameters.contains(v.name.as_str()));
         let inputs = inputs.into_iter().map(port).collect::<Result<_>>()?;
         let defaults = defaults.into_iter().map(port).collect::<Result<_>>()?;
-        let outputs = graph.output.iter().map(port).collect::<Result<_>>()?;
+        let outputs = graph.output.iter().map(|info| output(graph, info));
+        let outputs = outputs.collect::<Result<_>>()?;
         Ok(Model {
             inputs,
             outputs,
@@ -172,6 +174,7 @@ impl Model {
             nodes: self.graph_proto().map_or(0, |g| g.node.len()),
             issues,
             notes: Vec::new(),
+            labels: Vec::new(),
             estimate: None,
         }
     }
@@ -238,6 +241,26 @@ pub(crate) fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
+/// Returns the type of a result of the model. Maps of ZipMap are tensors.
+fn output(graph: &GraphProto, info: &ValueInfoProto) -> Result<Port> {
+    let is_map = |node: &&NodeProto| {
+        let is_result = node.output.first().is_some_and(|name| *name == info.name);
+        is_result && node.op_type == "ZipMap" && node.domain == "ai.onnx.ml"
+    };
+    let is_tensor = |info: &ValueInfoProto| {
+        let value = info.r#type.as_ref().and_then(|t| t.value.as_ref());
+        matches!(value, Some(type_proto::Value::Tensor(_)))
+    };
+    if !is_tensor(info) && graph.node.iter().find(is_map).is_some() {
+        return Ok(Port {
+            name: info.name.clone(),
+            element: ElementType::F32,
+            dims: None,
+        });
+    }
+    port(info)
+}
+
 /// Returns the type of an input or result of the model.
 fn port(info: &ValueInfoProto) -> Result<Port> {
     let fail = |message: &str| Error::broken(format!("`{}`: {message}", info.name));
@@ -250,7 +273,10 @@ fn port(info: &ValueInfoProto) -> Result<Port> {
         }
         None => return Err(fail("it has no type")),
     };
-    let element = ElementType::from_number(tensor.elem_type.into()).map_err(|e| fail(&e))?;
+    let element = match tensor.elem_type {
+        STRING => ElementType::Text,
+        number => ElementType::from_number(number.into()).map_err(|e| fail(&e))?,
+    };
     let dims = tensor.shape.as_ref().map(|shape| {
         let dims = shape.dim.iter().enumerate();
         dims.map(|(axis, dim)| match &dim.value {

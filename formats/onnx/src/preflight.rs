@@ -16,6 +16,7 @@ pub(crate) fn preflight(model: &Model, options: &ImportOptions) -> Report {
             port.dims = Some(found.dims.iter().map(|&size| Dim::Size(size)).collect());
         }
         report.notes = import.notes;
+        report.labels = import.labels;
         report.estimate = Some(estimate(&import.graph));
     }
     report

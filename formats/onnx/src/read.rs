@@ -1,5 +1,6 @@
 //! Reader of a tensor's elements, from the file or from an external data file.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
@@ -76,6 +77,48 @@ pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<
     Ok(Tensor::new(element, &dims, data))
 }
 
+/// Number of strings in `TensorProto.DataType`.
+pub(crate) const STRING: i32 = 8;
+
+/// Reads a tensor of strings: the index of each element in a list of distinct strings, and this list.
+pub(crate) fn read_strings(proto: &TensorProto) -> Result<(Tensor, Vec<String>), ReadError> {
+    let dims = dimensions(&proto.dims).map_err(ReadError::Broken)?;
+    let (count, found) = (element_count(&dims).unwrap_or(0), proto.string_data.len());
+    if found != count {
+        return Err(ReadError::Broken(format!(
+            "string {dims:?}: expected {count} elements, found {found}"
+        )));
+    }
+    let mut list = StringList::default();
+    let mut places = Vec::with_capacity(count);
+    for bytes in &proto.string_data {
+        let text = std::str::from_utf8(bytes);
+        let text = text.map_err(|_| ReadError::Broken("one of its strings is not UTF-8".into()))?;
+        places.push(list.index(text));
+    }
+    Ok((Tensor::integers(ElementType::Text, &dims, places), list.strings))
+}
+
+/// Distinct strings with their indices.
+#[derive(Default)]
+pub(crate) struct StringList {
+    pub(crate) strings: Vec<String>,
+    places: HashMap<String, i64>,
+}
+
+impl StringList {
+    /// Returns the index of a string, which is added if it is new.
+    pub(crate) fn index(&mut self, text: &str) -> i64 {
+        if let Some(&place) = self.places.get(text) {
+            return place;
+        }
+        let place = self.strings.len() as i64;
+        self.strings.push(text.to_owned());
+        self.places.insert(text.to_owned(), place);
+        place
+    }
+}
+
 /// Converts little-endian bytes to elements; the number of bytes must match.
 fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
     use ElementType::*;
@@ -125,7 +168,7 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
             let words = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
             Data::Int(words.map(|w| element.wrap(w.into())).collect())
         }
-        U32 | I32 => {
+        U32 | I32 | Text => {
             let words = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
             Data::Int(words.map(|w| element.wrap(w.into())).collect())
         }
@@ -167,6 +210,8 @@ fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String
                 .collect(),
         ),
         U8 | I8 | U16 | I16 | I32 | Bool => of_int32(&|v| element.wrap(v.into())),
+        // `read_strings` reads strings.
+        Text => return Err("strings are not supported".into()),
         F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ => {
             Data::F32(proto.int32_data.iter().map(|&v| small(element, v as u8)).collect())
         }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::error::{Issue, IssueKind};
+use crate::import::OutputLabels;
 use crate::port::Port;
 
 /// Description of a model, with all issues that prevent its import.
@@ -23,6 +24,8 @@ pub struct Report {
     pub issues: Vec<Issue>,
     /// Deviations of the computation from the model, such as `f64` computed in `f32`.
     pub notes: Vec<String>,
+    /// Labels of the results that are strings or maps in the model.
+    pub labels: Vec<OutputLabels>,
     /// Required resources, if the model can be imported.
     pub estimate: Option<Estimate>,
 }

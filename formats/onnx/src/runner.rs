@@ -8,7 +8,7 @@ use meganeura_core::Session;
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::import::{Guard, Import, ImportOptions, TensorInfo, may_decide_shapes};
+use crate::import::{Guard, GuardKind, Import, ImportOptions, OutputLabels, TensorInfo, may_decide_shapes};
 use crate::model::Model;
 use crate::port::{Dims, Port};
 use crate::staged::StagedModel;
@@ -21,6 +21,7 @@ pub struct Runner {
     outputs: Vec<TensorInfo>,
     /// Positions and values of inputs that became constants.
     constants: Vec<(usize, Tensor)>,
+    labels: Vec<OutputLabels>,
     plan: Plan,
 }
 
@@ -132,13 +133,14 @@ impl Runner {
         };
         let outputs = model.outputs().iter().map(|port| TensorInfo {
             name: port.name.clone(),
-            element: port.element,
+            element: port.element.of_result(),
             dims: Vec::new(),
         });
         let mut runner = Runner {
             inputs: ports.iter().zip(inputs).map(info).collect(),
             outputs: outputs.collect(),
             constants: Vec::new(),
+            labels: Vec::new(),
             plan: Plan::Staged {
                 staged: Box::new(StagedModel::new(model, options, builder)),
                 given: Vec::new(),
@@ -168,6 +170,7 @@ impl Runner {
             inputs: import.inputs.clone(),
             outputs: import.outputs.clone(),
             constants: Vec::new(),
+            labels: import.labels.clone(),
             plan: Plan::Whole(Box::new(SingleSession {
                 session,
                 report,
@@ -184,6 +187,11 @@ impl Runner {
     /// Returns the outputs of the model. If their shapes depend on computed data, these are the shapes of the last run.
     pub fn outputs(&self) -> &[TensorInfo] {
         &self.outputs
+    }
+
+    /// Returns the labels of the outputs that are strings or maps in the model. Empty for a model that runs in stages.
+    pub fn labels(&self) -> &[OutputLabels] {
+        &self.labels
     }
 
     /// Returns the report of the graph's rewriting; of the last stage, if the model runs in stages.
@@ -324,7 +332,7 @@ pub(crate) fn read_results(session: &mut Session, outputs: &[TensorInfo], guards
     Ok(results)
 }
 
-/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step. The output `at` has the index of
+/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step, or a category was unknown. The output `at` has the index of
 /// the node.
 fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()> {
     if guards.is_empty() {
@@ -335,6 +343,10 @@ fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()
     let raised = guards.len().checked_sub(code).and_then(|i| guards.get(i));
     match raised {
         None => Ok(()),
+        Some(guard) if guard.kind == GuardKind::Category => Err(Error::UnknownCategory {
+            place: guard.place.clone(),
+            operator: guard.operator.clone(),
+        }),
         Some(guard) => Err(Error::Overflow {
             place: guard.place.clone(),
             operator: guard.operator.clone(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use meganeura::onnx::{Model, Runner, Tensor, TensorInfo};
+use meganeura::onnx::{LabelKind, Model, OutputLabels, Runner, Tensor, TensorInfo};
 use serde_json::json;
 
 use super::arrays::{self, Inputs};
@@ -154,6 +154,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             "device": device,
             "stages": runner.stages(),
             "outputs": outputs,
+            "labels": runner.labels(),
             "build_ms": build.as_secs_f64() * 1e3,
             "first_run_ms": step.as_secs_f64() * 1e3,
             "run_ms": median,
@@ -175,6 +176,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     for (i, (info, tensor)) in runner.outputs().iter().zip(&results).enumerate() {
         line(summary(i, info, tensor))?;
+        for labels in runner.labels().iter().filter(|labels| labels.output == info.name) {
+            line(label_list(labels))?;
+        }
     }
     if let Some(folder) = &args.output_dir {
         line(format_args!("results are in {}", folder.display()))?;
@@ -197,6 +201,25 @@ fn repeated(runner: &mut Runner, inputs: &[Tensor], seconds: u32) -> Result<f64>
 
 /// Number of printed elements of each result.
 const SHOWN: usize = 8;
+
+/// Number of printed labels of each result.
+const SHOWN_LABELS: usize = 100;
+
+/// Returns the meaning of the elements or columns of a result.
+fn label_list(labels: &OutputLabels) -> String {
+    let of = match labels.kind {
+        LabelKind::Elements => "element",
+        LabelKind::Columns => "column",
+    };
+    let shown = labels.labels.iter().take(SHOWN_LABELS).enumerate();
+    let shown: Vec<String> = shown.map(|(i, label)| format!("{i} = {label:?}")).collect();
+    let more = if labels.labels.len() > SHOWN_LABELS {
+        ", ..."
+    } else {
+        ""
+    };
+    format!("  {of} {}{more}", shown.join(", "))
+}
 
 /// Returns the type, shape, range and first elements of a result.
 fn summary(i: usize, info: &TensorInfo, tensor: &Tensor) -> String {

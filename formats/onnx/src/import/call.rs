@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::iter::repeat;
+use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
@@ -12,7 +13,7 @@ use crate::attributes::Attributes;
 use crate::element::ElementType;
 use crate::ops::OnnxOp;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use crate::read::read_tensor;
+use crate::read::{StringList, read_strings, read_tensor};
 use crate::report::DEPENDS_ON_DATA;
 use crate::tensor::Tensor;
 
@@ -52,6 +53,24 @@ impl<'c, 'm> Call<'c, 'm> {
     /// Returns the node's results: computed now (folded) if all operands are available at import, and otherwise built
     /// in the graph.
     pub(super) fn build(&mut self) -> Result<Vec<Operand>, String> {
+        let of_strings = |operand: &&Operand| operand.element == ElementType::Text;
+        let strings = self.inputs.iter().flatten().find(of_strings);
+        if strings.is_some() && !self.op.takes_strings {
+            return Err("expected numbers, found strings: strings are not supported by this operator".into());
+        }
+        let strings = strings.and_then(Operand::strings).cloned();
+        let mut results = self.build_numbers()?;
+        for result in &mut results {
+            if result.element == ElementType::Text && result.strings().is_none() {
+                let strings = strings.clone().ok_or("strings are not supported as its result")?;
+                *result = result.clone().with_strings(strings);
+            }
+        }
+        Ok(results)
+    }
+
+    /// Returns the node's results; the elements of strings are indices.
+    fn build_numbers(&mut self) -> Result<Vec<Operand>, String> {
         if self.opset < self.op.since {
             let (since, opset) = (self.op.since, self.opset);
             return Err(format!(
@@ -325,6 +344,37 @@ impl<'c, 'm> Call<'c, 'm> {
         self.attributes
             .graph(name)?
             .ok_or_else(|| format!("attribute `{name}` is missing"))
+    }
+
+    /// Returns the strings that the elements of operand `i` are indices of; `None` if they are numbers.
+    pub(crate) fn strings(&self, i: usize) -> Option<&Arc<Vec<String>>> {
+        self.inputs.get(i)?.as_ref()?.strings()
+    }
+
+    /// Returns a result of strings, from their indices in a list.
+    pub(crate) fn string_result(&self, places: impl Into<Value>, strings: Vec<String>) -> Operand {
+        self.result(places, ElementType::Text).with_strings(Arc::new(strings))
+    }
+
+    /// Stores the names of the columns of result 0, if it is a result of the model.
+    pub(crate) fn label_columns(&mut self, labels: Vec<String>) {
+        let name = self.node.output.first().map_or("", String::as_str);
+        let name = self.importer.full_name(name);
+        self.importer.columns.insert(name, labels);
+    }
+
+    /// Returns result 0 with these strings, whose number must match the dimensions.
+    pub(crate) fn known_strings(&self, dims: &[usize], texts: &[&str]) -> Operand {
+        let mut list = StringList::default();
+        let places = texts.iter().map(|text| list.index(text)).collect();
+        let places = Tensor::integers(ElementType::Text, dims, places);
+        self.known_result(0, places).with_strings(Arc::new(list.strings))
+    }
+
+    /// Returns result 0 from a tensor of strings in the file.
+    pub(crate) fn read_strings(&self, proto: &TensorProto) -> Result<Vec<Operand>, String> {
+        let (places, strings) = read_strings(proto).map_err(|e| e.message().to_owned())?;
+        Ok(vec![self.known_result(0, places).with_strings(Arc::new(strings))])
     }
 
     pub(crate) fn read(&self, proto: &TensorProto) -> Result<Tensor, String> {

@@ -1,20 +1,34 @@
-//! Flags: values of the graph that are not 0 (*raised*) if a 64-bit integer does not fit into 32 bits.
+//! Flags: values of the graph that are not 0 (*raised*) if a 64-bit integer does not fit into 32 bits, or a category is
+//! unknown.
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 
 use crate::element::ElementType;
 
-/// Check of a node whose 64-bit integers may exceed 32 bits in a step.
+/// Condition of a [`Guard`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GuardKind {
+    /// All 64-bit integers fit into 32 bits.
+    Overflow,
+    /// All elements are categories of the node.
+    Category,
+}
+
+/// Check of a node whose 64-bit integers may exceed 32 bits in a step, or whose operand may contain unknown
+/// categories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Name of the node, or of its first result.
     pub place: String,
     /// Operator of the node.
     pub operator: String,
+    /// Condition that the guard checks.
+    pub kind: GuardKind,
     /// Element type of the result.
     pub element: ElementType,
-    /// Scalar `u32` of the graph: not 0 if a result does not fit.
+    /// Scalar `u32` of the graph: not 0 if the condition is violated.
     pub flag: Value,
     /// Result of the node.
     pub(super) result: Value,

@@ -6,7 +6,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 
-use super::flag::Guard;
+use super::flag::{Guard, GuardKind};
 use super::{Call, Importer, Operand, Source, node_place, operator_name};
 use crate::element::ElementType;
 use crate::ops::{Overflow, ranges};
@@ -32,8 +32,18 @@ impl Importer<'_> {
 }
 
 impl Call<'_, '_> {
-    /// Adds a guard to the graph: in each step, no element of `flag` may be raised. `result` is the checked result.
+    /// Adds a guard of an overflow to the graph: in each step, no element of `flag` may be raised. `result` is the checked
+    /// result.
     pub(crate) fn guard(&mut self, flag: impl Into<Value>, result: Value, element: ElementType) {
+        self.guard_kind(GuardKind::Overflow, flag, result, element);
+    }
+
+    /// Adds a guard that raises an error if an element of `unknown` is not 0.
+    pub(crate) fn guard_category(&mut self, unknown: impl Into<Value>, result: Value) {
+        self.guard_kind(GuardKind::Category, unknown, result, ElementType::F32);
+    }
+
+    fn guard_kind(&mut self, kind: GuardKind, flag: impl Into<Value>, result: Value, element: ElementType) {
         let mut flag = flag.into();
         let graph = &mut self.importer.graph;
         let dims = graph.shape(flag).to_vec();
@@ -51,6 +61,7 @@ impl Call<'_, '_> {
         self.importer.guards.push(Guard {
             place: self.importer.full_name(node_place(self.node)),
             operator: operator_name(self.node),
+            kind,
             element,
             flag,
             result,

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Importer, Operand, TensorInfo};
+use super::{Importer, Operand, TensorInfo, node_place, operator_name};
+use crate::element::ElementType;
 use crate::error::IssueKind;
 use crate::port::{Dim, Port};
-use crate::proto::GraphProto;
+use crate::proto::{GraphProto, NodeProto};
 use crate::tensor::Tensor;
 
 impl<'m> Importer<'m> {
@@ -18,6 +19,10 @@ impl<'m> Importer<'m> {
                 continue;
             };
             let operand = match self.options.constants.get(name) {
+                _ if port.element == ElementType::Text => {
+                    self.string_input(name, graph);
+                    None
+                }
                 Some(tensor) => self.constant_input(tensor, port, false),
                 None => self.input(port, &mut inputs),
             };
@@ -75,6 +80,29 @@ impl<'m> Importer<'m> {
             return None;
         }
         Some(Operand::known(tensor.clone(), port.name.clone(), parameter))
+    }
+
+    /// Reports the nodes that read an input of strings, which graphs do not have.
+    fn string_input(&mut self, name: &str, graph: &GraphProto) {
+        let readers = graph.node.iter().filter(|node| node.input.iter().any(|i| i == name));
+        let readers: Vec<&NodeProto> = readers.collect();
+        let message = |help: &str| {
+            format!("expected numbers, found the input `{name}` of strings: strings are not supported as inputs{help}")
+        };
+        for node in &readers {
+            let help = match node.op_type.as_str() {
+                "OneHotEncoder" | "LabelEncoder" | "CategoryMapper" => {
+                    "\n  help: encode the strings before the model (each category as a number, for example with the \
+                     OrdinalEncoder of scikit-learn), and export the model with a numeric input"
+                }
+                _ => "\n  help: export the model with numeric inputs",
+            };
+            let (place, operator) = (node_place(node), operator_name(node));
+            self.issue(IssueKind::Unsupported, place, &operator, message(help));
+        }
+        if readers.is_empty() {
+            self.issue(IssueKind::Unsupported, name, "", message(""));
+        }
     }
 
     fn input(&mut self, port: &Port, inputs: &mut Vec<TensorInfo>) -> Option<Operand> {

@@ -6,12 +6,14 @@ mod call;
 mod flag;
 mod guard;
 mod inputs;
+mod labels;
 mod made;
 mod operand;
 mod result;
 mod stage;
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::pattern;
@@ -22,16 +24,16 @@ use crate::error::{Error, Issue, IssueKind, Result};
 use crate::model::{Model, domain};
 use crate::ops::{self, OnnxOp};
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
-use crate::read::{ReadError, read_tensor};
+use crate::read::{ReadError, STRING, read_strings, read_tensor};
 use crate::small::SmallFloat;
 use made::MemoryLimit;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
-pub use flag::Guard;
+pub use flag::{Guard, GuardKind};
 pub use operand::Operand;
 pub(crate) use operand::{KnownTensor, Source};
-pub use result::{Import, ImportOptions, Parameter, TensorInfo};
+pub use result::{Import, ImportOptions, LabelKind, OutputLabels, Parameter, TensorInfo};
 pub(crate) use stage::{Progress, Stage, may_decide_shapes};
 
 /// Maximum nesting depth of functions and branches.
@@ -101,6 +103,9 @@ pub(crate) struct Importer<'m> {
     /// Functions that are being expanded.
     functions: Vec<&'m FunctionProto>,
     guards: Vec<Guard>,
+    /// Names of the columns of results, by the name of the result.
+    columns: HashMap<String, Vec<String>>,
+    labels: Vec<OutputLabels>,
     /// Conditions of the enclosing branches that are computed in a step, not at import.
     conditions: Vec<Value>,
 }
@@ -133,6 +138,8 @@ impl<'m> Importer<'m> {
             made: MemoryLimit::default(),
             functions: Vec::new(),
             guards: Vec::new(),
+            columns: HashMap::new(),
+            labels: Vec::new(),
             conditions: Vec::new(),
         }
     }
@@ -174,6 +181,7 @@ impl<'m> Importer<'m> {
             parameters: std::mem::take(&mut self.parameters),
             notes: std::mem::take(&mut self.notes).into_iter().collect(),
             guards,
+            labels: std::mem::take(&mut self.labels),
         })
     }
 
@@ -209,11 +217,18 @@ impl<'m> Importer<'m> {
     }
 
     fn initializer(&mut self, proto: &'m TensorProto, name: &str) -> Option<Operand> {
-        match read_tensor(proto, self.model.folder()) {
-            Ok(tensor) => {
+        let read = if proto.data_type == STRING {
+            read_strings(proto).map(|(tensor, strings)| {
+                Operand::known(tensor, self.full_name(name), false).with_strings(Arc::new(strings))
+            })
+        } else {
+            read_tensor(proto, self.model.folder()).map(|tensor| {
                 let parameter = tensor.element().is_float() && !tensor.dims().is_empty();
-                Some(Operand::known(tensor, self.full_name(name), parameter))
-            }
+                Operand::known(tensor, self.full_name(name), parameter)
+            })
+        };
+        match read {
+            Ok(operand) => Some(operand),
             Err(error) => {
                 let kind = match error {
                     ReadError::Broken(_) => IssueKind::Broken,
@@ -532,9 +547,10 @@ impl<'m> Importer<'m> {
         };
         let info = TensorInfo {
             name: name.to_owned(),
-            element: operand.element,
+            element: operand.element.of_result(),
             dims: operand.dims.clone(),
         };
+        self.label_output(name, &operand);
         match self.value(&operand) {
             Ok(value) => Some((info, value)),
             Err(message) => {

@@ -17,6 +17,8 @@ pub struct Operand {
     computed: Option<Arc<Tensor>>,
     /// Range of the integers, if it is smaller than the range of the type.
     pub(super) range: Option<(i64, i64)>,
+    /// Strings that the elements are indices of, for [`ElementType::Text`].
+    strings: Option<Arc<Vec<String>>>,
 }
 
 /// Source of a value's elements.
@@ -55,6 +57,7 @@ impl Operand {
             source: Source::Node(value),
             computed: None,
             range: None,
+            strings: None,
         }
     }
 
@@ -69,6 +72,7 @@ impl Operand {
             })),
             computed: None,
             range: None,
+            strings: None,
         }
     }
 
@@ -80,7 +84,19 @@ impl Operand {
             source: Source::List(Arc::new(values)),
             computed: None,
             range: None,
+            strings: None,
         }
+    }
+
+    /// Returns the operand with the strings that its elements are indices of.
+    pub(crate) fn with_strings(mut self, strings: Arc<Vec<String>>) -> Self {
+        self.strings = Some(strings);
+        self
+    }
+
+    /// Returns the strings that the elements are indices of.
+    pub(crate) fn strings(&self) -> Option<&Arc<Vec<String>>> {
+        self.strings.as_ref()
     }
 
     /// Returns the values of a sequence.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use meganeura_core::Session;
 use meganeura_core::graph::{Graph, Value};
+use serde::Serialize;
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -39,10 +40,31 @@ impl ImportOptions {
 pub struct TensorInfo {
     /// Name in the model and, for an input, in the graph.
     pub name: String,
-    /// Element type in the model; the graph's is [`ElementType::dtype`].
+    /// Element type in the model (`int64` for results of strings); the graph's is [`ElementType::dtype`].
     pub element: ElementType,
     /// Dimensions.
     pub dims: Vec<usize>,
+}
+
+/// Meaning of [`OutputLabels::labels`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LabelKind {
+    /// The elements of the result are indices (from 0) of labels. In the model, the elements are these strings.
+    Elements,
+    /// Column `i` of the result belongs to label `i`. In the model, the result is a map from labels to numbers.
+    Columns,
+}
+
+/// Labels of a result whose type does not exist in graphs: strings or maps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OutputLabels {
+    /// Name of the result.
+    pub output: String,
+    /// Meaning of the labels.
+    pub kind: LabelKind,
+    /// Labels by index.
+    pub labels: Vec<String>,
 }
 
 /// A parameter of an imported graph with its value.
@@ -69,6 +91,8 @@ pub struct Import {
     pub notes: Vec<String>,
     /// Checks of nodes whose 64-bit integers may exceed 32 bits. [`Runner`](crate::Runner) checks them after each step.
     pub guards: Vec<Guard>,
+    /// Labels of the results that are strings or maps in the model.
+    pub labels: Vec<OutputLabels>,
 }
 
 impl Import {

@@ -176,6 +176,11 @@ impl<'m> Importer<'m> {
             let Some(Some(operand)) = self.lookup(name) else {
                 continue;
             };
+            if operand.strings().is_some() && !outputs.contains(name) {
+                let message = "strings are not supported where a shape depends on computed data";
+                self.issue(IssueKind::Unsupported, name, "", message.into());
+                continue;
+            }
             match &operand.source {
                 // The last stage has a session in any case.
                 Source::Known(tensor) if !blocked.names.is_empty() => {
@@ -213,6 +218,7 @@ impl<'m> Importer<'m> {
                 parameters: std::mem::take(&mut self.parameters),
                 notes: std::mem::take(&mut self.notes).into_iter().collect(),
                 guards,
+                labels: std::mem::take(&mut self.labels),
             },
             known,
             nodes,

@@ -6,7 +6,7 @@
 use super::operator::{BuiltinOps, OnnxOp};
 use super::{
     activation, attention, control, conv, deform, elementwise, features, fourier, group_query, index, known, layout,
-    loss, matmul, microsoft_attention, nbits, norm, pool, preview, qlinear, quantized, random, recurrent, reduce,
+    loss, matmul, microsoft_attention, ml, nbits, norm, pool, preview, qlinear, quantized, random, recurrent, reduce,
     resize, sample, sequence, signal, slice, softmax, state, unpool,
 };
 
@@ -29,6 +29,12 @@ const FAMILIES: &[&[OnnxOp]] = &[
     loss::OPS,
     matmul::OPS,
     microsoft_attention::OPS,
+    ml::columns::OPS,
+    ml::encode::OPS,
+    ml::linear::OPS,
+    ml::scale::OPS,
+    ml::svm::OPS,
+    ml::trees::OPS,
     nbits::OPS,
     norm::OPS,
     pool::OPS,

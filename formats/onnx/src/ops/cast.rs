@@ -1,10 +1,14 @@
 //! Conversions between element types.
 
+use std::sync::Arc;
+
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
+use super::fold::MAX_FOLDED;
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::read::{STRING, StringList};
 use crate::small::SmallFloat;
 use crate::tensor::Tensor;
 
@@ -17,7 +21,13 @@ fn target(call: &Call) -> Result<ElementType, String> {
 }
 
 pub(super) fn cast(call: &mut Call) -> Built {
+    if call.int("to", 0)? == i64::from(STRING) {
+        return to_strings(call);
+    }
     let to = target(call)?;
+    if let Some(strings) = call.strings(0).cloned() {
+        return from_strings(call, &strings, to);
+    }
     cast_to(call, to)
 }
 
@@ -28,6 +38,9 @@ pub(super) fn cast_like(call: &mut Call) -> Built {
 
 pub(super) fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x)] = operands else { return Ok(None) };
+    if x.element() == ElementType::Text || call.int("to", 0)? == i64::from(STRING) {
+        return Ok(None);
+    }
     let to = target(call)?;
     // Known tensors saturate.
     if call.int("saturate", 1)? == 0 && SmallFloat::of(to).is_some() {
@@ -46,6 +59,78 @@ pub(super) fn fold_cast_like(call: &Call, operands: &[Option<&Tensor>]) -> Folde
     } else {
         Ok(Some(vec![x.cast(like.element())]))
     }
+}
+
+/// Maximum number of integers that are converted to strings.
+const MAX_STRINGS: i64 = 1 << 16;
+
+/// Converts numbers to strings: numbers that are known at import, and integers with a small range.
+fn to_strings(call: &mut Call) -> Built {
+    if call.element(0)? == ElementType::Text {
+        return Ok(vec![call.operand(0)?.clone()]);
+    }
+    let element = call.element(0)?;
+    if element == ElementType::Bool {
+        return Err("expected numbers, found bool: its conversion to strings is not supported".into());
+    }
+    if let Some(tensor) = call.determined(0).filter(|tensor| tensor.len() <= MAX_FOLDED) {
+        let mut list = StringList::default();
+        let places = match tensor.ints() {
+            Some(data) => data.iter().map(|v| list.index(&v.to_string())).collect(),
+            // The shortest text of an `f32` differs from that of the same number as `f64`.
+            None if element == ElementType::F64 => tensor.to_f64().iter().map(|v| list.index(&v.to_string())).collect(),
+            None => tensor.to_f32().iter().map(|v| list.index(&v.to_string())).collect(),
+        };
+        let places = Tensor::integers(ElementType::Text, tensor.dims(), places);
+        let result = call.known_result(0, places);
+        return Ok(vec![result.with_strings(Arc::new(list.strings))]);
+    }
+    let (low, high) = match call.range(0) {
+        Some((low, high)) if high.saturating_sub(low) < MAX_STRINGS && low <= high => (low, high),
+        _ => {
+            return Err(format!(
+                "expected constants or integers of a small range, found computed {element}: strings are not supported \
+                 as the result of a step"
+            ));
+        }
+    };
+    let x = call.value(0)?;
+    let x = call.as_element(x, ElementType::I32);
+    let low_value = call.scalar(ElementType::I32, low as f64);
+    let places = call.graph().sub(x, low_value);
+    let strings = (low..=high).map(|v| v.to_string()).collect();
+    Ok(vec![call.string_result(places, strings)])
+}
+
+/// Converts strings to numbers: the number of each string of the list is computed at import.
+fn from_strings(call: &mut Call, strings: &[String], to: ElementType) -> Built {
+    let wrong = |text: &String| format!("expected a number as {to}, found the string {text:?}");
+    let table = if to.is_float() {
+        let numbers = strings
+            .iter()
+            .map(|text| text.trim().parse::<f64>().map_err(|_| wrong(text)));
+        Tensor::floats(to, &[strings.len()], numbers.collect::<Result<_, _>>()?)
+    } else {
+        let number = |text: &String| {
+            let whole = text.trim().parse::<i64>().ok();
+            let number = whole.or_else(|| text.trim().parse::<f64>().ok().map(|v| v as i64));
+            number.ok_or_else(|| wrong(text))
+        };
+        let numbers = strings.iter().map(number).collect::<Result<_, _>>()?;
+        Tensor::integers(to, &[strings.len()], numbers)
+    };
+    if let Some(places) = call.determined(0) {
+        let dims = places.dims().to_vec();
+        let picked = table.pick(&dims, places.to_i64().into_iter().map(|place| place as usize));
+        return Ok(vec![call.known_result(0, picked)]);
+    }
+    let at = call.value(0)?;
+    let table = table.to_constant()?;
+    let graph = call.graph();
+    let table = graph.constant_data(table, &[strings.len()]);
+    let at = graph.cast(at, DType::U32);
+    let y = graph.gather(table, at);
+    call.one(y, to)
 }
 
 fn cast_to(call: &mut Call, to: ElementType) -> Built {

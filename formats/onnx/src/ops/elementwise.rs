@@ -27,7 +27,10 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("BitwiseNot", 18, bitwise_not),
     op("BitwiseOr", 18, |c| bitwise(c, |g, a, b| g.bit_or(a, b))),
     op("BitwiseXor", 18, |c| bitwise(c, |g, a, b| g.bit_xor(a, b))),
-    op("Cast", 6, cast).folding(fold_cast).partly("strings and float8e8m0"),
+    op("Cast", 6, cast)
+        .folding(fold_cast)
+        .taking_strings()
+        .partly("float8e8m0; computed numbers to strings"),
     op("CastLike", 15, cast_like)
         .folding(fold_cast_like)
         .partly("strings and float8e8m0"),
@@ -45,6 +48,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
     op("Identity", 1, identity)
         .taking_sequences()
+        .taking_strings()
         .folding(fold::first)
         .partly("optional values"),
     op("IsInf", 10, is_inf),

@@ -1,4 +1,4 @@
-//! Features of classical models: counts of n-grams, and the supported operators of `ai.onnx.ml`.
+//! Counts of n-grams.
 
 use meganeura_core::graph::Value;
 
@@ -12,11 +12,7 @@ type Built = Result<Vec<Operand>, String>;
 /// Maximum number of comparisons of elements with n-grams of a node.
 const MAX_COMPARISONS: usize = 1 << 24;
 
-pub(super) const OPS: &[OnnxOp] = &[
-    op("TfIdfVectorizer", 9, tf_idf).partly("strings"),
-    OnnxOp::new("ai.onnx.ml", "ArrayFeatureExtractor", 1, feature_extractor).partly("strings"),
-    OnnxOp::new("ai.onnx.ml", "Binarizer", 1, binarizer),
-];
+pub(super) const OPS: &[OnnxOp] = &[op("TfIdfVectorizer", 9, tf_idf).partly("strings")];
 
 /// The n-grams of one length: their concatenated elements, and the index of each n-gram's count in the result.
 struct Grams<'a> {
@@ -148,32 +144,4 @@ fn tf_idf(call: &mut Call) -> Built {
         y = graph.reshape(y, &[width]);
     }
     call.one(y, ElementType::F32)
-}
-
-/// Selects elements of the last axis.
-fn feature_extractor(call: &mut Call) -> Built {
-    let (dims, element) = (call.dims(0)?, call.element(0)?);
-    let count = element_count(&call.dims(1)?).unwrap_or(0);
-    let (x, at) = (call.value(0)?, call.value(1)?);
-    let graph = call.graph();
-    let at = graph.cast(at, meganeura_core::DType::U32);
-    let at = graph.reshape(at, &[count]);
-    let mut y = graph.gather_axis(x, at, -1);
-    if dims.len() == 1 {
-        y = graph.reshape(y, &[1, count]);
-    }
-    call.one(y, element)
-}
-
-/// Returns 1 for values above a threshold, otherwise 0.
-fn binarizer(call: &mut Call) -> Built {
-    let element = call.element(0)?;
-    let threshold = call.float("threshold", 0.0)?;
-    let x = call.value(0)?;
-    let wide = call.as_f32(x);
-    let graph = call.graph();
-    let threshold = graph.scalar(threshold);
-    let larger = graph.greater_than(wide, threshold);
-    let y = call.as_element(larger.into(), element);
-    call.one(y, element)
 }

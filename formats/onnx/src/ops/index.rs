@@ -19,8 +19,8 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("ArgMax", 1, |c| arg_extreme(c, true)),
     op("ArgMin", 1, |c| arg_extreme(c, false)),
     op("Compress", 9, compress).partly("a condition that depends on the data of an input"),
-    op("Gather", 1, gather).folding(fold_gather),
-    op("GatherElements", 11, gather_elements),
+    op("Gather", 1, gather).folding(fold_gather).taking_strings(),
+    op("GatherElements", 11, gather_elements).taking_strings(),
     op("GatherND", 11, gather_nd),
     op("NonZero", 9, non_zero)
         .folding(fold_non_zero)

@@ -4,7 +4,7 @@ use super::fold::{self, MAX_FOLDED, indices, strides};
 use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
-use crate::read::dimensions;
+use crate::read::{STRING, dimensions};
 use crate::tensor::{Tensor, element_count};
 
 type Built = Result<Vec<Operand>, String>;
@@ -14,26 +14,29 @@ pub(super) const KNOWN_SHAPE: &str = "a shape that depends on the data of an inp
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Concat", 1, concat).folding(fold_concat),
-    op("Constant", 1, constant).partly("strings and sparse tensors"),
+    op("Constant", 1, constant).partly("sparse tensors"),
     op("ConstantOfShape", 9, constant_of_shape).partly(KNOWN_SHAPE),
     op("DepthToSpace", 1, depth_to_space),
     op("Dropout", 1, dropout).partly("training mode"),
     op("Expand", 8, expand).folding(fold_expand).partly(KNOWN_SHAPE),
     op("EyeLike", 9, eye_like),
-    op("Flatten", 1, flatten),
+    op("Flatten", 1, flatten).taking_strings(),
     op("Range", 11, range).partly("bounds that depend on the data of an input"),
-    op("Reshape", 5, reshape).folding(fold_reshape).partly(KNOWN_SHAPE),
+    op("Reshape", 5, reshape)
+        .folding(fold_reshape)
+        .partly(KNOWN_SHAPE)
+        .taking_strings(),
     op("ReverseSequence", 10, reverse_sequence).partly("lengths that depend on the data of an input"),
-    op("Shape", 1, shape),
-    op("Size", 1, size),
+    op("Shape", 1, shape).taking_strings(),
+    op("Size", 1, size).taking_strings(),
     op("SpaceToDepth", 1, space_to_depth),
-    op("Squeeze", 1, squeeze).folding(fold_squeeze),
+    op("Squeeze", 1, squeeze).folding(fold_squeeze).taking_strings(),
     op("Tile", 6, tile)
         .folding(fold_tile)
         .partly("repeats that depend on the data of an input"),
-    op("Transpose", 1, transpose).folding(fold_transpose),
+    op("Transpose", 1, transpose).folding(fold_transpose).taking_strings(),
     op("Trilu", 14, trilu).partly("a diagonal that depends on the data of an input"),
-    op("Unsqueeze", 1, unsqueeze).folding(fold_unsqueeze),
+    op("Unsqueeze", 1, unsqueeze).folding(fold_unsqueeze).taking_strings(),
 ];
 
 /// Reshapes operand `i`; a known tensor stays known.
@@ -224,6 +227,9 @@ fn size(call: &mut Call) -> Built {
 fn constant(call: &mut Call) -> Built {
     let attributes = call.attributes();
     let tensor = if let Some(proto) = attributes.tensor("value")? {
+        if proto.data_type == STRING {
+            return call.read_strings(proto);
+        }
         call.read(proto)?
     } else if let Some(value) = attributes.float("value_float")? {
         Tensor::f32(&[], vec![value])
@@ -233,8 +239,12 @@ fn constant(call: &mut Call) -> Built {
         Tensor::f32(&[values.len()], values.to_vec())
     } else if let Some(values) = attributes.ints("value_ints")? {
         Tensor::i64(&[values.len()], values.to_vec())
+    } else if let Some(text) = attributes.string("value_string")? {
+        return Ok(vec![call.known_strings(&[], &[text])]);
+    } else if let Some(texts) = attributes.strings("value_strings")? {
+        return Ok(vec![call.known_strings(&[texts.len()], &texts)]);
     } else {
-        return Err("it has no tensor or numbers as value".into());
+        return Err("it has no tensor, numbers or strings as value".into());
     };
     Ok(vec![call.known_result(0, tensor)])
 }

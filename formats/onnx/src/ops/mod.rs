@@ -21,6 +21,7 @@ mod limits;
 mod loss;
 mod matmul;
 mod microsoft_attention;
+mod ml;
 mod nbits;
 mod norm;
 mod operator;

@@ -51,6 +51,8 @@ pub struct OnnxOp {
     pub(crate) overflow: Overflow,
     /// True if the operator accepts sequences, or passes its operands through.
     pub(crate) takes_sequences: bool,
+    /// True if the operator accepts one operand of strings. Results of strings have the same list of strings.
+    pub(crate) takes_strings: bool,
 }
 
 /// Operators that another crate adds, found at startup. They have priority over this crate's operators of the same name and
@@ -92,6 +94,7 @@ impl OnnxOp {
             fold: None,
             overflow: Overflow::None,
             takes_sequences: false,
+            takes_strings: false,
         }
     }
 
@@ -113,6 +116,13 @@ impl OnnxOp {
     #[must_use]
     pub(crate) const fn taking_sequences(mut self) -> Self {
         self.takes_sequences = true;
+        self
+    }
+
+    /// Marks the operator as one that accepts strings as an operand.
+    #[must_use]
+    pub(crate) const fn taking_strings(mut self) -> Self {
+        self.takes_strings = true;
         self
     }
 

@@ -28,7 +28,8 @@ const MOVES: [&str; 16] = [
 /// Returns the exact range of result `i` of a node, or `None` if it is unknown.
 pub(crate) fn of(call: &Call, i: usize) -> Option<Range> {
     let (domain, name) = call.operator();
-    if !domain.is_empty() {
+    // The number of a string differs from its index.
+    if !domain.is_empty() || (name == "Cast" && call.strings(0).is_some()) {
         return None;
     }
     match (name, i) {

@@ -18,6 +18,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("CenterCropPad", 18, center_crop_pad).partly(KNOWN_SHAPE),
     op("Pad", 2, pad).partly("widths that depend on the data of an input"),
     op("Slice", 1, slice)
+        .taking_strings()
         .folding(fold_slice)
         .partly("bounds that depend on the data of an input"),
     op("Split", 2, split).folding(fold_split),

@@ -2,6 +2,8 @@
 
 mod functions;
 mod int64;
+mod ml;
+mod ml_strings;
 mod results;
 mod sizes;
 mod stages;
@@ -206,8 +208,11 @@ fn data_that_do_not_fit_are_named() {
     let (_, message) = issue(|g| g.initializer[0].dims = vec![-1, 4]);
     assert!(message.contains("negative"), "{message}");
     let (kind, message) = issue(|g| g.initializer[0].data_type = 8);
-    assert_eq!(kind, IssueKind::Unsupported);
-    assert!(message.contains("strings"), "{message}");
+    assert_eq!(kind, IssueKind::Broken);
+    assert!(
+        message.contains("string [3, 2]: expected 6 elements, found 0"),
+        "{message}"
+    );
     let (_, message) = issue(|g| g.input[0] = value("x", &[1 << 31, 1 << 31, 1 << 31]));
     assert!(message.contains("`x`"), "{message}");
 }

@@ -25,7 +25,7 @@ enum Outcome {
 }
 
 /// Parts of error messages, with the descriptions of the reasons in `docs/onnx.md`.
-const REASONS: [(&str, &str); 10] = [
+const REASONS: [(&str, &str); 9] = [
     ("strings are not supported", "strings"),
     (
         "sequences, maps, optional values and sparse tensors are not supported",
@@ -45,7 +45,6 @@ const REASONS: [(&str, &str); 10] = [
         "ai.onnx.preview.training.Gradient",
         "`ai.onnx.preview.training.Gradient`",
     ),
-    ("ai.onnx.ml.TreeEnsemble", "`ai.onnx.ml.TreeEnsemble`"),
     (
         "does not fit into i32",
         "`BitCast` to an integer that needs more than 32 bits",

@@ -7,7 +7,7 @@ use meganeura_core::graph::NodeKind;
 use meganeura_onnx::{Dims, ElementType, Error, ImportOptions, Model, Runner, Tensor};
 
 /// Reads an array from a file of `numpy.save`, for the types of these models.
-fn read(path: &Path) -> Tensor {
+pub(super) fn read(path: &Path) -> Tensor {
     let bytes = std::fs::read(path).expect("an array");
     let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
     let (header, data) = bytes[10..].split_at(length);
@@ -28,13 +28,21 @@ fn read(path: &Path) -> Tensor {
             let numbers = numbers.map(|b| i32::from_le_bytes(b).into());
             Tensor::integers(ElementType::I32, &dims, numbers.collect())
         }
+        "<f8" => {
+            let numbers = data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b));
+            Tensor::floats(ElementType::F64, &dims, numbers.collect())
+        }
+        "<i8" => {
+            let numbers = data.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b));
+            Tensor::i64(&dims, numbers.collect())
+        }
         "|u1" => Tensor::integers(ElementType::U8, &dims, data.iter().map(|&b| b.into()).collect()),
         other => panic!("arrays of {other} are not among the fixtures"),
     }
 }
 
 /// Reads `PREFIX_0.npy`, `PREFIX_1.npy`... in a folder.
-fn arrays(folder: &Path, prefix: &str) -> Vec<Tensor> {
+pub(super) fn arrays(folder: &Path, prefix: &str) -> Vec<Tensor> {
     let paths = (0..).map(|i| folder.join(format!("{prefix}_{i}.npy")));
     paths.take_while(|path| path.exists()).map(|path| read(&path)).collect()
 }

@@ -4,3 +4,4 @@ mod cases;
 mod document;
 mod export;
 mod fixtures;
+mod ml;
