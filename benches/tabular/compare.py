@@ -200,8 +200,18 @@ def options():
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="number of CPU threads per run (default: 1)")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="time limit of a run (default: 600)")
     parser.add_argument("--device", metavar="SELECTOR", help="device of meganeura (default: its own choice)")
-    parser.add_argument("--options", default="", metavar="TEXT", help="further options of `meganeura train`, such as '--epochs 50' (default: none)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="file of results; existing ones are kept (default: results.json of the folder)")
+    parser.add_argument(
+        "--options",
+        default="",
+        metavar="TEXT",
+        help="further options of `meganeura train`, such as '--epochs 50' (default: none)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="file of results; existing ones are kept (default: results.json of the folder)",
+    )
     parser.add_argument(
         "--peers",
         type=Path,
