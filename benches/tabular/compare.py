@@ -204,7 +204,7 @@ def options():
         "--options",
         default="",
         metavar="TEXT",
-        help="further options of `meganeura train`, such as '--epochs 50' (default: none)",
+        help="further options of `meganeura train`, such as --options='--epochs 50' (default: none)",
     )
     parser.add_argument(
         "--results",
