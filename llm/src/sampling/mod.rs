@@ -122,10 +122,8 @@ impl Sampling {
 pub struct Sampler {
     options: Sampling,
     rng: SplitMix64,
-    /// Candidate tokens with their weights; the memory is reused.
-    candidates: Vec<(u32, f32)>,
-    /// Number of candidates at the front that are already sorted as the most likely ones.
-    sorted: usize,
+    /// Candidates of top-k and top-p; the memory is reused.
+    candidates: Vec<f32>,
 }
 
 impl Sampler {
@@ -139,12 +137,12 @@ impl Sampler {
             options,
             rng: SplitMix64::new(options.seed),
             candidates: Vec::new(),
-            sorted: 0,
         })
     }
 
     /// Returns the token that follows `prompt` and `generated`, by its logits `[vocab]`, which are
-    /// changed. Among equally likely tokens, the one with the smallest id comes first.
+    /// changed. Top-k and top-p keep all tokens that are as likely as the last one they keep. A temperature of 0 selects
+    /// the first of the most likely tokens.
     ///
     /// # Errors
     /// Logits that are NaN, or of which none is finite.
@@ -166,39 +164,27 @@ impl Sampler {
         if temperature == 0.0 || !most.is_finite() {
             return Ok(largest(logits));
         }
-        if top_k.is_none() && top_p.is_none() {
-            // The order of the tokens does not matter, so nothing is sorted.
-            softmax::weigh(logits, most, temperature);
-            if let Some(p) = min_p {
-                logits
-                    .iter_mut()
-                    .filter(|weight| **weight < p)
-                    .for_each(|weight| *weight = 0.0);
-            }
-            let limit = self.rng.unit() * softmax::sum(logits);
-            return Ok(softmax::place_of(logits, limit) as u32);
+        if let Some(k) = top_k.filter(|k| *k < logits.len()) {
+            self.candidates.clear();
+            self.candidates.extend_from_slice(logits);
+            exclude_below(logits, kth_largest(&mut self.candidates, k), f32::NEG_INFINITY);
         }
-        self.candidates.clear();
-        self.sorted = 0;
-        let total = if let Some(k) = top_k {
-            self.candidates.extend((0u32..).zip(logits.iter().copied()));
-            self.keep(k);
-            for (_, weight) in &mut self.candidates {
-                softmax::weigh(std::slice::from_mut(weight), most, temperature);
-            }
-            self.total()
-        } else {
-            softmax::weigh(logits, most, temperature);
-            // Tokens of lower weight can be ignored: their total weight is less than top-p excludes.
-            let (rest, total) = (f64::from(1.0 - top_p.unwrap_or(1.0)), softmax::sum(logits));
-            let least = rest * total / logits.len() as f64;
-            let weights = (0u32..).zip(logits.iter().copied());
-            self.candidates
-                .extend(weights.filter(|(_, weight)| f64::from(*weight) >= least));
-            total
-        };
-        self.keep_probable(total);
-        Ok(self.draw())
+        softmax::weigh(logits, most, temperature);
+        if let Some(p) = top_p.filter(|p| *p < 1.0) {
+            let total = softmax::sum(logits);
+            // Tokens of lower weight are not candidates: their total weight is less than top-p excludes.
+            let least = f64::from(1.0 - p) * total / logits.len() as f64;
+            self.candidates.clear();
+            let weights = logits.iter().copied();
+            self.candidates.extend(weights.filter(|weight| f64::from(*weight) >= least));
+            exclude_below(logits, least_probable(&mut self.candidates, f64::from(p) * total), 0.0);
+        }
+        if let Some(p) = min_p {
+            // The most likely token weighs 1.
+            exclude_below(logits, p, 0.0);
+        }
+        let limit = self.rng.unit() * softmax::sum(logits);
+        Ok(softmax::place_of(logits, limit) as u32)
     }
 
     /// Returns the temperature if tokens depend only on their logits, so that the device can draw them; 0 selects the
@@ -228,7 +214,6 @@ impl Sampler {
             options: self.options,
             rng: self.rng.clone(),
             candidates: Vec::new(),
-            sorted: 0,
         }
     }
 
@@ -276,72 +261,6 @@ impl Sampler {
             }
         }
     }
-
-    /// Moves the `count` most likely candidates to the front, in order. Usually only few are
-    /// needed, and sorting a whole vocabulary takes longer than a small model's step.
-    fn sort_to(&mut self, count: usize) {
-        while self.sorted < count.min(self.candidates.len()) {
-            let rest = &mut self.candidates[self.sorted..];
-            let more = (3 * self.sorted).max(64).min(rest.len());
-            sort_likeliest(rest, more);
-            self.sorted += more;
-        }
-    }
-
-    /// Returns the candidate at this index in the order of probability.
-    fn candidate(&mut self, at: usize) -> Option<(u32, f32)> {
-        self.sort_to(at + 1);
-        self.candidates.get(at).copied()
-    }
-
-    /// Keeps the `count` most likely candidates.
-    fn keep(&mut self, count: usize) {
-        self.sort_to(count);
-        self.candidates.truncate(count);
-    }
-
-    /// Returns the sum of all weights.
-    fn total(&self) -> f64 {
-        self.candidates.iter().map(|c| f64::from(c.1)).sum()
-    }
-
-    /// Removes the candidates that top-p and min-p exclude; `total` is the weight of all tokens,
-    /// including those removed before. The most likely token is always kept.
-    fn keep_probable(&mut self, total: f64) {
-        if let Some(p) = self.options.top_p {
-            let limit = f64::from(p) * total;
-            let (mut kept, mut before) = (0, 0.0);
-            while before < limit
-                && let Some((_, weight)) = self.candidate(kept)
-            {
-                before += f64::from(weight);
-                kept += 1;
-            }
-            self.keep(kept.max(1));
-        }
-        if let Some(p) = self.options.min_p {
-            // The most likely one weighs 1.
-            let mut kept = 0;
-            while self.candidate(kept).is_some_and(|(_, weight)| weight >= p) {
-                kept += 1;
-            }
-            self.keep(kept.max(1));
-        }
-    }
-
-    /// Draws a candidate with a probability proportional to its weight; their order does not
-    /// matter.
-    fn draw(&mut self) -> u32 {
-        let mut rest = self.rng.unit() * self.total();
-        for (token, weight) in &self.candidates {
-            rest -= f64::from(*weight);
-            if rest < 0.0 {
-                return *token;
-            }
-        }
-        // Rounding errors may leave a remainder.
-        self.candidates.last().map_or(0, |c| c.0)
-    }
 }
 
 /// Iterator over the random words of tokens that a device draws, two words per token.
@@ -362,6 +281,43 @@ fn not_numbers() -> Error {
         "the model's logits contain NaN or no finite number, so no token can be selected",
         "check its weights; `step_debug` finds the first operator with a result that is not finite",
     )
+}
+
+/// Replaces all numbers below `least`.
+fn exclude_below(numbers: &mut [f32], least: f32, replacement: f32) {
+    for x in numbers {
+        *x = if *x < least { replacement } else { *x };
+    }
+}
+
+/// Returns the `k`-th largest number, with `k` from 1 to the length. Changes the order.
+fn kth_largest(numbers: &mut [f32], k: usize) -> f32 {
+    *numbers.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+}
+
+/// Returns the weight at which the sum of the largest weights reaches `limit`, or the smallest weight if their sum is
+/// less. Changes the order.
+///
+/// Takes linear time: each round halves the range that contains the result. Sorting a vocabulary of 128,000 tokens takes
+/// longer than a step of a small model.
+fn least_probable(weights: &mut [f32], limit: f64) -> f32 {
+    let (mut rest, mut before, mut least) = (weights, 0.0, 0.0);
+    while !rest.is_empty() {
+        let middle = rest.len() / 2;
+        let (larger, &mut pivot, smaller) = rest.select_nth_unstable_by(middle, |a, b| b.total_cmp(a));
+        let sum = before + softmax::sum(larger);
+        if sum >= limit && !larger.is_empty() {
+            rest = larger;
+        } else {
+            least = pivot;
+            before = sum + f64::from(pivot);
+            if before >= limit {
+                break;
+            }
+            rest = smaller;
+        }
+    }
+    least
 }
 
 /// Moves the `count` most likely tokens to the front, in order; equally likely tokens are ordered

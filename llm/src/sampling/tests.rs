@@ -140,6 +140,11 @@ fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
         with(Some(700), None, None),
         with(None, Some(0.5), None),
         with(None, Some(0.999), None),
+        // Nearly uniform: nearly all tokens are kept.
+        Sampling {
+            temperature: 100.0,
+            ..with(None, Some(0.95), None)
+        },
         with(None, None, Some(0.02)),
         with(Some(900), Some(0.9), Some(0.05)),
     ] {
@@ -159,10 +164,8 @@ fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
         }
         let least = f64::from(options.min_p.unwrap_or(0.0));
         kept.retain(|(_, weight)| *weight >= least);
-        // Without sorting, random numbers choose in the order of the vocabulary.
-        if options.top_k.is_none() && options.top_p.is_none() {
-            kept.sort_by_key(|(token, _)| *token);
-        }
+        // Random numbers choose in the order of the vocabulary.
+        kept.sort_by_key(|(token, _)| *token);
         let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
         let (mut sampler, mut rng) = (Sampler::new(options).expect("sense"), SplitMix64::new(options.seed));
         for _ in 0..300 {
@@ -176,6 +179,46 @@ fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
                 sampler.choose(&mut logits.clone(), &[], &[]).expect("a token"),
                 expected,
                 "{options:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn tokens_as_likely_as_the_last_one_are_kept() {
+    let equal = [1.0f32; 40];
+    for (top_k, top_p) in [(Some(3), None), (None, Some(0.1))] {
+        let options = Sampling {
+            temperature: 1.0,
+            top_k,
+            top_p,
+            ..Sampling::default()
+        };
+        let found = counts(options, &equal, 4000);
+        assert!(found.iter().all(|&count| count > 50), "{options:?}: {found:?}");
+    }
+}
+
+#[test]
+fn the_least_probable_weight_is_that_of_sorted_weights() {
+    let mut rng = SplitMix64::new(3);
+    for len in [1, 2, 3, 10, 1000] {
+        // Few different values, so that many are equal.
+        let weights: Vec<f32> = (0..len).map(|_| rng.below(50) as f32 / 64.0).collect();
+        let mut sorted = weights.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let total: f64 = sorted.iter().map(|x| f64::from(*x)).sum();
+        for fraction in [0.0, 1e-9, 0.3, 0.9, 1.0, 1.1] {
+            let mut sum = 0.0;
+            let expected = sorted.iter().find(|x| {
+                sum += f64::from(**x);
+                sum >= fraction * total
+            });
+            let expected = expected.or(sorted.last()).copied();
+            assert_eq!(
+                Some(least_probable(&mut weights.clone(), fraction * total)),
+                expected,
+                "{fraction} of {len} weights"
             );
         }
     }
