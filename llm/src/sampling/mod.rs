@@ -176,7 +176,8 @@ impl Sampler {
             let least = f64::from(1.0 - p) * total / logits.len() as f64;
             self.candidates.clear();
             let weights = logits.iter().copied();
-            self.candidates.extend(weights.filter(|weight| f64::from(*weight) >= least));
+            self.candidates
+                .extend(weights.filter(|weight| f64::from(*weight) >= least));
             exclude_below(logits, least_probable(&mut self.candidates, f64::from(p) * total), 0.0);
         }
         if let Some(p) = min_p {
