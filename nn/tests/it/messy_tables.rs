@@ -2,7 +2,7 @@
 
 use meganeura_nn::data::{
     Column, ColumnType, ColumnUse, DecimalMark, MissingCells, RawTable, TableFormat, TableOptions, TableProfile,
-    TableReadOptions, TrainingTable, TypeChoice, parse_table, profile_table,
+    TableReadOptions, TaskChoice, TrainingTable, TypeChoice, parse_table, profile_table,
 };
 
 fn read(bytes: &[u8], options: &TableOptions) -> Result<TrainingTable, String> {
@@ -31,6 +31,64 @@ fn utf16(text: &str, bytes_of: fn(u16) -> [u8; 2]) -> Vec<u8> {
         .chain(text.encode_utf16())
         .flat_map(bytes_of)
         .collect()
+}
+
+#[test]
+fn json_lines_are_tables() {
+    let text = "{\"rooms\": 3, \"where\": \"north, west\", \"price\": 250.5}\n\n\
+                {\"price\": 1.8e2, \"rooms\": 2, \"where\": null, \"garden\": true}\r\n\
+                {\"rooms\": 4, \"where\": \"south\", \"price\": 300, \"garden\": false}\n";
+    let options = TableOptions {
+        target: Column::name("price"),
+        task: TaskChoice::Regression,
+        missing: MissingCells::Mean,
+        ..TableOptions::default()
+    };
+    for text in [text.as_bytes().to_vec(), utf16(text, u16::to_le_bytes)] {
+        let table = read(&text, &options).expect("a table");
+        let names = [
+            "rooms",
+            "where=north, west",
+            "where=south",
+            "garden=false",
+            "garden=true",
+        ];
+        assert_eq!(table.schema.feature_names(), names);
+        assert_eq!(table.data.targets(), [250.5, 180.0, 300.0]);
+        assert_eq!(table.filled, 2);
+        // CSV files of the same columns are read for the model, too.
+        let rows = table.schema.parse(
+            &b"garden,where,rooms\ntrue,south,1\n"[..],
+            "n.csv",
+            &[],
+            TableReadOptions::default(),
+        );
+        assert_eq!(rows.expect("rows").features, [1.0, 0.0, 1.0, 0.0, 1.0]);
+    }
+    for (text, said) in [
+        (
+            "{\"a\": [1]}\n",
+            "t.csv:1:1: 'a': expected a string, number, boolean or null, found an array",
+        ),
+        (
+            "{\"a\": 1}\n{\"a\": {}}\n",
+            ":2:1: 'a': expected a string, number, boolean or null, found an object",
+        ),
+        ("{\"a\": 1, \"a\": 2}\n", "'a' occurs twice"),
+        ("{\"a\": 1}\n[1]\n", "no JSON object"),
+        ("{\"a\": 1\n", "no JSON object"),
+        ("{}\n", "no rows"),
+    ] {
+        let error = read(text.as_bytes(), &TableOptions::default()).expect_err(text);
+        assert!(error.contains(said), "{error}");
+    }
+    // Thousands of different keys would take the memory of all their combinations.
+    let many: String = (0..30_000).map(|i| format!("{{\"k{i}\": 1}}\n")).collect();
+    let error = read(many.as_bytes(), &TableOptions::default()).expect_err("too many");
+    assert!(
+        error.contains("expected the same keys in most lines, found 30000 keys in all"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -118,7 +118,8 @@ impl TableSchema {
         self.apply(&raw, classes, options)
     }
 
-    fn format(&self) -> TableFormat {
+    /// Returns the format of the table that the schema was determined from.
+    pub fn format(&self) -> TableFormat {
         TableFormat {
             header: if self.header { Header::Yes } else { Header::No },
             delimiter: Some(self.delimiter),

@@ -7,17 +7,23 @@ use std::path::Path;
 use meganeura_core::files::open_within_memory;
 
 use super::format::{decoded, guess_decimal};
+use super::json_lines::{JsonRows, read_json_lines};
 use super::numbers::read_number;
 use super::{DecimalMark, TableFormat};
-use crate::data::csv::{Records, length_error, names};
-use crate::data::{DataError, Header};
+use crate::data::csv::{Records, find, length_error, names};
+use crate::data::{Column, DataError, Header};
 
 /// Words for missing cells in any column, in lower case.
 const MISSING: [&str; 8] = ["", "?", "na", "n/a", "#n/a", "<na>", "nan", "null"];
 /// Words for missing cells in columns of numbers and dates. In other columns, they may be values.
 const NO_NUMBER: [&str; 9] = ["none", "nil", "n.a.", "missing", "unknown", "-", "--", ".", "..."];
 
-/// A table as it is in its file: cells as text, with the numbers of their lines.
+/// Maximum number of cells for each given one in JSON lines with many cells.
+const MAX_SPARSITY: usize = 20;
+/// Number of cells that is always allowed.
+const MIN_CELLS: usize = 1 << 20;
+
+/// A table as it is in its file, CSV or JSON lines: cells as text, with the numbers of their lines.
 ///
 /// Cells that are empty, `NA`, `N/A`, `NaN`, `NULL` (in any case) or `?` are missing, and the words of
 /// [`TableFormat::missing`].
@@ -40,7 +46,7 @@ pub struct RawTable {
 }
 
 impl RawTable {
-    /// Reads the CSV file at `path`.
+    /// Reads the CSV file, or the file of JSON lines, at `path`.
     ///
     /// # Errors
     ///
@@ -54,7 +60,8 @@ impl RawTable {
     }
 
     /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors. UTF-16 with a byte order mark is
-    /// converted.
+    /// converted. A text that begins with `{` is JSON lines: each line is an object with the cells of a row by the names of
+    /// their columns; cells that are missing or `null` are missing.
     ///
     /// # Errors
     ///
@@ -66,6 +73,9 @@ impl RawTable {
             source,
         };
         let decoded = decoded(reader).map_err(io)?;
+        if decoded.is_json_lines() {
+            return RawTable::of_json_lines(read_json_lines(decoded.text, name)?, name, format, decoded.was_utf16);
+        }
         let delimiter = format.delimiter.unwrap_or_else(|| decoded.delimiter());
         let was_utf16 = decoded.was_utf16;
         let mut records = Records::of(decoded.text, name, delimiter);
@@ -112,6 +122,48 @@ impl RawTable {
         }
         if format.header == Header::Auto && !header && table.begins_with_names() {
             table.take_names();
+        }
+        Ok(table)
+    }
+
+    /// Converts rows of JSON lines, which always have names and a decimal point.
+    fn of_json_lines(found: JsonRows, name: &str, format: &TableFormat, was_utf16: bool) -> Result<Self, DataError> {
+        let JsonRows { columns, rows } = found;
+        if rows.is_empty() || columns.is_empty() {
+            return Err(DataError::Empty { name: name.into() });
+        }
+        let mut table = RawTable {
+            name: name.into(),
+            header: true,
+            delimiter: format.delimiter.unwrap_or(b','),
+            decimal: DecimalMark::Point,
+            was_utf16,
+            missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
+            columns,
+            text: String::new(),
+            ends: Vec::new(),
+            lines: Vec::new(),
+        };
+        let width = table.columns.len();
+        let given: usize = rows.iter().map(|(_, cells)| cells.len()).sum();
+        // Missing cells take memory, too.
+        if width.saturating_mul(rows.len()) > given.saturating_mul(MAX_SPARSITY).saturating_add(MIN_CELLS) {
+            return Err(DataError::Csv {
+                name: name.into(),
+                line: rows.last().map_or(1, |(line, _)| *line),
+                column: 1,
+                reason: format!(
+                    "expected the same keys in most lines, found {width} keys in all, and {} in a line on average",
+                    given / rows.len()
+                ),
+            });
+        }
+        for (line, cells) in &rows {
+            let mut fields = vec![""; width];
+            for (column, text) in cells {
+                fields[*column] = text;
+            }
+            table.push(&fields, *line);
         }
         Ok(table)
     }
@@ -201,6 +253,15 @@ impl RawTable {
     /// Returns the names of the columns; without a header, `column 1` and so on.
     pub fn columns(&self) -> &[String] {
         &self.columns
+    }
+
+    /// Returns the index of a column, by its name or its number from 1.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NotFound`] if it does not exist.
+    pub fn column(&self, column: &Column) -> Result<usize, DataError> {
+        find(&self.name, column, &self.columns, self.header)
     }
 
     /// Returns the number of rows, without the header; at least 1.

@@ -96,6 +96,12 @@ pub(super) fn decoded<'r>(mut reader: impl Read + 'r) -> io::Result<Decoded<'r>>
 }
 
 impl Decoded<'_> {
+    /// Returns true if the text begins with an object of JSON, as JSON lines do.
+    pub(super) fn is_json_lines(&self) -> bool {
+        let head = self.head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.head);
+        head.trim_ascii_start().starts_with(b"{")
+    }
+
     /// Guesses the delimiter: the one for which most lines have as many fields as the first one, and the fewest fields contain
     /// another delimiter. Returns a comma if no line has several fields.
     pub(super) fn delimiter(&self) -> u8 {

@@ -5,6 +5,7 @@ mod cells;
 mod dates;
 mod fit;
 mod format;
+mod json_lines;
 mod numbers;
 mod parts;
 mod profile;

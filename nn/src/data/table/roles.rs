@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::RawTable;
 use super::fit::{MissingCells, TableOptions, missing_cell};
 use super::profile::{ColumnUse, TableProfile, TypeChoice, TypedColumn};
-use crate::data::csv::find;
 use crate::data::{Column, DataError};
 
 /// Columns by role.
@@ -20,7 +19,7 @@ pub(super) struct Roles {
 
 impl Roles {
     pub(super) fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
-        let find = |column: &Column| find(raw.name(), column, raw.columns(), raw.header());
+        let find = |column: &Column| raw.column(column);
         let target = find(&options.target)?;
         let mut excluded = options.ignore.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
         excluded.remove(&target);

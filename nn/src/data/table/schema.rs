@@ -1,6 +1,7 @@
 //! The schema of a table: its columns and their features.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +127,17 @@ impl TableSchema {
             }
         }
         names
+    }
+
+    /// Returns the indices of the features of each column, in the order of [`columns`](Self::columns).
+    pub fn feature_ranges(&self) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let of_column = |column: &FeatureColumn| {
+            let range = start..start + column.kind.width();
+            start = range.end;
+            range
+        };
+        self.columns.iter().map(of_column).collect()
     }
 
     /// Returns the statistics of the numbers in training data that this schema read; features of
