@@ -62,6 +62,7 @@ mod mnist;
 mod npy;
 mod npz;
 mod prng;
+mod quantiles;
 mod split;
 mod standardise;
 mod stream;
@@ -81,6 +82,7 @@ pub use npy::{
     write_npy, write_npy_bytes,
 };
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz, read_npz_labels};
+pub use quantiles::quantile_edges;
 pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{

@@ -8,8 +8,8 @@ use super::{ModelError, Task};
 use crate::data::Standardiser;
 use crate::layers::Activation;
 use crate::models::{
-    CnnConfig, FEATURES, MlpConfig, MobileNetConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier,
-    weighted_regressor,
+    CnnConfig, FEATURES, LABELS, MlpConfig, MobileNetConfig, ROW_WEIGHTS, ResNetConfig, TARGET, TabM, TabMConfig,
+    VitConfig, classifier, regressor, soft_classifier, weighted_regressor,
 };
 
 /// Maximum of every size; larger ones occur only in damaged files.
@@ -40,6 +40,23 @@ pub enum Architecture {
         activation: Activation,
         /// Probability of dropout after each hidden layer.
         dropout: f32,
+        /// Number of logits or predicted numbers.
+        outputs: usize,
+    },
+    /// Ensemble of perceptrons for tables ([`TabMConfig`]).
+    TabM {
+        /// Number of features of one example.
+        features: usize,
+        /// Ascending edges of the bins of each feature; empty for a feature without bins, or for all of them.
+        edges: Vec<Vec<f32>>,
+        /// Number of perceptrons.
+        members: usize,
+        /// Sizes of the hidden layers.
+        hidden: Vec<usize>,
+        /// Probability of dropout after each hidden layer.
+        dropout: f32,
+        /// `true` for a classifier, which averages probabilities; `false` for regression, which averages numbers.
+        classifies: bool,
         /// Number of logits or predicted numbers.
         outputs: usize,
     },
@@ -138,6 +155,20 @@ impl Architecture {
         }
     }
 
+    /// Creates an [`Architecture::TabM`] with the defaults of [`TabMConfig`], for logits (`classifies`) or numbers.
+    /// `edges` are those of the bins of each feature.
+    pub fn tabm(features: usize, edges: Vec<Vec<f32>>, classifies: bool, outputs: usize) -> Self {
+        Architecture::TabM {
+            features,
+            edges,
+            members: 16,
+            hidden: vec![128, 128],
+            dropout: 0.1,
+            classifies,
+            outputs,
+        }
+    }
+
     /// Creates an [`Architecture::Cnn`] with the defaults of [`CnnConfig`].
     pub fn cnn(image: [usize; 3], outputs: usize) -> Self {
         Architecture::Cnn {
@@ -190,6 +221,7 @@ impl Architecture {
     pub fn feature_shape(&self) -> Vec<usize> {
         match self {
             Architecture::Mlp { features, .. } => features.clone(),
+            Architecture::TabM { features, .. } => vec![*features],
             Architecture::Cnn { image, .. }
             | Architecture::ResNet { image, .. }
             | Architecture::MobileNet { image, .. }
@@ -206,6 +238,7 @@ impl Architecture {
     pub fn outputs(&self) -> usize {
         match self {
             Architecture::Mlp { outputs, .. }
+            | Architecture::TabM { outputs, .. }
             | Architecture::Cnn { outputs, .. }
             | Architecture::ResNet { outputs, .. }
             | Architecture::MobileNet { outputs, .. }
@@ -224,6 +257,7 @@ impl Architecture {
         let shape = self.feature_shape();
         let model = |g: &mut Graph, x: NodeId| self.outputs_of(g, x);
         let graph = match loss {
+            _ if matches!(self, Architecture::TabM { .. }) => self.training_graph_of_members(batch, loss),
             Loss::Classes => classifier(batch, &shape, model),
             Loss::SoftClasses => soft_classifier(batch, &shape, model),
             Loss::Regression => regressor(batch, &shape, model),
@@ -231,6 +265,42 @@ impl Architecture {
         };
         graph.verify()?;
         Ok(graph)
+    }
+
+    /// Builds the graph for the trainer of an [`Architecture::TabM`]: the loss is the mean of the members' losses.
+    fn training_graph_of_members(&self, batch: usize, loss: Loss) -> Graph {
+        let mut graph = Graph::new();
+        let g = &mut graph;
+        let x = g.input(FEATURES, &[batch, self.feature_len()]);
+        let members = self.members_of(g, x);
+        let all = g.shape(members).to_vec();
+        let [rows, outputs] = [[batch, 1], [batch, self.outputs()]];
+        let loss = match loss {
+            Loss::Classes => {
+                let labels = g.input_u32(LABELS, &rows[..1]);
+                let labels = g.expand(labels, &all[..all.len().saturating_sub(1)]);
+                g.cross_entropy_loss(members, labels)
+            }
+            Loss::SoftClasses => {
+                let labels = g.input(LABELS, &outputs);
+                let labels = g.expand(labels, &all);
+                g.cross_entropy_loss(members, labels)
+            }
+            Loss::Regression | Loss::WeightedRegression => {
+                let target = g.input(TARGET, &outputs);
+                let error = g.sub(members, target);
+                let mut square = g.square(error);
+                if loss == Loss::WeightedRegression {
+                    let weights = g.input(ROW_WEIGHTS, &rows);
+                    square = g.mul(square, weights);
+                }
+                g.mean_all(square)
+            }
+        };
+        g.named(loss, "loss");
+        let outputs = self.mean_of(g, members);
+        g.set_outputs(vec![loss, outputs]);
+        graph
     }
 
     /// Builds the graph of inference: one input, `x` (`f32 [batch, feature_shape...]`), and one
@@ -298,9 +368,44 @@ impl Architecture {
         Ok(leaves)
     }
 
+    /// Registers the layers of an [`Architecture::TabM`], and adds the outputs of its members,
+    /// `[members, batch, outputs]`.
+    fn members_of(&self, g: &mut Graph, x: NodeId) -> NodeId {
+        let Architecture::TabM {
+            features,
+            edges,
+            members,
+            hidden,
+            dropout,
+            outputs,
+            ..
+        } = self
+        else {
+            return x;
+        };
+        let config = TabMConfig::new(*features, *outputs)
+            .members(*members)
+            .hidden(hidden.clone())
+            .dropout(*dropout)
+            .edges(edges.clone());
+        config.build(g, "").forward(g, x)
+    }
+
+    /// Adds the mean of the outputs of members.
+    fn mean_of(&self, g: &mut Graph, members: NodeId) -> NodeId {
+        match self {
+            Architecture::TabM { classifies: true, .. } => TabM::mean_logits(g, members),
+            _ => TabM::mean_values(g, members),
+        }
+    }
+
     /// Registers the layers and adds their computation.
     fn outputs_of(&self, g: &mut Graph, x: NodeId) -> NodeId {
         match self {
+            Architecture::TabM { .. } => {
+                let members = self.members_of(g, x);
+                self.mean_of(g, members)
+            }
             Architecture::Mlp {
                 hidden,
                 activation,
@@ -401,6 +506,24 @@ impl Architecture {
             Architecture::Mlp { hidden, dropout, .. } => {
                 count("the number of hidden layers", hidden.len())?;
                 sizes("a hidden layer", hidden)?;
+                probability(*dropout)
+            }
+            Architecture::TabM {
+                features,
+                edges,
+                members,
+                hidden,
+                dropout,
+                ..
+            } => {
+                count("members", *members)?;
+                size("members", *members)?;
+                count("the number of hidden layers", hidden.len())?;
+                sizes("a hidden layer", hidden)?;
+                TabMConfig::check_edges(*features, edges)?;
+                if edges.iter().map(Vec::len).sum::<usize>() > MAX_SIZE {
+                    return Err(format!("edges: expected at most {MAX_SIZE}"));
+                }
                 probability(*dropout)
             }
             Architecture::Cnn {

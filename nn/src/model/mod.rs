@@ -92,9 +92,11 @@
 //! restores its name.
 
 mod architecture;
+mod curves;
 mod error;
 mod features;
 mod file;
+mod influence;
 mod predictor;
 mod task;
 
@@ -103,8 +105,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 pub use architecture::{Architecture, Loss};
+pub use curves::{Calibration, ClassCurves, calibration, class_curves};
 pub use error::ModelError;
 pub use features::Features;
+pub use influence::{FeatureGroup, Importance, PartialDependence};
 pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 

@@ -257,7 +257,7 @@ impl Predictor {
     }
 
     /// Computes the quality of the outputs for a data set, `[data.len(), outputs]`.
-    fn report(&self, data: &Dataset, outputs: &[f32]) -> PredictionReport {
+    pub(super) fn report(&self, data: &Dataset, outputs: &[f32]) -> PredictionReport {
         let predictions = self.predictions(outputs);
         let Task::Classification { classes, .. } = &self.task else {
             let predicted: Vec<f64> = predictions.iter().flat_map(Prediction::values).copied().collect();

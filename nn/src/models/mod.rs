@@ -8,6 +8,7 @@
 //! | Configuration | Model |
 //! |---|---|
 //! | [`MlpConfig`] | multi-layer perceptron |
+//! | [`TabMConfig`] | ensemble of perceptrons for tables |
 //! | [`CnnConfig`] | small convolutional network |
 //! | [`ResNetConfig`] | residual networks |
 //! | [`MobileNetConfig`] | MobileNetV2 |
@@ -37,6 +38,7 @@ mod mlp;
 mod mobilenet;
 mod preset;
 mod resnet;
+mod tabm;
 mod unet;
 mod vit;
 
@@ -55,6 +57,7 @@ pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};
 pub use resnet::{ResNet, ResNetConfig};
+pub use tabm::{TabM, TabMConfig};
 pub use unet::{Unet, UnetConfig, segmentation};
 pub use vit::{Vit, VitConfig};
 

@@ -21,5 +21,6 @@ mod recurrent;
 mod remainder;
 mod runs;
 mod tables;
+mod tabm;
 mod trainer;
 mod zero1;

@@ -508,7 +508,7 @@ fn no_sizes_of_an_architecture_panic() {
         };
         let image = [size(3), size(16), size(16)];
         let outputs = size(5);
-        let architecture = match round % 5 {
+        let architecture = match round % 6 {
             0 => Architecture::Mlp {
                 features: (0..round % 5).map(|_| size(9)).collect(),
                 hidden: (0..round % 3).map(|_| size(9)).collect(),
@@ -531,7 +531,16 @@ fn no_sizes_of_an_architecture_panic() {
                 small_images: round % 3 == 0,
                 outputs,
             },
-            3 if round % 10 == 3 => Architecture::MobileNet {
+            5 => Architecture::TabM {
+                features: size(9),
+                edges: [vec![], vec![vec![0.0, 1.0]], vec![vec![0.0, 1.0], vec![]]][round % 3].clone(),
+                members: size(4),
+                hidden: (0..round % 3).map(|_| size(9)).collect(),
+                dropout: [0.0, 0.5, 1.0, f32::NAN][size(4) % 4],
+                classifies: round % 4 == 0,
+                outputs,
+            },
+            3 if round % 12 == 3 => Architecture::MobileNet {
                 image,
                 width: [0.0, 0.1, 9.0, f32::NAN, f32::INFINITY][size(5) % 5],
                 dropout: 0.0,
