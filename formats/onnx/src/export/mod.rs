@@ -1,8 +1,11 @@
 //! Export of a graph to a file. An operator with a row in the table of `rows.rs` is written as ONNX nodes; other
 //! operators are decomposed into such operators.
 
+mod open_batch;
 mod recurrent;
 mod rows;
+
+pub use open_batch::export_open_batch;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -47,6 +50,8 @@ pub struct ExportOptions {
     pub name: String,
     /// Names of the results, in order; further results are named `output_0`, `output_1` and so on.
     pub outputs: Vec<String>,
+    /// Metadata of the file: keys and values.
+    pub metadata: Vec<(String, String)>,
     /// Maximum total bytes of weights in the file. Larger weights are written to `FILE.HASH.data`, where `HASH` is a hash of
     /// them.
     pub max_inline_bytes: u64,
@@ -57,6 +62,7 @@ impl Default for ExportOptions {
         ExportOptions {
             name: "graph".into(),
             outputs: Vec::new(),
+            metadata: Vec::new(),
             max_inline_bytes: MAX_INLINE,
         }
     }
@@ -76,8 +82,11 @@ pub fn export(
     options: &ExportOptions,
     path: impl AsRef<Path>,
 ) -> Result<()> {
-    let path = path.as_ref();
-    let mut model = to_proto(graph, parameter, options)?;
+    write(to_proto(graph, parameter, options)?, options, path.as_ref())
+}
+
+/// Writes a model to a file, and its weights to a second file if they are large.
+fn write(mut model: ModelProto, options: &ExportOptions, path: &Path) -> Result<()> {
     let io = |source| Error::Io {
         path: path.to_owned(),
         source,
@@ -228,6 +237,14 @@ pub(crate) fn to_proto(
         ir_version: IR_VERSION,
         producer_name: "meganeura".into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
+        metadata_props: options
+            .metadata
+            .iter()
+            .map(|(key, value)| StringStringEntryProto {
+                key: key.clone(),
+                value: value.clone(),
+            })
+            .collect(),
         opset_import: vec![OperatorSetIdProto {
             domain: String::new(),
             version: OPSET,
