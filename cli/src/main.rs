@@ -18,8 +18,8 @@ use meganeura::profiler::{self, TraceFile};
 use commands::serve;
 use commands::tune;
 use commands::{
-    bench, chat, completions, conformance, data, devices, diff, doctor, embed, explain, generate, models, onnx, ops,
-    plugins, predict, pull, train,
+    bench, chat, completions, conformance, data, devices, diff, doctor, embed, evaluation, explain, generate, models,
+    onnx, ops, plugins, predict, pull, train,
 };
 
 /// Train and run neural networks on any hardware.
@@ -61,7 +61,7 @@ enum Command {
     Predict(predict::PredictArgs),
     /// Evaluate a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix, or error
     /// metrics of regression.
-    Evaluate(predict::EvaluateArgs),
+    Evaluate(evaluation::EvaluateArgs),
     /// Check whether an ONNX model can run: list its inputs, unsupported operators and the cost of a run.
     Check(onnx::CheckArgs),
     /// Run an ONNX model on NumPy arrays.
@@ -190,7 +190,7 @@ fn run_command(cli: &Cli) -> commands::Outcome {
         Command::Train(args) => train::run(args),
         Command::Data(args) => data::run(args),
         Command::Predict(args) => predict::predict(args),
-        Command::Evaluate(args) => predict::evaluate(args),
+        Command::Evaluate(args) => evaluation::evaluate(args),
         Command::Check(args) => onnx::check(args),
         Command::Run(args) => onnx::run(args),
         Command::Export(args) => onnx::export(args),

@@ -9,7 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod embed;
-mod evaluation;
+pub(crate) mod evaluation;
 pub(crate) mod explain;
 pub(crate) mod generate;
 mod kernels;

@@ -1,4 +1,5 @@
-//! Commands `meganeura predict` and `meganeura evaluate`: a model that `train --out` saved, on new examples.
+//! Command `meganeura predict`: a model that `train --out` saved, on new examples. `meganeura evaluate` reads the same
+//! examples.
 
 use std::error::Error;
 use std::fmt;
@@ -7,16 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::write_atomically;
-use meganeura::nn::data::{self, Dataset, TableReadOptions};
-use meganeura::nn::model::{
-    Features, Model, Prediction, PredictionReport, Predictor, PredictorOptions, Preprocessing, Task,
-};
+use meganeura::nn::data::{self, Column, Dataset, RawTable, TableReadOptions};
+use meganeura::nn::model::{Features, Model, Prediction, Predictor, PredictorOptions, Preprocessing, Task};
 use serde_json::{Value, json};
 
 use super::Outcome;
-use super::evaluation::evaluation_page;
 use super::precision::Choice;
-use super::ranks::{RankOptions, Ranks};
 use super::train::targets;
 use crate::commands::outputs::keep_inputs;
 use crate::output::{line, notice};
@@ -30,20 +27,12 @@ Examples:
   meganeura predict --model flowers --csv new.csv --top 3 --output classes.csv
   meganeura predict --model photos-model --image cat.jpg dog.png --top 2";
 
-const EVALUATE_EXAMPLES: &str = "\
-Examples:
-  meganeura evaluate --model flowers --csv labelled.csv
-  meganeura evaluate --model photos-model --images more-photos
-  meganeura evaluate --model digits --npz test.npz --json
-  meganeura evaluate --model digits --npz test.npz --html digits.html
-  mpirun -n 4 meganeura evaluate --model digits --npz test.npz --distributed mpi";
-
 /// The model and its examples.
 #[derive(Debug, clap::Args)]
-struct ModelAndExamples {
+pub(super) struct ModelAndExamples {
     /// Model folder, written by `train --out`.
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    pub(super) model: PathBuf,
 
     #[command(flatten)]
     source: Source,
@@ -76,7 +65,7 @@ struct ModelAndExamples {
 
 impl ModelAndExamples {
     /// Returns the files and folders that are read.
-    fn inputs(&self) -> impl Iterator<Item = &Path> {
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
         let Source {
             csv,
             npz,
@@ -85,6 +74,11 @@ impl ModelAndExamples {
         } = &self.source;
         let files = csv.iter().chain(npz).chain(image);
         std::iter::once(&self.model).chain(files).map(PathBuf::as_path)
+    }
+
+    /// Returns true if the examples come from a table.
+    pub(super) fn reads_table(&self) -> bool {
+        self.source.csv.is_some()
     }
 }
 
@@ -120,36 +114,17 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing. Each row identifies an example by its line or file, followed by label and
-    /// probability of the --top most probable classes, or by the predicted numbers.
+    /// Columns of the CSV file to copy to the output, such as an identifier: names or numbers, separated by commas.
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', conflicts_with_all = ["npz", "image", "images"])]
+    keep: Vec<String>,
+
+    /// Write a CSV file instead of printing. Each row identifies an example by its line or file, followed by the --keep
+    /// columns, and by label and probability of the --top most probable classes, or by the predicted numbers.
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Print one JSON object per line, with the probabilities of all classes or the predicted numbers.
     #[arg(long, conflicts_with = "output")]
-    json: bool,
-}
-
-/// Options of `evaluate`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EVALUATE_EXAMPLES)]
-pub(crate) struct EvaluateArgs {
-    #[command(flatten)]
-    shared: ModelAndExamples,
-
-    /// Name of the array in the .npz file with the labels (classes) or targets (regression).
-    #[arg(long, value_name = "NAME", default_value = "y", conflicts_with = "csv")]
-    y: String,
-
-    /// Write an HTML page with precision, recall and F1 per class, and the confusion matrix; only for classifiers.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-
-    #[command(flatten)]
-    ranks: RankOptions,
-
-    /// Print one JSON object.
-    #[arg(long)]
     json: bool,
 }
 
@@ -169,28 +144,65 @@ impl fmt::Display for Name {
 }
 
 /// Examples as they are stored in a file.
-struct Examples {
-    features: Features,
+pub(super) struct Examples {
+    pub(super) features: Features,
     /// Name of each example: its line in a table or its index in an array, both from 1, or its file.
     names: Vec<Name>,
     /// The examples with labels or true numbers, if the file has them.
-    labelled: Option<Dataset>,
+    pub(super) labelled: Option<Dataset>,
+    /// How the model reads examples.
+    pub(super) preprocessing: Preprocessing,
+    /// Position of each example in a table; empty for other data.
+    rows: Vec<usize>,
+    /// Names of the columns of `--keep`, with their cells for the examples.
+    kept: Vec<(String, Vec<String>)>,
+}
+
+impl Examples {
+    /// Reads the cells of columns of the table.
+    fn keep(&mut self, columns: &[String], table: Option<&Path>) -> Result<()> {
+        let (Some(path), Preprocessing::Table { schema, .. }) = (table, &self.preprocessing) else {
+            return Err("--keep works only with --csv".into());
+        };
+        let raw = RawTable::read(path, &schema.format())?;
+        for name in columns {
+            let column = raw.column(&Column::name(name))?;
+            let cells = self.rows.iter().map(|&row| raw.cell(row, column).to_owned());
+            self.kept.push((raw.columns()[column].clone(), cells.collect()));
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     keep_inputs(&[("--output", args.output.as_deref())], args.shared.inputs())?;
-    let (mut predictor, examples) = open(&args.shared, None)?;
+    let (mut predictor, mut examples) = open(&args.shared, None)?;
+    if !args.keep.is_empty() {
+        examples.keep(&args.keep, args.shared.source.csv.as_deref())?;
+    }
     let predictions = predictor.predict(&examples.features)?;
-    let rows = || examples.names.iter().zip(&predictions);
+    let kept = |example: usize| {
+        examples
+            .kept
+            .iter()
+            .map(move |(name, cells)| (name.as_str(), cells[example].as_str()))
+    };
+    let rows = || examples.names.iter().zip(&predictions).enumerate();
     let (task, top) = (predictor.task(), args.top as usize);
     if let Some(path) = &args.output {
-        write_atomically(path, |file| write_csv(file, rows(), task, top))?;
+        write_atomically(path, |file| write_csv(file, &examples, &predictions, task, top))?;
         notice(format_args!("{} predictions in {}", predictions.len(), path.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (name, prediction) in rows() {
+    for (example, (name, prediction)) in rows() {
         if args.json {
-            line(object(name, prediction, task))?;
+            let mut object = object(name, prediction, task);
+            if !args.keep.is_empty() {
+                object["kept"] = kept(example)
+                    .map(|(name, cell)| (name.to_owned(), json!(cell)))
+                    .collect();
+            }
+            line(object)?;
             continue;
         }
         let text: Vec<String> = match (task, prediction) {
@@ -199,73 +211,14 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
                 .collect(),
             _ => prediction.values().iter().map(|v| format!("{v:.6}")).collect(),
         };
-        line(format_args!("{name}: {}", text.join(", ")))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
-    let ranks = Ranks::join(&args.ranks)?;
-    ranks.end(evaluate_as_rank(args, &ranks))
-}
-
-fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
-    keep_inputs(&[("--html", args.html.as_deref())], args.shared.inputs())?;
-    let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
-    let Some(labelled) = &examples.labelled else {
-        let file = printable(examples.features.name());
-        let name = match predictor.task() {
-            Task::Classification { target, .. } => target.clone(),
-            Task::Regression { targets, .. } => targets.join(", "),
-            _ => String::new(),
-        };
-        return Err(match args.shared.source.csv {
-            Some(_) => format!(
-                "{file}: there is no column '{name}' to compare with; `meganeura predict` works \
-                without it"
-            ),
-            None => "single images have no labels; use --images DIR with one subfolder per class".to_owned(),
-        }
-        .into());
-    };
-    if args.html.is_some() && !matches!(predictor.task(), Task::Classification { .. }) {
-        return Err(
-            "--html works only with classifiers, and the model predicts numbers; --json prints its errors".into(),
-        );
-    }
-    let report = match ranks.others() {
-        None => predictor.evaluate(labelled)?,
-        Some(others) => predictor.evaluate_on_ranks(labelled, others)?,
-    };
-    if !ranks.is_first() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let (Some(path), PredictionReport::Classification { loss, report }) = (&args.html, &report) {
-        let title = format!("{} on {}", args.shared.model.display(), examples.features.name());
-        let page = evaluation_page(&title, *loss, report);
-        write_atomically(path, |file| file.write_all(page.as_bytes()))?;
-        notice(format_args!("The page is in {}", path.display()))?;
-    }
-    if args.json {
-        line(report_object(&report))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    match &report {
-        PredictionReport::Classification { loss, report } => {
-            // The report contains the accuracy.
-            line(format_args!("loss {loss:.4}\n"))?;
-            line(report.to_string().trim_end())?;
-        }
-        PredictionReport::Regression { metrics, examples } => {
-            line(format_args!("{metrics} of {examples} examples"))?;
-        }
-        other => line(format_args!("{other:?}"))?,
+        let kept: String = kept(example).map(|(_, cell)| format!(" {}", printable(cell))).collect();
+        line(format_args!("{name}{kept}: {}", text.join(", ")))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Opens the model on its device, and reads the examples. `y` is the array of labels, if they are needed.
-fn open(args: &ModelAndExamples, y: Option<&str>) -> Result<(Predictor, Examples)> {
+pub(super) fn open(args: &ModelAndExamples, y: Option<&str>) -> Result<(Predictor, Examples)> {
     let model = Model::load(&args.model)?;
     // Files are read before the device is opened, so that their errors are reported sooner.
     let examples = match &args.source {
@@ -302,7 +255,10 @@ fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool) -> Res
     }
     Ok(Examples {
         labelled: rows.dataset(model.task().classes().len())?,
+        preprocessing: model.preprocessing().clone(),
         names: rows.lines.iter().copied().map(Name::Row).collect(),
+        rows: rows.rows.clone(),
+        kept: Vec::new(),
         features: Features::from(&rows),
     })
 }
@@ -323,6 +279,9 @@ fn npz(path: &Path, args: &ModelAndExamples, y: Option<&str>, model: &Model) -> 
         features: Features::new(x.name(), x.to_f32(), shape)?,
         names: (1..=count).map(Name::Row).collect(),
         labelled,
+        preprocessing: model.preprocessing().clone(),
+        rows: Vec::new(),
+        kept: Vec::new(),
     })
 }
 
@@ -331,6 +290,9 @@ fn images(files: Vec<PathBuf>, model: &Model) -> Result<Examples> {
         features: model.read_images(&files)?,
         names: files.iter().map(|f| Name::File(f.display().to_string())).collect(),
         labelled: None,
+        preprocessing: model.preprocessing().clone(),
+        rows: Vec::new(),
+        kept: Vec::new(),
     })
 }
 
@@ -355,6 +317,9 @@ fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
             .map(|f| Name::File(f.display().to_string()))
             .collect(),
         labelled: Some(folder.data),
+        preprocessing: model.preprocessing().clone(),
+        rows: Vec::new(),
+        kept: Vec::new(),
     })
 }
 
@@ -366,7 +331,7 @@ fn best(probabilities: &[f64], top: usize) -> impl Iterator<Item = (usize, f64)>
 }
 
 /// Returns a text from a file without control characters.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -393,48 +358,10 @@ fn object(name: &Name, prediction: &Prediction, task: &Task) -> Value {
     object
 }
 
-fn report_object(report: &PredictionReport) -> Value {
-    match report {
-        PredictionReport::Classification { loss, report } => {
-            let count = report.classes.len();
-            let row = |class: usize| {
-                (0..count)
-                    .map(|predicted| report.count(class, predicted))
-                    .collect::<Vec<_>>()
-            };
-            let average = &report.macro_average;
-            let classes: serde_json::Map<String, Value> = report
-                .classes
-                .iter()
-                .map(|m| {
-                    let metrics =
-                        json!({"precision": m.precision, "recall": m.recall, "f1": m.f1, "examples": m.examples});
-                    (m.name.clone(), metrics)
-                })
-                .collect();
-            json!({
-                "examples": report.examples,
-                "correct": report.correct,
-                "accuracy": report.accuracy(),
-                "loss": loss,
-                "macro_average": {"precision": average.precision, "recall": average.recall, "f1": average.f1},
-                "classes": classes,
-                "confusion": (0..count).map(row).collect::<Vec<_>>(),
-            })
-        }
-        PredictionReport::Regression { metrics, examples } => json!({
-            "examples": examples,
-            "rmse": metrics.rmse,
-            "mae": metrics.mae,
-            "r2": metrics.r2,
-        }),
-        other => json!(format!("{other:?}")),
-    }
-}
-
-fn write_csv<'p>(
+fn write_csv(
     file: &mut dyn Write,
-    rows: impl Iterator<Item = (&'p Name, &'p Prediction)>,
+    examples: &Examples,
+    predictions: &[Prediction],
     task: &Task,
     top: usize,
 ) -> io::Result<()> {
@@ -448,13 +375,17 @@ fn write_csv<'p>(
         Task::Regression { targets, .. } => targets.iter().map(|name| quoted(name)).collect(),
         _ => Vec::new(),
     };
-    let mut rows = rows.peekable();
-    let first = match rows.peek() {
-        Some((Name::File(_), _)) => "file",
+    let first = match examples.names.first() {
+        Some(Name::File(_)) => "file",
         _ => "row",
     };
-    writeln!(file, "{first},{}", header.join(","))?;
-    for (name, prediction) in rows {
+    let kept: String = examples
+        .kept
+        .iter()
+        .map(|(name, _)| format!(",{}", quoted(name)))
+        .collect();
+    writeln!(file, "{first}{kept},{}", header.join(","))?;
+    for (example, (name, prediction)) in examples.names.iter().zip(predictions).enumerate() {
         let fields: Vec<String> = match (task, prediction) {
             (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
                 .map(|(class, p)| format!("{},{p}", quoted(&classes[class])))
@@ -465,7 +396,11 @@ fn write_csv<'p>(
             Name::Row(number) => number.to_string(),
             Name::File(path) => quoted(path),
         };
-        writeln!(file, "{name},{}", fields.join(","))?;
+        let kept = examples
+            .kept
+            .iter()
+            .map(|(_, cells)| format!(",{}", quoted(&cells[example])));
+        writeln!(file, "{name}{},{}", kept.collect::<String>(), fields.join(","))?;
     }
     Ok(())
 }

@@ -106,6 +106,56 @@ fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
     let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(report["confusion"], serde_json::json!([[40, 0], [0, 40]]));
     assert_eq!(report["classes"]["setosa"]["f1"], 1.0);
+    assert_eq!(
+        (&report["auc"], &report["average_precision"]),
+        (&1.0.into(), &1.0.into())
+    );
+    assert!(
+        report["calibration_error"].as_f64().is_some_and(|error| error < 0.5),
+        "{out}"
+    );
+
+    // The column that distinguishes the flowers is the important one.
+    let args = "evaluate --model m --csv flowers.csv --device cpu --importance=2";
+    let (ok, out, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    let importances: Vec<&str> = out.lines().skip_while(|line| !line.starts_with("column")).collect();
+    assert!(ok && importances[1].starts_with("length"), "{out}{err}");
+    assert!(importances[0].contains("decrease of the accuracy"), "{out}");
+    let (ok, out, _) = run_in(path, &format!("{args} --json").split(' ').collect::<Vec<_>>());
+    let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert!(ok && report["importances"][0]["column"] == "length", "{out}");
+    assert!(
+        report["importances"][0]["mean"].as_f64().is_some_and(|mean| mean > 0.2),
+        "{out}"
+    );
+
+    // Predictions with the identifiers of their rows.
+    let args = "predict --model m --csv flowers.csv --device cpu --keep id,species --output kept.csv";
+    let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    let kept = fs::read_to_string(path.join("kept.csv")).expect("written");
+    assert!(
+        ok && kept.starts_with("row,id,species,label,probability\n2,"),
+        "{kept}{err}"
+    );
+    let right = kept.lines().skip(1).filter(|line| {
+        let fields: Vec<&str> = line.split(',').collect();
+        fields[2] == fields[3]
+    });
+    assert_eq!(right.count(), 80, "{kept}");
+    let (ok, out, _) = run_in(
+        path,
+        &args
+            .replace("--output kept.csv", "--json")
+            .split(' ')
+            .collect::<Vec<_>>(),
+    );
+    let first: serde_json::Value = serde_json::from_str(out.lines().next().expect("a line")).expect("JSON");
+    assert!(ok && first["kept"]["species"] == first["label"], "{out}");
+    let (ok, _, err) = run_in(
+        path,
+        &args.replace("id,species", "colour").split(' ').collect::<Vec<_>>(),
+    );
+    assert!(!ok && err.contains("'colour'"), "{err}");
 
     let args = "evaluate --model m --csv flowers.csv --device cpu --html m.html";
     let (ok, out, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
@@ -122,6 +172,12 @@ fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
         "<td>setosa</td>",
         "title=\"40 of 40 examples of virginica: virginica\">40</td>",
         "title=\"0 of 40 examples of virginica: setosa\">0</td>",
+        "ROC curve (area)",
+        "virginica (1.000)",
+        "Precision and recall (average precision)",
+        "Calibration",
+        "Importance of the columns",
+        "Partial dependence",
     ] {
         assert!(page.contains(part), "{part} in {page}");
     }
@@ -359,7 +415,18 @@ fn prices_are_predicted_from_numbers_and_words() {
     assert!(report["r2"].as_f64().expect("a number") > 0.95, "{out}");
     let args = "evaluate --model h --csv houses.csv --drop-missing --device cpu --html h.html";
     let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
-    assert!(!ok && err.contains("predicts numbers"), "{err}");
+    let page = fs::read_to_string(path.join("h.html")).expect("written");
+    assert!(ok && err.contains("h.html"), "{err}");
+    for part in [
+        "<span>R²</span>",
+        "price: predicted and true",
+        "price: residuals",
+        "price: distribution of the residuals",
+        "Decrease of the R²",
+        "<td>rooms",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
 
     fs::write(path.join("new.csv"), "district,rooms\nnorth,3\nwest,3\n").expect("writable");
     let (ok, _, err) = run_in(
