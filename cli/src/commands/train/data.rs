@@ -11,6 +11,7 @@ use meganeura::nn::data::{
 use meganeura::nn::model::{Preprocessing, Task};
 
 use super::Model;
+use super::data_set::{DataSet, DataSetParser};
 use crate::commands::data::{HeaderChoice, column_type, decimal, delimiter, typed_columns};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -20,6 +21,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 #[group(id = "source", required = true, multiple = false, args = ["data_set", "csv", "npz", "images"])]
 pub(super) struct Source {
     /// Data set: digits is included in the program; mnist is read from the folder of --data.
+    #[arg(value_parser = DataSetParser)]
     pub(super) data_set: Option<DataSet>,
 
     /// Train on a CSV file with one example per line: one column is the class or number to predict, the others are
@@ -179,14 +181,6 @@ impl From<MissingOption> for MissingCells {
             MissingOption::Drop => MissingCells::Drop,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DataSet {
-    /// 1,797 handwritten digits of 8x8 pixels; a fixed fifth is held out.
-    Digits,
-    /// 70,000 handwritten digits of 28x28 pixels, read from a folder.
-    Mnist,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -550,8 +544,8 @@ fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
     let least = model.least_image();
     match (model, data.feature_shape()) {
         // The model in a folder takes images, not vectors.
-        (Model::Mlp, _) if keep_shape => Ok(data),
-        (Model::Mlp, _) => {
+        (Model::Mlp | Model::Tabm, _) if keep_shape => Ok(data),
+        (Model::Mlp | Model::Tabm, _) => {
             let len = data.feature_len();
             Ok(data.with_feature_shape(vec![len])?)
         }

@@ -1,11 +1,11 @@
-//! Choice of the number of epochs for small tables, by cross-validation.
+//! Choice of the network and of the number of epochs for small tables, by cross-validation.
 
 use std::collections::HashMap;
 use std::error::Error;
 
 use meganeura::nn::data::{Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss};
-use meganeura::nn::trainer::{TrainConfig, Trainer};
+use meganeura::nn::trainer::{Evaluation, TrainConfig, Trainer};
 
 use super::interrupt::Interrupt;
 use crate::output::line;
@@ -18,72 +18,108 @@ const MIN_FOLD: usize = 4;
 /// Maximum factor between the default number of epochs and the chosen one.
 const MAX_FACTOR: usize = 16;
 
+/// A network with its name in reports.
+pub(super) type Named = (&'static str, Architecture);
+
+/// A measured network and number of epochs.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) network: Named,
+    pub(super) epochs: usize,
+    /// Mean loss on the examples that a fold holds out.
+    pub(super) loss: f64,
+    /// Accuracy, or R² of regression, of each fold.
+    scores: Vec<f64>,
+}
+
+impl Candidate {
+    /// Returns mean and standard deviation of the scores.
+    pub(super) fn score(&self) -> (f64, f64) {
+        let count = self.scores.len().max(1) as f64;
+        let mean = self.scores.iter().sum::<f64>() / count;
+        let variance = self.scores.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+        (mean, variance.sqrt())
+    }
+}
+
 /// Result of a cross-validation.
 pub(super) struct Folds {
     pub(super) folds: usize,
-    /// Candidates for the number of epochs, with the mean loss on the examples that a fold holds out.
-    pub(super) losses: Vec<(usize, f64)>,
-    /// The candidate with the lowest loss.
-    pub(super) epochs: usize,
+    pub(super) candidates: Vec<Candidate>,
+}
+
+impl Folds {
+    /// Returns the candidate with the lowest loss, the first of equals.
+    pub(super) fn best(&self) -> Option<&Candidate> {
+        self.candidates.iter().min_by(|a, b| a.loss.total_cmp(&b.loss))
+    }
 }
 
 /// Runs of a cross-validation.
 pub(super) struct FoldRuns<'a> {
     pub(super) folds: usize,
     pub(super) train: &'a Dataset,
-    pub(super) architecture: &'a Architecture,
+    /// Networks to compare.
+    pub(super) networks: Vec<Named>,
     pub(super) loss: Loss,
     /// Settings with the default number of epochs.
     pub(super) config: &'a TrainConfig,
-    /// True if the result of each number of epochs is printed.
+    /// True if the result of each candidate is printed.
     pub(super) prints: bool,
 }
 
 impl FoldRuns<'_> {
-    /// Doubles the number of epochs while the loss falls; if it does not fall at once, halves it while the loss falls. Returns `None`
-    /// if a signal ended the runs, or there are too few examples.
+    /// For each network, doubles the number of epochs while the loss falls; if it does not fall at once, halves it while the loss
+    /// falls. Returns `None` if a signal ended the runs, or there are too few examples.
     pub(super) fn choose(&self) -> Result<Option<Folds>, Box<dyn Error>> {
         let default = self.config.epochs;
         if self.train.len() < self.folds * MIN_FOLD || default == 0 {
             return Ok(None);
         }
         let parts = assigned(self.train, self.folds);
-        let mut losses = Vec::new();
-        let mut measure = |epochs: usize| {
-            let loss = self.mean_loss(&parts, epochs)?;
-            losses.extend(loss.map(|loss| (epochs, loss)));
-            Ok::<_, Box<dyn Error>>(loss)
-        };
-        let Some(loss) = measure(default)? else {
-            return Ok(None);
-        };
-        let mut best = (default, loss);
-        for doubles in [true, false] {
-            loop {
-                let epochs = if doubles { best.0 * 2 } else { best.0 / 2 };
-                if epochs == 0 || epochs > default * MAX_FACTOR || epochs * MAX_FACTOR < default {
+        let mut candidates = Vec::new();
+        for network in &self.networks {
+            let mut measure = |epochs: usize| {
+                let candidate = self.candidate(network, &parts, epochs)?;
+                let loss = candidate.as_ref().map(|candidate| candidate.loss);
+                candidates.extend(candidate);
+                Ok::<_, Box<dyn Error>>(loss)
+            };
+            let Some(loss) = measure(default)? else {
+                return Ok(None);
+            };
+            let mut best = (default, loss);
+            for doubles in [true, false] {
+                loop {
+                    let epochs = if doubles { best.0 * 2 } else { best.0 / 2 };
+                    if epochs == 0 || epochs > default * MAX_FACTOR || epochs * MAX_FACTOR < default {
+                        break;
+                    }
+                    match measure(epochs)? {
+                        None => return Ok(None),
+                        Some(loss) if loss < best.1 => best = (epochs, loss),
+                        Some(_) => break,
+                    }
+                }
+                if best.0 > default {
                     break;
                 }
-                match measure(epochs)? {
-                    None => return Ok(None),
-                    Some(loss) if loss < best.1 => best = (epochs, loss),
-                    Some(_) => break,
-                }
-            }
-            if best.0 > default {
-                break;
             }
         }
         Ok(Some(Folds {
             folds: self.folds,
-            losses,
-            epochs: best.0,
+            candidates,
         }))
     }
 
-    /// Holds out each fold in turn, trains on the other folds, and returns the mean loss on the held-out folds.
-    fn mean_loss(&self, parts: &[usize], epochs: usize) -> Result<Option<f64>, Box<dyn Error>> {
-        let mut sum = 0.0;
+    /// Holds out each fold in turn, trains on the other folds, and evaluates on the held-out fold.
+    fn candidate(&self, network: &Named, parts: &[usize], epochs: usize) -> Result<Option<Candidate>, Box<dyn Error>> {
+        let mut found = Candidate {
+            network: network.clone(),
+            epochs,
+            loss: 0.0,
+            scores: Vec::with_capacity(self.folds),
+        };
         for held_out in 0..self.folds {
             let rows = |is_held_out: bool| -> Vec<usize> {
                 let chosen = |row: &usize| (parts[*row] == held_out) == is_held_out;
@@ -98,22 +134,40 @@ impl FoldRuns<'_> {
                 evaluate_every: 0,
                 ..self.config.clone()
             };
-            let graph = self.architecture.training_graph(config.batch_size, self.loss)?;
+            let graph = network.1.training_graph(config.batch_size, self.loss)?;
             let mut trainer = Trainer::from_graph(&graph, config)?;
             let report = trainer.fit(&seen, Some(&unseen), &mut Interrupt)?;
             if signals::happened() {
                 return Ok(None);
             }
-            sum += report.evaluation.map_or(f64::INFINITY, |evaluation| evaluation.loss);
+            let loss = report
+                .evaluation
+                .as_ref()
+                .map_or(f64::INFINITY, |evaluation| evaluation.loss);
+            found.loss += loss / self.folds as f64;
+            found.scores.extend(report.evaluation.as_ref().map(score));
         }
-        let mean = sum / self.folds as f64;
         if self.prints {
+            let (mean, deviation) = found.score();
+            let score = if self.train.is_regression() {
+                format!("R² {mean:.4} ± {deviation:.4}")
+            } else {
+                format!("accuracy {:.2} ± {:.2} %", 100.0 * mean, 100.0 * deviation)
+            };
             line(format_args!(
-                "cross-validation with {} folds: {epochs} epochs, loss {mean:.4}",
-                self.folds
+                "cross-validation with {} folds: {}, {epochs} epochs, loss {:.4}, {score}",
+                self.folds, network.0, found.loss
             ))?;
         }
-        Ok(Some(mean))
+        Ok(Some(found))
+    }
+}
+
+/// Returns the accuracy, or R² of regression.
+fn score(evaluation: &Evaluation) -> f64 {
+    match &evaluation.regression {
+        Some(regression) => regression.r2,
+        None => evaluation.accuracy(),
     }
 }
 

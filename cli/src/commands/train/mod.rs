@@ -2,6 +2,7 @@
 
 mod config_file;
 mod data;
+mod data_set;
 mod display;
 mod folds;
 mod interrupt;
@@ -16,7 +17,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::nn::data::{Augmentation, Dataset, Remainder, SplitOptions};
+use meganeura::nn::data::{Augmentation, Dataset, Remainder, SplitOptions, quantile_edges};
+use meganeura::nn::layers::Activation;
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
 use meganeura::nn::trainer::{EarlyStopping, OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use serde_json::json;
@@ -28,8 +30,9 @@ use crate::output::{self, line};
 use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
-use data::{DataSet, ExampleFormat, FileOptions, NamedExamples, Source, load};
-use folds::{FoldRuns, Folds, MANY};
+use data::{ExampleFormat, FileOptions, NamedExamples, Source, load};
+use data_set::DataSet;
+use folds::{FoldRuns, Folds, MANY, Named};
 use logs::Logs;
 use options::RunOptions;
 use report::{Results, conclude, introduce, metrics, summary};
@@ -63,9 +66,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
 
-    /// Network to train.
-    #[arg(long, value_enum, default_value_t = Model::Mlp)]
-    model: Model,
+    /// Network to train [default: tabm for --csv, else mlp]
+    #[arg(long, value_enum)]
+    model: Option<Model>,
 
     /// ONNX classifier to train further, instead of a network of --model. --out names the resulting ONNX file. Features
     /// are standardised only with --scale; the resulting file always expects the original features.
@@ -76,11 +79,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATTERN", requires = "onnx")]
     freeze: Vec<String>,
 
-    /// Sizes of the hidden layers of mlp, or of the one hidden layer of cnn [default: 256,128; cnn: 64]
+    /// Sizes of the hidden layers of mlp and tabm, or of the one hidden layer of cnn [default: mlp: 256,128; tabm: 128,128;
+    /// cnn: 64]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = layer_size)]
     hidden: Vec<usize>,
 
-    /// Dropout probability after each hidden layer of mlp, or before each fully connected layer of cnn; 0 disables
+    /// Dropout probability after each hidden layer of mlp and tabm, or before each fully connected layer of cnn; 0 disables
     /// dropout [default: depends on the network]
     #[arg(long, value_name = "P", conflicts_with = "onnx", value_parser = probability)]
     dropout: Option<f32>,
@@ -98,8 +102,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     label_smoothing: f32,
 
-    /// Choose the number of epochs by cross-validation with K folds, for tables; 0 disables it. Without --epochs and
-    /// --patience, tables with fewer than 2,000 training examples use 5 folds, and larger ones stop early.
+    /// Choose the network (tabm or a linear model, unless --model or --hidden is given) and the number of epochs by
+    /// cross-validation with K folds, for tables; 0 disables it. Without --epochs and --patience, tables with fewer than
+    /// 2,000 training examples use 5 folds, and larger ones stop early.
     #[arg(long, value_name = "K", conflicts_with_all = ["data_set", "npz", "images", "onnx", "epochs", "patience", "checkpoint", "distributed", "validation"], value_parser = folds)]
     cv: Option<usize>,
 
@@ -123,6 +128,8 @@ pub(crate) struct Args {
 enum Model {
     /// Multi-layer perceptron.
     Mlp,
+    /// Ensemble of 16 perceptrons that share their hidden layers, for tables.
+    Tabm,
     /// Convolutional network with three blocks, for small images.
     Cnn,
     /// Residual network with 18 layers, for images.
@@ -137,6 +144,7 @@ impl Model {
     fn name(self) -> &'static str {
         match self {
             Model::Mlp => "mlp",
+            Model::Tabm => "tabm",
             Model::Cnn => "cnn",
             Model::Resnet18 => "resnet18",
             Model::Mobilenet => "mobilenet",
@@ -147,7 +155,7 @@ impl Model {
     /// Returns the minimum height and width of images.
     fn least_image(self) -> usize {
         match self {
-            Model::Mlp => 1,
+            Model::Mlp | Model::Tabm => 1,
             Model::Cnn | Model::Vit => 4,
             Model::Resnet18 | Model::Mobilenet => 8,
         }
@@ -156,6 +164,10 @@ impl Model {
 
 /// Candidate patch sizes of a vision transformer. The largest one that divides height and width of an image is used.
 const PATCHES: [usize; 5] = [16, 8, 4, 2, 1];
+/// Maximum number of bins of a feature of a table.
+const MAX_BINS: usize = 16;
+/// Minimum number of examples in a bin.
+const MIN_BIN: usize = 12;
 /// Minimum number of patches of an image in each direction, if possible.
 const MIN_PATCHES: usize = 4;
 
@@ -172,13 +184,24 @@ impl Args {
     fn network(&self) -> String {
         match &self.onnx {
             Some(path) => path.display().to_string(),
-            None => self.model.name().to_owned(),
+            None => self.model().name().to_owned(),
         }
     }
 
-    /// Returns the requested network for examples of this shape.
-    fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
-        let mut architecture = match (self.model, shape) {
+    /// Returns the network to train.
+    fn model(&self) -> Model {
+        let is_table = self.source.csv.is_some() && self.onnx.is_none();
+        self.model.unwrap_or(if is_table { Model::Tabm } else { Model::Mlp })
+    }
+
+    /// Returns the requested network for these training examples.
+    fn architecture(&self, train: &Dataset, task: &Task) -> Result<Architecture, Box<dyn Error>> {
+        let (shape, outputs) = (train.feature_shape(), task.outputs());
+        let mut architecture = match (self.model(), shape) {
+            (Model::Tabm, &[features]) => {
+                let edges = quantile_edges(train, MAX_BINS.min(train.len() / MIN_BIN));
+                Architecture::tabm(features, edges, !train.is_regression(), outputs)
+            }
             (Model::Cnn, &[c, h, w]) => Architecture::cnn([c, h, w], outputs),
             (Model::Resnet18, &[c, h, w]) => Architecture::resnet18([c, h, w], h.min(w) < 64, outputs),
             (Model::Mobilenet, &[c, h, w]) => Architecture::mobilenet([c, h, w], h.min(w) < 64, outputs),
@@ -191,19 +214,41 @@ impl Args {
         };
         match (&mut architecture, &self.hidden[..]) {
             (_, []) => {}
-            (Architecture::Mlp { hidden, .. }, sizes) => *hidden = sizes.to_vec(),
+            (Architecture::Mlp { hidden, .. } | Architecture::TabM { hidden, .. }, sizes) => *hidden = sizes.to_vec(),
             (Architecture::Cnn { hidden, .. }, &[size]) => *hidden = size,
             (Architecture::Cnn { .. }, sizes) => {
                 return Err(format!("--hidden: expected one size for cnn, found {sizes:?}").into());
             }
-            _ => return Err(format!("--hidden does not work with the network {}", self.model.name()).into()),
+            _ => return Err(format!("--hidden does not work with the network {}", self.model().name()).into()),
         }
         match (&mut architecture, self.dropout) {
             (_, None) => {}
-            (Architecture::Mlp { dropout, .. } | Architecture::Cnn { dropout, .. }, Some(p)) => *dropout = p,
-            _ => return Err(format!("--dropout does not work with the network {}", self.model.name()).into()),
+            (
+                Architecture::Mlp { dropout, .. }
+                | Architecture::TabM { dropout, .. }
+                | Architecture::Cnn { dropout, .. },
+                Some(p),
+            ) => *dropout = p,
+            _ => return Err(format!("--dropout does not work with the network {}", self.model().name()).into()),
         }
         Ok(architecture)
+    }
+
+    /// Returns the networks that cross-validation compares: the requested one, and a linear model unless the options request a
+    /// network.
+    fn candidates(&self, architecture: &Architecture) -> Vec<Named> {
+        let mut all = vec![(self.model().name(), architecture.clone())];
+        if self.model.is_none() && self.hidden.is_empty() && self.dropout.is_none() {
+            let linear = Architecture::Mlp {
+                features: architecture.feature_shape(),
+                hidden: Vec::new(),
+                activation: Activation::Relu,
+                dropout: 0.0,
+                outputs: architecture.outputs(),
+            };
+            all.push(("linear", linear));
+        }
+        all
     }
 
     /// Returns true if the command chooses the length of the run: a table, and no option that determines it.
@@ -313,7 +358,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         (None, _) => {}
     }
     let reading = ExampleFormat {
-        model: args.model,
+        model: args.model(),
         keep_shape: args.augment.is_some() || args.onnx.is_some(),
         unscaled: args.onnx.is_some(),
         validation: if args.run.patience.is_some() { 0.1 } else { 0.0 },
@@ -347,34 +392,42 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     }
     let shape = train.feature_shape().to_vec();
     config.check_ranks()?;
-    let (architecture, graph) = match &imported {
+    let mut network = args.network();
+    let (mut architecture, mut graph) = match &imported {
         Some(imported) => (None, imported.training_graph(config.local_batch_size(), &shape, loss)?),
         None => {
-            let architecture = args.architecture(&shape, loaded.task.outputs())?;
+            let architecture = args.architecture(train, &loaded.task)?;
             let graph = architecture.training_graph(config.local_batch_size(), loss)?;
             (Some(architecture), graph)
         }
     };
     interrupt::watch(&args.run);
     let mut cross_validation = None;
-    if let (Some(folds), Some(architecture)) = (args.folds(&loaded), &architecture) {
+    if let (Some(folds), Some(architecture)) = (args.folds(&loaded), &mut architecture) {
         let runs = FoldRuns {
             folds,
             train,
-            architecture,
+            networks: args.candidates(architecture),
             loss: soft(loss),
             config: &config,
             prints: !args.run.json,
         };
         cross_validation = runs.choose()?;
-        config.epochs = cross_validation.as_ref().map_or(config.epochs, |found| found.epochs);
+        if let Some(best) = cross_validation.as_ref().and_then(Folds::best) {
+            config.epochs = best.epochs;
+            if best.network.1 != *architecture {
+                *architecture = best.network.1.clone();
+                network = best.network.0.to_owned();
+                graph = architecture.training_graph(config.local_batch_size(), loss)?;
+            }
+        }
     }
     let mut trainer = Trainer::from_graph(&graph, config)?;
     if let Some(imported) = &imported {
         imported.set_parameters(&mut trainer)?;
     }
     if !args.run.json {
-        introduce(args, &loaded, &trainer)?;
+        introduce(&network, &loaded, &trainer)?;
         ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
     }
@@ -391,7 +444,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         model.save(folder)?;
     }
     if args.run.json {
-        let mut summary = summary(args, &loaded, &results, &trainer);
+        let mut summary = summary(args, &network, &loaded, &results, &trainer);
         summary["log_dir"] = json!(logs.folder());
         line(summary)?;
     } else {
@@ -448,7 +501,7 @@ fn fit(
 /// Returns the epochs after which the accuracy no longer improves; for data of the user, enough epochs for a thousand steps,
 /// between 20 and 200.
 fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
-    match (args.source.data_set, args.model) {
+    match (args.source.data_set, args.model()) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
         (Some(DataSet::Mnist), Model::Mlp) => 10,
         (Some(DataSet::Mnist), _) => 3,

@@ -6,7 +6,7 @@ use meganeura::nn::trainer::{Evaluation, TrainReport, Trainer};
 use serde_json::{Value, json};
 
 use super::data::NamedExamples;
-use super::folds::Folds;
+use super::folds::{Candidate, Folds};
 use super::{Args, display, is_interrupted};
 use crate::output::{line, shortened};
 
@@ -58,7 +58,7 @@ fn evaluation_object(evaluation: &Evaluation) -> Value {
 }
 
 /// Prints a description of the run before it starts.
-pub(super) fn introduce(args: &Args, loaded: &NamedExamples, trainer: &Trainer) -> std::io::Result<()> {
+pub(super) fn introduce(network: &str, loaded: &NamedExamples, trainer: &Trainer) -> std::io::Result<()> {
     let parts = &loaded.parts;
     if !loaded.ships {
         const MAX: usize = 10;
@@ -95,7 +95,7 @@ pub(super) fn introduce(args: &Args, loaded: &NamedExamples, trainer: &Trainer) 
         .map_or_else(String::new, |v| format!("{} to validate, ", v.len()));
     line(format_args!(
         "{} on {}: {} examples to train, {validation}{} to test, {} parameters",
-        args.network(),
+        network,
         trainer.session().device().capabilities().name,
         parts.train.len(),
         parts.test.as_ref().map_or(0, Dataset::len),
@@ -184,7 +184,13 @@ pub(super) fn finite(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-pub(super) fn summary(args: &Args, loaded: &NamedExamples, results: &Results, trainer: &Trainer) -> Value {
+pub(super) fn summary(
+    args: &Args,
+    network: &str,
+    loaded: &NamedExamples,
+    results: &Results,
+    trainer: &Trainer,
+) -> Value {
     let device = &trainer.session().device().capabilities().name;
     let precision = trainer.session().plan().precision.to_string();
     let report = &results.report;
@@ -192,7 +198,7 @@ pub(super) fn summary(args: &Args, loaded: &NamedExamples, results: &Results, tr
     let mut summary = json!({
         "data": loaded.name,
         "classes": classes,
-        "model": args.network(),
+        "model": network,
         "seed": args.run.seed,
         "device": device,
         "epochs": report.epochs.len(),
@@ -209,12 +215,18 @@ pub(super) fn summary(args: &Args, loaded: &NamedExamples, results: &Results, tr
         "seconds": report.seconds,
     });
     if let Some(found) = &results.cross_validation {
-        let losses: Vec<Value> = found
-            .losses
-            .iter()
-            .map(|(epochs, loss)| json!({"epochs": epochs, "loss": finite(*loss)}))
-            .collect();
-        summary["cross_validation"] = json!({"folds": found.folds, "candidates": losses});
+        let object = |candidate: &Candidate| {
+            let (mean, deviation) = candidate.score();
+            json!({
+                "network": candidate.network.0,
+                "epochs": candidate.epochs,
+                "loss": finite(candidate.loss),
+                "score": finite(mean),
+                "score_deviation": finite(deviation),
+            })
+        };
+        let candidates: Vec<Value> = found.candidates.iter().map(object).collect();
+        summary["cross_validation"] = json!({"folds": found.folds, "candidates": candidates});
     }
     display::add_quality(&mut summary, "test", &results.test);
     if let Some(validation) = &results.validation {
