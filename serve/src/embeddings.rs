@@ -18,6 +18,10 @@ use crate::worker::QueueFull;
 
 /// Maximum number of texts per step. Requests share the steps in turn, so that long requests do not delay short ones.
 const STEP_TEXTS: usize = 32;
+/// Aim for the time of a step: a short request waits for the current step. Long texts take seconds on a CPU.
+const STEP_TIME: Duration = Duration::from_millis(250);
+/// Number of tokens of the first step, when the speed of the device is unknown.
+const FIRST_TOKENS: usize = 1024;
 /// Duration of the state "failing" that the server reports after a failed step, unless a later step succeeds.
 const FAILURE_REPORTED: Duration = Duration::from_secs(30);
 
@@ -125,6 +129,7 @@ impl Steps for EmbeddingWorker {
 
 fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &WorkerState) {
     let mut jobs: Vec<Job> = Vec::new();
+    let mut tokens = FIRST_TOKENS;
     loop {
         if jobs.is_empty() {
             let Ok(job) = inbox.recv() else { return };
@@ -132,13 +137,34 @@ fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &WorkerState) {
         }
         jobs.extend(inbox.try_iter());
         jobs.retain(|job| !job.answer.is_closed());
-        step(&mut embedder, &mut jobs, shared);
+        let start = Instant::now();
+        let computed = step(&mut embedder, &mut jobs, shared, tokens);
+        tokens = next_tokens(tokens, computed, start.elapsed());
     }
 }
 
-/// Runs one step with texts of all jobs, and answers the jobs that are complete.
-fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &WorkerState) {
-    let chosen = choose(jobs.iter().map(|job| job.texts.len() - job.done.len()), STEP_TEXTS);
+/// Returns the maximum number of tokens of the next step, from the tokens and the time of the last one.
+fn next_tokens(most: usize, computed: usize, time: Duration) -> usize {
+    let fitting = computed as f64 * STEP_TIME.as_secs_f64() / time.as_secs_f64().max(1e-6);
+    // A step with few tokens takes longer per token than a full one.
+    let is_full = computed * 2 >= most;
+    let next = if is_full { fitting } else { fitting.max(most as f64) };
+    (next as usize)
+        .clamp(most / 2, most * 2)
+        .clamp(FIRST_TOKENS / 8, 1 << 20)
+}
+
+/// Runs one step with texts of all jobs, and answers the jobs that are complete. Returns the number of computed tokens.
+fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &WorkerState, most_tokens: usize) -> usize {
+    let lengths = |job: &Job| {
+        job.texts[job.done.len()..]
+            .iter()
+            .take(STEP_TEXTS)
+            .map(Vec::len)
+            .collect()
+    };
+    let left: Vec<Vec<usize>> = jobs.iter().map(lengths).collect();
+    let chosen = choose(&left, STEP_TEXTS, most_tokens);
     let mut texts = Vec::new();
     for (job, &count) in jobs.iter_mut().zip(&chosen) {
         let first = job.done.len();
@@ -173,23 +199,31 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &WorkerState) {
             }
         }
     }
+    tokens
 }
 
-/// Distributes at most `most` texts of a step over the jobs, in turn. `left` contains the remaining texts of each job.
-/// Returns the number of texts of each job.
-fn choose(left: impl Iterator<Item = usize>, most: usize) -> Vec<usize> {
-    let left: Vec<usize> = left.collect();
+/// Distributes the texts of a step over the jobs, in turn: at most `most_texts` with at most `most_tokens` tokens in total,
+/// and at least one text. `left` contains the lengths of the remaining texts of each job. Returns the number of texts of
+/// each job.
+fn choose(left: &[Vec<usize>], most_texts: usize, most_tokens: usize) -> Vec<usize> {
     let mut chosen = vec![0; left.len()];
-    let mut room = most.min(left.iter().sum());
-    while room > 0 {
-        for (chosen, &left) in chosen.iter_mut().zip(&left) {
-            if *chosen < left && room > 0 {
+    let (mut texts, mut tokens) = (0, 0);
+    loop {
+        let before = texts;
+        for (chosen, left) in chosen.iter_mut().zip(left) {
+            let Some(&length) = left.get(*chosen).filter(|_| texts < most_texts) else {
+                continue;
+            };
+            if texts == 0 || tokens + length <= most_tokens {
                 *chosen += 1;
-                room -= 1;
+                texts += 1;
+                tokens += length;
             }
         }
+        if texts == before {
+            return chosen;
+        }
     }
-    chosen
 }
 
 /// Moves jobs that had texts in this step (a count above 0) to the end, so that the next step begins with the rest.
@@ -200,7 +234,28 @@ fn unserved_first<T>(jobs: Vec<(T, usize)>) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{choose, unserved_first};
+    use std::time::Duration;
+
+    use super::{FIRST_TOKENS, STEP_TIME, choose, next_tokens, unserved_first};
+
+    const NO_LIMIT: usize = usize::MAX;
+
+    #[test]
+    fn steps_with_long_texts_are_short() {
+        // A long request, and a short one that arrives later.
+        let left = [vec![500; 32], vec![2]];
+        assert_eq!(choose(&left, 32, 1024), [2, 1]);
+        // A text that is longer than a step is computed alone, and short ones beside it.
+        assert_eq!(choose(&left, 32, 100), [1, 0]);
+        assert_eq!(choose(&[vec![2], vec![500]], 32, 100), [1, 0]);
+        let second = Duration::from_secs(1);
+        assert_eq!(next_tokens(1024, 1000, second), 512);
+        assert_eq!(next_tokens(4096, 4000, STEP_TIME), 4000);
+        assert_eq!(next_tokens(1024, 1024, Duration::from_millis(1)), 2048);
+        // A small step says little about the speed.
+        assert_eq!(next_tokens(1024, 2, Duration::from_millis(5)), 1024);
+        assert!(next_tokens(128, 128, 100 * second) >= FIRST_TOKENS / 8);
+    }
 
     #[test]
     fn a_short_request_is_not_behind_all_texts_of_long_ones() {
@@ -209,7 +264,8 @@ mod tests {
         let mut jobs: Vec<(usize, usize)> = (0..SHORT).map(|job| (job, 50)).collect();
         jobs.push((SHORT, 1));
         let steps = (1..).find(|_| {
-            let chosen = choose(jobs.iter().map(|(_, left)| *left), 32);
+            let left: Vec<Vec<usize>> = jobs.iter().map(|(_, left)| vec![1; *left]).collect();
+            let chosen = choose(&left, 32, NO_LIMIT);
             let served = std::mem::take(&mut jobs).into_iter().zip(chosen);
             let served = served.map(|((job, left), count)| ((job, left - count), count));
             jobs = unserved_first(served.filter(|((_, left), _)| *left > 0).collect());
@@ -220,9 +276,10 @@ mod tests {
 
     #[test]
     fn requests_take_turns() {
-        assert_eq!(choose([100, 1, 3].into_iter(), 8), [4, 1, 3]);
-        assert_eq!(choose([2, 0].into_iter(), 8), [2, 0]);
-        assert_eq!(choose([9, 9, 9].into_iter(), 2), [1, 1, 0]);
-        assert_eq!(choose([].into_iter(), 8), [0usize; 0]);
+        let texts = |counts: &[usize]| -> Vec<Vec<usize>> { counts.iter().map(|count| vec![1; *count]).collect() };
+        assert_eq!(choose(&texts(&[100, 1, 3]), 8, NO_LIMIT), [4, 1, 3]);
+        assert_eq!(choose(&texts(&[2, 0]), 8, NO_LIMIT), [2, 0]);
+        assert_eq!(choose(&texts(&[9, 9, 9]), 2, NO_LIMIT), [1, 1, 0]);
+        assert_eq!(choose(&[], 8, NO_LIMIT), [0usize; 0]);
     }
 }
