@@ -91,6 +91,7 @@ struct Permit(Arc<Mutex<Queue>>);
 /// Permission to keep a compiled grammar in memory, until it is dropped.
 pub(crate) struct GrammarRoom {
     _permit: OwnedSemaphorePermit,
+    _several: Option<Permit>,
 }
 
 /// Threads for all kinds of work.
@@ -103,6 +104,8 @@ pub(crate) struct Preparation {
     grammars: [Pool; GRAMMARS.len() + 1],
     /// Room for the compiled grammars of each pool, which take tens of megabytes each. Requests beyond it wait uncompiled.
     rooms: [Arc<Semaphore>; GRAMMARS.len() + 1],
+    /// Half of that room: requests with several sequences, which keep their room until the last one ends, have no more.
+    several: [Pool; GRAMMARS.len() + 1],
 }
 
 /// Flag for work on a thread. It is set when the client of the work leaves.
@@ -197,6 +200,7 @@ impl Preparation {
             trials: TRIALS.map(pool),
             grammars: std::array::from_fn(|_| pool(grammar_threads())),
             rooms: std::array::from_fn(|_| Arc::new(Semaphore::new(sequences.clamp(1, Semaphore::MAX_PERMITS)))),
+            several: std::array::from_fn(|_| pool((sequences / 2).max(1))),
         }
     }
 
@@ -231,15 +235,21 @@ impl Preparation {
         run(permit, deadline, move || work(&abandoned)).await
     }
 
-    /// Runs `work`, which compiles a schema or grammar of this size (0 to 2) and cost, and returns its result with its room in memory. It has
-    /// [`GRAMMAR_TIMEOUT`] after its start. If it is running then or at the deadline, it continues, but its result is dropped.
+    /// Runs `work`, which compiles a schema or grammar of this size (0 to 2) and cost for `count` sequences, and returns its result with its
+    /// room in memory. It has [`GRAMMAR_TIMEOUT`] after its start. If it is running then or at the deadline, it continues, but its result is
+    /// dropped.
     pub(crate) async fn grammar<T: Send + 'static>(
         &self,
         deadline: Instant,
-        size: usize,
-        cost: usize,
+        [size, cost, count]: [usize; 3],
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<(T, GrammarRoom), NotPrepared> {
+        // Comes first: a request that waits for it must not hold a thread.
+        let several = if count > 1 {
+            Some(self.several[size].permit(deadline, cost).await?)
+        } else {
+            None
+        };
         let permit = self.grammars[size].permit(deadline, cost).await?;
         let room = tokio::time::timeout_at(deadline, self.rooms[size].clone().acquire_owned());
         // The semaphore is never closed.
@@ -247,7 +257,11 @@ impl Preparation {
             return Err(NotPrepared::TimedOut);
         };
         let value = run(permit, deadline.min(Instant::now() + GRAMMAR_TIMEOUT), work).await?;
-        Ok((value, GrammarRoom { _permit: room }))
+        let room = GrammarRoom {
+            _permit: room,
+            _several: several,
+        };
+        Ok((value, room))
     }
 }
 
@@ -393,7 +407,7 @@ mod tests {
                 let (preparation, gate) = (preparation.clone(), gate.clone());
                 tokio::spawn(async move {
                     let wait = move || gate.lock().map(|gate| gate.recv()).is_ok();
-                    without_room(preparation.grammar(deadline, 0, 10, wait).await)
+                    without_room(preparation.grammar(deadline, [0, 10, 1], wait).await)
                 })
             })
             .collect();
@@ -403,7 +417,7 @@ mod tests {
         }
         let waits = |deadline| {
             let preparation = preparation.clone();
-            tokio::spawn(async move { without_room(preparation.grammar(deadline, 0, 10, || 1).await) })
+            tokio::spawn(async move { without_room(preparation.grammar(deadline, [0, 10, 1], || 1).await) })
         };
         let soon = Instant::now() + Duration::from_millis(50);
         let left = waits(deadline);
@@ -412,7 +426,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(
-            without_room(preparation.grammar(deadline, 0, 10, || 1).await),
+            without_room(preparation.grammar(deadline, [0, 10, 1], || 1).await),
             Err(NotPrepared::QueueFull)
         );
         // Texts and larger grammars have threads of their own.
@@ -420,7 +434,7 @@ mod tests {
             assert_eq!(
                 without_room(
                     preparation
-                        .grammar(deadline, size_of_grammar(bytes + 1), bytes + 1, || 4)
+                        .grammar(deadline, [size_of_grammar(bytes + 1), bytes + 1, 1], || 4)
                         .await
                 ),
                 Ok(4)
@@ -438,10 +452,17 @@ mod tests {
             assert_eq!(task.await.expect("no panic"), Ok(true));
         }
         assert_eq!(
-            without_room(preparation.grammar(deadline, 0, 10, || panic!("as it should")).await),
+            without_room(
+                preparation
+                    .grammar(deadline, [0, 10, 1], || panic!("as it should"))
+                    .await
+            ),
             Err::<(), _>(NotPrepared::Panicked)
         );
-        assert_eq!(without_room(preparation.grammar(deadline, 0, 10, || 3).await), Ok(3));
+        assert_eq!(
+            without_room(preparation.grammar(deadline, [0, 10, 1], || 3).await),
+            Ok(3)
+        );
     }
 
     #[tokio::test]
@@ -450,19 +471,40 @@ mod tests {
         let long = Instant::now() + Duration::from_secs(30);
         let mut rooms = Vec::new();
         for _ in 0..4 {
-            let (_, room) = preparation.grammar(long, 0, 10, || ()).await.expect("room");
+            let (_, room) = preparation.grammar(long, [0, 10, 1], || ()).await.expect("room");
             rooms.push(room);
         }
         let soon = Instant::now() + Duration::from_millis(50);
-        let late = preparation.grammar(soon, 0, 10, || panic!("no room")).await;
+        let late = preparation.grammar(soon, [0, 10, 1], || panic!("no room")).await;
         assert_eq!(without_room(late), Err::<(), _>(NotPrepared::TimedOut));
         // Grammars of another size have their own room.
         assert_eq!(
-            without_room(preparation.grammar(long, 2, usize::MAX, || 6).await),
+            without_room(preparation.grammar(long, [2, usize::MAX, 1], || 6).await),
             Ok(6)
         );
         rooms.pop();
-        assert_eq!(without_room(preparation.grammar(long, 0, 10, || 5).await), Ok(5));
+        assert_eq!(without_room(preparation.grammar(long, [0, 10, 1], || 5).await), Ok(5));
+    }
+
+    #[tokio::test]
+    async fn requests_with_several_sequences_have_half_of_the_rooms() {
+        let preparation = Preparation::new(2, 4);
+        let long = Instant::now() + Duration::from_secs(30);
+        let mut rooms = Vec::new();
+        for _ in 0..2 {
+            let (_, room) = preparation.grammar(long, [0, 10, 24], || ()).await.expect("room");
+            rooms.push(room);
+        }
+        let soon = Instant::now() + Duration::from_millis(50);
+        let late = preparation.grammar(soon, [0, 10, 2], || panic!("no room")).await;
+        assert_eq!(without_room(late), Err::<(), _>(NotPrepared::TimedOut));
+        // The others have room meanwhile.
+        for _ in 0..2 {
+            let (_, room) = preparation.grammar(long, [0, 10, 1], || ()).await.expect("room");
+            rooms.push(room);
+        }
+        rooms.clear();
+        assert_eq!(without_room(preparation.grammar(long, [0, 10, 2], || 5).await), Ok(5));
     }
 
     fn without_room<T>(result: Result<(T, GrammarRoom), NotPrepared>) -> Result<T, NotPrepared> {

@@ -90,17 +90,18 @@ impl App {
         let counted = options.grammar.as_ref().map(|_| self.grammars.count());
         let compiled = match options.grammar.take() {
             None => None,
-            Some(grammar) => Some(self.compile(grammar, deadline).await?),
+            Some(grammar) => Some(self.compile(grammar, prompts.len() * options.count, deadline).await?),
         };
         let started = Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline);
         drop(counted);
         started
     }
 
-    /// Compiles a grammar, and returns it with its room in memory.
+    /// Compiles a grammar for this number of sequences, and returns it with its room in memory.
     async fn compile(
         self: &Arc<Self>,
         grammar: Grammar,
+        count: usize,
         deadline: Instant,
     ) -> Result<(Compiled, Arc<GrammarRoom>), ApiError> {
         let too_slow = |limit: Duration| {
@@ -135,7 +136,7 @@ impl App {
             let work = move || app.grammars.compile(&compiled, &limits);
             // Now the time is measured, not estimated.
             let cost = time.as_micros() as usize;
-            let compiled = self.site.preparation.grammar(deadline, size, cost, work);
+            let compiled = self.site.preparation.grammar(deadline, [size, cost, count], work);
             let (compiled, room) = compiled.await.map_err(|e| match e {
                 NotPrepared::TimedOut if Instant::now() < deadline => too_slow(GRAMMAR_TIMEOUT),
                 other => self.site.not_prepared(other),
