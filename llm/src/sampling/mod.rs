@@ -117,6 +117,9 @@ impl Sampling {
     }
 }
 
+/// Maximum effective temperature.
+const MAX_TEMPERATURE: f32 = 1e9;
+
 /// A sampler with its random state.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -164,6 +167,8 @@ impl Sampler {
         if temperature == 0.0 || !most.is_finite() {
             return Ok(largest(logits));
         }
+        // All tokens are equally likely beyond, and arithmetic with the smallest numbers (subnormal ones) is slow.
+        let temperature = temperature.min(MAX_TEMPERATURE);
         if let Some(k) = top_k.filter(|k| *k < logits.len()) {
             self.candidates.clear();
             self.candidates.extend_from_slice(logits);
