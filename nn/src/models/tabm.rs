@@ -3,7 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
-use crate::layers::{Dropout, Fault, Linear, check_sizes, reject, scoped};
+use crate::layers::{Dropout, Fault, Linear, LinearConfig, check_sizes, reject, scoped};
 
 /// Options of a [`TabM`].
 #[derive(Clone, Debug, PartialEq)]
@@ -75,9 +75,9 @@ impl TabMConfig {
         }
     }
 
-    /// Registers the parameters under `{name}.`, or without a prefix under an empty name: `scale [members, 1, width]`,
-    /// the layers `fc1`, `fc2` ..., and `out.weight [members, hidden, outputs]` with `out.bias [members, 1, outputs]`.
-    /// `width` is the number of features and bins.
+    /// Registers the parameters under `{name}.`, or without a prefix under an empty name: the layers `fc1` (without bias),
+    /// `fc2` ..., `scale` and `shift [members, 1, size]` after `fc1`, and `out.weight [members, size, outputs]` with
+    /// `out.bias [members, 1, outputs]`. Without hidden layers, scale and shift are those of the features and bins.
     #[track_caller]
     pub fn build(&self, g: &mut Graph, name: &str) -> TabM {
         g.at_caller(|g| {
@@ -90,31 +90,25 @@ impl TabMConfig {
             let check = check.map_err(|message| -> Fault { (message, "give the quantiles of each feature") });
             let invalid = reject(g, "tabm", check_sizes(&sizes).and(check));
             let bins = Bins::of(&self.edges);
-            let width = self.inputs + bins.columns.len();
-            let scale = g.parameter_with(
-                &scoped(name, "scale"),
-                &[self.members, 1, width],
-                Init::Normal { std: 1.0 },
-            );
             let mut layers = Vec::with_capacity(self.hidden.len());
-            let mut inputs = width;
+            let mut inputs = self.inputs + bins.columns.len();
             for &outputs in &self.hidden {
-                layers.push(Linear::new(
-                    g,
-                    &scoped(name, &format!("fc{}", layers.len() + 1)),
-                    inputs,
-                    outputs,
-                ));
+                let config = LinearConfig::new(inputs, outputs).bias(!layers.is_empty());
+                layers.push(config.build(g, &scoped(name, &format!("fc{}", layers.len() + 1))));
                 inputs = outputs;
             }
+            let adapter = [self.members, 1, self.hidden.first().copied().unwrap_or(inputs)];
+            let scale = g.parameter_with(&scoped(name, "scale"), &adapter, Init::Normal { std: 1.0 });
+            let shift = g.parameter(&scoped(name, "shift"), &adapter);
             let weight = [self.members, inputs, self.outputs];
             let init = Init::xavier_uniform(inputs, self.outputs);
             TabM {
                 invalid,
                 members: self.members,
                 bins,
-                scale,
                 layers,
+                scale,
+                shift,
                 dropout: Dropout::new(self.dropout),
                 weight: g.parameter_with(&scoped(name, "out.weight"), &weight, init),
                 bias: g.parameter(&scoped(name, "out.bias"), &[self.members, 1, self.outputs]),
@@ -123,11 +117,12 @@ impl TabMConfig {
     }
 }
 
-/// Ensemble of perceptrons for tables: TabM (the variant "mini") by Gorishniy et al., "TabM: Advancing Tabular Deep
-/// Learning with Parameter-Efficient Ensembling", 2024.
+/// Ensemble of perceptrons for tables, after TabM by Gorishniy et al., "TabM: Advancing Tabular Deep Learning with
+/// Parameter-Efficient Ensembling", 2024.
 ///
-/// The members share their hidden layers. Each member has factors for the features and an output layer of its own, and is
-/// trained with its own loss. A prediction is the mean of all members.
+/// The members share the weights of the hidden layers. Each member has its own factors and biases after the first layer,
+/// and its own output layer, and is trained with its own loss. A prediction is the mean of all members. The variant "mini"
+/// of the paper has factors before the first layer instead, which then has to be computed for each member.
 ///
 /// Features with bins also have a piecewise linear encoding (Gorishniy et al., "On Embeddings for Numerical Features in
 /// Tabular Deep Learning", 2022, equation 1): for each bin, the share of it that is below the number.
@@ -136,8 +131,9 @@ pub struct TabM {
     invalid: Option<NodeId>,
     members: usize,
     bins: Bins,
-    scale: NodeId,
     layers: Vec<Linear>,
+    scale: NodeId,
+    shift: NodeId,
     dropout: Dropout,
     weight: NodeId,
     bias: NodeId,
@@ -150,21 +146,38 @@ impl TabM {
         if let Some(invalid) = self.invalid {
             return invalid;
         }
-        let x = self.bins.encode(g, x.into());
-        let x = g.mul(x, self.scale);
-        let &[members, batch, mut width] = g.shape(x) else {
+        let mut x = self.bins.encode(g, x.into());
+        let (first, others) = match self.layers.split_first() {
+            Some((first, others)) => (Some(first), others),
+            None => (None, &[][..]),
+        };
+        if let Some(first) = first {
+            x = first.forward(g, x);
+        }
+        // The first layer is computed once for all members.
+        let y = g.mul(x, self.scale);
+        let y = g.add(y, self.shift);
+        let &[members, batch, mut width] = g.shape(y) else {
             return g.report("tabm", "expected features [batch, inputs]", "reshape the features");
         };
-        let mut rows = g.reshape(x, &[members * batch, width]);
-        for layer in &self.layers {
+        let mut rows = g.reshape(y, &[members * batch, width]);
+        if first.is_some() {
+            rows = self.activate(g, rows);
+        }
+        for layer in others {
             let y = layer.forward(g, rows);
-            let y = g.relu(y);
-            rows = self.dropout.forward(g, y);
+            rows = self.activate(g, y);
             width = g.shape(rows).last().copied().unwrap_or(width);
         }
         let rows = g.reshape(rows, &[self.members, batch, width]);
         let y = g.matmul(rows, self.weight);
         g.add(y, self.bias)
+    }
+
+    /// Applies ReLU and dropout.
+    fn activate(&self, g: &mut Graph, x: NodeId) -> NodeId {
+        let y = g.relu(x);
+        self.dropout.forward(g, y)
     }
 
     /// Returns the logarithm of the mean probabilities of the members' logits, `[members, batch, classes] ->

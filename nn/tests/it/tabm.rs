@@ -141,6 +141,7 @@ fn outputs_are_the_means_of_members() {
     let feeds = [
         ("x", vec![-0.5, 1.5]),
         ("scale", vec![1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, -1.0]),
+        ("shift", vec![0.0; 9]),
         ("out.weight", [1.0, 0.0, 0.0, 1.0, 0.0, 1.0].repeat(3)),
         ("out.bias", vec![0.0, 0.0, 0.5, 0.0, 0.0, 0.0]),
     ];

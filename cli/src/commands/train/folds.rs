@@ -15,6 +15,8 @@ use crate::signals;
 pub(super) const MANY: usize = 2000;
 /// Minimum number of examples of a fold.
 const MIN_FOLD: usize = 4;
+/// Minimum relative decrease of the loss for which more or fewer epochs are tried further.
+const MIN_GAIN: f64 = 0.01;
 /// Maximum factor between the default number of epochs and the chosen one.
 const MAX_FACTOR: usize = 16;
 
@@ -97,7 +99,7 @@ impl FoldRuns<'_> {
                     }
                     match measure(epochs)? {
                         None => return Ok(None),
-                        Some(loss) if loss < best.1 => best = (epochs, loss),
+                        Some(loss) if loss < best.1 * (1.0 - MIN_GAIN) => best = (epochs, loss),
                         Some(_) => break,
                     }
                 }
