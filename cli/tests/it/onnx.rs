@@ -194,46 +194,62 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
     ];
     let (code, _, err) = call(&train);
     assert_eq!(code, Some(0), "{err}");
-    let (code, out, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "2"]);
-    assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("exported to"), "{out}");
-
     fs::write(path.join("new.csv"), "a,b\n1.1,2\n3.2,1\n").expect("writable");
-    let (code, predicted, err) = call(&[
+    let new = at("new.csv");
+    let predict = [
         "predict",
         "--model",
         &at("m"),
         "--csv",
-        &at("new.csv"),
+        &new,
         "--json",
         "--device",
         "cpu",
-    ]);
+    ];
+    let (code, predicted, err) = call(&predict);
     assert_eq!(code, Some(0), "{err}");
     meganeura::nn::data::write_npy(path.join("x.npy"), &[2, 2], &[1.1, 2.0, 3.2, 1.0]).expect("writable");
-    let run = [
-        "run",
-        &at("m.onnx"),
-        "--input",
-        &format!("x={}", at("x.npy")),
-        "--output-dir",
-        &at("r"),
-        "--device",
-        "cpu",
-    ];
-    let (code, _, err) = call(&run);
-    assert_eq!(code, Some(0), "{err}");
-    let ours = meganeura::nn::data::read_npy(path.join("r/output_0.npy"))
-        .expect("results")
-        .to_f32();
-    for (i, line) in predicted.lines().enumerate() {
-        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
-        let probabilities = value["probabilities"].as_object().expect("probabilities");
-        // Classes are in the order of their names.
-        for (p, (_, wanted)) in ours[2 * i..].iter().zip(probabilities) {
-            let wanted = wanted.as_f64().expect("a number") as f32;
-            assert!((p - wanted).abs() < 1e-5, "{line} and {ours:?}");
+    // With a fixed and with an open batch size.
+    for batch in [&["--batch", "2"][..], &[]] {
+        let (code, out, err) = call(&[&["export", &at("m"), "--out", &at("m.onnx")], batch].concat());
+        assert_eq!(code, Some(0), "{err}");
+        assert!(out.contains("exported to"), "{out}");
+        let (code, out, err) = call(&["check", &at("m.onnx")]);
+        assert_eq!(code, Some(0), "{err}");
+        assert_eq!(out.contains("batch"), batch.is_empty(), "{out}");
+        let results = at("r");
+        let input = format!("x={}", at("x.npy"));
+        let run = [
+            "run",
+            &at("m.onnx"),
+            "--input",
+            &input,
+            "--output-dir",
+            &results,
+            "--device",
+            "cpu",
+        ];
+        let (code, _, err) = call(&run);
+        assert_eq!(code, Some(0), "{err}");
+        let read = |output: &str| {
+            let array = meganeura::nn::data::read_npy(path.join("r").join(output)).expect("results");
+            array.to_f32()
+        };
+        let (ours, labels) = (read("output_0.npy"), read("output_1.npy"));
+        for (i, line) in predicted.lines().enumerate() {
+            let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            let probabilities = value["probabilities"].as_object().expect("probabilities");
+            // Classes are in the order of their names.
+            for (p, (_, wanted)) in ours[2 * i..].iter().zip(probabilities) {
+                let wanted = wanted.as_f64().expect("a number") as f32;
+                assert!((p - wanted).abs() < 1e-5, "{line} and {ours:?}");
+            }
+            let names: Vec<&String> = probabilities.keys().collect();
+            assert_eq!(value["label"], names[labels[i] as usize].as_str(), "{labels:?}");
         }
+        let file = fs::read(path.join("m.onnx")).expect("a file");
+        let has = |text: &str| file.windows(text.len()).any(|part| part == text.as_bytes());
+        assert!(has("[\"high\",\"low\"]") && has("[\"a\",\"b\"]"));
     }
 }
 
@@ -250,7 +266,7 @@ fn a_trained_regression_is_exported_and_predicts_the_same() {
     let train = ["train", "--csv", &csv, "--target", "price", "--task", "regression"];
     let (code, _, err) = call(&[&train[..], &["--out", &at("m"), "--epochs", "20", "--device", "cpu"]].concat());
     assert_eq!(code, Some(0), "{err}");
-    let (code, _, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "2"]);
+    let (code, _, err) = call(&["export", &at("m"), "--out", &at("m.onnx")]);
     assert_eq!(code, Some(0), "{err}");
     fs::write(at("new.csv"), "a,b\n1,2\n6,0\n").expect("writable");
     let model = at("m");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meganeura_compiler::Builder;
 use meganeura_core::backend::Device;
 use meganeura_core::{Graph, NodeId};
-use meganeura_onnx::{Error, ExportOptions, ImportOptions, Model, Runner, Tensor, export};
+use meganeura_onnx::{Dim, Error, ExportOptions, ImportOptions, Model, Runner, Tensor, export, export_open_batch};
 
 fn device() -> Arc<dyn Device> {
     super::cases::device()
@@ -155,6 +155,58 @@ fn large_weights_go_to_a_file_beside_the_model() {
     };
     export(&block(), &mut others, &options, folder.path().join("graph.onnx")).expect("exported");
     assert_ne!(beside(), first);
+}
+
+#[test]
+fn open_batches_have_any_size() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("open.onnx");
+    let graph = |batch: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", &[batch, 4]);
+        let w = g.parameter("w", &[4, 6]);
+        let y = g.matmul(x, w);
+        let y = g.reshape(y, &[batch * 2, 3]);
+        let y = g.relu(y);
+        let y = g.reshape(y, &[batch, 2, 3]);
+        g.set_outputs(vec![y]);
+        Ok(g)
+    };
+    let weights: Vec<f32> = (0..24_u8).map(|i| f32::from(i) / 7.0 - 1.5).collect();
+    let mut values = |_: &str| Some(weights.clone());
+    let options = ExportOptions {
+        metadata: vec![("classes".into(), "[\"a\"]".into())],
+        ..ExportOptions::default()
+    };
+    export_open_batch(&mut { graph }, &mut values, &options, &path).expect("exported");
+    let model = Model::open(&path).expect("opened");
+    let dims = model.inputs()[0].dims.clone().expect("known dimensions");
+    assert!(
+        matches!(&dims[..], [Dim::Name(name), Dim::Size(4)] if name == "batch"),
+        "{dims:?}"
+    );
+    for batch in [1, 3] {
+        let import = model
+            .import(&ImportOptions::new(meganeura_onnx::Dims::new().bind("batch", batch)))
+            .expect("imported");
+        assert_eq!(import.graph.shape(import.graph.outputs()[0].node), [batch, 2, 3]);
+    }
+
+    // The batch is repeated, so that its size is a number in the file.
+    let repeated = |batch: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", &[1, 4]);
+        let y = g.expand(x, &[batch, 4]);
+        g.set_outputs(vec![y]);
+        Ok(g)
+    };
+    let error = export_open_batch(&mut { repeated }, &mut values, &options, &path).expect_err("one size");
+    assert!(
+        error
+            .to_string()
+            .contains("depends on the batch size; export the model for one"),
+        "{error}"
+    );
 }
 
 #[test]
