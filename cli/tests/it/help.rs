@@ -84,6 +84,21 @@ fn completions_and_the_manual_know_every_command() {
 }
 
 #[test]
+fn files_in_the_place_of_a_data_set_name_their_option() {
+    for (file, option) in [
+        ("churn.csv", "--csv churn.csv"),
+        ("x.JSONL", "--csv x.JSONL"),
+        ("a/x.npz", "--npz a/x.npz"),
+        ("m.onnx", "--onnx m.onnx"),
+    ] {
+        let (output, _, err) = run(&mut meganeura(&["train", file]));
+        assert!(!output.status.success() && err.contains(option), "{err}");
+    }
+    let (_, _, err) = run(&mut meganeura(&["train", "cifar"]));
+    assert!(err.contains("possible values: digits, mnist"), "{err}");
+}
+
+#[test]
 fn verbose_shows_device_and_times_and_not_the_rules() {
     let args = ["-v", "train", "digits", "--epochs", "0", "--device", "cpu"];
     let (output, _, err) = run(meganeura(&args).env_remove("MEGANEURA_LOG"));
