@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::predict::bmp;
+use super::pictures::bmp;
 use super::{meganeura, run};
 
 fn root(path: &str) -> PathBuf {

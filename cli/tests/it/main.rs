@@ -26,9 +26,10 @@ mod log_dir;
 mod models;
 mod onnx;
 mod options;
+#[cfg(unix)]
+mod pictures;
 #[path = "../../../tests/common/plain_language.rs"]
 mod plain_language_markers;
-#[cfg(unix)]
 mod plugins;
 mod precision;
 mod predict;

@@ -25,7 +25,7 @@ pub(super) fn flowers(rows: usize) -> String {
 }
 
 /// Runs the command in a folder, and returns true for success and the text of both streams.
-fn run_in(folder: &Path, args: &[&str]) -> (bool, String, String) {
+pub(super) fn run_in(folder: &Path, args: &[&str]) -> (bool, String, String) {
     let (output, out, err) = run(meganeura(args).current_dir(folder));
     (output.status.success(), out, err)
 }
@@ -249,50 +249,6 @@ fn what_is_read_is_not_replaced() {
     }
     let after = [fs::read(path.join("flowers.csv")), fs::read(path.join("m/model.json"))];
     assert!(after.map(|bytes| bytes.expect("readable")) == before);
-}
-
-#[test]
-fn images_go_through_arrays() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path();
-    let train = "train digits --model cnn --epochs 3 --out d --device cpu";
-    let (ok, _, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
-    assert!(ok, "{err}");
-    let (_, test) = meganeura::nn::data::digits_split().expect("ships");
-    let archive = path.join("test.npz");
-    let labels: Vec<f32> = test.labels().iter().map(|&l| l as f32).collect();
-    let mut zip = zip::ZipWriter::new(fs::File::create(&archive).expect("writable"));
-    let images: [(&str, Vec<usize>, &[f32]); 2] = [
-        ("x.npy", vec![test.len(), 8, 8], test.features()),
-        ("y.npy", vec![test.len()], &labels),
-    ];
-    for (name, shape, data) in images {
-        let file = path.join(name);
-        meganeura::nn::data::write_npy(&file, &shape, data).expect("writes");
-        zip.start_file(name, zip::write::SimpleFileOptions::default())
-            .expect("starts");
-        zip.write_all(&fs::read(file).expect("readable")).expect("writes");
-    }
-    zip.finish().expect("ends");
-    let (ok, out, err) = run_in(
-        path,
-        &[
-            "evaluate", "--model", "d", "--npz", "test.npz", "--device", "cpu", "--json",
-        ],
-    );
-    assert!(ok, "{err}");
-    let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
-    assert_eq!(report["examples"], 360);
-    assert!(report["accuracy"].as_f64().expect("a number") > 0.9, "{out}");
-    let (ok, _, err) = run_in(
-        path,
-        &[
-            "predict", "--model", "d", "--npz", "test.npz", "--x", "y", "--device", "cpu",
-        ],
-    );
-    assert!(!ok && err.contains("[1]") && err.contains("[1, 8, 8]"), "{err}");
-    let (ok, _, err) = run_in(path, &["predict", "--model", "d", "--csv", "no.csv", "--device", "cpu"]);
-    assert!(!ok && err.contains("does not accept tables"), "{err}");
 }
 
 /// Writes a `.npz` file with numbers that distinguish two names, and the names as `<U5`.
@@ -535,117 +491,4 @@ fn early_stopping_looks_at_examples_of_its_own() {
         last["test_accuracy"].is_f64() && last["validation_loss"].is_f64(),
         "{out}"
     );
-}
-
-/// Writes a BMP image of 10x12 pixels in one colour, with small variations between pixels.
-pub(super) fn bmp(path: &Path, [red, green, blue]: [u8; 3], seed: usize) {
-    const WIDTH: usize = 10;
-    const HEIGHT: usize = 12;
-    // Rows are padded to four bytes.
-    let row = (3 * WIDTH).next_multiple_of(4);
-    let mut bytes = b"BM".to_vec();
-    let word = |n: usize| (n as u32).to_le_bytes();
-    for field in [
-        54 + row * HEIGHT,
-        0,
-        54,
-        40,
-        WIDTH,
-        HEIGHT,
-        1 | 24 << 16,
-        0,
-        row * HEIGHT,
-        0,
-        0,
-        0,
-        0,
-    ] {
-        bytes.extend(word(field));
-    }
-    for y in 0..HEIGHT {
-        let start = bytes.len();
-        for x in 0..WIDTH {
-            let noise = ((x * 31 + y * 17 + seed * 13) % 40) as u8;
-            bytes.extend([blue, green, red].map(|c| c.saturating_add(noise)));
-        }
-        bytes.resize(start + row, 0);
-    }
-    fs::write(path, bytes).expect("writable");
-}
-
-#[test]
-fn photos_in_folders_are_learned_and_files_are_named() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path();
-    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
-        fs::create_dir_all(path.join("photos").join(class)).expect("makes");
-        for i in 0..30 {
-            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
-        }
-    }
-    let train = "train --images photos --image-size 8 --model cnn --epochs 10 --batch 8 --out p --device cpu";
-    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
-    assert!(ok && out.contains("2 classes: rose, sky"), "{out}{err}");
-    bmp(&path.join("new.bmp"), [190, 20, 50], 99);
-    let args = [
-        "predict",
-        "--model",
-        "p",
-        "--image",
-        "new.bmp",
-        "photos/sky/1.bmp",
-        "--device",
-        "cpu",
-    ];
-    let (ok, out, err) = run_in(path, &args);
-    assert!(
-        ok && out.starts_with("new.bmp: rose ") && out.contains("photos/sky/1.bmp: sky "),
-        "{out}{err}"
-    );
-    let (ok, out, _) = run_in(
-        path,
-        &[
-            "predict",
-            "--model",
-            "p",
-            "--images",
-            "photos/sky",
-            "--json",
-            "--device",
-            "cpu",
-        ],
-    );
-    assert!(
-        ok && out.lines().count() == 30 && out.contains("\"file\":\"photos/sky/0.bmp\""),
-        "{out}"
-    );
-    let (ok, out, err) = run_in(
-        path,
-        &["evaluate", "--model", "p", "--images", "photos", "--device", "cpu"],
-    );
-    assert!(ok && out.contains("(60 of 60)"), "{out}{err}");
-    // Files that are not images, and images without labels.
-    fs::write(path.join("text.png"), "not a picture").expect("writable");
-    let (ok, _, err) = run_in(
-        path,
-        &["predict", "--model", "p", "--image", "text.png", "--device", "cpu"],
-    );
-    assert!(!ok && err.contains("text.png"), "{err}");
-    let (ok, _, err) = run_in(
-        path,
-        &["evaluate", "--model", "p", "--image", "new.bmp", "--device", "cpu"],
-    );
-    assert!(!ok && err.contains("--images DIR"), "{err}");
-    let args = ["predict", "--model", "p", "--images", "photos", "--device", "cpu"];
-    let (ok, _, err) = run_in(path, &args);
-    let help = "photos: the folder contains no images (PNG, JPEG, BMP), only folders of images\n  help: use one of them, \
-                such as 'photos/rose'";
-    assert!(!ok && err.contains(help), "{err}");
-    let (ok, _, err) = run_in(path, &["train", "--images", "photos/sky", "--device", "cpu"]);
-    assert!(!ok && err.contains("photos/sky"), "{err}");
-    let (ok, _, err) = run_in(
-        path,
-        &["train", "--images", "photos", "--image-size", "0x4", "--device", "cpu"],
-    );
-    assert!(!ok && err.contains("HEIGHTxWIDTH"), "{err}");
 }

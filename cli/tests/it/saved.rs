@@ -1,7 +1,8 @@
 //! Tests of runs and plans that are saved in files.
 
 use super::explain::explained;
-use super::predict::{bmp, flowers, houses};
+use super::pictures::bmp;
+use super::predict::{flowers, houses};
 use super::{meganeura, run};
 
 /// Returns the final output of a run of the digits, without its times.
