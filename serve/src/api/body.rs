@@ -166,6 +166,55 @@ impl HttpBody for SharedBody {
     }
 }
 
+/// Body whose parts are gathered to parts of [`GatheredBody::PART`] bytes. A part of one byte takes the memory of about 20.
+struct GatheredBody {
+    body: Body,
+    buffer: Vec<u8>,
+    has_ended: bool,
+}
+
+impl GatheredBody {
+    const PART: usize = 16 << 10;
+}
+
+impl HttpBody for GatheredBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        while !self.has_ended && self.buffer.len() < Self::PART {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Some(Ok(frame))) => {
+                    // Trailers are ignored.
+                    let data = frame.into_data().unwrap_or_default();
+                    if self.buffer.is_empty() && data.len() >= Self::PART {
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                    }
+                    self.buffer.extend_from_slice(&data);
+                }
+                Poll::Ready(None) => self.has_ended = true,
+            }
+        }
+        let part = std::mem::take(&mut self.buffer);
+        Poll::Ready((!part.is_empty()).then(|| Ok(Frame::data(part.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.buffer.is_empty() && (self.has_ended || self.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // The length of the rest is not that of the body after a part is in the buffer.
+        if self.buffer.is_empty() {
+            self.body.size_hint()
+        } else {
+            SizeHint::default()
+        }
+    }
+}
+
 /// The bytes of a JSON body. Web pages may send bodies of other types to any address without permission.
 pub(super) struct JsonBody(pub(super) Vec<u8>);
 
@@ -187,6 +236,13 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             .extensions()
             .get::<BodyTimeout>()
             .map_or(Duration::MAX, |limit| limit.0);
+        let request = request.map(|body| {
+            Body::new(GatheredBody {
+                body,
+                buffer: Vec::new(),
+                has_ended: false,
+            })
+        });
         let bytes = Bytes::from_request(request, state);
         let Ok(bytes) = tokio::time::timeout(limit, bytes).await else {
             let message = format!("expected the whole body within {} s", limit.as_secs());
@@ -211,4 +267,44 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
 /// Returns true if the cause of an error is the maximum time between two parts of a body.
 fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<TimeoutError>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Body of this number of parts of one byte.
+    struct Bits(usize);
+
+    impl HttpBody for Bits {
+        type Data = Bytes;
+        type Error = axum::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+            let Some(left) = self.0.checked_sub(1) else {
+                return Poll::Ready(None);
+            };
+            self.0 = left;
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+        }
+    }
+
+    #[tokio::test]
+    async fn small_parts_are_gathered() {
+        for (bytes, parts) in [(0, 0), (1, 1), (GatheredBody::PART, 1), (100_000, 7)] {
+            let mut body = GatheredBody {
+                body: Body::new(Bits(bytes)),
+                buffer: Vec::new(),
+                has_ended: false,
+            };
+            let mut found = Vec::new();
+            while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                found.push(frame.expect("no error").into_data().expect("data").len());
+            }
+            assert_eq!((found.iter().sum::<usize>(), found.len()), (bytes, parts));
+        }
+    }
 }
