@@ -83,7 +83,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
     let mut bounds = Bounds::default();
     let mut merged = Merger::new(schema);
     let mut expanded = 0_u64;
-    let mut combines = false;
+    let (mut combines, mut has_base) = (false, false);
     let root = schema;
     // A work list instead of recursion: it needs no stack.
     let mut left = vec![schema];
@@ -125,6 +125,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                 multiples.add(fields)?;
                 bounds.add(fields);
                 check_reference(fields)?;
+                has_base |= !std::ptr::eq(value, root) && fields.get("$id").is_some_and(Value::is_string);
                 objects.push(value);
                 if !std::ptr::eq(value, root) && has_options(fields) {
                     let message = "x-guidance is supported only at the top of a schema";
@@ -166,6 +167,12 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
         if references > MAX_REFERENCES {
             return Err(too_large(format!("expected at most {MAX_REFERENCES} references")));
         }
+    }
+    if has_base && references > 0 {
+        return Err(Error::misuse(
+            "`$id` inside a schema, which changes the base of references, is not supported",
+            "leave `$id` out, and refer to definitions with `#/$defs/NAME`",
+        ));
     }
     multiples.check()?;
     if combines {
@@ -425,6 +432,9 @@ mod tests {
         }
         assert!(schema(&json!({"properties": {"pattern": {"type": "string", "maxLength": 100}}})).is_ok());
         assert!(schema(&json!(true)).is_ok());
+        // At the top, and as the name of a property, `$id` changes no reference.
+        let named = json!({"$id": "http://z/", "properties": {"$id": {"$ref": "#/$defs/a"}}, "$defs": {"a": {}}});
+        assert!(schema(&named).is_ok());
     }
 
     #[test]
@@ -434,6 +444,10 @@ mod tests {
         for (wrong, said) in [
             (json!({"$defs": {"a/b": {}}, "$ref": "#/$defs/a~1b"}), "references"),
             (json!({"$defs": [{}, {}], "$ref": "#/$defs/+1"}), "references"),
+            (
+                json!({"$defs": {"a": {"$id": "http://z/", "$ref": "#/$defs/b"}, "b": {}}, "$ref": "#/$defs/a"}),
+                "`$id` inside a schema",
+            ),
             (
                 nested(json!({"exclusiveMinimum": 1}), json!({"maximum": 1.5})),
                 "exclusive",
