@@ -68,16 +68,16 @@ fn json_lines_are_tables() {
     for (text, said) in [
         (
             "{\"a\": [1]}\n",
-            "t.csv:1:1: 'a': expected a string, number, boolean or null, found an array",
+            "t.csv: line 1, column 1: 'a': expected a string, number, boolean or null, found an array",
         ),
         (
             "{\"a\": 1}\n{\"a\": {}}\n",
-            ":2:1: 'a': expected a string, number, boolean or null, found an object",
+            "line 2, column 1: 'a': expected a string, number, boolean or null, found an object",
         ),
         ("{\"a\": 1, \"a\": 2}\n", "'a' occurs twice"),
         ("{\"a\": 1}\n[1]\n", "no JSON object"),
         ("{\"a\": 1\n", "no JSON object"),
-        ("{}\n", "no rows"),
+        ("{}\n", "no examples"),
     ] {
         let error = read(text.as_bytes(), &TableOptions::default()).expect_err(text);
         assert!(error.contains(said), "{error}");
