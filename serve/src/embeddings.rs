@@ -245,7 +245,7 @@ mod tests {
         // A long request, and a short one that arrives later.
         let left = [vec![500; 32], vec![2]];
         assert_eq!(choose(&left, 32, 1024), [2, 1]);
-        // A text that is longer than a step is computed alone, and short ones beside it.
+        // A text with more tokens than the limit of a step is computed alone.
         assert_eq!(choose(&left, 32, 100), [1, 0]);
         assert_eq!(choose(&[vec![2], vec![500]], 32, 100), [1, 0]);
         let second = Duration::from_secs(1);

@@ -12,7 +12,7 @@ pub fn quantile_edges(data: &Dataset, bins: usize) -> Vec<Vec<f32>> {
         let last = values.len().saturating_sub(1);
         let quantiles = (0..=bins).filter_map(|bin| values.get(last * bin / bins.max(1)).copied());
         let mut edges: Vec<f32> = quantiles.collect();
-        // Closer numbers are not told apart after standardisation.
+        // The difference of closer numbers is mostly rounding.
         edges.dedup_by(|next, edge| *next - *edge < 1e-6);
         if edges.len() > 2 { edges } else { Vec::new() }
     };

@@ -156,7 +156,7 @@ impl Architecture {
     }
 
     /// Creates an [`Architecture::TabM`] with the defaults of [`TabMConfig`], for logits (`classifies`) or numbers.
-    /// `edges` are those of the bins of each feature.
+    /// `edges` contains the edges of the bins of each feature.
     pub fn tabm(features: usize, edges: Vec<Vec<f32>>, classifies: bool, outputs: usize) -> Self {
         Architecture::TabM {
             features,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Features, ModelError, Prediction, PredictionReport, Predictor, Task};
 use crate::data::Dataset;
 
-/// Features that belong together, such as those of one column of a table.
+/// Group of features, such as the features of one column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeatureGroup {
     /// Name of the group.
@@ -127,7 +127,7 @@ impl Predictor {
     }
 }
 
-/// Returns the features of the data with those of a group exchanged between examples at random.
+/// Returns the features of the data, in which the features of a group are permuted over the examples.
 fn permuted(data: &Dataset, group: &Range<usize>, rng: &mut SplitMix64) -> Vec<f32> {
     let width = data.feature_len();
     let mut rows: Vec<usize> = (0..data.len()).collect();

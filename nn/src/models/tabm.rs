@@ -77,7 +77,7 @@ impl TabMConfig {
 
     /// Registers the parameters under `{name}.`, or without a prefix under an empty name: the layers `fc1` (without bias),
     /// `fc2` ..., `scale` and `shift [members, 1, size]` after `fc1`, and `out.weight [members, size, outputs]` with
-    /// `out.bias [members, 1, outputs]`. Without hidden layers, scale and shift are those of the features and bins.
+    /// `out.bias [members, 1, outputs]`. Without hidden layers, scale and shift apply to the features and bins.
     #[track_caller]
     pub fn build(&self, g: &mut Graph, name: &str) -> TabM {
         g.at_caller(|g| {

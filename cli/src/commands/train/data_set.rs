@@ -15,7 +15,7 @@ pub(super) enum DataSet {
     Mnist,
 }
 
-/// Parser of the name of a data set. A file in its place gets an error with the option for this kind of file.
+/// Parser of the name of a data set. The error for a path names the option for this kind of file.
 #[derive(Clone, Debug)]
 pub(super) struct DataSetParser;
 

@@ -111,7 +111,7 @@ fn depends(node: &NodeProto, what: &str) -> Error {
     ))
 }
 
-/// Names the dimensions that are the batch size, and leaves those open that are a multiple of it.
+/// Gives a name to dimensions that are the batch size. Dimensions that are a multiple of it become unknown.
 fn open_info(info: &mut ValueInfoProto, other: &ValueInfoProto) {
     let other: Vec<i64> = dims(other);
     let Some(type_proto::Value::Tensor(tensor)) = info.r#type.as_mut().and_then(|ty| ty.value.as_mut()) else {

@@ -72,7 +72,7 @@ pub(super) enum Test {
     Member,
 }
 
-/// Tables of the reachable nodes of a forest. Leaves have the first places, and their children are themselves.
+/// Tables of the reachable nodes of a forest. Leaves come first, and each is its own child.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     /// Place of each root.
@@ -243,7 +243,7 @@ impl Tables {
     /// Adds a node without its children. Returns true if the children are exchanged: the test is the opposite of the mode.
     fn push(&mut self, branch: Option<&Branch>, is_exact: bool) -> bool {
         let Some(branch) = branch else {
-            // A leaf remains at its place for any result of its test, so its test is the one of other nodes.
+            // A leaf is its own child, so the result of its test does not matter.
             self.features.push(0);
             self.tests.push(Test::AtMost);
             self.thresholds.push(0.0);
