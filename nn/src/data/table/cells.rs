@@ -94,16 +94,11 @@ impl RawTable {
         };
         let (header, columns) = names(&first, assumed);
         let mut table = RawTable {
-            name: name.into(),
             header,
             delimiter,
             decimal: format.decimal.unwrap_or_default(),
             was_utf16,
-            missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
-            columns,
-            text: String::new(),
-            ends: Vec::new(),
-            lines: Vec::new(),
+            ..RawTable::empty(name, columns, format)
         };
         if !header {
             table.push(&first.fields, first.number);
@@ -126,6 +121,22 @@ impl RawTable {
         Ok(table)
     }
 
+    /// Returns a table without rows, with a header and a decimal point.
+    fn empty(name: &str, columns: Vec<String>, format: &TableFormat) -> Self {
+        RawTable {
+            name: name.into(),
+            header: true,
+            delimiter: format.delimiter.unwrap_or(b','),
+            decimal: DecimalMark::Point,
+            was_utf16: false,
+            missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
+            columns,
+            text: String::new(),
+            ends: Vec::new(),
+            lines: Vec::new(),
+        }
+    }
+
     /// Converts rows of JSON lines, which always have names and a decimal point.
     fn of_json_lines(found: JsonRows, name: &str, format: &TableFormat, was_utf16: bool) -> Result<Self, DataError> {
         let JsonRows { columns, rows } = found;
@@ -133,16 +144,8 @@ impl RawTable {
             return Err(DataError::Empty { name: name.into() });
         }
         let mut table = RawTable {
-            name: name.into(),
-            header: true,
-            delimiter: format.delimiter.unwrap_or(b','),
-            decimal: DecimalMark::Point,
             was_utf16,
-            missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
-            columns,
-            text: String::new(),
-            ends: Vec::new(),
-            lines: Vec::new(),
+            ..RawTable::empty(name, columns, format)
         };
         let width = table.columns.len();
         let given: usize = rows.iter().map(|(_, cells)| cells.len()).sum();
