@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::write_atomically;
-use meganeura::nn::data::{self, Column, Dataset, RawTable, TableReadOptions};
+use meganeura::nn::data::{self, Column, Dataset, TableReadOptions};
 use meganeura::nn::model::{Features, Model, Prediction, Predictor, PredictorOptions, Preprocessing, Task};
 use serde_json::{Value, json};
 
@@ -150,36 +150,15 @@ pub(super) struct Examples {
     names: Vec<Name>,
     /// The examples with labels or true numbers, if the file has them.
     pub(super) labelled: Option<Dataset>,
-    /// How the model reads examples.
+    /// Preprocessing of the model's examples.
     pub(super) preprocessing: Preprocessing,
-    /// Position of each example in a table; empty for other data.
-    rows: Vec<usize>,
     /// Names of the columns of `--keep`, with their cells for the examples.
     kept: Vec<(String, Vec<String>)>,
 }
 
-impl Examples {
-    /// Reads the cells of columns of the table.
-    fn keep(&mut self, columns: &[String], table: Option<&Path>) -> Result<()> {
-        let (Some(path), Preprocessing::Table { schema, .. }) = (table, &self.preprocessing) else {
-            return Err("--keep works only with --csv".into());
-        };
-        let raw = RawTable::read(path, &schema.format())?;
-        for name in columns {
-            let column = raw.column(&Column::name(name))?;
-            let cells = self.rows.iter().map(|&row| raw.cell(row, column).to_owned());
-            self.kept.push((raw.columns()[column].clone(), cells.collect()));
-        }
-        Ok(())
-    }
-}
-
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     keep_inputs(&[("--output", args.output.as_deref())], args.shared.inputs())?;
-    let (mut predictor, mut examples) = open(&args.shared, None)?;
-    if !args.keep.is_empty() {
-        examples.keep(&args.keep, args.shared.source.csv.as_deref())?;
-    }
+    let (mut predictor, examples) = open(&args.shared, None, &args.keep)?;
     let predictions = predictor.predict(&examples.features)?;
     let kept = |example: usize| {
         examples
@@ -217,12 +196,13 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the model on its device, and reads the examples. `y` is the array of labels, if they are needed.
-pub(super) fn open(args: &ModelAndExamples, y: Option<&str>) -> Result<(Predictor, Examples)> {
+/// Opens the model on its device, and reads the examples. `y` is the array of labels, if they are needed, and `keep` contains
+/// columns of a table to keep.
+pub(super) fn open(args: &ModelAndExamples, y: Option<&str>, keep: &[String]) -> Result<(Predictor, Examples)> {
     let model = Model::load(&args.model)?;
     // Files are read before the device is opened, so that their errors are reported sooner.
     let examples = match &args.source {
-        Source { csv: Some(path), .. } => csv(path, args, &model, y.is_some())?,
+        Source { csv: Some(path), .. } => csv(path, args, &model, y.is_some(), keep)?,
         Source { npz: Some(path), .. } => npz(path, args, y, &model)?,
         Source { images: Some(path), .. } => image_folder(path, y.is_some(), &model)?,
         Source { image, .. } => images(image.clone(), &model)?,
@@ -235,15 +215,20 @@ pub(super) fn open(args: &ModelAndExamples, y: Option<&str>) -> Result<(Predicto
     Ok((predictor, examples))
 }
 
-fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool) -> Result<Examples> {
-    let rows = model.read_table(
-        path,
-        TableReadOptions {
-            unknown_as_zeros: args.unknown_words,
-            drop_missing: args.drop_missing,
-            ignore_target: !labels,
-        },
-    )?;
+fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool, keep: &[String]) -> Result<Examples> {
+    let options = TableReadOptions {
+        unknown_as_zeros: args.unknown_words,
+        drop_missing: args.drop_missing,
+        ignore_target: !labels,
+    };
+    let cells = model.read_cells(path)?;
+    let rows = model.table_rows(&cells, options)?;
+    let kept = |name: &String| {
+        let column = cells.column(&Column::name(name))?;
+        let of_rows = rows.rows.iter().map(|&row| cells.cell(row, column).to_owned());
+        Ok((cells.columns()[column].clone(), of_rows.collect()))
+    };
+    let kept = keep.iter().map(kept).collect::<Result<_>>()?;
     for (count, what) in [
         (rows.filled, "missing cells were filled with the values from training"),
         (rows.dropped, "rows with missing cells were skipped"),
@@ -257,8 +242,7 @@ fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool) -> Res
         labelled: rows.dataset(model.task().classes().len())?,
         preprocessing: model.preprocessing().clone(),
         names: rows.lines.iter().copied().map(Name::Row).collect(),
-        rows: rows.rows.clone(),
-        kept: Vec::new(),
+        kept,
         features: Features::from(&rows),
     })
 }
@@ -280,7 +264,6 @@ fn npz(path: &Path, args: &ModelAndExamples, y: Option<&str>, model: &Model) -> 
         names: (1..=count).map(Name::Row).collect(),
         labelled,
         preprocessing: model.preprocessing().clone(),
-        rows: Vec::new(),
         kept: Vec::new(),
     })
 }
@@ -291,7 +274,6 @@ fn images(files: Vec<PathBuf>, model: &Model) -> Result<Examples> {
         names: files.iter().map(|f| Name::File(f.display().to_string())).collect(),
         labelled: None,
         preprocessing: model.preprocessing().clone(),
-        rows: Vec::new(),
         kept: Vec::new(),
     })
 }
@@ -318,7 +300,6 @@ fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
             .collect(),
         labelled: Some(folder.data),
         preprocessing: model.preprocessing().clone(),
-        rows: Vec::new(),
         kept: Vec::new(),
     })
 }

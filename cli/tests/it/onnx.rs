@@ -168,6 +168,22 @@ fn missing_and_unknown_inputs_are_named() {
     assert!(err.contains("found an input of shape [4, 2]"), "{err}");
 }
 
+/// Runs a model on the CPU, and writes its results to a folder.
+fn run_on_cpu(model: &str, input: &str, results: &str) {
+    let run = [
+        "run",
+        model,
+        "--input",
+        input,
+        "--output-dir",
+        results,
+        "--device",
+        "cpu",
+    ];
+    let (code, _, err) = call(&run);
+    assert_eq!(code, Some(0), "{err}");
+}
+
 #[test]
 fn a_trained_classifier_is_exported_and_predicts_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -220,18 +236,7 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
         assert_eq!(out.contains("batch"), batch.is_empty(), "{out}");
         let results = at("r");
         let input = format!("x={}", at("x.npy"));
-        let run = [
-            "run",
-            &at("m.onnx"),
-            "--input",
-            &input,
-            "--output-dir",
-            &results,
-            "--device",
-            "cpu",
-        ];
-        let (code, _, err) = call(&run);
-        assert_eq!(code, Some(0), "{err}");
+        run_on_cpu(&at("m.onnx"), &input, &results);
         let read = |output: &str| {
             let array = meganeura::nn::data::read_npy(path.join("r").join(output)).expect("results");
             array.to_f32()
@@ -285,18 +290,7 @@ fn a_trained_regression_is_exported_and_predicts_the_same() {
     assert_eq!(code, Some(0), "{err}");
     meganeura::nn::data::write_npy(at("x.npy"), &[2, 2], &[1.0, 2.0, 6.0, 0.0]).expect("writable");
     let (input, results) = (format!("x={}", at("x.npy")), at("r"));
-    let run = [
-        "run",
-        &at("m.onnx"),
-        "--input",
-        &input,
-        "--output-dir",
-        &results,
-        "--device",
-        "cpu",
-    ];
-    let (code, _, err) = call(&run);
-    assert_eq!(code, Some(0), "{err}");
+    run_on_cpu(&at("m.onnx"), &input, &results);
     let found = meganeura::nn::data::read_npy(at("r/output_0.npy"))
         .expect("results")
         .to_f32();

@@ -73,9 +73,9 @@ impl Predictor {
                 let permuted = permuted(data, &group.features, &mut rng);
                 let features = Features::new(data.name(), permuted, data.feature_shape())?;
                 let outputs = self.outputs(&features)?;
-                losses.push(score - self::score(&self.report(data, &outputs)));
+                losses.push(score - self::score(&self.report(data, &outputs).0));
             }
-            let (mean, deviation) = moments(&losses);
+            let (mean, deviation) = mean_and_deviation(&losses);
             all.push(Importance {
                 name: group.name.clone(),
                 mean,
@@ -127,7 +127,7 @@ impl Predictor {
     }
 }
 
-/// Returns the features of the data, in which the features of a group are permuted over the examples.
+/// Returns a copy of the features in which the features of a group are permuted over the examples.
 fn permuted(data: &Dataset, group: &Range<usize>, rng: &mut SplitMix64) -> Vec<f32> {
     let width = data.feature_len();
     let mut rows: Vec<usize> = (0..data.len()).collect();
@@ -150,8 +150,8 @@ fn score(report: &PredictionReport) -> f64 {
     }
 }
 
-/// Returns the mean and the standard deviation.
-fn moments(values: &[f64]) -> (f64, f64) {
+/// Returns the mean and the population standard deviation; 0 without values.
+pub fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     let count = values.len().max(1) as f64;
     let mean = values.iter().sum::<f64>() / count;
     let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;

@@ -108,11 +108,11 @@ pub use architecture::{Architecture, Loss};
 pub use curves::{Calibration, ClassCurves, calibration, class_curves};
 pub use error::ModelError;
 pub use features::Features;
-pub use influence::{FeatureGroup, Importance, PartialDependence};
+pub use influence::{FeatureGroup, Importance, PartialDependence, mean_and_deviation};
 pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
-use crate::data::{TableReadOptions, TableRows, TableSchema, read_images};
+use crate::data::{RawTable, TableReadOptions, TableRows, TableSchema, read_images};
 use crate::trainer::Trainer;
 use architecture::Leaf;
 use meganeura_core::files::prepare_folder;
@@ -301,11 +301,28 @@ impl Model {
     /// # Errors
     /// [`ModelError::Features`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
     pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
+        self.table_rows(&self.read_cells(path)?, options)
+    }
+
+    /// Reads the cells of a CSV file in the format of the table that the model was trained on, for
+    /// [`table_rows`](Self::table_rows).
+    ///
+    /// # Errors
+    /// [`ModelError::Features`] for a model that takes no tables; [`ModelError::Data`] as for [`RawTable::read`].
+    pub fn read_cells(&self, path: impl AsRef<Path>) -> Result<RawTable, ModelError> {
         let path = path.as_ref();
         let Ok(schema) = self.schema() else {
             return Err(self.refuse(path, "tables"));
         };
-        Ok(schema.read(path, self.task.classes(), options)?)
+        Ok(RawTable::read(path, &schema.format())?)
+    }
+
+    /// Returns the rows of a table in memory, like [`read_table`](Self::read_table).
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::apply`].
+    pub fn table_rows(&self, cells: &RawTable, options: TableReadOptions) -> Result<TableRows, ModelError> {
+        Ok(self.schema()?.apply(cells, self.task.classes(), options)?)
     }
 
     /// Reads files of images as the model takes them, for [`Predictor::predict`]. For an evaluation there is

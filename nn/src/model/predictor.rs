@@ -189,6 +189,17 @@ impl Predictor {
     /// As for [`outputs`](Self::outputs); [`ModelError::Features`] for data of another task, with more classes, another
     /// number of targets, or standardised ones.
     pub fn evaluate(&mut self, data: &Dataset) -> Result<PredictionReport, ModelError> {
+        Ok(self.evaluate_with_predictions(data)?.0)
+    }
+
+    /// Runs [`Predictor::evaluate`], and also returns the predictions for the examples, in their order.
+    ///
+    /// # Errors
+    /// As for [`Predictor::evaluate`].
+    pub fn evaluate_with_predictions(
+        &mut self,
+        data: &Dataset,
+    ) -> Result<(PredictionReport, Vec<Prediction>), ModelError> {
         self.check_data(data)?;
         let outputs = self.outputs(&Features::from(data))?;
         Ok(self.report(data, &outputs))
@@ -236,7 +247,7 @@ impl Predictor {
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let outputs: Vec<f32> = values.take(data.len() * width).collect();
-        Ok(self.report(data, &outputs))
+        Ok(self.report(data, &outputs).0)
     }
 
     /// Checks that data have the labels or targets of the model's task.
@@ -256,16 +267,17 @@ impl Predictor {
         }
     }
 
-    /// Computes the quality of the outputs for a data set, `[data.len(), outputs]`.
-    pub(super) fn report(&self, data: &Dataset, outputs: &[f32]) -> PredictionReport {
+    /// Computes the quality of the outputs for a data set, `[data.len(), outputs]`, and the predictions.
+    pub(super) fn report(&self, data: &Dataset, outputs: &[f32]) -> (PredictionReport, Vec<Prediction>) {
         let predictions = self.predictions(outputs);
         let Task::Classification { classes, .. } = &self.task else {
             let predicted: Vec<f64> = predictions.iter().flat_map(Prediction::values).copied().collect();
             let targets: Vec<f64> = data.targets().iter().copied().map(f64::from).collect();
-            return PredictionReport::Regression {
+            let report = PredictionReport::Regression {
                 metrics: RegressionMetrics::of(&predicted, &targets, data.outputs()),
                 examples: data.len(),
             };
+            return (report, predictions);
         };
         let rows = outputs.chunks_exact(classes.len()).zip(data.labels());
         let loss = rows
@@ -274,7 +286,7 @@ impl Predictor {
             / data.len() as f64;
         let predicted: Vec<usize> = predictions.iter().filter_map(Prediction::class).collect();
         let report = ClassificationReport::of(classes, data.labels(), &predicted);
-        PredictionReport::Classification { loss, report }
+        (PredictionReport::Classification { loss, report }, predictions)
     }
 
     /// Predicts all examples, in their order.

@@ -69,7 +69,7 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
 
 fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     keep_inputs(&[("--html", args.html.as_deref())], args.shared.inputs())?;
-    let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
+    let (mut predictor, examples) = open(&args.shared, Some(&args.y), &[])?;
     let Some(labelled) = &examples.labelled else {
         return Err(unlabelled(args, &examples, predictor.task()).into());
     };
@@ -77,14 +77,16 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     if args.importance.is_some() && groups.is_empty() {
         return Err("--importance works only with tables, and the model was trained on other data".into());
     }
-    let report = match ranks.others() {
-        None => predictor.evaluate(labelled)?,
-        Some(others) => predictor.evaluate_on_ranks(labelled, others)?,
+    let (report, predictions) = match ranks.others() {
+        None => predictor.evaluate_with_predictions(labelled)?,
+        Some(others) => {
+            let report = predictor.evaluate_on_ranks(labelled, others)?;
+            if !ranks.is_first() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            (report, predictor.predict(&Features::from(labelled))?)
+        }
     };
-    if !ranks.is_first() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    let predictions = predictor.predict(&Features::from(labelled))?;
     let repeats = args.importance.or(args.html.as_ref().map(|_| PAGE_REPEATS));
     let importances = match repeats.filter(|_| !groups.is_empty()) {
         Some(repeats) => predictor.importances(labelled, &groups, repeats as usize, 0)?,

@@ -14,7 +14,7 @@ use meganeura_bench::html::{STYLE, escaped};
 use super::charts::{Chart, range};
 use super::mean;
 
-/// Maximum number of classes for which the confusion matrix is drawn.
+/// Maximum number of classes of a confusion matrix.
 const MAX_MATRIX: usize = 40;
 /// Maximum number of listed confusions if there are more classes.
 const MAX_LISTED: usize = 40;

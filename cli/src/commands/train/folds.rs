@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::error::Error;
 
 use meganeura::nn::data::{Dataset, Remainder};
-use meganeura::nn::model::{Architecture, Loss};
+use meganeura::nn::model::{Architecture, Loss, mean_and_deviation};
 use meganeura::nn::trainer::{Evaluation, TrainConfig, Trainer};
 
 use super::interrupt::Interrupt;
@@ -37,10 +37,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Returns mean and standard deviation of the scores.
     pub(super) fn score(&self) -> (f64, f64) {
-        let count = self.scores.len().max(1) as f64;
-        let mean = self.scores.iter().sum::<f64>() / count;
-        let variance = self.scores.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
-        (mean, variance.sqrt())
+        mean_and_deviation(&self.scores)
     }
 }
 
