@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(next_tokens(1024, 1000, second), 512);
         assert_eq!(next_tokens(4096, 4000, STEP_TIME), 4000);
         assert_eq!(next_tokens(1024, 1024, Duration::from_millis(1)), 2048);
-        // A small step says little about the speed.
+        // The time of a small step does not reduce the limit.
         assert_eq!(next_tokens(1024, 2, Duration::from_millis(5)), 1024);
         assert!(next_tokens(128, 128, 100 * second) >= FIRST_TOKENS / 8);
     }

@@ -498,7 +498,7 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(50);
         let late = preparation.grammar(soon, [0, 10, 2], || panic!("no room")).await;
         assert_eq!(without_room(late), Err::<(), _>(NotPrepared::TimedOut));
-        // The others have room meanwhile.
+        // Requests with one sequence have the other half.
         for _ in 0..2 {
             let (_, room) = preparation.grammar(long, [0, 10, 1], || ()).await.expect("room");
             rooms.push(room);

@@ -39,7 +39,7 @@ pub enum ElementType {
     U64,
     I64,
     Bool,
-    /// Strings. Graphs contain the index of each string in a list that is known at import; results of a model are `int64`.
+    /// Strings. Graphs contain the index of each string in a list of the import; results of a model are `int64`.
     #[serde(rename = "string")]
     Text,
 }

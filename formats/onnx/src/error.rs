@@ -50,7 +50,7 @@ pub enum Error {
         /// Element type of the node's result.
         element: ElementType,
     },
-    /// An element is none of the categories of a node that accepts no others.
+    /// An element is not a category of a node that accepts only its categories.
     #[error(
         "{operator} `{place}`: expected one of its categories, found another value\n  help: export the encoder such that it \
          ignores unknown categories (handle_unknown='ignore' in scikit-learn), or remove these rows"

@@ -243,7 +243,7 @@ pub(crate) fn domain(name: &str) -> &str {
 
 /// Returns the type of a result of the model. Maps of ZipMap are tensors.
 fn output(graph: &GraphProto, info: &ValueInfoProto) -> Result<Port> {
-    let is_map = |node: &&NodeProto| {
+    let is_map = |node: &NodeProto| {
         let is_result = node.output.first().is_some_and(|name| *name == info.name);
         is_result && node.op_type == "ZipMap" && node.domain == "ai.onnx.ml"
     };
@@ -251,7 +251,7 @@ fn output(graph: &GraphProto, info: &ValueInfoProto) -> Result<Port> {
         let value = info.r#type.as_ref().and_then(|t| t.value.as_ref());
         matches!(value, Some(type_proto::Value::Tensor(_)))
     };
-    if !is_tensor(info) && graph.node.iter().find(is_map).is_some() {
+    if !is_tensor(info) && graph.node.iter().any(is_map) {
         return Ok(Port {
             name: info.name.clone(),
             element: ElementType::F32,

@@ -107,7 +107,7 @@ pub(crate) struct StringList {
 }
 
 impl StringList {
-    /// Returns the index of a string, which is added if it is new.
+    /// Returns the index of a string. Adds the string if it is new.
     pub(crate) fn index(&mut self, text: &str) -> i64 {
         if let Some(&place) = self.places.get(text) {
             return place;

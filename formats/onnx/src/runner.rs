@@ -332,8 +332,8 @@ pub(crate) fn read_results(session: &mut Session, outputs: &[TensorInfo], guards
     Ok(results)
 }
 
-/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step, or a category was unknown. The output `at` has the index of
-/// the node.
+/// Returns an error if a 64-bit integer of a node exceeded 32 bits in the last step, or a category was unknown. The output
+/// `at` has the index of the node.
 fn check_guards(session: &mut Session, at: usize, guards: &[Guard]) -> Result<()> {
     if guards.is_empty() {
         return Ok(());

@@ -64,7 +64,7 @@ pub(super) fn fold_cast_like(call: &Call, operands: &[Option<&Tensor>]) -> Folde
 /// Maximum number of integers that are converted to strings.
 const MAX_STRINGS: i64 = 1 << 16;
 
-/// Converts numbers to strings: numbers that are known at import, and integers with a small range.
+/// Converts numbers to strings: constants, and integers with a small range.
 fn to_strings(call: &mut Call) -> Built {
     if call.element(0)? == ElementType::Text {
         return Ok(vec![call.operand(0)?.clone()]);

@@ -1,4 +1,4 @@
-//! Tests of strings: constants, class labels, and inputs, which are refused.
+//! Tests of strings: constants, class labels, and the refusal of inputs.
 
 use std::sync::Arc;
 

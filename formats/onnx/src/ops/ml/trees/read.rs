@@ -133,7 +133,7 @@ fn tensor(call: &Call, name: &str) -> Result<Vec<f64>, String> {
     }
 }
 
-/// Returns the sets of members, which are separated by NaN.
+/// Returns the sets of members. In the attribute, NaN separates the sets.
 fn sets(call: &Call, count: usize) -> Result<Vec<Vec<f64>>, String> {
     if count == 0 {
         return Ok(Vec::new());
