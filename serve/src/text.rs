@@ -102,20 +102,20 @@ impl Text {
         Ok(self.release(&piece))
     }
 
-    /// Returns the withheld rest of the text, after the last token.
+    /// Returns the withheld rest of the text, after the last token. An incomplete last character becomes U+FFFD, which may
+    /// complete a stop string.
     ///
     /// # Errors
     /// Those of the tokenizer.
-    pub(crate) fn finish(mut self) -> Result<String> {
+    pub(crate) fn finish(mut self) -> Result<AddedText> {
         let empty = TextStream::new(self.stream.tokenizer().clone());
         let stream = std::mem::replace(&mut self.stream, empty);
         let piece = stream.finish()?;
-        let added = self.release(&piece);
-        Ok(if added.ends {
-            added.text
-        } else {
-            added.text + &self.kept
-        })
+        let mut added = self.release(&piece);
+        if !added.ends {
+            added.text += &self.kept;
+        }
+        Ok(added)
     }
 
     /// Adds a piece of text. Returns the text up to the first stop string, or up to the possible beginning of one.
@@ -184,6 +184,21 @@ mod tests {
         // The prefix of a string may be inside the prefix of another one.
         let (all, kept, ends) = pieces(&["aab", "aac"], &["aabaax", "aac"]);
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("aab", "", true));
+    }
+
+    #[test]
+    fn an_incomplete_character_can_complete_a_stop_string() {
+        let tokenizer = Arc::new(Tokenizer::train("a", 257).expect("trains"));
+        let token = |byte: &str| tokenizer.encode(byte).expect("a token")[0];
+        for (stop, text, ends) in [("a\u{fffd}", "", true), ("b\u{fffd}", "a\u{fffd}", false)] {
+            let stops = Arc::new(StopStrings::new(&[stop.to_owned()]));
+            let mut found = Text::new(tokenizer.clone(), &[], stops, 0);
+            let mut all = found.push(token("a")).expect("text").text;
+            // The first byte of `é`.
+            all += &found.push(token("é")).expect("text").text;
+            let rest = found.finish().expect("text");
+            assert_eq!((all + &rest.text, rest.ends), (text.to_owned(), ends), "{stop:?}");
+        }
     }
 
     /// The result does not depend on how a text is split into pieces.

@@ -318,12 +318,12 @@ impl Generation {
                     self.observe();
                 }
                 Progress::Finished(finish) => {
-                    if let Some(text) = choice.text.take() {
-                        piece.text = text.finish().map_err(internal)?;
-                    }
+                    let rest = choice.text.take().map(Text::finish).transpose().map_err(internal)?;
+                    let rest = rest.unwrap_or_default();
+                    piece.text = rest.text;
                     piece.finish = Some(match finish {
-                        Finish::Stop => "stop",
-                        Finish::Length => "length",
+                        Finish::Length if !rest.ends => "length",
+                        Finish::Stop | Finish::Length => "stop",
                     });
                 }
                 Progress::Full(full) => return Err(too_much(full)),
