@@ -30,6 +30,7 @@ files! {
     ATTENTION_FORWARD_COOP "attention_forward_coop";
     CACHE_WRITE "cache_write";
     CUMSUM "cumsum";
+    DECISION_TREES "decision_trees";
     EXPERT_MATMUL_ROWS "expert_matmul_rows";
     EXPERT_MATMUL_TILED "expert_matmul_tiled";
     EXPERT_SORT "expert_sort";
@@ -49,6 +50,7 @@ files! {
     POOL_MAX_CHANNELS "pool_max_channels";
     REDUCE "reduce";
     REDUCE_JOIN "reduce_join";
+    SAMPLING_THRESHOLD "sampling_threshold";
     SCATTER_LISTS_APPLY "scatter_lists_apply";
     SCATTER_LISTS_BUILD "scatter_lists_build";
     SCATTER_LISTS_CLEAR "scatter_lists_clear";

@@ -8,6 +8,7 @@ use super::kernel::{CompileCx, Compiled, Launch};
 use super::lanes::{self, around};
 use super::module::Module;
 use super::pointwise::is_half;
+use super::rows::THREADS;
 use super::scalar::wgsl_type;
 use super::scatter::Scatter;
 use super::template::{KernelFile, Template};
@@ -28,8 +29,10 @@ const LOOPS: &[(&str, CompileFn)] = &[
         Ok(avg_pool_grad(cx, ImageLayout::Nhwc)?.into())
     }),
     ("core.cumsum", |cx| Ok(lanes::cumsum(cx)?.into())),
+    ("core.decision_trees", |cx| Ok(decision_trees(cx)?.into())),
     ("core.max_pool2d", |cx| max_pool(cx, ImageLayout::Nchw)),
     ("core.max_pool2d_nhwc", |cx| max_pool(cx, ImageLayout::Nhwc)),
+    ("core.sampling_threshold", |cx| Ok(sampling_threshold(cx)?.into())),
     ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
@@ -82,6 +85,46 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
         )
         .sizes([("LENGTH", len), ("INNER", inner), ("K", cx.kernel.attrs.size("k")?)]);
     module.finish_template_elements(template, ty.numel())
+}
+
+/// Compiles the traversal of decision trees, with one thread for each row and tree.
+fn decision_trees(cx: &CompileCx) -> Result<Launch, String> {
+    let inputs = cx.kernel.inputs;
+    let mut module = Module::new(cx);
+    let mut template = Template::new(files::DECISION_TREES).returns("load", "", &module.load(0, "at"));
+    for (operand, function) in [
+        (1, "load_root"),
+        (2, "load_feature"),
+        (3, "load_threshold"),
+        (4, "load_child"),
+    ] {
+        template = template.returns(function, "", &module.load(operand, "at"));
+    }
+    let template = template
+        .body("store", module.store(0, "at", "leaf"))
+        .sizes([("FEATURES", inputs[0].shape[1]), ("TREES", inputs[1].numel())])
+        .sizes([("NODES", inputs[2].numel()), ("DEPTH", cx.kernel.attrs.size("depth")?)])
+        .flag("STRICT", cx.kernel.attrs.bool("strict")?);
+    module.finish_template_elements(template, cx.kernel.outputs[0].numel())
+}
+
+/// Compiles the search for the smallest logit that sampling keeps, with one workgroup for each row.
+fn sampling_threshold(cx: &CompileCx) -> Result<Launch, String> {
+    let len = cx.kernel.inputs[0].shape.dims().last().copied().unwrap_or(1);
+    let mut module = Module::new(cx);
+    let mut template = Template::new(files::SAMPLING_THRESHOLD).returns("load", "", &module.load(0, "at"));
+    for (operand, function) in [
+        (1, "load_temperature"),
+        (2, "load_top_k"),
+        (3, "load_top_p"),
+        (4, "load_min_p"),
+    ] {
+        template = template.returns(function, "", &module.load(operand, "row"));
+    }
+    let template = template
+        .body("store", module.store(0, "row", "threshold"))
+        .sizes([("LENGTH", len), ("THREADS", THREADS)]);
+    module.finish_template(template, cx.kernel.outputs[0].numel())
 }
 
 /// Number of channels that a thread of maximum pooling loads together.

@@ -6,13 +6,13 @@
 use super::registered::BuiltinOps;
 use super::{
     OpRef, adaptive_pool2d, add_norm, arg_min, arg_reduce, attention, batch_norm, bce, cache_write, cast, categorical,
-    concat, conv_transpose2d, conv1d, conv2d, count_non_finite, cross_entropy, cumsum, dropout, elementwise, expand,
-    expert_matmul, flip, fused, fused_cache_write, gated, gather, group_norm, group_norm_silu, huber, kl_div, l1,
-    layer_norm, loss_scale, masked_fill, masked_scatter, matmul, matmul_add, max_pool2d_grad, max_pool2d_nhwc,
-    min_reduce, mse, narrow, nll, norm_grad, norm_grad_add, one_hot, optimizer, pad, paged_cache_write, permute,
-    pool2d, prod, put_along_axis, quantized, random, recurrent, reduce, reshape, rms_norm, rms_norm_matmul, rope,
-    scatter, scatter_add, select, slice, softmax, split, stop_gradient, sum_squares, take_along_axis, tile, top_k,
-    triangle, upsample2d, variance, write,
+    concat, conv_transpose2d, conv1d, conv2d, count_non_finite, cross_entropy, cumsum, decision_trees, dropout,
+    elementwise, expand, expert_matmul, flip, fused, fused_cache_write, gated, gather, group_norm, group_norm_silu,
+    huber, kl_div, l1, layer_norm, loss_scale, masked_fill, masked_scatter, matmul, matmul_add, max_pool2d_grad,
+    max_pool2d_nhwc, min_reduce, mse, narrow, nll, norm_grad, norm_grad_add, one_hot, optimizer, pad,
+    paged_cache_write, permute, pool2d, prod, put_along_axis, quantized, random, recurrent, reduce, reshape, rms_norm,
+    rms_norm_matmul, rope, sampling_threshold, scatter, scatter_add, select, slice, softmax, split, stop_gradient,
+    sum_squares, take_along_axis, tile, top_k, triangle, upsample2d, variance, write,
 };
 
 inventory::submit!(BuiltinOps(builtin));
@@ -57,6 +57,7 @@ fn builtin() -> Vec<OpRef> {
         cross_entropy::CrossEntropyIds,
         cross_entropy::CrossEntropyIdsGrad,
         cumsum::Cumsum,
+        decision_trees::DecisionTrees,
         dropout::Dropout,
         expand::Expand,
         expert_matmul::ExpertMatMul,
@@ -131,6 +132,7 @@ fn builtin() -> Vec<OpRef> {
         rope::Rope,
         rope::RopeCacheWrite,
         rope::RopeDynamicOffset,
+        sampling_threshold::SamplingThreshold,
         scatter::Scatter,
         scatter_add::ScatterAdd,
         select::Select,

@@ -496,6 +496,8 @@ fn others() -> Vec<(&'static str, Call)> {
             Call::new("core.argmax", Attrs::new().with("axis", 1i64), &[&[4, 100_000]]).by("arg_reduce.v1 split=16"),
         ),
         ("cumsum", Call::sample("core.cumsum")),
+        ("decision-trees", Call::sample("core.decision_trees")),
+        ("sampling-threshold", Call::sample("core.sampling_threshold")),
         ("top-k", Call::sample("core.top_k")),
         ("avg-pool", Call::sample("core.avg_pool2d")),
         ("avg-pool-grad", Call::sample("core.avg_pool2d_grad")),

@@ -7,10 +7,10 @@ use crate::kernel::{KernelDef, OrderFn};
 use crate::order::Order;
 
 use super::{
-    along_axis, arg_extreme, attention, batch_norm, cache_write, cast, channel_norm_grad, conv, experts, fused, gated,
-    index, matmul, movement, norm, norm_grad, optimizer, paged_cache_write, pointwise, pool2d, pool2d_nhwc, quantized,
-    random, recurrent, reduce, registered, rope, scan, scatter, softmax, sum_squares, top_k, triangle, upsample2d,
-    variance,
+    along_axis, arg_extreme, attention, batch_norm, cache_write, cast, channel_norm_grad, conv, decision_trees,
+    experts, fused, gated, index, matmul, movement, norm, norm_grad, optimizer, paged_cache_write, pointwise, pool2d,
+    pool2d_nhwc, quantized, random, recurrent, reduce, registered, rope, sampling_threshold, scan, scatter, softmax,
+    sum_squares, top_k, triangle, upsample2d, variance,
 };
 
 /// Finds the kernel of an operator: built in, or registered by another crate.
@@ -57,6 +57,7 @@ const TABLES: &[&[KernelDef]] = &[
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
+    decision_trees::KERNELS,
     experts::KERNELS,
     fused::KERNELS,
     gated::KERNELS,
@@ -80,6 +81,7 @@ const TABLES: &[&[KernelDef]] = &[
     recurrent::KERNELS,
     reduce::KERNELS,
     rope::KERNELS,
+    sampling_threshold::KERNELS,
     scan::KERNELS,
     scatter::KERNELS,
     softmax::KERNELS,

@@ -23,7 +23,9 @@ fn open(graph: &mut Graph, output: impl Into<meganeura_core::graph::Value>) -> S
 fn samples_agree_with_the_reference() {
     let names = [
         "core.cumsum",
+        "core.decision_trees",
         "core.flip",
+        "core.sampling_threshold",
         "core.top_k",
         "core.take_along_axis",
         "core.put_along_axis",

@@ -53,6 +53,27 @@ fn samples() -> Vec<(&'static str, Sample)> {
         let sample = Sample::new(format!("[{k}, {m}] transposed by [{k}, {n}] of f32"), operands, attrs);
         samples.push(("core.matmul", sample));
     }
+    // Sampling from the vocabulary of a language model.
+    for (top_k, top_p) in [(50.0, 1.0), (0.0, 0.9), (5000.0, 0.5)] {
+        let column = |dtype, value| SampleInput::filled(dtype, &[2, 1], Fill::Constant(value));
+        let operands = vec![
+            SampleInput::f32(&[2, 128_256]),
+            column(DType::F32, 0.8),
+            column(DType::U32, top_k),
+            column(DType::F32, top_p),
+            column(DType::F32, 0.0),
+        ];
+        // Rounded sums may select a neighbour.
+        let sample = Sample {
+            tolerance: 1e-4,
+            ..Sample::new(
+                format!("[2, 128256], top-k {top_k}, top-p {top_p}"),
+                operands,
+                Attrs::new(),
+            )
+        };
+        samples.push(("core.sampling_threshold", sample));
+    }
     // Large updates in place use vectors.
     let scalar = |value: f64| SampleInput::range(&[], value, value);
     let shape = [1024, 516];
