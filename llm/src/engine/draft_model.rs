@@ -14,7 +14,7 @@ use super::sequence::Sequence;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::plans::Plans;
-use crate::sampling::{Sampler, Seeds};
+use crate::sampling::{DeviceOptions, Sampler, Seeds};
 
 /// A draft model: it guesses tokens that the engine's model then verifies.
 pub(super) struct DraftModel {
@@ -184,12 +184,12 @@ impl DraftModel {
     }
 }
 
-/// Returns the temperature and seeds for drawing a draft token on the device, after this number of earlier draft
-/// tokens. If the device does not draw the sequence's tokens, the temperature is 0: the most likely token is drafted.
-fn draws(sequence: &Sequence, behind: usize) -> Option<(f32, Seeds)> {
-    let (temperature, mut seeds) = sequence
+/// Returns the options and seeds for drawing a draft token on the device, after this number of earlier draft tokens. If the
+/// device does not draw the sequence's tokens, the most likely token is drafted.
+fn draws(sequence: &Sequence, behind: usize) -> Option<(DeviceOptions, Seeds)> {
+    let (options, mut seeds) = sequence
         .device_draws()
-        .unwrap_or((0.0, sequence.fork_sampler().seeds()));
+        .unwrap_or((DeviceOptions::GREEDY, sequence.fork_sampler().seeds()));
     seeds.by_ref().take(behind).for_each(drop);
-    Some((temperature, seeds))
+    Some((options, seeds))
 }

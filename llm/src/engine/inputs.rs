@@ -6,7 +6,7 @@ use meganeura_nn::models::{LlamaConfig, PagedCache};
 use super::SequenceId;
 use super::options::EngineOptions;
 use crate::plans::{StepShape, decoding_file};
-use crate::sampling::Seeds;
+use crate::sampling::{DeviceOptions, Seeds};
 
 /// Number of rows (tokens) of a block.
 pub(super) const BLOCK_ROWS: usize = 16;
@@ -105,8 +105,8 @@ pub(super) struct Span<'a> {
     pub(super) blocks: &'a [usize],
     /// Number of last tokens whose logits are needed.
     pub(super) asked: usize,
-    /// Temperature and seeds, if the device samples the next tokens.
-    pub(super) draws: Option<(f32, Seeds)>,
+    /// Options and seeds, if the device samples the next tokens.
+    pub(super) draws: Option<(DeviceOptions, Seeds)>,
     /// Factors of the columns of the adapters, `[rank]`; empty without adapters.
     pub(super) adapter_scales: &'a [f32],
 }
@@ -126,8 +126,11 @@ pub(super) struct Inputs {
     pub(super) table: Vec<u32>,
     /// Indices of the rows whose logits are needed.
     pub(super) chosen: Vec<u32>,
-    /// Temperature of each row with logits, for sampling on the device. `seeds` has two words for each.
+    /// Options of each row with logits, for sampling on the device. `seeds` has two words for each.
     pub(super) temperatures: Vec<f32>,
+    pub(super) top_ks: Vec<u32>,
+    pub(super) top_ps: Vec<f32>,
+    pub(super) min_ps: Vec<f32>,
     pub(super) seeds: Vec<u32>,
     /// Factors of the columns of the adapters, `[rows, rank]`.
     pub(super) adapter_scales: Vec<f32>,
@@ -142,7 +145,10 @@ impl Inputs {
             slots: Vec::with_capacity(shape.rows),
             table: Vec::with_capacity(shape.rows * shape.cache.table_len),
             chosen: Vec::with_capacity(shape.logits),
-            temperatures: vec![0.0; shape.logits],
+            temperatures: vec![DeviceOptions::GREEDY.temperature; shape.logits],
+            top_ks: vec![DeviceOptions::GREEDY.top_k; shape.logits],
+            top_ps: vec![DeviceOptions::GREEDY.top_p; shape.logits],
+            min_ps: vec![DeviceOptions::GREEDY.min_p; shape.logits],
             seeds: vec![0; 2 * shape.logits],
             adapter_scales: Vec::new(),
         }
@@ -162,16 +168,18 @@ impl Inputs {
         }
         let end = self.tokens.len();
         let rows = end - span.asked..end;
-        if let Some((temperature, seeds)) = &span.draws {
+        if let Some((options, seeds)) = &span.draws {
             let first = if self.shape.has_all_logits() {
                 rows.start
             } else {
                 self.chosen.len()
             };
-            let to = self.temperatures[first..].iter_mut();
-            let to = to.zip(self.seeds[2 * first..].as_chunks_mut().0);
-            for ((to, of_row), seeds) in to.zip(seeds.clone()).take(rows.len()) {
-                (*to, *of_row) = (*temperature, seeds);
+            for (row, seeds) in (first..first + rows.len()).zip(seeds.clone()) {
+                self.temperatures[row] = options.temperature;
+                self.top_ks[row] = options.top_k;
+                self.top_ps[row] = options.top_p;
+                self.min_ps[row] = options.min_p;
+                self.seeds[2 * row..2 * row + 2].copy_from_slice(&seeds);
             }
         }
         self.chosen.extend(rows.map(|row| row as u32));

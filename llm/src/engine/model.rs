@@ -3,7 +3,8 @@
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session};
 use meganeura_nn::models::{
-    ADAPTER_SCALES, BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS,
+    ADAPTER_SCALES, BLOCK_TABLE, LOGITS_ROW, MIN_PS, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS, TOP_KS,
+    TOP_PS,
 };
 
 use super::inputs::{Inputs, Rows, Span, shapes};
@@ -99,6 +100,9 @@ impl Model {
         }
         if shape.draws {
             session.try_set_input(&step.input(TEMPERATURES), &inputs.temperatures)?;
+            session.try_set_input_u32(&step.input(TOP_KS), &inputs.top_ks)?;
+            session.try_set_input(&step.input(TOP_PS), &inputs.top_ps)?;
+            session.try_set_input(&step.input(MIN_PS), &inputs.min_ps)?;
             session.try_set_input_u32(&step.input(SEEDS), &inputs.seeds)?;
         }
         step.run(session)?;

@@ -6,7 +6,7 @@ use super::blocks::{BlockPool, Identity};
 use super::inputs::Part;
 use super::request::{ChosenToken, Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
-use crate::sampling::{Sampler, Seeds, sort_likeliest};
+use crate::sampling::{DeviceOptions, Sampler, Seeds, sort_likeliest};
 use crate::softmax;
 
 /// Logits of a chosen row that wait for their constraint. They are empty after the last requested token, when only the reason why
@@ -190,17 +190,16 @@ impl Sequence {
         Some(if is_complete { Finish::Stop } else { Finish::Length })
     }
 
-    /// Returns the temperature and seeds for drawing the next tokens on the device, if they depend only on their
-    /// logits.
-    pub(super) fn device_draws(&self) -> Option<(f32, Seeds)> {
+    /// Returns the options and seeds for drawing the next tokens on the device, if they depend only on their logits.
+    pub(super) fn device_draws(&self) -> Option<(DeviceOptions, Seeds)> {
         let is_plain = self.constraint.is_none()
             && self.top_logprobs.is_none()
             && self.prompt_logprobs.is_none()
             && self.logit_bias.is_empty()
             && self.left > 0
             && self.tokens.len() - self.prompt >= self.min_tokens;
-        let temperature = self.sampler.plain_temperature().filter(|_| is_plain)?;
-        Some((temperature, self.sampler.seeds()))
+        let options = self.sampler.device_options().filter(|_| is_plain)?;
+        Some((options, self.sampler.seeds()))
     }
 
     /// Returns a copy of the sampler of its next tokens, to draft them.

@@ -193,19 +193,15 @@ impl Sampler {
         Ok(softmax::place_of(logits, limit) as u32)
     }
 
-    /// Returns the temperature if tokens depend only on their logits, so that the device can draw them; 0 selects the
-    /// largest logit. Returns `None` with other options.
-    pub(crate) fn plain_temperature(&self) -> Option<f32> {
-        let Sampling {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            ..
-        } = self.options;
-        let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none_or(|p| p == 1.0) && min_p.is_none());
-        // Noise times the temperature has to be finite.
-        (is_plain && !self.options.has_penalties()).then_some(temperature.min(1e30))
+    /// Returns the options with which the device can draw tokens, or `None` if tokens do not depend only on their logits.
+    pub(crate) fn device_options(&self) -> Option<DeviceOptions> {
+        let options = &self.options;
+        (!options.has_penalties()).then(|| DeviceOptions {
+            temperature: options.temperature.min(MAX_TEMPERATURE),
+            top_k: options.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_p: options.top_p.unwrap_or(1.0),
+            min_p: options.min_p.unwrap_or(0.0),
+        })
     }
 
     /// Returns the seeds of the next tokens that a device draws; [`Sampler::take_drawn`] advances the sampler by one
@@ -267,6 +263,29 @@ impl Sampler {
             }
         }
     }
+}
+
+/// Options of a token that a device draws.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DeviceOptions {
+    /// Divisor of the logits; 0 selects the largest logit.
+    pub(crate) temperature: f32,
+    /// Number of the most likely tokens; 0 for all.
+    pub(crate) top_k: u32,
+    /// Total probability of the most likely tokens; 1 for all.
+    pub(crate) top_p: f32,
+    /// Minimum probability relative to the most likely token; 0 for none.
+    pub(crate) min_p: f32,
+}
+
+impl DeviceOptions {
+    /// Selects the most likely token.
+    pub(crate) const GREEDY: DeviceOptions = DeviceOptions {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+    };
 }
 
 /// Iterator over the random words of tokens that a device draws, two words per token.

@@ -230,44 +230,46 @@ fn devices_draw_where_nothing_but_the_logits_counts() {
         temperature: 0.7,
         ..Sampling::default()
     };
-    let of = |options| Sampler::new(options).expect("sense").plain_temperature();
-    assert_eq!(of(plain), Some(0.7));
-    let all = Sampling {
-        top_p: Some(1.0),
+    let of = |options| Sampler::new(options).expect("sense").device_options();
+    let expected = DeviceOptions {
+        temperature: 0.7,
+        ..DeviceOptions::GREEDY
+    };
+    assert_eq!(of(plain), Some(expected));
+    let limited = Sampling {
+        top_k: Some(5),
+        top_p: Some(0.9),
+        min_p: Some(0.1),
         ..plain
     };
-    assert_eq!(of(all), Some(0.7));
-    for options in [
-        Sampling {
-            top_k: Some(5),
-            ..plain
-        },
-        Sampling {
-            top_p: Some(0.9),
-            ..plain
-        },
-        Sampling {
-            min_p: Some(0.1),
-            ..plain
-        },
+    let expected = DeviceOptions {
+        top_k: 5,
+        top_p: 0.9,
+        min_p: 0.1,
+        ..expected
+    };
+    assert_eq!(of(limited), Some(expected));
+    for penalised in [
         Sampling {
             repetition_penalty: 1.1,
             ..plain
         },
+        Sampling {
+            presence_penalty: 0.5,
+            ..plain
+        },
+        Sampling {
+            frequency_penalty: 0.5,
+            ..plain
+        },
     ] {
-        assert_eq!(of(options), None, "{options:?}");
+        assert_eq!(of(penalised), None, "{penalised:?}");
     }
-    // The most likely token is never excluded.
-    let greedy = Sampling {
-        top_k: Some(5),
-        ..Sampling::default()
-    };
-    assert_eq!(of(greedy), Some(0.0));
     let hot = Sampling {
         temperature: f32::MAX,
         ..plain
     };
-    assert!(of(hot).is_some_and(|temperature| (temperature * 23.0).is_finite()));
+    assert!(of(hot).is_some_and(|options| (options.temperature * 23.0).is_finite()));
 }
 
 #[test]

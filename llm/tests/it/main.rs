@@ -4,6 +4,7 @@ mod adapted;
 mod bad_input;
 mod chat;
 mod chat_templates;
+mod device_sampling;
 mod embeddings;
 mod engine;
 mod experts;

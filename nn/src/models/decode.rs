@@ -20,6 +20,12 @@ pub const BLOCK_TABLE: &str = "block_table";
 pub const TEMPERATURES: &str = "temperatures";
 /// Name of the input with the seeds of each row that a token is drawn for.
 pub const SEEDS: &str = "seeds";
+/// Name of the input with the number of most likely tokens that can be drawn, for each row; 0 for all.
+pub const TOP_KS: &str = "top_ks";
+/// Name of the input with the total probability of the most likely tokens that can be drawn, for each row; 1 for all.
+pub const TOP_PS: &str = "top_ps";
+/// Name of the input with the minimum probability of a drawn token relative to the most likely one, for each row; 0 for none.
+pub const MIN_PS: &str = "min_ps";
 
 /// Name of the input `f32 [rows, rank]` with the factor of each column of the adapters, for each row.
 ///
@@ -122,7 +128,8 @@ impl LlamaConfig {
     /// the logits.
     ///
     /// Further inputs: [`TEMPERATURES`], `f32 [logits]`, and [`SEEDS`], `u32 [logits, 2]`, as for
-    /// [`Graph::categorical`]. Outputs: the logits, then for each of their rows the drawn token and
+    /// [`Graph::categorical`]; [`TOP_KS`], `u32 [logits]`, [`TOP_PS`] and [`MIN_PS`], `f32 [logits]`, as for
+    /// [`Graph::sampling_threshold`]. Outputs: the logits, then for each of their rows the drawn token and
     /// a number above 0 if the draw is valid, `f32 [logits, 2]`. It is valid if no logit is NaN or
     /// positive infinity, and at least one is finite.
     #[track_caller]
@@ -132,11 +139,19 @@ impl LlamaConfig {
         let logits = self.paged_logits(&mut g, rows, cache, count);
         let temperatures = g.input(TEMPERATURES, &[count]);
         let seeds = g.input_u32(SEEDS, &[count, 2]);
+        let top_k = g.input_u32(TOP_KS, &[count]);
+        let (top_p, min_p) = (g.input(TOP_PS, &[count]), g.input(MIN_PS, &[count]));
         if !g.errors().is_empty() {
             // The sizes may be invalid for a tensor.
             return g;
         }
-        let tokens = g.categorical(logits, temperatures, seeds);
+        let [temperature, top_k, top_p, min_p] =
+            [temperatures, top_k, top_p, min_p].map(|options| g.reshape(options, &[count, 1]));
+        let threshold = g.sampling_threshold(logits, temperature, top_k, top_p, min_p);
+        let is_kept = g.greater_equal(logits, threshold);
+        let excluded = g.scalar(f32::NEG_INFINITY);
+        let kept = g.select(is_kept, logits, excluded);
+        let tokens = g.categorical(kept, temperatures, seeds);
         let tokens = g.cast(tokens, DType::F32);
         let valid = self.valid_rows(&mut g, logits);
         let columns = [tokens, valid].map(|column| g.reshape(column, &[count, 1]));
