@@ -1,11 +1,13 @@
 //! Trees as operators of a graph.
 //!
-//! All trees are traversed at once, level by level: "TreeTraversal" of Nakandala et al. (2020), "A Tensor Compiler for
-//! Unified Machine Learning Prediction Serving". A state `[rows, trees]` contains the node of each tree. One step gathers
-//! the feature and the threshold of these nodes, compares, and gathers their children. Leaves are their own children.
+//! Trees whose comparisons are all `<=` or all `<` become [`Graph::decision_trees`]. Other trees are traversed level by level:
+//! "TreeTraversal" of Nakandala et al. (2020), "A Tensor Compiler for Unified Machine Learning Prediction Serving". A state
+//! `[rows, trees]` contains the node of each tree. One step gathers the feature and the threshold of these nodes, compares, and
+//! gathers their children. Leaves are their own children.
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
+use meganeura_core::ops::NAN_IS_TRUE;
 
 use super::forest::{Forest, Tables, Test, rounded_set};
 use crate::element::ElementType;
@@ -115,6 +117,48 @@ impl Tests {
     }
 }
 
+/// Returns the indices of the leaves, `u32 [rows, trees]`. All branches have the same comparison.
+fn traverse(graph: &mut Graph, tables: &Tables, x: Value, is_strict: bool) -> Value {
+    let (trees, count) = (tables.roots.len(), tables.features.len());
+    let words = tables.features.iter().zip(&tables.nan_is_true);
+    let words = words.map(|(&feature, &is_true)| if is_true { feature | NAN_IS_TRUE } else { feature });
+    let features = graph.constant_u32(words.collect(), &[count]);
+    let roots = graph.constant_u32(tables.roots.clone(), &[trees]);
+    let thresholds = graph.constant(tables.thresholds.clone(), &[count]);
+    let children = graph.constant_u32(tables.children.clone(), &[count, 2]);
+    let leaves = graph.decision_trees(x, roots, features, thresholds, children, tables.levels, is_strict);
+    leaves.into()
+}
+
+/// Returns the indices of the leaves, `u32 [rows, trees]`, for all kinds of comparisons.
+fn step_down(
+    graph: &mut Graph,
+    forest: &Forest,
+    tables: &Tables,
+    x: Value,
+    rows: usize,
+    element: ElementType,
+) -> Result<Value, String> {
+    let (trees, count) = (tables.roots.len(), tables.features.len());
+    let roots = graph.constant_u32(tables.roots.clone(), &[1, trees]);
+    let mut at: Value = graph.expand(roots, &[rows, trees]).into();
+    if tables.levels > 0 {
+        let tests = Tests::new(graph, forest, tables, element)?;
+        let features = graph.constant_u32(tables.features.clone(), &[count]);
+        let children = graph.constant_u32(tables.children.clone(), &[2 * count]);
+        let two = graph.scalar_of(DType::U32, 2.0);
+        for _ in 0..tables.levels {
+            let feature = graph.gather(features, at);
+            let value = graph.take_along_axis(x, feature, 1);
+            let is_true = tests.apply(graph, value, at);
+            let first = graph.mul(at, two);
+            let child = graph.add(first, is_true);
+            at = graph.gather(children, child).into();
+        }
+    }
+    Ok(at)
+}
+
 /// Leaves that the rows of a batch reach.
 pub(super) struct Leaves {
     pub(super) tables: Tables,
@@ -133,24 +177,15 @@ impl Leaves {
     ) -> Result<Self, String> {
         let tables = forest.tables(features, element != ElementType::F64)?;
         let graph = call.graph();
-        let trees = tables.roots.len();
-        let count = tables.features.len();
-        let roots = graph.constant_u32(tables.roots.clone(), &[1, trees]);
-        let mut at: Value = graph.expand(roots, &[rows, trees]).into();
-        if tables.levels > 0 {
-            let tests = Tests::new(graph, forest, &tables, element)?;
-            let features = graph.constant_u32(tables.features.clone(), &[count]);
-            let children = graph.constant_u32(tables.children.clone(), &[2 * count]);
-            let two = graph.scalar_of(DType::U32, 2.0);
-            for _ in 0..tables.levels {
-                let feature = graph.gather(features, at);
-                let value = graph.take_along_axis(x, feature, 1);
-                let is_true = tests.apply(graph, value, at);
-                let first = graph.mul(at, two);
-                let child = graph.add(first, is_true);
-                at = graph.gather(children, child).into();
-            }
-        }
+        let branches = &tables.tests[tables.leaves.len()..];
+        let has_only = |test: Test| branches.iter().all(|own| *own == test);
+        let at = if tables.levels > 0 && has_only(Test::AtMost) {
+            traverse(graph, &tables, x, false)
+        } else if tables.levels > 0 && has_only(Test::Below) {
+            traverse(graph, &tables, x, true)
+        } else {
+            step_down(graph, forest, &tables, x, rows, element)?
+        };
         Ok(Leaves { tables, at })
     }
 
