@@ -13,7 +13,7 @@
 //! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
-//! | a table of numbers and texts as CSV, for classification or regression | [`read_table`], [`parse_table`], [`read_table_parts`] |
+//! | a table of numbers and texts as CSV, JSON lines or Parquet, for classification or regression | [`read_table`], [`parse_table`], [`read_table_parts`] |
 //! | folders of images in PNG, JPEG or BMP, one for each class | [`image_folder`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
@@ -88,5 +88,6 @@ pub use standardise::Standardiser;
 pub use table::{
     ColumnKind, ColumnProfile, ColumnType, ColumnUse, DecimalMark, FeatureColumn, MissingCells, RawTable, TableFormat,
     TableOptions, TableParts, TableProfile, TableReadOptions, TableRows, TableSchema, TableTargets, TaskChoice,
-    TrainingTable, TypeChoice, fit_table, fit_table_parts, parse_table, profile_table, read_table, read_table_parts,
+    TextEncoding, TrainingTable, TypeChoice, fit_table, fit_table_parts, parse_table, profile_table, read_table,
+    read_table_parts,
 };

@@ -23,4 +23,5 @@ mod runs;
 mod tables;
 mod tabm;
 mod trainer;
+mod wild_tables;
 mod zero1;

@@ -113,7 +113,7 @@ fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r
             line: number,
             column: i + 1,
             reason: format!(
-                "'{}' is not UTF-8; save the file in that encoding",
+                "'{}' is not UTF-8; save the file in UTF-8, or give its encoding, such as `--encoding windows-1252`",
                 String::from_utf8_lossy(bytes)
             ),
         })?;
@@ -133,8 +133,13 @@ pub(in crate::data) fn length_error(name: &str, line: &Line, expected: usize, de
         line: line.number,
         column: found.min(expected) + 1,
         reason: format!(
-            "expected {expected} fields as in the first line, found {found}; separate fields with '{}', and quote a \
-             field that contains it",
+            "expected {expected} fields as in the first line, found {found}; {}separate fields with '{}', and quote a field \
+             that contains it",
+            if expected == 1 {
+                "remove titles above the header, "
+            } else {
+                ""
+            },
             char::from(delimiter)
         ),
     }

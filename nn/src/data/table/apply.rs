@@ -118,9 +118,10 @@ impl TableSchema {
         self.apply(&raw, classes, options)
     }
 
-    /// Returns the format of the table that the schema was determined from.
+    /// Returns the format of the table that the schema was determined from. The encoding is guessed.
     pub fn format(&self) -> TableFormat {
         TableFormat {
+            encoding: None,
             header: if self.header { Header::Yes } else { Header::No },
             delimiter: Some(self.delimiter),
             decimal: Some(self.decimal),
@@ -270,6 +271,11 @@ impl TableSchema {
                         })?;
                         values.extend(features);
                     }
+                    ColumnKind::Text { buckets, fill } => {
+                        filled += usize::from(cell.is_none());
+                        let text = cell.or(fill.as_deref()).ok_or_else(|| missing_cell(raw, row, at))?;
+                        values.extend(ColumnKind::text_features(text, *buckets));
+                    }
                     ColumnKind::Categorical { categories, fill } => {
                         filled += usize::from(cell.is_none());
                         let text = cell.or(fill.as_deref()).ok_or_else(|| missing_cell(raw, row, at))?;
@@ -301,7 +307,9 @@ impl ColumnKind {
     fn has_fill(&self) -> bool {
         match self {
             ColumnKind::Number { fill } => fill.is_some(),
-            ColumnKind::Categorical { fill, .. } | ColumnKind::Date { fill, .. } => fill.is_some(),
+            ColumnKind::Categorical { fill, .. } | ColumnKind::Date { fill, .. } | ColumnKind::Text { fill, .. } => {
+                fill.is_some()
+            }
         }
     }
 
@@ -309,14 +317,14 @@ impl ColumnKind {
     fn text<'r>(&self, raw: &'r RawTable, row: usize, column: usize) -> Option<&'r str> {
         match self {
             ColumnKind::Number { .. } | ColumnKind::Date { .. } => raw.number_text(row, column),
-            ColumnKind::Categorical { .. } => raw.value(row, column),
+            ColumnKind::Categorical { .. } | ColumnKind::Text { .. } => raw.value(row, column),
         }
     }
 
     /// Returns the ids of the categories.
     fn ids(&self) -> HashMap<&str, usize> {
         match self {
-            ColumnKind::Number { .. } | ColumnKind::Date { .. } => HashMap::new(),
+            ColumnKind::Number { .. } | ColumnKind::Date { .. } | ColumnKind::Text { .. } => HashMap::new(),
             ColumnKind::Categorical { categories, .. } => {
                 let ids = categories.iter().enumerate();
                 ids.map(|(id, text)| (text.as_str(), id)).collect()

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use meganeura_core::files::open_within_memory;
 
-use super::format::{decoded, guess_decimal};
+use super::format::{Contents, contents, guess_decimal};
 use super::json_lines::{JsonRows, read_json_lines};
 use super::numbers::read_number;
-use super::{DecimalMark, TableFormat};
+use super::parquet::{ParquetRows, read_parquet};
+use super::{DecimalMark, TableFormat, TextEncoding};
 use crate::data::csv::{Records, find, length_error, names};
 use crate::data::{Column, DataError, Header};
 
@@ -23,7 +24,7 @@ const MAX_SPARSITY: usize = 20;
 /// Number of cells that is always allowed.
 const MIN_CELLS: usize = 1 << 20;
 
-/// A table as it is in its file, CSV or JSON lines: cells as text, with the numbers of their lines.
+/// A table as it is in its file, CSV, JSON lines or Parquet: cells as text, with the numbers of their lines.
 ///
 /// Cells that are empty, `NA`, `N/A`, `NaN`, `NULL` (in any case) or `?` are missing, and the words of
 /// [`TableFormat::missing`].
@@ -33,7 +34,8 @@ pub struct RawTable {
     header: bool,
     delimiter: u8,
     decimal: DecimalMark,
-    was_utf16: bool,
+    /// Character encoding of the file; `None` for Parquet.
+    encoding: Option<TextEncoding>,
     /// Further words for missing cells, in lower case.
     missing: Vec<String>,
     columns: Vec<String>,
@@ -46,7 +48,7 @@ pub struct RawTable {
 }
 
 impl RawTable {
-    /// Reads the CSV file, or the file of JSON lines, at `path`.
+    /// Reads the file of CSV, JSON lines or Parquet at `path`.
     ///
     /// # Errors
     ///
@@ -59,27 +61,37 @@ impl RawTable {
         }
     }
 
-    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors. UTF-16 with a byte order mark is
-    /// converted. A text that begins with `{` is JSON lines: each line is an object with the cells of a row by the names of
-    /// their columns; cells that are missing or `null` are missing.
+    /// Reads a table like [`read`](Self::read) from any reader; `name` appears in errors. A text in another encoding than UTF-8
+    /// is converted. A text that begins with `{` is JSON lines: each line is an object with the cells of a row by the names of
+    /// their columns; cells that are missing or `null` are missing. A file that begins with `PAR1` is Parquet, which needs the
+    /// feature `parquet`; its lines are the numbers of its rows.
     ///
     /// # Errors
     ///
-    /// [`DataError::Csv`], with line and column, for a line of another length than the first one, and bytes that are
-    /// not UTF-8; [`DataError::Empty`] without rows; [`DataError::Io`].
+    /// [`DataError::Csv`], with line and column, for a line of another length than the first one, bytes that are not UTF-8, and
+    /// nested columns; [`DataError::Empty`] without rows; [`DataError::OutOfMemory`]; [`DataError::Io`], also for a text that is
+    /// not valid in its encoding, and for Parquet without the feature.
     pub fn parse(reader: impl Read, name: &str, format: &TableFormat) -> Result<Self, DataError> {
         let io = |source| DataError::Io {
             name: name.into(),
             source,
         };
-        let decoded = decoded(reader).map_err(io)?;
+        let decoded = match contents(reader, format.encoding).map_err(io)? {
+            Contents::Text(decoded) => decoded,
+            Contents::Parquet(bytes) => return RawTable::of_parquet(read_parquet(bytes, name)?, name, format),
+        };
+        let encoding = Some(decoded.encoding);
         if decoded.is_json_lines() {
-            return RawTable::of_json_lines(read_json_lines(decoded.text, name)?, name, format, decoded.was_utf16);
+            let table = RawTable::of_json_lines(read_json_lines(decoded.text, name)?, name, format)?;
+            return Ok(RawTable { encoding, ..table });
         }
-        let delimiter = format.delimiter.unwrap_or_else(|| decoded.delimiter());
-        let was_utf16 = decoded.was_utf16;
+        let announced = decoded.announced_delimiter();
+        let delimiter = format.delimiter.or(announced).unwrap_or_else(|| decoded.delimiter());
         let mut records = Records::of(decoded.text, name, delimiter);
         let empty = || DataError::Empty { name: name.into() };
+        if announced.is_some() {
+            records.next()?;
+        }
         let first = records.next()?.ok_or_else(empty)?;
         // The decimal mark is guessed later.
         let is_number = |field: &&str| {
@@ -97,7 +109,7 @@ impl RawTable {
             header,
             delimiter,
             decimal: format.decimal.unwrap_or_default(),
-            was_utf16,
+            encoding,
             ..RawTable::empty(name, columns, format)
         };
         if !header {
@@ -112,6 +124,7 @@ impl RawTable {
         if table.lines.is_empty() {
             return Err(empty());
         }
+        table.drop_empty_last();
         if format.decimal.is_none() {
             table.decimal = guess_decimal(&table);
         }
@@ -121,6 +134,21 @@ impl RawTable {
         Ok(table)
     }
 
+    /// Removes the last column if its name and its cells are empty: each line ends with a delimiter.
+    fn drop_empty_last(&mut self) {
+        let width = self.columns.len();
+        let is_named = self.header && self.columns.last().is_some_and(|name| !name.is_empty());
+        if width < 2 || is_named || (0..self.len()).any(|row| !self.cell(row, width - 1).is_empty()) {
+            return;
+        }
+        self.columns.pop();
+        let mut place = 0usize;
+        self.ends.retain(|_| {
+            place += 1;
+            !place.is_multiple_of(width)
+        });
+    }
+
     /// Returns a table without rows, with a header and a decimal point.
     fn empty(name: &str, columns: Vec<String>, format: &TableFormat) -> Self {
         RawTable {
@@ -128,7 +156,7 @@ impl RawTable {
             header: true,
             delimiter: format.delimiter.unwrap_or(b','),
             decimal: DecimalMark::Point,
-            was_utf16: false,
+            encoding: None,
             missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
             columns,
             text: String::new(),
@@ -138,15 +166,12 @@ impl RawTable {
     }
 
     /// Converts rows of JSON lines, which always have names and a decimal point.
-    fn of_json_lines(found: JsonRows, name: &str, format: &TableFormat, was_utf16: bool) -> Result<Self, DataError> {
+    fn of_json_lines(found: JsonRows, name: &str, format: &TableFormat) -> Result<Self, DataError> {
         let JsonRows { columns, rows } = found;
         if rows.is_empty() || columns.is_empty() {
             return Err(DataError::Empty { name: name.into() });
         }
-        let mut table = RawTable {
-            was_utf16,
-            ..RawTable::empty(name, columns, format)
-        };
+        let mut table = RawTable::empty(name, columns, format);
         let width = table.columns.len();
         let given: usize = rows.iter().map(|(_, cells)| cells.len()).sum();
         // Missing cells take memory, too.
@@ -169,6 +194,20 @@ impl RawTable {
             table.push(&fields, *line);
         }
         Ok(table)
+    }
+
+    /// Converts rows of a Parquet file, which always have names and a decimal point. The lines are the numbers of the rows.
+    fn of_parquet(found: ParquetRows, name: &str, format: &TableFormat) -> Result<Self, DataError> {
+        let width = found.columns.len();
+        if found.rows == 0 || width == 0 {
+            return Err(DataError::Empty { name: name.into() });
+        }
+        Ok(RawTable {
+            lines: (1..=found.rows).collect(),
+            text: found.text,
+            ends: found.ends,
+            ..RawTable::empty(name, found.columns, format)
+        })
     }
 
     /// Returns true if the first row, which has numbers, still looks like names of the columns: it has a word above numbers
@@ -243,9 +282,9 @@ impl RawTable {
         self.decimal
     }
 
-    /// Returns true if the file was UTF-16.
-    pub fn was_utf16(&self) -> bool {
-        self.was_utf16
+    /// Returns the character encoding of the file; `None` for Parquet.
+    pub fn encoding(&self) -> Option<TextEncoding> {
+        self.encoding
     }
 
     /// Returns the further words for missing cells, in lower case.

@@ -337,6 +337,11 @@ fn kind(
         return Err(raw.refuse(rows[0], column, reason));
     }
     let fill = missing == MissingCells::Mean;
+    if let Some(buckets) = typed.buckets {
+        // Missing texts have no words.
+        let fill = fill.then(String::new);
+        return Ok(ColumnKind::Text { buckets, fill });
+    }
     if !matches!(typed.column_type, ColumnType::Number | ColumnType::Integer) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, cell) in cells() {
@@ -355,7 +360,7 @@ fn kind(
         if counts.len() > MAX_CATEGORIES {
             let reason = format!(
                 "'{name}' has more than {MAX_CATEGORIES} different texts, which is too many for categories; ignore the \
-                 column"
+                 column, or give it the type text"
             );
             return Err(raw.refuse(rows[0], column, reason));
         }

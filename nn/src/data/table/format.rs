@@ -5,8 +5,8 @@ use std::io::{self, Cursor, Read};
 use csv::{ByteRecord, ReaderBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::RawTable;
 use super::numbers::{CommaForm, comma_form, read_number};
+use super::{RawTable, TextEncoding, parquet};
 use crate::data::Header;
 
 /// Number of bytes at the start of a file that the delimiter is guessed from.
@@ -32,6 +32,8 @@ pub enum DecimalMark {
 /// The format of a table's text. By default, everything is guessed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableFormat {
+    /// Character encoding. `None` guesses it from the first 64 KiB.
+    pub encoding: Option<TextEncoding>,
     /// Meaning of the first line.
     pub header: Header,
     /// Separator of fields. `None` guesses a comma, a semicolon, a tab or a vertical bar from the first 200 lines.
@@ -43,56 +45,54 @@ pub struct TableFormat {
     pub missing: Vec<String>,
 }
 
+/// The contents of a file.
+pub(super) enum Contents<'r> {
+    Text(Decoded<'r>),
+    /// A file of Apache Parquet.
+    Parquet(Vec<u8>),
+}
+
 /// The text of a file as UTF-8, with its beginning.
 pub(super) struct Decoded<'r> {
     pub(super) text: Box<dyn Read + 'r>,
     head: Vec<u8>,
     /// True if the head is the whole text.
     is_whole: bool,
-    /// True if the file was UTF-16.
-    pub(super) was_utf16: bool,
+    /// Encoding of the file.
+    pub(super) encoding: TextEncoding,
 }
 
-/// Returns the text of a file. UTF-16 with a byte order mark is converted.
-pub(super) fn decoded<'r>(mut reader: impl Read + 'r) -> io::Result<Decoded<'r>> {
+/// Returns the contents of a file. Texts in another encoding than UTF-8 are converted.
+pub(super) fn contents<'r>(mut reader: impl Read + 'r, encoding: Option<TextEncoding>) -> io::Result<Contents<'r>> {
     let mut head = Vec::new();
     reader.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
-    let from_bytes: Option<fn([u8; 2]) -> u16> = match head.get(..2) {
-        Some(b"\xff\xfe") => Some(u16::from_le_bytes),
-        Some(b"\xfe\xff") => Some(u16::from_be_bytes),
-        _ => None,
-    };
-    let was_utf16 = from_bytes.is_some();
-    let Some(from_bytes) = from_bytes else {
-        let is_whole = head.len() < HEAD;
-        return Ok(Decoded {
+    if head.starts_with(parquet::MAGIC) {
+        reader.read_to_end(&mut head)?;
+        return Ok(Contents::Parquet(head));
+    }
+    let encoding = encoding.unwrap_or_else(|| TextEncoding::guess(&head));
+    if encoding == TextEncoding::UTF_8 {
+        // The reader of records checks UTF-8, because it can report the line.
+        return Ok(Contents::Text(Decoded {
+            is_whole: head.len() < HEAD,
             text: Box::new(Cursor::new(head.clone()).chain(reader)),
             head,
-            is_whole,
-            was_utf16,
-        });
-    };
+            encoding,
+        }));
+    }
     let mut bytes = head;
     reader.read_to_end(&mut bytes)?;
-    let (units, rest) = bytes[2..].as_chunks::<2>();
-    let mut text = char::decode_utf16(units.iter().map(|&unit| from_bytes(unit)))
-        .collect::<Result<String, _>>()
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("the UTF-16 text is damaged: {e}")))?;
-    if !rest.is_empty() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the UTF-16 text ends within a character",
-        ));
-    }
-    // Spreadsheets end their exports with it now and then.
+    let invalid = |reason| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let mut text = encoding.decode(&bytes).map_err(invalid)?.into_owned();
+    // Spreadsheets end their exports in UTF-16 with it now and then.
     text.truncate(text.trim_end_matches('\0').len());
     let bytes = text.into_bytes();
-    Ok(Decoded {
+    Ok(Contents::Text(Decoded {
         head: bytes[..bytes.len().min(HEAD)].to_vec(),
         is_whole: bytes.len() < HEAD,
         text: Box::new(Cursor::new(bytes)),
-        was_utf16,
-    })
+        encoding,
+    }))
 }
 
 impl Decoded<'_> {
@@ -100,6 +100,18 @@ impl Decoded<'_> {
     pub(super) fn is_json_lines(&self) -> bool {
         let head = self.head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.head);
         head.trim_ascii_start().starts_with(b"{")
+    }
+
+    /// Returns the delimiter that the first line announces, as in `sep=;`, which Excel writes.
+    pub(super) fn announced_delimiter(&self) -> Option<u8> {
+        let head = self.head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.head);
+        let line = head.split(|byte| *byte == b'\n').next()?.trim_ascii_end();
+        // A tab is trimmed, too.
+        match (line.strip_prefix(b"sep="), head.get(4)) {
+            (Some([delimiter]), _) if delimiter.is_ascii() => Some(*delimiter),
+            (Some([]), Some(b'\t')) => Some(b'\t'),
+            _ => None,
+        }
     }
 
     /// Guesses the delimiter: the one for which most lines have as many fields as the first one, and the fewest fields contain

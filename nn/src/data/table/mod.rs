@@ -3,10 +3,12 @@
 mod apply;
 mod cells;
 mod dates;
+mod encoding;
 mod fit;
 mod format;
 mod json_lines;
 mod numbers;
+mod parquet;
 mod parts;
 mod profile;
 mod roles;
@@ -14,6 +16,7 @@ mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};
 pub use cells::RawTable;
+pub use encoding::TextEncoding;
 pub use fit::{
     MissingCells, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, profile_table, read_table,
 };

@@ -1,9 +1,13 @@
-//! Numbers as spreadsheets write them: with a decimal comma, groups of thousands, a currency or a percent sign.
+//! Numbers as spreadsheets write them: with a decimal comma, groups of thousands, a currency, a percent sign, or parentheses
+//! instead of a minus sign.
 
 use super::DecimalMark;
 
 /// Signs before or after a number that do not change its value: percentages stay as they are written.
-const UNITS: [char; 6] = ['%', '$', '€', '£', '¥', '₹'];
+const UNITS: [&str; 22] = [
+    "%", "$", "€", "£", "¥", "₹", "₩", "₽", "USD", "EUR", "GBP", "CHF", "JPY", "CNY", "INR", "AUD", "CAD", "SEK",
+    "NOK", "DKK", "kr", "zł",
+];
 /// Separators of groups of thousands, apart from comma and point.
 const GROUP_SEPARATORS: [char; 5] = [' ', '\u{a0}', '\u{202f}', '\'', '’'];
 
@@ -25,6 +29,13 @@ pub(super) fn read_number(cell: &str, mark: DecimalMark) -> Result<f64, String> 
 
 /// Returns a number in the form of Rust; `None` for other texts.
 fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
+    // Accounts have negative numbers in parentheses.
+    if let Some(inner) = cell.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
+        let is_unsigned = !inner.contains(['-', '−', '+', '(']);
+        return plain(inner.trim(), mark)
+            .filter(|_| is_unsigned)
+            .map(|number| format!("-{number}"));
+    }
     // The sign may be before or after a currency.
     let (mut sign, mut rest) = (None, cell);
     for _ in 0..2 {
@@ -32,9 +43,9 @@ fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
             sign = Some(if rest.starts_with('+') { "" } else { "-" });
             rest = after;
         }
-        rest = rest.strip_prefix(UNITS).unwrap_or(rest).trim_start();
+        rest = without_unit(rest, str::strip_prefix).trim_start();
     }
-    rest = rest.strip_suffix(UNITS).unwrap_or(rest).trim_end();
+    rest = without_unit(rest, str::strip_suffix).trim_end();
     let (decimal, group) = match mark {
         DecimalMark::Point => ('.', ','),
         DecimalMark::Comma => (',', '.'),
@@ -59,6 +70,11 @@ fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
         }
     };
     Some(format!("{}{whole}.{fraction}", sign.unwrap_or_default()))
+}
+
+/// Removes a unit from one end of a text.
+fn without_unit<'t>(text: &'t str, strip: impl Fn(&'t str, &'static str) -> Option<&'t str>) -> &'t str {
+    UNITS.iter().find_map(|unit| strip(text, unit)).unwrap_or(text)
 }
 
 /// Form of a number with a comma.
@@ -98,6 +114,11 @@ mod tests {
             ("-$5.5", Point, -5.5),
             ("$-5.5", Point, -5.5),
             ("12.5 %", Point, 12.5),
+            ("(1,234.50)", Point, -1234.5),
+            ("($7)", Point, -7.0),
+            ("EUR 12", Point, 12.0),
+            ("12,50 EUR", Comma, 12.5),
+            ("-3 kr", Point, -3.0),
             (".5", Point, 0.5),
             ("3,25", Comma, 3.25),
             ("1.234,5", Comma, 1234.5),
@@ -121,6 +142,11 @@ mod tests {
             ("inf", Point),
             ("--5", Point),
             ("5e", Point),
+            ("(-5)", Point),
+            ("($-5)", Point),
+            ("((5))", Point),
+            ("()", Point),
+            ("5 USDUSD", Point),
         ] {
             assert!(read_number(cell, mark).is_err(), "{cell}");
         }

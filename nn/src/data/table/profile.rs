@@ -6,11 +6,15 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::dates::{ISO, formats, read_date};
-use super::{DecimalMark, RawTable};
+use super::{DecimalMark, RawTable, TextEncoding};
 use crate::data::DataError;
 
 /// Maximum number of categories of a column.
 pub(super) const MAX_CATEGORIES: usize = 1000;
+/// Default number of features of a column of texts.
+const TEXT_BUCKETS: usize = 64;
+/// Maximum number of features of a column of texts.
+pub(super) const MAX_BUCKETS: usize = 1 << 16;
 /// Minimum number of cells of a column that can be left out because its cells differ.
 const MIN_CELLS: usize = 20;
 /// Maximum number of categories of a column in which most cells differ.
@@ -68,6 +72,8 @@ pub enum TypeChoice {
     Category,
     /// Dates in a format with the conversions of `strftime` (`%d/%m/%Y`), or `iso` for ISO 8601. `None` guesses the format.
     Date(Option<String>),
+    /// Texts, whose words are hashed to this number of features ([`ColumnKind::Text`](super::ColumnKind::Text)).
+    Text(usize),
 }
 
 impl FromStr for TypeChoice {
@@ -81,8 +87,15 @@ impl FromStr for TypeChoice {
             ("number", None) => Ok(TypeChoice::Number),
             ("category", None) => Ok(TypeChoice::Category),
             ("date", format) => Ok(TypeChoice::Date(format.map(str::to_owned))),
+            ("text", None) => Ok(TypeChoice::Text(TEXT_BUCKETS)),
+            ("text", Some(count)) => match count.parse() {
+                Ok(buckets) if (1..=MAX_BUCKETS).contains(&buckets) => Ok(TypeChoice::Text(buckets)),
+                _ => Err(format!(
+                    "expected text:N with 1 to {MAX_BUCKETS} features, found '{text}'"
+                )),
+            },
             _ => Err(format!(
-                "expected number, category, date or date:FORMAT (such as date:%d/%m/%Y), found '{text}'"
+                "expected number, category, date, date:FORMAT (such as date:%d/%m/%Y), text or text:N, found '{text}'"
             )),
         }
     }
@@ -137,8 +150,8 @@ pub struct TableProfile {
     pub delimiter: char,
     /// Decimal mark of numbers.
     pub decimal: DecimalMark,
-    /// True if the file is UTF-16.
-    pub utf16: bool,
+    /// Character encoding of the file; `None` for Parquet.
+    pub encoding: Option<TextEncoding>,
     /// All columns, in the order of the file.
     pub columns: Vec<ColumnProfile>,
 }
@@ -149,6 +162,8 @@ pub(super) struct TypedColumn {
     pub(super) column_type: ColumnType,
     /// Format of dates.
     pub(super) date_format: Option<String>,
+    /// Number of features of texts.
+    pub(super) buckets: Option<usize>,
     distinct: usize,
     missing: usize,
     example: String,
@@ -187,7 +202,7 @@ impl TypedColumn {
                 }
                 vec![format.clone()]
             }
-            Some(TypeChoice::Number | TypeChoice::Category) => Vec::new(),
+            Some(TypeChoice::Number | TypeChoice::Category | TypeChoice::Text(_)) => Vec::new(),
             Some(TypeChoice::Date(None)) | None => formats(cells.iter().copied()),
         };
         match &date_formats[..] {
@@ -214,6 +229,12 @@ impl TypedColumn {
             }
         }
         let cells: Vec<&str> = rows.filter_map(|row| raw.value(row, column)).collect();
+        if let Some(&TypeChoice::Text(buckets)) = choice {
+            return Ok(TypedColumn {
+                buckets: Some(buckets),
+                ..TypedColumn::new(raw, ColumnType::Text, &cells)
+            });
+        }
         let mut typed = TypedColumn::new(raw, ColumnType::Category, &cells);
         typed.note_texts(raw, &cells, choice.is_some());
         Ok(typed)
@@ -224,6 +245,7 @@ impl TypedColumn {
         TypedColumn {
             column_type,
             date_format: None,
+            buckets: None,
             distinct: cells.iter().collect::<HashSet<_>>().len(),
             missing: raw.len() - cells.len(),
             example: example.chars().take(MAX_EXAMPLE).collect(),
@@ -285,16 +307,22 @@ impl TypedColumn {
         if cells.len() >= MIN_CELLS && self.distinct * 20 >= cells.len() * 19 {
             let has_blanks = cells.iter().any(|cell| cell.contains(char::is_whitespace));
             return if has_blanks {
-                self.leave_out(ColumnType::Text, "almost every row has another text")
+                self.leave_out(
+                    ColumnType::Text,
+                    "almost every row has another text; the type text uses its words",
+                )
             } else {
                 self.leave_out(ColumnType::Identifier, "almost every row has another word")
             };
         }
         if self.distinct > MAX_RARE && self.distinct * 2 > cells.len() {
-            return self.leave_out(ColumnType::Text, "most of its texts occur once");
+            return self.leave_out(
+                ColumnType::Text,
+                "most of its texts occur once; the type text uses its words",
+            );
         }
         if self.distinct > MAX_CATEGORIES {
-            let reason = format!("it has more than {MAX_CATEGORIES} different texts");
+            let reason = format!("it has more than {MAX_CATEGORIES} different texts; the type text uses its words");
             return self.leave_out(ColumnType::Text, &reason);
         }
         let mut spellings: BTreeMap<String, &str> = BTreeMap::new();

@@ -88,7 +88,7 @@ impl Roles {
             header: raw.header(),
             delimiter: char::from(raw.delimiter()),
             decimal: raw.decimal(),
-            utf16: raw.was_utf16(),
+            encoding: raw.encoding(),
             columns: self.types.iter().enumerate().map(column).collect(),
         }
     }

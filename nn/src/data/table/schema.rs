@@ -48,6 +48,15 @@ pub enum ColumnKind {
         /// Fill value of missing cells; without it, they are errors.
         fill: Option<String>,
     },
+    /// A text with one feature per bucket of a hash (Weinberger et al., 2009, "Feature Hashing for Large Scale Multitask
+    /// Learning"). Words are sequences of letters and digits, in lower case. Each adds plus or minus 1 to the feature of its
+    /// bucket; all features are divided by the square root of the number of words.
+    Text {
+        /// Number of buckets.
+        buckets: usize,
+        /// Fill value of missing cells; without it, they are errors.
+        fill: Option<String>,
+    },
 }
 
 impl ColumnKind {
@@ -57,6 +66,7 @@ impl ColumnKind {
             ColumnKind::Number { .. } => 1,
             ColumnKind::Categorical { categories, .. } => categories.len(),
             ColumnKind::Date { time, .. } => Self::date_parts(*time).len(),
+            ColumnKind::Text { buckets, .. } => *buckets,
         }
     }
 
@@ -64,6 +74,24 @@ impl ColumnKind {
     fn date_parts(time: bool) -> &'static [&'static str] {
         const PARTS: [&str; 4] = ["days", "month", "weekday", "hour"];
         if time { &PARTS } else { &PARTS[..3] }
+    }
+
+    /// Returns the features of a text.
+    pub(super) fn text_features(text: &str, buckets: usize) -> Vec<f32> {
+        let mut features = vec![0.0; buckets];
+        let mut count = 0;
+        for word in text
+            .split(|c: char| !c.is_alphanumeric())
+            .filter(|word| !word.is_empty())
+        {
+            let hash = fnv1a(word.to_lowercase().as_bytes());
+            // The last bit is the sign, so that collisions cancel out on average.
+            features[((hash >> 1) % buckets as u64) as usize] += if hash & 1 == 0 { 1.0 } else { -1.0 };
+            count += 1;
+        }
+        let scale = (count.max(1) as f32).sqrt();
+        features.iter_mut().for_each(|feature| *feature /= scale);
+        features
     }
 
     /// Returns the features of a date; `None` if the cell is none.
@@ -76,6 +104,12 @@ impl ColumnKind {
         }
         Some(features)
     }
+}
+
+/// Returns the 64-bit FNV-1a hash. Saved models depend on it.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The columns of a table of training data, with their roles: features and target. The schema reads
@@ -111,7 +145,7 @@ impl TableSchema {
     }
 
     /// Returns the names of all features: that of the column, with `=` and the category for
-    /// categorical ones, and with `.` and the part for dates.
+    /// categorical ones, with `.` and the part for dates, and with `#` and the bucket for texts.
     pub fn feature_names(&self) -> Vec<String> {
         let mut names = Vec::with_capacity(self.width().min(MAX_WIDTH));
         for column in &self.columns {
@@ -123,6 +157,9 @@ impl TableSchema {
                 ColumnKind::Date { time, .. } => {
                     let parts = ColumnKind::date_parts(*time).iter();
                     names.extend(parts.map(|part| format!("{}.{part}", column.name)));
+                }
+                ColumnKind::Text { buckets, .. } => {
+                    names.extend((0..*buckets).map(|bucket| format!("{}#{bucket}", column.name)));
                 }
             }
         }
@@ -199,6 +236,8 @@ impl TableSchema {
                         return Err(format!("column '{name}': the fill value is no date of its format"));
                     }
                 }
+                ColumnKind::Text { buckets: 0, .. } => return Err(format!("column '{name}': there are no buckets")),
+                ColumnKind::Text { .. } => {}
             }
         }
         Ok(())
