@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use meganeura::nn::data::{
     Column, ColumnProfile, ColumnType, ColumnUse, DecimalMark, Header, RawTable, TableFormat, TableOptions,
-    TableProfile, TypeChoice, profile_table,
+    TableProfile, TextEncoding, TypeChoice, profile_table,
 };
 
 use super::Outcome;
@@ -19,7 +19,7 @@ const MAX_EXAMPLE: usize = 20;
 /// Options of `data`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// CSV file.
+    /// File of CSV or JSON lines; also Parquet, in a program that is built with `--features parquet`.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -31,14 +31,18 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "drop", value_name = "COLUMNS", value_delimiter = ',')]
     ignore: Vec<String>,
 
-    /// Type of a column, instead of the guessed one: number, category, date, or date:FORMAT such as date:%d/%m/%Y. May be
-    /// repeated.
+    /// Type of a column, instead of the guessed one: number, category, date, date:FORMAT such as date:%d/%m/%Y, or text:N,
+    /// which hashes its words to N features (text: 64). May be repeated.
     #[arg(long = "type", value_name = "COLUMN=TYPE", value_parser = column_type)]
     types: Vec<(String, TypeChoice)>,
 
     /// Header of the file: `yes` if its first line contains the column names, `no` if not. `auto` decides by the first lines.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto)]
     header: HeaderChoice,
+
+    /// Character encoding, such as windows-1252 [default: guessed]
+    #[arg(long, value_name = "NAME")]
+    encoding: Option<TextEncoding>,
 
     /// Field separator, such as ';'; `tab` for tabs [default: guessed]
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
@@ -79,6 +83,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let options = TableOptions {
         target: args.target.as_ref().map_or(Column::Last, Column::name),
         format: TableFormat {
+            encoding: args.encoding,
             header: args.header.into(),
             delimiter: args.delimiter,
             decimal: args.decimal,
@@ -131,14 +136,15 @@ pub(super) fn print(profile: &TableProfile, most: usize) -> std::io::Result<()> 
 }
 
 fn format_line(profile: &TableProfile) -> String {
-    let delimiter = match profile.delimiter {
-        ',' => "commas".to_owned(),
-        ';' => "semicolons".to_owned(),
-        '\t' => "tabs".to_owned(),
-        other => format!("'{other}'"),
+    let delimiter = match (profile.encoding, profile.delimiter) {
+        (None, _) => " of Parquet".to_owned(),
+        (_, ',') => " between commas".to_owned(),
+        (_, ';') => " between semicolons".to_owned(),
+        (_, '\t') => " between tabs".to_owned(),
+        (_, other) => format!(" between '{other}'"),
     };
     format!(
-        "{}: {} rows, {} columns between {delimiter}, {}{}{}",
+        "{}: {} rows, {} columns{delimiter}, {}{}{}",
         profile.name,
         profile.rows,
         profile.columns.len(),
@@ -151,7 +157,10 @@ fn format_line(profile: &TableProfile) -> String {
             DecimalMark::Point => "",
             DecimalMark::Comma => ", decimal commas",
         },
-        if profile.utf16 { ", UTF-16" } else { "" }
+        match profile.encoding {
+            Some(encoding) if encoding != TextEncoding::UTF_8 => format!(", {encoding}"),
+            _ => String::new(),
+        }
     )
 }
 
@@ -169,6 +178,7 @@ fn row(column: &ColumnProfile) -> Vec<String> {
         ColumnUse::Features if column.column_type == ColumnType::Date => {
             "features: days, month, weekday, and hour of times".to_owned()
         }
+        ColumnUse::Features if column.column_type == ColumnType::Text => "features: its words, hashed".to_owned(),
         ColumnUse::Ignored => "left out by --ignore".to_owned(),
         ColumnUse::LeftOut(reason) => format!("left out: {reason}"),
         _ => "feature".to_owned(),

@@ -11,7 +11,7 @@ use meganeura::graph::NodeKind;
 use crate::output;
 
 /// Options of a run that is distributed over several processes.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct RankOptions {
     /// Run as one of several processes that communicate through NAME: `nccl` (one NVIDIA GPU per process; start with
     /// torchrun, mpirun or Slurm) or `mpi` (needs a build with `--features mpi`; start with mpirun). Each process

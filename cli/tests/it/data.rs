@@ -157,3 +157,123 @@ fn large_tables_stop_early() {
         "{out}"
     );
 }
+
+#[test]
+fn several_seeds_give_mean_and_deviation() {
+    let folder = folder_of_customers(120);
+    let args = [
+        "train",
+        "--csv",
+        "c.csv",
+        "--missing",
+        "mean",
+        "--hidden",
+        "8",
+        "--epochs",
+        "3",
+        "--seed",
+        "4",
+        "--seeds",
+        "3",
+        "--device",
+        "cpu",
+    ];
+    let (output, out, err) = run(meganeura(&args).current_dir(folder.path()));
+    assert!(output.status.success(), "{err}");
+    let lines: Vec<&str> = out.lines().filter(|line| line.starts_with("seed ")).collect();
+    assert_eq!(lines.len(), 3, "{out}");
+    for (line, seed) in lines.iter().zip(4..) {
+        assert!(
+            line.starts_with(&format!("seed {seed}: 3 epochs, test accuracy ")),
+            "{line}"
+        );
+    }
+    let last = out.lines().last().expect("a line");
+    assert!(
+        last.starts_with("test accuracy ") && last.ends_with(" % over 3 seeds"),
+        "{last}"
+    );
+    let (_, out, _) = run(meganeura(&args).arg("--json").current_dir(folder.path()));
+    let objects: Vec<Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(objects.len(), 4, "a summary of each run, and one of all");
+    let scores: Vec<f64> = objects[..3]
+        .iter()
+        .filter_map(|o| o["test_accuracy"].as_f64())
+        .collect();
+    let mean = scores.iter().sum::<f64>() / 3.0;
+    let all = &objects[3];
+    assert!(
+        (all["test_accuracy"].as_f64().expect("a number") - mean).abs() < 1e-9,
+        "{all}"
+    );
+    assert!(
+        all["test_accuracy_deviation"].as_f64().is_some_and(|d| d >= 0.0),
+        "{all}"
+    );
+    assert_eq!(
+        (objects[0]["seed"].as_u64(), objects[2]["seed"].as_u64()),
+        (Some(4), Some(6))
+    );
+    // No model is saved.
+    for wrong in [&["--out", "m"][..], &["--checkpoint", "k"], &["--log", "l"]] {
+        let (output, _, err) = run(meganeura(&args).args(wrong).current_dir(folder.path()));
+        assert!(!output.status.success() && err.contains("--seeds"), "{err}");
+    }
+}
+
+#[test]
+fn rare_classes_suggest_balance() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut text = "x,z,fraud\n".to_owned();
+    for i in 0..200 {
+        text += &format!(
+            "{}.5,{},{}\n",
+            i * 7 % 50,
+            i % 9,
+            if i % 20 == 3 { "yes" } else { "no" }
+        );
+    }
+    fs::write(folder.path().join("t.csv"), text).expect("written");
+    let args = [
+        "train", "--csv", "t.csv", "--hidden", "4", "--epochs", "1", "--device", "cpu",
+    ];
+    let (_, out, err) = run(meganeura(&args).current_dir(folder.path()));
+    let note = "'yes' has 8 of 160 training examples; --balance makes all classes count the same";
+    assert!(out.contains(note), "{out}{err}");
+    let (output, out, err) = run(meganeura(&args).arg("--balance").current_dir(folder.path()));
+    assert!(
+        output.status.success() && !out.contains("makes all classes"),
+        "{out}{err}"
+    );
+}
+
+#[test]
+fn encodings_are_shown_and_given() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text: Vec<u8> = (0..30)
+        .flat_map(|i| format!("{};M\u{1};{}\n", i * 7 % 11, ["ja", "nein"][i % 2]).into_bytes())
+        .map(|byte| if byte == 1 { 0xfc } else { byte })
+        .collect();
+    fs::write(folder.path().join("t.csv"), [b"n;ort;y\n", &text[..]].concat()).expect("written");
+    let (output, out, err) = run(meganeura(&["data", "t.csv"])
+        .env("COLUMNS", "200")
+        .current_dir(folder.path()));
+    assert!(output.status.success(), "{err}");
+    assert!(
+        out.lines().next().is_some_and(|line| line.ends_with(", windows-1252")),
+        "{out}"
+    );
+    assert!(out.contains("M\u{fc}"), "{out}");
+    let (_, out, _) =
+        run(meganeura(&["data", "t.csv", "--encoding", "iso-8859-5", "--json"]).current_dir(folder.path()));
+    let report: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(report["encoding"], "ISO-8859-5");
+    let (output, _, err) = run(meganeura(&["data", "t.csv", "--encoding", "klingon"]).current_dir(folder.path()));
+    assert!(
+        !output.status.success() && err.contains("such as utf-8, windows-1252"),
+        "{err}"
+    );
+}

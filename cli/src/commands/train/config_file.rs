@@ -15,8 +15,9 @@ use toml::de::{DeTable, DeValue};
 /// Key of the training settings in the metadata of a model's folder.
 pub(super) const RECORDED: &str = "settings";
 /// Options for destinations of results, which a model's folder does not record.
-const RESULTS: [&str; 10] = [
+const RESULTS: [&str; 11] = [
     "out",
+    "seeds",
     "checkpoint",
     "every",
     "resume",

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use meganeura::nn::data::{
-    self, Column, Dataset, DecimalMark, MissingCells, NpyArray, Parts, SplitOptions, Standardiser, TableFormat,
-    TableOptions, TableProfile, TableReadOptions, TableSchema, TaskChoice, TypeChoice,
+    self, Column, Dataset, DecimalMark, MissingCells, NpyArray, Parts, RawTable, SplitOptions, Standardiser,
+    TableFormat, TableOptions, TableProfile, TableReadOptions, TableSchema, TaskChoice, TextEncoding, TypeChoice,
 };
 use meganeura::nn::model::{Preprocessing, Task};
 
@@ -17,7 +17,7 @@ use crate::commands::data::{HeaderChoice, column_type, decimal, delimiter, typed
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Source of the examples; exactly one is given.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false, args = ["data_set", "csv", "npz", "images"])]
 pub(super) struct Source {
     /// Data set: digits is included in the program; mnist is read from the folder of --data.
@@ -49,7 +49,7 @@ impl Source {
 
 /// Options for files of the user. Options for one kind of file explicitly conflict with the other kinds, because clap
 /// ignores `requires` if the required option conflicts with a given one.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Your own data")]
 pub(super) struct FileOptions {
     /// Column of the CSV file to predict, by its name or its number from 1 [default: the last column]
@@ -66,8 +66,9 @@ pub(super) struct FileOptions {
     #[arg(long, visible_alias = "drop", value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     ignore: Vec<String>,
 
-    /// Type of a column of the CSV file, instead of the guessed one: number, category, date, or date:FORMAT such as
-    /// date:%d/%m/%Y. May be repeated. `meganeura data FILE` prints the guessed types.
+    /// Type of a column of the CSV file, instead of the guessed one: number, category, date, date:FORMAT such as
+    /// date:%d/%m/%Y, or text:N, which hashes its words to N features (text: 64). May be repeated. `meganeura data FILE`
+    /// prints the guessed types.
     #[arg(long = "type", value_name = "COLUMN=TYPE", conflicts_with_all = ["data_set", "npz", "images"], value_parser = column_type)]
     types: Vec<(String, TypeChoice)>,
 
@@ -89,6 +90,10 @@ pub(super) struct FileOptions {
     /// lines.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
+
+    /// Character encoding of the CSV file, such as windows-1252 [default: guessed]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["data_set", "npz", "images"])]
+    encoding: Option<TextEncoding>,
 
     /// Field separator of the CSV file, such as ';'; `tab` for tabs [default: guessed]
     #[arg(long, value_name = "CHAR", value_parser = delimiter, conflicts_with_all = ["data_set", "npz", "images"])]
@@ -141,7 +146,7 @@ pub(super) struct FileOptions {
 
     /// Seed of the split into training, validation and test examples; `--seed` does not change it.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    split_seed: u64,
+    pub(super) split_seed: u64,
 
     /// Standardise features to mean 0 and standard deviation 1 over the training examples. The default `auto` selects
     /// `feature` for tables and `all` for images.
@@ -361,6 +366,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         target: files.target.as_ref().map_or(Column::Last, Column::name),
         task: files.task.into(),
         format: TableFormat {
+            encoding: files.encoding,
             header: files.header.into(),
             delimiter: files.delimiter,
             decimal: files.decimal,
@@ -390,7 +396,13 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
             drop_missing: files.missing == MissingOption::Drop,
             ..TableReadOptions::default()
         };
-        let rows = table.schema.read(test, &table.class_names, options)?;
+        let format = TableFormat {
+            encoding: files.encoding,
+            ..table.schema.format()
+        };
+        let rows = table
+            .schema
+            .apply(&RawTable::read(test, &format)?, &table.class_names, options)?;
         let data = rows.dataset(table.class_names.len())?.ok_or_else(|| {
             let target = &table.schema.target;
             format!("{}: there is no target column '{target}'", test.display())

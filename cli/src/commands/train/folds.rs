@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use meganeura::nn::data::{Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss, mean_and_deviation};
@@ -20,13 +23,20 @@ const MIN_GAIN: f64 = 0.01;
 /// Maximum factor between the default number of epochs and the chosen one.
 const MAX_FACTOR: usize = 16;
 
-/// A network with its name in reports.
-pub(super) type Named = (&'static str, Architecture);
+/// A network to compare.
+#[derive(Clone, Debug)]
+pub(super) struct Network {
+    /// Name in reports.
+    pub(super) name: &'static str,
+    pub(super) architecture: Architecture,
+    /// Peak learning rate.
+    pub(super) rate: f32,
+}
 
 /// A measured network and number of epochs.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    pub(super) network: Named,
+    pub(super) network: Network,
     pub(super) epochs: usize,
     /// Mean loss on the examples that a fold holds out.
     pub(super) loss: f64,
@@ -59,12 +69,14 @@ pub(super) struct FoldRuns<'a> {
     pub(super) folds: usize,
     pub(super) train: &'a Dataset,
     /// Networks to compare.
-    pub(super) networks: Vec<Named>,
+    pub(super) networks: Vec<Network>,
     pub(super) loss: Loss,
     /// Settings with the default number of epochs.
     pub(super) config: &'a TrainConfig,
     /// True if the result of each candidate is printed.
     pub(super) prints: bool,
+    /// True if threads train the folds at the same time.
+    pub(super) is_parallel: bool,
 }
 
 impl FoldRuns<'_> {
@@ -111,41 +123,55 @@ impl FoldRuns<'_> {
         }))
     }
 
-    /// Holds out each fold in turn, trains on the other folds, and evaluates on the held-out fold.
-    fn candidate(&self, network: &Named, parts: &[usize], epochs: usize) -> Result<Option<Candidate>, Box<dyn Error>> {
-        let mut found = Candidate {
+    /// Holds out each fold, trains on the other folds, and evaluates on the held-out fold.
+    fn candidate(
+        &self,
+        network: &Network,
+        parts: &[usize],
+        epochs: usize,
+    ) -> Result<Option<Candidate>, Box<dyn Error>> {
+        let next = AtomicUsize::new(0);
+        // Each thread takes the next fold when it is done with one.
+        let work = || -> Result<Vec<(usize, Evaluation)>, String> {
+            let mut found = Vec::new();
+            loop {
+                let held_out = next.fetch_add(1, Ordering::Relaxed);
+                if held_out >= self.folds || signals::happened() {
+                    return Ok(found);
+                }
+                let evaluation = self.evaluate(network, parts, epochs, held_out);
+                let evaluation = evaluation.map_err(|e| e.to_string())?;
+                found.push((held_out, evaluation.ok_or("a fold was not evaluated")?));
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(self.folds);
+        let results: Vec<Result<_, String>> = if self.is_parallel && threads > 1 {
+            thread::scope(|scope| {
+                let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+                let joined = threads.into_iter().map(|thread| thread.join());
+                joined
+                    .map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)))
+                    .collect()
+            })
+        } else {
+            vec![work()]
+        };
+        let mut evaluations = Vec::with_capacity(self.folds);
+        for result in results {
+            evaluations.extend(result?);
+        }
+        if signals::happened() {
+            return Ok(None);
+        }
+        // Sums do not depend on which thread was faster.
+        evaluations.sort_by_key(|(held_out, _)| *held_out);
+        let losses = evaluations.iter().map(|(_, evaluation)| evaluation.loss);
+        let found = Candidate {
             network: network.clone(),
             epochs,
-            loss: 0.0,
-            scores: Vec::with_capacity(self.folds),
+            loss: losses.sum::<f64>() / self.folds as f64,
+            scores: evaluations.iter().map(|(_, evaluation)| score(evaluation)).collect(),
         };
-        for held_out in 0..self.folds {
-            let rows = |is_held_out: bool| -> Vec<usize> {
-                let chosen = |row: &usize| (parts[*row] == held_out) == is_held_out;
-                (0..self.train.len()).filter(chosen).collect()
-            };
-            let (seen, unseen) = (self.train.subset(&rows(false))?, self.train.subset(&rows(true))?);
-            let config = TrainConfig {
-                epochs,
-                batch_size: self.config.batch_size.min(seen.len()),
-                remainder: Remainder::Keep,
-                // Only the last evaluation counts.
-                evaluate_every: 0,
-                ..self.config.clone()
-            };
-            let graph = network.1.training_graph(config.batch_size, self.loss)?;
-            let mut trainer = Trainer::from_graph(&graph, config)?;
-            let report = trainer.fit(&seen, Some(&unseen), &mut Interrupt)?;
-            if signals::happened() {
-                return Ok(None);
-            }
-            let loss = report
-                .evaluation
-                .as_ref()
-                .map_or(f64::INFINITY, |evaluation| evaluation.loss);
-            found.loss += loss / self.folds as f64;
-            found.scores.extend(report.evaluation.as_ref().map(score));
-        }
         if self.prints {
             let (mean, deviation) = found.score();
             let score = if self.train.is_regression() {
@@ -155,10 +181,37 @@ impl FoldRuns<'_> {
             };
             line(format_args!(
                 "cross-validation with {} folds: {}, {epochs} epochs, loss {:.4}, {score}",
-                self.folds, network.0, found.loss
+                self.folds, network.name, found.loss
             ))?;
         }
         Ok(Some(found))
+    }
+
+    /// Trains on all folds but one, and evaluates on this one.
+    fn evaluate(
+        &self,
+        network: &Network,
+        parts: &[usize],
+        epochs: usize,
+        held_out: usize,
+    ) -> Result<Option<Evaluation>, Box<dyn Error>> {
+        let rows = |is_held_out: bool| -> Vec<usize> {
+            let chosen = |row: &usize| (parts[*row] == held_out) == is_held_out;
+            (0..self.train.len()).filter(chosen).collect()
+        };
+        let (seen, unseen) = (self.train.subset(&rows(false))?, self.train.subset(&rows(true))?);
+        let config = TrainConfig {
+            epochs,
+            batch_size: self.config.batch_size.min(seen.len()),
+            learning_rate: network.rate,
+            remainder: Remainder::Keep,
+            // Only the last evaluation counts.
+            evaluate_every: 0,
+            ..self.config.clone()
+        };
+        let graph = network.architecture.training_graph(config.batch_size, self.loss)?;
+        let mut trainer = Trainer::from_graph(&graph, config)?;
+        Ok(trainer.fit(&seen, Some(&unseen), &mut Interrupt)?.evaluation)
     }
 }
 

@@ -89,7 +89,7 @@ impl<'a> Logs<'a> {
         };
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
         let mut silent = SilentObserver;
-        let printing: &mut dyn Observer = match (self.is_first, json) {
+        let printing: &mut dyn Observer = match (self.is_first && options.repetition.is_none(), json) {
             (false, _) => &mut silent,
             (true, true) => &mut lines,
             (true, false) => &mut display,

@@ -10,6 +10,7 @@ mod logs;
 mod onnx;
 mod options;
 mod report;
+mod seeds;
 mod text;
 
 use std::error::Error;
@@ -17,22 +18,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
+use meganeura::backend::DeviceKind;
+use meganeura::config::Config;
 use meganeura::nn::data::{Augmentation, Dataset, Remainder, SplitOptions, quantile_edges};
 use meganeura::nn::layers::Activation;
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
 use meganeura::nn::trainer::{EarlyStopping, OptimizerChoice, TrainConfig, TrainReport, Trainer};
+use meganeura::select::select;
 use serde_json::json;
 
 use super::Outcome;
 use crate::commands::outputs::keep_inputs;
 use crate::commands::ranks::Ranks;
-use crate::output::{self, line};
+use crate::output::{self, line, shortened};
 use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{ExampleFormat, FileOptions, NamedExamples, Source, load};
 use data_set::DataSet;
-use folds::{FoldRuns, Folds, MANY, Named};
+use folds::{FoldRuns, Folds, MANY, Network};
 use logs::Logs;
 use options::RunOptions;
 use report::{Results, conclude, introduce, metrics, summary};
@@ -50,14 +54,14 @@ Examples:
   meganeura train text --data data/alice/alice.txt --model tiny --out alice
   mpirun -n 4 meganeura train digits --distributed mpi";
 
-#[derive(Debug, clap::Subcommand)]
+#[derive(Clone, Debug, clap::Subcommand)]
 enum Subcommand {
     /// Train a language model on a text file, from scratch or from a checkpoint.
     Text(Box<text::Args>),
 }
 
 /// Options of `train`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -107,6 +111,11 @@ pub(crate) struct Args {
     /// 2,000 training examples use 5 folds, and larger ones stop early.
     #[arg(long, value_name = "K", conflicts_with_all = ["data_set", "npz", "images", "onnx", "epochs", "patience", "checkpoint", "distributed", "validation"], value_parser = folds)]
     cv: Option<usize>,
+
+    /// Train N times, with seeds that count up from --seed and --split-seed, and report the mean and the standard deviation of
+    /// the test results. No model is saved.
+    #[arg(long, value_name = "N", conflicts_with_all = ["out", "checkpoint", "log", "log_dir", "distributed"], value_parser = clap::value_parser!(u64).range(2..=1000))]
+    seeds: Option<u64>,
 
     /// Random augmentation of training examples, separated by commas: flip, shift=PIXELS, cutout=PIXELS and erase for
     /// images; noise=DEVIATION, brightness=AMOUNT and contrast=AMOUNT for all data.
@@ -236,8 +245,14 @@ impl Args {
 
     /// Returns the networks that cross-validation compares: the requested one, and a linear model unless the options request a
     /// network.
-    fn candidates(&self, architecture: &Architecture) -> Vec<Named> {
-        let mut all = vec![(self.model().name(), architecture.clone())];
+    fn candidates(&self, architecture: &Architecture, rate: f32) -> Vec<Network> {
+        /// Factor of the learning rate of a linear model. It needs more epochs than a network with the same rate.
+        const LINEAR: f32 = 10.0;
+        let mut all = vec![Network {
+            name: self.model().name(),
+            architecture: architecture.clone(),
+            rate,
+        }];
         if self.model.is_none() && self.hidden.is_empty() && self.dropout.is_none() {
             let linear = Architecture::Mlp {
                 features: architecture.feature_shape(),
@@ -246,7 +261,11 @@ impl Args {
                 dropout: 0.0,
                 outputs: architecture.outputs(),
             };
-            all.push(("linear", linear));
+            all.push(Network {
+                name: "linear",
+                architecture: linear,
+                rate: if self.run.lr.is_some() { rate } else { LINEAR * rate },
+            });
         }
         all
     }
@@ -287,6 +306,26 @@ impl Args {
             patience: 10,
             ..EarlyStopping::default()
         }))
+    }
+
+    /// Suggests --balance if a class is rare.
+    fn imbalance(&self, loaded: &NamedExamples) -> Option<String> {
+        /// Minimum factor between the numbers of examples of two classes.
+        const FACTOR: usize = 10;
+        let counts = loaded.parts.train.class_counts();
+        let (rare, count) = counts.iter().copied().min_by_key(|(_, count)| *count)?;
+        let most = counts.iter().map(|(_, count)| *count).max()?;
+        let is_imbalanced = count > 0 && most >= count.saturating_mul(FACTOR);
+        let name = loaded
+            .task
+            .classes()
+            .get(rare as usize)
+            .filter(|_| is_imbalanced && !self.balance)?;
+        Some(format!(
+            "'{}' has {count} of {} training examples; --balance makes all classes count the same",
+            shortened(name, 100),
+            loaded.parts.train.len()
+        ))
     }
 
     /// Returns the loss for the task and the options.
@@ -337,10 +376,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let ranks = Ranks::join(&args.run.ranks)?;
-    ranks.end(train(args, &ranks))
+    let outcome = match args.seeds {
+        Some(count) => seeds::run(args, count, &ranks),
+        None => train(args, &ranks).and_then(|results| ended(&args.run, &results.report)),
+    };
+    ranks.end(outcome)
 }
 
-fn train(args: &Args, ranks: &Ranks) -> Outcome {
+/// Trains, saves the model and prints the results, as the options ask for.
+fn train(args: &Args, ranks: &Ranks) -> Result<Results, Box<dyn Error>> {
+    let run = &args.run;
     let inputs = args.source.inputs(&args.files).chain(args.onnx.as_deref());
     let file = args.out.as_deref().filter(|_| args.onnx.is_some());
     keep_inputs(&[("--log", args.run.log.as_deref()), ("--out", file)], inputs)?;
@@ -364,6 +409,8 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         validation: if args.run.patience.is_some() { 0.1 } else { 0.0 },
     };
     let mut loaded = load(&args.source, &args.files, &args.data, &reading)?;
+    let suggestion = args.imbalance(&loaded);
+    loaded.notes.extend(suggestion);
     let early_stopping = args.hold_out(&mut loaded)?;
     let imported = match &args.onnx {
         Some(path) => Some(onnx::open(path, args, &mut loaded)?),
@@ -407,17 +454,18 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         let runs = FoldRuns {
             folds,
             train,
-            networks: args.candidates(architecture),
+            networks: args.candidates(architecture, config.learning_rate),
             loss: soft(loss),
             config: &config,
-            prints: !args.run.json,
+            prints: !run.json && run.repetition.is_none(),
+            is_parallel: uses_cpu(args)?,
         };
         cross_validation = runs.choose()?;
         if let Some(best) = cross_validation.as_ref().and_then(Folds::best) {
-            config.epochs = best.epochs;
-            if best.network.1 != *architecture {
-                *architecture = best.network.1.clone();
-                network = best.network.0.to_owned();
+            (config.epochs, config.learning_rate) = (best.epochs, best.network.rate);
+            if best.network.architecture != *architecture {
+                *architecture = best.network.architecture.clone();
+                network = best.network.name.to_owned();
                 graph = architecture.training_graph(config.local_batch_size(), loss)?;
             }
         }
@@ -426,7 +474,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if let Some(imported) = &imported {
         imported.set_parameters(&mut trainer)?;
     }
-    if !args.run.json {
+    if !run.json && run.repetition.unwrap_or(0) == 0 {
         introduce(&network, &loaded, &trainer)?;
         ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
@@ -447,10 +495,16 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         let mut summary = summary(args, &network, &loaded, &results, &trainer);
         summary["log_dir"] = json!(logs.folder());
         line(summary)?;
-    } else {
+    } else if run.repetition.is_none() {
         conclude(args, &results)?;
     }
-    ended(&args.run, &results.report)
+    Ok(results)
+}
+
+/// Returns true if the run uses the CPU backend.
+fn uses_cpu(args: &Args) -> Result<bool, Box<dyn Error>> {
+    let selected = select(args.run.device.as_deref(), &Config::load()?)?;
+    Ok(selected.info.kind == DeviceKind::Cpu)
 }
 
 /// Returns the exit code, and prints how to resume an interrupted run.

@@ -13,7 +13,7 @@ use crate::commands::ranks::RankOptions;
 use crate::output;
 
 /// Options of training and of its outputs.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(super) struct RunOptions {
     /// TOML file of options, with their long names as keys (`batch = 64`), or a model folder, for the options that the
@@ -36,6 +36,10 @@ pub(super) struct RunOptions {
     /// Options of the run, in the format of `--config`.
     #[arg(skip)]
     pub(super) settings: String,
+
+    /// Index of the run, if `--seeds` repeats it.
+    #[arg(skip)]
+    pub(super) repetition: Option<u64>,
 
     /// Device to train on; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]

@@ -137,15 +137,7 @@ pub(super) fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
             report.skipped_updates
         ))?;
     }
-    let quality = match &results.test.regression {
-        Some(regression) => format!("test {regression} of {} examples", results.test.examples),
-        None => format!(
-            "test accuracy {:.2} % ({} of {})",
-            100.0 * results.test.accuracy(),
-            results.test.correct,
-            results.test.examples
-        ),
-    };
+    let quality = quality(&results.test);
     line(format_args!(
         "{quality}{}, compiled in {:.3} s, {:.1} s in all",
         display::training(results.train_loss(), steps_per_second(report)),
@@ -163,6 +155,19 @@ pub(super) fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
         )),
         None if args.source.csv.is_some() => line("the model is not saved; --out DIR saves it"),
         None => Ok(()),
+    }
+}
+
+/// Returns the quality on the test examples, in words.
+pub(super) fn quality(test: &Evaluation) -> String {
+    match &test.regression {
+        Some(regression) => format!("test {regression} of {} examples", test.examples),
+        None => format!(
+            "test accuracy {:.2} % ({} of {})",
+            100.0 * test.accuracy(),
+            test.correct,
+            test.examples
+        ),
     }
 }
 
@@ -218,7 +223,7 @@ pub(super) fn summary(
         let object = |candidate: &Candidate| {
             let (mean, deviation) = candidate.score();
             json!({
-                "network": candidate.network.0,
+                "network": candidate.network.name,
                 "epochs": candidate.epochs,
                 "loss": finite(candidate.loss),
                 "score": finite(mean),

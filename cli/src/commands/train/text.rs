@@ -37,7 +37,7 @@ Examples:
 const TINY: &str = "tiny";
 
 /// Options of `train text`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Text file to train on, in UTF-8.
