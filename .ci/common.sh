@@ -7,6 +7,9 @@ export CARGO_INCREMENTAL=0
 # Open MPI refuses to run as root without these.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
+# A feature that is off by default, for clippy and all tests in the debug profile.
+parquet=(--features meganeura-nn/parquet)
+
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/meganeura
 
 # Prints the name of a step with the minutes and seconds since the start.
@@ -95,7 +98,7 @@ coop_tests() {
     make_coop_root || { not_tested COOP "the newer driver cannot be installed in $coop_root" && return; }
     local mpi=() built
     ! has_mpi || mpi=(--features meganeura-mpi/mpi)
-    built=$(cargo test --workspace "${mpi[@]}" --test coop --no-run --message-format=json 2>/dev/null |
+    built=$(cargo test --workspace "${mpi[@]}" "${parquet[@]}" --test coop --no-run --message-format=json 2>/dev/null |
         sed -nE 's/.*"name":"coop".*"executable":"([^"]+)".*/\1/p' | tail -n 1)
     install -D "$built" "$coop_root/meganeura/coop"
     install -D target/release/meganeura "$coop_root/meganeura/meganeura"
