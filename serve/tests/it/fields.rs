@@ -86,6 +86,10 @@ fn prompts_are_echoed_with_their_log_probabilities() {
             assert_eq!(lists, [own.len(); 3]);
         }
     }
+    // Nothing is left to generate after the only token of a prompt, so no draft token is computed, either.
+    let body = json!({"prompt": [5], "max_tokens": 0, "temperature": 0, "logprobs": 2, "echo": true});
+    let json = server.post("/v1/completions", &body).json();
+    assert_eq!(json["usage"]["completion_tokens"], 0, "{json}");
     // A generated token has the same log-probability when it is part of a prompt.
     let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 0, "return_token_ids": true});
     let json = server.post("/v1/completions", &body).json();
