@@ -125,7 +125,7 @@ impl Operator for DecisionTrees {
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x f32 [rows, features], roots u32 [trees], features u32 [nodes], thresholds f32 [nodes], children u32 [nodes, 2] -> u32 [rows, trees]",
-            formula: "the node that each tree reaches for each row after `depth` steps from its root: from node i to children[i, 1] if x[row, features[i]] <= thresholds[i] (< if strict), else to children[i, 0]. Bit 31 of features[i] decides for NaN. A leaf is its own child. Indices beyond the end select the last element",
+            formula: "the node that each tree reaches for each row after depth steps from its root: from node i to children[i, 1] if x[row, features[i]] <= thresholds[i] (< if strict), else to children[i, 0]. Bit 31 of features[i] decides for NaN. A leaf is its own child. Indices beyond the end select the last element",
             source: "TreeEnsemble of ONNX (`ai.onnx.ml`)",
         }
     }
@@ -170,8 +170,8 @@ impl Operator for DecisionTrees {
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let s = sizes.shape(3, 30);
         let cases = [
-            ([1, 1, 1, 1], 0, false),
             ([1, 3, 1, 7], 3, false),
+            ([1, 1, 1, 1], 0, false),
             ([40, 5, 9, 130], 4, true),
             ([s[0], s[1], s[2], 60], 5, false),
         ];
