@@ -52,9 +52,27 @@ impl CpuDevice {
         }
     }
 
+    /// Creates a device with the number of threads of [`THREADS_VARIABLE`], of the configuration, or of processors.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an invalid number.
+    pub fn from_config(config: &Config) -> Result<Self> {
+        Ok(CpuDevice::new(thread_count(config)?))
+    }
+
     /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Runs `job(task)` for every task in `0..tasks` on the threads of the device, and returns when all have ended. Devices
+    /// with the same number of threads share them. A session of such a device computes within a task on the thread of this
+    /// task alone: several small sessions are faster at the same time than one after the other with all threads.
+    ///
+    /// # Panics
+    /// If a task panics.
+    pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        self.pool.run(tasks, &|task, _| job(task));
     }
 }
 
@@ -141,7 +159,7 @@ impl Backend for CpuBackend {
                 format!("there is one device, so no index {index}"),
             ));
         }
-        Ok(Arc::new(CpuDevice::new(thread_count(config)?)))
+        Ok(Arc::new(CpuDevice::from_config(config)?))
     }
 
     fn problems(&self) -> Vec<Error> {

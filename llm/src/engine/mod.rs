@@ -426,7 +426,11 @@ impl Engine {
         let nobody_reads = self.running.iter().all(|other| other.due() == 1);
         if is_read && nobody_reads && sequence.may_draft() {
             // The correct draft tokens are accepted, and one more token is chosen.
-            part.room = self.options.draft_tokens.min(most - rows).min(sequence.left().saturating_sub(1));
+            part.room = self
+                .options
+                .draft_tokens
+                .min(most - rows)
+                .min(sequence.left().saturating_sub(1));
             if self.draft_model.is_none() {
                 part.draft = ngrams::lookup(&sequence.tokens, part.room).to_vec();
                 part.room = part.draft.len();

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
+use meganeura::cpu::CpuDevice;
 use meganeura::nn::data::{Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss, mean_and_deviation};
 use meganeura::nn::trainer::{Evaluation, TrainConfig, Trainer};
@@ -19,7 +18,7 @@ pub(super) const MANY: usize = 2000;
 /// Minimum number of examples of a fold.
 const MIN_FOLD: usize = 4;
 /// Minimum relative decrease of the loss for which more or fewer epochs are tried further.
-const MIN_GAIN: f64 = 0.01;
+const MIN_GAIN: f64 = 0.03;
 /// Maximum factor between the default number of epochs and the chosen one.
 const MAX_FACTOR: usize = 16;
 
@@ -75,8 +74,8 @@ pub(super) struct FoldRuns<'a> {
     pub(super) config: &'a TrainConfig,
     /// True if the result of each candidate is printed.
     pub(super) prints: bool,
-    /// True if threads train the folds at the same time.
-    pub(super) is_parallel: bool,
+    /// The CPU device, whose threads train the folds at the same time; `None` on other devices.
+    pub(super) cpu: Option<&'a CpuDevice>,
 }
 
 impl FoldRuns<'_> {
@@ -130,47 +129,38 @@ impl FoldRuns<'_> {
         parts: &[usize],
         epochs: usize,
     ) -> Result<Option<Candidate>, Box<dyn Error>> {
-        let next = AtomicUsize::new(0);
-        // Each thread takes the next fold when it is done with one.
-        let work = || -> Result<Vec<(usize, Evaluation)>, String> {
-            let mut found = Vec::new();
-            loop {
-                let held_out = next.fetch_add(1, Ordering::Relaxed);
-                if held_out >= self.folds || signals::happened() {
-                    return Ok(found);
-                }
-                let evaluation = self.evaluate(network, parts, epochs, held_out);
-                let evaluation = evaluation.map_err(|e| e.to_string())?;
-                found.push((held_out, evaluation.ok_or("a fold was not evaluated")?));
+        let results = Mutex::new(Vec::with_capacity(self.folds));
+        let run = |held_out: usize| {
+            if !signals::happened() {
+                let evaluation = self
+                    .evaluate(network, parts, epochs, held_out)
+                    .map_err(|e| e.to_string());
+                results
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((held_out, evaluation));
             }
         };
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(self.folds);
-        let results: Vec<Result<_, String>> = if self.is_parallel && threads > 1 {
-            thread::scope(|scope| {
-                let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-                let joined = threads.into_iter().map(|thread| thread.join());
-                joined
-                    .map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)))
-                    .collect()
-            })
-        } else {
-            vec![work()]
-        };
-        let mut evaluations = Vec::with_capacity(self.folds);
-        for result in results {
-            evaluations.extend(result?);
+        match self.cpu {
+            Some(cpu) => cpu.run(self.folds, &run),
+            None => (0..self.folds).for_each(run),
         }
         if signals::happened() {
             return Ok(None);
         }
+        let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
         // Sums do not depend on which thread was faster.
-        evaluations.sort_by_key(|(held_out, _)| *held_out);
-        let losses = evaluations.iter().map(|(_, evaluation)| evaluation.loss);
+        results.sort_by_key(|(held_out, _)| *held_out);
+        let mut evaluations = Vec::with_capacity(self.folds);
+        for (_, evaluation) in results {
+            evaluations.push(evaluation?.ok_or("a fold was not evaluated")?);
+        }
+        let losses = evaluations.iter().map(|evaluation| evaluation.loss);
         let found = Candidate {
             network: network.clone(),
             epochs,
             loss: losses.sum::<f64>() / self.folds as f64,
-            scores: evaluations.iter().map(|(_, evaluation)| score(evaluation)).collect(),
+            scores: evaluations.iter().map(score).collect(),
         };
         if self.prints {
             let (mean, deviation) = found.score();

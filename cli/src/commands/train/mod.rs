@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::backend::DeviceKind;
 use meganeura::config::Config;
+use meganeura::cpu::CpuDevice;
 use meganeura::nn::data::{Augmentation, Dataset, Remainder, SplitOptions, quantile_edges};
 use meganeura::nn::layers::Activation;
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
@@ -247,7 +247,7 @@ impl Args {
     /// network.
     fn candidates(&self, architecture: &Architecture, rate: f32) -> Vec<Network> {
         /// Factor of the learning rate of a linear model. It needs more epochs than a network with the same rate.
-        const LINEAR: f32 = 10.0;
+        const LINEAR: f32 = 20.0;
         let mut all = vec![Network {
             name: self.model().name(),
             architecture: architecture.clone(),
@@ -451,6 +451,7 @@ fn train(args: &Args, ranks: &Ranks) -> Result<Results, Box<dyn Error>> {
     interrupt::watch(&args.run);
     let mut cross_validation = None;
     if let (Some(folds), Some(architecture)) = (args.folds(&loaded), &mut architecture) {
+        let cpu = cpu(args)?;
         let runs = FoldRuns {
             folds,
             train,
@@ -458,7 +459,7 @@ fn train(args: &Args, ranks: &Ranks) -> Result<Results, Box<dyn Error>> {
             loss: soft(loss),
             config: &config,
             prints: !run.json && run.repetition.is_none(),
-            is_parallel: uses_cpu(args)?,
+            cpu: cpu.as_ref(),
         };
         cross_validation = runs.choose()?;
         if let Some(best) = cross_validation.as_ref().and_then(Folds::best) {
@@ -501,10 +502,12 @@ fn train(args: &Args, ranks: &Ranks) -> Result<Results, Box<dyn Error>> {
     Ok(results)
 }
 
-/// Returns true if the run uses the CPU backend.
-fn uses_cpu(args: &Args) -> Result<bool, Box<dyn Error>> {
-    let selected = select(args.run.device.as_deref(), &Config::load()?)?;
-    Ok(selected.info.kind == DeviceKind::Cpu)
+/// Returns the CPU device if the run uses it.
+fn cpu(args: &Args) -> Result<Option<CpuDevice>, Box<dyn Error>> {
+    let config = Config::load()?;
+    let selected = select(args.run.device.as_deref(), &config)?;
+    let is_cpu = selected.backend.info().name == "cpu";
+    Ok(is_cpu.then(|| CpuDevice::from_config(&config)).transpose()?)
 }
 
 /// Returns the exit code, and prints how to resume an interrupted run.
